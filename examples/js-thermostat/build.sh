@@ -1,10 +1,11 @@
 #!/bin/sh
-# Builds js-thermostat.wasm, with a toolchain of its own in node_modules. It needs Node 20 or later with npm.
+# Builds js-thermostat.wasm with a toolchain that is installed in node_modules. Needs Node 20 or later with
+# npm.
 set -eu
 cd "$(dirname "$0")"
 
 if ! command -v npm >/dev/null; then
-    echo "this agent is built with Node 20 or later, and there is no npm" >&2
+    echo "building this agent needs Node 20 or later, but npm is not installed" >&2
     exit 1
 fi
 if ! cmp -s package-lock.json node_modules/.installed; then

@@ -1,4 +1,5 @@
-// Makes the component of thermostat.js for the world `agent-sync`: imports of componentize-js cannot be asynchronous.
+// Builds the component of thermostat.js for the world `agent-sync`, because imports of componentize-js cannot
+// be async.
 
 import { writeFile } from 'node:fs/promises';
 import { componentize } from '@bytecodealliance/componentize-js';
@@ -7,7 +8,7 @@ const { component } = await componentize({
   sourcePath: 'thermostat.js',
   witPath: '../../wit/skep-agent',
   worldName: 'agent-sync',
-  // An agent has no network of its own.
+  // An agent has no direct network access.
   disableFeatures: ['http', 'fetch-event'],
 });
 await writeFile('js-thermostat.wasm', component);

@@ -1,5 +1,5 @@
-// Sets the temperature of rooms, in JavaScript: one tool that the model calls with validated arguments, the tool loop,
-// and what was set in the session's state.
+// Sets the temperature of rooms, in JavaScript: one tool that the model calls with validated arguments, the
+// tool loop, and the settings in the session's state.
 
 import { Conversation } from 'skep:agent/inference-sync@0.1.0';
 import { write } from 'skep:agent/log@0.1.0';
@@ -24,7 +24,7 @@ const setTemperature = {
   needsApproval: false,
 };
 
-/** The exports of `skep:agent/handler-sync`. What they throw is the error of the WIT result. */
+/** The exports of `skep:agent/handler-sync`. A thrown value becomes the error of the WIT result. */
 export const handlerSync = {
   describe: () => ({ description: 'Sets the temperature of rooms.', tools: [setTemperature] }),
 
@@ -47,7 +47,7 @@ export const handlerSync = {
     }
     set(ROOMS, new TextEncoder().encode(JSON.stringify(rooms)));
 
-    // A very small model is told how its answer begins.
+    // A very small model needs a fixed beginning of its answer.
     const warmest = Math.max(...Object.values(rooms));
     const form = { tag: 'regex', val: `Done\\. The warmest room has ${warmest} degrees[a-z ,]{0,40}\\.` };
     const { text } = generate(conversation, { tag: 'none' }, form);

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Builds py-diary.wasm, with a toolchain of its own in .venv. It needs Python 3.10 or later with venv and pip.
+# Builds py-diary.wasm with a toolchain that is installed in .venv. Needs Python 3.10 or later with venv and
+# pip.
 set -eu
 cd "$(dirname "$0")"
 
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
-    echo "this agent is built with Python 3.10 or later; python3 is $(python3 --version 2>&1)" >&2
+    echo "building this agent needs Python 3.10 or later; python3 is $(python3 --version 2>&1)" >&2
     exit 1
 }
 if ! cmp -s requirements.txt .venv/requirements.txt; then

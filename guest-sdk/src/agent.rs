@@ -1,4 +1,4 @@
-//! An agent as a value: what `#[agent]` makes of a function, and what a host or a harness runs.
+//! The value of an agent: what `#[agent]` generates from a function, and what a host or a harness runs.
 
 use std::rc::Rc;
 
@@ -8,19 +8,19 @@ use crate::tool::Tool;
 use crate::{AgentError, Alarm, Context, Event, Message, Reply, ToolDefinition, ToolError};
 use serde_json::Value;
 
-/// A turn of an agent. `#[agent]` wraps the author's function in one.
+/// The function that handles a turn. `#[agent]` wraps the author's function in one.
 #[doc(hidden)]
 pub type TurnFunction = for<'a> fn(&'a mut Context, Message) -> Task<'a, Result<Reply, AgentError>>;
 
-/// Handles an alarm.
+/// The function that handles an alarm.
 #[doc(hidden)]
 pub type AlarmFunction = for<'a> fn(&'a mut Context, Alarm) -> Task<'a, Result<(), AgentError>>;
 
-/// Handles an event.
+/// The function that handles an event.
 #[doc(hidden)]
 pub type EventFunction = for<'a> fn(&'a mut Context, Event) -> Task<'a, Result<(), AgentError>>;
 
-/// An agent: a description, its tools, and the function that takes a turn. `#[agent]` makes it.
+/// An agent: its description, its tools, and the function that handles a turn. `#[agent]` creates it.
 #[derive(Clone, Copy)]
 pub struct Agent {
     name: &'static str,
@@ -54,17 +54,17 @@ impl Agent {
         self
     }
 
-    /// The function's name. The manifest's name is the one that it is deployed under.
+    /// Returns the name of the function. The agent is deployed under the name in its manifest.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The function's doc comment.
+    /// Returns the doc comment of the function.
     pub fn description(&self) -> &'static str {
         self.description
     }
 
-    /// What the model and the host are told of its tools.
+    /// Returns the definitions of the tools, as given to the model and the host.
     pub fn tools(&self) -> Vec<ToolDefinition> {
         self.tools.iter().map(Tool::definition).collect()
     }
@@ -89,7 +89,7 @@ impl Agent {
         function(&mut cx, event).await
     }
 
-    /// Calls one of the tools on behalf of somebody else than the agent's own model.
+    /// Calls one of the tools on behalf of a caller other than the agent's own model.
     pub(crate) async fn call_tool(
         &self,
         host: Rc<dyn Host>,
@@ -105,5 +105,5 @@ impl Agent {
 }
 
 fn lacks(option: &str) -> AgentError {
-    AgentError::Failed(format!("the agent does not take this; name a function with #[agent({option})]"))
+    AgentError::Failed(format!("the agent has no handler for this; add one with #[agent({option})]"))
 }

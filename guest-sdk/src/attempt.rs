@@ -1,4 +1,4 @@
-//! Calls of the agent's own tools: bounded in time, and made again where that does no harm.
+//! Calls of the agent's own tools, with a timeout and with retries where the tool allows them.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -13,7 +13,7 @@ use crate::tool::Tool;
 const FIRST_WAIT_MS: u32 = 100;
 const LONGEST_WAIT_MS: u32 = 10_000;
 
-/// Calls a tool until it gives a result or may not be called again. The error is what the model is told.
+/// Calls a tool until it returns a result or has no retries left. The error is the text for the model.
 pub(crate) async fn call(
     cx: &Context,
     tool: &Tool,
@@ -43,7 +43,7 @@ async fn within(
         Poll::Ready(result) => Poll::Ready(result),
         Poll::Pending => timeout.as_mut().poll(task).map(|()| {
             Err(format!(
-                "`{}` gave no result within {timeout_ms} ms; it may have done its work all the same",
+                "`{}` gave no result within {timeout_ms} ms; it may still have done its work",
                 tool.name
             ))
         }),
@@ -51,8 +51,9 @@ async fn within(
     .await
 }
 
-/// Twice as long after each failure, and for each call a little different, so that calls that failed together do not come
-/// again together. A function of the call alone: a turn that is run again waits for the same time.
+/// Returns the wait before the next attempt: it doubles after each failure, with jitter per call so that
+/// calls that failed together are not retried together. It depends on the call alone, so a turn that runs
+/// again waits for the same time.
 fn wait_ms(call_id: &str, attempt: u32) -> u32 {
     let longest = FIRST_WAIT_MS.saturating_mul(1 << attempt.min(16)).min(LONGEST_WAIT_MS);
     // FNV-1a.
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_differ_and_stay_bounded() {
+    fn waits_grow_vary_and_stay_bounded() {
         for attempt in 0..20 {
             let longest = 100u32.saturating_mul(1 << attempt.min(16)).min(10_000);
             let waits: Vec<u32> = (0..40).map(|call| wait_ms(&format!("call_{call}"), attempt)).collect();

@@ -1,4 +1,4 @@
-//! Continuing a text, without a conversation or a chat template.
+//! Continuation of a text, without a conversation or a chat template.
 
 use crate::options::option_methods;
 use crate::{Context, GenerateOptions, Generation, InferenceError};
@@ -18,7 +18,7 @@ impl<'a> Completion<'a> {
         Self { cx, prompt, model: None, options: GenerateOptions::default() }
     }
 
-    /// The model to use; without it the agent's own.
+    /// Sets the model. If not set, the agent's own model is used.
     pub fn model(mut self, name: impl Into<String>) -> Self {
         self.model = Some(name.into());
         self

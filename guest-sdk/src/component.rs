@@ -1,6 +1,8 @@
-//! The agent as a component: the generated bindings, the host seam over them, and the export.
+//! The agent as a component: the generated bindings, the implementation of the host traits over them, and the
+//! exports.
 //!
-//! The only file that knows the bindings. JSON is text on the interface and a value in the SDK; here it changes form.
+//! Only this file and its submodules know the bindings. JSON is text on the interface and a parsed value in
+//! the SDK; the conversion happens here.
 
 #[doc(hidden)]
 pub mod bindings {
@@ -39,9 +41,9 @@ use crate::{
 pub use self::bindings::export_agent as export;
 pub(crate) use self::random::random;
 
-/// Where the export finds the agent. `#[agent]` implements it.
+/// Source of the agent for the exports. `#[agent]` implements it.
 pub trait AgentSource {
-    /// The agent.
+    /// Returns the agent.
     fn agent() -> Agent;
 }
 
@@ -104,7 +106,7 @@ impl<S: AgentSource> tool_handler::Guest for S {
     }
 }
 
-/// A component has no standard error; without this a panic would leave no word.
+/// Logs panics. A component has no standard error, so without this hook a panic would leave no message.
 fn log_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,4 +1,4 @@
-//! What an agent and its tools can do during a turn.
+//! Access to everything that an agent and its tools can use during a turn.
 
 use std::fmt::Display;
 use std::rc::Rc;
@@ -15,14 +15,14 @@ use crate::{
 /// The name of the conversation that [`Context::conversation`] opens.
 const MAIN_CONVERSATION: &str = "main";
 
-/// One turn of one session: its conversations, state and log.
+/// One turn of one session, with its conversations, state and log.
 pub struct Context {
     host: Rc<dyn Host>,
     tools: &'static [Tool],
     info: TurnInfo,
 }
 
-/// Which turn it is.
+/// Identity of the turn.
 pub(crate) struct TurnInfo {
     session: String,
     turn: u64,
@@ -40,17 +40,19 @@ impl Context {
         Self { host, tools, info }
     }
 
-    /// The session's main conversation. The host keeps it between turns, so append only what is new.
+    /// Opens the session's main conversation. The host keeps its messages between turns, so append only new
+    /// ones.
     pub fn conversation(&self) -> Conversation<'_> {
         self.conversation_named(MAIN_CONVERSATION)
     }
 
-    /// The session's conversation of this name.
+    /// Opens the session's conversation with this name.
     pub fn conversation_named(&self, name: &str) -> Conversation<'_> {
         Conversation::open(self, name, None)
     }
 
-    /// As [`conversation_named`](Self::conversation_named); if it does not exist yet it starts with this model.
+    /// Same as [`conversation_named`](Self::conversation_named), but a conversation that does not exist yet
+    /// starts with this model.
     pub fn conversation_with_model(&self, name: &str, model: &str) -> Conversation<'_> {
         Conversation::open(self, name, Some(model))
     }
@@ -60,53 +62,55 @@ impl Context {
         Completion::new(self, prompt.into())
     }
 
-    /// The models that this agent may use.
+    /// Returns the models that this agent may use.
     pub fn models(&self) -> Vec<ModelInfo> {
         self.host.models()
     }
 
-    /// The session's durable state.
+    /// Returns the session's durable state.
     pub fn state(&self) -> State<'_> {
         State { host: &*self.host }
     }
 
-    /// What stands for a secret that `secrets` under `[grants]` in `agent.toml` names. The host puts the value in its place in
-    /// headers, query and body of requests to the hosts that the secret is for, and the text back where an answer repeats it;
-    /// the agent never has the value. In a test it is `secret.NAME.test`.
+    /// Returns a placeholder for a secret that `secrets` under `[grants]` in `agent.toml` names. The host
+    /// replaces it with the value in the headers, query and body of requests to the hosts that the secret is
+    /// for, and replaces the value with the placeholder where a response repeats it. The agent never sees the
+    /// value. In a test the placeholder is `secret.NAME.test`.
     pub fn secret(&self, name: &str) -> Result<String, HttpError> {
         self.host.secret(name)
     }
 
-    /// Tools of other agents, of MCP servers and of the host, as far as they are granted.
+    /// Returns the granted tools of other agents, of MCP servers and of the host.
     pub fn host_tools(&self) -> HostTools<'_> {
         HostTools { host: &*self.host, timeout_ms: None }
     }
 
-    /// Waits. A turn that is run again does not wait again.
+    /// Waits for a duration. A turn that runs again does not wait again.
     pub async fn sleep(&self, duration: Duration) {
         self.host.sleep(u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)).await;
     }
 
-    /// HTTP requests to the hosts that the agent is granted.
+    /// Returns a client for HTTP requests to the hosts that the agent is granted.
     pub fn http(&self) -> Http<'_> {
         Http { host: &*self.host }
     }
 
-    /// The session's schedules: what wakes it when nobody sends a message.
+    /// Returns the session's schedules, which wake it without a message.
     pub fn schedule(&self) -> Schedule<'_> {
         Schedule { host: &*self.host, tries: None }
     }
 
-    /// Tells of something under a topic such as `order.paid`, which agent.toml must grant: `events = ["order.*"]` under
-    /// `[grants]`. Agents that have a trigger for it, and webhooks, get it once the turn is committed; a turn that fails
-    /// tells nothing.
+    /// Emits an event under a topic such as `order.paid`. `agent.toml` must grant the topic, for example with
+    /// `events = ["order.*"]` under `[grants]`. Agents that have a trigger for the topic, and webhooks,
+    /// receive the event once the turn is committed. A turn that fails emits nothing.
     pub fn emit<T: Serialize + ?Sized>(&self, topic: &str, data: &T) -> Result<(), EmitError> {
         let data = serde_json::to_value(data);
         let data = data.map_err(|error| EmitError::InvalidArgument(format!("the data: {error}")))?;
         self.host.emit(topic, Some(data).filter(|data| !data.is_null()))
     }
 
-    /// Random numbers. agent.toml must grant them: `random = true` under `[grants]`. A turn that is run again draws the same.
+    /// Returns a source of random numbers. `agent.toml` must grant it with `random = true` under `[grants]`.
+    /// A turn that runs again draws the same numbers.
     pub fn random(&self) -> Random<'_> {
         Random {
             #[cfg(not(target_arch = "wasm32"))]
@@ -116,23 +120,23 @@ impl Context {
         }
     }
 
-    /// The agent's log, which `skep logs` shows.
+    /// Returns the agent's log, which `skep logs` shows.
     pub fn log(&self) -> Log<'_> {
         Log { host: &*self.host }
     }
 
-    /// The session's id.
+    /// Returns the session's id.
     pub fn session(&self) -> &str {
         &self.info.session
     }
 
-    /// 1 for the session's first turn.
+    /// Returns the number of the turn: 1 for the session's first turn.
     pub fn turn(&self) -> u64 {
         self.info.turn
     }
 
-    /// The turn's time in milliseconds since 1970-01-01 UTC: when its message came. It stands still during the turn, so
-    /// that a turn which is run again sees the same time.
+    /// Returns the turn's time in milliseconds since 1970-01-01 UTC: the time at which its message arrived.
+    /// It does not advance during the turn, so that a turn that runs again sees the same time.
     pub fn now_ms(&self) -> u64 {
         self.info.received_at_ms
     }
@@ -146,29 +150,29 @@ impl Context {
     }
 }
 
-/// The agent's log. The host bounds the length of a line and their number in a turn.
+/// The agent's log. The host limits the length of a line and the number of lines per turn.
 #[derive(Clone, Copy)]
 pub struct Log<'a> {
     host: &'a dyn Host,
 }
 
 impl Log<'_> {
-    /// For the author.
+    /// Logs a message for the author of the agent.
     pub fn debug(&self, message: impl Display) {
         self.host.log(Level::Debug, &message.to_string());
     }
 
-    /// What happened.
+    /// Logs a normal event.
     pub fn info(&self, message: impl Display) {
         self.host.log(Level::Info, &message.to_string());
     }
 
-    /// What may need attention.
+    /// Logs something that may need attention.
     pub fn warn(&self, message: impl Display) {
         self.host.log(Level::Warn, &message.to_string());
     }
 
-    /// What went wrong.
+    /// Logs an error.
     pub fn error(&self, message: impl Display) {
         self.host.log(Level::Error, &message.to_string());
     }

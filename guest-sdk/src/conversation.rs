@@ -1,7 +1,8 @@
-//! A conversation with the model: what is said, how to answer, and the loop through the tools.
+//! A conversation with the model: its messages, how to answer, and the loop through the tools.
 //!
-//! The host keeps the messages, so a [`Conversation`] is a handle with the options of the next generation. A failed
-//! append is kept and reported by the call that ends the chain, so that a chain needs one `?`.
+//! The host keeps the messages, so a [`Conversation`] is a handle with the options of the next generation. An
+//! error of an append is kept and returned by the call that ends the chain, so that a chain needs only one
+//! `?`.
 
 use std::rc::Rc;
 
@@ -20,8 +21,8 @@ use crate::{
 
 const DEFAULT_MAX_ROUNDS: u32 = 8;
 
-/// A conversation of the session. Built step by step and ended by [`run`](Self::run), [`generate`](Self::generate),
-/// [`stream`](Self::stream) or [`extract`](Self::extract).
+/// A conversation of the session. Build it step by step, and end it with [`run`](Self::run),
+/// [`generate`](Self::generate), [`stream`](Self::stream) or [`extract`](Self::extract).
 ///
 /// ```
 /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
@@ -43,7 +44,7 @@ pub struct Conversation<'a> {
     max_rounds: u32,
 }
 
-/// Makes the form of an answer from what the tools gave.
+/// Creates the form of an answer from the results of the tools.
 type AnswerForm<'a> = Rc<dyn Fn(&[Result<Value, String>]) -> Output + 'a>;
 
 impl<'a> Conversation<'a> {
@@ -64,22 +65,23 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// Sets the system message. The same text again changes nothing; a new one costs the warm prefix.
+    /// Sets the system message. Setting the same text again changes nothing; a new text loses the cached
+    /// prefix.
     pub fn system(self, text: impl AsRef<str>) -> Self {
         self.append(|host| host.set_system(text.as_ref()))
     }
 
-    /// Appends what the user says.
+    /// Appends a user message.
     pub fn user(self, text: impl AsRef<str>) -> Self {
         self.append(|host| host.append_user(text.as_ref()))
     }
 
-    /// Shows the model an answer in the form that it is asked for: what a user says, and the answer to it. For
-    /// [`extract`](Self::extract), or an [`output`](Self::output) with a JSON Schema; a tool has its examples in
-    /// `#[tool(example(…))]`.
+    /// Adds an example of an answer in the requested form: a user message, and the answer to it. Use it with
+    /// [`extract`](Self::extract), or with an [`output`](Self::output) with a JSON Schema. Examples of a tool
+    /// belong in `#[tool(example(…))]`.
     ///
-    /// The model sees the examples after the system message and before everything that was really said; they are no messages
-    /// of the conversation. Their answers have to validate against the schema.
+    /// The model sees the examples after the system message and before all real messages. They are not
+    /// messages of the conversation. Their answers have to validate against the schema.
     ///
     /// ```
     /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
@@ -110,33 +112,36 @@ impl<'a> Conversation<'a> {
         self
     }
 
-    /// Answers a tool call of the last [`generate`](Self::generate). [`run`](Self::run) does this by itself.
+    /// Answers a tool call of the last [`generate`](Self::generate). [`run`](Self::run) does this
+    /// automatically.
     pub fn tool_result(self, call_id: &str, outcome: Result<Value, String>) -> Self {
         self.append(|host| host.append_tool_result(call_id, &outcome))
     }
 
-    /// Which of the agent's tools the model may call. Without it: all of them in [`run`](Self::run), none elsewhere.
+    /// Sets which of the agent's tools the model may call. By default, [`run`](Self::run) allows all of them,
+    /// and the other methods none.
     pub fn tools<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.tools = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Which tools of others the model may call in [`run`](Self::run), such as `agent:orders/find_order`, `mcp:files/*` or
-    /// `http/fetch`. The host calls them; each has to be granted under `[grants] tools` in `agent.toml`.
+    /// Sets which tools of others the model may call in [`run`](Self::run), such as
+    /// `agent:orders/find_order`, `mcp:files/*` or `http/fetch`. The host calls them. Each tool has to be
+    /// granted under `[grants] tools` in `agent.toml`.
     pub fn host_tools<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.host_tools = names.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Whether the model calls a tool. [`run`](Self::run) applies `Required` and `Named` to its first round only, so
-    /// that it ends: after `Required` the model decides, after `Named` it answers.
+    /// Sets whether the model calls a tool. [`run`](Self::run) applies `Required` and `Named` only to its
+    /// first round, so that it terminates: after `Required` the model decides, after `Named` it answers.
     pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
         self.options.tool_choice = choice;
         self
     }
 
-    /// The form of what the model says after tools have run, made from their results, in [`run`](Self::run). An answer can so be
-    /// held to the facts:
+    /// Sets the form of the answer that the model gives in [`run`](Self::run) after tools have run, computed
+    /// from their results. This holds an answer to the facts:
     ///
     /// ```
     /// # use skep_sdk::{AgentError, Context, Message, Output, Reply, agent, tool};
@@ -162,7 +167,7 @@ impl<'a> Conversation<'a> {
         self
     }
 
-    /// How many generations [`run`](Self::run) may take; 8 without it.
+    /// Sets the maximum number of generations of one [`run`](Self::run). The default is 8.
     pub fn max_rounds(mut self, rounds: u32) -> Self {
         self.max_rounds = rounds.max(1);
         self
@@ -170,12 +175,13 @@ impl<'a> Conversation<'a> {
 
     option_methods!();
 
-    /// Generates, calls the tools that the model asks for, hands it their results, and so on until it answers.
+    /// Generates, calls the tools that the model asks for, gives it their results, and repeats this until the
+    /// model answers.
     ///
-    /// The calls of one round run at the same time. What a tool returns as its error is told to the model and does
-    /// not end the run; a tool that gives no result within its `timeout_ms` is given up, and one with `retries` is called
-    /// again first. A call that a person decides about (`needs_approval`) waits for that, for days if need be: the turn is put
-    /// aside and run again from its journal.
+    /// The calls of one round run concurrently. The model receives a tool's error as the result of the call,
+    /// and the run continues. A tool that returns no result within its `timeout_ms` has failed; a tool with
+    /// `retries` is called again first. A call that a person has to approve (`needs_approval`) waits for the
+    /// decision, for days if necessary: the turn is suspended and later replayed from its journal.
     pub async fn run(mut self) -> Result<Reply, AgentError> {
         let host = self.host.clone()?;
         let mut options =
@@ -214,14 +220,14 @@ impl<'a> Conversation<'a> {
         host.generate(self.take_options(|_| Vec::new())?).await
     }
 
-    /// Generates one assistant message and gives its text as it comes.
+    /// Generates one assistant message and streams its text.
     pub async fn stream(mut self) -> Result<TextStream, InferenceError> {
         let host = self.host.clone()?;
         let inner = host.stream(self.take_options(|_| Vec::new())?).await?;
         Ok(TextStream { inner, ended: false })
     }
 
-    /// Generates one message that is a `T`: its JSON Schema is enforced while decoding.
+    /// Generates one message that is a `T`. Its JSON Schema is enforced while decoding.
     ///
     /// ```
     /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
@@ -244,30 +250,31 @@ impl<'a> Conversation<'a> {
             self.output(Output::JsonSchema(schema::input_schema::<T>())).tools([""; 0]).generate().await?;
         serde_json::from_str(&generation.text).and_then(schema::from_model).map_err(|error| {
             InferenceError::SchemaInvalid(format!(
-                "the answer fits the schema but not the Rust type ({error}); say the rule in the schema too: {}",
+                "the answer fits the schema but not the Rust type ({error}); put the rule into the schema too: {}",
                 generation.text
             ))
         })
     }
 
-    /// Copies this conversation under another name; both share their KV cache up to here.
+    /// Copies this conversation under another name. Both share their KV cache up to this point.
     pub fn fork(&self, name: &str) -> Result<Conversation<'a>, InferenceError> {
         let host = self.host.clone()?.fork(name)?;
         Ok(Conversation::new(self.cx, Ok(host)))
     }
 
-    /// Everything so far, the system message first.
+    /// Returns all messages so far, the system message first.
     pub fn messages(&self) -> Result<Vec<Entry>, InferenceError> {
         Ok(self.host.clone()?.messages())
     }
 
-    /// Everything after the first `skip` messages, at most `limit` of them.
+    /// Returns the messages after the first `skip`, at most `limit` of them.
     pub fn messages_page(&self, skip: u32, limit: u32) -> Result<Vec<Entry>, InferenceError> {
         Ok(self.host.clone()?.messages_page(skip, limit))
     }
 
-    /// What becomes of the conversation in this turn when an answer would not fit into the model's context any more. Without
-    /// it: what `compaction` under `[sessions]` in `agent.toml` says, which is to summarise.
+    /// Sets what happens in this turn when an answer would no longer fit into the model's context. The
+    /// default is the `compaction` setting under `[sessions]` in `agent.toml`, which itself defaults to
+    /// summarizing.
     pub fn compaction(self, policy: CompactionPolicy) -> Self {
         self.append(|host| {
             host.set_compaction(&policy);
@@ -275,13 +282,13 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// Puts a summary in the place of everything between the system message and the most recent messages.
+    /// Replaces everything between the system message and the most recent messages with a summary.
     pub async fn compact(&self, options: CompactOptions) -> Result<Compaction, InferenceError> {
         let host = self.host.clone()?;
         host.compact(options).await
     }
 
-    /// Forgets all messages.
+    /// Removes all messages.
     pub fn clear(self) -> Self {
         self.append(|host| {
             host.clear();
@@ -289,7 +296,7 @@ impl<'a> Conversation<'a> {
         })
     }
 
-    /// Sum over all generations of this conversation.
+    /// Returns the sum over all generations of this conversation.
     pub fn usage(&self) -> Result<Usage, InferenceError> {
         Ok(self.host.clone()?.usage())
     }
@@ -310,7 +317,7 @@ impl<'a> Conversation<'a> {
         let mut options = std::mem::take(&mut self.options);
         if !options.examples.is_empty() && !matches!(options.output, Output::JsonSchema(_)) {
             return Err(InferenceError::InvalidArgument(
-                "examples of a conversation show an answer of a JSON Schema: end it with `extract`, or give those of a tool in \
+                "`example` needs an answer with a JSON Schema: end the conversation with `extract`, or give examples of a tool in \
                  `#[tool(example(…))]`"
                     .to_owned(),
             ));
@@ -323,12 +330,12 @@ impl<'a> Conversation<'a> {
 /// The text of a message while it is generated. Dropping it cancels the generation.
 pub struct TextStream {
     inner: Box<dyn HostStream>,
-    /// A host's stream must not be read again once it said that it ended.
+    /// The host's stream must not be read again after it has reported its end.
     ended: bool,
 }
 
 impl TextStream {
-    /// The next piece, or `None` at the end.
+    /// Returns the next chunk, or `None` at the end.
     pub async fn next(&mut self) -> Option<String> {
         if self.ended {
             return None;
@@ -338,7 +345,7 @@ impl TextStream {
         piece
     }
 
-    /// The whole message, after reading what is left. The conversation has it from here on.
+    /// Reads the rest and returns the whole message, which is then part of the conversation.
     pub async fn finish(mut self) -> Result<Generation, InferenceError> {
         while self.next().await.is_some() {}
         self.inner.finish().await

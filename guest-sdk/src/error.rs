@@ -1,38 +1,40 @@
-//! What can go wrong, by who can do something about it: the caller of the agent, the agent, the model.
+//! Errors, grouped by who can do something about them: the caller of the agent, the agent, or the model.
 //!
-//! Every message says what was wrong and, where there is one, the way out. No type of the bindings appears here.
+//! Every message says what was wrong and, where possible, how to fix it. No type of the bindings appears
+//! here.
 
 use std::fmt;
 
 use crate::HttpError;
 
-/// Why an inference call failed, and so what an agent may do about it.
+/// Why an inference call failed, which determines what an agent can do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InferenceError {
     /// The engine's queue is full.
     Busy {
-        /// When to try again.
+        /// Time after which to retry, in milliseconds.
         retry_after_ms: u32,
     },
-    /// Prompt and requested output do not fit.
+    /// The prompt and the requested output do not fit.
     ContextOverflow {
-        /// The model's context, or what the turn may use, in tokens.
+        /// The limit in tokens: the model's context, or what the turn may use.
         limit_tokens: u32,
     },
     /// A tool call or a constrained output was cut off by a token limit; the incomplete part was discarded.
     Truncated,
-    /// A schema, regex or grammar cannot be compiled, or a value does not validate. The text names the place.
+    /// A schema, regex or grammar cannot be compiled, or a value does not validate. The text names the
+    /// position.
     SchemaInvalid(String),
-    /// No such model. The text names those that there are.
+    /// The model does not exist. The text names the models that do.
     ModelUnknown(String),
-    /// Not granted. The text names the line that would allow it.
+    /// The call is not granted. The text names the line that would allow it.
     Denied(String),
-    /// An argument is out of its range. The text says which one.
+    /// An argument is out of range. The text names the argument.
     InvalidArgument(String),
-    /// The caller went away, or the turn ran out of its time.
+    /// The caller disconnected, or the turn ran out of time.
     Cancelled,
-    /// A fault of the host.
+    /// An internal error of the host.
     Internal(String),
 }
 
@@ -58,9 +60,9 @@ impl fmt::Display for InferenceError {
             }
             Self::SchemaInvalid(at) => write!(f, "a schema, or a value against it, is invalid: {at}"),
             Self::ModelUnknown(known) => write!(f, "the model is unknown: {known}"),
-            Self::Denied(why) => write!(f, "not granted: {why}"),
+            Self::Denied(why) => write!(f, "the call is not granted: {why}"),
             Self::InvalidArgument(what) => write!(f, "invalid argument: {what}"),
-            Self::Cancelled => f.write_str("the turn was cancelled or ran out of its time"),
+            Self::Cancelled => f.write_str("the turn was cancelled or ran out of time"),
             Self::Internal(what) => write!(f, "the host failed: {what}"),
         }
     }
@@ -74,13 +76,13 @@ impl std::error::Error for InferenceError {}
 pub enum StateError {
     /// The key is empty or longer than 256 bytes.
     InvalidKey(String),
-    /// A bound of the operator would be exceeded. The text says which and by how much.
+    /// A limit of the operator would be exceeded. The text says which one and by how much.
     QuotaExceeded(String),
-    /// The stored value is not what the agent asked for, or a value cannot be written as JSON.
+    /// The stored value has another type than the agent asked for, or a value cannot be written as JSON.
     Json {
-        /// Whose value it is.
+        /// The key of the value.
         key: String,
-        /// What was wrong with it, and where.
+        /// The error and its position.
         message: String,
     },
 }
@@ -89,7 +91,7 @@ impl fmt::Display for StateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InvalidKey(why) => write!(f, "invalid state key: {why}"),
-            Self::QuotaExceeded(why) => write!(f, "the session's state is over a bound: {why}"),
+            Self::QuotaExceeded(why) => write!(f, "the session's state exceeds a limit: {why}"),
             Self::Json { key, message } => write!(f, "state value `{key}` does not fit its type: {message}"),
         }
     }
@@ -101,11 +103,11 @@ impl std::error::Error for StateError {}
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScheduleError {
-    /// The text says which argument, and what would be right.
+    /// An argument is invalid. The text names the argument and says what would be valid.
     InvalidArgument(String),
-    /// The session has as many as it may. The text names the line that sets the limit.
+    /// The session has reached its maximum number of schedules. The text names the line that sets the limit.
     QuotaExceeded(String),
-    /// The agent takes no alarms. The text says what it lacks.
+    /// The agent does not take alarms. The text says what it lacks.
     Denied(String),
 }
 
@@ -113,7 +115,7 @@ impl fmt::Display for ScheduleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InvalidArgument(what) => write!(f, "the schedule cannot be set: {what}"),
-            Self::QuotaExceeded(why) => write!(f, "the schedule is over a bound: {why}"),
+            Self::QuotaExceeded(why) => write!(f, "the schedule exceeds a limit: {why}"),
             Self::Denied(why) => write!(f, "the schedule is denied: {why}"),
         }
     }
@@ -125,15 +127,15 @@ impl std::error::Error for ScheduleError {}
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EmitError {
-    /// The text says which argument, and what would be right.
+    /// An argument is invalid. The text names the argument and says what would be valid.
     InvalidArgument(String),
     /// The topic is not granted. The text names the line that would allow it.
     Denied(String),
-    /// The turn has emitted as many as it may. The text names the line that sets the limit.
+    /// The turn has reached its maximum number of events. The text names the line that sets the limit.
     QuotaExceeded(String),
-    /// The turn is itself the end of a chain of so many events that led to each other.
+    /// The turn is itself the last in a chain of this many events that caused each other.
     TooManyHops {
-        /// How long a chain may be.
+        /// The maximum length of a chain.
         limit: u32,
     },
 }
@@ -143,11 +145,11 @@ impl fmt::Display for EmitError {
         match self {
             Self::InvalidArgument(what) => write!(f, "the event cannot be emitted: {what}"),
             Self::Denied(why) => write!(f, "the event is denied: {why}"),
-            Self::QuotaExceeded(why) => write!(f, "the event is over a bound: {why}"),
+            Self::QuotaExceeded(why) => write!(f, "the event exceeds a limit: {why}"),
             Self::TooManyHops { limit } => write!(
                 f,
-                "the event is cut off: {limit} events led to it, one after the other; see that agents do not answer each \
-                 other's events for ever"
+                "the event is dropped: a chain of {limit} events led to it; make sure that agents do not answer each \
+                 other's events endlessly"
             ),
         }
     }
@@ -155,28 +157,29 @@ impl fmt::Display for EmitError {
 
 impl std::error::Error for EmitError {}
 
-/// Why a turn failed. Nothing that the turn did to state and conversations is kept.
+/// Why a turn failed. All changes that the turn made to state and conversations are dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AgentError {
-    /// The message cannot be handled as it is; the caller is told this text.
+    /// The message cannot be handled. The caller gets this text.
     InvalidMessage(String),
-    /// An inference call failed and the agent passes that on.
+    /// An inference call failed, and the agent passes the error on.
     Inference(InferenceError),
     /// The session's state could not be read or written.
     State(StateError),
-    /// An HTTP request failed and the agent passes that on.
+    /// An HTTP request failed, and the agent passes the error on.
     Http(HttpError),
     /// A schedule could not be set.
     Schedule(ScheduleError),
     /// An event could not be emitted.
     Emit(EmitError),
-    /// The model went on calling tools.
+    /// The model did not stop calling tools.
     TooManyRounds {
-        /// Generations that `run` was allowed; see [`Conversation::max_rounds`](crate::Conversation::max_rounds).
+        /// Number of generations that `run` was allowed; see
+        /// [`Conversation::max_rounds`](crate::Conversation::max_rounds).
         limit: u32,
     },
-    /// Anything else; the text goes to the caller and to the log.
+    /// Any other error. The text goes to the caller and to the log.
     Failed(String),
 }
 
@@ -259,17 +262,18 @@ impl From<&str> for AgentError {
     }
 }
 
-/// What a tool tells the model instead of a result. The turn goes on: the model reads the text and may try again.
+/// The text that a tool gives to the model in place of a result. The turn continues: the model reads the text
+/// and may try again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolError(String);
 
 impl ToolError {
-    /// An error with this text for the model.
+    /// Creates an error with this text for the model.
     pub fn new(message: impl Into<String>) -> Self {
         Self(message.into())
     }
 
-    /// The text that the model reads.
+    /// Returns the text that the model reads.
     pub fn message(&self) -> &str {
         &self.0
     }

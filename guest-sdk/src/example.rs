@@ -1,12 +1,13 @@
-//! Examples: turns that the author of an agent shows its model before a conversation's first message.
+//! Examples that the author of an agent shows its model before the first message of a conversation.
 //!
-//! Plain values, and how they cross to the host: in the JSON Schema that they are for, as its annotation `x-examples`.
+//! They are plain values. They cross to the host inside the JSON Schema that they belong to, as its
+//! annotation `x-examples`.
 
 use serde_json::{Value, json};
 
 const ANNOTATION: &str = "x-examples";
 
-/// An example of a tool, as `#[tool(example(…))]` writes it.
+/// An example of a tool, as written in `#[tool(example(…))]`.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct Example {
@@ -19,30 +20,30 @@ pub struct Example {
 /// A short conversation that shows a model how a tool is used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolExample {
-    /// What the user says.
+    /// The user's message.
     pub user: String,
-    /// The call that the model makes then; `None` if the tool is not called.
+    /// The call that the model makes next; `None` if the tool is not called.
     pub call: Option<ExampleCall>,
-    /// What the model answers in the end.
+    /// The model's final answer.
     pub answer: String,
 }
 
 /// The call of an example.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExampleCall {
-    /// Validate against the tool's input schema.
+    /// The arguments, which validate against the tool's input schema.
     pub arguments: Value,
-    /// Validates against the tool's output schema.
+    /// The result, which validates against the tool's output schema.
     pub result: Value,
 }
 
-/// An example of an answer that has a form: what the user says, and the answer as JSON. See
+/// An example of structured output: a user message, and the answer as JSON. See
 /// [`Conversation::example`](crate::Conversation::example).
 #[derive(Debug, Clone, PartialEq)]
 pub struct OutputExample {
-    /// What the user says.
+    /// The user's message.
     pub user: String,
-    /// Validates against the schema of the output.
+    /// The answer, which validates against the schema of the output.
     pub answer: Value,
 }
 
@@ -54,7 +55,7 @@ impl Example {
     }
 }
 
-/// The input schema of a tool with its examples.
+/// Adds the examples of a tool to its input schema.
 #[cfg_attr(not(target_arch = "wasm32"), allow(dead_code))]
 pub(crate) fn annotate_input(schema: &mut Value, examples: &[ToolExample]) {
     let written = |ToolExample { user, call, answer }: &ToolExample| match call {
@@ -66,7 +67,7 @@ pub(crate) fn annotate_input(schema: &mut Value, examples: &[ToolExample]) {
     annotate(schema, examples.iter().map(written).collect());
 }
 
-/// The schema of an output with its examples.
+/// Adds the examples of an output to its schema.
 #[cfg_attr(not(target_arch = "wasm32"), allow(dead_code))]
 pub(crate) fn annotate_output(schema: &mut Value, examples: &[OutputExample]) {
     let written = |OutputExample { user, answer }: &OutputExample| json!({"user": user, "answer": answer});

@@ -1,27 +1,27 @@
-//! The nouns of a generation: how to generate, and what came of it.
+//! The types of a generation: its options and its results.
 //!
-//! Plain values. They mirror the interface's records, with JSON already parsed.
+//! They are plain values that mirror the records of the WIT interface, with JSON already parsed.
 
 use serde_json::Value;
 
 use crate::OutputExample;
 
-/// How to choose the next token. `None` is the model's default.
+/// Settings for choosing the next token. `None` means the model's default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy; 0 to 2.
+    /// From 0 to 2; 0 is greedy.
     pub temperature: Option<f32>,
-    /// Keep the k likeliest; 0 keeps all.
+    /// Keeps the k most likely tokens; 0 keeps all.
     pub top_k: Option<u32>,
-    /// Keep the smallest set with this much probability, (0, 1].
+    /// Keeps the smallest set of tokens with at least this total probability, in (0, 1].
     pub top_p: Option<f32>,
-    /// Drop tokens below this share of the likeliest one's probability, [0, 1).
+    /// Drops tokens whose probability is below this share of the most likely token's, in [0, 1).
     pub min_p: Option<f32>,
-    /// -2 to 2.
+    /// From -2 to 2.
     pub frequency_penalty: Option<f32>,
-    /// -2 to 2.
+    /// From -2 to 2.
     pub presence_penalty: Option<f32>,
-    /// 1 is off; over 0.
+    /// Greater than 0; 1 disables it.
     pub repetition_penalty: Option<f32>,
     /// The same seed and the same request give the same output.
     pub seed: Option<u64>,
@@ -33,22 +33,22 @@ pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// No tool is called.
+    /// The model calls no tool.
     None,
-    /// At least one tool is called.
+    /// The model calls at least one tool.
     Required,
-    /// This tool is called.
+    /// The model calls this tool.
     Named(String),
 }
 
 impl ToolChoice {
-    /// The tool of this name is called.
+    /// Requires a call of the tool with this name.
     pub fn named(name: impl Into<String>) -> Self {
         Self::Named(name.into())
     }
 }
 
-/// The form that the text of an answer has. The host enforces it while decoding.
+/// The format of a generated text. The host enforces it while decoding.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum Output {
     /// Free text.
@@ -56,30 +56,31 @@ pub enum Output {
     Text,
     /// JSON that validates against this JSON Schema.
     JsonSchema(Value),
-    /// Text that this regular expression matches from end to end.
+    /// Text that this regular expression matches from start to end.
     Regex(String),
-    /// Text of this grammar, in llguidance's dialect of Lark.
+    /// Text that matches this grammar, in llguidance's dialect of Lark.
     Grammar(String),
 }
 
-/// Everything that one generation is asked for. The builders fill it.
+/// Options of one generation. The builder methods set them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateOptions {
-    /// How to choose the next token.
+    /// Settings for choosing the next token.
     pub sampling: Sampling,
-    /// Upper bound of tokens produced; `None` is 1024, or what is left of the turn's limit if that is less.
+    /// Maximum number of tokens to generate. `None` means 1024, or the rest of the turn's limit if that is
+    /// less.
     pub max_tokens: Option<u32>,
     /// Strings that end the text; at most 16.
     pub stop: Vec<String>,
     /// Names of the agent's tools that the model may call.
     pub tools: Vec<String>,
-    /// Whether it calls one.
+    /// Whether the model calls a tool.
     pub tool_choice: ToolChoice,
-    /// The form of the text.
+    /// The format of the text.
     pub output: Output,
-    /// What the model is shown of that form. Only for [`Output::JsonSchema`].
+    /// Examples of that format for the model. Only for [`Output::JsonSchema`].
     pub examples: Vec<OutputExample>,
-    /// Whether the caller of the turn sees the text while it is generated.
+    /// Whether the text is forwarded to the turn's caller while it is generated.
     pub visible: bool,
 }
 
@@ -98,93 +99,93 @@ impl Default for GenerateOptions {
     }
 }
 
-/// A call that the model made. The host minted the id and validated the arguments.
+/// A call that the model made. The host created the id and validated the arguments.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCall {
-    /// Unique in the conversation.
+    /// The id of the call, unique in the conversation.
     pub id: String,
-    /// The tool's name.
+    /// The name of the tool.
     pub name: String,
-    /// Validates against the tool's input schema.
+    /// The arguments, which validate against the tool's input schema.
     pub arguments: Value,
 }
 
-/// Why a generation ended.
+/// Why a generation finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended its answer, or a stop string did.
+    /// The model finished its answer, or generated a stop string.
     Stop,
-    /// A token limit did.
+    /// A token limit cut the output off.
     Length,
-    /// It ended by calling tools.
+    /// The model finished by calling tools.
     ToolCalls,
 }
 
-/// Tokens of one or several generations.
+/// Token counts of one or several generations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of the prompts.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// How many of them came from the KV cache.
+    /// Number of prompt tokens that came from the KV cache.
     pub cached_tokens: u32,
-    /// Tokens produced.
+    /// Number of generated tokens.
     pub completion_tokens: u32,
 }
 
-/// Times of one generation, in microseconds.
+/// Durations of one generation, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// Waiting for the engine.
+    /// Time spent waiting for the engine.
     pub queue_us: u64,
-    /// From submission to the first token.
+    /// Time from submission to the first token.
     pub first_token_us: u64,
-    /// From submission to the end.
+    /// Time from submission to the end.
     pub total_us: u64,
 }
 
-/// One assistant message and what it cost.
+/// One assistant message and its cost.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generation {
-    /// The text; may be empty beside tool calls.
+    /// The text. It may be empty if there are tool calls.
     pub text: String,
     /// The calls that the model made, in order.
     pub tool_calls: Vec<ToolCall>,
-    /// Why it ended.
+    /// Why the generation finished.
     pub finish: Finish,
-    /// Its tokens.
+    /// The token counts.
     pub usage: Usage,
-    /// Its times.
+    /// The durations.
     pub timing: Timing,
 }
 
 /// A model that this agent may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelInfo {
-    /// Its name, as `conversation_with_model` takes it.
+    /// The name, as `conversation_with_model` takes it.
     pub name: String,
-    /// Its context, in tokens.
+    /// Length of the context in tokens.
     pub context_length: u32,
-    /// Whether it is the one used when none is named.
+    /// Whether the agent uses this model when it names none.
     pub is_default: bool,
 }
 
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Entry {
-    /// The system message; always the first.
+    /// The system message, always the first one.
     System(String),
-    /// What the user said.
+    /// A message of the user.
     User(String),
-    /// What the model answered.
+    /// An answer of the model.
     Assistant {
-        /// Its text.
+        /// The text.
         text: String,
-        /// Its calls.
+        /// The tool calls.
         tool_calls: Vec<ToolCall>,
     },
-    /// What a tool gave back for a call.
+    /// The outcome of a tool call.
     Tool {
-        /// The call that it answers.
+        /// The id of the call.
         call_id: String,
         /// The result, or the text that tells the model what went wrong.
         outcome: Result<Value, String>,

@@ -1,6 +1,7 @@
-//! The seam between the SDK and what serves it: the bindings in a component, the harness in a test.
+//! The interface between the SDK and its host: the bindings in a component, the harness in a test.
 //!
-//! Object-safe and single-threaded, as a guest is. The implementations know the SDK's types; the SDK knows neither.
+//! It is object-safe and single-threaded, like a guest. The implementations know the SDK's types; the SDK
+//! knows neither of them.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,19 +16,19 @@ use crate::{
     Scheduled, StateError, Usage,
 };
 
-/// A boxed future of this thread.
+/// A boxed future that stays on its thread.
 pub type Task<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// How urgent a line of the log is.
+/// The severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// For the author.
+    /// A message for the author of the agent.
     Debug,
-    /// What happened.
+    /// A normal event.
     Info,
-    /// What may need attention.
+    /// Something that may need attention.
     Warn,
-    /// What went wrong.
+    /// An error.
     Error,
 }
 

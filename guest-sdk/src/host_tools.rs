@@ -1,7 +1,7 @@
-//! Tools that the host calls: those of other agents, of MCP servers, and its own.
+//! Tools that the host calls: tools of other agents, of MCP servers, and of the host itself.
 //!
-//! Each has to be granted under `[grants] tools` in `agent.toml`. A turn that goes on after a restart gets the results that
-//! it got before, and no call is made twice.
+//! Each tool has to be granted under `[grants] tools` in `agent.toml`. A turn that is resumed after a restart
+//! gets the results that it got before, and no call is made twice.
 
 use std::fmt;
 
@@ -12,7 +12,8 @@ use serde_json::Value;
 use crate::ToolError;
 use crate::host::Host;
 
-/// What the host can call for the agent. See [`Context::host_tools`](crate::Context::host_tools).
+/// Access to the tools that the host can call for the agent. See
+/// [`Context::host_tools`](crate::Context::host_tools).
 #[derive(Clone, Copy)]
 pub struct HostTools<'a> {
     pub(crate) host: &'a dyn Host,
@@ -22,75 +23,75 @@ pub struct HostTools<'a> {
 /// A tool that the agent was granted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HostTool {
-    /// `agent:NAME/TOOL`, `mcp:SERVER/TOOL` or `http/fetch`.
+    /// The name: `agent:NAME/TOOL`, `mcp:SERVER/TOOL` or `http/fetch`.
     pub name: String,
-    /// Its name for the model; `None` if no model can be held to its schema.
+    /// The name that the model uses; `None` if the tool's schema cannot be enforced on a model.
     pub model_name: Option<String>,
-    /// What it does, in the words of whoever made it.
+    /// The description that the tool's provider wrote.
     pub description: String,
     /// JSON Schema of the arguments.
     pub input_schema: Value,
-    /// JSON Schema of the result, if it has one.
+    /// JSON Schema of the result, if the tool has one.
     pub output_schema: Option<Value>,
-    /// What it does to the world.
+    /// Effects of the tool.
     pub hints: ToolHints,
 }
 
-/// What a tool does to the world, as its author says.
+/// Effects of a tool, as declared by its author.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ToolHints {
-    /// It changes nothing.
+    /// The tool changes nothing.
     pub read_only: bool,
-    /// What it changes may be lost by that.
+    /// The tool may destroy what it changes.
     pub destructive: bool,
-    /// Called again with the same arguments it changes nothing more.
+    /// Repeating a call with the same arguments has no further effect.
     pub idempotent: bool,
-    /// It reaches beyond what the agent and its host keep.
+    /// The tool reaches beyond the agent and its host.
     pub open_world: bool,
 }
 
-/// Why a call gave no result.
+/// Why a call returned no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostToolError {
-    /// There is no such tool.
+    /// The tool does not exist.
     Unknown(String),
-    /// Not granted. The text names the line that would allow it.
+    /// The tool is not granted. The text names the line that would allow it.
     Denied(String),
-    /// The arguments do not validate. The text names the place.
+    /// The arguments do not validate. The text names the position of the error.
     InvalidArguments(String),
-    /// The tool said what went wrong.
+    /// The tool failed. The text is the tool's own error.
     Failed(String),
-    /// There was no result in time. Whether the tool did its work is not known.
+    /// The tool returned no result in time. It is unknown whether it did its work.
     TimedOut {
-        /// How long the host waited.
+        /// The time that the host waited, in milliseconds.
         after_ms: u32,
     },
-    /// It cannot be reached now; nothing was done.
+    /// The tool cannot be reached at present. Nothing was done.
     Unavailable(String),
-    /// The host was started again during the call. Whether the tool did its work is not known.
+    /// The host was restarted during the call. It is unknown whether the tool did its work.
     Interrupted(String),
-    /// A person said no, or nobody decided in time.
+    /// A person rejected the call, or nobody decided in time.
     Refused(String),
-    /// The turn ran out of its time, or its caller went away.
+    /// The turn ran out of time, or its caller disconnected.
     Cancelled,
-    /// The result, or an argument, is not the Rust type that the agent expects.
+    /// The result or an argument does not fit the Rust type that the agent expects.
     Json(String),
 }
 
 impl HostTools<'_> {
-    /// What may be called now.
+    /// Returns the tools that the agent may call now.
     pub async fn list(&self) -> Vec<HostTool> {
         self.host.tools().await
     }
 
-    /// Bounds how long a call may take.
+    /// Sets the timeout of a call.
     pub fn timeout_ms(mut self, timeout_ms: u32) -> Self {
         self.timeout_ms = Some(timeout_ms);
         self
     }
 
-    /// Calls a tool with its arguments, an object.
+    /// Calls a tool with its arguments, which must be an object.
     ///
     /// ```
     /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
@@ -110,13 +111,14 @@ impl HostTools<'_> {
         let arguments =
             serde_json::to_value(arguments).map_err(|error| HostToolError::Json(error.to_string()))?;
         let result = self.host.call_tool(name, &arguments, self.timeout_ms).await?;
-        serde_json::from_value(result)
-            .map_err(|error| HostToolError::Json(format!("the result of {name} is another type: {error}")))
+        serde_json::from_value(result).map_err(|error| {
+            HostToolError::Json(format!("the result of {name} does not fit its type: {error}"))
+        })
     }
 }
 
 impl HostToolError {
-    /// Whether the same call may succeed later and does nothing twice.
+    /// Whether the same call may succeed later without doing anything twice.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable(_))
     }
@@ -132,11 +134,11 @@ impl fmt::Display for HostToolError {
             | Self::Json(why) => f.write_str(why),
             Self::InvalidArguments(why) => write!(f, "the arguments are not valid: {why}"),
             Self::TimedOut { after_ms } => {
-                write!(f, "no result within {after_ms} ms; it may still have been done")
+                write!(f, "no result within {after_ms} ms; the tool may still have done its work")
             }
-            Self::Unavailable(why) => write!(f, "not available now: {why}"),
+            Self::Unavailable(why) => write!(f, "not available at present: {why}"),
             Self::Interrupted(why) => write!(f, "interrupted: {why}"),
-            Self::Cancelled => f.write_str("the turn was cancelled or ran out of its time"),
+            Self::Cancelled => f.write_str("the turn was cancelled or ran out of time"),
         }
     }
 }
@@ -149,14 +151,14 @@ impl From<HostToolError> for ToolError {
     }
 }
 
-/// Tools of the host that one run of a conversation offers to its model.
+/// Host tools that one run of a conversation offers to its model.
 #[derive(Default)]
 pub(crate) struct OfferedTools {
     tools: Vec<(String, String)>,
 }
 
 impl OfferedTools {
-    /// Finds the tools of these names; `agent:NAME/*` and `mcp:SERVER/*` stand for all of one owner.
+    /// Finds the tools with these names. `agent:NAME/*` and `mcp:SERVER/*` match all tools of one owner.
     pub(crate) async fn find(host: &dyn Host, wanted: &[String]) -> Result<Self, HostToolError> {
         let mut offered = Self::default();
         if wanted.is_empty() {
@@ -173,9 +175,11 @@ impl OfferedTools {
                 found.filter_map(|tool| Some((tool.model_name.clone()?, tool.name.clone()))).collect();
             if found.is_empty() {
                 let why = match listed.iter().find(|tool| tool.name == *name) {
-                    Some(_) => "no model can be held to its input schema; call it from the agent's own code",
+                    Some(_) => {
+                        "its input schema cannot be enforced on a model; call it from the agent's own code"
+                    }
                     None => {
-                        "the host has none, or it is not in `tools` under [grants] in agent.toml and skep.toml"
+                        "it does not exist, or it is missing from `tools` under [grants] in agent.toml or skep.toml"
                     }
                 };
                 return Err(HostToolError::Unknown(format!(
@@ -191,7 +195,7 @@ impl OfferedTools {
         self.tools.iter().map(|(model_name, _)| model_name)
     }
 
-    /// The host's name of a tool by the model's.
+    /// Returns the host's name of a tool, given the model's name.
     pub(crate) fn name(&self, model_name: &str) -> Option<&str> {
         self.tools.iter().find(|(known, _)| known == model_name).map(|(_, name)| name.as_str())
     }

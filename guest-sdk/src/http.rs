@@ -1,8 +1,9 @@
-//! HTTP requests, which the host makes: to origins that `hosts` under `[grants]` in `agent.toml` names and the operator
-//! grants.
+//! HTTP requests that the host makes for the agent, to origins that `hosts` under `[grants]` in `agent.toml`
+//! names and the operator grants.
 //!
-//! A request is part of the turn's journal. A turn that is run again after a restart of the host gets the answers that it
-//! had, so a request is made once; [`HttpError::Interrupted`] says where nobody can know.
+//! A request is part of the turn's journal. A turn that runs again after a restart of the host gets the
+//! responses that it got before, so a request is made only once. [`HttpError::Interrupted`] reports the case
+//! where it is unknown whether the request was made.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,81 +13,83 @@ use serde::de::DeserializeOwned;
 
 use crate::host::Host;
 
-/// Makes requests. See [`Context::http`](crate::Context::http).
+/// Client for HTTP requests. See [`Context::http`](crate::Context::http).
 #[derive(Clone, Copy)]
 pub struct Http<'a> {
     pub(crate) host: &'a dyn Host,
 }
 
-/// A request that is being put together. Nothing happens before [`send`](Self::send).
-#[must_use = "a request is made by `send`"]
+/// A request under construction. It is not made before [`send`](Self::send).
+#[must_use = "a request is made only by `send`"]
 pub struct Fetch<'a> {
     host: &'a dyn Host,
     request: FetchRequest,
-    /// Why there is no body, if it could not be written.
+    /// The error, if the body could not be written.
     problem: Option<String>,
 }
 
-/// A request as the host is given it.
+/// A request in the form that the host receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchRequest {
-    /// Such as `GET`.
+    /// The method, such as `GET`.
     pub method: String,
-    /// With its query.
+    /// The URL with its query.
     pub url: String,
-    /// In the order in which they were added.
+    /// The headers, in the order in which they were added.
     pub headers: Vec<(String, String)>,
-    /// What is sent.
+    /// The body.
     pub body: Option<Vec<u8>>,
-    /// How long the whole exchange may take; `None` is 30 seconds.
+    /// Timeout of the whole exchange; `None` means 30 seconds.
     pub timeout_ms: Option<u32>,
 }
 
-/// What a server answered, whatever its status.
+/// A server's response, with any status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpResponse {
-    /// Such as 200.
+    /// The status, such as 200.
     pub status: u16,
-    /// Of the last request, after redirects.
+    /// The URL of the last request, after redirects.
     pub url: String,
-    /// Names are in small letters.
+    /// The headers, with names in lower case.
     pub headers: Vec<(String, String)>,
-    /// As it came; nothing is decompressed.
+    /// The body as received. The host does not decompress it.
     pub body: Vec<u8>,
 }
 
 impl<'a> Http<'a> {
-    /// A GET request.
+    /// Starts a GET request.
     pub fn get(&self, url: impl Into<String>) -> Fetch<'a> {
         self.request("GET", url)
     }
 
-    /// A HEAD request.
+    /// Starts a HEAD request.
     pub fn head(&self, url: impl Into<String>) -> Fetch<'a> {
         self.request("HEAD", url)
     }
 
-    /// A POST request. With an [`idempotency_key`](Fetch::idempotency_key) it may be made again after a restart.
+    /// Starts a POST request. With an [`idempotency_key`](Fetch::idempotency_key) it may be repeated after a
+    /// restart.
     pub fn post(&self, url: impl Into<String>) -> Fetch<'a> {
         self.request("POST", url)
     }
 
-    /// A PUT request.
+    /// Starts a PUT request.
     pub fn put(&self, url: impl Into<String>) -> Fetch<'a> {
         self.request("PUT", url)
     }
 
-    /// A PATCH request. With an [`idempotency_key`](Fetch::idempotency_key) it may be made again after a restart.
+    /// Starts a PATCH request. With an [`idempotency_key`](Fetch::idempotency_key) it may be repeated after a
+    /// restart.
     pub fn patch(&self, url: impl Into<String>) -> Fetch<'a> {
         self.request("PATCH", url)
     }
 
-    /// A DELETE request.
+    /// Starts a DELETE request.
     pub fn delete(&self, url: impl Into<String>) -> Fetch<'a> {
         self.request("DELETE", url)
     }
 
-    /// A request of any method.
+    /// Starts a request with any method.
     pub fn request(&self, method: impl Into<String>, url: impl Into<String>) -> Fetch<'a> {
         let (method, url, headers) = (method.into(), url.into(), Vec::new());
         let request = FetchRequest { method, url, headers, body: None, timeout_ms: None };
@@ -101,12 +104,13 @@ impl Fetch<'_> {
         self
     }
 
-    /// Sends `Authorization: Bearer` with this token.
+    /// Adds the header `Authorization: Bearer` with this token.
     pub fn bearer(self, token: impl fmt::Display) -> Self {
         self.header("authorization", format!("Bearer {token}"))
     }
 
-    /// By this the server knows a request that it has seen before, so that the host may send it again.
+    /// Sets the `idempotency-key` header, by which the server recognizes a repeated request. This allows the
+    /// host to repeat the request.
     pub fn idempotency_key(self, key: impl Into<String>) -> Self {
         self.header("idempotency-key", key)
     }
@@ -121,30 +125,30 @@ impl Fetch<'_> {
         self
     }
 
-    /// Sends these bytes.
+    /// Sets the body to these bytes.
     pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
         self.request.body = Some(body.into());
         self
     }
 
-    /// Sends a value as JSON.
+    /// Sets the body to a value as JSON.
     pub fn json<T: Serialize + ?Sized>(mut self, value: &T) -> Self {
         match serde_json::to_vec(value) {
             Ok(body) => self.header("content-type", "application/json").body(body),
             Err(error) => {
-                self.problem = Some(format!("its body cannot be written as JSON: {error}"));
+                self.problem = Some(format!("the body cannot be written as JSON: {error}"));
                 self
             }
         }
     }
 
-    /// Bounds the whole exchange, redirects included.
+    /// Sets the timeout of the whole exchange, redirects included.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.request.timeout_ms = Some(u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX));
         self
     }
 
-    /// Makes the request. A status such as 404 is an answer, not an error; see
+    /// Makes the request. A status such as 404 is a response and not an error; see
     /// [`error_for_status`](HttpResponse::error_for_status).
     pub async fn send(self) -> Result<HttpResponse, HttpError> {
         match self.problem {
@@ -160,7 +164,7 @@ impl HttpResponse {
         (200..300).contains(&self.status)
     }
 
-    /// The response if its status is 2xx, an error otherwise.
+    /// Returns the response if its status is 2xx, and an error otherwise.
     pub fn error_for_status(self) -> Result<Self, HttpError> {
         if self.is_success() {
             Ok(self)
@@ -169,21 +173,21 @@ impl HttpResponse {
         }
     }
 
-    /// The first header of this name, in whatever letters.
+    /// Returns the first header with this name, ignoring case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.as_str())
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     pub fn text(&self) -> Result<&str, HttpError> {
-        std::str::from_utf8(&self.body).map_err(|error| self.unexpected(&format!("is no UTF-8: {error}")))
+        std::str::from_utf8(&self.body).map_err(|error| self.unexpected(&format!("is not UTF-8: {error}")))
     }
 
-    /// The body as JSON.
+    /// Parses the body as JSON.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, HttpError> {
         serde_json::from_slice(&self.body)
-            .map_err(|error| self.unexpected(&format!("is not the JSON that was expected: {error}")))
+            .map_err(|error| self.unexpected(&format!("is not the expected JSON: {error}")))
     }
 
     fn unexpected(&self, problem: &str) -> HttpError {
@@ -191,30 +195,31 @@ impl HttpResponse {
     }
 }
 
-/// Why there is no answer, or not the one that was expected.
+/// Why a request has no response, or not the expected one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HttpError {
-    /// Not granted. The text names the line that would allow it.
+    /// The request is not granted. The text names the line that would allow it.
     Denied(String),
-    /// The request is wrong in itself.
+    /// The request itself is invalid.
     InvalidRequest(String),
-    /// The server could not be reached, or what it sent is not what was expected.
+    /// The server could not be reached, or its response is not what was expected.
     Failed(String),
-    /// There was no whole answer in time.
+    /// The response was not complete before the timeout.
     Timeout,
-    /// The request or the response is over its bound.
+    /// The request or the response exceeds its size limit.
     TooLarge(String),
-    /// The turn has made as many requests, or moved as many bytes, as it may.
+    /// The turn has used up its number of requests or its number of bytes.
     LimitExceeded(String),
-    /// The host ended while the request was under way, and nobody knows whether the server acted on it. Only for a POST or
-    /// PATCH without an [`idempotency_key`](Fetch::idempotency_key): others are made again.
+    /// The host terminated while the request was in flight, and it is unknown whether the server acted on it.
+    /// Returned only for a POST or PATCH without an [`idempotency_key`](Fetch::idempotency_key). The host
+    /// repeats all other requests.
     Interrupted,
-    /// The answer has this status, where [`error_for_status`](HttpResponse::error_for_status) wanted 2xx.
+    /// The response has this status, and [`error_for_status`](HttpResponse::error_for_status) required 2xx.
     Status {
-        /// Such as 404.
+        /// The status, such as 404.
         status: u16,
-        /// Whose answer it is.
+        /// The URL that sent the response.
         url: String,
     },
 }
@@ -234,14 +239,14 @@ impl fmt::Display for HttpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Denied(why) => write!(f, "the request is not granted: {why}"),
-            Self::InvalidRequest(what) => write!(f, "the request cannot be made: {what}"),
+            Self::InvalidRequest(what) => write!(f, "the request is invalid: {what}"),
             Self::Failed(what) => write!(f, "the request failed: {what}"),
-            Self::Timeout => f.write_str("the request had no whole answer in time"),
-            Self::TooLarge(what) => write!(f, "the request is over a bound: {what}"),
-            Self::LimitExceeded(which) => write!(f, "the request is over a limit of the turn: {which}"),
+            Self::Timeout => f.write_str("the request timed out before the response was complete"),
+            Self::TooLarge(what) => write!(f, "the request exceeds a size limit: {what}"),
+            Self::LimitExceeded(which) => write!(f, "the request exceeds a limit of the turn: {which}"),
             Self::Interrupted => f.write_str(
-                "the host ended while the request was under way, and nobody knows whether the server acted on it; \
-                 give it an idempotency key to have it made again",
+                "the host terminated while the request was in flight, and it is unknown whether the server acted on it; \
+                 set an idempotency key to allow the host to repeat it",
             ),
             Self::Status { status, url } => write!(f, "{url} answered with status {status}"),
         }
@@ -250,7 +255,7 @@ impl fmt::Display for HttpError {
 
 impl std::error::Error for HttpError {}
 
-/// Everything but letters, digits and `-._~`.
+/// Percent-encodes everything except letters, digits and `-._~`.
 fn escape(text: &str, into: &mut String) {
     for byte in text.bytes() {
         match byte {

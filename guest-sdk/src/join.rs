@@ -1,6 +1,7 @@
-//! Waiting for several futures at once, on one thread.
+//! Waits for several futures at once, on one thread.
 //!
-//! A poll polls every future that is not done; an agent waits for a handful, never for thousands.
+//! Each poll polls every future that is not done. This suits an agent, which waits for a handful of futures
+//! and never for thousands.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -8,7 +9,7 @@ use std::task::Poll;
 
 use crate::host::Task;
 
-/// Runs two futures at the same time and gives both outputs.
+/// Runs two futures concurrently and returns both outputs.
 ///
 /// ```
 /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
@@ -46,7 +47,7 @@ pub async fn join<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
     .await
 }
 
-/// Runs futures at the same time and gives their outputs in the order of the futures.
+/// Runs futures concurrently and returns their outputs in the order of the futures.
 pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut tasks: Vec<Result<F::Output, Task<'_, F::Output>>> =
         futures.into_iter().map(|future| Err(Box::pin(future) as Task<'_, F::Output>)).collect();

@@ -1,9 +1,9 @@
 //! Write agents for Skep in Rust.
 //!
-//! An agent is a function that takes one turn of a session: a message comes in, the agent talks to a model, calls its
-//! tools, changes the session's state, and replies. It is built to a sandboxed WebAssembly component; the model, the
-//! conversation's KV cache and the state stay with the host and survive a restart. What a turn changed is kept when it
-//! ends well, and dropped when it does not.
+//! An agent is a function that handles one turn of a session: it receives a message, talks to a model, calls
+//! its tools, changes the session's state, and replies. It compiles to a sandboxed WebAssembly component. The
+//! model, the conversation's KV cache and the state live in the host and survive a restart. The changes of a
+//! turn are kept if it succeeds, and dropped if it fails.
 //!
 //! ```
 //! use schemars::JsonSchema;
@@ -31,7 +31,7 @@
 //!     cx.conversation().system("You answer questions about orders.").user(message.text).run().await
 //! }
 //!
-//! // In a test, without a host: the model's part is scripted.
+//! // In a test, no host is needed: the model's answers are scripted.
 //! use skep_sdk::testing::{Harness, ScriptedModel};
 //! let model = ScriptedModel::new().call("find_order", serde_json::json!({"id": 7})).text("It is on its way.");
 //! let mut harness = Harness::new(orders).model(model);
@@ -40,16 +40,20 @@
 //! assert_eq!(outcome.tool_calls[0].outcome.as_ref().unwrap()["shipped"], true);
 //! ```
 //!
-//! - [`agent`](macro@agent) and [`tool`](macro@tool) are the two macros; a crate has one agent and any number of tools.
-//! - [`Context`] is what a turn can do: [`Conversation`], [`Completion`], [`State`], [`Http`], [`HostTools`], [`Random`], [`Log`].
-//! - `#[tool(example(…))]` and [`Conversation::example`] show the model how it is done; a small one needs that.
-//! - [`AgentError`], [`InferenceError`], [`StateError`], [`HttpError`] and [`ToolError`] say what went wrong and who can help.
+//! - [`agent`](macro@agent) and [`tool`](macro@tool) are the two macros. A crate has one agent and any number of
+//!   tools.
+//! - [`Context`] gives a turn access to [`Conversation`], [`Completion`], [`State`], [`Http`], [`HostTools`],
+//!   [`Random`] and [`Log`].
+//! - `#[tool(example(…))]` and [`Conversation::example`] give the model examples, which small models need.
+//! - [`AgentError`], [`InferenceError`], [`StateError`], [`HttpError`] and [`ToolError`] say what went wrong and
+//!   who can fix it.
 //! - [`testing`] runs an agent in a plain `#[test]`.
 //!
-//! Types of arguments, results and structured output derive `JsonSchema` from `schemars` 1; the host enforces the
-//! schema while the model decodes, so `#[schemars(length(max = 40))]` or an enum is a promise that the model keeps.
+//! Types of arguments, results and structured output derive `JsonSchema` from `schemars` 1. The host enforces
+//! the schema while the model decodes, so the model always satisfies `#[schemars(length(max = 40))]` or an
+//! enum.
 
-// The generated bindings call the host through the component ABI; nothing else may.
+// The generated bindings need unsafe code to call the host through the component ABI; no other code may use it.
 #![deny(unsafe_code)]
 #![cfg_attr(not(target_arch = "wasm32"), forbid(unsafe_code))]
 
@@ -114,5 +118,5 @@ pub use state::State;
 pub use tool::ToolDefinition;
 pub use trigger::{Alarm, Event};
 
-/// The JSON library of this crate, for `json!` and `Value`.
+/// Re-export of `serde_json`, for `json!` and `Value`.
 pub use serde_json;

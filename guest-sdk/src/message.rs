@@ -1,4 +1,4 @@
-//! What comes in and what goes out of a turn.
+//! Input and output of a turn.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -9,74 +9,76 @@ use crate::AgentError;
 /// A message for one session of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
-    /// What was said.
+    /// The text of the message.
     pub text: String,
-    /// JSON that came with the text.
+    /// JSON that was sent with the text.
     pub data: Option<Value>,
-    /// The session it is for.
+    /// The id of the session.
     pub session: String,
     /// 1 for the session's first turn.
     pub turn: u64,
-    /// When the host accepted it, in milliseconds since 1970-01-01 UTC.
+    /// The time at which the host accepted the message, in milliseconds since 1970-01-01 UTC.
     pub received_at_ms: u64,
-    /// How it came.
+    /// The way in which the message arrived.
     pub origin: Origin,
 }
 
 impl Message {
-    /// The message's data as a `T`. Absent or unfitting data is an [`AgentError::InvalidMessage`].
+    /// Returns the message's data as a `T`. If the data is absent or does not fit, the error is an
+    /// [`AgentError::InvalidMessage`].
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, AgentError> {
         let data = self.data.clone().ok_or_else(|| {
-            AgentError::InvalidMessage("it has no `data`; send a JSON value beside the text".into())
+            AgentError::InvalidMessage("it has no `data`; send a JSON value with the text".into())
         })?;
-        serde_json::from_value(data)
-            .map_err(|error| AgentError::InvalidMessage(format!("its `data` does not fit: {error}")))
+        serde_json::from_value(data).map_err(|error| {
+            AgentError::InvalidMessage(format!("its `data` does not fit the expected type: {error}"))
+        })
     }
 }
 
-/// How a message came.
+/// The way in which a message arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
-    /// The session's own address, or the command line.
+    /// Through the session's own URL, or the command line.
     Direct,
-    /// One of the manifest's HTTP routes.
+    /// Through one of the manifest's HTTP routes.
     Http(HttpRequest),
-    /// A chat completion with the model `agent:NAME`.
+    /// Through a chat completion with the model `agent:NAME`.
     Chat,
 }
 
-/// The request that came in by a route of the manifest.
+/// An HTTP request that arrived through a route of the manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpRequest {
-    /// In capitals.
+    /// The method, in upper case.
     pub method: String,
-    /// As requested, without the query.
+    /// The path as requested, without the query.
     pub path: String,
-    /// Without the question mark.
+    /// The query, without the question mark.
     pub query: Option<String>,
     /// The parameters of the route, by name.
     pub parameters: Vec<(String, String)>,
-    /// As the caller sent it.
+    /// The content type that the caller sent.
     pub content_type: Option<String>,
 }
 
-/// The answer of a turn.
+/// The reply of a turn.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reply {
-    /// For people.
+    /// Text for people.
     pub text: String,
-    /// For programs.
+    /// JSON for programs.
     pub data: Option<Value>,
 }
 
 impl Reply {
-    /// A text alone.
+    /// Creates a reply with text only.
     pub fn text(text: impl Into<String>) -> Self {
         Self { text: text.into(), data: None }
     }
 
-    /// A text with a JSON value beside it.
+    /// Creates a reply with text and a JSON value.
     ///
     /// ```
     /// # use skep_sdk::Reply;
@@ -85,8 +87,9 @@ impl Reply {
     /// # Ok::<(), skep_sdk::AgentError>(())
     /// ```
     pub fn json<T: Serialize + ?Sized>(text: impl Into<String>, data: &T) -> Result<Self, AgentError> {
-        let data = serde_json::to_value(data)
-            .map_err(|error| AgentError::Failed(format!("the reply's data is not JSON: {error}")))?;
+        let data = serde_json::to_value(data).map_err(|error| {
+            AgentError::Failed(format!("the reply's data cannot be written as JSON: {error}"))
+        })?;
         Ok(Self { text: text.into(), data: Some(data) })
     }
 }

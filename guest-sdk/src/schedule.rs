@@ -1,4 +1,4 @@
-//! What wakes the session: schedules, set by name and committed with the turn.
+//! Schedules that wake the session, set by name and committed with the turn.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use crate::host::Host;
 /// When a schedule is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScheduleTiming {
-    /// Once, in milliseconds since 1970-01-01 UTC.
+    /// Once, at this time in milliseconds since 1970-01-01 UTC.
     At(u64),
-    /// Again and again.
+    /// Repeatedly, at this interval.
     Every(Duration),
-    /// By the calendar of a time zone.
+    /// At the times of a cron expression in a time zone.
     Cron {
-        /// `minute hour day month weekday`, or a name such as `@daily`.
+        /// The cron expression: `minute hour day month weekday`, or a name such as `@daily`.
         expression: String,
-        /// Of the IANA database, such as `Europe/Berlin`.
+        /// A name from the IANA time zone database, such as `Europe/Berlin`.
         time_zone: String,
     },
 }
@@ -27,21 +27,21 @@ pub enum ScheduleTiming {
 /// A schedule of the session. The function of `#[agent(on_alarm = …)]` is called when it is due.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scheduled {
-    /// Another one each time that it is set.
+    /// The id, which changes each time the schedule is set.
     pub id: String,
-    /// Unique in the session.
+    /// The name, unique in the session.
     pub name: String,
-    /// When it is due, as it was asked for.
+    /// The timing that was requested.
     pub timing: ScheduleTiming,
-    /// JSON that the alarm brings.
+    /// JSON that is passed to the alarm.
     pub data: Option<Value>,
-    /// The time that comes, or that is being tried.
+    /// The next due time, or the one that is being attempted, in milliseconds since 1970-01-01 UTC.
     pub due_at_ms: u64,
-    /// Why it was given up, if it was. It stays until it is replaced or cancelled.
+    /// Why the schedule failed permanently, if it did. It stays listed until it is replaced or cancelled.
     pub failed: Option<String>,
 }
 
-/// What the host is asked for.
+/// The timing as requested from the host.
 #[derive(Debug, Clone, PartialEq)]
 pub enum When<'a> {
     After(Duration),
@@ -50,7 +50,7 @@ pub enum When<'a> {
     Cron { expression: &'a str, time_zone: &'a str },
 }
 
-/// What comes with it.
+/// The settings of a schedule besides its timing.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ScheduleOptions {
     pub data: Option<Value>,
@@ -59,8 +59,8 @@ pub struct ScheduleOptions {
 
 /// The session's schedules. See [`Context::schedule`](crate::Context::schedule).
 ///
-/// Setting a name again replaces its schedule. What is set and cancelled is committed when the turn ends well, and only
-/// then.
+/// Setting a name again replaces its schedule. All changes are committed when the turn succeeds, and dropped
+/// when it fails.
 #[derive(Clone, Copy)]
 pub struct Schedule<'a> {
     pub(crate) host: &'a dyn Host,
@@ -68,12 +68,13 @@ pub struct Schedule<'a> {
 }
 
 impl Schedule<'_> {
-    /// How often each time is tried before it is given up; 6 unless it is set here.
+    /// Sets the number of attempts for each due time before it fails permanently. The default is 6.
     pub fn tries(self, tries: u32) -> Self {
         Self { tries: Some(tries), ..self }
     }
 
-    /// Once, so long from now; a second at least. `data` is what the alarm brings, `&()` for nothing.
+    /// Sets an alarm that is due once, after a delay of at least one second. `data` is passed to the alarm;
+    /// use `&()` for none.
     pub fn after<T: Serialize + ?Sized>(
         &self,
         name: &str,
@@ -83,12 +84,14 @@ impl Schedule<'_> {
         self.set(name, &When::After(delay), data)
     }
 
-    /// Once, at this time in milliseconds since 1970-01-01 UTC. A time that has passed is due in a second.
+    /// Sets an alarm that is due once, at this time in milliseconds since 1970-01-01 UTC. A time in the past
+    /// is due in one second.
     pub fn at<T: Serialize + ?Sized>(&self, name: &str, time_ms: u64, data: &T) -> Result<(), ScheduleError> {
         self.set(name, &When::At(time_ms), data)
     }
 
-    /// Again and again, the first time after one interval of a second at least.
+    /// Sets an alarm that is due repeatedly, the first time after one interval. The minimum interval is one
+    /// second.
     pub fn every<T: Serialize + ?Sized>(
         &self,
         name: &str,
@@ -98,7 +101,8 @@ impl Schedule<'_> {
         self.set(name, &When::Every(interval), data)
     }
 
-    /// Whenever the calendar says so: `minute hour day month weekday` in a time zone such as `Europe/Berlin`.
+    /// Sets an alarm that is due at the times of a cron expression, `minute hour day month weekday`, in a
+    /// time zone such as `Europe/Berlin`.
     pub fn cron<T: Serialize + ?Sized>(
         &self,
         name: &str,
@@ -109,19 +113,21 @@ impl Schedule<'_> {
         self.set(name, &When::Cron { expression, time_zone }, data)
     }
 
-    /// Whether it was there.
+    /// Cancels a schedule. Returns whether it existed.
     pub fn cancel(&self, name: &str) -> bool {
         self.host.schedule_cancel(name)
     }
 
-    /// Those of the session by name, with what this turn did to them.
+    /// Returns the schedules of the session by name, with the changes of this turn applied.
     pub fn list(&self) -> Vec<Scheduled> {
         self.host.schedule_list()
     }
 
     fn set<T: Serialize + ?Sized>(&self, name: &str, when: &When<'_>, data: &T) -> Result<(), ScheduleError> {
         let data = serde_json::to_value(data);
-        let data = data.map_err(|error| ScheduleError::InvalidArgument(format!("the data: {error}")))?;
+        let data = data.map_err(|error| {
+            ScheduleError::InvalidArgument(format!("the data cannot be written as JSON: {error}"))
+        })?;
         let options = ScheduleOptions { data: Some(data).filter(|data| !data.is_null()), tries: self.tries };
         self.host.schedule_set(name, when, options)
     }

@@ -1,7 +1,9 @@
-//! JSON Schemas of Rust types, in the plain subset that constrained decoding can follow, and values of them.
+//! JSON Schemas of Rust types, in the plain subset that constrained decoding can follow, and parsing of
+//! values that a model wrote.
 //!
-//! What a grammar cannot enforce or a small model should not have to read is taken out: number formats, titles, the
-//! dialect's address. What narrows a value stays: ranges, lengths, enumerations, required properties.
+//! The schemas leave out everything that a grammar cannot enforce or that a small model should not have to
+//! read: number formats, titles, the URI of the dialect. Everything that narrows a value stays: ranges,
+//! lengths, enumerations, required properties.
 
 use schemars::generate::SchemaSettings;
 use schemars::transform::{Transform, transform_subschemas};
@@ -9,25 +11,25 @@ use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// String formats that constrained decoding knows; any other would make a schema unusable.
+/// String formats that constrained decoding supports; any other would make a schema unusable.
 const ENFORCEABLE_FORMATS: [&str; 9] =
     ["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
-/// Up to here a float holds every whole number.
+/// Up to this value an `f64` represents every integer exactly.
 const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// The schema of JSON that becomes a `T`.
+/// Returns the schema of JSON that deserializes into a `T`.
 pub fn input_schema<T: JsonSchema>() -> Value {
     generate::<T>(SchemaSettings::draft2020_12().for_deserialize())
 }
 
-/// The schema of JSON that a `T` becomes.
+/// Returns the schema of JSON that a `T` serializes to.
 pub fn output_schema<T: JsonSchema>() -> Value {
     generate::<T>(SchemaSettings::draft2020_12().for_serialize())
 }
 
-/// A `T` from JSON that a model wrote. JSON Schema counts `1.0` as an integer and Rust does not, so where the value
-/// does not fit as it is, whole numbers are read as integers.
+/// Deserializes a `T` from JSON that a model wrote. JSON Schema counts `1.0` as an integer and Rust does not,
+/// so if the value does not fit unchanged, whole numbers are read as integers.
 pub fn from_model<T: DeserializeOwned>(mut value: Value) -> Result<T, serde_json::Error> {
     T::deserialize(&value).or_else(|error| {
         whole_numbers_as_integers(&mut value);
@@ -49,7 +51,7 @@ fn whole_numbers_as_integers(value: &mut Value) {
 }
 
 fn generate<T: JsonSchema>(mut settings: SchemaSettings) -> Value {
-    settings.inline_subschemas = true; // a reference costs a small model more than the repetition
+    settings.inline_subschemas = true; // a small model copes better with repetition than with references
     settings.meta_schema = None;
     settings.with_transform(Simplify).into_generator().into_root_schema_for::<T>().to_value()
 }
@@ -69,7 +71,7 @@ impl Transform for Simplify {
         {
             object.remove("format");
         }
-        object.remove("uniqueItems"); // a set drops what is there twice
+        object.remove("uniqueItems"); // a set drops duplicates
         if let Some(alternatives) = object.remove("oneOf") {
             match enumeration(&alternatives) {
                 Some(values) => {
@@ -85,7 +87,8 @@ impl Transform for Simplify {
     }
 }
 
-/// `oneOf` string constants, as documented variants give it, as the values of an `enum`.
+/// Converts `oneOf` string constants, as schemars generates them for documented variants, to the values of an
+/// `enum`.
 fn enumeration(alternatives: &Value) -> Option<Value> {
     let mut values = Vec::new();
     for alternative in alternatives.as_array()? {
@@ -107,7 +110,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn whole_numbers_of_a_model_are_integers() {
+    fn whole_numbers_from_a_model_parse_as_integers() {
         #[derive(Debug, Deserialize, PartialEq)]
         struct Line {
             count: u8,
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn number_formats_go_and_ranges_stay() {
+    fn number_formats_are_removed_and_ranges_kept() {
         let schema = input_schema::<Stay>();
         assert_eq!(schema["properties"]["nights"], json!({"type": "integer", "minimum": 1, "maximum": 14}));
         assert!(schema.get("title").is_none() && schema.get("$schema").is_none());

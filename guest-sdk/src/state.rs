@@ -1,6 +1,7 @@
 //! The session's durable state: small JSON values under string keys.
 //!
-//! Reads see the turn's own writes; the writes are committed when the turn ends well, and only then.
+//! Reads see the turn's own writes. The writes are committed when the turn succeeds, and dropped when it
+//! fails.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -8,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::StateError;
 use crate::host::Host;
 
-/// How many keys are asked of the host at a time.
+/// Number of keys requested from the host at a time.
 const KEYS_PER_CALL: u32 = 256;
 
 /// The session's durable state. See [`Context::state`](crate::Context::state).
@@ -18,7 +19,8 @@ pub struct State<'a> {
 }
 
 impl State<'_> {
-    /// The value under `key`, or `None` if there is none. A value that is not a `T` is an error, not a `None`.
+    /// Returns the value under `key`, or `None` if there is none. A value that is not a `T` is an error, not
+    /// a `None`.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, StateError> {
         match self.host.state_get(key) {
             Some(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| json_error(key, &error)),
@@ -26,7 +28,7 @@ impl State<'_> {
         }
     }
 
-    /// As [`get`](Self::get), with `T::default()` where there is no value.
+    /// Same as [`get`](Self::get), but returns `T::default()` if there is no value.
     pub fn get_or_default<T: DeserializeOwned + Default>(&self, key: &str) -> Result<T, StateError> {
         Ok(self.get(key)?.unwrap_or_default())
     }
@@ -36,12 +38,12 @@ impl State<'_> {
         self.host.state_set(key, &to_json(key, value)?)
     }
 
-    /// Deletes `key`. Whether it was there.
+    /// Deletes `key`. Returns whether it existed.
     pub fn delete(&self, key: &str) -> bool {
         self.host.state_delete(key)
     }
 
-    /// All keys that begin with `prefix`, in order.
+    /// Returns all keys that begin with `prefix`, in order.
     pub fn keys(&self, prefix: &str) -> Vec<String> {
         let mut keys: Vec<String> = Vec::new();
         loop {
@@ -54,8 +56,8 @@ impl State<'_> {
         }
     }
 
-    /// A page of values with their keys, in the order of the keys: those that begin with `prefix` and come after `after`, at
-    /// most `limit`. A value that is not a `T` is an error.
+    /// Returns a page of values with their keys, ordered by key: at most `limit` of the keys that begin with
+    /// `prefix` and come after `after`. A value that is not a `T` is an error.
     ///
     /// ```
     /// # use skep_sdk::{Context, StateError};
@@ -86,7 +88,8 @@ impl State<'_> {
         Ok(page)
     }
 
-    /// Writes `value` only if the current value is `expected` (`None`: absent), byte for byte as JSON. Whether it did.
+    /// Writes `value` only if the current value is `expected` (`None` means absent), byte for byte as JSON.
+    /// Returns whether it was written.
     pub fn compare_and_set<T: Serialize + ?Sized>(
         &self,
         key: &str,

@@ -1,6 +1,7 @@
 //! Tools: Rust functions that the model can call.
 //!
-//! `#[tool]` turns a function into a [`Tool`] behind the trait [`ToolFunction`]; nothing here knows of the model.
+//! `#[tool]` turns a function into a [`Tool`] behind the trait [`ToolFunction`]. This file knows nothing of
+//! the model.
 
 use serde_json::Value;
 
@@ -8,30 +9,30 @@ use crate::example::{Example, ToolExample};
 use crate::host::Task;
 use crate::{Context, ToolError, ToolHints};
 
-/// What the model and the host are told of a tool.
+/// The definition of a tool, as given to the model and the host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolDefinition {
-    /// The function's name.
+    /// The name of the function.
     pub name: String,
-    /// The function's doc comment.
+    /// The doc comment of the function.
     pub description: String,
-    /// JSON Schema of the arguments: an object with one property for each.
+    /// JSON Schema of the arguments: an object with one property for each parameter.
     pub input_schema: Value,
     /// JSON Schema of the result.
     pub output_schema: Value,
-    /// What it does to the world.
+    /// Effects of the tool.
     pub hints: ToolHints,
-    /// How long one call may take.
+    /// Timeout of one call, in milliseconds.
     pub timeout_ms: Option<u32>,
-    /// How often a call that failed is made again.
+    /// Number of times a failed call is retried.
     pub retries: u32,
-    /// Whether a person decides about each call.
+    /// Whether a person has to approve each call.
     pub needs_approval: bool,
-    /// What its author shows the model of it.
+    /// Examples that the author gives to the model.
     pub examples: Vec<ToolExample>,
 }
 
-/// A function with its types erased. `#[tool]` makes it.
+/// A tool function with its types erased. `#[tool]` creates it.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct Tool {
@@ -63,7 +64,8 @@ impl Tool {
     }
 }
 
-/// Implemented by `#[tool]` for a type of the function's name, so that `tools = [path::to::function]` finds it.
+/// Implemented by `#[tool]` for a type with the function's name, so that `tools = [path::to::function]` finds
+/// it.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a tool", label = "put `#[tool]` on this function")]
 pub trait ToolFunction {

@@ -1,63 +1,66 @@
-//! What begins a turn beside a message: a schedule that is due, or an event.
+//! Triggers of a turn other than a message: a schedule that is due, or an event.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::AgentError;
 
-/// A schedule of the session that is due. The function of `#[agent(on_alarm = …)]` gets it, at least once for each time.
+/// A due time of a schedule. The function of `#[agent(on_alarm = …)]` receives it at least once for each due
+/// time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Alarm {
-    /// The schedule's id.
+    /// The id of the schedule.
     pub id: String,
-    /// The schedule's name.
+    /// The name of the schedule.
     pub name: String,
-    /// JSON that was set with it.
+    /// JSON that was set with the schedule.
     pub data: Option<Value>,
-    /// The session it is for.
+    /// The id of the session.
     pub session: String,
     /// 1 for the session's first turn.
     pub turn: u64,
-    /// When it was due, in milliseconds since 1970-01-01 UTC.
+    /// The time at which the alarm was due, in milliseconds since 1970-01-01 UTC.
     pub due_at_ms: u64,
-    /// When the host began with it.
+    /// The time at which the host started the alarm, in milliseconds since 1970-01-01 UTC.
     pub received_at_ms: u64,
-    /// 1 for the first try.
+    /// 1 for the first attempt.
     pub attempt: u32,
-    /// How many earlier times of the schedule passed while nobody was there.
+    /// Number of earlier due times of the schedule that passed while the host could not call the agent.
     pub missed: u32,
 }
 
-/// Something that happened. The function of `#[agent(on_event = …)]` gets it, at least once.
+/// An event. The function of `#[agent(on_event = …)]` receives it at least once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// The same when it is delivered again.
+    /// The id of the event. A redelivery of the same event has the same id.
     pub id: String,
-    /// Such as `order.paid`.
+    /// The topic, such as `order.paid`.
     pub topic: String,
-    /// JSON.
+    /// The payload, as JSON.
     pub data: Option<Value>,
-    /// The session it is for.
+    /// The id of the session.
     pub session: String,
     /// 1 for the session's first turn.
     pub turn: u64,
-    /// When it happened, in milliseconds since 1970-01-01 UTC.
+    /// The time at which the event happened, in milliseconds since 1970-01-01 UTC.
     pub at_ms: u64,
-    /// When the host began with it.
+    /// The time at which the host started the turn, in milliseconds since 1970-01-01 UTC.
     pub received_at_ms: u64,
-    /// 1 for the first try.
+    /// 1 for the first attempt.
     pub attempt: u32,
 }
 
 impl Alarm {
-    /// The data as a `T`. Absent or unfitting data is an [`AgentError::InvalidMessage`].
+    /// Returns the data as a `T`. If the data is absent or does not fit, the error is an
+    /// [`AgentError::InvalidMessage`].
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, AgentError> {
         decode("alarm", self.data.as_ref())
     }
 }
 
 impl Event {
-    /// The data as a `T`. Absent or unfitting data is an [`AgentError::InvalidMessage`].
+    /// Returns the data as a `T`. If the data is absent or does not fit, the error is an
+    /// [`AgentError::InvalidMessage`].
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, AgentError> {
         decode("event", self.data.as_ref())
     }
@@ -65,6 +68,7 @@ impl Event {
 
 fn decode<T: DeserializeOwned>(kind: &str, data: Option<&Value>) -> Result<T, AgentError> {
     let data = data.ok_or_else(|| AgentError::InvalidMessage(format!("the {kind} has no data")))?;
-    T::deserialize(data)
-        .map_err(|error| AgentError::InvalidMessage(format!("the data of the {kind} does not fit: {error}")))
+    T::deserialize(data).map_err(|error| {
+        AgentError::InvalidMessage(format!("the data of the {kind} does not fit the expected type: {error}"))
+    })
 }

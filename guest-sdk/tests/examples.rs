@@ -1,4 +1,4 @@
-//! Examples for the model and random numbers, as an author of an agent meets them.
+//! Examples for the model and random numbers, from the view of an agent's author.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -42,18 +42,18 @@ fn said(text: &str) -> Entry {
 }
 
 #[test]
-fn the_model_sees_examples_before_the_first_message_and_no_conversation_keeps_them() {
+fn the_model_sees_examples_before_the_first_message_but_no_conversation_stores_them() {
     let model = ScriptedModel::new().call("roll", json!({"count": 1})).text("There you go.").text("Bye.");
     let mut harness = Harness::new(dice).model(model);
     let outcome = harness.send("One die").unwrap();
-    assert_eq!(outcome.tool_calls.len(), 1, "the calls of examples are none");
+    assert_eq!(outcome.tool_calls.len(), 1, "the calls of examples do not count");
     harness.send("Thanks").unwrap();
     let prompt = &harness.prompts()[2];
     assert_eq!(prompt[..2], [Entry::System("Roll.".to_owned()), user("Two dice, please")]);
     let Entry::Assistant { tool_calls, .. } = &prompt[2] else { panic!("{:?}", prompt[2]) };
     assert_eq!((tool_calls[0].name.as_str(), &tool_calls[0].arguments), ("roll", &json!({"count": 2})));
     assert_eq!(prompt[3], Entry::Tool { call_id: tool_calls[0].id.clone(), outcome: Ok(json!([3, 4])) });
-    // One of each tool in turn.
+    // Examples of the tools alternate.
     assert_eq!(prompt[4..6], [said("3 and 4."), user("Forget it")]);
     assert_eq!(prompt[8..12], [said("Forgotten."), user("Hi"), said("Hello!"), user("One die")]);
     assert_eq!(harness.conversation("main").len(), 7);
@@ -74,7 +74,7 @@ fn random_numbers_are_in_their_range_and_the_same_for_the_same_seed() {
 }
 
 #[test]
-fn the_form_of_an_answer_follows_from_what_the_tools_gave() {
+fn the_answer_form_depends_on_the_tool_results() {
     /// Says what was rolled.
     #[agent(tools = [dice::roll])]
     async fn honest(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
@@ -116,7 +116,7 @@ mod wrong {
 
 #[test]
 #[should_panic(
-    expected = "tool `roll`: the arguments of its example 2 (\"Ten dice\"): /count: 10 is over its maximum 6"
+    expected = "tool `roll`: invalid arguments in its example 2 (\"Ten dice\"): /count: 10 is above maximum 6"
 )]
 fn an_example_that_breaks_the_schema_names_its_tool() {
     Harness::new(wrong::too_many);
@@ -149,7 +149,7 @@ mod guests {
 use guests::guests;
 
 #[test]
-fn extract_shows_its_examples_and_keeps_none() {
+fn extract_shows_its_examples_without_storing_them() {
     let mut harness = Harness::new(guests).model(ScriptedModel::new().json(&json!({"name": "Ada"})));
     harness.send("Ada here").unwrap();
     assert_eq!(
@@ -162,8 +162,7 @@ fn extract_shows_its_examples_and_keeps_none() {
 #[test]
 fn examples_of_an_answer_need_a_schema_and_validate_against_it() {
     let mut harness = Harness::new(guests).model(ScriptedModel::new().text("unused"));
-    for (message, why) in [("long", "the answer of the example \"I am Bartholomew.\""), ("text", "`extract`")]
-    {
+    for (message, why) in [("long", "answer in the example \"I am Bartholomew.\""), ("text", "`extract`")] {
         match harness.send(message).unwrap_err() {
             AgentError::Inference(
                 InferenceError::SchemaInvalid(found) | InferenceError::InvalidArgument(found),

@@ -1,4 +1,4 @@
-//! Sessions that have grown: pages of state and of messages, and compaction, in the harness.
+//! Long sessions in the harness: paging of state and messages, and compaction.
 
 use skep_sdk::serde_json::json;
 use skep_sdk::testing::{Harness, ScriptedModel};
@@ -54,7 +54,7 @@ fn state_is_listed_page_by_page_with_its_types() {
 }
 
 #[test]
-fn a_value_that_is_too_large_is_refused_as_by_the_host() {
+fn rejects_oversized_values_like_the_host() {
     assert_eq!(Harness::new(keeper).send("large").unwrap().reply.data, Some(json!(true)));
 }
 
@@ -65,7 +65,7 @@ fn messages_are_read_page_by_page() {
 }
 
 #[test]
-fn a_compacted_conversation_has_its_system_message_a_summary_and_what_was_said_last() {
+fn a_compacted_conversation_has_its_system_message_a_summary_and_the_last_messages() {
     for (text, steps, summary) in [("compact", 1, "They greeted."), ("in my words", 0, "We greeted.")] {
         let mut model = ScriptedModel::new().text("Hi.").text("Fine.").text("Now.");
         if steps == 1 {
@@ -84,7 +84,7 @@ fn a_compacted_conversation_has_its_system_message_a_summary_and_what_was_said_l
 }
 
 #[test]
-fn there_is_nothing_to_compact_where_nothing_was_answered() {
+fn a_conversation_without_answers_has_nothing_to_compact() {
     let outcome = Harness::new(keeper).send("compact").unwrap();
     assert_eq!((outcome.generations, outcome.reply.data), (0, Some(json!(0))));
 }

@@ -1,4 +1,4 @@
-//! Whole turns through the public interface, in the harness: what an author relies on.
+//! Whole turns through the public interface, in the harness, covering the behavior that authors rely on.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -78,7 +78,7 @@ fn one(name: &str) -> Value {
 }
 
 #[test]
-fn the_definition_of_a_tool_says_what_the_function_says() {
+fn a_tool_definition_reflects_its_function() {
     let agent = shopkeeper();
     assert_eq!(agent.description(), "A shop.\n\nIt sells things.");
     let [add, size] = agent.tools().try_into().unwrap();
@@ -110,7 +110,7 @@ fn calls_of_one_round_are_answered_in_order_and_reach_the_model() {
 }
 
 #[test]
-fn a_tools_error_is_told_to_the_model_and_the_turn_goes_on() {
+fn a_tool_error_is_passed_to_the_model_and_the_turn_continues() {
     let mut arguments = one("tea");
     arguments["note"] = json!("refuse");
     let mut harness =
@@ -133,7 +133,7 @@ fn after_a_named_call_the_model_answers() {
 }
 
 #[test]
-fn endless_calls_end_with_a_typed_error() {
+fn endless_calls_return_a_typed_error() {
     let model = (0..9).fold(ScriptedModel::new(), |model, _| model.call("size_in_store", json!({})));
     let mut harness = Harness::new(shopkeeper).model(model);
     assert_eq!(harness.send("go on").unwrap_err(), AgentError::TooManyRounds { limit: 3 });
@@ -173,7 +173,7 @@ fn a_script_cannot_answer_where_a_call_is_required() {
 
 #[test]
 #[should_panic(expected = "no step left")]
-fn a_script_that_is_too_short_says_so() {
+fn a_script_that_is_too_short_panics() {
     let _ = Harness::new(shopkeeper).send("x");
 }
 
@@ -245,7 +245,7 @@ fn bench(model: ScriptedModel) -> Harness {
 }
 
 #[test]
-fn state_compares_pages_and_types() {
+fn state_supports_compare_and_set_paging_and_type_checks() {
     let mut harness = bench(ScriptedModel::new());
     assert_eq!(harness.send("cas").unwrap().reply.data, Some(json!([true, false, true])));
     assert_eq!(harness.state::<String>("k").as_deref(), Some("c"));
@@ -257,7 +257,7 @@ fn state_compares_pages_and_types() {
 }
 
 #[test]
-fn a_stream_gives_pieces_and_then_the_whole() {
+fn a_stream_yields_chunks_and_then_the_whole_text() {
     let outcome = bench(ScriptedModel::new().text("one two three")).send("stream").unwrap();
     assert_eq!((outcome.reply.text.as_str(), outcome.reply.data), ("one two three", Some(json!("one "))));
 }
@@ -269,18 +269,18 @@ fn structured_output_becomes_the_type() {
 
 #[test]
 #[should_panic(expected = "breaks the output's schema")]
-fn structured_output_that_breaks_its_schema_is_a_mistake_of_the_script() {
+fn scripted_output_that_breaks_its_schema_panics() {
     let _ = bench(ScriptedModel::new().json("huge")).send("extract");
 }
 
 #[test]
-fn several_generations_can_be_waited_for_at_once() {
+fn several_generations_can_be_awaited_at_once() {
     let model = ScriptedModel::new().text("1").text("2").text("3").text("4");
     assert_eq!(bench(model).send("join").unwrap().reply.text, "122");
 }
 
 #[test]
-fn a_fork_goes_its_own_way() {
+fn a_fork_diverges_from_its_origin() {
     let model = ScriptedModel::new().text("x").text("y");
     assert_eq!(bench(model).send("fork").unwrap().reply.data, Some(json!([2, 4])));
 }
@@ -294,7 +294,7 @@ fn a_conversation_reports_its_first_error_at_the_end_of_the_chain() {
 }
 
 #[test]
-fn completions_data_and_logs() {
+fn completions_message_data_and_logs_work() {
     let mut harness = bench(ScriptedModel::new().text(" a time"));
     assert_eq!(harness.send("complete").unwrap().reply.text, " a time");
     assert_eq!(harness.prompts()[0], [Entry::User("Once upon".into())]);
@@ -305,7 +305,7 @@ fn completions_data_and_logs() {
 }
 
 #[test]
-fn futures_that_wait_are_woken() {
+fn waiting_futures_are_woken() {
     let (sender, receiver) = std::sync::mpsc::channel::<std::task::Waker>();
     let ready = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let flag = ready.clone();
@@ -326,7 +326,7 @@ fn futures_that_wait_are_woken() {
 }
 
 #[test]
-fn alarms_events_and_tool_calls_are_turns_of_their_own() {
+fn alarms_events_and_tool_calls_run_as_separate_turns() {
     async fn wake(cx: &mut Context, alarm: Alarm) -> Result<(), AgentError> {
         let minutes: u32 = alarm.json()?;
         cx.state().set("alarm", &format!("{} after {minutes} in turn {}", alarm.name, cx.turn()))?;
@@ -373,7 +373,7 @@ fn alarms_events_and_tool_calls_are_turns_of_their_own() {
 mod flaky {
     use super::*;
 
-    /// Fails so many times before it gives how often it was called.
+    /// Fails `failures` times, then returns the number of calls so far.
     #[tool(idempotent, retries = 2)]
     pub async fn shaky(cx: &Context, failures: u32) -> Result<u32, ToolError> {
         let calls: u32 = cx.state().get_or_default("calls")?;
@@ -387,7 +387,7 @@ mod flaky {
         cents
     }
 
-    /// Takes so long.
+    /// Takes the given number of seconds.
     #[tool(read_only, timeout_ms = 500)]
     pub async fn slow(cx: &Context, seconds: u64) -> Result<String, ToolError> {
         cx.sleep(std::time::Duration::from_secs(seconds)).await;
@@ -402,7 +402,7 @@ async fn patient(cx: &mut Context, message: Message) -> Result<Reply, AgentError
 }
 
 #[test]
-fn a_tool_that_may_be_called_again_is_and_no_more_often_than_it_says() {
+fn a_failed_tool_is_retried_up_to_its_limit() {
     for (failures, expected) in [(0, Ok(json!(1))), (2, Ok(json!(3))), (3, Err("failure 3".to_owned()))] {
         let model = ScriptedModel::new().call("shaky", json!({"failures": failures})).text("So.");
         let outcome = Harness::new(patient).model(model).send("go").unwrap();
@@ -411,7 +411,7 @@ fn a_tool_that_may_be_called_again_is_and_no_more_often_than_it_says() {
 }
 
 #[test]
-fn a_tool_that_takes_too_long_is_given_up_and_the_others_of_its_round_are_not() {
+fn a_tool_timeout_does_not_affect_other_calls_of_the_round() {
     let calls = [
         ("slow", json!({"seconds": 3600})),
         ("shaky", json!({"failures": 2})),
@@ -426,7 +426,7 @@ fn a_tool_that_takes_too_long_is_given_up_and_the_others_of_its_round_are_not() 
 }
 
 #[test]
-fn a_call_that_a_person_refuses_is_not_made_and_the_model_is_told_why() {
+fn a_rejected_call_is_not_made_and_the_model_gets_the_reason() {
     for (verdict, expected) in
         [(Ok(()), Ok(json!(7))), (Err("too dear"), Err("a person refused this call: too dear".to_owned()))]
     {
@@ -437,7 +437,7 @@ fn a_call_that_a_person_refuses_is_not_made_and_the_model_is_told_why() {
 }
 
 #[test]
-fn what_a_tool_does_to_the_world_is_part_of_its_definition() {
+fn a_tool_definition_contains_its_hints() {
     let [shaky, slow, pay] = patient().tools().try_into().unwrap();
     assert!(pay.needs_approval && !slow.needs_approval);
     assert!(shaky.hints.idempotent && !shaky.hints.read_only && !shaky.hints.destructive);
@@ -468,7 +468,7 @@ fn with_orders(model: ScriptedModel) -> Harness {
 }
 
 #[test]
-fn a_tool_of_another_agent_is_called_by_the_agent_itself() {
+fn an_agent_calls_a_tool_of_another_agent_directly() {
     let outcome = with_orders(ScriptedModel::new()).send("itself").unwrap();
     assert_eq!(outcome.reply.data, Some(json!({"at": "sea"})));
     let denied = Harness::new(desk).send("itself").unwrap_err();
@@ -476,7 +476,7 @@ fn a_tool_of_another_agent_is_called_by_the_agent_itself() {
 }
 
 #[test]
-fn a_model_is_offered_tools_of_others_by_names_that_it_can_say() {
+fn host_tools_are_offered_to_the_model_under_valid_names() {
     for name in ["agent:orders/find", "agent:orders/*"] {
         let model = ScriptedModel::new()
             .calls([("agent_orders_find", json!({"id": 7})), ("agent_orders_find", json!({"id": 8}))])

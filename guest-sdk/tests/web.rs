@@ -1,4 +1,4 @@
-//! HTTP requests in the harness: what an author relies on.
+//! HTTP requests in the harness, covering the behavior that authors rely on.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -44,7 +44,7 @@ async fn clerk(cx: &mut Context, message: Message) -> Result<Reply, AgentError> 
 }
 
 #[test]
-fn a_request_says_what_the_builder_was_told() {
+fn a_request_contains_everything_set_on_the_builder() {
     let web = ScriptedWeb::new().text("POST", "https://api.example.com/orders", 201, "noted");
     let mut harness = Harness::new(clerk).web(web);
     assert_eq!(harness.send("note hello").expect("answered").reply.text, "201 text/plain");
@@ -63,7 +63,7 @@ fn a_request_says_what_the_builder_was_told() {
 }
 
 #[test]
-fn a_query_is_escaped_and_answers_come_in_their_order() {
+fn a_query_is_escaped_and_responses_arrive_in_order() {
     let url = "https://api.example.com/orders?id=7%2F%C3%A4&a%26b=1";
     let web = ScriptedWeb::new()
         .json("GET", url, 200, &json!({"status": "packed"}))
@@ -75,7 +75,7 @@ fn a_query_is_escaped_and_answers_come_in_their_order() {
     for status in ["packed", "shipped"] {
         assert_eq!(harness.send("7/ä").expect("answered").reply.text, status);
     }
-    let mut error = || match harness.send("7/ä").expect_err("not the answer that was wanted") {
+    let mut error = || match harness.send("7/ä").expect_err("the response is an error") {
         AgentError::Http(error) => error,
         other => panic!("{other}"),
     };
@@ -86,6 +86,6 @@ fn a_query_is_escaped_and_answers_come_in_their_order() {
 
 #[test]
 #[should_panic(expected = "the agent requests GET https://api.example.com/orders?id=1&a%26b=1")]
-fn a_request_that_nobody_answers_is_a_fault_of_the_script() {
+fn a_request_without_a_scripted_response_panics() {
     let _ = Harness::new(clerk).send("1");
 }

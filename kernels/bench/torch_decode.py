@@ -1,12 +1,12 @@
-"""PyTorch's batch-1 decode, for a ratio on the same card: the shape of Llama 3.1 8B with random weights, a static KV cache, one
-compiled step replayed as a CUDA graph.
+"""Measures PyTorch's batch-1 decode for comparison on the same GPU: the shape of Llama 3.1 8B with random weights, a static KV
+cache, and one compiled step that is replayed as a CUDA graph.
 
-Needs a CUDA build of PyTorch (2.5 or later) and nothing else. Prints one line of JSON:
+It needs only a CUDA build of PyTorch (2.5 or later) and prints one line of JSON:
 
     python3 kernels/bench/torch_decode.py
     skep bench engine --suite --device cuda --against 'python3 kernels/bench/torch_decode.py'
 
-On the processor, with a small shape, it checks that the cached step computes what a whole pass does:
+With --check it verifies, on the CPU and with a small shape, that cached steps give the same result as one full pass:
 
     python3 kernels/bench/torch_decode.py --check
 """
@@ -104,7 +104,7 @@ class Model(nn.Module):
         self.register_buffer("seen", torch.ones(context, context, dtype=torch.bool).tril())
 
     def forward(self, tokens, positions):
-        """Logits of the last token. `tokens` is [1, rows], `positions` where they are."""
+        """Returns the logits of the last token. `tokens` is [1, rows]; `positions` holds their positions."""
         x = self.embedding(tokens)
         turn, mask = self.turns[:, positions], self.seen[positions]
         for block in self.blocks:
@@ -135,7 +135,7 @@ def make(shape, context, device, dtype):
 @torch.inference_mode()
 def measure(tokens, runs):
     if not torch.cuda.is_available():
-        sys.exit("no CUDA device: this compares GPUs; --check runs on the processor")
+        sys.exit("no CUDA device: this benchmark needs a GPU; --check runs on the CPU")
     torch.set_float32_matmul_precision("high")
     model = make(Shape(), 2 * tokens, "cuda", torch.bfloat16)
 
@@ -175,14 +175,14 @@ def check():
         stepped = model(tokens[:, position : position + 1], torch.tensor([position]))
     error = (whole - stepped).abs().max().item() / whole.abs().max().item()
     if not error < 1e-4:
-        sys.exit(f"a step with the cache computes something else: {error:.2e}")
+        sys.exit(f"cached steps differ from a full pass: relative error {error:.2e}")
     print(json.dumps({"check": "passed", "error": error}))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=128, help="decoded in each run (default 128)")
-    parser.add_argument("--runs", type=int, default=5, help="of which the median counts (default 5)")
-    parser.add_argument("--check", action="store_true", help="compare a step with a whole pass, on the processor")
+    parser.add_argument("--tokens", type=int, default=128, help="number of tokens decoded per run (default 128)")
+    parser.add_argument("--runs", type=int, default=5, help="number of runs, of which the median is reported (default 5)")
+    parser.add_argument("--check", action="store_true", help="compare cached steps with a full pass, on the CPU")
     arguments = parser.parse_args()
     check() if arguments.check else measure(arguments.tokens, arguments.runs)

@@ -1,45 +1,45 @@
-// The sum over all ranks of what each has, on every rank, through memory that they all see.
+// Sums the inputs of all ranks and gives the result to every rank, through memory that all of them can access.
 //
-// Sums are formed in float32 in the order of the ranks and rounded once: their bits are the same everywhere. In one shot every
-// rank reads everything of all others: one step, ranks · bytes. In two shots each sums its own share and reads the shares of the
-// others: one barrier more, 2 · bytes.
+// Sums are computed in float32 in the order of the ranks and rounded once, so their bits are the same on every rank. With one
+// shot, every rank reads the whole inputs of all others: one step, ranks · bytes. With two shots, each rank sums its own share
+// and reads the summed shares of the others: one barrier more, 2 · bytes.
 //
-// The same blocks of all ranks wait for each other, so all of a rank's blocks have to be resident. A rank that does not come
-// is named in `failure` after `patience` looks; the sums are then worth nothing, and the signals have to be made anew.
+// Blocks with the same index on all ranks wait for each other, so all blocks of a rank have to be resident. If a rank does not
+// arrive within `patience` polls, `failure` names it; the sums are then invalid, and the signals have to be created anew.
 #include "device.cuh"
 #include "ptx/peer.cuh"
 
 constexpr int MAX_RANKS = 8;
 constexpr int MAX_BLOCKS = 64;
 
-// Of each rank, zero at first.
+// The signals of one rank, which must be zero at first.
 struct Signals {
     uint32_t round[MAX_BLOCKS];              // barriers that this rank's blocks have passed
-    uint32_t arrived[MAX_BLOCKS][MAX_RANKS]; // at which barrier the blocks of the others are; those write it
+    uint32_t arrived[MAX_BLOCKS][MAX_RANKS]; // the barriers that the blocks of other ranks have reached, written by them
 };
 
 struct AllReduceParams {
-    const Vec16* in[MAX_RANKS];   // of each rank: [chunks] of eight values
-    Vec16* shares[MAX_RANKS];     // of each rank, in two shots: [chunks / ranks], rounded up
-    Signals* signals[MAX_RANKS];
-    Vec16* out;                   // [chunks], nobody's `in`
-    uint32_t* failure;            // 1 + the rank that did not come; left alone if all did
+    const Vec16* in[MAX_RANKS];   // per rank: [chunks] of eight values
+    Vec16* shares[MAX_RANKS];     // per rank, with two shots: [chunks / ranks], rounded up
+    Signals* signals[MAX_RANKS];  // per rank
+    Vec16* out;                   // [chunks], not the `in` of any rank
+    uint32_t* failure;            // 1 + the rank that did not arrive; unchanged if all did
     uint64_t chunks;
     uint64_t patience;
     uint32_t rank;
     uint32_t ranks;
 };
 
-// Until this block has arrived at the barrier on all ranks.
+// Waits until this block has reached the barrier on all ranks.
 SKEP_DEVICE void wait_for_ranks(const AllReduceParams& p, uint32_t round) {
     __syncthreads();
     if (threadIdx.x < p.ranks) {
         const uint32_t other = threadIdx.x;
         store_release(&p.signals[other]->arrived[blockIdx.x][p.rank], round);
         const uint32_t* arrived = &p.signals[p.rank]->arrived[blockIdx.x][other];
-        // One that is ahead may be at the next barrier already; rounds start again after 2^32.
+        // A rank that is ahead may already be at the next barrier. Rounds wrap around after 2^32.
         for (uint64_t looks = 0; static_cast<int32_t>(load_acquire(arrived) - round) < 0; ++looks) {
-            // Who has waited in vain once waits for nobody any more: the step has failed.
+            // After one failed wait the step has failed, so there is no point in waiting again.
             if (load_acquire(p.failure) != 0) {
                 break;
             }
@@ -55,7 +55,7 @@ SKEP_DEVICE void wait_for_ranks(const AllReduceParams& p, uint32_t round) {
 
 template <typename T>
 SKEP_DEVICE Vec16 sum_of_ranks(const AllReduceParams& p, uint64_t chunk) {
-    // All loads are under way before the first sum.
+    // All loads are issued before the first sum.
     Vec16 of_ranks[MAX_RANKS];
     for (uint32_t rank = 0; rank < MAX_RANKS; ++rank) {
         if (rank < p.ranks) {
@@ -80,7 +80,7 @@ SKEP_DEVICE Vec16 sum_of_ranks(const AllReduceParams& p, uint64_t chunk) {
     return sum;
 }
 
-// Grid: (at most MAX_BLOCKS), as many on every rank.
+// Grid: (at most MAX_BLOCKS), the same on every rank.
 template <typename T>
 SKEP_DEVICE void all_reduce_one_shot(const AllReduceParams& p) {
     uint32_t* passed = &p.signals[p.rank]->round[blockIdx.x];
@@ -89,7 +89,7 @@ SKEP_DEVICE void all_reduce_one_shot(const AllReduceParams& p) {
     for (uint64_t chunk = blockIdx.x * blockDim.x + threadIdx.x; chunk < p.chunks; chunk += gridDim.x * blockDim.x) {
         p.out[chunk] = sum_of_ranks<T>(p, chunk);
     }
-    // Only then may a rank change what the others read.
+    // A rank may change its input only after the others have read it.
     wait_for_ranks(p, round + 2);
     if (threadIdx.x == 0) {
         *passed = round + 2;
@@ -106,8 +106,8 @@ SKEP_DEVICE void all_reduce_two_shot(const AllReduceParams& p) {
     for (uint64_t i = first; i < length && p.rank * length + i < p.chunks; i += gridDim.x * blockDim.x) {
         p.shares[p.rank][i] = sum_of_ranks<T>(p, p.rank * length + i);
     }
-    // Each block reads below what the same block of another rank wrote above. Nobody changes a share before all ranks have begun
-    // the next sum, and so have read it.
+    // Each block reads below what the block with the same index on another rank wrote above. No rank changes a share before all
+    // ranks have started the next sum and have therefore read it.
     wait_for_ranks(p, round + 2);
     for (uint32_t rank = 0; rank < p.ranks; ++rank) {
         for (uint64_t i = first; i < length && rank * length + i < p.chunks; i += gridDim.x * blockDim.x) {

@@ -1,34 +1,35 @@
-// Attention of one query row a sequence over its paged keys and values, split along the context.
+// Attention of one query row per sequence over its paged keys and values, split along the context.
 //
-// A plan divides each sequence's context into pieces of about equal work; `attention_decode` computes the softmax state
-// (m, d, o) of one piece for all query heads of one key-value head, so that keys and values are read once a group;
-// `attention_merge` joins the pieces of a row. What is read is 2 · context · head_size · bytes a key-value head: the floor.
+// A plan divides each sequence's context into splits (`Piece`) of about equal work. `attention_decode` computes the softmax
+// state (m, d, o) of one split for all query heads of one key-value head, so that keys and values are read once per group.
+// `attention_merge` joins the splits of a row. The lower bound on the time is that of reading 2 · context · head_size · bytes
+// per key-value head.
 //
-// A warp takes every n-th position; its lanes share a head.
+// A warp takes every n-th position, where n is the number of warps, and its lanes share a head.
 #include "device.cuh"
 
 constexpr int DECODE_WARPS = 4;
 
-// Query heads that a block takes, as many as registers hold. A larger group has several blocks, which read the same keys and
-// values through the cache.
+// Number of query heads per block, as many as registers hold. A larger group has several blocks, which read the same keys
+// and values through the cache.
 template <int HEAD_SIZE>
 constexpr uint32_t GROUP = HEAD_SIZE > 128 ? 4 : 8;
 
-// A piece of one sequence's context.
+// A split of one sequence's context.
 struct Piece {
     uint32_t row;
     uint32_t first;
     uint32_t last; // exclusive
-    uint32_t place; // of its state
+    uint32_t place; // index of its state
 };
 
 struct AttentionDecodeParams {
-    const void* q;               // [rows, q_stride]: the queries first
+    const void* q;               // [rows, q_stride]; each row starts with the queries
     const void* keys;            // [pages, page_size, kv_heads, head_size]
     const void* values;
     const uint32_t* page_tables; // [rows, table_stride]
     const Piece* pieces;
-    float* states;               // [places, heads, head_size + 2]: o, m, d
+    float* states;               // [states, heads, head_size + 2]: o, m, d
     uint32_t q_stride;
     uint32_t table_stride;
     uint32_t page_size;
@@ -39,13 +40,13 @@ struct AttentionDecodeParams {
 
 struct AttentionMergeParams {
     const float* states;
-    const uint32_t* first_place; // [rows + 1]
+    const uint32_t* first_place; // [rows + 1]: index of each row's first state, then the number of states
     void* out;                   // [rows, heads, head_size]
     uint32_t heads;
     uint32_t head_size;
 };
 
-// Grid: (pieces, kv_heads · blocks of a group). Block: DECODE_WARPS warps. Shared: DECODE_WARPS · (HEAD_SIZE + 2) floats.
+// Grid: (pieces, kv_heads · blocks per group). Block: DECODE_WARPS warps. Shared: DECODE_WARPS · (HEAD_SIZE + 2) floats.
 template <typename T, int HEAD_SIZE>
 SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
     constexpr uint32_t MAX_GROUP = GROUP<HEAD_SIZE>;
@@ -58,7 +59,7 @@ SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
     const uint32_t first_head = kv_head * whole_group + skipped;
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t warp = threadIdx.x / WARP;
-    // Of a head, in a lane.
+    // Number of values of a head per lane.
     constexpr int VALUES = (HEAD_SIZE + WARP - 1) / WARP;
     const T* q = static_cast<const T*>(p.q) + static_cast<uint64_t>(piece.row) * p.q_stride +
                  first_head * HEAD_SIZE;
@@ -105,7 +106,7 @@ SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
         }
     }
 
-    // [warps, head_size + 2] of one head at a time.
+    // [warps, head_size + 2] for one head at a time.
     SKEP_DYNAMIC_SHARED(float, shared);
     constexpr uint32_t width = HEAD_SIZE + 2;
     for (uint32_t head = 0; head < group; ++head) {
@@ -128,7 +129,7 @@ SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
         for (uint32_t i = threadIdx.x; i < HEAD_SIZE; i += blockDim.x) {
             float joined = 0.0f;
             for (uint32_t other = 0; other < DECODE_WARPS; ++other) {
-                // A warp without a position has seen nothing.
+                // A warp without positions contributes nothing.
                 const float seen = shared[other * width + HEAD_SIZE];
                 const float kept = seen == -INFINITY ? 0.0f : __expf(seen - larger);
                 joined += kept * shared[other * width + i];

@@ -1,62 +1,64 @@
 // Causal attention of prompt rows over paged keys and values, with tensor cores.
 //
-// A block takes 64 consecutive query rows of one sequence and one head: a warp sixteen of them. Keys and values come in
-// tiles of 64 positions, or 32, through shared memory, the next while this one is used. Per row the softmax state (m, d) and the
-// sums stay in registers; scores become the left side of the second product without leaving them.
+// A block handles 64 consecutive query rows of one sequence and one head, 16 per warp. Keys and values pass through shared
+// memory in tiles of 64 or 32 positions; the next tile is loaded while the current one is used. The softmax state (m, d) and
+// the sums of each row stay in registers, and scores become the left operand of the second product without leaving registers.
 //
-// Each key and value is read once for 64 rows: 4 · rows · context · head_size operations a head, the floor.
+// Each key and value is read once for 64 rows. The lower bound is 4 · rows · context · head_size operations per head.
 //
-// Tiles of keys begin at multiples of their length, and one that a row does not see leaves the row's state as it is: what a row
-// gets depends on its own position, keys and values alone, not on the rows that share its block.
+// Tiles of keys start at multiples of their length, and a tile in which a row sees no key leaves the row's state unchanged. The
+// result of a row therefore depends only on its position, keys and values, and not on the other rows of its block.
 //
-// Where a row has to get the same bits however many blocks work on it, `attention_ordered` does the same with splits of fixed
-// length, each with a state of its own, which are joined from the first to the last: by one block that takes them all, or by `attention_join`, if each split
-// of a row has a block. A total that one block joins to waits in `states` meanwhile.
+// If a row has to get the same bits however many blocks work on it, `attention_ordered` does the same with splits of fixed
+// length. Each split has a separate state, and the states are joined from first to last: either by one block that processes all
+// splits, or by `attention_join` if each split of a row has its own block. In the first case, the total is kept in `states`
+// while a split is computed.
 #include "device.cuh"
 #include "ptx/mma.cuh"
 
 constexpr int TILE_ROWS = 64;
 constexpr int PREFILL_WARPS = TILE_ROWS / 16;
 
-// Positions of a tile: wide heads have fewer, so that two of keys and two of values fit the 99 KiB that every architecture has.
+// Number of positions per tile. Wide heads have fewer, so that two tiles of keys and two of values fit into the 99 KiB that
+// every architecture has.
 template <int HEAD_SIZE>
 constexpr int KEYS = HEAD_SIZE > 128 ? 32 : 64;
 
-// 64 rows, or fewer, of one sequence.
+// Up to 64 rows of one sequence.
 struct QueryTile {
-    uint32_t first_row;      // in the batch
-    uint32_t rows;           // none: there is nothing to do
-    uint32_t first_position; // of its first row
-    uint32_t sequence;       // whose page table
-    uint32_t first_key;      // the begin of a split
-    uint32_t last_key;       // exclusive; keys that a row does not see do not count
-    uint32_t place;          // of the state of its first row; the others follow
-    uint32_t is_part;        // its states are joined with those of other keys
+    uint32_t first_row;      // index in the batch
+    uint32_t rows;           // 0: there is nothing to do
+    uint32_t first_position; // position of the first row
+    uint32_t sequence;       // index of the page table
+    uint32_t first_key;      // the start of a split
+    uint32_t last_key;       // exclusive; keys that a row does not see are skipped
+    uint32_t place;          // index of the state of the first row; the others follow
+    uint32_t is_part;        // nonzero: its states are joined with those of other keys
 };
 
 struct AttentionPrefillParams {
-    const void* q;               // [rows, q_stride]: the queries first
+    const void* q;               // [rows, q_stride]; each row starts with the queries
     const void* keys;            // [pages, page_size, kv_heads, head_size]
     const void* values;
     void* out;                   // [rows, heads, head_size]
     const uint32_t* page_tables; // [sequences, table_stride]
     const QueryTile* tiles;
-    float* states;               // [places, heads, head_size + 2]: o, m, d; none without splits
+    float* states;               // [states, heads, head_size + 2]: o, m, d; null without splits
     uint32_t q_stride;
     uint32_t table_stride;
     uint32_t page_size;
     uint32_t heads;
     uint32_t kv_heads;
-    uint32_t window;             // positions that a row sees, itself included; 0: all before it
-    uint32_t split_keys;         // of a split, a multiple of a tile; `attention_ordered` alone has splits
+    uint32_t window;             // number of positions that a row sees, including its own; 0: all positions up to its own
+    uint32_t split_keys;         // keys per split, a multiple of a tile; only `attention_ordered` has splits
     float scale;
 };
 
-// The parts of one row, in the order of their keys.
+// The splits of one row, in the order of their keys.
 struct Join {
-    uint32_t row;   // in the batch
-    uint32_t place; // of the first part; the others follow
-    uint32_t parts; // none: there is nothing to do
+    uint32_t row;   // index in the batch
+    uint32_t place; // index of the state of the first split; the others follow
+    uint32_t parts; // number of splits; 0: there is nothing to do
 };
 
 struct AttentionJoinParams {
@@ -67,13 +69,13 @@ struct AttentionJoinParams {
     uint32_t head_size;
 };
 
-// What two states have of the sums (o) of their join.
+// The factors with which the sums (o) of two states enter their join.
 struct Shares {
     float of_total;
     float of_split;
 };
 
-// Joins the weights (m, d) of a split to those of a total. One that has seen nothing changes nothing.
+// Joins the weights (m, d) of a split to those of a total. A state that has seen no key changes nothing.
 SKEP_DEVICE Shares join_weights(float& most, float& weight, float split_most, float split_weight) {
     const float larger = fmaxf(most, split_most);
     const Shares shares = {most == -INFINITY ? 0.0f : __expf(add_rounded(most, -larger)),
@@ -87,7 +89,7 @@ SKEP_DEVICE float joined(Shares shares, float total, float split) {
     return add_rounded(total * shares.of_total, split * shares.of_split);
 }
 
-// Rows of a tile in shared memory are this much longer, so that the rows of an 8×8 tile lie in different banks.
+// Padding of the rows of a tile in shared memory, so that the rows of an 8×8 tile are in different banks.
 constexpr int PAD = 8;
 
 template <typename T, int HEAD_SIZE>
@@ -122,7 +124,7 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
     const uint32_t warp = threadIdx.x / WARP;
     const uint32_t* table = p.page_tables + static_cast<uint64_t>(tile.sequence) * p.table_stride;
 
-    // Queries once; two of keys; two of values.
+    // One tile of queries, two of keys and two of values.
     SKEP_DYNAMIC_SHARED(T, queries);
     T* const keys = queries + TILE_ROWS * STRIDE;
     T* const values = keys + 2 * TILE_KEYS * STRIDE;
@@ -147,12 +149,12 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
     copy_commit();
 
     float sums[2 * STEPS][4] = {};
-    // Of the lane's two rows: its own share of the sum of weights.
+    // For each of the lane's two rows: the largest score, and the lane's part of the sum of weights.
     float most[2] = {-INFINITY, -INFINITY};
     float weight[2] = {0.0f, 0.0f};
     const uint32_t row = warp * 16 + lane / 4;
 
-    // What the splits before this one have together: o in `states`, m and d here.
+    // The joined state of the previous splits: o in `states`, m and d here.
     bool has_total = false;
     float total_most[2] = {-INFINITY, -INFINITY};
     float total_weight[2] = {0.0f, 0.0f};
@@ -160,7 +162,7 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
         const uint64_t place = static_cast<uint64_t>(tile.place) + row + i * 8;
         return p.states + (place * p.heads + head) * (HEAD_SIZE + 2);
     };
-    // Ends a split: its state is that of all keys so far.
+    // Ends a split. Afterwards the state covers all keys so far.
     const auto end_split = [&] {
         for (int i = 0; i < 2; ++i) {
             for (int distance = 1; distance < 4; distance *= 2) {
@@ -223,7 +225,7 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
         const T* tile_keys = keys + stage * TILE_KEYS * STRIDE;
         const T* tile_values = values + stage * TILE_KEYS * STRIDE;
 
-        // Scores: 16 rows by 64 keys.
+        // Scores of 16 rows by TILE_KEYS keys.
         float scores[TILE_KEYS / 8][4] = {};
         for (int step = 0; step < STEPS; ++step) {
             uint32_t a[4];
@@ -254,7 +256,7 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
             for (int distance = 1; distance < 4; distance *= 2) {
                 larger[i] = fmaxf(larger[i], __shfl_xor_sync(ALL_LANES, larger[i], distance));
             }
-            // A row that has seen nothing yet has nothing to keep.
+            // A row that has seen no key yet has nothing to keep.
             kept[i] = most[i] == -INFINITY ? 0.0f : __expf(add_rounded(most[i], -larger[i]));
             most[i] = larger[i];
             weight[i] *= kept[i];
@@ -286,11 +288,11 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
                 mma_16x8x16<T>(sums[2 * pair + 1], a, second_half);
             }
         }
-        // Before the next but one tile overwrites what others still read.
+        // The load of the tile after next overwrites this one, so all warps must have finished reading it.
         __syncthreads();
         stage ^= 1;
     }
-    // If there was no key, what was begun has not been waited for.
+    // If there was no key, the copies that were started have not been waited for.
     copy_wait<0>();
     end_split();
     if (HAS_SPLITS && tile.is_part != 0) {

@@ -1,14 +1,14 @@
-// What every kernel begins with: the language of the device, whoever compiles it.
+// The header of every kernel: a device language that works with both compilers.
 //
-// NVRTC compiles kernels for a device. A C++ compiler compiles the same text for the processor, where `host/block.h` runs
-// the threads of a block as fibers; there is no other difference between the two.
+// NVRTC compiles kernels for a device. A C++ compiler compiles the same sources for the CPU, where `host/block.h` runs the
+// threads of a block as fibers; there is no other difference between the two.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
 #define SKEP_DEVICE __device__ __forceinline__
 // A kernel takes one plain struct by value.
 #define SKEP_KERNEL(name, Params) extern "C" __global__ void name(const __grid_constant__ Params p)
-// Kernels with a fixed block size say so, for the sake of registers.
+// Kernels with a fixed block size declare it, so that the compiler allocates registers accordingly.
 #define SKEP_KERNEL_BOUNDED(name, Params, threads) \
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Params p)
 #define SKEP_DYNAMIC_SHARED(Type, name)                          \
@@ -31,7 +31,7 @@ using uint64_t = unsigned long long;
 constexpr int WARP = 32;
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
-// Rounded up.
+// Divides and rounds up.
 template <typename T>
 SKEP_DEVICE constexpr T div_up(T value, T by) {
     return (value + by - 1) / by;
@@ -51,8 +51,8 @@ SKEP_DEVICE float warp_max(float value) {
     return value;
 }
 
-// The sum over all threads of the block, in every thread. Blocks are multiples of a warp. All threads take part, and none
-// may call it again before a barrier.
+// Returns the sum over all threads of the block in every thread. Blocks must be multiples of a warp. All threads must take
+// part, and none may call it again before a barrier.
 SKEP_DEVICE float block_sum(float value) {
     __shared__ float of_warps[WARP];
     const int lane = threadIdx.x % WARP;

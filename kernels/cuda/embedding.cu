@@ -1,21 +1,21 @@
-// Rows of the embedding table for the tokens of a step.
+// Copies the rows of the embedding table for the tokens of a step.
 //
-// Reads the rows that are asked for and writes `rows × width` values. One block a row, one thread eight values; widths are
-// multiples of eight, and of a block of the table. A token that is not in the table has zeros:
-// ranks that divide the vocabulary add their rows up.
+// Reads the rows of the tokens and writes `rows × width` values. One block handles a row, and a thread handles eight values at
+// a time. Widths are multiples of eight and of the table's block length. A token that is not in the table gets zeros, so that
+// ranks that divide the vocabulary can add up their rows.
 #include "device.cuh"
 #include "formats/blocks.cuh"
 
 struct EmbeddingParams {
     const uint32_t* tokens; // [rows]
-    const void* table;      // [vocabulary, width], of 16-bit values or in blocks
+    const void* table;      // [vocabulary, width], as 16-bit values or in blocks
     Vec16* out;             // [rows, width]
     uint32_t width;
     uint32_t vocabulary;
     uint32_t first;         // the token of the table's first row
 };
 
-// The format of 16-bit values does not matter to a copy.
+// A copy works for any format of 16-bit values.
 SKEP_KERNEL(embedding, EmbeddingParams) {
     const uint32_t row = blockIdx.x;
     const uint32_t token = p.tokens[row] - p.first;

@@ -1,13 +1,13 @@
 // Products of many rows with weights of any format on tensor cores: y[row, output] = Σ x[row, i] · w[output, i] + bias.
 //
-// A block takes ROWS rows and 64 outputs, a warp half of each, 32 inputs at a time. The next tile of rows comes
-// asynchronously, and the next weights become 16-bit floats in registers, while this one is multiplied; one barrier a tile.
-// Weights are rounded to the format of the activations.
+// A block handles ROWS rows and 64 outputs, a warp half of each, 32 inputs at a time. While a tile is multiplied, the next tile
+// of rows is copied asynchronously and the next weights are converted to 16-bit floats in registers. There is one barrier per
+// tile. Weights are rounded to the format of the activations.
 //
-// Weights are read once for ROWS rows: few rows have small tiles, so that a decode batch does not multiply zeros.
+// Weights are read once for ROWS rows. Small batches use small tiles, so that a decode batch does not multiply zeros.
 //
-// Every product is added up sixteen inputs at a time, from the first to the last, by the same instruction, in tiles of either
-// size: what a row gets does not depend on how many rows there are, or on which of them it is.
+// In tiles of either size, a product is added up sixteen inputs at a time, from first to last, by the same instruction.
+// The result of a row therefore does not depend on the number of rows or on its index among them.
 #include "device.cuh"
 #include "formats/weights.cuh"
 #include "ptx/mma.cuh"
@@ -15,11 +15,11 @@
 constexpr int TILE_OUTPUTS = 64;
 constexpr int TILE_INPUTS = 32;
 constexpr int GEMM_WARPS = 4;
-// Rows of a tile in shared memory are this much longer, so that the rows of an 8×8 tile lie in different banks.
+// Distance between the rows of a tile in shared memory, padded so that the rows of an 8×8 tile are in different banks.
 constexpr int GEMM_STRIDE = TILE_INPUTS + 8;
-// Of eight inputs.
+// Number of chunks of eight inputs per row of a tile.
 constexpr int TILE_CHUNKS = TILE_INPUTS / 8;
-// Runs of eight weights that a thread makes of a tile.
+// Number of runs of eight weights that a thread converts per tile.
 constexpr int RUNS = TILE_OUTPUTS * TILE_CHUNKS / (GEMM_WARPS * WARP);
 
 template <typename T, int ROWS>
@@ -61,7 +61,7 @@ SKEP_DEVICE void store_weights(const Vec16 (&made)[RUNS], T* tile) {
 // Grid: (outputs / 64, rows / ROWS), rounded up. Block: GEMM_WARPS warps. Shared: 2 · (ROWS + 64) rows of GEMM_STRIDE.
 template <typename Weights, typename T, int ROWS>
 SKEP_DEVICE void gemm(const MatmulParams& p) {
-    // Of a warp: bands of 16 rows, and 32 outputs.
+    // Number of bands of 16 rows per warp. A warp handles 32 outputs.
     constexpr int BANDS = ROWS / 32;
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t warp = threadIdx.x / WARP;
@@ -82,7 +82,7 @@ SKEP_DEVICE void gemm(const MatmulParams& p) {
     for (uint32_t first = 0; first < p.inputs; first += TILE_INPUTS) {
         const uint32_t next = first + TILE_INPUTS;
         copy_wait<0>();
-        // This tile is there, and nobody reads the other one any more.
+        // This tile has arrived, and no thread reads the other one any more.
         __syncthreads();
         if (next < p.inputs) {
             begin_rows<T, ROWS>(p, first_row, next, rows + (stage ^ 1) * ROWS * GEMM_STRIDE);

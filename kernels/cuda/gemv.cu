@@ -1,17 +1,17 @@
 // Products of few rows with weights of any format: y[row, output] = Σ x[row, i] · w[output, i] + bias.
 //
-// One warp an output; each lane takes every 32nd run of eight weights, turns them into floats once and multiplies them with
-// all rows. Loads of several runs are under way at once. What is read is the weights: the floor. For more rows than MAX_ROWS
-// tensor cores are faster (`gemm.cu`).
+// One warp handles one output. Each lane takes every 32nd run of eight weights, converts them to floats once and multiplies
+// them with all rows. Loads of several runs are in flight at once. Reading the weights is the lower bound on the time. With
+// more than MAX_ROWS rows, tensor cores are faster (`gemm.cu`).
 #include "device.cuh"
 #include "formats/weights.cuh"
 
 constexpr uint32_t MAX_ROWS = 8;
 
-// Runs of weights that a lane loads before it uses the first: fewer would not fill the memory's latency.
+// Number of runs of weights that a lane loads before it uses the first. Fewer would not hide the memory latency.
 constexpr int DEPTH = 4;
 
-// Eight weights times all rows.
+// Adds the products of eight weights with all rows.
 template <typename T>
 SKEP_DEVICE void add_products(const MatmulParams& p, uint32_t first, const float (&weights)[8], float (&sums)[MAX_ROWS]) {
     for (uint32_t row = 0; row < MAX_ROWS; ++row) {

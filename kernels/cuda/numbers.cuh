@@ -1,5 +1,4 @@
-// The 16-bit and 8-bit floats of weights and activations. Arithmetic is done in float32; these are only how values lie in
-// memory.
+// The 16-bit and 8-bit floats of weights and activations. They are storage formats only; arithmetic is done in float32.
 #pragma once
 
 // The upper half of a float32.
@@ -12,7 +11,7 @@ struct f16 {
     uint16_t bits;
 };
 
-// FP8 with four bits of exponent; no infinity, NaN is 0x7f.
+// FP8 with four exponent bits. It has no infinity; NaN is 0x7f.
 struct e4m3 {
     uint8_t bits;
 };
@@ -33,7 +32,8 @@ SKEP_DEVICE float bits_float(uint32_t bits) {
 #endif
 }
 
-// A sum that no compiler fuses with a product: kernels that are to agree, and rows that a thread treats alike, get the same bits.
+// Adds without letting the compiler fuse the sum with a product, so that different kernels, and different rows within a thread,
+// get the same bits.
 SKEP_DEVICE float add_rounded(float a, float b) {
 #if defined(__CUDACC_RTC__)
     return __fadd_rn(a, b);
@@ -74,7 +74,7 @@ SKEP_DEVICE float to_float(e4m3 value) {
     return bits_float(sign | ((exponent + 120) << 23) | (mantissa << 20));
 }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 template <typename T>
 SKEP_DEVICE T from_float(float value);
 
@@ -103,12 +103,12 @@ SKEP_DEVICE f16 from_float<f16>(float value) {
 #endif
 }
 
-// Eight 16-bit values, or four floats: what a thread moves at once.
+// Eight 16-bit values or four floats: the unit that a thread loads or stores at once.
 struct alignas(16) Vec16 {
     uint32_t words[4];
 };
 
-// The two 16-bit values of a word, the lower one first.
+// Splits a word into its two 16-bit values, the lower one first.
 template <typename T>
 SKEP_DEVICE void unpack(uint32_t word, float& low, float& high) {
     low = to_float(T{static_cast<uint16_t>(word & 0xffff)});

@@ -1,22 +1,22 @@
-// What happens to the product of the QKV projection before attention: bias, the norm of each head, rotation, and the write
-// of keys and values into their pages.
+// Processes the result of the QKV projection before attention: bias, the norm of each head, rotation, and the write of keys
+// and values into their pages.
 //
-// One warp a head of a row. Reads each value once and writes it once: queries back in place, keys and values to where their
-// position has its page.
+// One warp handles one head of a row. It reads each value once and writes it once: queries in place, keys and values to the
+// page of their position.
 #include "device.cuh"
 
 enum Pairing : uint32_t { HALVES = 0, INTERLEAVED = 1 };
 
 struct QkvParams {
     void* qkv;                  // [rows, (heads + 2 · kv_heads) · head_size]
-    const void* bias;           // as a row of it; null: none
+    const void* bias;           // one value per value of a row; null: none
     const void* q_norm;         // [head_size]; null: none
     const void* k_norm;         // [head_size]; null: none
     const uint32_t* positions;  // [rows]
-    const uint64_t* slots;      // [rows]: page · page_size + place in the page
-    const float* frequencies;   // [head_size / 2]: radians a position
+    const uint64_t* slots;      // [rows]: page · page_size + offset in the page
+    const float* frequencies;   // [head_size / 2]: radians per position
     void* keys;                 // [pages · page_size, kv_heads, head_size]
-    void* values;               // as keys
+    void* values;               // the same layout as keys
     uint32_t rows;
     uint32_t heads;
     uint32_t kv_heads;
@@ -25,7 +25,7 @@ struct QkvParams {
     float epsilon;
 };
 
-// Pairs of values that a lane holds.
+// Maximum number of pairs of values per lane.
 constexpr int MAX_PAIRS = 4;
 
 template <typename T>

@@ -1,9 +1,9 @@
-// The residual sum and the norm of what comes of it, in one pass over a row:
+// The residual sum and its norm, in one pass over a row:
 //
 //   residual += x;  out = residual / sqrt(mean(residual²) + epsilon) · weight
 //
-// Reads 2 and writes 2 rows; the sum stays in registers in between. One block a row; widths are multiples of eight. The
-// residual is rounded to its format before it is squared, so that the next layer squares what this one did.
+// It reads two rows and writes two; the sum stays in registers in between. One block handles a row; widths are multiples of
+// eight. The residual is rounded to its format before it is squared, so that the next layer squares the same values.
 #include "device.cuh"
 
 struct RmsNormParams {
@@ -15,7 +15,7 @@ struct RmsNormParams {
     float epsilon;
 };
 
-// Of eight values, so many are held by each thread.
+// Number of chunks of eight values that each thread holds.
 constexpr int CHUNKS = 4;
 
 template <typename T>

@@ -1,24 +1,26 @@
-// From logits to tokens: penalties, bias, mask, truncation and a draw, one block a row.
+// Chooses tokens from logits: penalties, bias, mask, truncation and a draw, with one block per row.
 //
-//   1. logits without NaN and infinity, penalised and biased, go to `adjusted`; what may not be chosen is -infinity
-//   2. the highest: it is the answer of a greedy row
-//   3. a weight is exp((logit - highest) / temperature), kept as a whole number of 2^-40: sums are exact, so that a draw does
-//      not depend on the order in which threads add
-//   4. top-k and top-p each find the least logit that they keep, eight bits of it at a time; of equal ones the first tokens
-//   5. what is kept is added up in the order of the tokens until the sum is above uniform(seed, step) · total
+//   1. Logits are cleaned of NaN and infinity, penalized and biased, and written to `adjusted`; tokens that are not allowed
+//      get -infinity.
+//   2. The highest logit is found. It is the result of a greedy row.
+//   3. A token's weight is exp((logit - highest) / temperature), as an integer multiple of 2^-40. Sums are therefore exact,
+//      and a draw does not depend on the order in which threads add.
+//   4. Top-k and top-p each find the lowest logit that they keep, eight bits at a time. Of equal logits, the first tokens are
+//      kept.
+//   5. The weights of the kept tokens are added up in token order until the sum exceeds uniform(seed, step) · total.
 //
-// Reads the logits once and `adjusted` 3 times, with top-k and top-p 4 times more each; it fits the second-level cache.
+// It reads the logits once and `adjusted` 3 times, plus 4 times each for top-k and top-p; `adjusted` fits in the L2 cache.
 #include "device.cuh"
 
 constexpr uint32_t NO_TOKEN = 0xffffffffu;
 constexpr uint32_t NO_MASK = 0xffffffffu;
 
-// What a row's history, its bias and its bans say about one token. A token occurs once in a row's list.
+// The effect of a row's history, bias and bans on one token. A token occurs at most once in a row's list.
 struct Adjustment {
     uint32_t token;
-    uint32_t occurrences; // in the output
+    uint32_t occurrences; // count in the output
     float bias;
-    uint32_t kind;        // of AdjustmentKind
+    uint32_t kind;        // bits of AdjustmentKind
 };
 
 enum AdjustmentKind : uint32_t { SEEN = 1, BANNED = 2 };
@@ -26,11 +28,11 @@ enum AdjustmentKind : uint32_t { SEEN = 1, BANNED = 2 };
 struct SampleRow {
     uint64_t seed;
     uint64_t step;
-    uint32_t logits;           // which row of them
-    uint32_t mask;             // which row of the masks, or NO_MASK
+    uint32_t logits;           // row index in the logits
+    uint32_t mask;             // row index in the masks, or NO_MASK
     uint32_t first_adjustment;
     uint32_t last_adjustment;  // exclusive
-    uint32_t pending;          // index into `drawn` of a token of the output that the list does not count yet, or NO_TOKEN
+    uint32_t pending;          // index into `drawn` of an output token that the list does not include yet, or NO_TOKEN
     uint32_t top_k;            // 0: off
     float top_p;               // 1: off
     float min_p;               // 0: off
@@ -45,9 +47,9 @@ struct SampleParams {
     const SampleRow* rows;         // [rows]
     const Adjustment* adjustments;
     const uint32_t* masks;         // [.., mask_words]: bit t % 32 of word t / 32 allows token t
-    const uint32_t* drawn;         // tokens of the step before
+    const uint32_t* drawn;         // tokens drawn in the previous step
     float* adjusted;               // [rows, vocabulary]
-    uint32_t* tokens;              // [rows]; NO_TOKEN: nothing may be chosen
+    uint32_t* tokens;              // [rows]; NO_TOKEN: no token is allowed
     uint32_t vocabulary;
     uint32_t mask_words;
 };
@@ -57,18 +59,18 @@ constexpr int SAMPLE_THREADS = SAMPLE_WARPS * WARP;
 constexpr float MOST = 3.402823466e38f;
 constexpr float UNIT = 1099511627776.0f; // 2^40
 
-// As large as the float, for floats that are not NaN.
+// Maps floats that are not NaN to integers with the same order.
 SKEP_DEVICE uint32_t ordered(float value) {
     const uint32_t bits = float_bits(value);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// The other way round.
+// The inverse of `ordered`.
 SKEP_DEVICE float from_ordered(uint32_t key) {
     return bits_float(key >> 31 ? key ^ 0x80000000u : ~key);
 }
 
-// Two rounds of SplitMix64's finaliser; 53 bits are uniform.
+// The finalizer of SplitMix64. A draw applies it twice and uses 53 bits of the result.
 SKEP_DEVICE uint64_t mixed(uint64_t z) {
     z += 0x9e3779b97f4a7c15ull;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -81,7 +83,7 @@ struct Best {
     uint32_t token;
 };
 
-// The higher one; of equals the first.
+// Returns the higher logit; of equal logits, the first token.
 SKEP_DEVICE Best better(Best a, Best b) {
     return b.logit > a.logit || (b.logit == a.logit && b.token < a.token) ? b : a;
 }
@@ -93,7 +95,7 @@ SKEP_DEVICE uint64_t lanes_total(uint64_t value) {
     return value;
 }
 
-// Of the lanes up to this one.
+// Returns the sum over the lanes up to and including this one.
 SKEP_DEVICE uint64_t lanes_so_far(uint64_t value) {
     for (int distance = 1; distance < WARP; distance *= 2) {
         const uint64_t other = __shfl_up_sync(ALL_LANES, value, distance);
@@ -102,7 +104,7 @@ SKEP_DEVICE uint64_t lanes_so_far(uint64_t value) {
     return value;
 }
 
-// What is kept: logits above `least`, and of those that are equal to it the first `ties` tokens.
+// The tokens to keep: those with logits above `least`, and the first `ties` tokens whose logits are equal to it.
 struct Cut {
     uint32_t least;
     uint32_t ties;
@@ -194,7 +196,7 @@ struct Weigher {
         return expf((logit - highest) / temperature);
     }
 
-    // In units of 2^-40.
+    // Returns the weight in units of 2^-40.
     SKEP_DEVICE uint64_t units(float logit) const {
         return static_cast<uint64_t>(of(logit) * UNIT);
     }
@@ -202,8 +204,8 @@ struct Weigher {
 
 constexpr uint32_t NO_BIN = 256;
 
-// The bin in which the sum from the highest bin down reaches the goal, and what of the goal is left there, in `shared`. One
-// warp.
+// Finds the bin in which the sum from the highest bin down reaches the goal, and stores it and the rest of the goal in
+// `shared`. Called by one warp.
 SKEP_DEVICE void find_bin(SampleShared& shared, uint64_t goal) {
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t top = 255 - 8 * lane;
@@ -228,14 +230,14 @@ SKEP_DEVICE void find_bin(SampleShared& shared, uint64_t goal) {
     }
 }
 
-// Keeps of what `before` keeps the highest logits until the sum of their measures reaches the goal, which is not 0; all of them
-// if it never does.
+// Reduces the tokens that `before` keeps to those with the highest logits, up to the point where the sum of their measures
+// reaches the goal, which is not 0. If the sum never reaches the goal, all of them are kept.
 template <typename Measure>
 SKEP_DEVICE Cut cut_at(const SampleParams& p, const float* adjusted, Cut before, uint64_t goal, SampleShared& shared,
                        Measure measure) {
     uint32_t prefix = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
-        // Of the bits above, those that are known.
+        // The mask of the higher bits, which are already known.
         const uint32_t known = shift == 24 ? 0 : 0xffffffffu << (shift + 8);
         for (uint32_t bin = threadIdx.x; bin < 256; bin += blockDim.x) {
             const bool divided = (before.least & known) == prefix && (before.least >> shift & 0xff) == bin;
@@ -263,7 +265,7 @@ SKEP_DEVICE Cut cut_at(const SampleParams& p, const float* adjusted, Cut before,
     return Cut{prefix, static_cast<uint32_t>(div_up(goal, each))};
 }
 
-// Of each warp, what those before it have together. All threads; `total` gets what all have.
+// Returns the sum over all warps before this one; `total` gets the sum over all warps. Called by all threads.
 SKEP_DEVICE uint64_t warps_before(SampleShared& shared, uint64_t of_lane, uint64_t& total) {
     const uint64_t of_warp = lanes_total(of_lane);
     __syncthreads();
@@ -280,7 +282,7 @@ SKEP_DEVICE uint64_t warps_before(SampleShared& shared, uint64_t of_lane, uint64
     return before;
 }
 
-// Draws among what the cut keeps and `min_p` allows. Each warp has a range of tokens, and the ranges are in order.
+// Draws one of the tokens that the cut keeps and `min_p` allows. Each warp has a range of tokens, and the ranges are in order.
 SKEP_DEVICE void draw(const SampleParams& p, const SampleRow& row, const float* adjusted, Cut cut, Weigher weigher,
                       SampleShared& shared) {
     const uint32_t lane = threadIdx.x % WARP;
@@ -295,7 +297,7 @@ SKEP_DEVICE void draw(const SampleParams& p, const SampleRow& row, const float* 
     uint64_t total;
     const uint64_t equals_before = warps_before(shared, equals, total);
 
-    // Of a token of this lane, what it weighs in the draw. All lanes ask at once, in the order of the tokens.
+    // Returns the weight of this lane's token in the draw. All lanes call it together, in token order.
     uint64_t equals_so_far = equals_before;
     const auto weight = [&](uint32_t token) -> uint64_t {
         const float logit = token < last ? adjusted[token] : -INFINITY;
@@ -311,7 +313,7 @@ SKEP_DEVICE void draw(const SampleParams& p, const SampleRow& row, const float* 
         sum += weight(begin + lane);
     }
     uint64_t before = warps_before(shared, sum, total);
-    // floor(uniform · total), where 53 bits are uniform.
+    // Computes floor(uniform · total), where uniform has 53 random bits.
     const uint64_t goal = __umul64hi(mixed(mixed(row.seed) ^ row.step) >> 11 << 11, total);
     equals_so_far = equals_before;
     if (goal < before || goal - before >= shared.of_warps[threadIdx.x / WARP]) {

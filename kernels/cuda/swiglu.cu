@@ -1,8 +1,8 @@
-// silu(gate) · up, where a row holds its gate and then its up:
+// SwiGLU: silu(gate) · up, where a row holds its gate values and then its up values:
 //
 //   out[row, i] = gate · up / (1 + exp(-gate))
 //
-// Reads 2 and writes 1 row of `width`. One thread eight values; widths are multiples of eight.
+// It reads two rows of `width` values and writes one. A thread handles eight values; widths are multiples of eight.
 #include "device.cuh"
 
 struct SwigluParams {

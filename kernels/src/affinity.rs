@@ -1,10 +1,11 @@
-//! Which CPUs a thread may run on.
+//! CPU affinity: which CPUs a thread may run on, and pinning a thread to one of them.
 //!
-//! Invariant: only CPUs that the process was given are ever chosen, one of each core before the second of any.
+//! Invariant: only CPUs in the process's affinity mask are chosen, and one CPU of every core comes before the second CPU
+//! of any core.
 
 use crate::KernelError;
 
-/// CPUs of this process, those first that share their core with no earlier one.
+/// Returns the CPUs of this process. CPUs that share a core with an earlier one come last.
 #[cfg(target_os = "linux")]
 pub fn cpus() -> Vec<usize> {
     let allowed = of_this_thread();
@@ -18,10 +19,10 @@ pub fn cpus() -> Vec<usize> {
     [first, second].concat()
 }
 
-/// CPUs that the calling thread may run on.
+/// Returns the CPUs that the calling thread may run on.
 #[cfg(target_os = "linux")]
 pub fn of_this_thread() -> Vec<usize> {
-    // SAFETY: a zeroed set is an empty one, and the call writes no more than its size.
+    // SAFETY: a zeroed set is an empty set, and the call writes no more than its size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
@@ -31,13 +32,13 @@ pub fn of_this_thread() -> Vec<usize> {
     }
 }
 
-/// Keeps the calling thread on one CPU.
+/// Pins the calling thread to one CPU.
 #[cfg(target_os = "linux")]
 pub(crate) fn pin_this_thread(cpu: usize) -> Result<(), KernelError> {
     if cpu >= libc::CPU_SETSIZE as usize {
         return Err(KernelError::Pinning { cpu, reason: "no such CPU".to_owned() });
     }
-    // SAFETY: a zeroed set is an empty one; `cpu` is below its size; the call only reads it.
+    // SAFETY: a zeroed set is an empty set; `cpu` is below its size; the call only reads it.
     let failed = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(cpu, &mut set);
@@ -49,7 +50,7 @@ pub(crate) fn pin_this_thread(cpu: usize) -> Result<(), KernelError> {
     }
 }
 
-/// Threads cannot be pinned here.
+/// Returns no CPUs, because threads cannot be pinned on this operating system.
 #[cfg(not(target_os = "linux"))]
 pub fn cpus() -> Vec<usize> {
     Vec::new()
@@ -57,7 +58,10 @@ pub fn cpus() -> Vec<usize> {
 
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn pin_this_thread(cpu: usize) -> Result<(), KernelError> {
-    Err(KernelError::Pinning { cpu, reason: "this system has no way to pin threads".to_owned() })
+    Err(KernelError::Pinning {
+        cpu,
+        reason: "this operating system does not support pinning threads".to_owned(),
+    })
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -65,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpus_are_those_of_the_process_each_once() {
+    fn cpus_lists_each_cpu_of_the_process_once() {
         let mut cpus = cpus();
         assert!(!cpus.is_empty());
         cpus.sort_unstable();
@@ -73,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_thread_stays_on_its_cpu_and_others_are_free() {
+    fn pinning_affects_only_the_calling_thread() {
         let all = of_this_thread();
         let last = *all.last().unwrap();
         std::thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! How fast this machine multiplies: the yardstick for prefill, which is bound by it.
+//! Measures how fast this machine multiplies, which is the upper bound for prefill.
 //!
-//! Invariant: operands stay in registers and the nearest cache, so that the figure is the arithmetic's. It is the best of
-//! short runs: what another program takes of the machine is not the machine's.
+//! Invariant: operands stay in registers and the L1 cache, so that the result measures arithmetic and not memory. The
+//! result is the best of several short runs, so that other programs on the machine do not lower it.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,20 @@ use crate::cpu::dispatch;
 use crate::cpu::simd::Simd;
 
 const MEASURE: Duration = Duration::from_millis(100);
-/// Passes over the operands in one run, which takes some tens of microseconds.
+/// Passes over the operands in one run. A run takes some tens of microseconds.
 const PASSES: usize = 128;
 const OPERANDS: usize = 240;
 
-/// Additions and multiplications per second of all threads together.
+/// Additions and multiplications per second, summed over all threads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ArithmeticRate {
-    /// Of 8-bit integers, summed in 32 bits: quantised weights.
+    /// Rate for 8-bit integers summed in 32 bits, as in products with quantized weights.
     pub int8_per_s: f64,
-    /// Of `f32`: attention.
+    /// Rate for `f32`, as in attention.
     pub f32_per_s: f64,
 }
 
-/// Measures both for a fifth of a second.
+/// Measures both rates. It takes a fifth of a second.
 pub fn measure(isa: Isa, threads: usize) -> ArithmeticRate {
     let threads = threads.clamp(1, 1024);
     let rates = std::thread::scope(|scope| {
@@ -36,7 +36,7 @@ pub fn measure(isa: Isa, threads: usize) -> ArithmeticRate {
 }
 
 fn one_thread(isa: Isa) -> ArithmeticRate {
-    // Independent sums hide the latency of an instruction; more than there are registers would go through memory.
+    // Independent sums hide the latency of an instruction; more sums than registers would spill to memory.
     match isa {
         Isa::Avx512 => rates::<6>(isa),
         Isa::Avx2 | Isa::Portable => rates::<3>(isa),
@@ -46,10 +46,11 @@ fn one_thread(isa: Isa) -> ArithmeticRate {
 fn rates<const N: usize>(isa: Isa) -> ArithmeticRate {
     let bytes = [3i8; 4 * OPERANDS];
     let floats = [0.5f32; OPERANDS];
-    // Each operand meets two registers of 64 bytes, or of 16 floats; a multiplication and an addition for each.
+    // Each operand is combined with two registers of 64 bytes or 16 floats, with one multiplication and one addition
+    // per element.
     let operations = |lanes: usize| (PASSES * OPERANDS * 2 * lanes * 2) as f64;
     ArithmeticRate {
-        // SAFETY: the arrays have as many operands as the kernels read.
+        // SAFETY: the arrays hold every operand that the kernels read.
         int8_per_s: operations(64) / best_s(|| unsafe { dispatch(isa, Dots::<N>(&bytes)) }),
         // SAFETY: as above.
         f32_per_s: operations(16) / best_s(|| unsafe { dispatch(isa, MultiplyAdds::<N>(&floats)) }),
@@ -67,7 +68,7 @@ fn best_s(mut run: impl FnMut() -> f32) -> f64 {
     best
 }
 
-/// Products of two registers with groups of `N` operands.
+/// Multiplies two registers with groups of `N` operands.
 struct Dots<'a, const N: usize>(&'a [i8; 4 * OPERANDS]);
 
 impl<const N: usize> Kernel for Dots<'_, N> {
@@ -94,7 +95,7 @@ impl<const N: usize> Kernel for Dots<'_, N> {
     }
 }
 
-/// The same of floats.
+/// Multiplies two registers with groups of `N` floats and adds up the products.
 struct MultiplyAdds<'a, const N: usize>(&'a [f32; OPERANDS]);
 
 impl<const N: usize> Kernel for MultiplyAdds<'_, N> {

@@ -1,10 +1,10 @@
 //! Causal attention over paged keys and values, for prefill chunks and decodes in one call.
 //!
-//! Invariant: a query sees the positions up to its own, back to its window; pages of 16 tokens; the query heads of one
-//! KV head share each read. The output of a query has the same bits however many queries, sequences and threads there
-//! are and wherever a chunk begins: positions are taken in blocks that are aligned to absolute positions and merged in
-//! their order, as [`crate::cpu::attention`] says. A long range is divided into tasks at the ends of blocks; then each
-//! block's state is kept, and whoever ends the last task of the rows merges them.
+//! Invariant: a query attends to the positions up to its own, limited by its window. Pages hold 16 tokens, and the query
+//! heads of one KV head share each read. The output of a query has the same bits regardless of the number of queries,
+//! sequences and threads and of where a chunk begins: positions are processed in blocks that are aligned to absolute
+//! positions and merged in order, as described in [`crate::cpu::attention`]. A long range is divided into tasks at block
+//! boundaries; the state of each block is then kept, and the thread that finishes the last task of the rows merges them.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use crate::kv::{KvFormat, KvLayer, PAGE_TOKENS};
 use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
 
-/// Ranges are divided until so many tasks share the work evenly.
+/// Number of tasks per thread into which long ranges are divided to balance the load.
 const TASKS_PER_THREAD: usize = 6;
 
 /// Consecutive query tokens of one sequence.
@@ -29,12 +29,12 @@ pub struct AttentionSequence<'a> {
     pub tokens: usize,
     /// Position of the first token.
     pub start: usize,
-    /// Cover positions `0..start + tokens`.
+    /// Pages that cover positions `0..start + tokens`.
     pub pages: &'a [u32],
 }
 
 impl AttentionSequence<'_> {
-    /// Whether its rows are among `rows`, and its positions in pages that there are.
+    /// Checks that its rows are below `rows` and that existing pages cover its positions.
     pub(crate) fn check(&self, op: &'static str, rows: usize, kv: &KvLayer) -> Result<(), KernelError> {
         let out_of_range = |what, index, count| Err(KernelError::OutOfRange { op, what, index, count });
         if self.row.checked_add(self.tokens).is_none_or(|end| end > rows) {
@@ -49,18 +49,19 @@ impl AttentionSequence<'_> {
     }
 }
 
-/// Shapes and settings of a call.
+/// Shapes and settings of a call to [`attention`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionParams {
     pub heads: usize,
-    /// Values between rows of `query`; its first `heads * head_size` are the heads.
+    /// Distance between rows of `query` in values. The first `heads * head_size` values of a row are the query heads.
     pub query_stride: usize,
     pub scale: f32,
-    /// Position p sees (p - window, p].
+    /// If set, position `p` attends only to positions in `(p - window, p]`.
     pub window: Option<usize>,
 }
 
-/// Writes `[rows][heads * head_size]` to `out`. The keys and values of all tokens are in `kv` already.
+/// Computes attention and writes `[rows][heads * head_size]` to `out`. The keys and values of all tokens must already be
+/// in `kv`.
 pub fn attention(
     pool: &WorkerPool,
     isa: Isa,
@@ -78,8 +79,8 @@ pub fn attention(
     pool.run(plan.tasks.len(), |index| {
         let task = &plan.tasks[index];
         let group = &plan.groups[task.group];
-        // SAFETY: `check` saw that the query, the pages and the output cover the task. The rows of a group are its own, and
-        // each block's state is one task's until the last task of the group is done.
+        // SAFETY: `check` ensured that the query, the pages and the output cover the task. No two groups share a row, and
+        // each block's state belongs to one task until the last task of the group is done.
         unsafe {
             let Some(kept) = group.states else {
                 let mut room = [const { MaybeUninit::<f32>::uninit() }; State::MAX_LEN];
@@ -93,7 +94,7 @@ pub fn attention(
                 State::new(states.as_mut_ptr().add(kept + block * stride), kv.value_stride)
             };
             call.attend(group, task, state(task.from), stride);
-            // Whoever is last sees what the others wrote.
+            // The thread that finishes last sees what the others wrote.
             if group.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
                 let first = state(group.from);
                 let (count, rows) = (group.blocks(), group.rows.len());
@@ -105,27 +106,27 @@ pub fn attention(
     Ok(())
 }
 
-/// What is computed by whom. It decides about time alone.
+/// The division of the work into tasks. It affects only speed, never the result.
 struct Plan<'a> {
     groups: Vec<Group<'a>>,
     tasks: Vec<Task>,
-    /// Floats of all states that are kept.
+    /// Number of floats in all states that are kept.
     state_len: usize,
 }
 
-/// Up to `MAX_ROWS` query rows of one KV head, and the positions that they see.
+/// Up to `MAX_ROWS` query rows of one KV head, and the positions that they attend to.
 struct Group<'a> {
     rows: Vec<QueryRow>,
     kv_head: usize,
     pages: &'a [u32],
     from: usize,
     to: usize,
-    /// Where the states of its blocks are, if several tasks share it.
+    /// Offset of the states of its blocks, if several tasks share the group.
     states: Option<usize>,
     unfinished: AtomicUsize,
 }
 
-/// A range of a group's positions, cut at the ends of blocks.
+/// A range of a group's positions, cut at block boundaries.
 struct Task {
     group: usize,
     from: usize,
@@ -137,17 +138,17 @@ impl Group<'_> {
         self.to.div_ceil(BLOCK) - self.from / BLOCK
     }
 
-    /// Divides by the sums of weights.
+    /// Divides the values by the sums of the weights and writes them to `out`.
     ///
     /// # Safety
-    /// The state was computed for the group, and nobody else writes its rows of `out`.
+    /// The state was computed for the group, and no other thread writes its rows of `out`.
     unsafe fn finish(&self, head_size: usize, state: &State, out: &SharedSlice<f32>) {
         for (r, row) in self.rows.iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let ((values, total), out) = unsafe { (state.row(r), out.part(row.output, head_size)) };
             let factor = 1.0 / total;
             for (out, value) in out.iter_mut().zip(values) {
-                // Positions that weigh nothing may turn a zero's sign; added to zero, either is zero.
+                // Positions with weight zero may flip the sign of a zero; adding 0.0 gives +0.0 for either sign.
                 *out = value * factor + 0.0;
             }
         }
@@ -162,7 +163,7 @@ impl<'a> Plan<'a> {
         sequences: &[AttentionSequence<'a>],
     ) -> Self {
         let mut groups = groups(params, kv, sequences);
-        // Prefill and many decodes have groups enough; those of a lone decode are divided.
+        // Prefill and large decode batches have enough groups; the groups of a single decode are divided.
         let positions: usize = groups.iter().map(|group| group.to - group.from).sum();
         let share = match threads {
             0 | 1 => usize::MAX,
@@ -223,7 +224,7 @@ fn groups<'a>(params: &AttentionParams, kv: &KvLayer, sequences: &[AttentionSequ
     groups
 }
 
-/// What all tasks share.
+/// The arguments that all tasks share.
 struct Call<'a> {
     isa: Isa,
     params: &'a AttentionParams,
@@ -232,10 +233,10 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Computes a task's blocks: all in one state, or each in one of its own.
+    /// Computes a task's blocks, either all into one state or each into its own.
     ///
     /// # Safety
-    /// The task is one of a plan for checked sequences; the states that it writes are its own.
+    /// The task belongs to a plan for checked sequences, and no other task writes its states.
     unsafe fn attend(&self, group: &Group<'_>, task: &Task, state: State, state_stride: usize) {
         let kv = self.kv;
         let key_head = kv.head_size() * PAGE_TOKENS;
@@ -243,7 +244,7 @@ impl Call<'_> {
         let (key_scales, value_scales) = kv.scales(group.kv_head * PAGE_TOKENS);
         macro_rules! attend {
             ($format:ty, $element:ty) => {{
-                // SAFETY: the head is inside the pool's first page.
+                // SAFETY: the head is inside the first page of the KV pool.
                 let (keys, values) = unsafe {
                     (
                         kv.keys.as_ptr().cast::<$element>().add(group.kv_head * key_head),
@@ -269,7 +270,7 @@ impl Call<'_> {
                     state_stride,
                     format: PhantomData,
                 };
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { dispatch(self.isa, kernel) }
             }};
         }
@@ -291,7 +292,12 @@ fn check(
     const OP: &str = "attention";
     if kv.kv_heads() == 0 || !params.heads.is_multiple_of(kv.kv_heads()) {
         let (expected, found) = (kv.kv_heads(), params.heads);
-        return Err(KernelError::Shape { op: OP, what: "the head count in multiples", expected, found });
+        return Err(KernelError::Shape {
+            op: OP,
+            what: "the head count, or one of its divisors,",
+            expected,
+            found,
+        });
     }
     if params.window == Some(0) {
         return Err(KernelError::OutOfRange { op: OP, what: "window", index: 0, count: usize::MAX });

@@ -1,4 +1,4 @@
-//! Attention against plain double precision, over ragged sequences with shuffled pages.
+//! Compares attention with a double-precision reference, over sequences of different lengths with shuffled pages.
 
 use super::*;
 use crate::random::Random;
@@ -20,7 +20,7 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, case: &Case) {
     let kv = KvLayer::new(format, page_count, case.kv_heads, case.head_size).unwrap();
     let mut free: Vec<u32> = (0..page_count as u32).collect();
     free.sort_by_cached_key(|_| random.next_u64());
-    // What is left of one head's key or value.
+    // One head's key or value after rounding to the storage format.
     let round = |head: &[f32]| -> Vec<f32> {
         let largest = head.iter().fold(0f32, |all, x| all.max(x.abs()));
         let kept = |x: &f32| match format {
@@ -37,7 +37,7 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, case: &Case) {
         let rows: Vec<(Vec<f32>, Vec<f32>)> =
             (0..start + tokens).map(|_| (random.floats(kv_width), random.floats(kv_width))).collect();
         for (position, (key, value)) in rows.iter().enumerate() {
-            // SAFETY: the page is the sequence's own, and the rows have the layer's width.
+            // SAFETY: the page belongs to this sequence only, and the rows have the layer's width.
             unsafe { kv.store(isa, own[position / 16], position % 16, key, value) };
         }
         pages.push(own);

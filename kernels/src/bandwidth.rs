@@ -1,13 +1,13 @@
-//! How fast this machine reads memory: the yardstick for decode, which is bound by it.
+//! Measures how fast this machine reads memory, which is the upper bound for decode.
 //!
-//! Invariant: the buffer is much larger than any cache, so that the figure is the memory's.
+//! Invariant: the buffer is much larger than any cache, so that the result measures memory.
 
 use std::time::{Duration, Instant};
 
 const BUFFER_WORDS: usize = 48 << 20; // 384 MiB
 const MEASURE: Duration = Duration::from_millis(300);
 
-/// Gigabytes per second that `threads` threads read together. Takes about half a second.
+/// Returns the gigabytes per second that `threads` threads read together. It takes about half a second.
 pub fn measure_read_gb_per_s(threads: usize) -> f64 {
     let threads = threads.clamp(1, 1024);
     let share = BUFFER_WORDS / threads;
@@ -20,7 +20,7 @@ pub fn measure_read_gb_per_s(threads: usize) -> f64 {
     rates / 1e9
 }
 
-/// Bytes per second of one thread that reads `part` over and over.
+/// Returns the bytes per second of one thread that reads `part` repeatedly.
 fn read_rate(part: &[u64]) -> f64 {
     let start = Instant::now();
     let mut bytes = 0u64;

@@ -1,8 +1,9 @@
-//! Zeroed, cache-line-aligned bytes whose allocation can fail, on huge pages where the system has them.
+//! Zeroed, cache-line-aligned memory with fallible allocation, on huge pages where the system supports them.
 //!
-//! Invariant: aligned to 64 bytes; sizes are checked before anything is allocated; a piece of an arena is one owner's.
-//! Weights stream through the cores once per token, and with 4 KiB pages the address translation costs as much as the
-//! data: the matrices of a model share regions of their own instead of lying scattered on the heap.
+//! Invariant: memory is aligned to 64 bytes, sizes are checked before anything is allocated, and each buffer of an arena
+//! has exactly one owner. Weights stream through the cores once per token, and with 4 KiB pages the address translation
+//! costs as much as the data. The matrices of a model therefore share large regions instead of being scattered on the
+//! heap.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::KernelError;
 
 const ALIGN: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
-/// Address space that an arena asks for at a time; only what is written takes memory.
+/// Address space that an arena reserves at a time. Only pages that are written take memory.
 const REGION: usize = 64 << 20;
 
 /// Memory for packed weights and KV pages.
@@ -22,7 +23,7 @@ pub struct AlignedBytes {
 }
 
 impl AlignedBytes {
-    /// `len` zero bytes of their own.
+    /// Allocates `len` zero bytes in a separate region.
     pub fn zeroed(len: usize) -> Result<Self, KernelError> {
         Ok(AlignedBytes { region: Arc::new(Region::map(len)?), offset: 0, len })
     }
@@ -36,7 +37,7 @@ impl AlignedBytes {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the piece is inside the region, initialised, and this owner's alone.
+        // SAFETY: the bytes are inside the region and initialized, and only this owner has them.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
@@ -51,7 +52,7 @@ impl AlignedBytes {
     }
 }
 
-/// Hands out pieces of large regions. A region is freed with its last piece.
+/// Allocates buffers from large regions. A region is freed with its last buffer.
 #[derive(Default)]
 pub struct Arena {
     region: Option<Arc<Region>>,
@@ -59,7 +60,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// `len` zero bytes beside the previous ones.
+    /// Allocates `len` zero bytes next to the previous buffer.
     pub fn zeroed(&mut self, len: usize) -> Result<AlignedBytes, KernelError> {
         let failed = KernelError::OutOfMemory { bytes: len };
         let room = len.checked_next_multiple_of(ALIGN).ok_or(failed)?;
@@ -77,21 +78,21 @@ impl Arena {
     }
 }
 
-/// Zeroed memory of the system's.
+/// Zeroed memory from the operating system.
 struct Region {
     start: NonNull<u8>,
     len: usize,
-    /// Held for its drop.
+    /// Releases the memory when dropped.
     _mapping: Mapping,
 }
 
-/// What to give back.
+/// The memory to release, which may start before the aligned address.
 struct Mapping {
     start: *mut u8,
     len: usize,
 }
 
-// SAFETY: owns plain bytes; pieces are disjoint and each has one owner.
+// SAFETY: owns plain bytes; buffers are disjoint and each has one owner.
 unsafe impl Send for Region {}
 // SAFETY: as above; shared access only reads.
 unsafe impl Sync for Region {}
@@ -101,7 +102,7 @@ impl Region {
     fn map(len: usize) -> Result<Self, KernelError> {
         let failed = KernelError::OutOfMemory { bytes: len };
         let len = len.max(ALIGN);
-        // Room to start on a huge page.
+        // Leaves room to align the start to a huge page.
         let mapped = if len >= HUGE_PAGE { len.checked_add(HUGE_PAGE) } else { Some(len) };
         let mapped = mapped.filter(|mapped| *mapped <= isize::MAX as usize).ok_or_else(|| failed.clone())?;
         // SAFETY: a fresh private mapping.
@@ -124,7 +125,7 @@ impl Region {
         let start = unsafe { mapping.start.add(skip) };
         #[cfg(target_os = "linux")]
         if len >= HUGE_PAGE {
-            // SAFETY: inside the mapping. A system without huge pages refuses, which costs only speed.
+            // SAFETY: inside the mapping. A system without huge pages rejects the call, which costs only speed.
             unsafe { libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE) };
         }
         let start = NonNull::new(start).ok_or(failed)?;
@@ -135,7 +136,7 @@ impl Region {
 #[cfg(unix)]
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this owner's, and nothing borrows it any more.
+        // SAFETY: this owner created the mapping, and no borrow of it remains.
         unsafe { libc::munmap(self.start.cast(), self.len) };
     }
 }
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_an_arena_are_aligned_apart_and_outlive_it() {
+    fn arena_buffers_are_aligned_disjoint_and_outlive_the_arena() {
         let mut arena = Arena::default();
         let mut pieces: Vec<AlignedBytes> =
             [1, 64, 0, 65, REGION, 7].map(|len| arena.zeroed(len).unwrap()).into();

@@ -1,13 +1,13 @@
-//! Blocks of any weight format to `f32`, in plain code: the reference that the packed layouts are tested against.
+//! Converts blocks of any weight format to `f32` in plain code. This is the reference for tests of the packed layouts.
 //!
-//! Invariant: the result is exact up to one rounding per value. Block layouts are GGUF's.
+//! Invariant: the result is exact up to one rounding per value. Block layouts are those of GGUF.
 
 use half::{bf16, f16};
 
 use crate::error::expect_len;
 use crate::{DType, KernelError};
 
-/// Converts `bytes` to `out`. The number of values in `out` says how many blocks there must be.
+/// Converts `bytes` to floats in `out`. The length of `out` determines how many blocks `bytes` must hold.
 pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), KernelError> {
     const OP: &str = "dequantize";
     let expected =
@@ -34,7 +34,7 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Ker
     Ok(())
 }
 
-/// The unsigned integers of the `part`-th 32 values of a quantised block.
+/// Returns the unsigned integers of the `part`-th group of 32 values in a quantized block.
 fn block_integers(dtype: DType, block: &[u8], part: usize) -> [u8; 32] {
     std::array::from_fn(|k| match dtype {
         DType::Q4_0 => nibble(&block[2..], k),
@@ -53,7 +53,7 @@ fn block_integers(dtype: DType, block: &[u8], part: usize) -> [u8; 32] {
     })
 }
 
-/// `(scale, min)` of each 16 of the `part`-th 32 values: value = scale * integer + min.
+/// Returns `(scale, min)` for each half of the `part`-th group of 32 values, where value = scale * integer + min.
 fn block_scales(dtype: DType, block: &[u8], part: usize) -> [(f32, f32); 2] {
     match dtype {
         DType::Q4_0 => [(half_at(block, 0), -8.0 * half_at(block, 0)); 2],
@@ -79,7 +79,7 @@ fn k_nibble(bytes: &[u8], part: usize, k: usize) -> u8 {
     (bytes[(part / 2) * 32 + k] >> (4 * (part % 2))) & 15
 }
 
-/// The 6-bit scale and min of one of eight parts, out of 12 packed bytes.
+/// Extracts the 6-bit scale and min of one of eight groups from 12 packed bytes.
 pub(crate) fn six_bit_pair(bytes: &[u8], part: usize) -> (u8, u8) {
     if part < 4 {
         (bytes[part] & 63, bytes[part + 4] & 63)

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-/// How the values of a tensor are stored. Quantised formats follow the GGUF block layouts.
+/// The storage format of a tensor's values. Quantized formats follow the GGUF block layouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     F32,
@@ -32,7 +32,7 @@ impl DType {
         DType::Q6K,
     ];
 
-    /// Values per block.
+    /// Returns the number of values per block.
     pub fn block_len(self) -> usize {
         match self {
             DType::F32 | DType::F16 | DType::BF16 => 1,
@@ -41,7 +41,7 @@ impl DType {
         }
     }
 
-    /// Bytes per block.
+    /// Returns the number of bytes per block.
     pub fn block_bytes(self) -> usize {
         match self {
             DType::F32 => 4,
@@ -55,7 +55,8 @@ impl DType {
         }
     }
 
-    /// Bytes of a row of `values`; `None` if it is not a whole number of blocks or overflows.
+    /// Returns the size in bytes of a row of `values` values, or `None` if the row is not a whole number of blocks or the
+    /// size overflows.
     pub fn row_bytes(self, values: usize) -> Option<usize> {
         if !values.is_multiple_of(self.block_len()) {
             return None;
@@ -63,7 +64,7 @@ impl DType {
         (values / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// Whether values share a scale per block.
+    /// Returns whether the format stores blocks of values that share scales.
     pub fn is_quantised(self) -> bool {
         self.block_len() > 1
     }

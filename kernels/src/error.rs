@@ -1,16 +1,16 @@
-//! What an operation can refuse.
+//! The errors that operations return.
 
 use crate::DType;
 use crate::cuda::architecture::Architecture;
 use crate::cuda::blas::Layout;
 use crate::cuda::nvrtc::NvrtcVersion;
 
-/// A shape, size or format that an operation cannot work on.
+/// An operation was given a shape, size or format that it cannot handle, or the machine lacks something that it needs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
     #[error("{op}: {what} must be {expected}, but it is {found}")]
     Shape { op: &'static str, what: &'static str, expected: usize, found: usize },
-    #[error("{op}: {what} {index} is out of range, there are {count}")]
+    #[error("{op}: {what} {index} is out of range; the limit is {count}")]
     OutOfRange { op: &'static str, what: &'static str, index: usize, count: usize },
     #[error("{op}: {what} {index} is written twice in one call")]
     Conflict { op: &'static str, what: &'static str, index: usize },
@@ -18,13 +18,13 @@ pub enum KernelError {
     PartialBlock { op: &'static str, dtype: DType, values: usize },
     #[error("{op}: {what} is too large to address")]
     TooLarge { op: &'static str, what: &'static str },
-    #[error("{op}: {what} is {found}, and the device's kernel takes {takes}")]
+    #[error("{op}: {what} is {found}; supported: {takes}")]
     Unsupported { op: &'static str, what: &'static str, found: u64, takes: String },
-    #[error("{op}: no kernel of the device is for {found}; there are some for {takes}")]
+    #[error("{op}: the device has no kernel for {found}; it has kernels for {takes}")]
     Format { op: &'static str, found: DType, takes: &'static str },
     #[error("out of memory: {bytes} bytes could not be allocated")]
     OutOfMemory { bytes: usize },
-    #[error("a thread cannot be kept on CPU {cpu}: {reason}; leave threads unpinned")]
+    #[error("a thread cannot be pinned to CPU {cpu}: {reason}; leave threads unpinned")]
     Pinning { cpu: usize, reason: String },
     #[error(
         "NVRTC, which compiles the CUDA kernels, was not found (tried {tried}); install the CUDA toolkit, or the Python package \
@@ -40,8 +40,8 @@ pub enum KernelError {
     #[error("{source_name} does not compile for {architecture}:\n{log}")]
     Compilation { source_name: &'static str, architecture: Architecture, log: String },
     #[error(
-        "cuBLASLt, which multiplies dense weights, was not found (tried {tried}); Skep's own product on tensor cores does it \
-         instead. To have it, install the CUDA toolkit, or the Python package nvidia-cublas with its `lib` folder in \
+        "cuBLASLt, which multiplies dense weights, was not found (tried {tried}); Skep's own tensor-core kernel is used \
+         instead. To use cuBLASLt, install the CUDA toolkit, or the Python package nvidia-cublas with its `lib` folder in \
          LD_LIBRARY_PATH"
     )]
     NoCublas { tried: String },
@@ -49,30 +49,30 @@ pub enum KernelError {
     Cublas { call: &'static str, reason: String },
     #[error("cuBLASLt has no algorithm for {layout}: {reason}")]
     NoAlgorithm { layout: Layout, reason: String },
-    #[error("compiled kernels cannot be written to {folder}: {reason}; name a folder that can be")]
+    #[error("compiled kernels cannot be written to {folder}: {reason}; choose a writable folder")]
     Shipping { folder: String, reason: String },
-    #[error("no kernels for a device of compute capability {major}.{minor}: they are made for {made_for}")]
+    #[error("there are no kernels for compute capability {major}.{minor}; kernels exist for {made_for}")]
     Architecture { major: u32, minor: u32, made_for: &'static str },
     #[error("no CUDA device: {reason}")]
     NoDevice { reason: String },
     #[error(
-        "device {device} cannot use the memory of device {peer}, which ranks that share a layer have to; divide the layers among \
-         them instead, or name other devices"
+        "device {device} cannot access the memory of device {peer}, which ranks that share a layer require; distribute whole \
+         layers over the devices instead, or choose other devices"
     )]
     NoPeer { device: usize, peer: usize },
     #[error(
-        "{bytes} bytes of device memory are needed, and {free} are free; take a smaller model or format, or more devices"
+        "{bytes} bytes of device memory are needed, but {free} are free; use a smaller model or format, or more devices"
     )]
     DeviceMemory { bytes: usize, free: usize },
-    #[error("there is no kernel {kernel} on the device")]
+    #[error("the device has no kernel named {kernel}")]
     NoKernel { kernel: String },
-    #[error("the CUDA driver: {call} failed: {reason}")]
+    #[error("CUDA driver: {call} failed: {reason}")]
     Driver { call: &'static str, reason: String },
     #[error("could not start a worker thread: {reason}")]
     Thread { reason: String },
 }
 
-/// Checks that a length is what the shapes say.
+/// Checks that a length matches the shapes.
 pub(crate) fn expect_len(
     op: &'static str,
     what: &'static str,
@@ -82,7 +82,7 @@ pub(crate) fn expect_len(
     if expected == found { Ok(()) } else { Err(KernelError::Shape { op, what, expected, found }) }
 }
 
-/// Product of sizes, or an error that names what is too large.
+/// Multiplies sizes, or returns an error that names what is too large.
 pub(crate) fn product(op: &'static str, what: &'static str, sizes: &[usize]) -> Result<usize, KernelError> {
     sizes
         .iter()

@@ -1,11 +1,11 @@
-//! Rows of a packed matrix by index: token embeddings.
+//! Reads rows of a packed matrix by index, as for token embeddings.
 
 use crate::error::{expect_len, product};
 use crate::matmul::PackedMatrix;
 use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
 
-/// out[i] = table[rows[i]]
+/// Computes `out[i] = table[rows[i]]`.
 pub fn gather(
     pool: &WorkerPool,
     isa: Isa,
@@ -26,7 +26,7 @@ pub fn gather(
     }
     let out = SharedSlice::new(out);
     crate::pool::by_rows(pool, rows.len(), width, |index| {
-        // SAFETY: each row is one task's.
+        // SAFETY: each row belongs to one task.
         table.unpack_row(isa, rows[index] as usize, unsafe { out.part(index * width, width) });
     });
     Ok(())
@@ -39,7 +39,7 @@ mod tests {
     use crate::buffer::Arena;
 
     #[test]
-    fn rows_come_in_the_order_asked_and_unknown_rows_are_errors() {
+    fn rows_are_gathered_in_order_and_unknown_rows_are_errors() {
         let values: Vec<f32> = (0..60).map(|x| x as f32).collect();
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         let pool = WorkerPool::new(2).unwrap();

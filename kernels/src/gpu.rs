@@ -1,10 +1,11 @@
-//! What accelerators this machine has, asked of the driver at run time.
+//! Finds the GPUs of this machine by asking the NVIDIA driver at run time.
 //!
-//! Invariant: a machine without a driver gets a reason, never a panic; the library is probed before it is used.
+//! Invariant: on a machine without a driver, the result is a reason and never a panic; the library is probed before it
+//! is used.
 
 use cudarc::driver::{result, sys};
 
-/// One device as the driver describes it.
+/// A device as described by the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuInfo {
     pub name: String,
@@ -12,21 +13,21 @@ pub struct GpuInfo {
     pub compute_capability: (u32, u32),
 }
 
-/// The devices of this machine, or why there are none.
+/// Returns the devices of this machine, or the reason why there are none.
 pub fn probe() -> Result<Vec<GpuInfo>, String> {
     // SAFETY: only tries to open the driver library.
     if !unsafe { sys::is_culib_present() } {
         return Err("no NVIDIA driver: the CUDA driver library is not installed".to_owned());
     }
-    result::init().map_err(|error| format!("the NVIDIA driver did not start: {error}"))?;
+    result::init().map_err(|error| format!("the NVIDIA driver did not initialize: {error}"))?;
     let count =
-        result::device::get_count().map_err(|error| format!("the driver lists no devices: {error}"))?;
+        result::device::get_count().map_err(|error| format!("the driver cannot list devices: {error}"))?;
     (0..count)
         .map(|ordinal| describe(ordinal).map_err(|error| format!("device {ordinal}: {error}")))
         .collect()
 }
 
-/// The CUDA version that the driver knows, such as 12 or 13.
+/// Returns the major version of CUDA that the driver supports, such as 12 or 13.
 pub(crate) fn driver_major() -> Option<i32> {
     // SAFETY: only tries to open the driver library.
     if !unsafe { sys::is_culib_present() } {
@@ -45,7 +46,7 @@ fn describe(ordinal: i32) -> Result<GpuInfo, result::DriverError> {
     };
     let device = result::device::get(ordinal)?;
     let name = result::device::get_name(device)?;
-    // SAFETY: `device` was given by the driver just now.
+    // SAFETY: `device` was returned by the driver above.
     let (memory, major, minor) = unsafe {
         (
             result::device::total_mem(device)?,

@@ -1,6 +1,6 @@
 //! The instruction-set tiers that the CPU kernels are compiled for.
 //!
-//! Invariant: a tier that the machine does not support is never executed; dispatch falls back to portable code.
+//! Invariant: code of a tier that the machine does not support is never executed; dispatch falls back to portable code.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ pub enum Isa {
 impl Isa {
     pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
 
-    /// The fastest tier of this machine.
+    /// Returns the fastest tier that this machine supports.
     pub fn detect() -> Isa {
         if Isa::Avx512.supported() {
             Isa::Avx512
@@ -29,7 +29,7 @@ impl Isa {
         }
     }
 
-    /// Whether this machine can run the tier.
+    /// Returns whether this machine can run the tier.
     #[cfg(target_arch = "x86_64")]
     pub fn supported(self) -> bool {
         match self {
@@ -49,7 +49,7 @@ impl Isa {
         }
     }
 
-    /// Whether this machine can run the tier.
+    /// Returns whether this machine can run the tier.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn supported(self) -> bool {
         self == Isa::Portable
@@ -73,7 +73,7 @@ impl FromStr for Isa {
         Isa::ALL
             .into_iter()
             .find(|isa| isa.to_string() == text)
-            .ok_or_else(|| format!("unknown instruction set {text:?}; one of portable, avx2, avx512"))
+            .ok_or_else(|| format!("unknown instruction set {text:?}; expected portable, avx2 or avx512"))
     }
 }
 

@@ -1,7 +1,7 @@
-//! Keys and values of a layer, in pages of 16 tokens.
+//! The keys and values of a layer, in pages of 16 tokens.
 //!
-//! Invariant: what is stored is finite. Pages take memory only once they are written. Keys are stored
-//! `[page][kv head][dimension][16 tokens]`, so that a register of scores is 16 tokens; values
+//! Invariant: all stored values are finite. Pages take memory only once they are written. Keys are stored as
+//! `[page][kv head][dimension][16 tokens]`, so that a register of scores covers 16 tokens; values are stored as
 //! `[page][kv head][16 tokens][stride]`.
 
 use crate::buffer::AlignedBytes;
@@ -10,17 +10,17 @@ use crate::cpu::kv::{KvF16, KvF32, KvI8, MAX_HEAD, StoreHead};
 use crate::error::product;
 use crate::{Isa, KernelError};
 
-/// Tokens of a page.
+/// Number of tokens per page.
 pub const PAGE_TOKENS: usize = 16;
-/// The widest head that the kernels take.
+/// Maximum head size that the kernels support.
 pub const MAX_HEAD_SIZE: usize = MAX_HEAD;
 
-/// How keys and values are stored.
+/// The storage format of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvFormat {
     F32,
     F16,
-    /// 8 bits, with a scale of each head of each token for its key and one for its value.
+    /// 8-bit integers. Each head of each token has one scale for its key and one for its value.
     I8,
 }
 
@@ -33,7 +33,7 @@ pub struct KvLayer {
     pub(crate) value_stride: usize,
     pub(crate) keys: AlignedBytes,
     pub(crate) values: AlignedBytes,
-    /// Scales of the keys and of the values, `[page][kv head][16 tokens]`, of formats that have them.
+    /// Scales of the keys and of the values, `[page][kv head][16 tokens]`. Empty for formats without scales.
     key_scales: AlignedBytes,
     value_scales: AlignedBytes,
 }
@@ -47,7 +47,7 @@ impl KvFormat {
         }
     }
 
-    /// Bytes of the scales of one head's keys, or values, in a page.
+    /// Returns the size in bytes of the scales of one head's keys (or values) in a page.
     fn scale_bytes(self) -> usize {
         match self {
             KvFormat::F32 | KvFormat::F16 => 0,
@@ -90,7 +90,7 @@ impl KvLayer {
         })
     }
 
-    /// Bytes that a layer of this shape takes, if they can be counted.
+    /// Returns the size in bytes of a layer of this shape, or `None` if it overflows.
     pub fn byte_len(format: KvFormat, page_count: usize, kv_heads: usize, head_size: usize) -> Option<usize> {
         let widths = head_size.checked_add(head_size.checked_next_multiple_of(16)?)?;
         let head = widths.checked_mul(PAGE_TOKENS * format.element_bytes())?;
@@ -105,7 +105,7 @@ impl KvLayer {
         self.head_size
     }
 
-    /// Whether there is such a page.
+    /// Checks that the page exists.
     pub(crate) fn check_page(&self, op: &'static str, page: u32) -> Result<(), KernelError> {
         match (page as usize) < self.page_count {
             true => Ok(()),
@@ -121,8 +121,8 @@ impl KvLayer {
     /// Stores the key and value heads of one position.
     ///
     /// # Safety
-    /// The page exists, `slot` is below [`PAGE_TOKENS`], keys and values are `kv_heads` heads, and nobody else reads or
-    /// writes the page.
+    /// The page exists, `slot` is below [`PAGE_TOKENS`], keys and values each hold `kv_heads` heads, and no other thread
+    /// reads or writes the page.
     pub(crate) unsafe fn store(&self, isa: Isa, page: u32, slot: usize, keys: &[f32], values: &[f32]) {
         let heads = keys.chunks_exact(self.head_size).zip(values.chunks_exact(self.head_size));
         for (head, (key, value)) in heads.enumerate() {
@@ -132,7 +132,7 @@ impl KvLayer {
             let scale_at = place * PAGE_TOKENS + slot;
             macro_rules! store {
                 ($format:ty, $element:ty) => {{
-                    // SAFETY: the place is inside the pool, by the caller's promise.
+                    // SAFETY: the offsets are inside the pool, as guaranteed by the caller.
                     unsafe {
                         let keys = self.keys.as_ptr().cast_mut().cast::<$element>().add(key_at);
                         let values = self.values.as_ptr().cast_mut().cast::<$element>().add(value_at);
@@ -152,7 +152,8 @@ impl KvLayer {
         }
     }
 
-    /// Where the scales of keys and of values are, `at` scales from the first. Formats without scales have none there.
+    /// Returns pointers to the scale at index `at` of the keys and of the values. For formats without scales, the pointers
+    /// must not be dereferenced.
     pub(crate) fn scales(&self, at: usize) -> (*mut f32, *mut f32) {
         let start = |scales: &AlignedBytes| scales.as_ptr().cast_mut().cast::<f32>().wrapping_add(at);
         (start(&self.key_scales), start(&self.value_scales))
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_that_cannot_be_are_errors() {
+    fn invalid_sizes_are_errors() {
         assert!(KvLayer::new(KvFormat::F32, usize::MAX, 8, 64).is_err());
         assert!(KvLayer::new(KvFormat::F32, 1, 1, MAX_HEAD_SIZE + 1).is_err());
         assert!(KvLayer::new(KvFormat::F32, 1, 1, 0).is_err());

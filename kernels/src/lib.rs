@@ -1,7 +1,8 @@
 //! The operations of a transformer step on plain buffers: shape checks, dispatch by instruction set, and SIMD code.
 //!
 //! Invariant: every public operation checks its shapes and returns a [`KernelError`]; nothing here panics on bad input.
-//! This is the only crate with `unsafe` and SIMD. It knows nothing of models, files, sequences or requests.
+//! All SIMD code and nearly all `unsafe` code of the workspace is here. The crate knows nothing about models, files,
+//! sequences or requests.
 
 pub mod affinity;
 pub mod arithmetic;

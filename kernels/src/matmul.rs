@@ -1,7 +1,8 @@
-//! out = input × weightsᵀ for packed weights of any format, over one or several matrices that share the input.
+//! Computes out = input × weightsᵀ for packed weights of any format, over one or more matrices that share the input.
 //!
-//! Invariant: each output depends on its own row of weights and its own token alone, in one fixed order of sums.
-//! Quantised weights meet activations rounded to 8 bits per block of 32; float weights meet them as they are.
+//! Invariant: each output depends only on its row of weights and its token, and its sums have one fixed order. Quantized
+//! weights are multiplied with activations rounded to 8 bits per block of 32; float weights are multiplied with
+//! unrounded activations.
 
 use std::marker::PhantomData;
 
@@ -17,12 +18,12 @@ use crate::error::{expect_len, product};
 use crate::pool::{SharedSlice, by_rows};
 use crate::{DType, Isa, KernelError, WorkerPool};
 
-/// Tokens that one task works on, so that their activations stay in the second-level cache.
+/// Number of tokens per task, chosen so that their activations stay in the L2 cache.
 const TASK_TOKENS: usize = 128;
-/// Tasks per thread and pass; more balance better, fewer cost less.
+/// Tasks per thread and pass. More tasks balance better; fewer cost less.
 const TASKS_PER_THREAD: usize = 4;
 
-/// A weight matrix in tiles of 16 rows, in no more bytes than its rows rounded up to whole tiles.
+/// A weight matrix in tiles of 16 rows. It takes as many bytes as its rows rounded up to whole tiles.
 pub struct PackedMatrix {
     dtype: DType,
     rows: usize,
@@ -31,7 +32,7 @@ pub struct PackedMatrix {
     bytes: AlignedBytes,
 }
 
-/// Calls `$call::<Format>` for the quantised format.
+/// Invokes `$call!` with the tile format of a quantized `DType`.
 macro_rules! with_tile_format {
     ($dtype:expr, $call:ident) => {
         match $dtype {
@@ -46,7 +47,7 @@ macro_rules! with_tile_format {
 }
 
 impl PackedMatrix {
-    /// Packs `rows` rows of `columns` values of `dtype` into a piece of `arena`.
+    /// Packs `rows` rows of `columns` values of `dtype` into a buffer of `arena`.
     pub fn pack(
         pool: &WorkerPool,
         arena: &mut Arena,
@@ -68,7 +69,7 @@ impl PackedMatrix {
                 let first = tile * TILE_ROWS;
                 let source = &data[first * row_bytes..rows.min(first + TILE_ROWS) * row_bytes];
                 let rows: Vec<&[u8]> = source.chunks_exact(row_bytes).collect();
-                // SAFETY: each tile is one task's.
+                // SAFETY: each tile belongs to one task.
                 pack_tile(dtype, &rows, unsafe { packed.part(tile * tile_bytes, tile_bytes) });
             });
         }
@@ -87,12 +88,12 @@ impl PackedMatrix {
         self.columns
     }
 
-    /// Bytes of memory.
+    /// Returns the size in bytes of the packed weights.
     pub fn byte_len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// One row as floats.
+    /// Converts one row to floats.
     pub(crate) fn unpack_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
         let (tile, lane) = (row / TILE_ROWS, row % TILE_ROWS);
         let tile = &self.bytes.as_slice()[tile * self.tile_bytes..][..self.tile_bytes];
@@ -122,7 +123,7 @@ impl PackedMatrix {
     }
 }
 
-/// Room for quantised activations, kept between calls.
+/// Scratch memory for quantized activations, reused between calls.
 #[derive(Default)]
 pub struct Activations {
     bytes: Vec<i8>,
@@ -132,7 +133,7 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Bytes that `tokens` rows of `columns` values take.
+    /// Returns the size in bytes of the scratch memory for `tokens` rows of `columns` values.
     pub fn byte_len(tokens: usize, columns: usize) -> usize {
         tokens.saturating_mul(columns.saturating_add(columns / 32 * 12))
     }
@@ -150,7 +151,7 @@ impl Activations {
             let first = index * group;
             let count = group.min(tokens - first);
             for token in 0..count {
-                // SAFETY: each group writes its own part of arrays that were sized above.
+                // SAFETY: each group writes a disjoint part of the arrays, which were sized above.
                 unsafe {
                     let kernel = QuantiseRow {
                         row: input.as_ptr().add((first + token) * columns),
@@ -170,7 +171,7 @@ impl Activations {
         if groups <= 2 { (0..groups).for_each(quantise_group) } else { pool.run(groups, quantise_group) }
     }
 
-    /// Views of the groups of `tokens` from `first`, which starts a group.
+    /// Returns views of the groups that hold the `tokens` tokens from `first`, which must start a group.
     fn groups(&self, isa: Isa, first: usize, tokens: usize, columns: usize) -> Vec<(GroupView, usize)> {
         let blocks = columns / 32;
         let group = group_tokens(isa);
@@ -189,16 +190,16 @@ impl Activations {
     }
 }
 
-/// Matrices that share an input.
+/// Matrices that are multiplied with the same input.
 #[derive(Clone, Copy)]
 pub struct Projection<'a> {
     pub matrices: &'a [&'a PackedMatrix],
-    /// Empty, or one value per row of all matrices.
+    /// Either empty or one value per row of all matrices.
     pub bias: &'a [f32],
 }
 
-/// Multiplies `input` `[tokens][columns]` with every matrix and adds the bias. `out` is `[tokens][sum of rows]`, matrices
-/// side by side.
+/// Multiplies `input` (`[tokens][columns]`) with every matrix and adds the bias. `out` is `[tokens][sum of rows]`, with
+/// the outputs of the matrices side by side.
 pub fn matmul(
     pool: &WorkerPool,
     isa: Isa,
@@ -240,7 +241,7 @@ pub fn matmul(
     Ok(())
 }
 
-/// Some tiles of one matrix times some tokens.
+/// A range of tiles of one matrix times a range of tokens.
 struct Task<'a> {
     matrix: &'a PackedMatrix,
     first_tile: usize,
@@ -260,7 +261,7 @@ impl Task<'_> {
         (self.tiles * TILE_ROWS).min(self.matrix.rows - self.first_row())
     }
 
-    /// While the outputs are in the cache.
+    /// Adds the bias while the outputs are still in the cache.
     fn add_bias(&self, isa: Isa, bias: &[f32], out: &SharedSlice<f32>, stride: usize) {
         let (column, rows) = (self.column + self.first_row(), self.rows());
         for token in self.first_token..self.first_token + self.tokens {

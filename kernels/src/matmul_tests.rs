@@ -1,10 +1,10 @@
-//! Every format and tier against products in double precision, with fresh random inputs.
+//! Compares every format and tier with double-precision products, with fresh random inputs.
 
 use super::*;
 use crate::dequantize;
 use crate::random::Random;
 
-/// Random blocks with sane scales.
+/// Returns random blocks with scales of moderate size.
 pub(crate) fn random_weights(random: &mut Random, dtype: DType, rows: usize, columns: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> =
         (0..dtype.row_bytes(columns).unwrap() * rows).map(|_| random.next_u64() as u8).collect();
@@ -34,7 +34,7 @@ pub(crate) fn random_weights(random: &mut Random, dtype: DType, rows: usize, col
     bytes
 }
 
-/// What the activations are worth to the kernels.
+/// Returns the activations as the kernels round them.
 fn rounded(dtype: DType, input: &[f32]) -> Vec<f64> {
     if !dtype.is_quantised() {
         return input.iter().map(|x| f64::from(*x)).collect();
@@ -86,7 +86,7 @@ fn every_format_and_tier_agrees_with_double_precision() {
                         let (sum, size) = pairs.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
                         let sum = sum + f64::from(bias[row]);
                         let found = f64::from(out[token * stride + row]);
-                        // One rounding step of the activations at a tie, plus float sums.
+                        // Allows one rounding step of the activations at a tie, plus the rounding of float sums.
                         let bound = size * 1e-4 + 1e-6;
                         assert!(
                             (found - sum).abs() < bound,
@@ -100,7 +100,7 @@ fn every_format_and_tier_agrees_with_double_precision() {
 }
 
 #[test]
-fn unpacked_rows_are_the_dequantised_ones() {
+fn unpacked_rows_match_dequantized_rows() {
     let mut random = Random::fresh();
     let pool = WorkerPool::new(3).unwrap();
     for dtype in DType::ALL {
@@ -121,7 +121,7 @@ fn unpacked_rows_are_the_dequantised_ones() {
 }
 
 #[test]
-fn packing_takes_no_more_bytes_per_weight() {
+fn packing_does_not_increase_the_size() {
     let pool = WorkerPool::new(1).unwrap();
     for dtype in DType::ALL {
         let bytes = dtype.row_bytes(256).unwrap() * 32;

@@ -1,7 +1,7 @@
 //! Worker threads that share the tasks of one operation.
 //!
-//! Invariant: `run` returns after every task ran exactly once; workers spin for a moment after work and then park, so
-//! that an idle pool takes no CPU. A task that panics makes `run` panic on the caller, after all tasks are done.
+//! Invariant: `run` returns after every task has run exactly once. Workers spin briefly after work and then park, so that
+//! an idle pool takes no CPU time. A task that panics makes `run` panic on the calling thread after all tasks are done.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,22 +12,22 @@ use std::time::{Duration, Instant};
 use crate::KernelError;
 use crate::affinity::pin_this_thread;
 
-/// How long a worker looks for more work before it parks.
+/// The time that a worker spins for more work before it parks.
 const SPIN: Duration = Duration::from_micros(100);
-/// The most threads of a pool.
+/// Maximum number of threads of a pool.
 pub const MAX_THREADS: usize = 256;
 
-/// A pool that belongs to one executor. The calling thread is one of its threads.
+/// A pool of threads that belongs to one executor. The thread that calls `run` counts as one of them.
 pub struct WorkerPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     wake: Vec<Thread>,
-    /// One operation at a time.
+    /// Held during an operation, so that operations run one at a time.
     turn: Mutex<()>,
     barriers: AtomicU64,
 }
 
-/// The tasks of the operation in progress, erased to a pointer that is valid until `run` returns.
+/// The tasks of the current operation, erased to a pointer that is valid until `run` returns.
 #[derive(Clone, Copy)]
 struct Job {
     call: *const (dyn Fn(usize) + Sync),
@@ -35,7 +35,7 @@ struct Job {
 }
 
 struct Shared {
-    /// The operation's number, whether it takes workers, and how many are in it: see [`Gate`].
+    /// The number of the operation, whether workers may enter it, and how many are inside: see [`Gate`].
     gate: AtomicU64,
     job: std::cell::UnsafeCell<Option<Job>>,
     next: AtomicUsize,
@@ -44,8 +44,10 @@ struct Shared {
     failure: Mutex<Option<Box<dyn std::any::Any + Send>>>,
 }
 
-/// A worker enters an operation only while its gate is open, so that the caller need not wait for one that the
-/// operating system has not scheduled: when the tasks are gone it closes the gate and waits for those inside.
+/// The bit layout of `Shared::gate`.
+///
+/// A worker enters an operation only while its gate is open, so that the caller need not wait for a worker that the
+/// operating system has not scheduled: once all tasks are taken, it closes the gate and waits for the workers inside.
 struct Gate;
 
 impl Gate {
@@ -54,23 +56,24 @@ impl Gate {
     const EPOCH: u64 = 0x1_0000;
 }
 
-// SAFETY: `job` is written only while the gate is closed with nobody inside, and published by opening it.
+// SAFETY: `job` is written only while the gate is closed and no worker is inside, and published by opening the gate.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` is only followed while `run` holds the closure alive.
+// SAFETY: the pointer in `job` is dereferenced only while `run` keeps the closure alive.
 unsafe impl Send for Shared {}
 
 impl WorkerPool {
-    /// Starts `threads - 1` workers, which the system places.
+    /// Starts `threads - 1` workers, which the operating system schedules freely.
     pub fn new(threads: usize) -> Result<Self, KernelError> {
         Self::start(threads, &[])
     }
 
-    /// Starts workers that stay on a CPU each: those of [`crate::affinity::cpus`] after the `first`-th, which is left to
-    /// the thread that calls `run`. That one is not the pool's to pin: threads that it starts would stay there too.
+    /// Starts workers that are each pinned to a CPU: the CPUs of [`crate::affinity::cpus`] after the `first`-th, which is
+    /// left to the thread that calls `run`. The pool does not pin that thread, because the threads that it starts would
+    /// inherit the pinning.
     pub fn pinned(threads: usize, first: usize) -> Result<Self, KernelError> {
         let cpus = crate::affinity::cpus();
         if threads > cpus.len() {
-            let reason = format!("{threads} threads need a CPU each, and there are {}", cpus.len());
+            let reason = format!("{threads} threads need a CPU each, but there are {}", cpus.len());
             return Err(KernelError::Pinning { cpu: cpus.len(), reason });
         }
         let own: Vec<usize> = cpus.into_iter().cycle().skip(first).skip(1).take(threads - 1).collect();
@@ -99,7 +102,7 @@ impl WorkerPool {
             let shared = shared.clone();
             let (cpu, pinned) = (cpus.get(index).copied(), pinned.clone());
             let work = move || {
-                // Whoever started the pool waits for every answer.
+                // The thread that starts the pool waits for the result of every worker.
                 let _ = pinned.send(cpu.map_or(Ok(()), pin_this_thread));
                 shared.work(index);
             };
@@ -114,18 +117,18 @@ impl WorkerPool {
         Ok(pool)
     }
 
-    /// Threads that share the work, the caller's included.
+    /// Returns the number of threads that share the work, including the calling thread.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Operations so far that the threads shared, each of which ends when the last of them is done. A step should need
-    /// few: between two the threads wait for each other.
+    /// Returns the number of operations so far that the threads shared. Each one ends with a barrier where the threads wait
+    /// for each other, so a step should need few.
     pub fn barriers(&self) -> u64 {
         self.barriers.load(Ordering::Relaxed)
     }
 
-    /// Calls `task` with every index below `count`, spread over the threads.
+    /// Calls `task` with every index below `count`, distributed over the threads.
     pub fn run(&self, count: usize, task: impl Fn(usize) + Sync) {
         if self.workers.is_empty() || count <= 1 {
             (0..count).for_each(task);
@@ -137,7 +140,7 @@ impl WorkerPool {
         let call: &(dyn Fn(usize) + Sync) = &task;
         // SAFETY: only the lifetime is erased; `run` waits for every worker before it returns.
         let call: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(call) };
-        // SAFETY: the previous operation closed the gate and saw everybody leave.
+        // SAFETY: the previous operation closed the gate and waited until every worker had left.
         unsafe { *shared.job.get() = Some(Job { call, count }) };
         shared.next.store(0, Ordering::Relaxed);
         shared.gate.fetch_add(Gate::EPOCH + Gate::OPEN, Ordering::SeqCst);
@@ -151,7 +154,7 @@ impl WorkerPool {
         let mut spins = 0u32;
         while shared.gate.load(Ordering::Acquire) & Gate::INSIDE != 0 {
             spins += 1;
-            // A worker that lost its core inside a task may need ours.
+            // A worker that was descheduled inside a task may need the core of this thread.
             if spins.is_multiple_of(2048) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         drop(turn);
@@ -167,7 +170,7 @@ impl Drop for WorkerPool {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.wake.iter().for_each(Thread::unpark);
         for worker in self.workers.drain(..) {
-            // A worker catches its tasks' panics, so there is nothing to report.
+            // A worker catches the panics of its tasks, so there is nothing to report.
             let _ = worker.join();
         }
     }
@@ -178,7 +181,7 @@ impl Shared {
         let mut seen = 0;
         while let Some(epoch) = self.enter(index, seen) {
             seen = epoch;
-            // SAFETY: published before the gate opened, and not written again while this worker is inside.
+            // SAFETY: the job was published before the gate opened, and is not written again while this worker is inside.
             if let Some(job) = unsafe { *self.job.get() } {
                 self.take_tasks(job);
             }
@@ -186,7 +189,7 @@ impl Shared {
         }
     }
 
-    /// Waits for an open operation other than `seen` and enters it; `None` when the pool stops.
+    /// Waits for an open operation other than `seen`, enters it and returns its number; returns `None` when the pool stops.
     fn enter(&self, index: usize, seen: u64) -> Option<u64> {
         let start = Instant::now();
         let mut spins = 0u32;
@@ -215,13 +218,13 @@ impl Shared {
         }
     }
 
-    /// Whether an operation that the worker has not been in takes workers.
+    /// Returns whether the gate is open for an operation that the worker has not entered yet.
     fn awaits(&self, gate: u64, seen: u64) -> bool {
         gate & Gate::OPEN != 0 && gate / Gate::EPOCH != seen
     }
 
     fn take_tasks(&self, job: Job) {
-        // SAFETY: `run` keeps the closure alive until everybody left.
+        // SAFETY: `run` keeps the closure alive until every worker has left.
         let call = unsafe { &*job.call };
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
@@ -235,10 +238,10 @@ impl Shared {
     }
 }
 
-/// Values below which an operation is not worth waking the workers for.
+/// Number of values up to which an operation is not worth waking the workers.
 const SMALL: usize = 16 * 1024;
 
-/// Runs one call per row, in few tasks when rows are short and on the caller's thread when there is little to do.
+/// Runs one call per row. Short rows are grouped into few tasks, and small operations run on the calling thread.
 pub(crate) fn by_rows(pool: &WorkerPool, rows: usize, width: usize, call: impl Fn(usize) + Sync) {
     if rows.saturating_mul(width) <= SMALL {
         (0..rows).for_each(call);
@@ -248,13 +251,13 @@ pub(crate) fn by_rows(pool: &WorkerPool, rows: usize, width: usize, call: impl F
     pool.run(rows.div_ceil(step), |task| (task * step..rows.min((task + 1) * step)).for_each(&call));
 }
 
-/// A slice that tasks write disjoint parts of.
+/// A slice of which tasks write disjoint parts.
 pub(crate) struct SharedSlice<T> {
     start: *mut T,
     len: usize,
 }
 
-// SAFETY: whoever takes a part promises that no other task has it.
+// SAFETY: callers of `part` guarantee that no other task has an overlapping part.
 unsafe impl<T: Send> Sync for SharedSlice<T> {}
 
 impl<T> SharedSlice<T> {
@@ -266,15 +269,17 @@ impl<T> SharedSlice<T> {
         self.start
     }
 
+    /// Returns the `len` values from `from`.
+    ///
     /// # Safety
-    /// No other task holds an overlapping part, and the slice outlives it.
+    /// No other task holds an overlapping part, and the slice outlives the returned part.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn part(&self, from: usize, len: usize) -> &mut [T] {
         assert!(
             from.checked_add(len).is_some_and(|end| end <= self.len),
-            "a task's part is inside its slice"
+            "a task's part must be inside its slice"
         );
-        // SAFETY: bounds were checked; the caller promises that parts are disjoint.
+        // SAFETY: bounds were checked; the caller guarantees that parts are disjoint.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(from), len) }
     }
 }
@@ -297,11 +302,11 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn pinned_workers_run_on_one_cpu_each_and_each_on_its_own() {
+    fn each_pinned_worker_runs_on_its_own_cpu() {
         use crate::affinity::{cpus, of_this_thread};
         let all = cpus();
         let pool = WorkerPool::pinned(all.len(), 1).unwrap();
-        // Every thread waits for all others inside its task, so that none runs two.
+        // Every thread waits for all others inside its task, so that no thread runs two tasks.
         let all_inside = std::sync::Barrier::new(all.len());
         let seen = Mutex::new(Vec::new());
         pool.run(all.len(), |_| {
@@ -317,7 +322,7 @@ mod tests {
             all.iter().cycle().skip(2).take(all.len() - 1).map(|cpu| vec![*cpu]).collect();
         expected.sort();
         assert_eq!(workers, expected);
-        assert_eq!(cpus(), all, "the caller stays free");
+        assert_eq!(cpus(), all, "the calling thread stays unpinned");
         assert!(WorkerPool::pinned(all.len() + 1, 0).is_err(), "more threads than CPUs");
     }
 

@@ -1,6 +1,7 @@
-//! What happens to queries, keys and values between their projection and attention, in one pass over the rows.
+//! Processes queries, keys and values between their projection and attention, in one pass over the rows: norms, rotation
+//! and the write into the KV pages.
 //!
-//! Invariant: a page is written by one task; two sequences of a call that write the same page are an error.
+//! Invariant: each page is written by one task; two sequences of a call that write the same page are an error.
 
 use crate::attention::AttentionSequence;
 use crate::cpu::dispatch;
@@ -14,19 +15,19 @@ use crate::{Isa, KernelError, WorkerPool};
 
 const OP: &str = "rotate and store";
 
-/// How heads are treated.
+/// Settings for the processing of heads.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadParams<'a> {
-    /// Query heads of a row; key and value heads are those of the KV layer.
+    /// Number of query heads per row. The number of key and value heads is that of the KV layer.
     pub heads: usize,
     pub pairing: Pairing,
-    /// Norms of each query head and of each key head.
+    /// The norm of query heads and the norm of key heads, if the model has them.
     pub norms: Option<(Norm<'a>, Norm<'a>)>,
 }
 
-/// Normalises and rotates the query and key heads of each row in place, then stores keys and values in their pages.
+/// Normalizes and rotates the query and key heads of each row in place, then stores keys and values in their pages.
 ///
-/// A row of `rows` is the query, key and value heads side by side; `turns` are those of [`crate::rope::turns`].
+/// A row of `rows` holds the query, key and value heads side by side; `turns` is the table from [`crate::rope::turns`].
 pub fn rotate_and_store(
     pool: &WorkerPool,
     isa: Isa,
@@ -39,7 +40,12 @@ pub fn rotate_and_store(
     let row = Row::new(&params, kv)?;
     let count = rows.len() / row.stride;
     expect_len(OP, "the length", product(OP, "the rows", &[count, row.stride])?, rows.len())?;
-    expect_len(OP, "the length of the turns", product(OP, "the turns", &[count, row.size])?, turns.len())?;
+    expect_len(
+        OP,
+        "the length of the rotary table",
+        product(OP, "the rotary table", &[count, row.size])?,
+        turns.len(),
+    )?;
     let runs = runs(sequences, count, kv)?;
     let rows = SharedSlice::new(rows);
     let kv = &*kv;
@@ -48,7 +54,7 @@ pub fn rotate_and_store(
         let run = &runs[index];
         for token in 0..run.tokens {
             let at = run.row + token;
-            // SAFETY: `runs` saw that each row and each page is in one run only, and each run is one task's.
+            // SAFETY: `runs` ensured that each row and each page is in only one run, and each run belongs to one task.
             let values = unsafe { rows.part(at * row.stride, row.stride) };
             row.turn(isa, &params, values, &turns[at * row.size..][..row.size]);
             let (keys, values) = values[row.keys..].split_at(row.values - row.keys);
@@ -59,10 +65,10 @@ pub fn rotate_and_store(
     Ok(())
 }
 
-/// Where things are in a row.
+/// The layout of a row.
 struct Row {
     size: usize,
-    /// First columns of the keys and of the values.
+    /// The first column of the keys. `values` is the first column of the values.
     keys: usize,
     values: usize,
     stride: usize,
@@ -74,14 +80,14 @@ impl Row {
         let kv_width = product(OP, "the KV heads", &[kv.kv_heads(), size])?;
         let keys = product(OP, "the query heads", &[params.heads, size])?;
         let stride = keys.checked_add(kv_width * 2).ok_or(KernelError::TooLarge { op: OP, what: "a row" })?;
-        expect_len(OP, "the rest of the head size after pairs", 0, size % 2)?;
+        expect_len(OP, "the remainder of the head size divided by 2", 0, size % 2)?;
         for norm in params.norms.iter().flat_map(|(query, key)| [query, key]) {
             expect_len(OP, "the length of a head norm", size, norm.weight.len())?;
         }
         Ok(Row { size, keys, values: keys + kv_width, stride: stride.max(1) })
     }
 
-    /// Normalises and rotates the query and key heads of one row.
+    /// Normalizes and rotates the query and key heads of one row.
     fn turn(&self, isa: Isa, params: &HeadParams<'_>, row: &mut [f32], turns: &[f32]) {
         let interleaved = params.pairing == Pairing::Interleaved;
         let mut copy = [0f32; MAX_HEAD_SIZE];
@@ -99,7 +105,7 @@ impl Row {
     }
 }
 
-/// Consecutive rows that go to consecutive slots of one page.
+/// Consecutive rows that are stored in consecutive slots of one page.
 #[derive(Debug)]
 struct Run {
     row: usize,
@@ -108,7 +114,7 @@ struct Run {
     slot: usize,
 }
 
-/// Cuts sequences at the ends of pages; rows and pages are in one run at most.
+/// Cuts sequences into runs at page boundaries. Each row and each page is in at most one run.
 fn runs(sequences: &[AttentionSequence<'_>], rows: usize, kv: &KvLayer) -> Result<Vec<Run>, KernelError> {
     let mut runs = Vec::new();
     let mut free_row = 0;

@@ -1,11 +1,12 @@
-//! Norms, rotation and storage against plain double precision, over ragged sequences in shuffled pages.
+//! Compares norms, rotation and storage with a double-precision reference, over sequences of different lengths in
+//! shuffled pages.
 
 use super::*;
 use crate::kv::KvFormat;
 use crate::random::Random;
 use crate::rope::turns;
 
-/// One head, normalised and rotated.
+/// Returns one head, normalized and rotated.
 fn expected_head(head: &[f32], norm: Option<Norm<'_>>, angles: &[f64], pairing: Pairing) -> Vec<f64> {
     let mut values: Vec<f64> = head.iter().map(|x| f64::from(*x)).collect();
     if let Some(norm) = norm {
@@ -26,10 +27,10 @@ fn expected_head(head: &[f32], norm: Option<Norm<'_>>, angles: &[f64], pairing: 
     values
 }
 
-/// A stored value; `index` counts values, `scale` is where the scale of its head and token is.
+/// Returns a stored value. `index` counts values; `scale` points to the scale of its head and token.
 fn stored(kv: &KvLayer, bytes: &[u8], index: usize, scale: *const f32) -> f64 {
     match kv.format {
-        // SAFETY: the scale is one of the layer's, and nobody writes it.
+        // SAFETY: the pointer is to one of the layer's scales, and no thread writes it.
         KvFormat::I8 => f64::from(bytes[index] as i8) * f64::from(unsafe { *scale }),
         KvFormat::F32 => f64::from(f32::from_ne_bytes(bytes[index * 4..][..4].try_into().unwrap())),
         KvFormat::F16 => half::f16::from_ne_bytes(bytes[index * 2..][..2].try_into().unwrap()).to_f64(),
@@ -82,7 +83,7 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
     let params = HeadParams { heads, pairing, norms };
     rotate_and_store(&pool, isa, params, &mut rows, &table, &sequences, &mut kv).unwrap();
 
-    // Of values below 1; rotated and normalised ones are below 3.
+    // The rounding of values below 1. Rotated and normalized values are below 3.
     let rounding = if format == KvFormat::I8 { 1.0 / 127.0 } else { 1e-3 };
     for (sequence, pages) in sequences.iter().zip(&pages) {
         for token in 0..sequence.tokens {
@@ -95,7 +96,7 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
                 let place = pages[position / 16] as usize * kv_heads + kv_head;
                 let scales = kv.scales(place * 16 + position % 16);
                 if head >= heads + kv_heads {
-                    assert_eq!(found, &input[column..][..size], "values stay as they are");
+                    assert_eq!(found, &input[column..][..size], "values are not changed");
                     for (d, value) in found.iter().enumerate() {
                         let at = (place * 16 + position % 16) * kv.value_stride + d;
                         let kept = stored(&kv, kv.values.as_slice(), at, scales.1);
@@ -146,7 +147,7 @@ fn heads_are_normalised_rotated_and_stored_in_every_tier_and_format() {
 }
 
 #[test]
-fn other_slots_of_a_page_stay_and_what_is_not_finite_is_not_stored() {
+fn other_slots_are_untouched_and_nonfinite_values_are_not_stored() {
     let pool = WorkerPool::new(1).unwrap();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
         for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {

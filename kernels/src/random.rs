@@ -1,4 +1,4 @@
-//! Fresh random inputs for the parity tests; the seed is printed so that a failure can be looked into.
+//! Fresh random inputs for the parity tests. The seed is printed so that a failure can be investigated.
 
 pub(crate) struct Random(u64);
 
@@ -17,12 +17,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `count`, which is not 0.
+    /// Returns a number below `count`, which must not be 0.
     pub(crate) fn below(&mut self, count: usize) -> usize {
         (self.next_u64() % count as u64) as usize
     }
 
-    /// Uniform in -1..1.
+    /// Returns a uniform float in -1..1.
     pub(crate) fn signed(&mut self) -> f32 {
         (self.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }

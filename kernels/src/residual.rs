@@ -1,4 +1,4 @@
-//! Residual connections: what a block computed is added to the hidden rows, and their sums are normalised.
+//! Residual connections: adds the output of a block to the hidden rows and normalizes the sums.
 
 use crate::cpu::dispatch;
 use crate::cpu::elementwise::AddNorm;
@@ -6,7 +6,8 @@ use crate::error::expect_len;
 use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
 
-/// hidden[row] += addend[row], and out[row] = hidden[row] / rms(hidden[row]) * weight, while the row is in the cache.
+/// Computes `hidden[row] += addend[row]` and then `out[row] = hidden[row] / rms(hidden[row]) * weight` while the row is
+/// in the cache.
 pub fn add_norm(
     pool: &WorkerPool,
     isa: Isa,
@@ -17,15 +18,15 @@ pub fn add_norm(
 ) -> Result<(), KernelError> {
     const OP: &str = "add_norm";
     let Norm { weight, epsilon } = norm;
-    expect_len(OP, "the length of what is added", hidden.len(), addend.len())?;
+    expect_len(OP, "the addend length", hidden.len(), addend.len())?;
     expect_len(OP, "the output length", hidden.len(), out.len())?;
     let width = weight.len().max(1);
-    expect_len(OP, "the rest of the input after whole rows", 0, hidden.len() % width)?;
+    expect_len(OP, "the remainder of the input after whole rows", 0, hidden.len() % width)?;
     let rows = hidden.len() / width;
     let (hidden, out) = (SharedSlice::new(hidden), SharedSlice::new(out));
     crate::pool::by_rows(pool, rows, width, |row| {
         let addend = &addend[row * width..][..width];
-        // SAFETY: each row is one task's; the slices are safe and as long as the weight.
+        // SAFETY: each row belongs to one task; the slices are safe and as long as the weight.
         unsafe {
             let (hidden, out) = (hidden.part(row * width, width), out.part(row * width, width));
             dispatch(isa, AddNorm { hidden, addend, weight, epsilon, out });
@@ -34,7 +35,7 @@ pub fn add_norm(
     Ok(())
 }
 
-/// A root-mean-square norm: one weight per value of a row.
+/// The parameters of a root-mean-square norm, with one weight per value of a row.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
     pub weight: &'a [f32],

@@ -1,4 +1,4 @@
-//! Root-mean-square normalisation of rows.
+//! Root-mean-square normalization of rows.
 
 use crate::cpu::dispatch;
 use crate::cpu::elementwise::RmsNorm;
@@ -6,7 +6,7 @@ use crate::error::expect_len;
 use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
 
-/// out[row] = input[row] / rms(input[row]) * weight, for rows of `weight.len()` values.
+/// Computes `out[row] = input[row] / rms(input[row]) * weight` for rows of `weight.len()` values.
 pub fn rms_norm(
     pool: &WorkerPool,
     isa: Isa,
@@ -18,12 +18,12 @@ pub fn rms_norm(
     const OP: &str = "rms_norm";
     expect_len(OP, "the output length", input.len(), out.len())?;
     let width = weight.len().max(1);
-    expect_len(OP, "the rest of the input after whole rows", 0, input.len() % width)?;
+    expect_len(OP, "the remainder of the input after whole rows", 0, input.len() % width)?;
     let rows = input.len() / width;
     let out = SharedSlice::new(out);
     crate::pool::by_rows(pool, rows, width, |row| {
         let input = &input[row * width..][..width];
-        // SAFETY: each row is one task's; the slices are safe.
+        // SAFETY: each row belongs to one task; the slices are safe.
         unsafe { dispatch(isa, RmsNorm { input, weight, epsilon, out: out.part(row * width, width) }) }
     });
     Ok(())

@@ -1,15 +1,16 @@
-//! Rotary position embedding: which values turn together, and by how much.
+//! Rotary position embedding: which values rotate together, and by which angle.
 
-/// Which dimensions of a head form a pair.
+/// The pairs of a head's dimensions that rotate together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
-    /// `d` with `d + head_size / 2`.
+    /// Dimension `d` is paired with `d + head_size / 2`.
     Halves,
-    /// `2 d` with `2 d + 1`.
+    /// Dimension `2 d` is paired with `2 d + 1`.
     Interleaved,
 }
 
-/// Cosines, then sines, of every position: `[position][2][frequencies]`. Angles are formed in double precision.
+/// Fills `out` with the rotary table: the cosines and then the sines of every position, `[position][2][frequencies]`.
+/// Angles are computed in double precision.
 pub fn turns(positions: &[usize], inverse_frequencies: &[f32], out: &mut Vec<f32>) {
     out.clear();
     for position in positions {
@@ -24,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_is_the_position_times_the_frequency() {
+    fn an_angle_is_the_position_times_the_frequency() {
         let mut table = vec![7.0];
         turns(&[0, 700], &[1.0, 0.25], &mut table);
         let angles = [0.0, 0.0, 700.0, 175.0f64];

@@ -1,7 +1,7 @@
-//! Every operation gives a row the same bits whatever rows are computed beside it, wherever it stands among them, and
-//! however many threads share the work.
+//! Tests that every operation gives a row the same bits regardless of the other rows in the batch, its position among
+//! them, and the number of threads.
 //!
-//! Each test computes every row alone on one thread, and then in random company on pools of several sizes.
+//! Each test computes every row alone on one thread, and then in random batches on pools of several sizes.
 
 use crate::attention::{AttentionParams, AttentionSequence, attention};
 use crate::buffer::Arena;
@@ -31,12 +31,13 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Rows to compute together: their numbers in random order, with repetitions.
+/// Returns the indices of rows to compute together, in random order and with repetitions.
 fn company(random: &mut Random, rows: usize, count: usize) -> Vec<usize> {
     (0..count).map(|_| random.below(rows)).collect()
 }
 
-/// Checks an operation over rows of `width` values, which gives rows of any width. `run` gets the rows side by side.
+/// Checks an operation over rows of `width` values, whose output rows may have any width. `run` gets the rows side by
+/// side.
 fn check_rows(
     random: &mut Random,
     what: &str,
@@ -52,7 +53,7 @@ fn check_rows(
         for (pool, threads) in pools.iter().zip(THREADS) {
             for count in [2, 3, 7, 8, 9, 33, 64, 130] {
                 let picked = company(random, ROWS, count);
-                // An offset that no vector is aligned to.
+                // Misaligns the rows.
                 let mut together = vec![0.0; count % 5];
                 picked.iter().for_each(|at| together.extend_from_slice(row(*at)));
                 let found = run(pool, isa, &together[count % 5..]);
@@ -95,9 +96,9 @@ fn norms_gates_sums_and_log_sums_do_not_depend_on_other_rows() {
     }
 }
 
-/// A residual sum may be formed on its own, as between pipeline stages, or in the pass of the norm.
+/// A residual sum may be computed separately, as between pipeline stages, or in the same pass as the norm.
 #[test]
-fn a_sum_and_then_a_norm_are_the_bits_of_both_in_one_pass() {
+fn add_norm_has_the_same_bits_as_a_sum_and_then_a_norm() {
     let mut random = Random::fresh();
     let pool = WorkerPool::new(2).unwrap();
     for isa in tiers() {
@@ -120,7 +121,8 @@ fn products_of_every_format_do_not_depend_on_other_rows() {
     let mut random = Random::fresh();
     let pool = WorkerPool::new(2).unwrap();
     for dtype in DType::ALL {
-        // Tiles that are cut off, two matrices of an input, and columns that no four divide for formats without blocks.
+        // Covers partial tiles, two matrices with one input, and column counts that are not multiples of 4 for formats
+        // without blocks.
         let columns = if dtype.is_quantised() { 256 } else { 99 };
         let mut pack = |rows: usize| {
             let data = random_weights(&mut random, dtype, rows, columns);
@@ -163,7 +165,7 @@ fn embeddings_do_not_depend_on_other_tokens() {
     }
 }
 
-/// The shape of an attention, and the window of its queries.
+/// The shape of an attention layer, and the window of its queries.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     heads: usize,
@@ -172,14 +174,14 @@ struct Shape {
     window: Option<usize>,
 }
 
-/// Sequences in a pool of pages: what is computed of each, and where its keys and values are.
+/// A KV pool, and the pages of each sequence in it.
 struct Pages {
     kv: KvLayer,
     own: Vec<Vec<u32>>,
 }
 
 impl Pages {
-    /// Shuffled pages for sequences of some lengths, with room for one more page.
+    /// Assigns shuffled pages to sequences of the given lengths. The pool has one page more than they need.
     fn new(random: &mut Random, format: KvFormat, shape: Shape, lengths: &[usize]) -> Self {
         let counts: Vec<usize> = lengths.iter().map(|tokens| tokens.div_ceil(PAGE_TOKENS)).collect();
         let total = counts.iter().sum::<usize>() + 1;
@@ -190,20 +192,20 @@ impl Pages {
         Pages { kv, own }
     }
 
-    /// What another sequence left in the pages.
+    /// Fills the pages with random values, as if another sequence had used them before.
     fn soil(&self, random: &mut Random, isa: Isa, shape: Shape) {
         let width = shape.kv_heads * shape.head_size;
         for page in self.own.iter().flatten() {
             for slot in 0..PAGE_TOKENS {
                 let (key, value) = (random.floats(width), random.floats(width));
-                // SAFETY: the page is one of the pool's, and the rows have the layer's width.
+                // SAFETY: the page belongs to the pool, and the rows have the layer's width.
                 unsafe { self.kv.store(isa, *page, slot, &key, &value) };
             }
         }
     }
 }
 
-/// Projected rows of some sequences, one after the other by position.
+/// Projected rows of several sequences, each in order of position.
 struct Rows {
     values: Vec<Vec<Vec<f32>>>,
     lengths: Vec<usize>,
@@ -225,7 +227,8 @@ impl Rows {
         Rows { values, lengths: lengths.to_vec() }
     }
 
-    /// Rotates, stores and attends to some chunks in one call each; returns the outputs of each chunk's rows.
+    /// Rotates and stores the rows of the chunks in one call and computes their attention in another; returns the output of
+    /// each row.
     fn step(
         &self,
         pool: &WorkerPool,
@@ -262,8 +265,8 @@ impl Rows {
     }
 }
 
-/// Two sequences token by token on one thread, and then in random chunks beside each other, in other pages that others
-/// wrote before, with drafts behind the chunks that are computed again, on several pools.
+/// Computes two sequences token by token on one thread, and then in random chunks of both, in different pages that were
+/// written before, with draft rows at the ends of chunks that are computed again, on several pools.
 fn check_attention(random: &mut Random, format: KvFormat, shape: Shape) {
     let lengths = [420, 150];
     let rows = Rows::random(random, shape, &lengths);

@@ -4,9 +4,10 @@ use crate::Isa;
 use crate::cpu::dispatch;
 use crate::cpu::elementwise::LogSumExp;
 
-/// log(sum(exp(row))): subtract it from a logit to get its log-probability. Not finite if the row is not.
+/// Returns log(sum(exp(row))). Subtracting it from a logit gives the log-probability. The result is not finite if the
+/// row is not.
 pub fn log_sum_exp(isa: Isa, row: &[f32]) -> f32 {
-    // SAFETY: a safe slice.
+    // SAFETY: the row is a safe slice.
     unsafe { dispatch(isa, LogSumExp { row }) }
 }
 

@@ -1,4 +1,4 @@
-//! The gate of the feed-forward block.
+//! SwiGLU, the gate of the feed-forward block.
 
 use crate::cpu::dispatch;
 use crate::cpu::elementwise::SwiGlu;
@@ -6,7 +6,7 @@ use crate::error::{expect_len, product};
 use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
 
-/// out[row] = silu(gate) * up, where a row of `gate_up` is `width` gates and then `width` ups.
+/// Computes `out[row] = silu(gate) * up`, where a row of `gate_up` holds `width` gate values and then `width` up values.
 pub fn swiglu(
     pool: &WorkerPool,
     isa: Isa,
@@ -21,7 +21,7 @@ pub fn swiglu(
     let out = SharedSlice::new(out);
     crate::pool::by_rows(pool, rows, width, |row| {
         let (gate, up) = gate_up[row * width * 2..][..width * 2].split_at(width);
-        // SAFETY: each row is one task's.
+        // SAFETY: each row belongs to one task.
         unsafe {
             let out = out.part(row * width, width);
             out.copy_from_slice(gate);

@@ -61,7 +61,7 @@ fn an_agent_that_cannot_be_started_again_is_listed_with_the_reason_and_can_be_de
 
     let second = Process::start(after.path(), data.path());
     let listed = at(&second, &["list"]);
-    let reason = format!("broken pinned: no model \"{name}\" is loaded");
+    let reason = format!("broken pinned: model \"{name}\" is not loaded");
     assert!(listed.status.success() && said(&listed).contains(&reason), "{}", said(&listed));
     assert!(!String::from_utf8_lossy(&listed.stdout).contains("no agents yet"), "{listed:?}");
     let refused = at(&second, &["list", "pinned"]);

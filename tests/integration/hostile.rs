@@ -50,7 +50,7 @@ async fn a_table_bomb_ends_at_its_limit() {
 async fn bombs_of_components_and_instances_are_refused_before_anything_is_compiled_or_made() {
     let host = shared();
     for (name, reason) in [
-        ("component_bomb", "its nested components make over 4096 instances"),
+        ("component_bomb", "its nested components expand to more than 4096 instances"),
         ("instance_bomb", "instances under [limits] in skep.toml"),
     ] {
         let component = text_guest(name);

@@ -164,7 +164,7 @@ async fn a_call_that_a_person_decides_about_waits_for_it_and_gives_its_result() 
     let deciding = async {
         listener.was_told.notified().await;
         let said = listener.told.lock().unwrap()[0].1.clone();
-        assert!(said.starts_with("pay waits for a person's word; approval "), "{said}");
+        assert!(said.starts_with("pay is waiting for approval "), "{said}");
         decide(host, &json!(said.split_whitespace().last().unwrap()), "approve").await;
     };
     let (paid, ()) = tokio::join!(call(&client, "mcp-pay__pay", json!({"cents": 7})), deciding);

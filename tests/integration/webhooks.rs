@@ -110,7 +110,7 @@ fn a_webhook_that_fails_is_told_in_the_log_the_list_and_the_test() {
         told.contains("answered HTTP 503 in ") && told.contains("not today") && told.contains("not taken"),
         "{told}"
     );
-    assert!(!std::fs::read_to_string(folder.path().join("log")).unwrap().contains("a webhook fails"));
+    assert!(!std::fs::read_to_string(folder.path().join("log")).unwrap().contains("a webhook is failing"));
 
     // The test has failed before, so the event tells nothing new; a first success and another failure would.
     let other = receiver(&[FINE, FAILING]);
@@ -125,9 +125,9 @@ fn a_webhook_that_fails_is_told_in_the_log_the_list_and_the_test() {
     loop {
         let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
         let list = said(&skep(&up, &["webhook", "list"]));
-        let is_logged = log.lines().any(|line| line.contains("a webhook fails") && line.contains(other_id));
+        let is_logged = log.lines().any(|line| line.contains("a webhook is failing") && line.contains(other_id));
         if is_logged && list.matches("HTTP 503").count() >= 2 && list.contains("1 waiting") {
-            assert_eq!(log.matches("a webhook fails").count(), 1, "{log}");
+            assert_eq!(log.matches("a webhook is failing").count(), 1, "{log}");
             break;
         }
         assert!(begun.elapsed() < Duration::from_secs(60), "{list}\n{log}");

@@ -1,4 +1,4 @@
-//! The folio: what the hotel knows of a guest. It is the session's state, so it outlives turns and restarts.
+//! The folio: the hotel's record of a guest. It is the session's state, so it outlives turns and restarts.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub struct Folio {
     pub guest: Option<String>,
     pub visits: u32,
     pub orders: Vec<OrderLine>,
-    /// Such as "a taxi tomorrow".
+    /// The booked services, such as "a taxi tomorrow".
     pub services: Vec<String>,
 }
 
@@ -23,7 +23,8 @@ impl Folio {
         cx.state().get_or_default(KEY)
     }
 
-    /// Loads, changes and saves. Tools of one round run side by side, but none of them waits in between.
+    /// Loads, changes and saves the folio. Tools of one round run concurrently, but none of them waits
+    /// between load and save.
     pub fn update<T>(cx: &Context, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
         let mut folio = Self::load(cx)?;
         let outcome = change(&mut folio);
@@ -31,7 +32,7 @@ impl Folio {
         Ok(outcome)
     }
 
-    /// Adds to what was ordered of the same dishes.
+    /// Adds an order. Dishes that were ordered before are added up.
     pub fn order(&mut self, lines: Vec<OrderLine>) {
         for line in lines {
             match self.orders.iter_mut().find(|known| known.dish == line.dish) {
@@ -41,7 +42,7 @@ impl Folio {
         }
     }
 
-    /// What was ordered and booked: "a soup, 7 euros, and a taxi tomorrow".
+    /// Describes the orders and bookings: "a soup, 7 euros, and a taxi tomorrow".
     pub fn in_words(&self) -> String {
         let orders = (!self.orders.is_empty()).then(|| in_words(&self.orders));
         let all: Vec<String> = orders.into_iter().chain(self.services.iter().cloned()).collect();

@@ -1,7 +1,9 @@
-//! A hotel concierge: three typed tools with examples, structured output, and a memory that outlives turns and restarts.
+//! A hotel concierge: three typed tools with examples, structured output, and a memory that outlives turns
+//! and restarts.
 //!
-//! Made for a very small model. The examples in `tools.rs` teach it to fill in the arguments; where it would still be unsure
-//! the code steers: a word of the message picks the topic and so the tool, and the answer is made of what the tool gave.
+//! It is written for a very small model. The examples in `tools.rs` teach the model to fill in the arguments.
+//! Where it would still be unsure, the code steers it: words of the message select the topic and therefore
+//! the tool, and the form of the answer is built from the result of the tool.
 
 mod folio;
 mod order;
@@ -55,7 +57,7 @@ async fn concierge(cx: &mut Context, message: Message) -> Result<Reply, AgentErr
     Reply::json(answer.text.trim(), &Folio::load(cx)?)
 }
 
-/// The guest's name as structured output, in a conversation of its own that the caller does not see.
+/// Reads the guest's name as structured output, in a separate conversation that the caller does not see.
 async fn guest_name(cx: &Context, text: &str) -> Result<String, InferenceError> {
     let introduction: Introduction = cx
         .conversation_named("introduction")

@@ -1,23 +1,23 @@
 //! Orders in the words of guests: "two pizzas and a coffee".
 //!
-//! A small model copies words well and counts badly, so the tool takes what it can copy. The schema lets nothing through
-//! that is not on the card, and the code counts.
+//! A small model copies words well and counts badly, so the tool accepts words that the model can copy. The
+//! schema rejects everything that is not on the card, and the code counts.
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-/// The dishes and what they cost, in euros.
+/// The dishes with their prices in euros.
 const CARD: [(&str, u32); 5] = [("soup", 7), ("pizza", 12), ("salad", 9), ("coffee", 4), ("tea", 4)];
-/// The number of a word is its place.
+/// Number words; the index of a word is its value.
 const NUMBERS: [&str; 10] = ["no", "a", "two", "three", "four", "five", "six", "seven", "eight", "nine"];
 
-/// An order as a guest says it.
+/// An order in the words of the guest.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Order(String);
 
-/// Some of one dish.
+/// A dish and how often it was ordered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderLine {
     pub dish: String,
@@ -37,7 +37,7 @@ impl JsonSchema for Order {
 }
 
 impl Order {
-    /// Its dishes with their numbers.
+    /// Returns the dishes of the order with their counts.
     pub fn lines(&self) -> Vec<OrderLine> {
         let words: Vec<&str> = self.0.split([' ', ',']).filter(|word| !matches!(*word, "" | "and")).collect();
         let line = |words: &[&str]| {
@@ -50,7 +50,7 @@ impl Order {
     }
 }
 
-/// The lines in words, with what they cost: "two pizzas and a tea, 28 euros".
+/// Describes the lines with their total price: "two pizzas and a tea, 28 euros".
 pub fn in_words(lines: &[OrderLine]) -> String {
     let words: Vec<String> = lines.iter().map(OrderLine::in_words).collect();
     let total: u32 = lines.iter().map(OrderLine::price_eur).sum();

@@ -1,4 +1,4 @@
-//! The concierge against a scripted model: no host, no model.
+//! Tests of the concierge with a scripted model, without a host.
 
 use skep_sdk::serde_json::json;
 use skep_sdk::testing::{Harness, ScriptedModel};
@@ -14,7 +14,7 @@ fn order(words: &str) -> skep_sdk::serde_json::Value {
 }
 
 #[test]
-fn an_order_goes_through_the_tool_into_the_folio() {
+fn an_order_is_added_to_the_folio() {
     let model = ScriptedModel::new().call("order_food", order("two pizzas")).text("Of course!");
     let mut harness = Harness::new(concierge).model(model);
     let outcome = harness.send("Two pizzas please").unwrap();
@@ -26,7 +26,7 @@ fn an_order_goes_through_the_tool_into_the_folio() {
 }
 
 #[test]
-fn it_remembers_the_guest_and_what_was_ordered() {
+fn remembers_the_guest_and_the_bookings() {
     let model = ScriptedModel::new()
         .json(&json!({"name": "Ada"}))
         .text("Welcome, Ada!")
@@ -45,7 +45,7 @@ fn it_remembers_the_guest_and_what_was_ordered() {
 }
 
 #[test]
-fn the_name_is_read_in_a_conversation_of_its_own() {
+fn the_name_is_read_in_a_separate_conversation() {
     let model = ScriptedModel::new().json(&json!({"name": "Ada"})).text("Welcome!");
     let mut harness = Harness::new(concierge).model(model);
     harness.send("My name is Ada").unwrap();
@@ -54,7 +54,7 @@ fn the_name_is_read_in_a_conversation_of_its_own() {
 }
 
 #[test]
-fn too_large_an_order_is_told_to_the_model_and_not_noted() {
+fn an_oversized_order_is_an_error_and_is_not_stored() {
     let model =
         ScriptedModel::new().call("order_food", order("nine teas and four soups")).text("That is too much.");
     let mut harness = Harness::new(concierge).model(model);
@@ -64,7 +64,7 @@ fn too_large_an_order_is_told_to_the_model_and_not_noted() {
 }
 
 #[test]
-fn a_failed_turn_leaves_no_trace() {
+fn a_failed_turn_changes_nothing() {
     let busy = InferenceError::Busy { retry_after_ms: 100 };
     let model = ScriptedModel::new().call("order_food", order("a pizza")).fail(busy.clone());
     let mut harness = Harness::new(concierge).model(model);
@@ -74,7 +74,7 @@ fn a_failed_turn_leaves_no_trace() {
 }
 
 #[test]
-fn orders_are_read_as_guests_say_them() {
+fn parses_orders_in_the_words_of_guests() {
     for (words, expected) in [
         ("a soup", "a soup, 7 euros"),
         ("two pizzas and one coffee", "two pizzas and a coffee, 28 euros"),
@@ -87,7 +87,7 @@ fn orders_are_read_as_guests_say_them() {
 }
 
 #[test]
-fn words_choose_the_topic() {
+fn words_select_the_topic() {
     for (text, topic) in [
         ("Could I get fresh towels?", Topic::Service),
         ("I would like to order a soup", Topic::Food),

@@ -1,13 +1,14 @@
-//! What the model can do for the guest, and for each tool a few conversations that show it when and how.
+//! The tools that the model can call for the guest. Each has a few example conversations that show when and
+//! how it is used.
 //!
-//! A result is what the guest is to be told, so that the answer can be made of it.
+//! A tool's result is the text for the guest, so that the answer can be built from it.
 
 use skep_sdk::{Context, ToolError, tool};
 
 use crate::folio::Folio;
 use crate::order::{Order, in_words};
 
-/// More dishes than this and the kitchen calls back.
+/// Maximum number of dishes per order.
 const MAX_DISHES: u32 = 12;
 
 /// Orders food or drinks from the kitchen.
@@ -102,7 +103,7 @@ pub fn call_service(
         result = "nothing yet",
         answer = "So far you have nothing yet.",
     ),
-    // And what a guest says without wanting anything.
+    // These examples show messages of guests who do not want anything.
     example(
         user = "Good morning, my name is Bob.",
         answer = "Welcome to the Beehive Hotel, Bob! What may I bring you?"

@@ -1,9 +1,10 @@
-//! What a message is about, by its words, and how it is answered. A larger model would find out by itself.
+//! Selects the topic of a message by its words, and the form of the answer. A larger model would not need
+//! this.
 
 use skep_sdk::serde_json::Value;
 use skep_sdk::{Output, ToolChoice};
 
-/// What the guest wants.
+/// The topic of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Topic {
     Folio,
@@ -22,7 +23,8 @@ impl Topic {
         WORDS.iter().find(|(_, words)| mentions(text, words)).map_or(Topic::Talk, |(topic, _)| *topic)
     }
 
-    /// The tool that is called first. When it has run the model answers; see `Conversation::tool_choice`.
+    /// Returns the tool that has to be called first. After the call the model answers; see
+    /// `Conversation::tool_choice`.
     pub fn tool(self) -> ToolChoice {
         match self {
             Topic::Folio => ToolChoice::named("read_folio"),
@@ -32,7 +34,8 @@ impl Topic {
         }
     }
 
-    /// The answer is made of what the tool gave, so that the guest is told what was really done.
+    /// Returns the form of the answer. It is built from the result of the tool, so that the guest is told
+    /// what was really done.
     pub fn answer(self, guest: &str, results: &[Result<Value, String>]) -> Output {
         let name = address(guest);
         Output::Regex(match results {
@@ -46,7 +49,7 @@ impl Topic {
     }
 }
 
-/// What the concierge says where nothing is to be done.
+/// Returns the form of an answer to a message that needs no tool.
 pub fn small_talk(text: &str, guest: &str) -> Output {
     let name = address(guest);
     Output::Regex(if mentions(text, &["thank"]) {
@@ -62,7 +65,7 @@ pub fn small_talk(text: &str, guest: &str) -> Output {
     })
 }
 
-/// Whether a word of the text begins with one of these.
+/// Returns whether a word of the text starts with one of these beginnings.
 pub fn mentions(text: &str, beginnings: &[&str]) -> bool {
     let words: Vec<&str> =
         text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
@@ -75,7 +78,7 @@ fn address(guest: &str) -> String {
     if name.is_empty() { name } else { format!(", {name}") }
 }
 
-/// A regular expression that only this text matches.
+/// Returns a regular expression that matches only this text.
 fn literal(text: &str) -> String {
     let escape = |c: char| if c.is_alphanumeric() || c == ' ' { c.to_string() } else { format!("\\{c}") };
     text.chars().map(escape).collect()

@@ -1,8 +1,8 @@
-//! The smallest agent that talks: it greets, and remembers how often.
+//! The smallest agent that uses a model: it greets, and counts visits.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
-/// Greets you, and knows how often you came by.
+/// Greets you and remembers how often you visited.
 #[agent]
 async fn hello(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let visits: u32 = cx.state().get_or_default("visits")?;
@@ -19,7 +19,7 @@ mod tests {
     use skep_sdk::testing::{Harness, ScriptedModel};
 
     #[test]
-    fn it_counts_the_visits() {
+    fn counts_visits() {
         let mut harness =
             Harness::new(hello).model(ScriptedModel::new().text("Welcome!").text("Good to see you."));
         assert_eq!(harness.send("Hi").unwrap().reply.text, "Welcome! (visit 1)");

@@ -1,7 +1,7 @@
 """Keeps a diary of what you spend, in Python.
 
-The model reads the sentence: what was bought and for how much comes back as JSON that matches a schema, enforced while
-it is decoded. Adding up is left to Python, and what was written down to the session's state.
+The model reads the sentence: what was bought and its price come back as JSON that matches a schema, which is enforced
+while decoding. Python adds up the amounts, and the session's state stores the entries.
 """
 
 import json
@@ -44,7 +44,7 @@ class Handler(exports.Handler):
 
 
 async def read(text: str) -> dict:
-    """What was bought, in a conversation of its own that the caller does not see."""
+    """Reads what was bought, in a separate conversation that the caller does not see."""
     with inference.Conversation.open("reading", None) as conversation:
         conversation.clear()
         conversation.set_system(
@@ -55,7 +55,7 @@ async def read(text: str) -> dict:
         output = types.OutputFormat_JsonSchema(json.dumps(EXPENSE))
         generation = await generate(conversation, output, visible=False)
     expense = json.loads(generation.text)
-    # JSON Schema counts 9.0 as an integer, and the model may write it.
+    # JSON Schema accepts 9.0 as an integer, so the model may write it.
     expense["euros"] = int(expense["euros"])
     return expense
 
@@ -64,7 +64,7 @@ async def answer(expense: dict, total: int) -> str:
     with inference.Conversation.open("main", None) as conversation:
         conversation.set_system("You keep a diary of expenses. Answer in one short sentence.")
         conversation.append_user(f"I bought {expense['what']} for {expense['euros']} euros.")
-        # A very small model is told how its answer begins.
+        # A very small model needs a fixed beginning of its answer.
         output = types.OutputFormat_Regex(f"That makes {total} euros in all[a-z ,]{{0,40}}\\.")
         generation = await generate(conversation, output, visible=True)
     return generation.text

@@ -1,4 +1,5 @@
-//! `#[agent]`: the exports of a component, and natively a function that gives the agent to a harness.
+//! `#[agent]`: the exports of a component, and in native builds a function that returns the agent for a
+//! harness.
 
 use proc_macro2::TokenStream;
 use quote::quote;
@@ -13,7 +14,7 @@ use crate::documentation;
 pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let Options { tools, on_alarm, on_event } = Options::parse.parse2(attributes)?;
     let mut function: ItemFn = parse2(item)
-        .map_err(|error| Error::new(error.span(), format!("`#[agent]` goes on a function: {error}")))?;
+        .map_err(|error| Error::new(error.span(), format!("`#[agent]` must be on a function: {error}")))?;
     check_signature(&function.sig)?;
     let name = function.sig.ident.clone();
     let name_text = name.unraw().to_string();
@@ -21,7 +22,7 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
     if description.is_empty() {
         return Err(Error::new(
             name.span(),
-            "an agent needs a doc comment: it is the description that people see",
+            "an agent needs a doc comment, which becomes the description that people see",
         ));
     }
 
@@ -97,7 +98,7 @@ impl Parse for Options {
             let option: Ident = input.parse()?;
             let unexpected = || {
                 let message = format!(
-                    "unexpected `{option}`; `#[agent]` knows `tools = [a, b]`, `on_alarm = f` and `on_event = f`, \
+                    "unexpected `{option}`; `#[agent]` accepts `tools = [a, b]`, `on_alarm = f` and `on_event = f`, \
                      each once"
                 );
                 Error::new(option.span(), message)
@@ -125,7 +126,7 @@ impl Parse for Options {
             {
                 return Err(Error::new_spanned(
                     tool,
-                    "there are two tools of this name; the model could not tell them apart",
+                    "there are two tools with this name; the model could not distinguish them",
                 ));
             }
         }
@@ -135,23 +136,29 @@ impl Parse for Options {
 
 fn check_signature(signature: &Signature) -> Result<()> {
     let expected =
-        "an agent is `async fn name(cx: &mut Context, message: Message) -> Result<Reply, AgentError>`";
+        "an agent must be `async fn name(cx: &mut Context, message: Message) -> Result<Reply, AgentError>`";
     if let Some(generic) = signature.generics.params.first() {
-        return Err(Error::new_spanned(generic, format!("{expected}, without generics")));
+        return Err(Error::new_spanned(generic, format!("{expected}, but this function has generics")));
     }
     if let Some(receiver) = signature.receiver() {
-        return Err(Error::new_spanned(receiver, format!("{expected}, a free function")));
+        return Err(Error::new_spanned(receiver, format!("{expected}, but this is a method")));
     }
     if signature.inputs.len() != 2 {
-        return Err(Error::new_spanned(&signature.ident, format!("{expected}: it has two parameters")));
+        return Err(Error::new_spanned(&signature.ident, format!("{expected}, with two parameters")));
     }
     if let Some(FnArg::Typed(first)) = signature.inputs.first()
         && !matches!(&*first.ty, syn::Type::Reference(_))
     {
-        return Err(Error::new_spanned(&first.ty, format!("{expected}: the first is `&mut Context`")));
+        return Err(Error::new_spanned(
+            &first.ty,
+            format!("{expected}, and the first parameter must be `&mut Context`"),
+        ));
     }
     if let ReturnType::Default = signature.output {
-        return Err(Error::new_spanned(&signature.ident, format!("{expected}: it returns a reply")));
+        return Err(Error::new_spanned(
+            &signature.ident,
+            format!("{expected}, but this function returns nothing"),
+        ));
     }
     Ok(())
 }
@@ -171,13 +178,15 @@ mod tests {
         )
         .unwrap();
         let file: syn::File = parse2(expanded).unwrap();
-        let syn::Item::Fn(handle) = &file.items[0] else { panic!("the handle comes first") };
+        let syn::Item::Fn(handle) = &file.items[0] else {
+            panic!("the function that returns the agent comes first")
+        };
         assert_eq!(handle.sig.ident, "concierge");
         assert!(handle.sig.inputs.is_empty() && matches!(handle.vis, Visibility::Public(_)));
     }
 
     #[test]
-    fn each_misuse_is_told_apart() {
+    fn each_misuse_has_a_specific_error() {
         let good =
             quote! { #[doc = "x"] async fn f(cx: &mut Context, m: Message) -> Result<Reply, AgentError> {} };
         for (options, item, expected) in [
@@ -185,13 +194,17 @@ mod tests {
             (quote! { tools = [a, b::a] }, good, "two tools"),
             (quote! {}, quote! { async fn f(cx: &mut Context, m: Message) -> R {} }, "doc comment"),
             (quote! {}, quote! { #[doc = "x"] async fn f(cx: &mut Context) -> R {} }, "two parameters"),
-            (quote! {}, quote! { #[doc = "x"] async fn f(cx: Context, m: Message) -> R {} }, "first is"),
+            (
+                quote! {},
+                quote! { #[doc = "x"] async fn f(cx: Context, m: Message) -> R {} },
+                "first parameter",
+            ),
             (
                 quote! {},
                 quote! { #[doc = "x"] async fn f(cx: &mut Context, m: Message) {} },
-                "returns a reply",
+                "returns nothing",
             ),
-            (quote! {}, quote! { const X: u8 = 1; }, "goes on a function"),
+            (quote! {}, quote! { const X: u8 = 1; }, "must be on a function"),
         ] {
             let message = expand(options, item.clone()).unwrap_err().to_string();
             assert!(message.contains(expected), "{item}: {message}");

@@ -1,8 +1,9 @@
-//! Doc comments as text.
+//! Conversion of doc comments to text.
 
 use syn::{Attribute, Expr, Lit, Meta};
 
-/// The doc comment of an item as one text: lines of a paragraph joined, paragraphs kept. Empty if there is none.
+/// Returns the doc comment of an item as one text: lines of a paragraph are joined, paragraphs are kept.
+/// Returns an empty text if there is none.
 pub fn text(attributes: &[Attribute]) -> String {
     let mut text = String::new();
     for line in attributes.iter().filter_map(line) {

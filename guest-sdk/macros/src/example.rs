@@ -1,7 +1,9 @@
-//! `example(…)` of `#[tool]`: a short conversation that shows the model how the tool is used, or when it is not.
+//! `example(…)` of `#[tool]`: a short conversation that shows the model how the tool is used, or when it is
+//! not.
 //!
-//! What can be known without the types is checked here: the form, and the names of the arguments. The values are checked
-//! against the tool's schema by the harness of a test, and by the host when the agent is deployed.
+//! This file checks everything that does not depend on types: the form, and the names of the arguments. The
+//! values are checked against the tool's schema by the harness in a test, and by the host when the agent is
+//! deployed.
 
 use proc_macro2::TokenStream;
 use quote::quote;
@@ -11,9 +13,9 @@ use syn::{Error, Ident, LitStr, Result, Token};
 
 use crate::json::Json;
 
-/// Told with each mistake.
+/// Appended to each error message.
 const FORM: &str = "an example is `example(user = \"Roll two dice\", call = {\"count\": 2}, result = [3, 4], answer = \"You rolled 3 \
-                    and 4.\")`, or without `call` and `result` where the tool is not called";
+                    and 4.\")`, or without `call` and `result` if the tool is not called";
 
 pub struct Example {
     name: Ident,
@@ -23,14 +25,14 @@ pub struct Example {
     answer: LitStr,
 }
 
-/// An argument of the tool, as far as an example can be checked against it.
+/// An argument of the tool, with everything that an example can be checked against.
 pub struct Expected {
     pub name: String,
     pub is_required: bool,
 }
 
 impl Example {
-    /// What stands between the parentheses after `name`.
+    /// Parses the content of the parentheses after `name`.
     pub fn parse(name: Ident, input: ParseStream<'_>) -> Result<Self> {
         let (mut user, mut call, mut result, mut answer) = (None, None, None, None);
         while !input.is_empty() {
@@ -61,17 +63,19 @@ impl Example {
         Ok(Example { name, user, call, answer })
     }
 
-    /// Whether the call names the tool's arguments. `None`: what they are called is known only to `serde`.
+    /// Checks that the call names the tool's arguments. `None` means that `serde` may rename the arguments,
+    /// so that their names are not known here.
     pub fn check(&self, expected: Option<&[Expected]>) -> Result<()> {
         let Some((key, call, _)) = &self.call else { return Ok(()) };
         let Json::Object(properties) = call else {
-            let message = "a call is an object with one property for each argument: `call = {\"count\": 2}`";
+            let message =
+                "a call must be an object with one property for each argument: `call = {\"count\": 2}`";
             return Err(Error::new(key.span(), message));
         };
         for (index, property) in properties.iter().enumerate() {
             let name = property.name.value();
             if properties[..index].iter().any(|other| other.name.value() == name) {
-                return Err(Error::new(property.name.span(), format!("`{name}` is there twice")));
+                return Err(Error::new(property.name.span(), format!("`{name}` appears twice")));
             }
             if let Some(expected) = expected
                 && !expected.iter().any(|argument| argument.name == name)
@@ -94,7 +98,7 @@ impl Example {
         }
     }
 
-    /// The example as a `skep_sdk::__private::Example`.
+    /// Returns the example as the tokens of a `skep_sdk::__private::Example`.
     pub fn value(&self) -> TokenStream {
         let Example { user, answer, .. } = self;
         let call = match &self.call {
@@ -108,7 +112,7 @@ impl Example {
     }
 }
 
-/// `example` without parentheses.
+/// The error for `example` without parentheses.
 pub fn misformed(name: &Ident) -> Error {
     Error::new(name.span(), FORM)
 }
@@ -116,7 +120,7 @@ pub fn misformed(name: &Ident) -> Error {
 fn text(key: &Ident, input: ParseStream<'_>) -> Result<LitStr> {
     input
         .parse()
-        .map_err(|error: Error| Error::new(error.span(), format!("`{key}` is a text in quotes; {FORM}")))
+        .map_err(|error: Error| Error::new(error.span(), format!("`{key}` must be a text in quotes; {FORM}")))
 }
 
 #[cfg(test)]
@@ -140,14 +144,14 @@ mod tests {
             example(user = "Roll two dice", call = {"count": 2}, result = [3, 4], answer = "3 and 4."),
             example(answer = "Hello!", user = "Hi"),
         })
-        .expect("both are right");
+        .expect("both are valid");
         for part in [r#""{\"count\":2}" , "[3,4]""#, r#"user : "Hi""#, "idempotent : true"] {
             assert!(tokens.contains(part), "{part}: {tokens}");
         }
     }
 
     #[test]
-    fn each_misuse_is_told_apart() {
+    fn each_misuse_has_a_specific_error() {
         let good = quote! { user = "x", answer = "y", };
         for (example, expected) in [
             (quote! { answer = "y" }, "no `user`"),
@@ -156,13 +160,13 @@ mod tests {
             (quote! { #good result = [1] }, "no `call`"),
             (quote! { #good user = "z" }, "unexpected `user`"),
             (quote! { #good reply = "z" }, "unexpected `reply`"),
-            (quote! { user = hello, answer = "y" }, "`user` is a text in quotes"),
+            (quote! { user = hello, answer = "y" }, "`user` must be a text in quotes"),
             (quote! { "Roll two dice" }, "an example is `example("),
-            (quote! { #good call = [1], result = [1] }, "a call is an object"),
+            (quote! { #good call = [1], result = [1] }, "a call must be an object"),
             (quote! { #good call = {"count": one}, result = [1] }, "not JSON"),
             (quote! { #good call = {"dice": 1}, result = [1] }, "its arguments are: `count`, `sides`"),
             (quote! { #good call = {"sides": 1}, result = [1] }, "lacks the argument `count`"),
-            (quote! { #good call = {"count": 1, "count": 1}, result = [1] }, "there twice"),
+            (quote! { #good call = {"count": 1, "count": 1}, result = [1] }, "appears twice"),
         ] {
             let message = expanded(quote! { example(#example) }).expect_err(&example.to_string());
             assert!(message.contains(expected), "{example}: {message}");

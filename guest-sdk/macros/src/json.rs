@@ -1,6 +1,6 @@
-//! JSON among Rust's tokens: `{"count": 2, "sides": 6}`.
+//! JSON written as Rust tokens: `{"count": 2, "sides": 6}`.
 //!
-//! Invariant: [`Json::text`] is JSON. A comma after the last item is taken, as Rust does.
+//! Invariant: [`Json::text`] is valid JSON. A comma after the last item is accepted, as in Rust.
 
 use proc_macro2::Span;
 use syn::ext::IdentExt;
@@ -61,7 +61,7 @@ impl Parse for Json {
 impl Parse for Property {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let name: LitStr = input.parse().map_err(|error| {
-            Error::new(error.span(), "the name of a property is a string: `{\"count\": 2}`")
+            Error::new(error.span(), "the name of a property must be a string: `{\"count\": 2}`")
         })?;
         input.parse::<Token![:]>()?;
         Ok(Property { name, value: input.parse()? })
@@ -121,13 +121,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused() {
+    fn rejects_tokens_that_are_not_json() {
         for (tokens, expected) in [
             (quote! { Some(1) }, "not JSON"),
             (quote! { 'x' }, "not JSON"),
             (quote! { 1u8 }, "not JSON"),
             (quote! { -"x" }, "not JSON"),
-            (quote! { {count: 1} }, "is a string"),
+            (quote! { {count: 1} }, "must be a string"),
             (quote! { {"count" = 1} }, "expected `:`"),
             (TokenStream::new(), "not JSON"),
         ] {

@@ -1,6 +1,6 @@
-//! The macros of `skep-sdk`. Use them from there.
+//! The macros of `skep-sdk`, which re-exports them.
 //!
-//! Each macro is a plain function from tokens to tokens in its own file, so that its errors can be tested.
+//! Each macro is a plain function from tokens to tokens in a separate file, so that its errors can be tested.
 
 use proc_macro::TokenStream;
 
@@ -11,7 +11,7 @@ mod json;
 mod tool;
 mod tool_options;
 
-/// Makes an agent of a function that takes one turn.
+/// Turns a function that handles one turn into an agent.
 ///
 /// ```
 /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
@@ -24,15 +24,15 @@ mod tool_options;
 /// }
 /// ```
 ///
-/// `tools = [a, path::to::b]` names the functions under `#[tool]` that its model may call. Built to WebAssembly the
-/// crate exports the agent; natively the name becomes a function `fn() -> Agent` for `skep_sdk::testing::Harness`.
-/// A crate has one agent.
+/// `tools = [a, path::to::b]` names the functions under `#[tool]` that the agent's model may call. Compiled
+/// to WebAssembly, the crate exports the agent. In a native build the name becomes a function `fn() -> Agent`
+/// for `skep_sdk::testing::Harness`. A crate has one agent.
 #[proc_macro_attribute]
 pub fn agent(attributes: TokenStream, item: TokenStream) -> TokenStream {
     agent::expand(attributes.into(), item.into()).unwrap_or_else(|error| error.into_compile_error()).into()
 }
 
-/// Makes a tool of a function: its name, its doc comment and its parameters are what the model reads.
+/// Turns a function into a tool. The model reads its name, its doc comment and its parameters.
 ///
 /// ```
 /// # use skep_sdk::{Context, ToolError, tool};
@@ -52,19 +52,21 @@ pub fn agent(attributes: TokenStream, item: TokenStream) -> TokenStream {
 /// }
 /// ```
 ///
-/// The function may be async or not, and may take `&Context` first. Every other parameter is an argument: a type that
-/// is `Deserialize + JsonSchema`, owned. It returns a `Serialize + JsonSchema` type, or a `Result` of one with an error
-/// that becomes a `ToolError`. The function itself stays as it is and can be called.
+/// The function may be async, and may take `&Context` as its first parameter. Every other parameter is an
+/// argument of an owned type that is `Deserialize + JsonSchema`. The function returns a `Serialize +
+/// JsonSchema` type, or a `Result` with such a type and an error that converts into `ToolError`. The function
+/// itself stays unchanged and can be called.
 ///
-/// Options say what it does to the world, `#[tool(read_only)]`, `destructive`, `idempotent`, `open_world`, which other agents
-/// and MCP clients are told; how long a call may take, `timeout_ms = 500`; and how often one that failed is made again,
-/// `retries = 2`, for tools that are `read_only` or `idempotent`. With `needs_approval` a person decides about each call.
+/// Options declare the effects of the tool, which other agents and MCP clients see: `#[tool(read_only)]`,
+/// `destructive`, `idempotent`, `open_world`. `timeout_ms = 500` sets the timeout of a call. `retries = 2`
+/// sets how many times a failed call is retried, for tools that are `read_only` or `idempotent`. With
+/// `needs_approval`, a person decides about each call.
 ///
 /// # Examples for the model
 ///
-/// `example(…)` shows the model a short conversation: what a user says, the call that answers it with its arguments and its
-/// result as JSON, and the answer. Without `call` and `result` it shows when the tool is not called. A small model learns more
-/// from three examples than from a page of instructions.
+/// `example(…)` shows the model a short conversation: a user message, the call that answers it with its
+/// arguments and its result as JSON, and the answer. Without `call` and `result` it shows when the tool is
+/// not called. A small model learns more from three examples than from a page of instructions.
 ///
 /// ```
 /// # use skep_sdk::{ToolError, tool};
@@ -87,12 +89,14 @@ pub fn agent(attributes: TokenStream, item: TokenStream) -> TokenStream {
 /// }
 /// ```
 ///
-/// The model that is offered the tool sees its examples after the system message and before the first message of the
-/// conversation, in its own markup, one of each tool in turn. They are the same in every session, so that they are computed
-/// once and then come from the cache. Nobody else sees them: no example is in the messages of a session, and none is a call.
+/// A model that is offered the tool sees its examples after the system message and before the first message
+/// of the conversation, in its own markup. Examples of several tools alternate. They are the same in every
+/// session, so they are computed once and then come from the cache. They are visible only to the model: they
+/// are not part of a session's messages, and their calls are not calls of the session.
 ///
-/// The names of the arguments are checked when the agent is compiled; the values against the tool's schemas when a test
-/// makes a `Harness` and when the agent is deployed. The error names the tool and the example.
+/// The names of the arguments are checked when the agent is compiled. The values are checked against the
+/// tool's schemas when a test creates a `Harness` and when the agent is deployed. The error names the tool
+/// and the example.
 #[proc_macro_attribute]
 pub fn tool(attributes: TokenStream, item: TokenStream) -> TokenStream {
     tool::expand(attributes.into(), item.into()).unwrap_or_else(|error| error.into_compile_error()).into()

@@ -1,7 +1,7 @@
-//! `#[tool]`: a function, and beside it a type of the same name that carries its schema and its call.
+//! `#[tool]`: keeps the function, and adds a type with the same name that carries its schema and its call.
 //!
-//! Functions and types live in different namespaces, so `tools = [module::name]` reaches the type wherever the function
-//! is reachable, and the function can still be called.
+//! Functions and types live in different namespaces, so `tools = [module::name]` reaches the type wherever
+//! the function is reachable, and the function can still be called.
 
 use proc_macro2::{Span, TokenStream};
 use quote::quote;
@@ -13,27 +13,27 @@ use syn::{
 
 use crate::{documentation, example::Expected, tool_options::ToolOptions};
 
-/// Attributes of a parameter that belong to its place in the arguments' schema, not to the function.
+/// Attributes of a parameter that belong to the schema of the arguments and not to the function.
 const FIELD_ATTRIBUTES: [&str; 4] = ["doc", "schemars", "serde", "allow"];
 
 pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let options: ToolOptions = parse2(attributes)?;
     let mut function: ItemFn = parse2(item)
-        .map_err(|error| Error::new(error.span(), format!("`#[tool]` goes on a function: {error}")))?;
+        .map_err(|error| Error::new(error.span(), format!("`#[tool]` must be on a function: {error}")))?;
     check_signature(&function.sig)?;
     let name = function.sig.ident.clone();
     let name_text = name.unraw().to_string();
     if name_text.len() > 64 || !name_text.is_ascii() {
         return Err(Error::new(
             name.span(),
-            "a tool's name has at most 64 characters of a-z, A-Z, 0-9 and _",
+            "a tool's name can have at most 64 characters of a-z, A-Z, 0-9 and _",
         ));
     }
     let description = documentation::text(&function.attrs);
     if description.is_empty() {
         return Err(Error::new(
             name.span(),
-            "a tool needs a doc comment: the model reads it to know what the tool does and when to use it",
+            "a tool needs a doc comment, which tells the model what the tool does and when to use it",
         ));
     }
 
@@ -114,7 +114,7 @@ fn check_signature(signature: &Signature) -> Result<()> {
     if let Some(generic) = signature.generics.params.first() {
         return Err(Error::new_spanned(
             generic,
-            "a tool cannot be generic: its arguments have one schema, which the model reads",
+            "a tool cannot be generic, because the model reads one fixed schema of its arguments",
         ));
     }
     if let Some(clause) = &signature.generics.where_clause {
@@ -123,22 +123,26 @@ fn check_signature(signature: &Signature) -> Result<()> {
     if let Some(receiver) = signature.receiver() {
         return Err(Error::new_spanned(
             receiver,
-            "a tool is a free function: take `cx: &Context` and keep what it needs in `cx.state()`",
+            "a tool must be a free function: take `cx: &Context` and keep its data in `cx.state()`",
         ));
     }
     if let Some(token) = signature.unsafety {
-        return Err(Error::new(token.span, "a tool cannot be unsafe: the model calls it with any arguments"));
+        return Err(Error::new(
+            token.span,
+            "a tool cannot be unsafe, because the model can call it with any arguments",
+        ));
     }
     if let Some(abi) = &signature.abi {
-        return Err(Error::new_spanned(abi, "a tool is an ordinary Rust function"));
+        return Err(Error::new_spanned(abi, "a tool must be an ordinary Rust function"));
     }
     if let Some(variadic) = &signature.variadic {
-        return Err(Error::new_spanned(variadic, "a tool names each of its arguments"));
+        return Err(Error::new_spanned(variadic, "a tool must name each of its arguments"));
     }
     Ok(())
 }
 
-/// Whether the first parameter is the context. One in another place, or a mutable one, is an error.
+/// Returns whether the first parameter is the context. A context in another position, or a mutable one, is an
+/// error.
 fn takes_context(signature: &Signature) -> Result<bool> {
     let mut first = false;
     for (index, parameter) in signature.inputs.iter().enumerate() {
@@ -153,12 +157,12 @@ fn takes_context(signature: &Signature) -> Result<bool> {
         match mutable {
             Some(None) if index == 0 => first = true,
             Some(None) => {
-                return Err(Error::new_spanned(parameter, "`&Context` is a tool's first parameter"));
+                return Err(Error::new_spanned(parameter, "`&Context` must be a tool's first parameter"));
             }
             Some(Some(_)) | None => {
                 return Err(Error::new_spanned(
                     parameter,
-                    "a tool takes `&Context`: several tools of one round run at the same time",
+                    "a tool takes `&Context`, because several tools of one round run concurrently",
                 ));
             }
         }
@@ -166,7 +170,7 @@ fn takes_context(signature: &Signature) -> Result<bool> {
     Ok(first)
 }
 
-/// The parameters that are arguments. Their field attributes move out of the function.
+/// Returns the parameters that are arguments. Their field attributes are moved out of the function.
 fn arguments(signature: &mut Signature, takes_context: bool) -> Result<Vec<Argument>> {
     let mut arguments = Vec::new();
     for parameter in signature.inputs.iter_mut().skip(usize::from(takes_context)) {
@@ -178,7 +182,7 @@ fn arguments(signature: &mut Signature, takes_context: bool) -> Result<Vec<Argum
             pattern => {
                 return Err(Error::new_spanned(
                     pattern,
-                    "give this argument a plain name: a pattern has none that the model could use",
+                    "give this argument a plain name, because the model cannot use a pattern",
                 ));
             }
         };
@@ -194,7 +198,8 @@ fn arguments(signature: &mut Signature, takes_context: bool) -> Result<Vec<Argum
     Ok(arguments)
 }
 
-/// What an example of the tool has to name. `None`: an attribute of `serde` may name an argument otherwise.
+/// Returns the arguments that an example of the tool has to name, or `None` if an attribute of `serde` may
+/// rename one.
 fn expected(arguments: &[Argument]) -> Option<Vec<Expected>> {
     let expected = |argument: &Argument| {
         let is_renamed = argument.attributes.iter().any(|attribute| attribute.path().is_ident("serde"));
@@ -204,14 +209,16 @@ fn expected(arguments: &[Argument]) -> Option<Vec<Expected>> {
     arguments.iter().map(expected).collect()
 }
 
-/// Why a type cannot be made from the model's JSON, where it can be seen from the type alone.
+/// Returns why a type cannot be created from the model's JSON, if the type alone shows it.
 fn unusable(ty: &Type) -> Option<(Span, &'static str)> {
     match ty {
         Type::Reference(reference) if last_segment_is(&reference.elem, "str") => {
-            Some((ty.span(), "an argument is owned: use `String`"))
+            Some((ty.span(), "an argument must be owned: use `String`"))
         }
-        Type::Reference(_) => Some((ty.span(), "an argument is owned: take the type without `&`")),
-        Type::ImplTrait(_) => Some((ty.span(), "an argument has one type, whose schema the model reads")),
+        Type::Reference(_) => Some((ty.span(), "an argument must be owned: use the type without `&`")),
+        Type::ImplTrait(_) => {
+            Some((ty.span(), "an argument must have one type, because the model reads its schema"))
+        }
         _ => None,
     }
 }
@@ -260,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn each_misuse_is_told_apart() {
+    fn each_misuse_has_a_specific_error() {
         for (item, expected) in [
             (quote! { fn f() {} }, "doc comment"),
             (quote! { #[doc = "x"] fn f<T>(a: T) {} }, "generic"),
@@ -273,7 +280,7 @@ mod tests {
             (quote! { #[doc = "x"] fn f(cx: &mut Context) {} }, "takes `&Context`"),
             (quote! { #[doc = "x"] fn f(a: u8, cx: &Context) {} }, "first parameter"),
             (quote! { #[doc = "x"] unsafe fn f() {} }, "unsafe"),
-            (quote! { struct F; }, "goes on a function"),
+            (quote! { struct F; }, "must be on a function"),
         ] {
             let message = error(item.clone());
             assert!(message.contains(expected), "{item}: {message}");

@@ -1,4 +1,4 @@
-//! The options of `#[tool(…)]`: what the tool does to the world, how it may be called, and examples of it.
+//! The options of `#[tool(…)]`: the effects of the tool, how it may be called, and examples of it.
 
 use proc_macro2::TokenStream;
 use quote::quote;
@@ -7,7 +7,7 @@ use syn::{Error, Ident, LitInt, Result, Token, parenthesized, token};
 
 use crate::example::{Example, Expected};
 
-/// As many as the host takes.
+/// The maximum that the host accepts.
 const MAX_RETRIES: u32 = 10;
 const MAX_TIMEOUT_MS: u32 = 86_400_000;
 const KNOWN: &str = "`read_only`, `destructive`, `idempotent`, `open_world`, `needs_approval`, `timeout_ms = 500` and `retries = 2`, each once, and any number of `example(…)`";
@@ -30,7 +30,7 @@ impl Parse for ToolOptions {
         while !input.is_empty() {
             let name: Ident = input.parse()?;
             let unexpected =
-                || Error::new(name.span(), format!("unexpected `{name}`; `#[tool]` knows {KNOWN}"));
+                || Error::new(name.span(), format!("unexpected `{name}`; `#[tool]` accepts {KNOWN}"));
             if name == "example" {
                 options.examples.push(example(name, input)?);
                 continue;
@@ -47,7 +47,7 @@ impl Parse for ToolOptions {
                 Some(None) if input.peek(Token![=]) => {
                     return Err(Error::new(
                         name.span(),
-                        format!("`{name}` takes no value: write it, or leave it out"),
+                        format!("`{name}` takes no value: write the name alone, or remove it"),
                     ));
                 }
                 Some(flag @ None) => *flag = Some(name),
@@ -66,7 +66,7 @@ impl Parse for ToolOptions {
                     let literal: LitInt = input.parse().map_err(needs)?;
                     let value = literal.base10_parse().ok().filter(|value| range.contains(value));
                     let value = value.ok_or_else(|| {
-                        let message = format!("`{name}` may be {} to {}", range.start(), range.end());
+                        let message = format!("`{name}` must be {} to {}", range.start(), range.end());
                         Error::new(literal.span(), message)
                     })?;
                     *number = Some((name, value));
@@ -81,7 +81,7 @@ impl Parse for ToolOptions {
     }
 }
 
-/// What follows on the word `example`, with the comma after it.
+/// Parses the rest of an `example` option, with the comma after it.
 fn example(name: Ident, input: ParseStream<'_>) -> Result<Example> {
     if !input.peek(token::Paren) {
         return Err(crate::example::misformed(&name));
@@ -104,19 +104,19 @@ impl ToolOptions {
         if let (Some(_), Some(destructive)) = (&self.read_only, &self.destructive) {
             return Err(Error::new(
                 destructive.span(),
-                "a tool that is `read_only` changes nothing: it is not `destructive`",
+                "a tool that is `read_only` changes nothing, so it cannot be `destructive`",
             ));
         }
         match (&self.retries, &self.read_only, &self.idempotent) {
             (Some((name, 1..)), None, None) => Err(Error::new(
                 name.span(),
-                "only a tool that is `read_only` or `idempotent` is called again: say which it is, or leave `retries` out",
+                "only a tool that is `read_only` or `idempotent` can be retried: add one of them, or remove `retries`",
             )),
             _ => Ok(()),
         }
     }
 
-    /// The fields of a `Tool` that follow from the options.
+    /// Returns the fields of a `Tool` that follow from the options.
     pub fn fields(&self) -> TokenStream {
         let [read_only, destructive, idempotent, open_world] =
             [&self.read_only, &self.destructive, &self.idempotent, &self.open_world].map(Option::is_some);
@@ -151,7 +151,7 @@ mod tests {
     fn options_become_fields() {
         let options: ToolOptions =
             parse2(quote! { idempotent, open_world, needs_approval, timeout_ms = 500, retries = 2, })
-                .expect("right");
+                .expect("valid");
         let fields = options.fields().to_string();
         for part in [
             "idempotent : true",
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn each_misuse_is_told_apart() {
+    fn each_misuse_has_a_specific_error() {
         for (options, expected) in [
             (quote! { strict }, "unexpected `strict`"),
             (quote! { idempotent, idempotent }, "each once"),

@@ -1,4 +1,4 @@
-//! HTTP requests over the bindings.
+//! HTTP requests through the bindings.
 
 use super::bindings::skep::agent::http as wit;
 use crate::{FetchRequest, HttpError, HttpResponse};

@@ -1,6 +1,6 @@
 //! `wasi:random`, which the host answers from the turn's seed.
 //!
-//! Bound apart from `skep:agent`, so that only a component that draws random numbers imports it.
+//! It is bound separately from `skep:agent`, so that only components that draw random numbers import it.
 
 mod bindings {
     #![allow(missing_docs, rust_2018_idioms, clippy::all)]

@@ -45,7 +45,7 @@ pub(super) fn emit(topic: &str, data: Option<Value>) -> Result<(), EmitError> {
     })
 }
 
-/// The host bounds it, so that what does not fit is refused as too long.
+/// Converts a duration to milliseconds. It saturates; the host rejects values that are too large.
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Driving one future to its end on this thread.
+//! Runs one future to completion on this thread.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,12 +14,13 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future to its end, for tests that call an async function such as a tool directly.
+/// Runs a future to completion, for tests that call an async function such as a tool directly.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     block_on_or(future, || false)
 }
 
-/// The same. When nothing can go on, `idle` is asked first whether it made something go on.
+/// Same as [`block_on`], but when the future is pending, `idle` runs first. The thread parks only if `idle`
+/// returns `false`, which means that it could not make progress either.
 pub(super) fn block_on_or<F: Future>(future: F, mut idle: impl FnMut() -> bool) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut cx = Context::from_waker(&waker);

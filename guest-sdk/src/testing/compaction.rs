@@ -1,19 +1,20 @@
-//! What the host makes of a conversation that is compacted.
+//! Compaction of a conversation, in the same way as the host does it.
 
 use crate::Entry;
 
-/// The host's own question for a summary.
+/// The question that the host puts in front of a summary.
 const REQUEST: &str = "Summarise our conversation so far.";
 
-/// The first message that stays if at most `keep` do, where a call is not parted from its result and an answer is among what
-/// goes. `None`: there is nothing to be summarised.
+/// Returns the index of the first message that stays if at most `keep` messages do. A call is not separated
+/// from its result, and at least one answer is among the removed messages. Returns `None` if there is nothing
+/// to summarize.
 pub fn cut(entries: &[Entry], keep: usize) -> Option<usize> {
     let answered = entries.iter().position(|entry| matches!(entry, Entry::Assistant { .. }))?;
     let from = (answered + 1).max(entries.len().saturating_sub(keep));
     (from..=entries.len()).find(|at| !matches!(entries.get(*at), Some(Entry::Tool { .. })))
 }
 
-/// The conversation from `at` on, after its system message and a summary.
+/// Returns the system message, the summary, and the messages from `at` on.
 pub fn compacted(entries: &[Entry], at: usize, summary: &str) -> Vec<Entry> {
     let system = entries.first().filter(|entry| matches!(entry, Entry::System(_)));
     let mut compacted: Vec<Entry> = system.cloned().into_iter().collect();

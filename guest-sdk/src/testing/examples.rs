@@ -1,4 +1,5 @@
-//! Examples of a test: checked as a host checks them, and shown in what the model is given.
+//! Examples in a test: checked in the same way as in a host, and included in the prompts that the model
+//! receives.
 
 use serde_json::Value;
 
@@ -7,12 +8,12 @@ use crate::{
     Entry, ExampleCall, GenerateOptions, Output, OutputExample, ToolCall, ToolDefinition, ToolExample,
 };
 
-/// What is wrong with the examples of a tool, if something is.
+/// Returns an error if an example of the tool is invalid.
 pub fn check(tool: &ToolDefinition) -> Result<(), String> {
     for (index, ToolExample { user, call, .. }) in tool.examples.iter().enumerate() {
         let Some(ExampleCall { arguments, result }) = call else { continue };
         let wrong = |what, why| {
-            format!("tool `{}`: the {what} of its example {} ({user:?}): {why}", tool.name, index + 1)
+            format!("tool `{}`: invalid {what} in its example {} ({user:?}): {why}", tool.name, index + 1)
         };
         validate(&tool.input_schema, arguments).map_err(|why| wrong("arguments", why))?;
         validate(&tool.output_schema, result).map_err(|why| wrong("result", why))?;
@@ -20,7 +21,7 @@ pub fn check(tool: &ToolDefinition) -> Result<(), String> {
     Ok(())
 }
 
-/// The prompt with what the model is shown before the first real message.
+/// Returns the prompt with the examples before the first real message.
 pub fn shown(
     prompt: Vec<Entry>,
     tools: &[ToolDefinition],
@@ -38,7 +39,8 @@ pub fn shown(
     }
     if let Output::JsonSchema(schema) = &options.output {
         for OutputExample { user, answer } in &options.examples {
-            validate(schema, answer).map_err(|why| format!("the answer of the example {user:?}: {why}"))?;
+            validate(schema, answer)
+                .map_err(|why| format!("invalid answer in the example {user:?}: {why}"))?;
             examples.extend([Entry::User(user.clone()), assistant(answer.to_string(), Vec::new())]);
         }
     }

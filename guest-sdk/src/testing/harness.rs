@@ -1,4 +1,4 @@
-//! Turns of one session, from outside.
+//! The harness, which runs turns of one session from the outside.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,9 +19,9 @@ use crate::{
     Reply, ScheduleTiming, Scheduled, ToolError, ToolHints,
 };
 
-/// The session's id unless [`Harness::session`] names one.
+/// The session's id, unless [`Harness::session`] sets another.
 const SESSION: &str = "test";
-/// The time of the first turn; each turn is a second later.
+/// The time base of the turns; each turn is one second later than the one before.
 const FIRST_TURN_MS: u64 = 1_750_000_000_000;
 
 /// One session of an agent, with a scripted model.
@@ -32,33 +32,33 @@ pub struct Harness {
     turn: u64,
 }
 
-/// What came of a turn that ended well.
+/// The outcome of a turn that succeeded.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// The agent's answer.
+    /// The agent's reply.
     pub reply: Reply,
-    /// The model's tool calls of this turn and what came of them, in order.
+    /// The model's tool calls of this turn with their outcomes, in order.
     pub tool_calls: Vec<ToolCallRecord>,
-    /// How many generations it took.
+    /// Number of generations in the turn.
     pub generations: usize,
 }
 
-/// A tool call of the model, answered.
+/// A tool call of the model that has been answered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCallRecord {
-    /// The tool.
+    /// The name of the tool.
     pub name: String,
-    /// What it was called with.
+    /// The arguments of the call.
     pub arguments: Value,
-    /// What it returned, or what the model was told instead.
+    /// The result, or the error that was given to the model.
     pub outcome: Result<Value, String>,
 }
 
 impl Harness {
-    /// A fresh session of an agent: `Harness::new(my_agent)`, with the function under `#[agent]`.
+    /// Creates a fresh session of an agent: `Harness::new(my_agent)`, with the function under `#[agent]`.
     ///
     /// # Panics
-    /// If an example of a tool breaks the tool's schema.
+    /// Panics if an example of a tool does not validate against the tool's schema.
     #[track_caller]
     pub fn new(agent: impl FnOnce() -> Agent) -> Self {
         let agent = agent();
@@ -70,19 +70,19 @@ impl Harness {
         Self { agent, world, session: SESSION.to_owned(), turn: 0 }
     }
 
-    /// Gives the model its steps; those that are left from before are dropped.
+    /// Sets the model's steps. Steps that are left from before are dropped.
     pub fn model(self, model: ScriptedModel) -> Self {
         self.set_model(model);
         self
     }
 
-    /// As [`model`](Self::model), between turns.
+    /// Same as [`model`](Self::model), for use between turns.
     pub fn set_model(&self, model: ScriptedModel) {
         self.world.borrow_mut().steps = model.steps;
     }
 
-    /// Grants a tool of others, such as `agent:orders/find_order`, that does what `call` does. The model knows it by a name
-    /// with `_` for every `:`, `/` and `.`: `agent_orders_find_order`.
+    /// Grants a tool of others, such as `agent:orders/find_order`, that runs `call`. The name for the model
+    /// has `_` in place of every `:`, `/` and `.`: `agent_orders_find_order`.
     pub fn host_tool(
         self,
         name: &str,
@@ -101,58 +101,59 @@ impl Harness {
         self
     }
 
-    /// Gives the web its answers; those that are left from before are dropped.
+    /// Sets the web's responses. Responses that are left from before are dropped.
     pub fn web(self, web: ScriptedWeb) -> Self {
         self.set_web(web);
         self
     }
 
-    /// As [`web`](Self::web), between turns.
+    /// Same as [`web`](Self::web), for use between turns.
     pub fn set_web(&self, web: ScriptedWeb) {
         self.world.borrow_mut().web = web;
     }
 
-    /// What a person says of calls of tools with `needs_approval`: yes without this, or no and why.
+    /// Sets a person's decision on calls of tools with `needs_approval`: approval (the default), or rejection
+    /// with a reason.
     pub fn verdict(self, verdict: Result<(), &str>) -> Self {
         let denied = |why| format!("a person refused this call: {why}");
         self.world.borrow_mut().verdict = verdict.map_err(denied);
         self
     }
 
-    /// Has the agent draw other random numbers: the same ones for the same seed, in every run of the test.
+    /// Sets the seed of the random numbers. The same seed gives the same numbers in every run of the test.
     pub fn random(self, seed: u64) -> Self {
         self.world.borrow_mut().random = seed;
         self
     }
 
-    /// Names the session.
+    /// Sets the session's id.
     pub fn session(mut self, session: impl Into<String>) -> Self {
         self.session = session.into();
         self
     }
 
-    /// Takes a turn with a text.
+    /// Runs a turn with a text.
     ///
     /// # Panics
-    /// If the script asks for what no model could do, or has no step left.
+    /// Panics if the script requires something that no model could do, or has no step left.
     #[track_caller]
     pub fn send(&mut self, text: impl Into<String>) -> Result<Outcome, AgentError> {
         self.take_turn(text.into(), None)
     }
 
-    /// Takes a turn with a text and a JSON value beside it.
+    /// Runs a turn with a text and a JSON value.
     ///
     /// # Panics
-    /// As [`send`](Self::send).
+    /// Panics in the same cases as [`send`](Self::send).
     #[track_caller]
     pub fn send_json(&mut self, text: impl Into<String>, data: Value) -> Result<Outcome, AgentError> {
         self.take_turn(text.into(), Some(data))
     }
 
-    /// Takes a turn with an alarm that is due. A schedule of this name that is due once is over with it.
+    /// Runs a turn with an alarm that is due. If the schedule with this name is due only once, it is removed.
     ///
     /// # Panics
-    /// As [`send`](Self::send).
+    /// Panics in the same cases as [`send`](Self::send).
     #[track_caller]
     pub fn alarm(&mut self, name: impl Into<String>, data: Option<Value>) -> Result<(), AgentError> {
         let (session, turn, received_at_ms) = self.next_turn();
@@ -163,7 +164,7 @@ impl Harness {
         let is_over = is_over.filter(|set| matches!(set.timing, ScheduleTiming::At(_)));
         let name = alarm.name.clone();
         self.run(async |agent, host| agent.take_alarm(host, alarm).await)?;
-        // Unless the turn set it anew.
+        // Keep the schedule if the turn set it again.
         let schedules = &mut self.world.borrow_mut().saved.schedules;
         if is_over.is_some() && schedules.get(&name) == is_over.as_ref() {
             schedules.remove(&name);
@@ -171,10 +172,10 @@ impl Harness {
         Ok(())
     }
 
-    /// Takes a turn with an event.
+    /// Runs a turn with an event.
     ///
     /// # Panics
-    /// As [`send`](Self::send).
+    /// Panics in the same cases as [`send`](Self::send).
     #[track_caller]
     pub fn event(&mut self, topic: impl Into<String>, data: Option<Value>) -> Result<(), AgentError> {
         let (session, turn, received_at_ms) = self.next_turn();
@@ -183,10 +184,10 @@ impl Harness {
         self.run(async |agent, host| agent.take_event(host, event).await)
     }
 
-    /// Takes a turn in which another agent or a client calls one of the tools.
+    /// Runs a turn in which another agent or a client calls one of the tools.
     ///
     /// # Panics
-    /// As [`send`](Self::send).
+    /// Panics in the same cases as [`send`](Self::send).
     #[track_caller]
     pub fn call_tool(&mut self, name: &str, arguments: Value) -> Result<Value, ToolError> {
         let (session, turn, received_at_ms) = self.next_turn();
@@ -194,10 +195,10 @@ impl Harness {
         self.run(async |agent, host| agent.call_tool(host, info, name, arguments).await)
     }
 
-    /// A value of the session's state. `None` if there is none.
+    /// Returns a value of the session's state, or `None` if it does not exist.
     ///
     /// # Panics
-    /// If it is not a `T`.
+    /// Panics if the value is not a `T`.
     #[track_caller]
     pub fn state<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
         let world = self.world.borrow();
@@ -208,37 +209,38 @@ impl Harness {
         }
     }
 
-    /// The session's schedules, by name.
+    /// Returns the session's schedules, by name.
     pub fn schedules(&self) -> Vec<Scheduled> {
         self.world.borrow().saved.schedules.values().cloned().collect()
     }
 
-    /// What the agent emitted so far, in turns that ended well.
+    /// Returns the events that the agent emitted so far, in turns that succeeded.
     pub fn emitted(&self) -> Vec<Emitted> {
         self.world.borrow().saved.emitted.clone()
     }
 
-    /// The messages of the conversation of this name; `main` is the one of `cx.conversation()`.
+    /// Returns the messages of the conversation with this name; `main` is the one of `cx.conversation()`.
     pub fn conversation(&self, name: &str) -> Vec<Entry> {
         self.world.borrow().saved.conversations.get(name).cloned().unwrap_or_default()
     }
 
-    /// What the model was given at each generation so far, failed turns and examples included. A completion is one user entry.
+    /// Returns the prompt of each generation so far, with examples, including those of failed turns. A
+    /// completion is one user entry.
     pub fn prompts(&self) -> Vec<Vec<Entry>> {
         self.world.borrow().prompts.clone()
     }
 
-    /// The HTTP requests that the agent made so far, failed turns included.
+    /// Returns the HTTP requests that the agent made so far, including those of failed turns.
     pub fn requests(&self) -> Vec<FetchRequest> {
         self.world.borrow().requests.clone()
     }
 
-    /// What the agent logged so far, failed turns included.
+    /// Returns the lines that the agent logged so far, including those of failed turns.
     pub fn logs(&self) -> Vec<(Level, String)> {
         self.world.borrow().logs.clone()
     }
 
-    /// How many steps of the script the model has not taken yet.
+    /// Returns the number of script steps that the model has not taken yet.
     pub fn steps_left(&self) -> usize {
         self.world.borrow().steps.len()
     }
@@ -254,13 +256,13 @@ impl Harness {
         Ok(Outcome { reply, tool_calls, generations: world.prompts.len() - generations })
     }
 
-    /// The session, the number and the time of the turn that comes.
+    /// Returns the session, the number and the time of the next turn.
     fn next_turn(&self) -> (String, u64, u64) {
         let turn = self.turn + 1;
         (self.session.clone(), turn, FIRST_TURN_MS + 1_000 * turn)
     }
 
-    /// Runs a turn, and keeps what it changed if it ended well.
+    /// Runs a turn, and keeps its changes if it succeeded.
     #[track_caller]
     fn run<T, E>(&mut self, turn: impl AsyncFnOnce(Agent, Rc<dyn Host>) -> Result<T, E>) -> Result<T, E> {
         let (_, _, now_ms) = self.next_turn();

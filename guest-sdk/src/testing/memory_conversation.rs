@@ -1,4 +1,4 @@
-//! One conversation of a test.
+//! A conversation in a test, held in memory.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use crate::{
     CompactOptions, Compaction, CompactionPolicy, Entry, GenerateOptions, Generation, InferenceError, Usage,
 };
 
-/// Messages that a compaction keeps unless it is told otherwise.
+/// Default number of messages that a compaction keeps.
 const KEEP_RECENT: u32 = 8;
 
 pub struct MemoryConversation {
@@ -55,7 +55,7 @@ impl HostConversation for MemoryConversation {
         world.entries(&self.name).iter().skip(skip as usize).take(limit as usize).cloned().collect()
     }
 
-    /// A script has no context that could be full.
+    /// Does nothing, because a scripted model's context never becomes full.
     fn set_compaction(&self, _policy: &CompactionPolicy) {}
 
     fn compact(&self, options: CompactOptions) -> Task<'_, Result<Compaction, InferenceError>> {
@@ -105,7 +105,9 @@ impl HostConversation for MemoryConversation {
         let mut world = self.world.borrow_mut();
         let entries = world.entries(&self.name).clone();
         if !world.entries(name).is_empty() {
-            return Err(InferenceError::InvalidArgument(format!("there is a conversation `{name}` already")));
+            return Err(InferenceError::InvalidArgument(format!(
+                "a conversation named `{name}` already exists"
+            )));
         }
         *world.entries(name) = entries;
         Ok(Rc::new(MemoryConversation { world: self.world.clone(), name: name.to_owned() }))

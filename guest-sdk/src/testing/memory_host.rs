@@ -1,7 +1,7 @@
-//! The host of a test: everything in memory, the model from a script.
+//! The host of a test, with everything in memory and a scripted model.
 //!
-//! A mistake of the script is kept as a fault and ends the turn as an internal error, so that no agent can swallow it:
-//! the harness reports the fault whatever the agent made of the error.
+//! A mistake in the script is kept as a fault and fails the turn with an internal error. The harness reports
+//! the fault even if the agent handles the error, so no agent can hide it.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,13 +25,13 @@ use crate::{
     ToolChoice, ToolDefinition, Usage,
 };
 
-/// The interface's bound for keys, in bytes.
+/// Maximum length of a key in bytes, as in the WIT interface.
 const MAX_KEY_BYTES: usize = 256;
-/// The host's bound for values, in bytes.
+/// Maximum length of a value in bytes, as in the host.
 const MAX_VALUE_BYTES: usize = 256 << 10;
 const MODEL: &str = "scripted";
 
-/// What a session keeps between turns.
+/// Everything that a session keeps between turns.
 #[derive(Clone, Default)]
 pub struct Saved {
     pub state: BTreeMap<String, Vec<u8>>,
@@ -40,7 +40,7 @@ pub struct Saved {
     pub emitted: Vec<Emitted>,
 }
 
-/// What a test has a tool of others do.
+/// The function that a test provides for a tool of others.
 pub type HostToolFunction = Rc<dyn Fn(Value) -> Result<Value, HostToolError>>;
 
 /// Everything on the host's side of one session.
@@ -53,18 +53,18 @@ pub struct World {
     pub web: ScriptedWeb,
     pub requests: Vec<FetchRequest>,
     pub fault: Option<String>,
-    /// Of the turn.
+    /// The time of the turn.
     pub now_ms: u64,
     pub host_tools: Vec<(HostTool, HostToolFunction)>,
-    /// What a person says of calls that need it.
+    /// A person's decision on calls that need approval.
     pub verdict: Result<(), String>,
-    /// The state of the generator of random numbers.
+    /// The state of the random number generator.
     pub random: u64,
     tools: Vec<ToolDefinition>,
     calls_made: u64,
-    /// Milliseconds that turns have waited. Time passes only when nothing else can happen.
+    /// Milliseconds that turns have waited. Time advances only when nothing else can make progress.
     clock_ms: u64,
-    /// When the next of those who wait goes on.
+    /// The time at which the next waiting future resolves.
     next_ms: Option<u64>,
 }
 
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// Lets time pass until somebody who waits goes on. Whether anybody waits.
+    /// Advances the clock to the next waiting future. Returns whether one was waiting.
     pub fn pass_time(&mut self) -> bool {
         let next_ms = self.next_ms.take();
         self.clock_ms = next_ms.unwrap_or(self.clock_ms);
@@ -112,9 +112,8 @@ impl World {
         self.prompts.push(prompt);
         let number = self.prompts.len();
         let Some(step) = self.steps.pop_front() else {
-            return Err(
-                self.fail(format!("generation {number} was asked for and the script has no step left"))
-            );
+            return Err(self
+                .fail(format!("the agent requested generation {number}, but the script has no step left")));
         };
         match step {
             Step::Fail(error) => Err(error),
@@ -123,7 +122,7 @@ impl World {
         }
     }
 
-    /// The schemas of the arguments and of the result of a tool that the model may be offered.
+    /// Returns the schemas of the arguments and of the result of a tool that can be offered to the model.
     fn schemas(&self, name: &str) -> Option<(&Value, Option<&Value>)> {
         if let Some(tool) = self.tools.iter().find(|tool| tool.name == name) {
             return Some((&tool.input_schema, Some(&tool.output_schema)));
@@ -141,10 +140,10 @@ impl World {
         }
         match &options.tool_choice {
             ToolChoice::Named(name) if !options.tools.contains(name) => Err(InferenceError::InvalidArgument(
-                format!("tool-choice names `{name}`, which is not among the tools of this generation"),
+                format!("the tool choice names `{name}`, which is not among the tools of this generation"),
             )),
             ToolChoice::Required if options.tools.is_empty() => Err(InferenceError::InvalidArgument(
-                "tool-choice is required, and this generation has no tools".to_owned(),
+                "the tool choice is `required`, but this generation has no tools".to_owned(),
             )),
             _ => Ok(()),
         }
@@ -152,7 +151,7 @@ impl World {
 
     fn text(&mut self, text: String, options: &GenerateOptions) -> Result<Generation, InferenceError> {
         if matches!(options.tool_choice, ToolChoice::Required | ToolChoice::Named(_)) {
-            return Err(self.fail(format!("it answers {text:?} where the agent requires a tool call")));
+            return Err(self.fail(format!("it answers {text:?}, but the agent requires a tool call")));
         }
         if let Output::JsonSchema(schema) = &options.output {
             let checked = serde_json::from_str(&text)
@@ -185,12 +184,12 @@ impl World {
         let offered = || options.tools.join(", ");
         let schemas = self.schemas(name).filter(|_| options.tools.iter().any(|offered| offered == name));
         let Some((input_schema, _)) = schemas else {
-            return Err(format!("it calls `{name}`; this generation offers: [{}]", offered()));
+            return Err(format!("it calls `{name}`, but this generation offers: [{}]", offered()));
         };
         match &options.tool_choice {
-            ToolChoice::None => Err(format!("it calls `{name}` where the agent allows no tool call")),
+            ToolChoice::None => Err(format!("it calls `{name}`, but the agent allows no tool call")),
             ToolChoice::Named(other) if other != name => {
-                Err(format!("it calls `{name}` where the agent requires `{other}`"))
+                Err(format!("it calls `{name}`, but the agent requires `{other}`"))
             }
             _ => validate(input_schema, arguments)
                 .map_err(|why| format!("it calls `{name}` with arguments that break its schema: {why}")),
@@ -206,7 +205,7 @@ impl World {
         let entries = self.saved.conversations.get(conversation).map(Vec::as_slice).unwrap_or_default();
         let Some(call) = unanswered(entries).find(|call| call.id == call_id).cloned() else {
             return Err(InferenceError::InvalidArgument(format!(
-                "no tool call `{call_id}` waits for a result"
+                "no tool call `{call_id}` is waiting for a result"
             )));
         };
         if let (Some((_, Some(schema))), Ok(value)) = (self.schemas(&call.name), outcome)
@@ -230,7 +229,7 @@ impl World {
     }
 }
 
-/// The calls of the last assistant message that have no result yet.
+/// Returns the calls of the last assistant message that have no result yet.
 pub(super) fn unanswered(entries: &[Entry]) -> impl Iterator<Item = &ToolCall> {
     let last = entries.iter().rposition(|entry| matches!(entry, Entry::Assistant { .. }));
     let (calls, after): (&[ToolCall], &[Entry]) = match last.map(|at| (&entries[at], &entries[at + 1..])) {
@@ -247,7 +246,7 @@ fn generation(text: String, tool_calls: Vec<ToolCall>) -> Generation {
     Generation { text, tool_calls, finish, usage: Usage::default(), timing: Timing::default() }
 }
 
-/// The host as one turn sees it.
+/// The host, as seen by one turn.
 pub struct MemoryHost {
     world: Rc<RefCell<World>>,
 }
@@ -290,10 +289,16 @@ impl Host for MemoryHost {
 
     fn state_set(&self, key: &str, value: &[u8]) -> Result<(), StateError> {
         if key.is_empty() || key.len() > MAX_KEY_BYTES {
-            return Err(StateError::InvalidKey(format!("{} bytes; it has 1 to {MAX_KEY_BYTES}", key.len())));
+            return Err(StateError::InvalidKey(format!(
+                "the key has {} bytes; 1 to {MAX_KEY_BYTES} are allowed",
+                key.len()
+            )));
         }
         if value.len() > MAX_VALUE_BYTES {
-            let why = format!("{} bytes under {key:?}; a value has at most {MAX_VALUE_BYTES}", value.len());
+            let why = format!(
+                "the value of {key:?} has {} bytes; at most {MAX_VALUE_BYTES} are allowed",
+                value.len()
+            );
             return Err(StateError::QuotaExceeded(why));
         }
         self.world.borrow_mut().saved.state.insert(key.to_owned(), value.to_owned());
@@ -360,14 +365,14 @@ impl Host for MemoryHost {
         Box::pin(async move {
             let found = self.world.borrow().host_tools.iter().find(|(tool, _)| tool.name == name).cloned();
             let Some((tool, function)) = found else {
-                let why = format!("the test has no `{name}`; give it one with Harness::host_tool");
+                let why = format!("the test has no `{name}`; add it with Harness::host_tool");
                 return Err(HostToolError::Denied(why));
             };
             validate(&tool.input_schema, arguments).map_err(HostToolError::InvalidArguments)?;
             let result = function(arguments.clone())?;
             match tool.output_schema.as_ref().map(|schema| validate(schema, &result)) {
                 Some(Err(why)) => {
-                    Err(HostToolError::Failed(format!("the result of `{name}` is not valid: {why}")))
+                    Err(HostToolError::Failed(format!("the result of `{name}` is invalid: {why}")))
                 }
                 _ => Ok(result),
             }
@@ -434,6 +439,6 @@ impl Host for MemoryHost {
 fn check_model(model: Option<&str>) -> Result<(), InferenceError> {
     match model {
         None | Some(MODEL) => Ok(()),
-        Some(other) => Err(InferenceError::ModelUnknown(format!("`{other}`; there is: {MODEL}"))),
+        Some(other) => Err(InferenceError::ModelUnknown(format!("`{other}`; known models: {MODEL}"))),
     }
 }

@@ -1,4 +1,4 @@
-//! The text of a scripted generation, piece by piece.
+//! The text of a scripted generation, in chunks.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ impl MemoryStream {
 
 impl HostStream for MemoryStream {
     fn next(&mut self) -> Task<'_, Option<String>> {
-        assert!(!self.ended, "a stream is not read after its end, which traps in a component");
+        assert!(!self.ended, "the stream was read after its end, which would trap in a component");
         let piece = self.pieces.pop_front();
         self.ended = piece.is_none();
         Box::pin(async { piece })

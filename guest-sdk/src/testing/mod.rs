@@ -1,9 +1,9 @@
-//! Running an agent in a plain `#[test]`: no host, no model, no async runtime.
+//! Tests of an agent in a plain `#[test]`, without a host, a model or an async runtime.
 //!
-//! A [`Harness`] takes turns with an agent; a [`ScriptedModel`] plays the model, a [`ScriptedWeb`]
-//! the servers that it requests. State and conversations persist between
-//! turns and roll back when a turn fails, as they do in a host. What a model could never do, such as calling an unknown
-//! tool or with arguments that break its schema, is a mistake of the script, and panics with the reason.
+//! A [`Harness`] runs turns of an agent. A [`ScriptedModel`] replaces the model, and a [`ScriptedWeb`] the
+//! servers that the agent requests. State and conversations persist between turns and roll back when a turn
+//! fails, as they do in a host. Something that a model could never do, such as a call of an unknown tool or
+//! arguments that do not validate, is a mistake in the script, and panics with the reason.
 //!
 //! ```
 //! use skep_sdk::testing::{Harness, ScriptedModel};

@@ -1,4 +1,4 @@
-//! The model's part of a test, written down beforehand.
+//! A scripted model for tests.
 
 use std::collections::VecDeque;
 
@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use crate::InferenceError;
 
-/// What the model does, one step for each generation in the order in which they are asked for.
+/// The script of a model: one step per generation, in the order in which they are requested.
 ///
-/// A test whose agent asks for more generations than there are steps panics and says so.
+/// If the agent requests more generations than there are steps, the test panics with a message that says so.
 #[derive(Debug, Clone, Default)]
 pub struct ScriptedModel {
     pub(super) steps: VecDeque<Step>,
@@ -23,33 +23,33 @@ pub(super) enum Step {
 }
 
 impl ScriptedModel {
-    /// A model that has nothing to say yet.
+    /// Creates a script without steps.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Answers with this text.
+    /// Adds an answer with this text.
     pub fn text(self, text: impl Into<String>) -> Self {
         self.step(Step::Text(text.into()))
     }
 
-    /// Answers with this value as JSON, for `extract`.
+    /// Adds an answer with this value as JSON, for `extract`.
     pub fn json<T: Serialize + ?Sized>(self, value: &T) -> Self {
         let json = serde_json::to_string(value).expect("a scripted value can be written as JSON");
         self.step(Step::Text(json))
     }
 
-    /// Calls one tool.
+    /// Adds a call of one tool.
     pub fn call(self, tool: impl Into<String>, arguments: Value) -> Self {
         self.step(Step::Calls(vec![(tool.into(), arguments)]))
     }
 
-    /// Calls several tools in one round.
+    /// Adds calls of several tools in one round.
     pub fn calls<N: Into<String>>(self, calls: impl IntoIterator<Item = (N, Value)>) -> Self {
         self.step(Step::Calls(calls.into_iter().map(|(tool, arguments)| (tool.into(), arguments)).collect()))
     }
 
-    /// Fails the generation.
+    /// Adds a generation that fails.
     pub fn fail(self, error: InferenceError) -> Self {
         self.step(Step::Fail(error))
     }

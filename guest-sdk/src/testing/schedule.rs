@@ -1,4 +1,4 @@
-//! Schedules and events of a test: kept, and not carried out.
+//! Schedules and events in a test. They are recorded but never triggered.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::schedule::{ScheduleOptions, When};
 use crate::{EmitError, ScheduleError, ScheduleTiming, Scheduled};
 
-/// The interface's bounds.
+/// The limits of the WIT interface.
 const MAX_NAME_BYTES: usize = 128;
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_TOPIC_BYTES: usize = 128;
@@ -15,14 +15,14 @@ const MAX_TOPIC_BYTES: usize = 128;
 /// An event that the agent emitted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Emitted {
-    /// Such as `order.paid`.
+    /// The topic, such as `order.paid`.
     pub topic: String,
-    /// JSON.
+    /// The payload, as JSON.
     pub data: Option<Value>,
 }
 
-/// The schedule that a turn at `now_ms` sets. There is no calendar in a test: one that is due by cron shows the time of the
-/// turn.
+/// Returns the schedule that a turn at `now_ms` sets. Cron expressions are not evaluated in a test, so the
+/// due time of such a schedule is the time of the turn.
 pub fn scheduled(
     name: &str,
     when: &When<'_>,
@@ -31,12 +31,14 @@ pub fn scheduled(
 ) -> Result<Scheduled, ScheduleError> {
     let invalid = |what: &str| Err(ScheduleError::InvalidArgument(what.to_owned()));
     if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
-        return invalid("the name of a schedule has 1 to 128 bytes");
+        return invalid("the name of a schedule must have 1 to 128 bytes");
     }
     let after = |duration: &Duration| now_ms + u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 2);
     let (timing, due_at_ms) = match when {
         When::After(length) | When::Every(length) if *length < MIN_INTERVAL => {
-            return invalid("it may be due after a second, and once a second, at the earliest");
+            return invalid(
+                "a schedule cannot be due in less than a second, or more often than once a second",
+            );
         }
         When::After(delay) => (ScheduleTiming::At(after(delay)), after(delay)),
         When::At(time_ms) => {
@@ -47,7 +49,7 @@ pub fn scheduled(
         When::Cron { expression, .. }
             if expression.split_whitespace().count() != 5 && !expression.starts_with('@') =>
         {
-            return invalid("a cron expression has five fields: minute hour day month weekday");
+            return invalid("a cron expression must have five fields: minute hour day month weekday");
         }
         When::Cron { expression, time_zone } => {
             let (expression, time_zone) = ((*expression).to_owned(), (*time_zone).to_owned());
@@ -63,11 +65,11 @@ pub fn check_topic(topic: &str) -> Result<(), EmitError> {
         |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
     if topic.len() > MAX_TOPIC_BYTES || !topic.split('.').all(is_part) {
         return Err(EmitError::InvalidArgument(format!(
-            "{topic:?} is no topic; it is such as order.paid, in letters, digits, - and _"
+            "{topic:?} is not a valid topic; use dotted names such as order.paid, with letters, digits, - and _"
         )));
     }
     if topic.starts_with("skep.") {
-        return Err(EmitError::Denied("topics that begin with `skep.` are the host's own".to_owned()));
+        return Err(EmitError::Denied("topics that begin with `skep.` are reserved for the host".to_owned()));
     }
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! A value against a schema of this crate's own making.
+//! Validates a value against a schema that this crate generated.
 //!
-//! Covers what `schema` produces, so that tests need no validator. The host validates with a complete one. Keywords that
-//! are not listed here (`pattern`, `format`) are not checked.
+//! It covers the keywords that `schema` produces, so that tests need no validator. The host validates with a
+//! complete one. Other keywords (`pattern`, `format`) are not checked.
 
 use serde_json::{Map, Value};
 
-/// Whether `value` validates, or where and why it does not.
+/// Checks that `value` validates. The error says where and why it does not.
 pub fn validate(schema: &Value, value: &Value) -> Result<(), String> {
     Validator { root: schema }.check(schema, value, "")
 }
@@ -20,11 +20,15 @@ impl Validator<'_> {
             Value::Bool(true) => return Ok(()),
             Value::Bool(false) => return Err(format!("{} is not allowed", place(at))),
             Value::Object(schema) => schema,
-            _ => return Err(format!("{}: its schema is neither object nor boolean", place(at))),
+            _ => return Err(format!("{}: the schema is neither an object nor a boolean", place(at))),
         };
         if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
             let target = reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
-            self.check(target.ok_or_else(|| format!("its schema refers to {reference}"))?, value, at)?;
+            self.check(
+                target.ok_or_else(|| format!("the schema has an unresolved reference: {reference}"))?,
+                value,
+                at,
+            )?;
         }
         self.check_kind(schema, value, at)?;
         self.check_alternatives(schema, value, at)?;
@@ -73,7 +77,7 @@ impl Validator<'_> {
             let misfits: Vec<String> =
                 alternatives.iter().map_while(|schema| self.check(schema, value, at).err()).collect();
             if misfits.len() == alternatives.len() {
-                return Err(format!("{} fits no alternative: {}", place(at), misfits.join("; ")));
+                return Err(format!("{} fits none of the alternatives: {}", place(at), misfits.join("; ")));
             }
         }
         Ok(())
@@ -125,8 +129,8 @@ fn check_bounds(
 ) -> Result<(), String> {
     let bound = |keyword: &str| schema.get(keyword).and_then(Value::as_f64);
     match (bound(min), bound(max)) {
-        (Some(bound), _) if size < bound => Err(format!("{}: {size} is under its {min} {bound}", place(at))),
-        (_, Some(bound)) if size > bound => Err(format!("{}: {size} is over its {max} {bound}", place(at))),
+        (Some(bound), _) if size < bound => Err(format!("{}: {size} is below {min} {bound}", place(at))),
+        (_, Some(bound)) if size > bound => Err(format!("{}: {size} is above {max} {bound}", place(at))),
         _ => Ok(()),
     }
 }
@@ -156,7 +160,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn misfits_name_their_place() {
+    fn errors_name_their_position() {
         let schema = json!({
             "type": "object",
             "properties": {
@@ -172,12 +176,12 @@ mod tests {
             (json!({"room": "single", "next": {"room": "double", "next": null}}), None),
             (json!({"nights": 1}), Some("/room is missing")),
             (json!({"room": "attic"}), Some("/room is \"attic\"")),
-            (json!({"room": "single", "nights": 0}), Some("under its minimum 1")),
+            (json!({"room": "single", "nights": 0}), Some("below minimum 1")),
             (json!({"room": "single", "nights": 1.5}), Some("/nights is 1.5, not integer")),
-            (json!({"room": "single", "guests": ["Ann", "Barbara"]}), Some("/guests/1: 7 is over")),
-            (json!({"room": "single", "guests": ["a", "b", "c"]}), Some("over its maxItems 2")),
+            (json!({"room": "single", "guests": ["Ann", "Barbara"]}), Some("/guests/1: 7 is above")),
+            (json!({"room": "single", "guests": ["a", "b", "c"]}), Some("above maxItems 2")),
             (json!({"room": "single", "pets": 1}), Some("/pets is not allowed")),
-            (json!({"room": "single", "next": {"room": 1}}), Some("/next fits no alternative")),
+            (json!({"room": "single", "next": {"room": 1}}), Some("/next fits none of the alternatives")),
             (json!([]), Some("not object")),
         ] {
             match (validate(&schema, &value), expected) {

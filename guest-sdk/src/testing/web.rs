@@ -1,12 +1,13 @@
-//! The web's part of a test, written down beforehand.
+//! A scripted web for tests.
 
 use serde::Serialize;
 
 use crate::{FetchRequest, HttpError, HttpResponse};
 
-/// What servers answer, by method and URL. Each answer is given once, those to the same request in their order.
+/// Responses of servers, by method and URL. Each response is used once; responses to the same request are
+/// used in the order in which they were added.
 ///
-/// A test whose agent makes a request that has no answer panics and says so.
+/// If the agent makes a request that has no response, the test panics with a message that says so.
 #[derive(Debug, Clone, Default)]
 pub struct ScriptedWeb {
     answers: Vec<Answer>,
@@ -20,42 +21,44 @@ struct Answer {
 }
 
 impl ScriptedWeb {
-    /// A web in which nobody answers yet.
+    /// Creates a web without responses.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Answers with a value as JSON.
+    /// Adds a response with a value as JSON.
     pub fn json<T: Serialize + ?Sized>(self, method: &str, url: &str, status: u16, value: &T) -> Self {
         let body = serde_json::to_vec(value).expect("a scripted value can be written as JSON");
         let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
         self.answer(method, url, Ok(HttpResponse { status, url: url.to_owned(), headers, body }))
     }
 
-    /// Answers with a text.
+    /// Adds a response with a text.
     pub fn text(self, method: &str, url: &str, status: u16, text: &str) -> Self {
         let headers = vec![("content-type".to_owned(), "text/plain".to_owned())];
         let (url, body) = (url.to_owned(), text.as_bytes().to_vec());
         self.answer(method, &url.clone(), Ok(HttpResponse { status, url, headers, body }))
     }
 
-    /// Does not answer.
+    /// Adds a request that fails.
     pub fn fail(self, method: &str, url: &str, error: HttpError) -> Self {
         self.answer(method, url, Err(error))
     }
 
-    /// Answers with this.
+    /// Adds a response, or an error.
     pub fn answer(mut self, method: &str, url: &str, outcome: Result<HttpResponse, HttpError>) -> Self {
         self.answers.push(Answer { method: method.to_owned(), url: url.to_owned(), outcome });
         self
     }
 
-    /// Takes the answer to a request; the error is what is wrong with the script.
+    /// Takes the response to a request. The error describes the mistake in the script.
     pub(super) fn take(&mut self, request: &FetchRequest) -> Result<Result<HttpResponse, HttpError>, String> {
         let FetchRequest { method, url, .. } = request;
         match self.answers.iter().position(|answer| answer.method == *method && answer.url == *url) {
             Some(at) => Ok(self.answers.remove(at).outcome),
-            None => Err(format!("the agent requests {method} {url}, to which the script has no answer left")),
+            None => {
+                Err(format!("the agent requests {method} {url}, but the script has no response left for it"))
+            }
         }
     }
 }

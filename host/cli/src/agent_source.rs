@@ -1,4 +1,4 @@
-//! What a person names when an agent is to be deployed: a folder with its source, or a finished `.wasm` file.
+//! Agents as a person names them for a deployment: a folder with their source, or a finished `.wasm` file.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,20 +12,21 @@ use crate::progress::Progress;
 /// An agent that is ready to be deployed.
 pub struct AgentSource {
     pub manifest: Manifest,
-    /// The text that the host is sent.
+    /// The text that is sent to the host.
     pub manifest_toml: String,
     pub component: Vec<u8>,
 }
 
 impl AgentSource {
-    /// Reads, and where needed builds, the agent that `path` names. `manifest` replaces the one that lies there.
+    /// Reads the agent at `path`, and builds it if needed. `manifest` replaces the manifest that is stored
+    /// with it.
     pub fn load(path: &Path, manifest: Option<&Path>, progress: &dyn Progress) -> Result<Self> {
         if path.is_dir() {
             let manifest = manifest.map_or_else(|| path.join("agent.toml"), Path::to_path_buf);
             return Self::from_folder(path, &manifest, progress);
         }
         if !path.exists() {
-            bail!("{} does not exist\n  hint: name the folder of an agent, or a .wasm file", path.display());
+            bail!("{} does not exist\n  hint: pass the folder of an agent, or a .wasm file", path.display());
         }
         Self::from_file(path, manifest)
     }
@@ -38,8 +39,8 @@ impl AgentSource {
                 read_component(&dir.join(component))?
             }
             (Some(_), None) => bail!(
-                "{} has a [build] command but no `component`\n  hint: add `component = \"PATH\"`, where the command \
-                 leaves the .wasm file; or drop [build], and skep builds the crate",
+                "{} has a [build] command but no `component`\n  hint: add `component = \"PATH\"`, the path where the command \
+                 writes the .wasm file; or remove [build], and skep builds the crate",
                 manifest_path.display()
             ),
             (None, Some(component)) => read_component(&dir.join(component))?,
@@ -61,7 +62,7 @@ impl AgentSource {
                 let stem = path.file_stem().unwrap_or_default().to_string_lossy().replace('_', "-");
                 let text = format!("name = {stem:?}\n");
                 let manifest = Manifest::from_toml(&text).with_context(|| {
-                    format!("{stem:?} is no name for an agent\n  hint: pass --manifest agent.toml")
+                    format!("{stem:?} is not a valid agent name\n  hint: pass --manifest agent.toml")
                 })?;
                 (manifest, text)
             }
@@ -69,7 +70,7 @@ impl AgentSource {
         Ok(Self { manifest, manifest_toml, component })
     }
 
-    /// What a registry keeps of an agent. `manifest` replaces the one that was pushed.
+    /// Makes an agent from what a registry stores. `manifest` replaces the manifest that was pushed.
     pub fn from_parts(manifest_toml: String, component: &[u8], manifest: Option<&Path>) -> Result<Self> {
         let component = guest_build::encode(component)?;
         let (manifest, manifest_toml) = match manifest {
@@ -80,7 +81,8 @@ impl AgentSource {
     }
 }
 
-/// Where the build command of the manifest in `dir` leaves its component, if it has such a command.
+/// Returns the path where the build command of the manifest in `dir` writes its component, if it has such a
+/// command.
 pub fn built_component(dir: &Path) -> Result<Option<PathBuf>> {
     let path = dir.join("agent.toml");
     if !path.is_file() {
@@ -99,7 +101,7 @@ fn read_manifest(path: &Path) -> Result<(Manifest, String)> {
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
     let manifest = Manifest::from_toml(&text).map_err(|error| match error {
-        // The file may have any name.
+        // The file may have a name other than agent.toml.
         RuntimeError::Manifest { message } => anyhow::anyhow!("{}: {message}", path.display()),
         error => error.into(),
     })?;
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_in_a_manifest_is_told_with_its_file_once() {
+    fn a_mistake_in_a_manifest_is_reported_with_its_file_name_once() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("m.toml");
         std::fs::write(&path, "name = \"x\"\nfoo = 1\n").expect("file");
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_without_a_manifest_is_told_what_is_missing() {
+    fn folder_without_a_manifest_is_an_error_that_names_the_missing_file() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let error = AgentSource::load(dir.path(), None, &Silent).err().expect("empty").to_string();
         assert!(error.contains("agent.toml") && error.contains("skep new"), "{error}");

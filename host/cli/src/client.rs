@@ -1,4 +1,4 @@
-//! Talking to a running host over its public HTTP interface, as any other client would.
+//! A client of a running host. It uses only the host's public HTTP interface, as any other client would.
 
 mod ai;
 mod approvals;
@@ -37,14 +37,14 @@ pub use wire::{
     TurnStatus, Usage as TokenUsage,
 };
 
-/// The environment variable that names another host.
+/// Environment variable with the address of the host.
 pub const URL_VARIABLE: &str = "SKEP_URL";
-/// The environment variable with the API key for hosts that ask for one.
+/// Environment variable with the API key, for hosts that require one.
 pub const KEY_VARIABLE: &str = "SKEP_API_KEY";
-/// Where `skep up` listens unless told otherwise.
+/// The address that `skep up` listens on by default.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
-/// A host by its address.
+/// A client of the host at one address.
 #[derive(Debug, Clone)]
 pub struct Client {
     base: Url,
@@ -52,19 +52,20 @@ pub struct Client {
 }
 
 impl Client {
-    /// `url` as given, or `$SKEP_URL`, or the default; with the key in `$SKEP_API_KEY`, if there is one.
+    /// Creates a client of the host at `url`, `$SKEP_URL` or the default address, with the key in
+    /// `$SKEP_API_KEY` if it is set.
     pub fn new(url: Option<&str>) -> Result<Self> {
         Self::with_key(url, None)
     }
 
-    /// The same with this key, if it is given.
+    /// Creates a client that sends `key`, or the key in `$SKEP_API_KEY` if none is given.
     pub fn with_key(url: Option<&str>, key: Option<&str>) -> Result<Self> {
         let from_environment = std::env::var(URL_VARIABLE).ok().filter(|url| !url.is_empty());
         let url = url.map(str::to_owned).or(from_environment).unwrap_or_else(|| DEFAULT_URL.to_owned());
         Ok(Self { base: address(&url, DEFAULT_URL)?, http: http_client(key)? })
     }
 
-    /// Deploys a component under the text of an `agent.toml`.
+    /// Deploys a component with the text of its `agent.toml`.
     pub async fn deploy(&self, manifest: &str, component: Vec<u8>) -> Result<Agent> {
         let component = reqwest::multipart::Part::bytes(component).file_name("agent.wasm");
         let form = reqwest::multipart::Form::new()
@@ -77,24 +78,25 @@ impl Client {
         self.json(self.request(Method::GET, &["v1", "agents"])?).await
     }
 
-    /// That there is such an agent; the host's refusal says which there are, or why this one does not start.
+    /// Checks that an agent exists. The host's error lists the agents that do, or says why this one does not
+    /// start.
     pub async fn find_agent(&self, name: &str) -> Result<()> {
         self.answer(self.request(Method::GET, &["v1", "agents", name])?).await.map(drop)
     }
 
-    /// Removes an agent with all that belongs to it.
+    /// Removes an agent and everything that belongs to it.
     pub async fn delete_agent(&self, name: &str) -> Result<()> {
         self.answer(self.request(Method::DELETE, &["v1", "agents", name])?).await.map(drop)
     }
 
-    /// The kept versions of an agent, the newest first.
+    /// Returns the stored versions of an agent, newest first.
     pub async fn versions(&self, agent: &str) -> Result<Vec<AgentVersion>> {
         let request = self.request(Method::GET, &["v1", "agents", agent, "versions"])?;
         let list: wire::List<AgentVersion> = self.json(request).await?;
         Ok(list.data)
     }
 
-    /// Puts a version into force; without a number the one before the version in force.
+    /// Puts a version into force; without a number, the one before the version in force.
     pub async fn rollback(&self, agent: &str, version: Option<u64>) -> Result<Agent> {
         let request = self.request(Method::POST, &["v1", "agents", agent, "rollback"])?;
         self.json(request.json(&serde_json::json!({"version": version}))).await
@@ -105,7 +107,7 @@ impl Client {
         self.json(self.message(agent, session, text)?).await
     }
 
-    /// Sends a message whose turn goes on by itself.
+    /// Sends a message whose turn does not end with this client.
     pub async fn send_detached(
         &self,
         agent: &str,
@@ -117,7 +119,7 @@ impl Client {
         self.json(with_key(request, idempotency_key)).await
     }
 
-    /// How a turn stands.
+    /// Returns the state of a turn.
     pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStatus> {
         self.json(self.request(Method::GET, &turn_path(agent, session, turn))?).await
     }
@@ -126,7 +128,7 @@ impl Client {
         self.answer(self.request(Method::DELETE, &turn_path(agent, session, turn))?).await.map(drop)
     }
 
-    /// The events of a turn from its first one, until it has ended.
+    /// Streams the events of a turn, from the first one until the turn has ended.
     pub async fn follow(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStream> {
         let mut path = turn_path(agent, session, turn).to_vec();
         path.push("events");
@@ -135,12 +137,12 @@ impl Client {
         Ok(TurnStream::new(self.answer(self.request(Method::GET, &path)?).await?, place))
     }
 
-    /// Sends a message and hands out the turn's events as they come. Dropping the stream cancels the turn.
+    /// Sends a message and streams the events of its turn. Dropping the stream cancels the turn.
     pub async fn stream(&self, agent: &str, session: &str, text: &str) -> Result<TurnStream> {
         self.stream_once(agent, session, text, None).await
     }
 
-    /// The same; with a key, the message is the same turn however often it is sent.
+    /// Does the same as `stream`; with an idempotency key, a message that is sent again is the same turn.
     pub async fn stream_once(
         &self,
         agent: &str,
@@ -170,10 +172,10 @@ impl Client {
         let bytes = self.answer(request).await?.bytes().await.map_err(reqwest::Error::without_url);
         let bytes = bytes.context("the host's answer broke off")?;
         serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} answered in a form that this `skep` does not know", self.base))
+            .with_context(|| format!("{} answered in a format that this `skep` does not know", self.base))
     }
 
-    /// The answer of a request that the host accepted.
+    /// Returns the response if the host accepted the request, and the host's error otherwise.
     async fn answer(&self, request: RequestBuilder) -> Result<Response> {
         let response = send(&self.base, request).await?;
         if response.status().is_success() {
@@ -183,23 +185,25 @@ impl Client {
         let body = response.text().await.unwrap_or_default();
         match serde_json::from_str::<wire::ErrorBody>(&body) {
             Ok(body) => bail!(Refused { code: body.error.code, message: body.error.message }),
-            Err(_) => bail!("{} answered {status}, and not as a Skep host does", self.base),
+            Err(_) => bail!("{} answered {status}, but not as a Skep host does", self.base),
         }
     }
 }
 
-/// The base address that `url` is: that of a host, or of what speaks TLS in front of one.
+/// Parses a base address: that of a host, or of a TLS proxy in front of one.
 fn address(url: &str, example: &str) -> Result<Url> {
     match Url::parse(url).ok().filter(|base| matches!(base.scheme(), "http" | "https") && base.has_host()) {
         Some(base) => Ok(base),
         None => {
-            bail!(Usage(format!("{url:?} is not the address of a host\n  hint: it looks like {example}")))
+            bail!(Usage(format!(
+                "{url:?} is not the address of a host\n  hint: an address looks like {example}"
+            )))
         }
     }
 }
 
-/// The address of `path`, whose segments arrive as they are here. Those that an address cannot hold are refused: they
-/// would be dropped or changed, and the request would be about something else.
+/// Returns the address of `path`, whose segments reach the host unchanged. Segments that an address cannot
+/// hold are refused: they would be dropped or changed, and the request would be about something else.
 fn under(base: &Url, path: &[&str]) -> Result<Url> {
     let is_changed =
         |segment: &&&str| matches!(**segment, "" | "." | "..") || segment.contains(['\t', '\n', '\r']);
@@ -217,14 +221,14 @@ fn under(base: &Url, path: &[&str]) -> Result<Url> {
     Ok(url)
 }
 
-/// Sends the key with every request: the one that is given, or `$SKEP_API_KEY`.
+/// Builds an HTTP client that sends an API key with every request: the given one, or `$SKEP_API_KEY`.
 fn http_client(key: Option<&str>) -> Result<reqwest::Client> {
     let from_environment = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
     let mut headers = header::HeaderMap::new();
     if let Some(key) = key.map(str::to_owned).or(from_environment) {
         let mut value = header::HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| {
             anyhow::anyhow!(Usage(format!(
-                "--api-key or {KEY_VARIABLE} is not an API key: it has odd characters"
+                "--api-key or {KEY_VARIABLE} is not an API key: it has invalid characters"
             )))
         })?;
         value.set_sensitive(true);
@@ -240,7 +244,8 @@ fn http_client(key: Option<&str>) -> Result<reqwest::Client> {
         .context("cannot set up the HTTP client")
 }
 
-/// Any answer at all; the error says that nobody listens at `base`, or that the connection broke.
+/// Sends a request and returns any response. An error means that nobody listens at `base`, or that the
+/// connection broke.
 async fn send(base: &Url, request: RequestBuilder) -> Result<Response> {
     match request.send().await {
         Ok(response) => Ok(response),
@@ -248,7 +253,7 @@ async fn send(base: &Url, request: RequestBuilder) -> Result<Response> {
             let cause = innermost(&error);
             bail!(Unreachable { url: base.as_str().trim_end_matches('/').to_owned(), cause });
         }
-        // Its address has the names escaped that were typed.
+        // The address in the error would show names escaped, and not as they were typed.
         Err(error) => Err(error.without_url()).context("the host did not answer"),
     }
 }
@@ -284,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_an_address_would_change_is_refused() {
+    fn a_name_that_a_url_would_change_is_refused() {
         let client = Client::new(Some("http://127.0.0.1:1")).expect("an address");
         for session in ["", ".", "..", "a\tb", "a\nb", "a\rb"] {
             let error = client.message("a", session, "hi").expect_err(session);
@@ -293,7 +298,7 @@ mod tests {
         }
         let error = client.url(&["v1", "agents", ".."]).expect_err("no name");
         assert!(error.to_string().contains("\"..\" cannot be a name"), "{error}");
-        // Whatever else is wrong with an id arrives whole, and the host says so.
+        // Any other mistake in an id reaches the host unchanged, and the host reports it.
         for session in ["...", "%2e%2e", " ", "a\\b", "a?b#c", "ä", "\u{1}"] {
             let url = client.url(&["v1", "agents", "a", "sessions", session]).expect(session);
             let sent =
@@ -329,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn absent_host_is_told_from_a_refusal() {
+    async fn absent_host_is_distinguished_from_a_refusal() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         drop(listener);

@@ -1,4 +1,4 @@
-//! Flags that say how a model is computed, of every command that loads one to serve or to measure.
+//! Flags for how a model is computed, shared by all commands that load a model to serve it or to measure it.
 
 use skep_kernels::Isa;
 use skep_model::{Activation, ExecutorOptions, KvDtype, Placement};
@@ -9,22 +9,22 @@ use crate::device_flag::DeviceFlag;
 pub struct ComputeFlags {
     #[command(flatten)]
     pub device: DeviceFlag,
-    /// Instructions to use: portable, avx2 or avx512 [default: the best there are]
+    /// Instruction set: portable, avx2 or avx512 [default: the best that the CPU has]
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
-    /// How keys and values are kept: f16, f32, or i8 in half the memory of f16 [default: f16]
+    /// Format of keys and values: f16, f32, or i8, which takes half the memory of f16 [default: f16]
     #[arg(long, value_name = "FORMAT")]
     pub kv: Option<KvDtype>,
-    /// How a CUDA device keeps what is between the weights: bf16 or f16 [default: as the weights, or bf16]
+    /// Format of activations on a CUDA device: bf16 or f16 [default: that of the weights, or bf16]
     #[arg(long, value_name = "FORMAT")]
     pub activations: Option<Activation>,
-    /// Keep each worker thread on a CPU of its own
+    /// Pin each worker thread to a CPU of its own
     #[arg(long)]
     pub pin: bool,
 }
 
 impl ComputeFlags {
-    /// Puts the flags that were given over `options`.
+    /// Applies the flags that were given to `options`.
     pub fn apply(&self, options: &mut ExecutorOptions) {
         self.device.apply(options);
         options.isa = self.isa.or(options.isa);

@@ -1,7 +1,7 @@
-//! `skep.toml`: what the operator of a host decides. Flags override it.
+//! `skep.toml`: the settings of a host's operator. Flags override them.
 //!
-//! Every field is optional and has the same default as without a file. A field that nobody knows is an error that
-//! names the nearest one, so that a misspelt limit is never silently none.
+//! Every field is optional, and its default is the same as without a file. An unknown field is an error that
+//! names the nearest known one, so that a misspelt limit never silently means no limit.
 
 mod agents;
 mod ai;
@@ -48,12 +48,12 @@ use tenants::TenantConfig;
 pub use tenants::rates_of_open_host;
 pub use webhook::WebhookConfig;
 
-/// Of what is kept, all together.
+/// Maximum of what is stored, all together.
 const BYTES: u64 = 1 << 50;
-/// Of what is taken into memory in one piece.
+/// Maximum of what is taken into memory in one block.
 const PIECE_BYTES: u64 = 1 << 30;
 
-/// The file as it is written.
+/// The file as written.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -64,11 +64,11 @@ pub struct Config {
     pub durability: Option<DurabilityConfig>,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
     pub model: Option<String>,
-    /// Where the model runs: auto, cpu, cuda, or cuda:0,1 for some devices.
+    /// Device that the model runs on: auto, cpu, cuda, or cuda:0,1 for some devices.
     #[serde(deserialize_with = "parsed")]
     pub device: Option<DeviceChoice>,
-    /// Whether a sequence gets the same logits, bit for bit, whatever is computed beside it. On the processor it is always so; on
-    /// CUDA devices it is slower.
+    /// Whether a sequence gets the same logits, bit for bit, whatever is computed beside it. On the CPU this
+    /// always holds; on CUDA devices it is slower.
     pub deterministic: Option<bool>,
     #[serde(deserialize_with = "number::<1, 256, _, _>")]
     pub threads: Option<usize>,
@@ -83,71 +83,71 @@ pub struct Config {
     pub grants: GrantsConfig,
     pub batch: BatchConfig,
     pub outbound: OutboundConfig,
-    /// Servers of tools, by name.
+    /// MCP servers, by name.
     pub mcp: BTreeMap<String, McpConfig>,
     pub agents: BTreeMap<String, AgentConfig>,
-    /// By name; `default` is for all others.
+    /// By name; `default` covers all others.
     pub tenants: BTreeMap<String, TenantConfig>,
     pub telemetry: TelemetryConfig,
-    /// Addresses that events are sent to.
+    /// Webhooks that events are sent to.
     pub webhook: Vec<WebhookConfig>,
 }
 
-/// What a committed turn survives.
+/// The failures that a committed turn survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DurabilityConfig {
     /// A crash of the process.
     Process,
-    /// A power cut too: each commit waits for the disk.
+    /// A power cut as well: each commit waits for the disk.
     Power,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineConfig {
-    /// Engines of the same model in this process; the threads are shared out among them.
+    /// Engines of the same model in this process; the threads are divided among them.
     #[serde(deserialize_with = "number::<1, 64, _, _>")]
     pub replicas: Option<NonZeroUsize>,
     pub routing: Option<RoutingConfig>,
-    /// Requests that may wait at each replica.
+    /// Maximum number of requests that wait at each replica.
     #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub max_queue: Option<usize>,
-    /// Sequences that run at the same time on each replica.
+    /// Maximum number of sequences that run at the same time on each replica.
     #[serde(deserialize_with = "number::<1, 65_536, _, _>")]
     pub max_sequences: Option<usize>,
     /// Token budget of one step.
     #[serde(deserialize_with = "number::<1, 65_536, _, _>")]
     pub step_tokens: Option<usize>,
-    /// The longest step in which prompts are computed beside decodes.
+    /// Maximum time of a step in which prompts are computed beside decodes.
     #[serde(deserialize_with = "number::<1, 3_600_000, _, _>")]
     pub step_target_ms: Option<u64>,
-    /// Tokens that the KV cache of each replica holds, over all sequences.
+    /// Size of each replica's KV cache in tokens, over all sequences.
     #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
     pub kv_tokens: Option<usize>,
     pub kv: Option<KvConfig>,
-    /// How a CUDA device keeps what is between the weights: bf16 or f16.
+    /// Format of activations on CUDA devices: bf16 or f16.
     #[serde(deserialize_with = "parsed")]
     pub activations: Option<Activation>,
-    /// Instructions to compute with: portable, avx2 or avx512.
+    /// Instruction set to compute with: portable, avx2 or avx512.
     pub isa: Option<String>,
-    /// Whether each thread of the model's computation stays on a CPU of its own.
+    /// Whether each thread of the model's computation is pinned to a CPU of its own.
     pub pin_threads: Option<bool>,
     #[serde(deserialize_with = "number::<1, 604_800, _, _>")]
     pub default_deadline_s: Option<u64>,
     pub speculation: Option<SpeculationConfig>,
-    /// Ranks that share each layer.
+    /// Tensor-parallel ranks, which share each layer.
     #[serde(deserialize_with = "number::<1, 64, _, _>")]
     pub tensor_parallel: Option<usize>,
-    /// Ranks that share the layers out.
+    /// Pipeline-parallel ranks, which divide the layers among them.
     #[serde(deserialize_with = "number::<1, 64, _, _>")]
     pub pipeline_parallel: Option<usize>,
-    /// How long ranks wait while none of them makes progress.
+    /// Time that ranks wait while none of them makes progress.
     #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
     pub rank_deadline_s: Option<u64>,
 }
 
-/// How requests are spread over replicas.
+/// Distribution of requests over replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RoutingConfig {
@@ -163,7 +163,7 @@ pub enum KvConfig {
     I8,
 }
 
-/// Whether the engine guesses ahead, and from what.
+/// Speculative decoding, and the source of its drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum SpeculationConfig {
@@ -178,36 +178,36 @@ pub struct RuntimeConfig {
     pub max_agents: Option<usize>,
     #[serde(deserialize_with = "number::<1, 10_000_000, _, _>")]
     pub max_sessions_loaded: Option<usize>,
-    /// State and conversations that idle sessions keep in memory.
+    /// Maximum size of the state and conversations that idle sessions keep in memory.
     #[serde(deserialize_with = "number::<0, BYTES, _, _>")]
     pub max_session_bytes: Option<usize>,
     #[serde(deserialize_with = "number::<1, 100_000, _, _>")]
     pub max_instances: Option<usize>,
     #[serde(deserialize_with = "number::<1024, PIECE_BYTES, _, _>")]
     pub max_component_bytes: Option<usize>,
-    /// How long a deployment waits for the compiler.
+    /// Time that a deployment waits for the compiler.
     #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
     pub compile_s: Option<u64>,
-    /// Of the compiled code that is kept for the next start.
+    /// Maximum size of the compiled code that is kept for the next start.
     #[serde(deserialize_with = "number::<0, BYTES, _, _>")]
     pub max_artifact_bytes: Option<u64>,
-    /// A warning is logged when the disk of the database has less room.
+    /// Free space on the disk of the database below which a warning is logged.
     #[serde(deserialize_with = "number::<0, BYTES, _, _>")]
     pub disk_warning_bytes: Option<u64>,
-    /// Of the stack of an agent's calls. Less is too little for what toolchains emit, and each place for an instance reserves
-    /// as much address space.
+    /// Size of the stack of an agent's calls. Less than the minimum is too little for what toolchains emit,
+    /// and each slot for an instance reserves as much address space.
     #[serde(deserialize_with = "number::<64, 16_384, _, _>")]
     pub stack_kb: Option<u32>,
-    /// Messages that may wait for one session.
+    /// Maximum number of messages that wait for one session.
     #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub mailbox: Option<usize>,
-    /// Bytes of messages that wait or whose turns run, of all tenants.
+    /// Maximum size of the messages that wait or whose turns run, over all tenants.
     #[serde(deserialize_with = "number::<1_024, BYTES, _, _>")]
     pub max_waiting_bytes: Option<usize>,
-    /// The same of one tenant.
+    /// The same for one tenant.
     #[serde(deserialize_with = "number::<1_024, BYTES, _, _>")]
     pub max_waiting_bytes_per_tenant: Option<usize>,
-    /// The same of one session.
+    /// The same for one session.
     #[serde(deserialize_with = "number::<1_024, BYTES, _, _>")]
     pub max_waiting_bytes_per_session: Option<usize>,
 }
@@ -215,12 +215,13 @@ pub struct RuntimeConfig {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TelemetryConfig {
-    /// The OTLP/HTTP address of a collector; traces are sent if there is one.
+    /// OTLP/HTTP address of a collector; traces are sent if it is set.
     pub otlp_endpoint: Option<String>,
 }
 
 impl Config {
-    /// Reads `path`. What only all settings together tell to be wrong is wrong in [`Config::apply`].
+    /// Reads the file at `path`. Mistakes that only the combination of all settings shows are errors of
+    /// [`Config::apply`].
     pub fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -232,12 +233,12 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     pub fn parse(text: &str) -> Result<Self> {
         skep_runtime::parse_toml(text).map_err(anyhow::Error::msg)
     }
 
-    /// Puts what the file says over `options`.
+    /// Applies the settings in the file to `options`.
     pub fn apply(&self, options: &mut ServerOptions) -> Result<()> {
         fn set<T: Clone>(target: &mut T, value: &Option<T>) {
             if let Some(value) = value {
@@ -312,7 +313,7 @@ impl Config {
     }
 }
 
-/// What is written as its type is read and shown everywhere.
+/// Reads a value that is written as its type is parsed and printed everywhere.
 fn parsed<'de, D, T>(reader: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -349,7 +350,7 @@ impl From<SpeculationConfig> for Speculation {
     }
 }
 
-/// What an error in this file begins with.
+/// Returns the text that errors in this file start with.
 pub fn is_invalid(path: &Path) -> String {
     format!("{} is not a valid skep.toml", path.display())
 }
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_the_engine_are_those_of_its_executor() {
+    fn ranks_in_the_file_reach_the_executor() {
         let text = "[engine]\ntensor_parallel = 3\npipeline_parallel = 2\nrank_deadline_s = 40\n";
         let mut options = ServerOptions::default();
         assert_eq!((options.executor.tensor_parallel, options.executor.pipeline_parallel), (1, 1));
@@ -392,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_model_is_computed_can_be_set() {
+    fn compute_options_can_be_set() {
         let apply = |text: &str| {
             let mut options = ServerOptions::default();
             Config::parse(text).expect("valid").apply(&mut options).map(|()| options.executor)
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_and_other_names_of_models_can_be_set() {
+    fn batches_and_aliases_of_models_can_be_set() {
         let text = "[ai.models]\n\"@cf/a/b\" = \"tiny\"\n[batch]\nretention_h = 2\nmax_stored_mb = 3\n";
         let mut options = ServerOptions::default();
         Config::parse(text).expect("valid").apply(&mut options).expect("in range");
@@ -418,26 +419,53 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_cannot_work_is_an_error_with_its_place_and_range() {
+    fn an_invalid_value_is_an_error_with_its_field_and_range() {
         for (text, expected) in [
             (
                 "model = \"x\"\ndevice = \"gpu\"\n",
                 "line 2: device: unknown device \"gpu\"; one of auto, cpu, cuda, cuda:0,1",
             ),
             ("deterministic = \"yes\"\n", "deterministic: invalid type: string \"yes\", expected a boolean"),
-            ("threads = 0\n", "line 1: threads: 0 is out of range; it may be 1 to 256"),
-            ("[engine]\nkv_tokens = 10\n", "[engine] kv_tokens: 10 is out of range; it may be 256 to"),
-            ("[engine]\nreplicas = 0\n", "line 2: [engine] replicas: 0 is out of range; it may be 1 to 64"),
-            ("[engine]\nmax_sequences = 0\n", "[engine] max_sequences: 0 is out of range; it may be 1 to"),
-            ("[engine]\nmax_queue = -1\n", "[engine] max_queue: -1 is out of range; it may be 1 to"),
-            ("[http]\nmax_body_bytes = 0\n", "[http] max_body_bytes: 0 is out of range; it may be 1024 to"),
-            ("[batch]\nmax_running = 0\n", "[batch] max_running: 0 is out of range; it may be 1 to 100000"),
-            ("[outbound]\nmax_running = 0\n", "[outbound] max_running: 0 is out of range; it may be 1 to"),
-            ("[mcp.files]\ntimeout_ms = 0\n", "[mcp.files] timeout_ms: 0 is out of range; it may be 1 to"),
+            ("threads = 0\n", "line 1: threads: 0 is out of range; it must be between 1 and 256"),
+            (
+                "[engine]\nkv_tokens = 10\n",
+                "[engine] kv_tokens: 10 is out of range; it must be between 256 and",
+            ),
+            (
+                "[engine]\nreplicas = 0\n",
+                "line 2: [engine] replicas: 0 is out of range; it must be between 1 and 64",
+            ),
+            (
+                "[engine]\nmax_sequences = 0\n",
+                "[engine] max_sequences: 0 is out of range; it must be between 1 and",
+            ),
+            (
+                "[engine]\nmax_queue = -1\n",
+                "[engine] max_queue: -1 is out of range; it must be between 1 and",
+            ),
+            (
+                "[http]\nmax_body_bytes = 0\n",
+                "[http] max_body_bytes: 0 is out of range; it must be between 1024 and",
+            ),
+            (
+                "[batch]\nmax_running = 0\n",
+                "[batch] max_running: 0 is out of range; it must be between 1 and 100000",
+            ),
+            (
+                "[outbound]\nmax_running = 0\n",
+                "[outbound] max_running: 0 is out of range; it must be between 1 and",
+            ),
+            (
+                "[mcp.files]\ntimeout_ms = 0\n",
+                "[mcp.files] timeout_ms: 0 is out of range; it must be between 1 and",
+            ),
             ("[limits]\nmemory_mb = 0\n", "line 1: [limits] memory_mb is 0; it may be 1 to 4096"),
             ("[limits]\nfetch_kb = 99999999\n", "[limits] fetch_kb is 99999999; it may be 0 to"),
             ("[limits]\ncpu_ms = -1\n", "[limits] cpu_ms is -1; it may be 1 to"),
-            ("[runtime]\nstack_kb = 63\n", "[runtime] stack_kb: 63 is out of range; it may be 64 to 16384"),
+            (
+                "[runtime]\nstack_kb = 63\n",
+                "[runtime] stack_kb: 63 is out of range; it must be between 64 and 16384",
+            ),
             (
                 "[runtime]\nmax_agents = \"x\"\n",
                 "[runtime] max_agents: invalid type: string \"x\", expected a whole",

@@ -1,8 +1,8 @@
-//! A data folder has one host at a time: it holds a lock of the operating system on a file in it.
+//! Limits a data folder to one host at a time, with an operating system lock on a file in the folder.
 //!
-//! The lock goes with the process, however that ends, so nothing has to be cleaned up after a crash; the file stays. What
-//! is written in it is only what the error of the next one says. Commands that read and write single rows, such as
-//! `skep key --data`, take it only to bring the tables up to date.
+//! The lock is released when the process ends, however it ends, so nothing has to be cleaned up after a
+//! crash. The file stays; its content is used only in the error that the next host prints. Commands that read
+//! and write single rows, such as `skep key --data`, take the lock only to bring the tables up to date.
 
 use std::fs::{File, TryLockError};
 use std::io::{Read as _, Write as _};
@@ -11,20 +11,20 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 
 const FILE: &str = "host.lock";
-/// A process id has no more digits.
+/// Maximum number of digits of a process id.
 const MAX_PID_BYTES: u64 = 20;
 
-/// The right to run a host on a folder, until it is dropped.
+/// The right to run a host on a folder. Dropping it releases the lock.
 #[derive(Debug)]
 pub(crate) struct DataLock {
     _locked: File,
 }
 
 impl DataLock {
-    /// Makes the folder if it is not there.
+    /// Takes the lock, and creates the folder if it does not exist.
     pub(crate) fn take(dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| {
-            format!("cannot create the data folder {}\n  hint: name another with --data", dir.display())
+            format!("cannot create the data folder {}\n  hint: choose another with --data", dir.display())
         })?;
         let path = dir.join(FILE);
         let mut file = File::options()
@@ -34,17 +34,17 @@ impl DataLock {
             .write(true)
             .open(&path)
             .with_context(|| {
-                format!("cannot write to {}\n  hint: name another data folder with --data", path.display())
+                format!("cannot write to {}\n  hint: choose another data folder with --data", path.display())
             })?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!(
-                "the data folder {} is in use by another host{}\n  hint: stop that one, or name another folder with --data",
+                "the data folder {} is in use by another host{}\n  hint: stop that host, or choose another folder with --data",
                 dir.display(),
                 holder(&file)
             ),
             Err(TryLockError::Error(error)) => {
-                let hint = "use a data folder on a disk of this machine";
+                let hint = "use a data folder on a local disk";
                 return Err(error).with_context(|| format!("cannot lock {}\n  hint: {hint}", path.display()));
             }
         }
@@ -54,7 +54,7 @@ impl DataLock {
     }
 }
 
-/// The holder's process, if it has come to write it down.
+/// Describes the process that holds the lock, if it has written its id yet.
 fn holder(file: &File) -> String {
     let mut pid = String::new();
     match file.take(MAX_PID_BYTES).read_to_string(&mut pid).map(|_| pid.parse::<u32>()) {
@@ -68,20 +68,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_that_has_a_host_is_refused_with_the_hosts_process() {
+    fn a_folder_in_use_is_refused_with_the_process_id_of_its_host() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let folder = dir.path().join("data");
-        let first = DataLock::take(&folder).expect("nobody has it");
+        let first = DataLock::take(&folder).expect("the lock is free");
         let error = DataLock::take(&folder).expect_err("it is taken").to_string();
         let wanted =
             format!("{} is in use by another host, process {}", folder.display(), std::process::id());
         assert!(error.contains(&wanted) && error.contains("--data"), "{error}");
         drop(first);
-        DataLock::take(&folder).expect("the first one is gone");
+        DataLock::take(&folder).expect("the first lock was released");
     }
 
     #[test]
-    fn what_a_host_left_behind_is_no_lock() {
+    fn a_leftover_lock_file_does_not_lock_the_folder() {
         let dir = tempfile::tempdir().expect("temporary folder");
         std::fs::write(dir.path().join(FILE), "4000000000").expect("writable");
         let _lock = DataLock::take(dir.path()).expect("no process holds it");

@@ -1,4 +1,5 @@
-//! The flags that say where a model runs and how strictly, of every command that loads one to use it.
+//! Flags for the device that a model runs on and for determinism, shared by all commands that load a model to
+//! use it.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -14,24 +15,26 @@ use crate::places;
 
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct DeviceFlag {
-    /// Where the model runs: auto, cpu, cuda, or cuda:0,1 for some devices [default: auto]
+    /// Device that the model runs on: auto, cpu, cuda, or cuda:0,1 for some devices [default: auto]
     #[arg(long, value_name = "DEVICE", value_parser = DeviceParser, hide_possible_values = true)]
     pub device: Option<DeviceChoice>,
-    /// Give a sequence the same logits, bit for bit, whatever is computed beside it. On the processor it is always so; on
-    /// CUDA devices it uses only kernels with one order of sums, without cuBLASLt, and is slower [default: false]
+    /// Give a sequence the same logits, bit for bit, whatever is computed beside it. On the CPU this always
+    /// holds; on CUDA devices it uses only kernels with one order of sums, without cuBLASLt, and is slower
+    /// [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub deterministic: Option<bool>,
 }
 
 impl DeviceFlag {
-    /// Puts the flags that were given over `options`.
+    /// Applies the flags that were given to `options`.
     pub fn apply(self, options: &mut ExecutorOptions) {
         options.device = self.device.unwrap_or(options.device);
         options.deterministic = self.deterministic.unwrap_or(options.deterministic);
     }
 }
 
-/// Where compiled kernels are looked for and kept. The folders stay the same as long as the process runs.
+/// Returns the folders of compiled kernels: shipped ones, and a cache. They stay the same as long as the
+/// process runs.
 pub fn kernel_folders() -> Result<KernelFolders> {
     static FOLDERS: OnceLock<KernelFolders> = OnceLock::new();
     if let Some(folders) = FOLDERS.get() {
@@ -39,12 +42,12 @@ pub fn kernel_folders() -> Result<KernelFolders> {
     }
     let kept = |folder: PathBuf| -> &'static Path { Box::leak(folder.into_boxed_path()) };
     let shipped = places::shipped_cubins()?.map(kept);
-    // Without a place for a cache, kernels are compiled at every start.
+    // If there is no folder for a cache, kernels are compiled at every start.
     let cache = places::cubin_cache().ok().map(kept);
     Ok(*FOLDERS.get_or_init(|| KernelFolders { cache, shipped }))
 }
 
-/// Reads a device, and tells shells what to complete.
+/// Parses a device, and lists the values that shells complete.
 #[derive(Debug, Clone, Copy)]
 struct DeviceParser;
 
@@ -62,21 +65,22 @@ impl TypedValueParser for DeviceParser {
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         let values = [
-            ("auto", "CUDA devices if there are some that can run the model, else the processor"),
-            ("cpu", "the processor"),
+            ("auto", "CUDA devices if some of them can run the model, else the CPU"),
+            ("cpu", "the CPU"),
             ("cuda", "the first CUDA device; cuda:0,1 are the first two"),
         ];
         Some(Box::new(values.into_iter().map(|(name, help)| PossibleValue::new(name).help(help))))
     }
 }
 
-/// Says in the log why a model is on the processor, though it might have been elsewhere. Want of a GPU is no news.
+/// Logs why a model runs on the CPU although another device was possible. If there is no GPU, it logs at
+/// debug level.
 pub fn report_fallback(model: &str, reason: Option<&str>) {
     let Some(reason) = reason else { return };
     let devices = gpu::probe().unwrap_or_default();
     match devices.is_empty() {
-        true => tracing::debug!(model, reason, "the model runs on the processor"),
-        false => tracing::warn!(model, reason, "the model runs on the processor, though there is a GPU"),
+        true => tracing::debug!(model, reason, "the model runs on the CPU"),
+        false => tracing::warn!(model, reason, "the model runs on the CPU, although there is a GPU"),
     }
 }
 
@@ -92,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_taken_and_any_other_is_told_with_those_that_there_are() {
+    fn a_known_device_is_accepted_and_an_error_lists_the_known_ones() {
         let read = |value: &str| Wrapper::try_parse_from(["up", "--device", value]);
         let over_cpu = |flag: DeviceFlag| {
             let mut options = ExecutorOptions { device: DeviceChoice::Cpu, ..ExecutorOptions::default() };
@@ -111,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn one_order_is_asked_for_or_taken_back_and_the_help_says_what_it_costs() {
+    fn determinism_can_be_turned_on_and_off_and_the_help_names_its_cost() {
         let over = |deterministic: bool, flags: &[&str]| {
             let words = ["up"].into_iter().chain(flags.iter().copied());
             let flag = Wrapper::try_parse_from(words).map_err(|error| error.to_string())?.flag;
@@ -135,7 +139,7 @@ mod tests {
         }
         let help = Wrapper::command().render_help().to_string();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(help.contains("On the processor it is always so") && help.contains("is slower"), "{help}");
+        assert!(help.contains("On the CPU this always holds") && help.contains("is slower"), "{help}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The SDK, its WIT and the examples that travel inside the binary, so that `skep new` and `skep demo` work without a
-//! checkout. In a checkout that this binary was built from, the files there are used instead.
+//! The SDK, its WIT and the examples that are embedded in the binary, so that `skep new` and `skep demo` work
+//! without a checkout. If the checkout that this binary was built from exists, its files are used instead.
 
 use std::path::{Path, PathBuf};
 
@@ -13,35 +13,35 @@ static SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../guest-sdk");
 static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
 static CONCIERGE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../examples/concierge");
 
-/// An agent for measuring: its name, and the texts of its two files.
+/// An agent for benchmarks: its name, and the text of its two files.
 pub struct BenchAgent {
     name: &'static str,
     cargo_toml: &'static str,
     lib_rs: &'static str,
 }
 
-/// Does no inference, for measuring everything else.
+/// An agent that does no inference, to measure everything else.
 pub static NOOP: BenchAgent = BenchAgent {
     name: "noop",
     cargo_toml: include_str!("../templates/noop/Cargo.toml.in"),
     lib_rs: include_str!("../templates/noop/lib.rs.in"),
 };
 
-/// Takes all it can get.
+/// An agent that takes all it can get.
 pub static HOSTILE: BenchAgent = BenchAgent {
     name: "hostile",
     cargo_toml: include_str!("../templates/hostile/Cargo.toml.in"),
     lib_rs: include_str!("../templates/hostile/lib.rs.in"),
 };
 
-/// Does one of everything that has an effect outside.
+/// An agent that does one of everything that has an effect outside.
 pub static STORM: BenchAgent = BenchAgent {
     name: "storm",
     cargo_toml: include_str!("../templates/storm/Cargo.toml.in"),
     lib_rs: include_str!("../templates/storm/lib.rs.in"),
 };
 
-/// Makes the unpacked folders one workspace, with the example in it.
+/// Manifest that makes the unpacked folders one workspace, with the example in it.
 const WORKSPACE: &str =
     "[workspace]\nresolver = \"3\"\nmembers = [\"examples/*\"]\nexclude = [\"guest-sdk\"]\n";
 
@@ -52,7 +52,8 @@ pub struct SourceTree {
 }
 
 impl SourceTree {
-    /// The checkout that this binary was built from, if it is still there; else the embedded copy, unpacked once.
+    /// Returns the checkout that this binary was built from, if it still exists, and otherwise the embedded
+    /// copy, which is unpacked once.
     pub fn locate() -> Result<Self> {
         if let Some(checkout) = checkout() {
             return Ok(Self { root: checkout });
@@ -60,22 +61,23 @@ impl SourceTree {
         unpack(&places::cache_subdir("sdk")?)
     }
 
-    /// The folder of `skep-sdk`.
+    /// Returns the folder of `skep-sdk`.
     pub fn sdk(&self) -> PathBuf {
         self.root.join("guest-sdk")
     }
 
-    /// The folder of the example `concierge`.
+    /// Returns the folder of the example `concierge`.
     pub fn concierge(&self) -> PathBuf {
         self.root.join("examples/concierge")
     }
 }
 
-/// The way from a folder to the SDK, if both are in the checkout that this binary was built from.
+/// Returns the relative path from a folder to the SDK, if both are in the checkout that this binary was built
+/// from.
 pub fn sdk_beside(folder: &Path) -> Option<PathBuf> {
     let root = checkout()?;
     let inside = std::path::absolute(folder).ok()?;
-    // The folder itself may not be there yet, but somewhere above it there is one.
+    // The folder itself may not exist yet, but one of its ancestors does.
     let above = inside.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
     let (above, real) = above?;
     let inside = real.join(inside.strip_prefix(above).ok()?);
@@ -83,7 +85,7 @@ pub fn sdk_beside(folder: &Path) -> Option<PathBuf> {
     Some(std::iter::repeat_n("..", depth).collect::<PathBuf>().join("guest-sdk"))
 }
 
-/// Copies the SDK that is in this binary, and the WIT that it is built with, into a folder, and says which part is the SDK.
+/// Copies the embedded SDK, and the WIT that it is built with, into a folder. Returns the folder of the SDK.
 pub fn vendor_sdk(folder: &Path) -> Result<PathBuf> {
     for (name, dir) in [("guest-sdk", &SDK), ("wit", &WIT)] {
         let target = folder.join(name);
@@ -93,7 +95,7 @@ pub fn vendor_sdk(folder: &Path) -> Result<PathBuf> {
     Ok(folder.join("guest-sdk"))
 }
 
-/// The folder of an agent for measuring, with a dependency on `tree`'s SDK.
+/// Writes the files of a benchmark agent that depends on `tree`'s SDK, and returns its folder.
 pub fn unpack_bench_agent(agent: &BenchAgent, tree: &SourceTree) -> Result<PathBuf> {
     let dir = places::cache_subdir("bench")?.join(agent.name);
     for (path, text) in [("Cargo.toml", agent.cargo_toml), ("src/lib.rs", agent.lib_rs)] {
@@ -102,7 +104,7 @@ pub fn unpack_bench_agent(agent: &BenchAgent, tree: &SourceTree) -> Result<PathB
     Ok(dir)
 }
 
-/// A path as the inside of a TOML basic string.
+/// Returns a path as the inside of a TOML basic string.
 pub fn toml_path(path: &Path) -> String {
     path.display().to_string().replace('\\', "\\\\").replace('"', "\\\"")
 }
@@ -113,7 +115,7 @@ fn checkout() -> Option<PathBuf> {
     complete.iter().all(|part| root.join(part).exists()).then_some(root)
 }
 
-/// Unpacks into a folder of `parent` that is named after the content, once.
+/// Unpacks the embedded files, once, into a folder of `parent` that is named after their content.
 fn unpack(parent: &Path) -> Result<SourceTree> {
     let parts = [("guest-sdk", &SDK), ("wit", &WIT), ("examples/concierge", &CONCIERGE)];
     let mut hasher = Sha256::new();
@@ -151,7 +153,7 @@ fn digest(dir: &Dir<'_>, hasher: &mut Sha256) {
     }
 }
 
-/// Leaves the file's time alone when nothing changed, so that cargo does not build again.
+/// Writes a file only if its text changed, so that cargo does not build again because of a newer file time.
 fn write_if_changed(path: &Path, text: &str) -> Result<()> {
     if std::fs::read_to_string(path).is_ok_and(|before| before == text) {
         return Ok(());

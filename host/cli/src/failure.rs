@@ -1,13 +1,13 @@
-//! How a command ends badly: what it prints and with which exit code.
+//! Errors of commands: how they are printed, and the exit code that each one leads to.
 //!
-//! A message may carry its hint after a line break (`"...\n  hint: ..."`), wherever in the chain of causes it stands;
-//! the causes are printed as one line and the hints after it.
+//! An error message may carry a hint after a line break (`"...\n  hint: ..."`), anywhere in the chain of
+//! causes. The causes are printed as one line, followed by the hints.
 
 use std::fmt;
 
 use crate::style;
 
-/// Exit codes, also listed by `skep --help`.
+/// Exit codes, which `skep --help` also lists.
 pub const EXIT_FAILURE: u8 = 1;
 pub const EXIT_USAGE: u8 = 2;
 pub const EXIT_UNREACHABLE: u8 = 3;
@@ -29,7 +29,7 @@ pub struct Refused {
     pub message: String,
 }
 
-/// The command line parsed, but means nothing.
+/// The command line parsed, but its values make no sense.
 #[derive(Debug)]
 pub struct Usage(pub String);
 
@@ -38,7 +38,7 @@ impl fmt::Display for Unreachable {
         let Self { url, cause } = self;
         write!(
             f,
-            "no server answers at {url}: {cause}{HINT}is `skep up` running? --url or SKEP_URL names another one"
+            "no server answers at {url}: {cause}{HINT}start one with `skep up`, or name another with --url or SKEP_URL"
         )
     }
 }
@@ -59,7 +59,7 @@ impl std::error::Error for Unreachable {}
 impl std::error::Error for Refused {}
 impl std::error::Error for Usage {}
 
-/// The exit code that `error` means.
+/// Returns the exit code for `error`.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<Unreachable>() {
         EXIT_UNREACHABLE
@@ -72,7 +72,8 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Whether the reader of our output went away, as `skep list | head -1` does. That is no failure worth a word.
+/// Returns whether the reader of our output went away, as in `skep list | head -1`. This is not reported as a
+/// failure.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -90,7 +91,7 @@ pub fn report(error: &anyhow::Error) {
     }
 }
 
-/// The chain of causes as one line, and the hints among them.
+/// Joins the chain of causes into one line, and collects the hints in it.
 fn split(error: &anyhow::Error) -> (String, Vec<String>) {
     let mut messages: Vec<String> = Vec::new();
     let mut hints = Vec::new();
@@ -99,7 +100,7 @@ fn split(error: &anyhow::Error) -> (String, Vec<String>) {
         let mut parts = text.split(HINT);
         let message = parts.next().unwrap_or_default().trim_end().to_owned();
         hints.extend(parts.map(str::to_owned));
-        // Many errors print their cause themselves; once is enough.
+        // Many errors already include the text of their cause; it is not repeated.
         if !message.is_empty() && !messages.iter().any(|said| said.contains(&message)) {
             messages.push(message);
         }
@@ -113,7 +114,7 @@ mod tests {
     use anyhow::{Context as _, anyhow};
 
     #[test]
-    fn hints_come_after_the_causes_and_no_cause_comes_twice() {
+    fn hints_follow_the_causes_and_no_cause_is_repeated() {
         let error = Err::<(), _>(anyhow!("inner went wrong\n  hint: mend it"))
             .context("outer: inner went wrong")
             .context("first\n  hint: look here")
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_tell_an_absent_server_from_a_refusal() {
+    fn exit_codes_distinguish_an_absent_server_from_a_refusal() {
         let absent = anyhow!(Unreachable { url: "http://x".into(), cause: "refused".into() })
             .context("listing agents");
         assert_eq!(exit_code(&absent), EXIT_UNREACHABLE);

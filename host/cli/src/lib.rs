@@ -1,8 +1,8 @@
-//! The `skep` command line: the one crate that knows all the others, and the only one that reads flags, files of
-//! configuration and the environment.
+//! The `skep` command line. It is the only crate that depends on all the others, and the only one that reads
+//! command-line flags, configuration files and the environment.
 //!
-//! `catalog`, `guest_build` and `server` are also what the integration tests prepare themselves with, so that tests
-//! and users go through the same code.
+//! The integration tests set themselves up with `catalog`, `guest_build` and `server`, so that tests and
+//! users run the same code.
 
 #![forbid(unsafe_code)]
 

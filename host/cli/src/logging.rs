@@ -1,4 +1,4 @@
-//! What the host's parts report through `tracing`: the structured log on stderr, and the spans that are sent as traces.
+//! Output of the host's `tracing` events: the log on stderr, and the spans that are exported as traces.
 
 mod line;
 
@@ -10,18 +10,18 @@ use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 use crate::traces::{TraceOptions, Traces};
 
-/// How a line of the log looks.
+/// Format of the log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people to read
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line
     Json,
 }
 
-/// Starts the log, and the export of traces if there is to be one. `level` is a level (`info`) or a filter such as
-/// `warn,skep_runtime=debug`; it says nothing about traces.
+/// Starts the log, and the export of traces if `traces` is given. `level` is a level (`info`) or a filter
+/// such as `warn,skep_runtime=debug`; it does not apply to traces.
 pub fn start(level: &str, format: LogFormat, traces: Option<&TraceOptions>) -> Result<Option<Traces>> {
     let filter = EnvFilter::try_new(level).map_err(|error| {
         let message =
@@ -41,7 +41,7 @@ pub fn start(level: &str, format: LogFormat, traces: Option<&TraceOptions>) -> R
     let layers = tracing_subscriber::registry()
         .with(lines.with_filter(filter))
         .with(traces.as_ref().map(Traces::layer));
-    // A log that is already there was set up by an embedding program.
+    // A log that already exists was set up by an embedding program.
     layers.try_init().or(Ok::<_, anyhow::Error>(()))?;
     Ok(traces)
 }

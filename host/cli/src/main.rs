@@ -1,4 +1,4 @@
-//! The binary: parse, run, report.
+//! The `skep` binary: parses the command line, runs the command and reports its error.
 
 use std::process::ExitCode;
 

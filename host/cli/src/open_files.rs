@@ -1,6 +1,7 @@
-//! How many files the process may have open. Each connection of a client is one, and systems begin with few.
+//! The limit on open files. Each client connection takes one file descriptor, and many systems start
+//! processes with a low limit.
 
-/// Raises the limit to what the system allows. The log says so if that is too little for the bound of connections.
+/// Raises the soft limit to the hard limit. Logs a warning if that is too low for `max_connections`.
 pub fn raise_limit(max_connections: usize) {
     #[cfg(unix)]
     {
@@ -11,8 +12,8 @@ pub fn raise_limit(max_connections: usize) {
                 limit,
                 wanted,
                 max_connections,
-                "the process may have fewer files open than its connections can need; raise the hard limit (ulimit -Hn, or \
-                 LimitNOFILE of the service), or set max_connections under [http] in skep.toml to less"
+                "the process may open fewer files than its connections can need; raise the hard limit (ulimit -Hn, or \
+                 LimitNOFILE of the service), or lower max_connections under [http] in skep.toml"
             );
         }
     }
@@ -20,7 +21,8 @@ pub fn raise_limit(max_connections: usize) {
     let _ = max_connections;
 }
 
-/// Beside connections of clients there are the database, connections that agents make, and what the system opens itself.
+/// File descriptors beyond client connections: the database, connections that agents open, and files that the
+/// system opens itself.
 #[cfg(unix)]
 const OTHER_FILES: u64 = 512;
 
@@ -29,7 +31,7 @@ fn needed(max_connections: usize) -> u64 {
     (max_connections as u64).saturating_add(OTHER_FILES)
 }
 
-/// The limit that holds now; `None` is none at all.
+/// Raises the soft limit and returns the limit now in force; `None` means unlimited.
 #[cfg(unix)]
 fn raised() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -41,7 +43,7 @@ fn raised() -> Option<u64> {
     match setrlimit(Resource::Nofile, raised) {
         Ok(()) => limit.maximum,
         Err(error) => {
-            tracing::debug!(%error, "the limit of open files stays as it is");
+            tracing::debug!(%error, "cannot raise the limit on open files");
             limit.current
         }
     }
@@ -53,7 +55,7 @@ mod tests {
     use rustix::process::{Resource, getrlimit};
 
     #[test]
-    fn the_soft_limit_becomes_the_hard_one() {
+    fn raises_the_soft_limit_to_the_hard_limit() {
         raise_limit(1);
         let limit = getrlimit(Resource::Nofile);
         assert_eq!(limit.current, limit.maximum);

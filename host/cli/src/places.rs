@@ -1,7 +1,8 @@
-//! Where Skep keeps files of its own: one cache folder per user, with a subfolder for each kind of thing.
+//! Locations of Skep's own files: one cache folder per user, with a subfolder for each kind of file.
 //!
-//! Everything under it can be deleted at any time and is made again when it is needed. Whatever is put there is
-//! complete: it is made beside its place and renamed into it, under a lock that other processes respect.
+//! Everything in it can be deleted at any time and is created again when it is needed. Everything in it is
+//! complete: it is created beside its final path and renamed to it, under a lock that other processes
+//! respect.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -9,13 +10,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-/// The environment variable that names another cache folder.
+/// Environment variable with the path of the cache folder.
 pub const HOME_VARIABLE: &str = "SKEP_HOME";
 
-/// The environment variable that names a folder of compiled kernels.
+/// Environment variable with the path of a folder of compiled kernels.
 pub const CUBINS_VARIABLE: &str = "SKEP_CUBINS";
 
-/// The cache folder: `$SKEP_HOME`, or `skep` in the platform's cache folder for this user.
+/// Returns the cache folder: `$SKEP_HOME`, or `skep` in the platform's cache folder for this user.
 pub fn cache_dir() -> Result<PathBuf> {
     if let Some(home) = std::env::var_os(HOME_VARIABLE).filter(|home| !home.is_empty()) {
         let home = PathBuf::from(home);
@@ -27,7 +28,7 @@ pub fn cache_dir() -> Result<PathBuf> {
     }
 }
 
-/// A subfolder of the cache, created if it is missing.
+/// Returns a subfolder of the cache, which is created if it is missing.
 pub fn cache_subdir(name: &str) -> Result<PathBuf> {
     let dir = cache_dir()?.join(name);
     std::fs::create_dir_all(&dir).with_context(|| {
@@ -36,12 +37,13 @@ pub fn cache_subdir(name: &str) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Where kernels for the GPU are kept once they were compiled here.
+/// Returns the folder that caches GPU kernels which were compiled on this machine.
 pub fn cubin_cache() -> Result<PathBuf> {
     Ok(cache_dir()?.join("cubins"))
 }
 
-/// Kernels that came with the binary: in `$SKEP_CUBINS`, or in the folder `cubins` beside it, if there is one.
+/// Returns the folder of kernels that came with the binary: `$SKEP_CUBINS`, or the folder `cubins` beside the
+/// binary, if there is one.
 pub fn shipped_cubins() -> Result<Option<PathBuf>> {
     let binary = std::env::current_exe().ok();
     shipped(std::env::var_os(CUBINS_VARIABLE), binary.as_deref().and_then(Path::parent))
@@ -51,7 +53,7 @@ fn shipped(named: Option<OsString>, beside: Option<&Path>) -> Result<Option<Path
     match named.filter(|named| !named.is_empty()).map(PathBuf::from) {
         Some(named) if named.is_dir() => Ok(Some(named)),
         Some(named) => bail!(
-            "{CUBINS_VARIABLE}={}: no such folder\n  hint: make it with `skep kernels build --out {}`, or unset it",
+            "{CUBINS_VARIABLE}={}: no such folder\n  hint: create it with `skep kernels build --out {}`, or unset it",
             named.display(),
             named.display()
         ),
@@ -59,7 +61,8 @@ fn shipped(named: Option<OsString>, beside: Option<&Path>) -> Result<Option<Path
     }
 }
 
-/// Default place of the host's database: the platform's data folder for this user, or inside `$SKEP_HOME`.
+/// Returns the default folder of the host's data: the platform's data folder for this user, or inside
+/// `$SKEP_HOME`.
 pub fn data_dir() -> Result<PathBuf> {
     if std::env::var_os(HOME_VARIABLE).is_some_and(|home| !home.is_empty()) {
         return Ok(cache_dir()?.join("data"));
@@ -70,7 +73,8 @@ pub fn data_dir() -> Result<PathBuf> {
     }
 }
 
-/// Holds `lock_path` exclusively until dropped. Waits for another process that has it, and says so through `waiting`.
+/// Locks `lock_path` exclusively until the result is dropped. Calls `waiting` before it waits for another
+/// process.
 pub fn lock(lock_path: &Path, waiting: impl FnOnce()) -> Result<File> {
     let file = File::options()
         .create(true)
@@ -90,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shipped_kernels_are_in_the_folder_that_is_named_or_beside_the_binary() {
+    fn shipped_kernels_are_in_the_configured_folder_or_beside_the_binary() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let cubins = dir.path().join("cubins");
         let found = |named: Option<&Path>| {
@@ -113,7 +117,7 @@ mod tests {
         let first = lock(&path, || panic!("nobody holds it")).expect("free lock");
         let (said, heard) = std::sync::mpsc::channel();
         let waiter = std::thread::spawn(move || lock(&path, || said.send(()).expect("main waits")).map(drop));
-        heard.recv().expect("the second holder says that it waits");
+        heard.recv().expect("the second holder reports that it waits");
         drop(first);
         waiter.join().expect("no panic").expect("lock after the first is gone");
     }

@@ -1,7 +1,7 @@
-//! How long work says what it is doing: one line a step, with bytes where they are known and the duration at the end.
+//! Progress of long work: one line per step, with bytes if they are known, and the duration at the end.
 //!
-//! Everything goes to stderr, so that stdout stays what a script asked for. The work itself only knows the two traits;
-//! whether a person watches a terminal or a log collects lines is decided here.
+//! Everything goes to stderr, so that stdout has only what a script asked for. The work itself knows only the
+//! two traits; whether a person watches a terminal or a log collects lines is decided here.
 
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,25 +9,25 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
-/// Where steps are announced.
+/// Receives the steps of long work.
 pub trait Progress: Sync {
-    /// Begins a step; `total_bytes` turns it into a bar.
+    /// Starts a step; `total_bytes` turns it into a bar.
     fn begin(&self, what: &str, total_bytes: Option<u64>) -> Box<dyn Step>;
-    /// Begins a step that does this many things.
+    /// Starts a step with `total` items.
     fn count(&self, what: &str, total: u64) -> Box<dyn Step>;
 }
 
-/// A step under way. Dropping it without `finish` means that it failed.
+/// A running step. Dropping it without `finish` means that it failed.
 pub trait Step: Send + Sync {
-    /// Bytes, or things, done so far.
+    /// Sets the number of bytes or items that are done.
     fn advance_to(&self, done: u64);
-    /// Replaces what the step says it is doing.
+    /// Replaces the text that says what the step is doing.
     fn note(&self, text: &str);
-    /// Ends the step well; `result` is appended to its line.
+    /// Ends the step successfully; `result` is appended to its line.
     fn finish(self: Box<Self>, result: &str);
 }
 
-/// Says nothing: for tests and for `--json`.
+/// Prints nothing: for tests and for `--json`.
 pub struct Silent;
 
 /// Spinners and bars on a terminal, plain lines anywhere else.
@@ -67,7 +67,7 @@ fn on_terminal(what: &str, total: Total) -> Box<dyn Step> {
     }
 }
 
-/// How much a step has to do.
+/// Amount of work in a step.
 #[derive(Clone, Copy)]
 enum Total {
     Unknown,
@@ -122,7 +122,7 @@ impl Drop for Bar {
     }
 }
 
-/// A step in a log: a line when it begins, one for every tenth of it, one when it ends.
+/// A step in a log: one line when it starts, one for every tenth of it, and one when it finishes.
 struct Lines {
     what: String,
     total: Total,

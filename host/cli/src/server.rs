@@ -1,7 +1,7 @@
 //! A whole host in this process: model, engine, store, agents, HTTP.
 //!
-//! The order of starting is the order of needing; the order of stopping is the reverse: no new requests, the running
-//! ones to their end, the agents' turns, the database.
+//! Everything is started before the parts that need it, and stopped in the reverse order: no new requests are
+//! accepted, running ones finish, then the agents' turns, then the database.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -25,16 +25,16 @@ use crate::data_lock::DataLock;
 use crate::device_flag::{kernel_folders, report_fallback};
 use crate::progress::{Progress, Silent};
 
-/// What a host is started with.
+/// Options of a host.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Port 0 takes a free one.
+    /// Port 0 picks a free one.
     pub listen: SocketAddr,
     pub data: DataDir,
     pub durability: Durability,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
     pub model: String,
-    /// Of the model's computation, over all replicas; `None` is one a physical core.
+    /// Threads for the model's computation, over all replicas; `None` is one per physical core.
     pub threads: Option<usize>,
     /// Engines of the same model, each with its own KV cache of `executor.kv_tokens` and its share of the threads.
     pub replicas: NonZeroUsize,
@@ -46,18 +46,18 @@ pub struct ServerOptions {
     pub rates: RateOptions,
 }
 
-/// Who deploys the agents that a host is started with.
+/// The name under which the agents that a host is started with are deployed.
 pub(crate) const DEPLOYER: &str = "operator";
 
-/// Where agents, sessions and conversations are kept.
+/// Storage for agents, sessions and conversations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DataDir {
     Path(PathBuf),
-    /// Gone when the host stops.
+    /// Lost when the host stops.
     InMemory,
 }
 
-/// A host that serves.
+/// A running host.
 pub struct RunningServer {
     pub address: SocketAddr,
     pub keys_required: bool,
@@ -89,12 +89,13 @@ impl Default for ServerOptions {
     }
 }
 
-/// Starts a host, silently.
+/// Starts a host, without printing progress.
 pub async fn start(options: ServerOptions) -> Result<RunningServer> {
     start_with(options, Vec::new(), Arc::new(Silent)).await
 }
 
-/// Starts a host with these agents deployed, and says what takes time. It answers only once they are there.
+/// Starts a host with these agents deployed, and reports its progress. It answers requests only once they are
+/// deployed.
 pub async fn start_with(
     options: ServerOptions,
     agents: Vec<AgentSource>,
@@ -104,10 +105,11 @@ pub async fn start_with(
     let is_open = access.keys_required || !options.listen.ip().is_loopback();
     let rates = if is_open { rates_of_open_host(options.rates) } else { options.rates };
     let rates = Arc::new(RateLimiter::new(rates));
-    // First, because a port that is taken is the commonest failure and loading the model is the longest work.
+    // The port comes first, because a port in use is the most common failure and loading the model takes
+    // longest.
     let listener = TcpListener::bind(options.listen).await.with_context(|| {
         format!(
-            "cannot listen on {}\n  hint: choose another address with --listen, port 0 takes a free one",
+            "cannot listen on {}\n  hint: choose another address with --listen; port 0 picks a free one",
             options.listen
         )
     })?;
@@ -135,7 +137,7 @@ pub async fn start_with(
     let runtime = RuntimeOptions { artifact_dir, key_file, ..options.runtime };
     let host = AgentHost::start(store.clone(), ModelSet::new(engine), runtime)
         .await
-        .context("the agent host does not start")?;
+        .context("cannot start the agent host")?;
     for agent in agents {
         let name = agent.manifest.name.as_str().to_owned();
         host.deploy(agent.manifest, agent.component, DEPLOYER)
@@ -146,7 +148,7 @@ pub async fn start_with(
     let drain = gateway.drain;
     let (stop, stopped) = oneshot::channel::<()>();
     let shutdown = async move {
-        // A sender that was dropped stops the server too.
+        // A sender that was dropped stops the server as well.
         let _ = stopped.await;
     };
     let serving = tokio::spawn(skep_gateway::serve(listener, host.clone(), gateway, shutdown));
@@ -154,8 +156,8 @@ pub async fn start_with(
     Ok(RunningServer { address, keys_required, host, store, data_lock, drain, stop, serving })
 }
 
-/// The engine of a model by name or path. The executor's options are those of each replica, but for the threads, which
-/// are shared out.
+/// Opens the engine of a model by name or path. The executor's options apply to each replica, except for the
+/// threads, which are divided among the replicas.
 pub fn open_engine(
     name_or_path: &str,
     replicas: NonZeroUsize,
@@ -167,7 +169,7 @@ pub fn open_engine(
     let step = progress.begin(&format!("loading {}", model.name), None);
     let executor = ExecutorOptions {
         kernels: kernel_folders()?,
-        // What the engine may plan, the executor has room for.
+        // The executor needs room for everything that the engine may plan.
         max_batch_tokens: executor.max_batch_tokens.max(engine.step_tokens.unwrap_or(0)),
         max_sequences: executor.max_sequences.max(engine.max_sequences),
         max_logit_rows: executor.max_logit_rows.max(engine.max_sequences),
@@ -185,7 +187,7 @@ pub fn open_engine(
     Ok(engine)
 }
 
-/// Where an option of the executor is set.
+/// Describes where an option of the executor is set.
 fn setting(option: &str) -> String {
     match option {
         "device" => "--device, or `device` in skep.toml".to_owned(),
@@ -197,7 +199,7 @@ fn setting(option: &str) -> String {
     }
 }
 
-/// Where a host keeps its database in its data folder.
+/// Returns the path of the database in a host's data folder.
 pub(crate) fn database(dir: &Path) -> PathBuf {
     dir.join("skep.db")
 }
@@ -214,9 +216,9 @@ impl RunningServer {
         format!("http://{}", self.address)
     }
 
-    /// Stops taking requests, lets the running ones finish for the drain time at most, and closes everything.
+    /// Stops accepting requests, lets running ones finish within the drain time, and closes everything.
     pub async fn shutdown(self) {
-        // The receiver is gone only if serving has ended already.
+        // The receiver is gone only if serving has already ended.
         let _ = self.stop.send(());
         match self.serving.await {
             Ok(Ok(())) => {}

@@ -1,7 +1,8 @@
-//! Seeing that the source of an agent has changed: what `skep up --watch` waits for.
+//! Detects changes in the source of an agent, for `skep up --watch`.
 //!
-//! The file system's notifications only wake; whether anything is different is decided by what lies there (`snapshot`), so
-//! that a build that writes into its own folder, or an editor that saves the same text again, changes nothing.
+//! Notifications of the file system only trigger a check. Whether anything is different is decided by the
+//! contents (`snapshot`), so that a build that writes into its own folder, or an editor that saves the same
+//! text again, is not a change.
 
 mod snapshot;
 
@@ -16,25 +17,26 @@ use tokio::sync::Notify;
 
 use snapshot::{Snapshot, Sources};
 
-/// A change is taken when nothing has followed it for so long: editors and version control write several files.
+/// A change is reported when nothing has followed it for this long: editors and version control write several
+/// files.
 const QUIET: Duration = Duration::from_millis(80);
-/// A folder that is always written to is looked at so often all the same.
+/// Maximum time between two checks of a folder that is written to all the time.
 const MAX_UNQUIET: Duration = Duration::from_secs(2);
 
 /// The sources of several agents.
 pub struct SourceWatch {
     agents: Vec<Watched>,
     watcher: RecommendedWatcher,
-    /// Folders that the file system reports on. Those of builds are not among them.
+    /// Folders that the file system reports on; folders of builds are not among them.
     watched_dirs: HashSet<PathBuf>,
     touched: Arc<Touched>,
 }
 
-/// An agent whose source is different from what was last handed out.
+/// An agent whose source differs from what was last reported.
 pub struct Change {
-    /// As it was given.
+    /// The path as it was given.
     pub path: PathBuf,
-    /// When the first of the changes was reported.
+    /// Time when the first of the changes was reported.
     pub since: Instant,
 }
 
@@ -44,7 +46,7 @@ struct Watched {
     last: Snapshot,
 }
 
-/// Places that were reported, until somebody looks. There are no more of them than agents.
+/// Agents that were reported and not checked yet. There are no more entries than agents.
 #[derive(Default)]
 struct Touched {
     agents: Mutex<BTreeMap<usize, Instant>>,
@@ -52,7 +54,7 @@ struct Touched {
 }
 
 impl SourceWatch {
-    /// Whatever changes from here on is a change.
+    /// Starts watching: whatever changes from here on is a change.
     pub fn new(paths: &[PathBuf]) -> Result<Self> {
         let mut agents = Vec::with_capacity(paths.len());
         for path in paths {
@@ -72,7 +74,7 @@ impl SourceWatch {
         Ok(watch)
     }
 
-    /// Waits until sources have changed and nothing follows any more.
+    /// Waits until sources have changed and nothing has followed for a while.
     pub async fn changes(&mut self) -> Result<Vec<Change>> {
         loop {
             self.touched.woken.notified().await;
@@ -95,11 +97,12 @@ impl SourceWatch {
         }
     }
 
-    /// Whether the agent's source is another than before. New folders are watched from here on.
+    /// Returns whether the agent's source has changed. New folders are watched from here on.
     fn look_at(&mut self, index: usize) -> Result<bool> {
         let agent = &mut self.agents[index];
         let mut now = agent.sources.scan()?;
-        // Of what came into a new folder before it was watched, nothing is reported: hence once more.
+        // Files that came into a new folder before it was watched are not reported, so it is scanned once
+        // more.
         while watch_dirs(&mut self.watcher, &mut self.watched_dirs, &now.dirs) {
             now = agent.sources.scan()?;
         }
@@ -110,7 +113,7 @@ impl SourceWatch {
 }
 
 impl Touched {
-    /// Called by the watcher's own thread.
+    /// Records an event; called by the watcher's own thread.
     fn take(&self, roots: &[PathBuf], event: notify::Result<notify::Event>) {
         let touched: Vec<usize> = match event {
             // Reading changes nothing.
@@ -120,7 +123,7 @@ impl Touched {
                     event.need_rescan() || event.paths.iter().any(|path| path.starts_with(&roots[*index]))
                 })
                 .collect(),
-            // Some were lost: all have to be looked at.
+            // Some events were lost, so all agents have to be checked.
             Err(_) => (0..roots.len()).collect(),
         };
         if touched.is_empty() {
@@ -143,11 +146,11 @@ fn roots(agents: &[Watched]) -> Vec<PathBuf> {
     agents.iter().map(|agent| agent.sources.root().to_path_buf()).collect()
 }
 
-/// Whether any of them was not watched yet.
+/// Watches the folders, and returns whether any of them was not watched yet.
 fn watch_dirs(watcher: &mut RecommendedWatcher, watched: &mut HashSet<PathBuf>, dirs: &[PathBuf]) -> bool {
     let mut any = false;
     for dir in dirs {
-        // One that is gone again is nothing to watch.
+        // A folder that is already gone is not watched.
         if !watched.contains(dir) && watch_dir(watcher, dir) {
             watched.insert(dir.clone());
             any = true;
@@ -161,7 +164,7 @@ fn watch_dir(watcher: &mut RecommendedWatcher, dir: &Path) -> bool {
         Ok(()) => true,
         Err(error) => {
             if dir.is_dir() {
-                tracing::warn!("changes in {} are not seen: {error}", dir.display());
+                tracing::warn!("cannot watch {} for changes: {error}", dir.display());
             }
             false
         }
@@ -172,9 +175,9 @@ fn watch_dir(watcher: &mut RecommendedWatcher, dir: &Path) -> bool {
 mod tests {
     use super::*;
 
-    /// Far more than a change takes, so that a change that is not seen ends the test.
+    /// Waits far longer than a change takes, so that a missed change fails the test.
     async fn within<T>(future: impl Future<Output = T>) -> T {
-        tokio::time::timeout(Duration::from_secs(30), future).await.expect("it is seen within 30 s")
+        tokio::time::timeout(Duration::from_secs(30), future).await.expect("the change is seen within 30 s")
     }
 
     #[tokio::test]

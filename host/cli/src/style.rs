@@ -1,19 +1,20 @@
-//! Colours, where a person sees them: on a terminal, unless `NO_COLOR` is set or the terminal is dumb.
+//! Colors for text that a person reads. They are used only on a terminal, and never if `NO_COLOR` is set or
+//! `TERM` is `dumb`.
 
 use std::io::IsTerminal;
 
-/// Paints text, or leaves it as it is.
+/// Colors text, or returns it unchanged if colors are off.
 #[derive(Debug, Clone, Copy)]
 pub struct Painter {
     enabled: bool,
 }
 
-/// For text that goes to stdout.
+/// Returns the painter for text on stdout.
 pub fn stdout() -> Painter {
     Painter { enabled: std::io::stdout().is_terminal() && wanted() }
 }
 
-/// For text that goes to stderr.
+/// Returns the painter for text on stderr.
 pub fn stderr() -> Painter {
     Painter { enabled: std::io::stderr().is_terminal() && wanted() }
 }

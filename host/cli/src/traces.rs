@@ -1,7 +1,8 @@
-//! Traces, sent over OTLP/HTTP to an OpenTelemetry collector: off unless an endpoint is named.
+//! Traces, sent over OTLP/HTTP to an OpenTelemetry collector. They are off unless an endpoint is configured.
 //!
-//! The other crates only open spans with `tracing`, whose fields have OpenTelemetry's names; nobody else knows how they
-//! leave the process. A collector that does not answer costs a warning and the spans, never a request.
+//! The other crates only open spans with `tracing`, whose fields have OpenTelemetry's names; only this module
+//! knows how they leave the process. A collector that does not answer costs a warning and the spans, never a
+//! request.
 
 mod export;
 
@@ -30,26 +31,26 @@ const TRACES_PATH: &str = "/v1/traces";
 const ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const TRACES_ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 const SERVICE_VARIABLE: &str = "OTEL_SERVICE_NAME";
-/// How long the last spans may take to reach the collector once the host has stopped.
+/// Maximum time for the last spans to reach the collector once the host has stopped.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Where traces go, and under which name.
+/// Destination of traces, and the name of the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceOptions {
-    /// With its path.
+    /// Address of the collector, including the path.
     endpoint: String,
-    /// `None`: what `OTEL_RESOURCE_ATTRIBUTES` says, or `skep`.
+    /// `None` uses the name in `OTEL_RESOURCE_ATTRIBUTES`, or `skep`.
     service: Option<String>,
 }
 
-/// The export that runs. Shut it down after the last span has ended.
+/// The running export. It has to be shut down after the last span has ended.
 pub struct Traces {
     provider: SdkTracerProvider,
 }
 
 impl TraceOptions {
-    /// `endpoint` is a collector's base address and goes before the standard environment variables; `None` if neither
-    /// names one.
+    /// Reads the options. `endpoint` is a collector's base address and takes precedence over the standard
+    /// environment variables; the result is `None` if neither names one.
     pub fn read(
         endpoint: Option<&str>,
         environment: impl Fn(&str) -> Option<String>,
@@ -68,15 +69,15 @@ impl TraceOptions {
     }
 }
 
-/// The address of the collector's route for traces. `source` is where it was given.
+/// Returns the address of the collector's route for traces. `source` says where `given` comes from.
 fn checked(source: &str, given: &str, path: &str) -> Result<String> {
     const HINT: &str = "\n  hint: give the OTLP/HTTP address of a collector, such as http://127.0.0.1:4318";
     let fault = match reqwest::Url::parse(given) {
         Ok(url) if url.scheme() == "http" && url.has_host() => None,
         Ok(url) if url.scheme() == "https" => {
-            Some("traces are sent over plain http; a collector beside the host can pass them on encrypted")
+            Some("traces are sent over plain http; a collector beside the host can forward them encrypted")
         }
-        _ => Some("it is no http:// address"),
+        _ => Some("it is not an http:// address"),
     };
     if let Some(fault) = fault {
         return Err(Usage(format!("{source} is {given:?}: {fault}{HINT}")).into());
@@ -92,7 +93,7 @@ impl Traces {
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(&options.endpoint)
             .build()
-            .with_context(|| format!("traces cannot be sent to {}", options.endpoint))?;
+            .with_context(|| format!("cannot send traces to {}", options.endpoint))?;
         let exporter = CollectorExporter::new(exporter, options.endpoint.clone());
         let provider = SdkTracerProvider::builder()
             .with_span_processor(BatchSpanProcessor::builder(exporter).build())
@@ -101,7 +102,7 @@ impl Traces {
         Ok(Traces { provider })
     }
 
-    /// Sends the host's spans, whatever the level of the log.
+    /// Returns a layer that sends the host's spans, whatever the level of the log.
     pub fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: tracing::Subscriber + for<'span> LookupSpan<'span>,
@@ -118,7 +119,7 @@ impl Traces {
             .with_filter(ours)
     }
 
-    /// Sends what is left, for a while at most.
+    /// Sends the remaining spans, within a time limit.
     pub fn shutdown(self) {
         if let Err(error) = self.provider.shutdown_with_timeout(FLUSH_DEADLINE) {
             tracing::warn!("the last spans may not have reached the collector: {error}");
@@ -126,7 +127,7 @@ impl Traces {
     }
 }
 
-/// What all spans of this process have in common.
+/// Returns the attributes that all spans of this process have.
 fn resource(options: &TraceOptions) -> Resource {
     let defaults =
         [KeyValue::new("service.name", "skep"), KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))];
@@ -140,7 +141,7 @@ fn resource(options: &TraceOptions) -> Resource {
     }
 }
 
-/// Reads the W3C trace context of a request.
+/// Returns a function that reads the W3C trace context of a request.
 pub fn remote_parent() -> RemoteParent {
     let propagator = TraceContextPropagator::new();
     RemoteParent::new(move |headers, span| {
@@ -148,7 +149,7 @@ pub fn remote_parent() -> RemoteParent {
         if context.span().span_context().is_valid()
             && let Err(error) = span.set_parent(context)
         {
-            tracing::debug!("the caller's trace is not taken up: {error}");
+            tracing::debug!("cannot continue the caller's trace: {error}");
         }
     })
 }
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_here_goes_before_the_environment() {
+    fn the_flag_takes_precedence_over_the_environment() {
         let variables = [
             (ENDPOINT_VARIABLE, "http://base:1/prefix/"),
             (TRACES_ENDPOINT_VARIABLE, "http://whole:2/spans"),

@@ -1,26 +1,26 @@
-//! The metrics of one agent's requests to one model, as handles: resolving a name and labels takes a lock and
-//! allocates, which is done once for an agent and not for a token.
+//! The metrics of one agent's requests to one model, as handles. Resolving a name and labels takes a lock and
+//! allocates, so it is done once for an agent and not for each token.
 
 use metrics::{Counter, Histogram, counter, histogram};
 
 use crate::metric;
 
-/// Tokens by where they came from.
+/// Tokens by origin.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TokenKind {
     Prompt,
     Cached,
     Sampled,
     Forced,
-    /// Sampled ones that had been drafted.
+    /// Sampled tokens that had been drafted.
     Accepted,
-    /// Drafted in vain.
+    /// Drafted tokens that were rejected.
     Rejected,
-    /// Produced, and taken back because a value did not satisfy its schema.
+    /// Tokens that were produced and rolled back, because a value did not satisfy its schema.
     TakenBack,
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Outcome {
     Eos,
@@ -46,7 +46,7 @@ pub(crate) struct AgentMetrics {
 }
 
 impl AgentMetrics {
-    /// All series exist from here on, so that a rate over them is right from the first event.
+    /// Creates all series at once, so that a rate over them is right from the first event.
     pub fn new(model: &str, agent: &str) -> Self {
         let labels = [("model", model.to_owned()), ("agent", agent.to_owned())];
         let with = |key: &'static str, value: &'static str| {
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_stands_at_its_own_place() {
+    fn every_kind_is_at_its_own_index() {
         for (place, outcome) in Outcome::ALL.into_iter().enumerate() {
             assert_eq!(outcome as usize, place, "{outcome:?}");
         }

@@ -1,4 +1,5 @@
-//! Whether somebody still waits for what is computed. Rendering and encoding a long prompt asks between its steps.
+//! A flag that tells a computation whether anyone still waits for its result. Rendering and encoding a long
+//! prompt check it between their steps.
 
 use crate::EngineError;
 use std::sync::{
@@ -6,12 +7,12 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-/// Clones are one question. Of the default one nobody gives up.
+/// A cancellation flag. Clones share it; the default flag belongs to a caller that never cancels.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Nobody waits any more.
+    /// Records that nobody waits for the result any more.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -20,7 +21,7 @@ impl Cancel {
         self.0.load(Ordering::Acquire)
     }
 
-    /// An error if nobody waits any more.
+    /// Returns an error if nobody waits for the result any more.
     pub fn check(&self) -> Result<(), EngineError> {
         if self.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
     }

@@ -1,9 +1,9 @@
-//! From token ids to text, incrementally, with stop strings.
+//! Incremental decoding of token ids into text, with stop strings.
 //!
-//! Invariant: the text given out so far plus what `finish` gives is the final text, and the final text is the same for
-//! every grouping of the same tokens. A stop string ends the text at the match that completes first (of several that
-//! complete together, the one that began first); the match is not part of the text. To know that, text which may be
-//! the beginning of a stop string is held back.
+//! Invariant: the text returned so far plus the text that `finish` returns is the final text, and the final
+//! text is the same for every grouping of the same tokens. A stop string ends the text at the match that
+//! completes first (of several that complete together, the one that began first); the match is not part of the
+//! text. Text that may be the beginning of a stop string is therefore held back.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Detokeniser {
         self.stops.push(&self.decoder.push(token))
     }
 
-    /// Releases what was held back. A stop string may be completed by it.
+    /// Releases the text that was held back. It may complete a stop string.
     pub fn finish(&mut self) -> Delta {
         let rest = self.decoder.finish();
         let mut delta = self.stops.push(&rest);
@@ -82,7 +82,7 @@ impl StopStrings {
     }
 }
 
-/// Bytes at the end of `text` that are a proper beginning of `stop`, as many as possible.
+/// Returns the length in bytes of the longest proper prefix of `stop` that `text` ends with.
 fn partial_match(text: &str, stop: &str) -> usize {
     let longest = stop.len().saturating_sub(1).min(text.len());
     (1..=longest).rev().find(|&n| text.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)
@@ -92,7 +92,8 @@ fn partial_match(text: &str, stop: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// Feeds `text` in pieces that end at the given characters and gives the joined text and the stop.
+    /// Feeds `text` in chunks that end at the given characters, and returns the joined text and the stop
+    /// string.
     fn run(stops: &[&str], text: &str, cuts: u32) -> (String, Option<String>) {
         let mut cutter = StopStrings::new(stops.iter().map(|stop| stop.to_string()).collect());
         let (mut joined, mut stopped, mut piece) = (String::new(), None, String::new());
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_of_several_tokens_come_out_whole() {
+    fn characters_of_several_tokens_are_emitted_whole() {
         let tokenizer = Arc::new(crate::tests::fixture::byte_tokenizer());
         let text = "naïve café 🐝 – ende";
         let mut detokeniser = Detokeniser::new(&tokenizer, false, vec!["– e".to_string()]);
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_begin_a_stop_string_is_held_back() {
+    fn only_a_possible_stop_prefix_is_held_back() {
         let mut cutter = StopStrings::new(vec!["</end>".to_string()]);
         assert_eq!(cutter.push("hello <").text, "hello ");
         assert_eq!(cutter.push("/en").text, "");

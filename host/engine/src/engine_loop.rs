@@ -1,8 +1,8 @@
-//! The one thread that owns an engine's scheduler and executor: drain → plan → execute → commit, until the last handle
-//! is dropped.
+//! The thread that owns an engine's scheduler and executor. It loops through drain → plan → execute → commit
+//! until the last handle is dropped.
 //!
-//! Invariant: no caller waits for ever. A step that fails or panics fails the sequences in it and the loop goes on;
-//! when the loop ends, every stream has been told.
+//! Invariant: no caller waits forever. A step that fails or panics fails the sequences in it, and the loop
+//! continues; when the loop terminates, every stream has received its last event.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,20 +26,20 @@ use crate::take_back::Checks;
 use crate::telemetry::QueuePlace;
 use crate::{EngineError, GenerateRequest, ModelInfo};
 
-/// How often an idle loop tries whether its broken executor works again.
+/// The interval at which an idle loop probes whether its broken executor works again.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Of the rows of one use.
+/// The outputs of the rows of one [`RowUse`].
 type RowOutputs = Vec<Result<RowOutput, EngineError>>;
 
-/// All that can be said to a running loop.
+/// The commands that a running loop accepts.
 pub(crate) enum Command {
     Submit(Box<Submission>),
-    /// Say when nothing runs or waits any more.
+    /// Notifies `done` once no request runs or waits any more.
     Drain {
         done: oneshot::Sender<()>,
     },
-    /// End everything now.
+    /// Ends every request now.
     Abort {
         done: oneshot::Sender<()>,
     },
@@ -50,7 +50,7 @@ pub(crate) struct Submission {
     pub request: GenerateRequest,
     pub max_tokens: usize,
     pub matcher: Option<OutputConstraint>,
-    /// Of the matcher's.
+    /// Drafter for the constraint of `matcher`.
     pub drafter: Option<GrammarDrafter>,
     pub checks: Option<Arc<Checks>>,
     pub events: EventSender,
@@ -95,7 +95,7 @@ impl EngineLoop {
         EngineLoop { executor, scheduler, speculator, lookahead, masks, context, health, next_id: 0, drains }
     }
 
-    /// Runs until all handles are gone.
+    /// Runs until all handles are dropped.
     pub fn run(mut self, commands: Receiver<Command>) {
         while self.take_commands(&commands) {
             self.scheduler.end_interrupted(Instant::now());
@@ -114,14 +114,15 @@ impl EngineLoop {
         self.scheduler.record_load();
     }
 
-    /// Takes what is in the queue; waits for a command when there is nothing else to do. False: no handle is left.
+    /// Takes the queued commands, and waits for one when there is nothing else to do. Returns false when no
+    /// handle is left.
     fn take_commands(&mut self, commands: &Receiver<Command>) -> bool {
         if self.scheduler.is_idle() {
             if cfg!(debug_assertions) {
                 self.scheduler.check_integrity();
             }
             for done in self.drains.drain(..) {
-                // A caller that no longer waits need not be told.
+                // A receiver that no longer waits does not need the notification.
                 let _ = done.send(());
             }
             match self.next_command(commands) {
@@ -138,8 +139,8 @@ impl EngineLoop {
         }
     }
 
-    /// Waits for the next command, and finds out meanwhile whether a broken executor works again. `None`: no handle is
-    /// left.
+    /// Waits for the next command, and meanwhile probes whether a broken executor works again. Returns `None`
+    /// when no handle is left.
     fn next_command(&mut self, commands: &Receiver<Command>) -> Option<Command> {
         while self.health.problem().is_some() {
             match commands.recv_timeout(PROBE_INTERVAL) {
@@ -151,7 +152,8 @@ impl EngineLoop {
         commands.recv().ok()
     }
 
-    /// Computes one token into a page that nobody uses. Without logits the executor waits until it is done.
+    /// Computes one token into a page that no sequence uses. Without logits, the executor returns only once it
+    /// is done.
     fn probe(&mut self) {
         let Some(page) = self.scheduler.unused_page() else { return };
         let sequence =
@@ -214,8 +216,9 @@ impl EngineLoop {
         self.speculator.retain(|id| self.scheduler.sequence(id).is_some());
     }
 
-    /// The outputs of each use, in the order of its rows, and what broke the executor. A row that fails is otherwise a failure of
-    /// that row alone. `next` is the step that is expected after this one.
+    /// Returns the outputs of each use, in the order of its rows, and the error that broke the executor, if one
+    /// did. Any other failure of a row fails that row alone. `next` is the step that is expected after this
+    /// one.
     fn sample(&mut self, uses: &[RowUse], next: Option<&Batch>) -> (Vec<RowOutputs>, Option<String>) {
         let rows: Vec<Vec<LogitRow<'_>>> = uses
             .iter()
@@ -225,7 +228,7 @@ impl EngineLoop {
         if all.is_empty() {
             return (uses.iter().map(|_| Vec::new()).collect(), None);
         }
-        // An executor that returns from a step before it is done tells only now that it could not do it.
+        // An executor that returns from a step before the step is done reports its failure only now.
         let mut broken = None;
         let mut together = |executor: &mut dyn Executor| {
             let drawn = match next {
@@ -242,7 +245,7 @@ impl EngineLoop {
             _ => {
                 let mut alone = |row| match guarded(|| self.executor.sample(std::slice::from_ref(row))) {
                     Ok(mut outputs) if outputs.len() == 1 => Ok(outputs.remove(0)),
-                    Ok(_) => Err(EngineError::Failed("the executor gave no token for a row".to_string())),
+                    Ok(_) => Err(EngineError::Failed("the executor returned no token for a row".to_string())),
                     Err(error) => Err(error),
                 };
                 rows.iter().map(|rows| rows.iter().map(&mut alone).collect()).collect()
@@ -251,7 +254,7 @@ impl EngineLoop {
         (outputs, broken)
     }
 
-    /// Hands the outputs to their sequence, and ends it if it ends.
+    /// Hands the outputs to their sequence, and ends the sequence if they end it.
     fn commit(&mut self, used: RowUse, outputs: RowOutputs) {
         let id = used.id;
         let Some(sequence) = self.scheduler.sequence_mut(id) else { return };
@@ -270,12 +273,12 @@ impl EngineLoop {
     }
 }
 
-/// Whether it is not a row's own fault.
+/// Returns whether the executor failed, rather than a single row.
 fn is_of_the_executor(error: &ModelError) -> bool {
     matches!(error, ModelError::Rank { .. } | ModelError::Kernel(_))
 }
 
-/// Calls the executor; a panic in it is an error like any other.
+/// Calls the executor, and turns a panic in it into an error.
 fn guarded<T>(call: impl FnOnce() -> Result<T, ModelError>) -> Result<T, EngineError> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(result) => result.map_err(EngineError::from),

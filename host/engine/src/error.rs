@@ -1,12 +1,13 @@
-//! What can go wrong between asking for tokens and getting them. Every variant says what to do next: wait, shorten,
-//! correct a parameter, or give up. It knows nothing of HTTP statuses or WIT variants; those crates translate.
+//! The errors of a generation. Every variant tells the caller what to do next: wait, shorten the prompt,
+//! correct a parameter, or abandon the request. The module knows nothing of HTTP statuses or WIT variants; the
+//! crates that have them translate.
 
 use skep_model::ModelError;
 
-/// Why a generation was refused or broke off.
+/// The reason that a generation was refused or broke off.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The queue is full. The estimate is the time until a place is likely to be free.
+    /// The queue is full. The estimate is the time until a slot is likely to be free.
     #[error("the engine's queue is full; try again in {retry_after_ms} ms")]
     Busy { retry_after_ms: u32 },
     /// The request could never run: it needs more tokens than the context (or the whole KV cache) holds.
@@ -14,20 +15,20 @@ pub enum EngineError {
         "{prompt} prompt tokens and {requested} more do not fit the context of {limit} tokens; shorten the prompt or lower max_tokens"
     )]
     ContextOverflow { limit: usize, prompt: usize, requested: usize },
-    /// A parameter has a value that makes no sense.
+    /// A parameter has an invalid value.
     #[error("`{parameter}`: {message}")]
     InvalidRequest { parameter: String, message: String },
-    /// A schema, regular expression or grammar cannot be enforced. `parameter` is what it was given as; the message
-    /// names the keyword and its place.
+    /// A schema, regular expression or grammar cannot be enforced. `parameter` is the parameter that carried
+    /// it; the message names the keyword and its location.
     #[error("`{parameter}` cannot be enforced: {message}")]
     Constraint { parameter: String, message: String },
     /// No engine serves a model of this name.
-    #[error("no model is called `{name}`; there are: {}", known.join(", "))]
+    #[error("no model is called `{name}`; available models: {}", known.join(", "))]
     ModelUnknown { name: String, known: Vec<String> },
-    /// The form of the output allowed what the schema does not, and generating it again did not help.
+    /// The masks allowed output that the schema does not, and generating it again did not help.
     #[error(
-        "{place} does not satisfy its schema: {reason}; {taken_back} tokens were taken back and generated again in vain. \
-         Loosen this keyword, or ask again with another prompt or seed"
+        "{place} does not satisfy its schema: {reason}; {taken_back} tokens were rolled back and regenerated without \
+         success. Loosen this keyword, or retry with another prompt or seed"
     )]
     SchemaUnsatisfied { place: String, reason: String, taken_back: u32 },
     /// Constrained output was cut off before it was complete.
@@ -41,13 +42,13 @@ pub enum EngineError {
     ShuttingDown,
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The engine could not go on with this request; later requests may work.
+    /// The engine could not continue this request; later requests may work.
     #[error("the generation failed: {0}")]
     Failed(String),
 }
 
 impl EngineError {
-    /// Stable, for programs and traces.
+    /// Returns the error's code, which is stable, for programs and traces.
     pub fn code(&self) -> &'static str {
         match self {
             EngineError::Busy { .. } => "busy",

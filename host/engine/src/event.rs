@@ -1,9 +1,9 @@
-//! What a generation reports while it runs. The texts of all tokens and the held-back rest, joined, are exactly the
-//! final text, however the tokens were grouped into steps.
+//! The events that a generation reports while it runs. The texts of all tokens and the held-back rest, joined,
+//! are exactly the final text, however the tokens were grouped into steps.
 
 use serde::{Deserialize, Serialize};
 
-/// In this order: `Started`, `PromptLogprobs` if asked for, any number of `Token`, `Finished`.
+/// Events come in this order: `Started`, `PromptLogprobs` if requested, any number of `Token`, `Finished`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenEvent {
     /// The sequence was admitted. `cached_tokens` of the prompt were found in the KV cache and are not computed again;
@@ -12,7 +12,7 @@ pub enum TokenEvent {
         prompt_tokens: u32,
         cached_tokens: u32,
     },
-    /// One entry per prompt token; the first has no predecessor, hence no score.
+    /// One entry per prompt token; the first token has no predecessor and hence no score.
     PromptLogprobs(Vec<Option<TokenLogprob>>),
     Token(Token),
     Finished(Finished),
@@ -21,18 +21,18 @@ pub enum TokenEvent {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     pub id: u32,
-    /// May be empty: bytes are held back until a character is complete and while they may begin a stop string.
+    /// May be empty: bytes are held back until a character is complete, and while they may begin a stop string.
     pub text: String,
-    /// The constraint left no other choice, so the token was appended without sampling.
+    /// Whether the constraint left no other choice, so that the token was appended without sampling.
     pub forced: bool,
     pub logprob: Option<TokenLogprob>,
-    /// What had been taken back in the generation when this token was settled, with all that came before it. A run that
-    /// goes on after this token has to be told it.
+    /// The output that the generation had rolled back when this token, and all tokens before it, were settled.
+    /// A run that resumes after this token needs it.
     pub taken_back: TakenBack,
 }
 
-/// Output that was complete, did not satisfy its schema where the masks cannot enforce it, and was generated again. None of
-/// it was ever told.
+/// Output that was complete, did not satisfy its schema where the masks cannot enforce it, and was generated
+/// again. None of it was ever reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakenBack {
     pub times: u32,
@@ -50,11 +50,11 @@ pub struct TokenLogprob {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finished {
     pub reason: FinishReason,
-    /// Text that was held back and belongs to the output after all.
+    /// Text that was held back and turned out to belong to the output.
     pub text_rest: String,
     pub usage: Usage,
     pub timing: Timing,
-    /// All ids produced, the end-of-generation token included where it was produced.
+    /// All ids produced, including the end-of-generation token where it was produced.
     pub tokens: Vec<u32>,
 }
 
@@ -71,7 +71,8 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// Whether the output ended before it was complete in itself. What has to be whole (a form, a call) then is not.
+    /// Returns whether the output stopped before it was complete in itself. A form or a call that has to be
+    /// whole is then incomplete.
     pub fn cuts_off(&self) -> bool {
         matches!(self, FinishReason::Length | FinishReason::Stop(_))
     }
@@ -84,22 +85,23 @@ pub struct Usage {
     /// Sampled and forced tokens.
     pub completion_tokens: u32,
     pub forced_tokens: u32,
-    /// Sampled tokens that had been drafted, so that they took no step of their own.
+    /// Sampled tokens that had been drafted, and so took no step of their own.
     pub accepted_tokens: u32,
-    /// Drafted tokens that were computed in vain. They are not part of the output.
+    /// Drafted tokens that were computed but rejected. They are not part of the output.
     pub rejected_tokens: u32,
-    /// Tokens that were produced and taken back, because a value did not satisfy its schema. They are not part of the
-    /// output.
+    /// Tokens that were produced and rolled back, because a value did not satisfy its schema. They are not part
+    /// of the output.
     pub taken_back_tokens: u32,
 }
 
 impl Usage {
-    /// Tokens that were produced, whether they stayed or not: what budgets count.
+    /// Returns the number of tokens that were produced, whether they were kept or not. Budgets count this
+    /// number.
     pub fn produced_tokens(&self) -> usize {
         self.completion_tokens as usize + self.taken_back_tokens as usize
     }
 
-    /// Adds another generation's; a sum stays at its largest value rather than start over.
+    /// Adds the usage of another generation; sums saturate instead of wrapping around.
     pub fn add(&mut self, other: &Usage) {
         let sums = [
             (&mut self.prompt_tokens, other.prompt_tokens),
@@ -118,9 +120,9 @@ impl Usage {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// From submission to admission.
+    /// Time from submission to admission.
     pub queue_us: u64,
-    /// From submission to the first sampled token; the total where nothing was sampled.
+    /// Time from submission to the first sampled token; the total time where nothing was sampled.
     pub first_token_us: u64,
     pub total_us: u64,
 }

@@ -1,21 +1,25 @@
-//! How the model is shared out while more of it is wanted than there is, and who is told what was had.
+//! The shares of tenants and agents in a model while demand exceeds capacity, and the meter of the tokens that
+//! they got.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU32;
 
-/// Shares of tenants, and of agents beside the others of their tenant. Whoever is not named has a weight of one.
+/// Weights of tenants, and of agents among the agents of their tenant. A tenant or agent that is not named has
+/// a weight of one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Weights {
     pub tenants: BTreeMap<String, NonZeroU32>,
-    /// Of tenants that are not named.
+    /// Weight of tenants that are not named.
     pub other_tenants: Option<NonZeroU32>,
     pub agents: BTreeMap<String, NonZeroU32>,
 }
 
-/// Told as tokens are computed, from the loop's thread: it must be quick and must not wait.
+/// Receives token counts as tokens are computed. The loop's thread calls it, so it must be quick and must not
+/// wait.
 pub trait TokenMeter: fmt::Debug + Send + Sync {
-    /// Interactive work of the tenant got so many: prompt tokens that were not cached, and tokens of the output.
+    /// Counts tokens that interactive work of the tenant got: prompt tokens that were not cached, and output
+    /// tokens.
     fn count(&self, tenant: &str, tokens: usize);
 }
 
@@ -24,7 +28,7 @@ impl Weights {
         number(self.tenants.get(tenant).copied().or(self.other_tenants))
     }
 
-    /// Requests that name a model themselves are together as one agent.
+    /// Returns the weight of an agent. All requests that name a model themselves count as one agent.
     pub(crate) fn of_agent(&self, agent: Option<&str>) -> f64 {
         number(agent.and_then(|agent| self.agents.get(agent)).copied())
     }

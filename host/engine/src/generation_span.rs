@@ -1,8 +1,9 @@
-//! The span of one generation, for the log and for traces, named after OpenTelemetry's conventions for generative AI.
+//! The span of one generation, for the log and for traces, named after OpenTelemetry's conventions for
+//! generative AI.
 //!
-//! It is made on the caller's thread, below the caller's span, and filled from what the caller reads; so the engine's
-//! loop does nothing for it. It ends when the generation has, or when the caller lets go of its stream.
-//! Numbers are `i64`, because traces have no unsigned ones.
+//! The span is created on the caller's thread, below the caller's span, and filled from what the caller reads,
+//! so the engine's loop does no work for it. It ends when the generation finishes, or when the caller drops its
+//! stream. Numbers are `i64`, because traces have no unsigned numbers.
 
 use tracing::field::Empty;
 use tracing::{Span, info_span};
@@ -47,7 +48,7 @@ impl GenerationSpan {
         GenerationSpan { span, progress: Progress::Running }
     }
 
-    /// Takes note of what the caller reads.
+    /// Records what the caller reads.
     pub fn observe(&mut self, event: &Result<TokenEvent, EngineError>) {
         match event {
             Ok(TokenEvent::Finished(finished)) => self.finish(finished),
@@ -56,7 +57,7 @@ impl GenerationSpan {
         }
     }
 
-    /// The generation was refused or broke off.
+    /// Records that the generation was refused or broke off.
     pub fn fail(&mut self, error: &EngineError) {
         self.progress = Progress::Ended;
         self.span.record("error.type", error.code());
@@ -89,7 +90,7 @@ impl Drop for GenerationSpan {
     }
 }
 
-/// The number that a client wrote: 0.7, not the 0.699999988079071 that is nearest to it in 32 bits.
+/// Returns the number that a client wrote: 0.7, not the 0.699999988079071 that is nearest to it in 32 bits.
 fn as_written(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| value.into())
 }

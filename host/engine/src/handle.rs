@@ -1,6 +1,6 @@
-//! The cheap handle through which everyone else uses a model. It checks and compiles what a caller sends on the
-//! caller's own thread, and puts it into the bounded queue of the replica that the router chooses; it never touches a
-//! scheduler. Dropping the last handle stops the replicas: what still runs ends with `ShuttingDown`.
+//! The cheap handle through which everyone else uses a model. It checks and compiles a request on the caller's
+//! own thread, and puts it into the bounded queue of the replica that the router chooses; it never touches a
+//! scheduler. Dropping the last handle stops the replicas: requests that still run end with `ShuttingDown`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,31 +20,31 @@ use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
 use crate::take_back::ChecksCache;
 use crate::{Constraint, EngineError, GenerateRequest, Priority, Routing, TokenMeter, Weights};
 
-/// Stands for defaults too far away to be a point in time.
+/// Replaces default deadlines that are too far away to be a point in time.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
-/// A loop takes what is in its channel before each step.
+/// Retry delay when a loop's channel is full. A loop empties its channel before each step.
 const FULL_CHANNEL_MS: u32 = 50;
 
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Requests that may wait at each replica; more get `Busy`.
+    /// Maximum number of requests that wait at each replica; further ones get `Busy`.
     pub max_queue: usize,
-    /// Sequences that run at the same time on each replica.
+    /// Maximum number of sequences that run at the same time on each replica.
     pub max_sequences: usize,
-    /// Token budget of one step: decodes first, prefill chunks in what is left. A smaller budget keeps the time
-    /// between tokens short while long prompts arrive.
+    /// Token budget of one step: decodes come first, prefill chunks use what is left. A smaller budget keeps
+    /// the time between tokens short while long prompts arrive.
     pub step_tokens: Option<usize>,
-    /// How long a step may take that computes prompts beside decodes, hence the time between tokens while long prompts
-    /// arrive. `None`: four times what decodes alone take, and at least 30 ms.
+    /// Target duration of a step that computes prompts alongside decodes, and hence of the time between tokens
+    /// while long prompts arrive. `None` means four times the duration of decodes alone, and at least 30 ms.
     pub step_target: Option<Duration>,
-    /// For requests that set none.
+    /// Deadline of requests that set none.
     pub default_deadline: Duration,
-    /// How requests are spread over replicas.
+    /// The policy that spreads requests over replicas.
     pub routing: Routing,
     pub speculation: Speculation,
-    /// How each replica is shared out while more is wanted than there is.
+    /// The shares of tenants and agents in each replica while demand exceeds capacity.
     pub weights: Arc<Weights>,
-    /// Who is told what tenants got.
+    /// Receives the number of tokens that each tenant got.
     pub meter: Option<Arc<dyn TokenMeter>>,
 }
 
@@ -64,11 +64,11 @@ impl Default for EngineOptions {
     }
 }
 
-/// What callers need to know of the model.
+/// The properties of the model that callers need.
 #[derive(Debug, Clone)]
 pub struct ModelInfo {
     pub name: String,
-    /// Tells it from another model that had its name before.
+    /// Distinguishes the model from an earlier one of the same name.
     pub digest: ModelDigest,
     pub context_length: usize,
     pub vocabulary_size: usize,
@@ -76,20 +76,20 @@ pub struct ModelInfo {
     pub bos: Option<u32>,
     pub add_bos: bool,
     pub replicas: usize,
-    /// Where it runs, for people; several if its replicas do not run in one place.
+    /// The device that the model runs on, for people; several if its replicas run on different ones.
     pub device: String,
-    /// Of all replicas.
+    /// The memory of all replicas.
     pub memory: MemoryPlan,
     pub created_unix_s: u64,
 }
 
-/// Totals since the start, and the load now.
+/// Totals since the start, and the current load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStats {
     pub running: usize,
     pub waiting: usize,
     pub pages_total: usize,
-    /// Free, or cached and evictable.
+    /// Pages that are free, or cached and evictable.
     pub pages_free: usize,
     pub pages_cached: usize,
     pub steps: u64,
@@ -99,16 +99,17 @@ pub struct EngineStats {
     /// Sampled and forced tokens.
     pub generated_tokens: u64,
     pub forced_tokens: u64,
-    /// Sampled tokens that had been drafted, and drafted ones that were not sampled.
+    /// Sampled tokens that had been drafted.
     pub accepted_tokens: u64,
+    /// Drafted tokens that were not sampled.
     pub rejected_tokens: u64,
-    /// Produced, and taken back because a value did not satisfy its schema.
+    /// Tokens that were produced and rolled back, because a value did not satisfy its schema.
     pub taken_back_tokens: u64,
-    /// Sequences that gave up their pages to older ones and went on later.
+    /// Sequences that gave up their pages to older ones and were resumed later.
     pub preemptions: u64,
 }
 
-/// A model that runs: its replicas and the router before them. Clones share it.
+/// A running model: its replicas and the router in front of them. Clones share it.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
@@ -119,7 +120,7 @@ struct Shared {
     tokenizer: Arc<Tokenizer>,
     template: Arc<ChatTemplate>,
     options: EngineOptions,
-    /// The longest sequence that can ever run.
+    /// The length of the longest sequence that can ever run.
     sequence_limit: usize,
     constraints: ConstraintCompiler,
     compiling: CompileShares,
@@ -129,7 +130,7 @@ struct Shared {
     draining: AtomicBool,
 }
 
-/// The caller's end of a request that is queued.
+/// The caller's end of a queued request.
 struct Queued {
     events: EventReceiver,
     spent: SpentTokens,
@@ -142,10 +143,13 @@ impl Engine {
         Engine::start_replicas(vec![model], options)
     }
 
-    /// Starts the replicas of one model, as `LoadedModel::open_replicas` gives them.
+    /// Starts the replicas of one model, as returned by `LoadedModel::open_replicas`.
     pub fn start_replicas(models: Vec<LoadedModel>, options: EngineOptions) -> Result<Engine, EngineError> {
         let Some(first) = models.first() else {
-            return Err(EngineError::invalid("replicas", "there is none; a model needs at least one"));
+            return Err(EngineError::invalid(
+                "replicas",
+                "the list is empty; a model needs at least one replica",
+            ));
         };
         let limits = *first.executor.limits();
         if let Some(other) = models.iter().find(|other| !is_same_model(first, other)) {
@@ -196,7 +200,7 @@ impl Engine {
         Ok(Engine { shared: Arc::new(shared) })
     }
 
-    /// Queues a generation. Compiling a new constraint happens here, on the caller's thread, and takes milliseconds
+    /// Queues a generation. A new constraint is compiled here, on the caller's thread, which takes milliseconds
     /// (it is bounded); everything else is quick.
     pub fn generate(&self, request: GenerateRequest) -> Result<TokenStream, EngineError> {
         let mut span = GenerationSpan::new(&self.shared.info.name, &request);
@@ -264,7 +268,8 @@ impl Engine {
         }
     }
 
-    /// Tokens that prompt and output may have together: the model's context, or what the KV pages hold if that is less.
+    /// Returns the number of tokens that prompt and output may have together: the model's context, or the
+    /// capacity of the KV pages if that is less.
     pub fn sequence_limit(&self) -> usize {
         self.shared.sequence_limit
     }
@@ -281,19 +286,19 @@ impl Engine {
         &self.shared.template
     }
 
-    /// Of all replicas together.
+    /// Returns the statistics of all replicas together.
     pub fn stats(&self) -> EngineStats {
         self.replica_stats().into_iter().fold(EngineStats::default(), EngineStats::plus)
     }
 
-    /// Why no replica is ready to compute, if none is.
+    /// Returns the reason that no replica is ready to compute, if none is.
     pub fn problem(&self) -> Option<String> {
         let problems = self.shared.replicas.iter().map(|replica| replica.view().health.problem());
         problems.collect::<Option<Vec<_>>>()?.pop()
     }
 
-    /// Sequences of this class that could begin now without waiting for others: for those who would rather come back
-    /// later than wait. None in an engine that drains.
+    /// Returns the number of sequences of this class that could start now without waiting for others. It is for
+    /// callers that would rather come back later than wait. An engine that drains has none.
     pub fn room(&self, priority: Priority) -> usize {
         if self.shared.draining.load(Ordering::Acquire) {
             return 0;
@@ -305,17 +310,18 @@ impl Engine {
         self.shared.replicas.iter().map(Replica::stats).collect()
     }
 
-    /// Compiles a constraint without generating, so that a bad one is found before it is needed.
+    /// Compiles a constraint without generating, so that an invalid one is found before it is needed.
     pub fn validate_constraint(&self, constraint: &Constraint) -> Result<(), EngineError> {
         self.shared.constraints.compile(constraint).map(|_| ())
     }
 
-    /// What in a constraint looks like a mistake, though it is valid: a keyword that is a letter away from a known one.
+    /// Returns likely mistakes in a valid constraint, such as a keyword that is one letter away from a known
+    /// one.
     pub fn constraint_warnings(&self, constraint: &Constraint) -> Result<Vec<String>, EngineError> {
         self.shared.constraints.compile(constraint).map(|compiled| compiled.warnings().to_vec())
     }
 
-    /// Refuses new requests and waits until the running ones have ended; past the deadline they end with
+    /// Refuses new requests and waits until the running ones have finished; past the deadline they end with
     /// `ShuttingDown`.
     pub async fn drain(&self, deadline: Duration) {
         self.shared.draining.store(true, Ordering::Release);
@@ -350,7 +356,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Each place that a replica runs in, once.
+/// Returns the names of the devices that the replicas run on, each once.
 fn devices(models: &[LoadedModel]) -> String {
     let mut devices: Vec<&str> = models.iter().map(|model| model.device.as_str()).collect();
     devices.dedup();

@@ -1,10 +1,10 @@
-//! Whether a replica can compute. A step that fails fails its requests only; several in a row mean that the executor is
-//! broken, and the replica is not ready until a step succeeds. The loop makes one for that when it has nothing else to
-//! do, so that a replica which nobody uses any more can come back.
+//! The health of a replica. A failed step fails only its own requests; several failed steps in a row mean that
+//! the executor is broken, and the replica is not ready until a step succeeds. The loop runs a probe step when
+//! it has nothing else to do, so that a replica that receives no more requests can recover.
 
 use std::sync::{Mutex, PoisonError};
 
-/// So many steps in a row must fail.
+/// Number of steps in a row that must fail before the executor counts as broken.
 const FAILED_STEPS: u32 = 3;
 
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ impl Health {
         failures.last = error.to_string();
     }
 
-    /// Why it is not ready, if it is not.
+    /// Returns the reason that the replica is not ready, if it is not.
     pub fn problem(&self) -> Option<String> {
         let Failures { in_a_row, last } = &*self.failures();
         (*in_a_row >= FAILED_STEPS).then(|| format!("the last {in_a_row} steps failed: {last}"))
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_in_a_row_count_and_one_success_ends_them() {
+    fn consecutive_failures_count_until_one_success() {
         let health = Health::default();
         health.record_failed_step("first");
         health.record_failed_step("second");

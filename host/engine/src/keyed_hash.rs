@@ -1,8 +1,8 @@
-//! 128-bit hashes under keys that are drawn at the start of an engine, so that nobody outside can make two values
-//! collide. Two independent SipHashes of 64 bits each.
+//! 128-bit hashes under keys that are drawn when an engine starts, so that nobody outside can make two values
+//! collide. Each hash consists of two independent SipHashes of 64 bits.
 //!
-//! A hash here only ever says where something probably is. Nothing is shared between requests because two hashes are
-//! equal: the prefix tree compares tokens.
+//! A hash only ever indicates where something probably is. Nothing is shared between requests because two
+//! hashes are equal: the prefix tree compares tokens.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hash};
@@ -28,12 +28,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_and_keys_tell_digests_apart() {
+    fn digests_differ_by_value_and_key() {
         let (one, other) = (KeyedHash::default(), KeyedHash::default());
         assert_eq!(one.digest("a"), one.clone().digest("a"));
         assert_ne!(one.digest("a"), one.digest("b"));
         assert_ne!(one.digest("a"), other.digest("a"));
         let Digest(both) = one.digest("a");
-        assert_ne!(both >> 64, both & u128::from(u64::MAX), "the halves have keys of their own");
+        assert_ne!(both >> 64, both & u128::from(u64::MAX), "the halves have separate keys");
     }
 }

@@ -1,11 +1,13 @@
-//! What runs next: sequences, the scheduler, KV pages, the prefix tree, output constraints and conversations.
+//! The engine decides what runs next. It holds the sequences, the scheduler, the KV pages, the prefix tree, the
+//! output constraints and the conversations.
 //!
-//! An engine is one model with one or more replicas. One loop thread per replica owns all of that; callers hold a cheap
-//! [`Engine`] handle, whose router chooses the replica, and read a [`TokenStream`].
-//! The crate holds no tensors: it hands a `Batch` of token ids and page numbers to an `Executor` and gets token ids
-//! back. It knows nothing of HTTP, agents or storage.
+//! An engine is one model with one or more replicas. One loop thread per replica owns all of that; callers hold
+//! a cheap [`Engine`] handle, whose router chooses the replica, and read a [`TokenStream`]. The crate holds no
+//! tensors: it hands a `Batch` of token ids and page numbers to an `Executor` and gets token ids back. It knows
+//! nothing of HTTP, agents or storage.
 //!
-//! Read in the order of a request: `handle` → `router` → `replica` → `engine_loop` → `scheduler` → `kv` → `sequence` → `stream`.
+//! Read the modules in the order of a request: `handle` → `router` → `replica` → `engine_loop` → `scheduler` →
+//! `kv` → `sequence` → `stream`.
 
 #![forbid(unsafe_code)]
 

@@ -1,30 +1,31 @@
-//! The step that comes next if nothing comes between: every sequence of a step goes on with the one token that it draws.
-//! An executor that can begins it before the tokens are known to the host.
+//! The step that is expected next: every sequence of a step continues with the one token that it draws. An
+//! executor that supports it starts this step before the host knows the tokens.
 //!
-//! Invariant: a guess changes no output. It takes a page for each sequence that needs one, which the sequence then has.
+//! Invariant: a guess changes no output. It allocates a page for each sequence that needs one, and the sequence
+//! keeps that page.
 
 use skep_model::{Batch, BatchSequence, LogitsWanted};
 
 use crate::scheduler::{PlannedSequence, Scheduler};
 use crate::step::RowUse;
 
-/// Steps without a draft after which none is expected in the next.
+/// Number of steps without a draft after which none is expected in the next step.
 const QUIET_STEPS: u32 = 8;
 
-/// Whether the next step can be told from this one.
+/// Predicts the next step from the current one.
 #[derive(Debug, Default)]
 pub(crate) struct Lookahead {
     quiet_steps: u32,
 }
 
 impl Lookahead {
-    /// Notes what is planned: sequences with drafts may have some in the next step as well.
+    /// Records what is planned: sequences with drafts may have drafts in the next step as well.
     pub fn record_plan(&mut self, plan: &[PlannedSequence]) {
         let quiet = plan.iter().all(|planned| planned.draft.tokens.is_empty());
         self.quiet_steps = if quiet { self.quiet_steps.saturating_add(1) } else { 0 };
     }
 
-    /// The step after `batch`, with any tokens.
+    /// Returns the step after `batch`, with placeholder tokens, or `None` if it cannot be predicted.
     pub fn next(
         &self,
         scheduler: &mut Scheduler,

@@ -1,8 +1,8 @@
-//! Token masks on a thread of their own, beside the forward pass.
+//! Token masks, computed on a separate thread in parallel with the forward pass.
 //!
-//! The mask of a row depends only on tokens that are known before the step is computed, so nobody has to wait for it.
-//! A job owns the state of its constraint and gives it back; a job that panics loses it, which fails its own sequence
-//! and no other. Nothing is sent for steps in which nothing is constrained.
+//! The mask of a row depends only on tokens that are known before the step is computed, so nobody has to wait
+//! for it. A job owns the state of its constraint and gives it back; a job that panics loses it, which fails
+//! its own sequence and no other. Steps without constrained sequences send nothing to the thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,23 +18,23 @@ pub(crate) struct MaskJob {
     pub id: SequenceId,
     pub constraint: Box<OutputConstraint>,
     pub draft: Draft,
-    /// Ids that are never drawn.
+    /// Token ids that are never drawn.
     pub banned: Vec<u32>,
-    /// Ids that are not drawn after so many tokens of the draft.
+    /// Token ids that are not drawn after the given number of draft tokens.
     pub excluded: Vec<(usize, u32)>,
 }
 
-/// What came of a job.
+/// The result of a job.
 pub(crate) struct Masked {
     pub id: SequenceId,
-    /// `None` if it was lost in a panic.
+    /// The job's constraint; `None` if it was lost in a panic.
     pub constraint: Option<Box<OutputConstraint>>,
-    /// Of the drawn rows in order, up to the first that leaves nothing to draw.
+    /// The masks of the drawn rows in order, up to the first row that has nothing left to draw.
     pub masks: Result<Vec<TokenMask>, EngineError>,
 }
 
 pub(crate) struct MaskWorker {
-    /// `None` only while dropping: closing the channel is what ends the thread.
+    /// `None` only while dropping: closing the channel terminates the thread.
     jobs: Option<Sender<Vec<MaskJob>>>,
     done: Receiver<Vec<Masked>>,
     thread: Option<JoinHandle<()>>,
@@ -62,7 +62,7 @@ impl MaskWorker {
         Ok(MaskWorker { jobs: Some(jobs), done, thread: Some(thread) })
     }
 
-    /// Starts on the jobs of one step. The results have to be taken before the next step.
+    /// Starts the jobs of one step. The results must be taken before the next step.
     pub fn begin(&self, jobs: Vec<MaskJob>) -> Pending<'_> {
         if jobs.is_empty() {
             return Pending::Nothing;
@@ -73,7 +73,8 @@ impl MaskWorker {
 }
 
 impl Pending<'_> {
-    /// The results, once they are there, in the order of the jobs. Empty if the worker is gone.
+    /// Waits for the results and returns them in the order of the jobs. Returns an empty list if the worker is
+    /// gone.
     pub fn join(self) -> Vec<Masked> {
         match self {
             Pending::Nothing => Vec::new(),
@@ -117,14 +118,15 @@ impl MaskJob {
     }
 }
 
-/// What is not drawn though the constraint allows it.
+/// Tokens that are not drawn although the constraint allows them.
 struct Barred {
     banned: Vec<u32>,
     excluded: Vec<(usize, u32)>,
 }
 
 impl Barred {
-    /// The mask without them, after so many tokens of the draft; `None` if nothing is left to draw.
+    /// Returns the mask without these tokens, after the first `after` tokens of the draft, or `None` if nothing
+    /// is left to draw.
     fn applied_to(&self, mut mask: TokenMask, after: usize) -> Option<TokenMask> {
         let here = self.excluded.iter().filter(|(at, _)| *at == after);
         here.for_each(|(_, token)| mask.exclude(*token));
@@ -132,8 +134,8 @@ impl Barred {
     }
 }
 
-/// The masks of the rows that draw behind the known tokens and behind the draft's. Only a failure of the first row is
-/// one of the sequence: the others may never be reached.
+/// Computes the masks of the rows that draw after the known tokens and after the draft's tokens. Only a failure
+/// of the first row fails the sequence: the other rows may never be reached.
 fn masks(
     constraint: &mut OutputConstraint,
     draft: &Draft,
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_has_the_mask_behind_its_part_of_the_draft() {
+    fn each_row_has_the_mask_after_its_draft_prefix() {
         let worker = MaskWorker::start("test").unwrap();
         for _step in 0..2 {
             let jobs = vec![job(1, "[ab][cd][ef]g*", "adf"), job(2, "[xy]*", ""), job(3, "[pq]{2}", "pz")];
@@ -198,14 +200,14 @@ mod tests {
             assert_eq!(masked.iter().map(|masked| masked.id.0).collect::<Vec<_>>(), [1, 2, 3]);
             assert_eq!(letters(&masked[0]), ["ab", "cd", "ef", "g"]);
             assert_eq!(letters(&masked[1]), ["xy"]);
-            // What cannot come true has no row behind it.
+            // No row follows a draft token that the constraint rejects.
             assert_eq!(letters(&masked[2]), ["pq", "pq"]);
             assert!(masked.iter().all(|masked| masked.constraint.is_some()));
         }
     }
 
     #[test]
-    fn what_is_excluded_at_a_position_is_in_no_mask_of_it() {
+    fn excluded_tokens_are_masked_at_their_position() {
         let excluded = vec![(0, u32::from(b'b')), (2, u32::from(b'e'))];
         let masked = MaskJob { excluded, ..job(1, "[ab][cd][ef]g*", "acf") }.run();
         assert_eq!(letters(&masked), ["a", "cd", "f", "g"]);
@@ -214,21 +216,21 @@ mod tests {
     }
 
     #[test]
-    fn a_constraint_comes_back_as_it_was() {
+    fn a_job_returns_its_constraint_unchanged() {
         let mut constraint = job(1, "[ab][cd][ef]g*", "adf").run().constraint.unwrap();
         assert!(!constraint.try_accept(u32::from(b'c')));
         assert!(constraint.try_accept(u32::from(b'a')) && constraint.try_accept(u32::from(b'd')));
     }
 
     #[test]
-    fn a_panic_is_a_failure_of_its_own_job() {
+    fn a_panic_fails_only_its_own_job() {
         let masked = job(1, "[ab]*", "").run_with(|_, _, _| panic!("a defect in the grammar"));
         assert!(masked.constraint.is_none());
         assert!(masked.masks.is_err_and(|error| error.to_string().contains("panicked")));
     }
 
     #[test]
-    fn nothing_is_sent_for_no_jobs() {
+    fn an_empty_job_list_sends_nothing() {
         let worker = MaskWorker::start("test").unwrap();
         assert!(matches!(worker.begin(Vec::new()), Pending::Nothing));
     }

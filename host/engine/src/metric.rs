@@ -1,11 +1,11 @@
-//! What a metric is, for those who describe metrics, and the engine's own.
+//! The description of a metric, for every crate that has metrics, and the engine's own metrics.
 //!
-//! Labels: `model` everywhere; `agent` where a request is known, and then it is the name of a deployed agent or empty.
-//! What one step or one cache does for all agents together has a `replica` instead.
+//! Labels: every metric has `model`. A metric of a known request has `agent`, which is the name of a deployed
+//! agent or empty. A metric of a step or a cache, which all agents share, has `replica` instead.
 
 use metrics::Unit;
 
-/// One metric: enough for an exporter to describe it and to choose buckets.
+/// One metric, described well enough for an exporter to describe it and to choose buckets.
 #[derive(Debug, Clone, Copy)]
 pub struct MetricSpec {
     pub name: &'static str,
@@ -18,14 +18,14 @@ pub struct MetricSpec {
 pub enum MetricKind {
     Counter,
     Gauge,
-    /// With the upper bounds of its buckets, in its unit.
+    /// Holds the upper bounds of the buckets, in the metric's unit.
     Histogram(&'static [f64]),
 }
 
-/// From a step of a small model to a long turn.
+/// Bucket bounds from a step of a small model to a long turn.
 pub const SECONDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
-/// From a decode out of caches to a step that a long prefill shares.
+/// Bucket bounds from a decode out of caches to a step that shares a long prefill.
 const STEP_SECONDS: &[f64] =
     &[0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 const BATCH_TOKENS: &[f64] =
@@ -53,28 +53,31 @@ pub(crate) const PAGES_CACHED: &str = "skep_engine_kv_pages_cached";
 
 /// All metrics of the engine.
 pub const METRICS: &[MetricSpec] = &[
-    counter(REQUESTS, "Requests that ended, by outcome; busy is a refusal by the full queue"),
+    counter(
+        REQUESTS,
+        "Finished requests by outcome; busy means that the queue was full and refused the request",
+    ),
     counter(
         TOKENS,
         "Tokens by kind: prompt (cached ones included), cached, sampled (accepted ones included), forced, accepted, rejected",
     ),
     counter(
         TAKEN_BACK,
-        "Tokens that were produced and taken back, because a value did not satisfy its schema",
+        "Tokens that were produced and rolled back, because a value did not satisfy its schema",
     ),
-    counter(PREEMPTIONS, "Sequences that gave up their KV pages to older ones and went on later"),
-    counter(ROUTED, "Requests that the router placed, by replica and reason"),
-    histogram(QUEUE, Unit::Seconds, SECONDS, "From submission to admission"),
-    histogram(FIRST_TOKEN, Unit::Seconds, SECONDS, "From submission to the first sampled token"),
-    histogram(INTER_TOKEN, Unit::Seconds, STEP_SECONDS, "Between sampled tokens of one sequence"),
-    histogram(REQUEST_PAGES, Unit::Count, PAGES, "KV pages that a request held when it ended"),
-    histogram(BATCH_TOKEN_COUNT, Unit::Count, BATCH_TOKENS, "Tokens of a step"),
-    histogram(BATCH_SEQUENCE_COUNT, Unit::Count, BATCH_SEQUENCES, "Sequences of a step"),
-    gauge(RUNNING, "Sequences that run"),
-    gauge(WAITING, "Requests that wait"),
-    gauge(PAGES_TOTAL, "KV pages that there are"),
-    gauge(PAGES_USED, "KV pages that running sequences hold"),
-    gauge(PAGES_CACHED, "KV pages in the prefix tree, held or not"),
+    counter(PREEMPTIONS, "Sequences that gave up their KV pages to older ones and were resumed later"),
+    counter(ROUTED, "Requests placed by the router, by replica and reason"),
+    histogram(QUEUE, Unit::Seconds, SECONDS, "Time from submission to admission"),
+    histogram(FIRST_TOKEN, Unit::Seconds, SECONDS, "Time from submission to the first sampled token"),
+    histogram(INTER_TOKEN, Unit::Seconds, STEP_SECONDS, "Time between sampled tokens of one sequence"),
+    histogram(REQUEST_PAGES, Unit::Count, PAGES, "KV pages that a request held when it finished"),
+    histogram(BATCH_TOKEN_COUNT, Unit::Count, BATCH_TOKENS, "Tokens in a step"),
+    histogram(BATCH_SEQUENCE_COUNT, Unit::Count, BATCH_SEQUENCES, "Sequences in a step"),
+    gauge(RUNNING, "Running sequences"),
+    gauge(WAITING, "Waiting requests"),
+    gauge(PAGES_TOTAL, "Total KV pages"),
+    gauge(PAGES_USED, "KV pages held by running sequences"),
+    gauge(PAGES_CACHED, "KV pages in the prefix tree, whether or not sequences hold them"),
 ];
 
 const fn counter(name: &'static str, help: &'static str) -> MetricSpec {

@@ -1,4 +1,5 @@
-//! The engines of one process by the name of their model. A set is built once and then only read; cloning it is cheap.
+//! The engines of one process, by the name of their model. A set is built once and then only read; cloning it
+//! is cheap.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ impl ModelSet {
         ModelSet { engines: Arc::new(vec![default]) }
     }
 
-    /// The set with one more engine. An engine of the same name is replaced.
+    /// Returns the set with one more engine, which replaces an engine of the same name.
     pub fn with(self, engine: Engine) -> Self {
         let mut engines = self.engines.as_ref().clone();
         match engines.iter_mut().find(|known| known.info().name == engine.info().name) {
@@ -25,7 +26,7 @@ impl ModelSet {
         ModelSet { engines: Arc::new(engines) }
     }
 
-    /// The engine of this name, or the default where no name is given.
+    /// Returns the engine of this name, or the default engine if no name is given.
     pub fn get(&self, name: Option<&str>) -> Result<Engine, EngineError> {
         let Some(name) = name else { return Ok(self.default_engine().clone()) };
         self.iter().find(|engine| engine.info().name == name).cloned().ok_or_else(|| {

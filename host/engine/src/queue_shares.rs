@@ -1,13 +1,13 @@
-//! Who has how many of the places in a queue.
+//! The number of queue slots that each tenant holds.
 //!
-//! Once requests of several tenants have come, one takes another place only while it has no more than a few times as many
-//! as are free. So one that fills the queue leaves some places for whoever comes. An engine with one tenant has all of its
-//! queue for that one.
+//! Once requests of several tenants have arrived, a tenant takes another slot only while it holds fewer than a
+//! few times as many as are free. A tenant that fills the queue therefore leaves some slots for newcomers. In
+//! an engine with one tenant, that tenant gets the whole queue.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A tenant may have this many times as many places as are free: alone, three quarters of all.
+/// A tenant may hold this many times as many slots as are free: alone, three quarters of all.
 const SHARE: usize = 3;
 
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ struct Taken {
 }
 
 impl QueueShares {
-    /// Takes a place, if the tenant may have another.
+    /// Takes a slot, if the tenant may have another.
     pub fn enter(&self, tenant: &str, max: usize) -> bool {
         let mut taken = self.lock();
         match &taken.first {
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_tenant_has_the_whole_queue() {
+    fn a_single_tenant_gets_the_whole_queue() {
         let queue = QueueShares::default();
         assert_eq!((fill(&queue, "a"), queue.taken()), (64, 64));
         queue.leave("a");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_fills_the_queue_leaves_places_to_others() {
+    fn a_tenant_that_fills_the_queue_leaves_slots_for_others() {
         let queue = QueueShares::default();
         assert!(queue.enter("b", 64));
         queue.leave("b");

@@ -1,5 +1,6 @@
-//! One replica of a model: a loop thread with its executor, scheduler and KV pages, seen from outside. It is where a
-//! request goes once the router has chosen; dropping it stops the loop, and what still runs ends with `ShuttingDown`.
+//! One replica of a model as seen from outside: a loop thread with its executor, scheduler and KV pages. The
+//! router chooses the replica that a request goes to. Dropping a replica stops its loop, and requests that
+//! still run end with `ShuttingDown`.
 
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -19,16 +20,16 @@ use crate::speculation::Speculator;
 use crate::telemetry::Telemetry;
 use crate::{EngineError, EngineOptions, EngineStats, ModelInfo, Priority};
 
-/// Why a request did not reach the loop.
+/// The reason that a request did not reach the loop.
 pub(crate) enum Unsent {
     Full,
-    /// The loop has ended; another replica may serve the request.
+    /// The loop has terminated; another replica may serve the request.
     Gone(Box<Submission>),
 }
 
 pub(crate) struct Replica {
     view: ReplicaView,
-    /// `None` only while dropping: closing the channel is what stops the thread.
+    /// `None` only while dropping: closing the channel stops the thread.
     commands: Option<mpsc::SyncSender<Command>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -72,7 +73,7 @@ impl Replica {
         self.view.telemetry.stats()
     }
 
-    /// Sequences of this class that could begin now without waiting for another one.
+    /// Returns the number of sequences of this class that could start now without waiting for another one.
     pub fn room(&self, priority: Priority) -> usize {
         let ReplicaView { load, max_sequences, .. } = &self.view;
         if self.view.health.problem().is_some() {
@@ -80,18 +81,18 @@ impl Replica {
         }
         let all = load.sequences();
         match priority {
-            // Background work gives up its place.
+            // Background work gives up its slot.
             Priority::Interactive => max_sequences.saturating_sub(all - load.background_sequences().min(all)),
             Priority::Background => {
                 let kept_pages = self.view.page_count / BACKGROUND_HEADROOM;
                 let has_pages = self.view.telemetry.stats().pages_free > kept_pages;
-                // Beside others, the last place is kept for interactive work.
+                // While others run, the last slot is kept for interactive work.
                 if has_pages { max_sequences.saturating_sub(all + usize::from(all > 0)) } else { 0 }
             }
         }
     }
 
-    /// Hands a request, which has its place in the queue, to the loop.
+    /// Hands a request, which already has its slot in the queue, to the loop.
     pub fn submit(&self, submission: Box<Submission>) -> Result<(), Unsent> {
         match self.commands().try_send(Command::Submit(submission)) {
             Err(mpsc::TrySendError::Disconnected(Command::Submit(submission))) => {
@@ -102,7 +103,7 @@ impl Replica {
         }
     }
 
-    /// Waits until all that runs has ended; past the deadline it ends with `ShuttingDown`.
+    /// Waits until all running requests have finished; past the deadline they end with `ShuttingDown`.
     pub async fn drain(&self, deadline: Duration) {
         let (done, drained) = oneshot::channel();
         // A closed channel means that the loop is gone, and with it everything that ran.
@@ -126,7 +127,8 @@ impl Drop for Replica {
     fn drop(&mut self) {
         self.commands = None;
         if let Some(thread) = self.thread.take() {
-            // The loop catches panics of a step itself; one outside a step has ended all streams already.
+            // The loop itself catches panics of a step; a panic outside of a step has already ended all
+            // streams.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! What a caller asks of the engine. A request is plain data: nothing in it refers to a running engine, and everything
-//! in it is checked against the model's limits before it is queued.
+//! The request that a caller hands to the engine. A request is plain data: it holds no reference to a running
+//! engine, and everything in it is checked against the model's limits before it is queued.
 
 use std::time::Instant;
 
@@ -9,13 +9,16 @@ use skep_model::Sampling;
 
 use crate::{EngineError, ModelInfo, TakenBack};
 
-/// Bounds on what one request may carry.
+/// Maximum number of stop strings in a request.
 const MAX_STOP_STRINGS: usize = 16;
+/// Maximum length of one stop string.
 const MAX_STOP_BYTES: usize = 1024;
+/// Maximum number of log-probabilities reported for each token.
 const MAX_TOP_LOGPROBS: u32 = 32;
 
-/// Who asks. The tenant separates prefix caches: pages are never shared between tenants. The session decides which
-/// replica serves the request; one that is not known yet begins where its parent is at home.
+/// The caller of a request. The tenant separates prefix caches: pages are never shared between tenants. The
+/// session decides which replica serves the request; a session that is not known yet starts on the home replica
+/// of its parent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Affinity {
     pub tenant: String,
@@ -33,28 +36,32 @@ pub enum Priority {
     Background,
 }
 
-/// What the output must look like.
+/// The form that the output must have.
 ///
-/// JSON may be written in any way of the *accepted set*:
+/// JSON may be written in any form of the *accepted set*:
 ///
-/// - White space where JSON allows it, before and after the document too. At each place it is nothing, one space, or a
-///   line break followed by at most 20 spaces or tabs.
-/// - Properties in the order of the schema, then those that it requires without describing them, then others.
-/// - The names that the schema spells out without needless escapes. `\u` escapes may stand in strings that have no
-///   `pattern`, `enum`, `const` or `format`, except where additional properties have a schema of their own beside
-///   described ones.
-/// - Numbers with a fraction or an exponent where the schema allows them and has no bound that forbids them.
+/// - White space may stand wherever JSON allows it, before and after the document too. At each position it is
+///   empty, one space, or a line break followed by at most 20 spaces or tabs.
+/// - Properties come in the order of the schema, then those that it requires without describing them, then
+///   others.
+/// - The names that the schema spells out are written without needless escapes. `\u` escapes may stand in
+///   strings that have no `pattern`, `enum`, `const` or `format`, except where additional properties have a
+///   schema of their own in addition to described ones.
+/// - Numbers may have a fraction or an exponent where the schema allows them and has no bound that forbids
+///   them.
 ///
-/// A schema's keywords are enforced token by token where a grammar can follow them. Where it cannot (`uniqueItems`,
-/// `not`, `if`, …), the mask lets more through and the value is checked when it is complete.
+/// A schema's keywords are enforced token by token where a grammar can follow them. Where it cannot
+/// (`uniqueItems`, `not`, `if`, …), the mask is looser than the schema, and the value is checked when it is
+/// complete.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Constraint {
-    /// A JSON Schema of draft 4 to 2020-12. Unknown keywords are annotations. Refused are malformed schemas,
-    /// references out of the document, what nothing satisfies, and what is past the bounds on size and complexity.
+    /// A JSON Schema of draft 4 to 2020-12. Unknown keywords are annotations. Malformed schemas, references out
+    /// of the document, schemas that nothing satisfies, and schemas past the bounds on size and complexity are
+    /// refused.
     JsonSchema(Value),
     /// Any JSON object.
     JsonObject,
-    /// A regular expression (Rust's syntax) that the whole output matches.
+    /// A regular expression (Rust's syntax) that the whole output must match.
     Regex(String),
     /// A grammar in llguidance's variant of Lark.
     Lark(String),
@@ -63,14 +70,14 @@ pub enum Constraint {
 }
 
 impl Constraint {
-    /// Whether the output has JSON whose form Skep knows.
+    /// Returns whether the output contains JSON whose form Skep knows.
     pub(crate) fn writes_json(&self) -> bool {
         matches!(self, Constraint::JsonSchema(_) | Constraint::JsonObject | Constraint::ToolCalls(_))
     }
 }
 
-/// The form of an answer that calls tools. A call is
-/// `OPEN {"name": "…", "arguments": {…}} CLOSE`, written in any way of the accepted set.
+/// The form of an answer that calls tools. A call is `OPEN {"name": "…", "arguments": {…}} CLOSE`, written in
+/// any form of the accepted set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolCallForm {
     /// The tools that may be called.
@@ -81,15 +88,15 @@ pub struct ToolCallForm {
     pub markup: CallMarkup,
 }
 
-/// A tool as the grammar needs it. The name has no characters that JSON escapes.
+/// A tool as the grammar needs it. The name contains no characters that JSON escapes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CallableTool {
     pub name: String,
-    /// JSON Schema of the arguments, which are an object even where it does not say so.
+    /// JSON Schema of the arguments, which are always an object, even if the schema does not say so.
     pub parameters: Value,
 }
 
-/// What may come before the first call, or instead of it.
+/// The output that is allowed before the first call, or instead of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum BeforeCalls {
     /// The answer begins with a call.
@@ -100,16 +107,16 @@ pub enum BeforeCalls {
     Answer(Box<Constraint>),
 }
 
-/// The text around calls.
+/// The markup around calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallMarkup {
     pub open: String,
     pub close: String,
-    /// What a template writes between two calls.
+    /// The text that a template writes between two calls.
     pub between: String,
-    /// Whether the tokenizer has `open` as a special token, which no text contains.
+    /// Whether `open` is a special token of the tokenizer, which no text contains.
     pub open_is_special: bool,
-    /// Texts of the markup that free text never contains, beside `open`.
+    /// Texts of the markup, besides `open`, that free text never contains.
     pub reserved: Vec<String>,
 }
 
@@ -118,30 +125,35 @@ pub struct CallMarkup {
 pub struct GenerateRequest {
     pub prompt: Vec<u32>,
     pub sampling: Sampling,
-    /// Same seed, prompt and sampling: same draws, whatever else is in the batch. `None`: a random seed.
+    /// The same seed, prompt and sampling give the same draws, whatever else is in the batch. `None` draws a
+    /// random seed.
     pub seed: Option<u64>,
-    /// `None`: to the end of the context. `Some(0)`: prefill (and score) only.
+    /// Maximum number of output tokens. `None` allows output up to the end of the context; `Some(0)` only
+    /// prefills (and scores).
     pub max_tokens: Option<usize>,
-    /// Generation ends when the text contains one of these; the stop string is not part of the text.
+    /// Strings that end the generation once the text contains one of them; the stop string is not part of the
+    /// text.
     pub stop: Vec<String>,
-    /// End-of-generation tokens are never drawn, so the output has exactly `max_tokens` tokens.
+    /// Whether end-of-generation tokens are never drawn, so that the output has exactly `max_tokens` tokens.
     pub ignore_eos: bool,
     pub constraint: Option<Constraint>,
-    /// `Some(n)`: the log-probability of each sampled token and of the `n` likeliest. Forced tokens have none.
+    /// `Some(n)` reports the log-probability of each sampled token and of the `n` likeliest ones. Forced tokens
+    /// have none.
     pub top_logprobs: Option<u32>,
-    /// `Some(n)`: score the prompt too. Every prompt position is then computed (no prefix is reused), in chunks no
-    /// longer than the executor's logit rows.
+    /// `Some(n)` scores the prompt too. Every prompt position is then computed (no prefix is reused), in chunks
+    /// no longer than the executor's logit rows.
     pub prompt_logprobs: Option<u32>,
-    /// The text contains the text of special tokens.
+    /// Whether the text contains the text of special tokens.
     pub keep_special: bool,
-    /// Output that an earlier run of the same request produced before it was cut off. It is taken over, told again, and
-    /// counted as produced; then the generation goes on with the draw that would have come next.
+    /// Output that an earlier run of the same request produced before it was cut off. It is taken over,
+    /// reported again, and counted as produced; then the generation continues with the draw that would have
+    /// come next.
     pub resume: Vec<u32>,
-    /// What that run had taken back by then, as it was told with the last of these tokens.
+    /// The output that the earlier run had rolled back by then, as reported with the last of these tokens.
     pub resume_taken_back: TakenBack,
     pub affinity: Affinity,
     pub priority: Priority,
-    /// `None`: the engine's default.
+    /// The deadline of the request; `None` uses the engine's default.
     pub deadline: Option<Instant>,
 }
 
@@ -166,12 +178,13 @@ impl GenerateRequest {
         }
     }
 
-    /// Checks the request against the model and gives the number of tokens it may produce. `limit` is the longest
-    /// sequence that can ever run: the context, or the whole KV cache where that is smaller.
+    /// Checks the request against the model and returns the number of tokens that it may produce. `limit` is
+    /// the length of the longest sequence that can ever run: the context, or the whole KV cache where that is
+    /// smaller.
     pub(crate) fn validate(&self, model: &ModelInfo, limit: usize) -> Result<usize, EngineError> {
         let prompt = self.prompt.len();
         if prompt == 0 {
-            return Err(EngineError::invalid("prompt", "it is empty; give at least one token"));
+            return Err(EngineError::invalid("prompt", "the prompt is empty; give at least one token"));
         }
         if let Some(id) = self.prompt.iter().find(|id| **id as usize >= model.vocabulary_size) {
             let message = format!("token id {id} is outside the vocabulary of {}", model.vocabulary_size);
@@ -196,13 +209,14 @@ impl GenerateRequest {
             [("top_logprobs", self.top_logprobs), ("prompt_logprobs", self.prompt_logprobs)]
         {
             if top.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
-                return Err(EngineError::invalid(parameter, format!("at most {MAX_TOP_LOGPROBS}")));
+                return Err(EngineError::invalid(parameter, format!("must be at most {MAX_TOP_LOGPROBS}")));
             }
         }
         if self.resume.iter().any(|id| *id as usize >= model.vocabulary_size)
             || self.max_tokens.is_some_and(|most| self.resume.len() > most)
         {
-            let message = "the tokens to go on from are not of this model, or more than `max_tokens`";
+            let message =
+                "the tokens to resume from are outside the model's vocabulary, or more than `max_tokens`";
             return Err(EngineError::invalid("resume", message));
         }
         let requested = self.max_tokens.unwrap_or(1).max(self.resume.len());

@@ -1,8 +1,8 @@
-//! What the rows of one step are for: which are scored, which draw a token under which mask, and what their outputs
-//! make of a sequence.
+//! The uses of the rows in one step: which rows are scored, which draw a token under which mask, and how their
+//! outputs change a sequence.
 //!
-//! Invariant: a row behind a draft counts only if every token of the draft before it came true, so a sequence is told
-//! exactly the tokens that it would have been told one step at a time.
+//! Invariant: a row after a draft counts only if every draft token before it was accepted, so a sequence
+//! reports exactly the tokens that it would have reported one step at a time.
 
 use std::collections::HashMap;
 
@@ -16,22 +16,22 @@ use crate::sequence::{Draw, Sequence, SequenceId};
 use crate::speculation::{Draft, DraftToken, Tried};
 use crate::{EngineError, FinishReason};
 
-/// What the logit rows of one planned sequence are for.
+/// The uses of the logit rows of one planned sequence.
 pub(crate) struct RowUse {
     pub id: SequenceId,
-    /// Known tokens that the step computes.
+    /// Number of known tokens that the step computes.
     tokens: usize,
-    /// Row in the step and the prompt token that it predicts.
+    /// Rows to score: the row in the step and the prompt token that it predicts.
     scores: Vec<ScoreRow>,
     next: Next,
     draft: Draft,
-    /// The output and the draft behind it, where there is one.
+    /// The output followed by the draft, if there is a draft.
     drafted_output: Vec<u32>,
 }
 
-/// What comes after the tokens that the step computes.
+/// The action after the tokens that the step computes.
 enum Next {
-    /// More of the prompt is to come, or nothing is wanted.
+    /// More of the prompt follows, or no token is wanted.
     Nothing,
     /// The sequence ends here without another token.
     End(Ending),
@@ -45,22 +45,23 @@ struct DrawnRow {
     mask: Option<TokenMask>,
 }
 
-/// What a step made of a sequence.
+/// The effect of a step on a sequence.
 pub(crate) struct Committed {
     pub ending: Option<Ending>,
-    /// Tokens that it computed and that are the sequence's own.
+    /// Number of tokens that it computed and that are the sequence's own.
     pub computed: usize,
-    /// `None` if there was no draft.
+    /// The result of the draft; `None` if there was no draft.
     pub draft: Option<CheckedDraft>,
-    /// Tokens that were known before were taken back.
+    /// Whether tokens that were known before were rolled back.
     pub cut: bool,
 }
 
-/// What became of a draft.
+/// The result of a draft.
 pub(crate) struct CheckedDraft {
-    /// Of the tokens that a row had to draw: those that came true, and the one after which another was drawn.
+    /// The draft tokens that a row had to draw: those that were accepted, and the one in whose place another
+    /// was drawn.
     pub tried: Vec<Tried>,
-    /// Drafted tokens that were computed in vain.
+    /// Number of drafted tokens that were computed but rejected.
     pub rejected: usize,
 }
 
@@ -87,7 +88,7 @@ pub(crate) fn batch(scheduler: &Scheduler, plan: &[PlannedSequence]) -> Batch {
     Batch { sequences: sequences.collect() }
 }
 
-/// The masks that will be wanted, with the constraints that they come of.
+/// Returns the jobs for the masks of the step, each with its constraint.
 pub(crate) fn mask_jobs(scheduler: &mut Scheduler, plan: &[PlannedSequence]) -> Vec<MaskJob> {
     let job = |planned: &PlannedSequence| {
         let sequence = scheduler.sequence_mut(planned.id)?;
@@ -105,7 +106,7 @@ pub(crate) fn mask_jobs(scheduler: &mut Scheduler, plan: &[PlannedSequence]) -> 
     plan.iter().filter_map(job).collect()
 }
 
-/// Gives the constraints back and says what each sequence's rows are for.
+/// Gives the constraints back and determines the use of each sequence's rows.
 pub(crate) fn row_uses(
     scheduler: &mut Scheduler,
     plan: Vec<PlannedSequence>,
@@ -128,7 +129,7 @@ pub(crate) fn row_uses(
     uses
 }
 
-/// Whether the next `tokens` tokens are all that is known of the sequence, so that another is drawn.
+/// Returns whether the next `tokens` tokens are all known tokens of the sequence, so that another one is drawn.
 fn draws(sequence: &Sequence, tokens: usize) -> bool {
     tokens == sequence.pending() && !sequence.is_prefill_only()
 }
@@ -164,13 +165,13 @@ impl RowUse {
         RowUse { id, tokens, scores, next, draft, drafted_output }
     }
 
-    /// One token is drawn, of all that there are.
+    /// Returns whether exactly one token is drawn, without a mask.
     pub fn draws_freely(&self) -> bool {
         let free = |rows: &[DrawnRow]| matches!(rows, [DrawnRow { mask: None, .. }]);
         self.scores.is_empty() && matches!(&self.next, Next::Draw(rows) if free(rows))
     }
 
-    /// What the executor is asked, in the order in which [`RowUse::commit`] takes the answers.
+    /// Returns the rows for the executor, in the order in which [`RowUse::commit`] takes their outputs.
     pub fn logit_rows<'a>(&'a self, sequence: &'a Sequence) -> Vec<LogitRow<'a>> {
         let known = sequence.output().len();
         let output = if self.drafted_output.is_empty() { sequence.output() } else { &self.drafted_output };
@@ -210,7 +211,7 @@ impl RowUse {
     }
 }
 
-/// Tokens of a draft that are not certain if those before them come true.
+/// Counts the tokens of a draft that the tokens before them do not force.
 fn drawn(draft: &[DraftToken]) -> usize {
     draft.iter().filter(|token| !token.forced).count()
 }
@@ -224,7 +225,7 @@ fn append(
 ) -> Option<Ending> {
     let known = sequence.tokens.len();
     let mut outputs = outputs.into_iter();
-    let missing = || EngineError::Failed("the executor gave no token for a row".to_string());
+    let missing = || EngineError::Failed("the executor returned no token for a row".to_string());
     for _ in 0..scores {
         match outputs.next().unwrap_or_else(|| Err(missing())) {
             Ok(score) => sequence.record_score(score),
@@ -255,8 +256,8 @@ fn append(
     None
 }
 
-/// What comes after the last known token and after each token of the draft, of which the last has the row before
-/// `end_row`.
+/// Returns the action after the last known token and after each token of the draft. The row of the last draft
+/// token is the one before `end_row`.
 fn next_of(
     sequence: &Sequence,
     draft: &Draft,
@@ -270,7 +271,7 @@ fn next_of(
     let drawn = (0..=draft.tokens.len()).filter(|after| draft.draws_after(*after));
     let masks: Vec<_> = match masks {
         None if sequence.is_constrained() => {
-            return Next::End(Err(EngineError::Failed("the output constraint gave no mask".to_string())));
+            return Next::End(Err(EngineError::Failed("the output constraint produced no mask".to_string())));
         }
         None => drawn.map(|after| (after, None)).collect(),
         Some(Ok(masks)) if masks.is_empty() => return Next::End(Ok(FinishReason::ConstraintDone)),

@@ -1,5 +1,6 @@
-//! The caller's end of one generation. Dropping it cancels the generation: the loop notices the closed channel before
-//! its next step and frees the sequence's pages. A stream always ends, and never without `Finished` or an error.
+//! The caller's end of one generation. Dropping it cancels the generation: the loop notices the closed channel
+//! before its next step and frees the sequence's pages. A stream always terminates, and always with `Finished`
+//! or an error.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use crate::{EngineError, TokenEvent};
 pub(crate) type EventSender = mpsc::Sender<Result<TokenEvent, EngineError>>;
 pub(crate) type EventReceiver = mpsc::Receiver<Result<TokenEvent, EngineError>>;
 
-/// A channel with room for every event that a generation of `max_tokens` tokens can produce, so that the loop never
-/// waits for a slow reader.
+/// Creates a channel with room for every event that a generation of `max_tokens` tokens can produce, so that
+/// the loop never waits for a slow reader.
 pub(crate) fn channel(max_tokens: usize) -> (EventSender, EventReceiver) {
     mpsc::channel(max_tokens.saturating_add(8))
 }
@@ -30,7 +31,7 @@ pub struct TokenStream {
     warnings: Arc<[String]>,
 }
 
-/// Tokens that a generation has produced, told or not.
+/// The number of tokens that a generation has produced, reported or not.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SpentTokens(Arc<AtomicUsize>);
 
@@ -50,18 +51,18 @@ impl TokenStream {
         TokenStream { events, ended: false, span, spent, warnings }
     }
 
-    /// What in the request's constraint looks like a mistake, for its author.
+    /// Returns likely mistakes in the request's constraint, for its author.
     pub fn warnings(&self) -> &Arc<[String]> {
         &self.warnings
     }
 
-    /// Tokens that were produced so far, those that are held until they are checked and those that were taken back
-    /// included: what budgets count, however the generation ends.
+    /// Returns the number of tokens produced so far, including those that are held until they are checked and
+    /// those that were rolled back. Budgets count this number, however the generation finishes.
     pub fn spent_tokens(&self) -> usize {
         self.spent.0.load(Relaxed)
     }
 
-    /// The next event; `None` after `Finished` or an error.
+    /// Returns the next event, or `None` after `Finished` or an error.
     pub async fn next(&mut self) -> Option<Result<TokenEvent, EngineError>> {
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }

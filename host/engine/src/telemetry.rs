@@ -1,7 +1,7 @@
-//! What the engine tells of itself: counters that its handle reads without a lock, and metrics (`metric`). Nothing here
-//! decides anything, except that the number of queued requests is what bounds the queue.
+//! The engine's reports about itself: counters that its handle reads without a lock, and metrics (`metric`).
+//! The module decides nothing, except that the number of queued requests bounds the queue.
 //!
-//! Handles of metrics are resolved at the first use, and stay silent where no recorder was installed by then.
+//! Metric handles are resolved at their first use, and stay silent if no recorder was installed by then.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -16,12 +16,12 @@ use crate::{EngineStats, metric};
 
 pub(crate) use crate::agent_metrics::{Outcome, TokenKind};
 
-/// Labels are for ever, and agents come and go.
+/// Maximum number of agent labels. Labels stay forever, while agents come and go.
 const MAX_AGENT_LABELS: usize = 1024;
 /// The label of agents past the bound.
 const OTHER_AGENTS: &str = "(other)";
 
-/// Written by the loop, read by everyone.
+/// Counters that the loop writes and everyone reads.
 #[derive(Default)]
 pub(crate) struct Telemetry {
     model: String,
@@ -47,7 +47,7 @@ pub(crate) struct Telemetry {
     service_us: AtomicU64,
 }
 
-/// What belongs to the engine and not to an agent.
+/// Metrics that belong to the engine and not to an agent.
 struct StepMetrics {
     batch_tokens: Histogram,
     batch_sequences: Histogram,
@@ -64,7 +64,7 @@ pub(crate) struct RequestTelemetry {
     agent: Arc<AgentMetrics>,
 }
 
-/// One place in the bounded queue; dropping it gives the place back.
+/// One slot in the bounded queue; dropping it frees the slot.
 pub(crate) struct QueuePlace {
     telemetry: Arc<Telemetry>,
     tenant: String,
@@ -87,7 +87,7 @@ impl Telemetry {
         })
     }
 
-    /// A place in the queue, or how long it is likely to take until one is free.
+    /// Takes a slot in the queue, or returns how long it is likely to take until one is free.
     pub fn enter_queue(self: &Arc<Self>, tenant: &str, max_queue: usize) -> Result<QueuePlace, Duration> {
         match self.queued.enter(tenant, max_queue) {
             true => Ok(QueuePlace { telemetry: self.clone(), tenant: tenant.to_string() }),
@@ -95,7 +95,8 @@ impl Telemetry {
         }
     }
 
-    /// A running sequence ends every (mean service time / running sequences), and its place goes to one that waits.
+    /// Estimates when a slot is free: a running sequence finishes every (mean service time / running
+    /// sequences), and its slot goes to a waiting one.
     fn time_to_free_place(&self) -> Duration {
         let between_us = self.service_us.load(Relaxed) / self.running.load(Relaxed).max(1) as u64;
         Duration::from_micros(between_us).clamp(Duration::from_millis(50), Duration::from_secs(30))
@@ -139,13 +140,13 @@ impl Telemetry {
         metrics.batch_sequences.record(sequences as f64);
     }
 
-    /// The router chose this replica for a request.
+    /// Records that the router chose this replica for a request.
     pub fn record_routed(&self, reason: &'static str) {
         let (model, replica) = (self.model.clone(), self.replica.clone());
         counter!(metric::ROUTED, "model" => model, "replica" => replica, "reason" => reason).increment(1);
     }
 
-    /// For a request of this agent; raw calls have none.
+    /// Returns the telemetry for a request of this agent; raw calls have no agent.
     pub fn of_request(self: &Arc<Self>, agent: Option<&str>) -> RequestTelemetry {
         RequestTelemetry { engine: self.clone(), agent: self.agent(agent.unwrap_or_default()) }
     }
@@ -207,7 +208,7 @@ impl RequestTelemetry {
         self.agent.inter_token.record(time.as_secs_f64());
     }
 
-    /// The request ended after `service` since its admission, and held `kv_pages`.
+    /// Records that the request finished `service` after its admission and held `kv_pages`.
     pub fn record_end(&self, outcome: Outcome, service: Duration, kv_pages: usize) {
         let new = u64::try_from(service.as_micros()).unwrap_or(u64::MAX);
         let old = self.engine.service_us.load(Relaxed);
@@ -216,7 +217,7 @@ impl RequestTelemetry {
         self.agent.count_request(outcome);
     }
 
-    /// The request found the queue full.
+    /// Records that the request found the queue full.
     pub fn record_refusal(&self) {
         self.agent.count_request(Outcome::Busy);
     }

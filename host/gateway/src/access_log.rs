@@ -1,28 +1,28 @@
-//! The access log: one line for each request when its answer has ended, at the target `skep::access`.
+//! The access log: one line for each request when its response has ended, at the target `skep::access`.
 //!
-//! A line has the route, not the path, and no header, query or body, so that it holds nothing that a client keeps secret.
-//! Checks of health and figures are lines of the level `debug`, because they come all the time.
+//! A line has the route instead of the path, and no header, query or body, so it contains nothing that a client keeps
+//! secret. Health checks and metrics requests are logged at the level `debug`, because they are frequent.
 
 use crate::{access::Requester, spent::Spent};
 use axum::http::{Method, StatusCode};
 use std::{net::IpAddr, time::Instant};
 
-/// Routes that monitors ask.
+/// Routes that monitoring systems request.
 const CHECKS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
-/// A line that is written when it is dropped.
+/// An access-log line, written when it is dropped.
 #[derive(Debug)]
 pub(crate) struct AccessLine {
     pub(crate) request_id: String,
     pub(crate) requester: Option<Requester>,
     pub(crate) client: Option<IpAddr>,
     pub(crate) method: Method,
-    /// As the router knows it; `None` is an agent's own route, or none at all.
+    /// The route as the router knows it. `None` is an agent's own route, or no route.
     pub(crate) route: Option<String>,
     pub(crate) began: Instant,
-    /// `None` until the answer begins: the client went away before.
+    /// `None` until the response starts, so it stays `None` if the client disconnects before.
     pub(crate) status: Option<StatusCode>,
-    /// Whether the answer was sent to its end.
+    /// Whether the response was sent to its end.
     pub(crate) is_whole: bool,
     pub(crate) spent: Spent,
 }
@@ -38,7 +38,7 @@ impl Drop for AccessLine {
         let ms = began.elapsed().as_secs_f64() * 1_000.0;
         let tokens = spent.tokens();
         let (prompt_tokens, output_tokens) = (tokens.map(|tokens| tokens.0), tokens.map(|tokens| tokens.1));
-        // Not inside of the request's span, whose fields would stand in the line a second time.
+        // The line has no parent, because the fields of the request's span would appear in it a second time.
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(

@@ -1,4 +1,4 @@
-//! Bodies: JSON that says where it is wrong, in the shape of all other errors.
+//! Reads request bodies. Errors in JSON name the field and have the shape of all other errors.
 
 use crate::{ApiError, Gateway, access::Caller, openai::fields::Fields, routes::apart};
 use axum::{
@@ -10,12 +10,12 @@ use serde::de::DeserializeOwned;
 use skep_engine::Cancel;
 use std::time::Duration;
 
-/// How long a client may take to send a body.
+/// Timeout of receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Values of a body whose fields are taken one by one: each takes dozens of bytes of memory.
+/// Maximum number of values in a body whose fields are taken one by one: each value takes dozens of bytes of memory.
 const MAX_VALUES: usize = 1 << 20;
 
-/// A JSON body. The content type is not looked at: many clients leave it out.
+/// A JSON body. The content type is ignored, because many clients omit it.
 pub(crate) struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned + Send + 'static> FromRequest<Gateway> for JsonBody<T> {
@@ -28,7 +28,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Gateway> for JsonBody<T> 
     }
 }
 
-/// What is made of the fields of a body.
+/// A type that is built from the fields of a body.
 pub(crate) trait FromFields: Send + Sized + 'static {
     fn read(fields: Fields) -> Result<Self, ApiError>;
 }
@@ -48,7 +48,7 @@ impl<T: FromFields> FromRequest<Gateway> for FieldsBody<T> {
     }
 }
 
-/// Whose places the body of a request is read in.
+/// Returns the tenant whose compute slots the body of a request is read in.
 pub(crate) fn tenant(request: &Request) -> String {
     let caller = request.extensions().get::<Caller>();
     caller.map_or_else(String::new, |caller| caller.tenant.to_string())
@@ -60,17 +60,18 @@ pub(crate) fn parse_fields(bytes: &[u8]) -> Result<Fields, ApiError> {
     parse(bytes)
 }
 
-/// Refuses JSON with too many values before they are made.
+/// Refuses JSON with too many values before they are allocated.
 pub(crate) fn check_values(json: &[u8], most: usize) -> Result<(), ApiError> {
-    // One with fewer bytes has fewer values.
+    // JSON with `most` bytes or fewer cannot have more values.
     if json.len() > most && values(json) > most {
-        let message = format!("the body has more than {most} values; send it in several requests");
+        let message = format!("the body has more than {most} values; split it into several requests");
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
     }
     Ok(())
 }
 
-/// About how many values JSON has: they are parted by commas, and the first of a list or an object follows its bracket.
+/// Estimates the number of JSON values: commas separate them, and the first one of a list or an object follows its
+/// bracket.
 fn values(json: &[u8]) -> usize {
     let (mut in_string, mut escaped, mut values) = (false, false, 1);
     for byte in json {
@@ -85,29 +86,29 @@ fn values(json: &[u8]) -> usize {
     values
 }
 
-/// The bytes of a body, or why there are none.
+/// Reads the bytes of a body within the gateway's limit.
 pub(crate) async fn read(request: Request, gateway: &Gateway) -> Result<Bytes, ApiError> {
     read_within(gateway.options.max_body_bytes, request, gateway).await
 }
 
-/// The same with a bound of its own, which the route's layer must have too.
+/// Reads the bytes of a body within `limit`, which the route's layer must allow, too.
 pub(crate) async fn read_within(
     limit: usize,
     request: Request,
     gateway: &Gateway,
 ) -> Result<Bytes, ApiError> {
     let too_large = || {
-        let message = format!("the body is larger than {limit} bytes, which is what this server accepts");
+        let message = format!("the body is larger than the {limit} bytes that this server accepts");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
     };
-    // A client that says how much it will send gets its answer before it has sent it.
+    // A client that announces the size of its body gets the refusal before it has sent the body.
     let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
     if announced.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| length > limit) {
         return Err(too_large());
     }
     let bytes = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, gateway));
     let bytes = bytes.await.map_err(|_| {
-        let message = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
+        let message = format!("the body was not received within {} s", BODY_TIMEOUT.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     })?;
     bytes.map_err(|rejection| match rejection.status() {
@@ -116,14 +117,14 @@ pub(crate) async fn read_within(
     })
 }
 
-/// Parses JSON; an error names the field. `serde_json` bounds the nesting.
+/// Parses JSON; errors name the field. `serde_json` bounds the nesting.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
         let error = error.into_inner();
         match path.as_str() {
-            // Of a text that is no JSON the place says nothing.
+            // The path says nothing for text that is not JSON.
             path if error.is_data() && !matches!(path, "." | "?") => {
                 ApiError::parameter(path, about(path, &error))
             }
@@ -137,18 +138,18 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         ApiError::new(
             StatusCode::BAD_REQUEST,
             "invalid_json",
-            format!("the body goes on after its JSON: {error}"),
+            format!("the body continues after its JSON: {error}"),
         )
     })?;
     Ok(value)
 }
 
-/// What is wrong with a field, which is all the place that there is to tell.
+/// Describes the error in a field. The line and column are removed, because they say nothing that the path does not.
 fn about(path: &str, error: &serde_json::Error) -> String {
     let message = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let message = message.strip_suffix(&place).unwrap_or(&message);
-    // serde names the field that nobody knows, and its path ends in it.
+    // serde names the unknown field in the message, and its path ends with that field.
     let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
     match unknown.and_then(|name| path.strip_suffix(name)) {
         Some("") => message.to_owned(),
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_an_error_is_told_once() {
+    fn an_error_names_its_location_once() {
         for (body, expected) in [
             ("{\"numbers\": [1, \"x\"]}", "`numbers[1]`: invalid type: string \"x\", expected u32"),
             ("{\"txt\": 1}", "unknown field `txt`, expected `numbers` or `inner`"),
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_of_too_many_values_is_refused_before_they_are_made() {
+    fn a_body_with_too_many_values_is_refused_before_parsing() {
         assert_eq!(values(br#"{"a": [1, "b,[\",", 3], "c": {}}"#), 7);
         let list = format!("{{\"prompt\": [{}0]}}", "0,".repeat(MAX_VALUES));
         assert_eq!(parse_fields(list.as_bytes()).unwrap_err().body()["error"]["code"], "body_too_large");

@@ -1,7 +1,8 @@
-//! Where a request comes from: the address of its connection, or what a trusted proxy says of it.
+//! Determines the client address of a request: the address of its connection, or the one that a trusted proxy
+//! reports.
 //!
-//! `X-Forwarded-For` is read from its end, where the nearest proxy wrote, and only as far as the one who wrote is trusted.
-//! So a client cannot choose the address that limits and logs have for it.
+//! `X-Forwarded-For` is read from its end, where the nearest proxy wrote, and only as long as the writer of an entry
+//! is trusted. So a client cannot choose the address that limits and logs use for it.
 
 use axum::{
     extract::ConnectInfo,
@@ -11,7 +12,7 @@ use ipnet::IpNet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 const FORWARDED_FOR: &str = "x-forwarded-for";
-/// Entries of the header that are looked at; no chain of proxies is longer.
+/// Maximum number of header entries that are read; no chain of proxies is longer.
 const MAX_HOPS: usize = 32;
 
 /// The client's address, in a request's extensions.
@@ -19,7 +20,7 @@ const MAX_HOPS: usize = 32;
 pub(crate) struct ClientAddress(pub(crate) IpAddr);
 
 impl ClientAddress {
-    /// Of a request that came over a connection from `peer`.
+    /// Returns the client of a request that was received over a connection from `peer`.
     pub(crate) fn of(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> Self {
         let mut client = peer.to_canonical();
         for entry in entries(headers).take(MAX_HOPS) {
@@ -32,7 +33,7 @@ impl ClientAddress {
         ClientAddress(client)
     }
 
-    /// Of a request that a server of any kind has put its connection's address on.
+    /// Returns the client of a request whose server stored the address of the connection in its extensions.
     pub(crate) fn of_request(
         extensions: &Extensions,
         headers: &HeaderMap,
@@ -43,11 +44,12 @@ impl ClientAddress {
     }
 }
 
+/// Whether an address belongs to a trusted proxy.
 pub(crate) fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
     trusted.iter().any(|network| network.contains(&address.to_canonical()))
 }
 
-/// What one client has of the address space: an IPv4 address, or the 64 bits that an IPv6 network has for its hosts.
+/// Returns the network that counts as one client: an IPv4 address, or the /64 network of an IPv6 address.
 pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
@@ -55,7 +57,7 @@ pub(crate) fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The header's entries, the last one first; `None` for what is not text.
+/// Returns the header's entries, the last one first. An entry is `None` if its line is not text.
 fn entries(headers: &HeaderMap) -> impl Iterator<Item = Option<&str>> {
     headers.get_all(FORWARDED_FOR).iter().rev().flat_map(|line| {
         let text = line.to_str().ok();
@@ -64,7 +66,7 @@ fn entries(headers: &HeaderMap) -> impl Iterator<Item = Option<&str>> {
     })
 }
 
-/// An address as proxies write it: alone, with a port, or in brackets.
+/// Parses an address as proxies write it: alone, with a port, or in brackets.
 fn parse(entry: &str) -> Option<IpAddr> {
     let bare = entry.strip_prefix('[').and_then(|entry| entry.strip_suffix(']')).unwrap_or(entry);
     let address = bare.parse::<IpAddr>().or_else(|_| entry.parse::<SocketAddr>().map(|address| address.ip()));
@@ -76,20 +78,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_is_believed_as_far_as_trusted_proxies_wrote_it() {
+    fn the_header_is_trusted_only_as_far_as_trusted_proxies_wrote_it() {
         let trusted: Vec<IpNet> = ["10.0.0.0/8", "fd00::/8"].map(|net| net.parse().unwrap()).to_vec();
         for (peer, lines, expected) in [
-            // Nobody who connects directly names an address.
+            // The header of a client that connects directly is ignored.
             ("203.0.113.5", vec!["198.51.100.1"], "203.0.113.5"),
             ("10.0.0.1", vec![], "10.0.0.1"),
             ("10.0.0.1", vec!["198.51.100.1"], "198.51.100.1"),
-            // What the client itself sent stands before what the proxy wrote.
+            // Entries that the client sent come before those that the proxy wrote.
             ("10.0.0.1", vec!["6.6.6.6, 198.51.100.1"], "198.51.100.1"),
             ("10.0.0.1", vec!["6.6.6.6", "198.51.100.1"], "198.51.100.1"),
             ("10.0.0.1", vec!["198.51.100.1, 10.0.0.2"], "198.51.100.1"),
             ("10.0.0.1", vec!["198.51.100.1, 10.0.0.2, 10.0.0.3"], "198.51.100.1"),
             ("10.0.0.1", vec!["6.6.6.6, 203.0.113.9, 10.0.0.2"], "203.0.113.9"),
-            // Past what is no address nothing is believed.
+            // Entries before one that is not an address are ignored.
             ("10.0.0.1", vec!["198.51.100.1, unknown"], "10.0.0.1"),
             ("10.0.0.1", vec!["198.51.100.1, , 10.0.0.2"], "10.0.0.2"),
             ("10.0.0.1", vec!["198.51.100.1:4711"], "198.51.100.1"),
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_of_proxies_has_a_bound() {
+    fn the_length_of_a_proxy_chain_is_bounded() {
         let trusted = ["10.0.0.0/8".parse().unwrap()];
         let chain = vec!["10.0.0.7"; MAX_HOPS + 1].join(", ");
         let mut headers = HeaderMap::new();
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_client_is_its_network() {
+    fn an_ipv6_client_is_identified_by_its_network() {
         for (address, expected) in [
             ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
             ("::ffff:192.0.2.1", "192.0.2.1"),

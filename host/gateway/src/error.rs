@@ -1,4 +1,4 @@
-//! Errors as clients see them: OpenAI's shape, a fitting status, a stable code.
+//! Errors as clients see them: in OpenAI's shape, with a fitting status and a stable code.
 
 use axum::{
     Json,
@@ -11,7 +11,7 @@ use skep_engine::EngineError;
 use skep_runtime::{RuntimeError, TokensUsedUp};
 use std::any::Any;
 
-/// An error that a client gets.
+/// An error response.
 #[derive(Clone, Debug)]
 pub struct ApiError {
     pub(crate) status: StatusCode,
@@ -34,7 +34,7 @@ impl ApiError {
         }
     }
 
-    /// A fault of ours that a client can do nothing about.
+    /// Creates an error of the host that a client cannot avoid.
     pub(crate) fn internal(message: &str) -> Self {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
@@ -44,13 +44,13 @@ impl ApiError {
         self
     }
 
-    /// 400 for one parameter.
+    /// Creates a 400 error about one parameter.
     pub(crate) fn parameter(param: impl Into<String>, message: impl Into<String>) -> Self {
         let error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message);
         ApiError { param: Some(param.into()), ..error }
     }
 
-    /// An error of the engine in the terms of the request, which gave the form of its answer in `field`.
+    /// Converts an engine error to the terms of the request, which specified the form of its output in `field`.
     pub(crate) fn of_request(error: EngineError, field: Option<&'static str>) -> Self {
         let named = |parameter: String| match (parameter.as_str(), field) {
             ("output" | "constraint", Some(field)) => field.to_owned(),
@@ -67,7 +67,7 @@ impl ApiError {
         })
     }
 
-    /// The body, also for an error in the middle of a stream.
+    /// Returns the response body, which is also used for errors in the middle of a stream.
     pub(crate) fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 | 403 => "permission_error",
@@ -188,7 +188,7 @@ impl From<RuntimeError> for ApiError {
             RuntimeError::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
             RuntimeError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             RuntimeError::Cancelled => CLIENT_CLOSED,
-            // Of this turn, or of one that others followed.
+            // The error may come from this turn or from another one that the request follows.
             _ if code == "store_full" => {
                 let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message);
                 return ApiError { retry_after_ms: Some(STORE_FULL_RETRY_MS), ..error };
@@ -199,7 +199,7 @@ impl From<RuntimeError> for ApiError {
     }
 }
 
-/// The answer when a handler panicked: a fault of ours, and the server goes on.
+/// Returns the response when a handler panicked. This is an error of the host, and the server continues.
 pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
@@ -207,12 +207,12 @@ pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> Response {
     ApiError::new(
         StatusCode::INTERNAL_SERVER_ERROR,
         "internal",
-        "the server failed on this request; it is logged",
+        "the server failed to handle this request; the error is logged",
     )
     .into_response()
 }
 
-/// Gives the refusals that the HTTP library itself makes (paths, queries, methods, sizes) the shape of all others.
+/// Converts the errors of the HTTP library (paths, queries, methods, sizes) to the shape of all others.
 pub(crate) async fn in_shape(response: Response) -> Response {
     let status = response.status();
     let is_plain = response
@@ -239,12 +239,12 @@ pub(crate) async fn in_shape(response: Response) -> Response {
     shaped
 }
 
-/// What a client is told to wait when the disk is full: somebody has to make room first.
+/// Retry delay that is sent to clients when the disk is full, because somebody has to free space first.
 const STORE_FULL_RETRY_MS: u32 = 30_000;
-/// Of a refusal that has no shape yet.
+/// Maximum size of an error text that is converted.
 const MAX_PLAIN_BYTES: usize = 16 << 10;
 
-/// 499, as proxies log a client that went away. Nobody reads it.
+/// 499, as proxies log a request whose client disconnected. No client reads it.
 const CLIENT_CLOSED: StatusCode = match StatusCode::from_u16(499) {
     Ok(status) => status,
     Err(_) => StatusCode::BAD_REQUEST,

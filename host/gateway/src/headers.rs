@@ -1,20 +1,21 @@
-//! What requests say in their headers: where their KV cache is warm, and in what form they want their answer.
+//! Reads the request headers that name a session for KV cache affinity and that choose the form of the response, and
+//! writes the header with schema warnings.
 
 use crate::{ApiError, access::Caller};
 use axum::{http::HeaderMap, http::HeaderValue, response::Response};
 use skep_engine::Affinity;
 
 const MAX_HEADER_BYTES: usize = 256;
-/// What looks like a mistake in the request's schemas; the answer is as they say all the same.
+/// Response header with likely mistakes in the request's schemas, which are applied as written nevertheless.
 const SCHEMA_WARNINGS: &str = "x-skep-schema-warnings";
 const MAX_WARNING_BYTES: usize = 1024;
 
-/// The answer with what looks like a mistake in the request's schemas, which is also logged.
+/// Adds likely mistakes in the request's schemas to the response as a header, and logs them.
 pub(crate) fn warned(mut response: Response, warnings: &[String]) -> Response {
     if warnings.is_empty() {
         return response;
     }
-    tracing::warn!(warnings = warnings.join("; "), "a schema looks like it has mistakes");
+    tracing::warn!(warnings = warnings.join("; "), "a schema probably contains mistakes");
     let visible = |c: char| if matches!(c, ' '..='~') { c } else { '?' };
     let text: String = warnings.join("; ").chars().map(visible).take(MAX_WARNING_BYTES).collect();
     if let Ok(value) = HeaderValue::try_from(text) {
@@ -23,7 +24,7 @@ pub(crate) fn warned(mut response: Response, warnings: &[String]) -> Response {
     response
 }
 
-/// The session that a client names, by any of the names that clients use.
+/// Returns the session that a client names, in any of the headers that clients use.
 pub(crate) fn session(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     for name in ["x-session-affinity", "x-session-id"] {
         if let Some(value) = text(headers, name)? {
@@ -33,7 +34,8 @@ pub(crate) fn session(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     Ok(None)
 }
 
-/// Where the request's prefix is likely to be warm: with its session, or with the session from which that was opened.
+/// Returns the affinity of a request, which says where its prefix is likely cached: with its session, or with the
+/// parent session from which that was opened.
 pub(crate) fn affinity(headers: &HeaderMap, caller: &Caller) -> Result<Affinity, ApiError> {
     Ok(caller.affinity(session(headers)?, text(headers, "x-parent-session-id")?))
 }
@@ -42,20 +44,20 @@ pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Api
     text(headers, "idempotency-key")
 }
 
-/// Whether the client wants an answer before the work is done (RFC 7240).
+/// Whether the client wants a response before the work is done (RFC 7240).
 pub(crate) fn prefers_async(headers: &HeaderMap) -> bool {
     let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     preferences.flat_map(|value| value.split(',')).any(|one| one.trim().eq_ignore_ascii_case("respond-async"))
 }
 
-/// The last event that a client saw before it lost the stream.
+/// Returns the id of the last event that a client saw before it lost the stream.
 pub(crate) fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
     let Some(value) = text(headers, "last-event-id")? else { return Ok(None) };
     let rule = "the header last-event-id must be the id of an event of this turn: a number";
     value.parse().map(Some).map_err(|_| ApiError::parameter("last-event-id", rule))
 }
 
-/// Whether the answer is to be a stream of events.
+/// Whether the response should be a stream of events.
 pub(crate) fn wants_events(headers: &HeaderMap) -> bool {
     let accepts = headers.get_all("accept").iter().filter_map(|value| value.to_str().ok());
     accepts.flat_map(|value| value.split(',')).any(|kind| kind.trim().starts_with("text/event-stream"))
@@ -65,7 +67,7 @@ fn text(headers: &HeaderMap, name: &str) -> Result<Option<String>, ApiError> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
-        let rule = format!("the header {name} came more than once; send it once");
+        let rule = format!("the header {name} is given more than once; send it once");
         return Err(ApiError::parameter(name, rule));
     }
     match value.to_str() {

@@ -1,8 +1,9 @@
-//! HTTP in and out: agents, their sessions and routes, OpenAI-compatible models, health and metrics.
+//! The HTTP gateway: agents, their sessions and routes, OpenAI-compatible models, health and metrics.
 //!
-//! JSON shapes live here and nowhere else. Every error has OpenAI's shape and a stable code, every body is bounded
-//! before it is read, and a client that goes away cancels what it asked for, because the answer's body owns the run;
-//! unless it asked for a turn that goes on by itself, with an idempotency key or with `prefer: respond-async`.
+//! This crate alone defines the JSON shapes of the API. Every error has OpenAI's shape and a stable code, and every
+//! body is bounded before it is read. A client that disconnects cancels its request, because the response body owns
+//! the run; the exceptions are turns requested with an idempotency key or `prefer: respond-async`, which continue
+//! without the client.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -46,28 +47,32 @@ pub use rates::{RateLimiter, RateOptions, TenantRates};
 pub use server::ConnectionOptions;
 pub use trace::RemoteParent;
 
-/// Bounds of the gateway.
+/// Options of the gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
-    /// Of a JSON or text body.
+    /// Maximum size of a JSON or text body.
     pub max_body_bytes: usize,
-    /// Of a component that is deployed.
+    /// Maximum size of a component to deploy.
     pub max_component_bytes: usize,
+    /// Whether requests need a key.
     pub access: AccessOptions,
-    /// Web pages that may use this host, such as `https://app.example.com`. Any other request that a page makes is refused,
-    /// because a page can make a browser talk to a host that only the browser reaches. Programs send no `Origin`.
+    /// Origins of web pages that may use this host, such as `https://app.example.com`. Requests of all other pages
+    /// are refused, because a page can make a browser send requests to a host that only the browser can reach.
+    /// Programs send no `Origin`.
     pub origins: Vec<String>,
+    /// Bounds of connections.
     pub connections: ConnectionOptions,
-    /// Proxies whose `X-Forwarded-For` says where a request comes from, for limits by address and for logs.
+    /// Proxies whose `X-Forwarded-For` header is trusted to name the client, for limits by address and for logs.
     pub trusted_proxies: Vec<IpNet>,
-    /// Engines tell it what tenants get, if it is their meter.
+    /// Rate limits. Engines report the tokens of tenants to it if it is their token meter.
     pub rates: Arc<RateLimiter>,
-    /// How long running requests may go on once the server is to stop.
+    /// Maximum time that running requests may continue after the server starts to shut down.
     pub drain: Duration,
-    /// Other names of models, such as `@cf/meta/llama-3.1-8b-instruct`, on the routes of Workers AI.
+    /// Aliases of models, such as `@cf/meta/llama-3.1-8b-instruct`, on the routes of Workers AI.
     pub model_names: BTreeMap<String, String>,
+    /// Bounds of `/mcp`.
     pub mcp: McpOptions,
-    /// Links the span of a request to the caller's trace. `None`: each request is a trace of its own.
+    /// Links the span of a request to the caller's trace. With `None`, each request starts a trace.
     pub remote_parent: Option<RemoteParent>,
 }
 
@@ -89,12 +94,12 @@ impl Default for GatewayOptions {
     }
 }
 
-/// What every route sees.
+/// The state that every route shares.
 #[derive(Clone)]
 struct Gateway {
     host: AgentHost,
     options: Arc<GatewayOptions>,
-    /// Streams without an end of their own end when it does.
+    /// Becomes true when the server starts to shut down, which terminates endless streams.
     draining: Arc<watch::Sender<bool>>,
     mcp: Arc<mcp::Mcp>,
 }
@@ -106,12 +111,12 @@ impl Gateway {
     }
 }
 
-/// The routes, for embedding and for tests.
+/// Returns the routes as a router, for embedding and for tests.
 pub fn router(host: AgentHost, options: GatewayOptions) -> Router {
     routes_of(Gateway::new(host, options))
 }
 
-/// Serves until `shutdown` resolves, then lets running requests finish for `options.drain` at most.
+/// Serves until `shutdown` resolves, then lets running requests finish for at most `options.drain`.
 pub async fn serve(
     listener: tokio::net::TcpListener,
     host: AgentHost,
@@ -134,7 +139,7 @@ pub async fn serve(
         mcp.close();
     });
     let overtime = async {
-        // The sender is gone only when nothing is served any more.
+        // The sender is dropped only when nothing is served any more.
         if began.wait_for(|draining| *draining).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -146,18 +151,18 @@ pub async fn serve(
     }
     tracing::warn!(
         drain_s = drain.as_secs(),
-        "requests still ran when the time to drain was over; they are cut off"
+        "requests were still running when the drain timeout expired; they are aborted"
     );
     host.drain(Duration::ZERO).await;
     for engine in host.models().iter() {
         engine.drain(Duration::ZERO).await;
     }
-    // What was cut off ends with an error, which needs a moment to be sent.
+    // Aborted requests finish with an error, which needs a moment to be sent.
     let _ = tokio::time::timeout(LAST_WORDS, server).await;
     Ok(())
 }
 
-/// How long errors may take to reach clients whose requests were cut off.
+/// Maximum time for errors to reach the clients of aborted requests.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 fn routes_of(gateway: Gateway) -> Router {
@@ -228,6 +233,6 @@ fn routes_of(gateway: Gateway) -> Router {
         .layer(middleware::from_fn_with_state(gateway.clone(), access::guard))
         .layer(middleware::from_fn_with_state(gateway.clone(), trace::request))
         .with_state(gateway.clone());
-    // Around all routes, because it runs before a request finds its route.
+    // This layer wraps the whole router, because it must run before a request is matched to its route.
     Router::new().fallback_service(routes).layer(middleware::from_fn_with_state(gateway, access::identify))
 }

@@ -1,9 +1,10 @@
 //! `/mcp`: the deployed agents and their tools, for clients of the Model Context Protocol over streamable HTTP.
 //!
-//! The protocol is the official crate's, of the revisions with sessions and of the one without; what is here is what a call
-//! means, and the bounds. Where there are sessions, a client that goes away has cancelled nothing, as the protocol has it:
-//! its turns go on until the session is forgotten. Where there are none, it has. A turn that is durable, because a person is
-//! asked about it or because the client gave it a key, goes on in any case, until it is cancelled by name.
+//! The official crate implements the protocol, both the revisions with sessions and the one without. This module
+//! defines the meaning of calls, and the bounds. In revisions with sessions, a client that disconnects has not
+//! cancelled anything, as the protocol specifies: its turns continue until the session is removed. In the revision
+//! without sessions, disconnecting cancels. A durable turn, which needs an approval or has a key from the client,
+//! continues in either case, until it is cancelled explicitly.
 
 mod answer;
 mod call;
@@ -35,12 +36,13 @@ use tracing::Span;
 /// Bounds of `/mcp`.
 #[derive(Clone, Debug)]
 pub struct McpOptions {
-    /// Clients that are remembered. The one unused for longest is forgotten first, and introduces itself again.
+    /// Maximum number of client sessions. To make room for another, the tenant with the most sessions loses its least
+    /// recently used one, whose client must initialize again.
     pub max_sessions: usize,
-    /// How long a client is remembered that says nothing. It is longer than any turn.
+    /// Maximum time that a session without messages is kept. This is longer than any turn.
     pub session_idle: Duration,
-    /// How long a call that a person decides about holds its client, who then gets the approval's id. Shorter than clients
-    /// wait for an answer.
+    /// Maximum time that a call that needs an approval blocks its client, which then gets the approval's id. This is
+    /// shorter than the timeouts of clients.
     pub approval_wait: Duration,
 }
 
@@ -54,14 +56,14 @@ impl Default for McpOptions {
     }
 }
 
-/// The service behind the route. Dropping it ends every session.
+/// The service behind the route. Dropping it terminates every session.
 pub(crate) struct Mcp {
     service: StreamableHttpService<AgentServer, BoundedSessions>,
     sessions: Arc<BoundedSessions>,
     closing: watch::Sender<bool>,
 }
 
-/// The span of the HTTP request with which a call came.
+/// The span of the HTTP request that a call was received in.
 #[derive(Clone)]
 struct RequestSpan(Span);
 
@@ -69,7 +71,7 @@ impl Mcp {
     pub(crate) fn new(host: AgentHost, options: &McpOptions, max_body_bytes: usize) -> Self {
         let closing = watch::Sender::new(false);
         let config = StreamableHttpServerConfig::default()
-            // Both are checked for all routes (`access::guard`).
+            // `access::guard` checks both for all routes.
             .disable_allowed_hosts()
             .disable_allowed_origins()
             .with_max_request_body_bytes(max_body_bytes);
@@ -80,7 +82,7 @@ impl Mcp {
         Mcp { service, sessions, closing }
     }
 
-    /// Ends the streams that only wait for news, so that nobody waits for them.
+    /// Terminates the streams that only wait for notifications, so that shutdown does not wait for them.
     pub(crate) fn close(&self) {
         self.closing.send_replace(true);
     }
@@ -93,11 +95,11 @@ impl Drop for Mcp {
     }
 }
 
-/// Values of a message, which the protocol makes of it where others wait.
+/// Maximum number of JSON values in a message, because the protocol crate parses it where other requests wait.
 const MAX_VALUES: usize = 1 << 18;
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
-/// A session is its caller's own: to anyone else it is not there.
+/// Serves a request. A session belongs to its caller, and to other callers it does not exist.
 pub(crate) async fn serve(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -111,7 +113,7 @@ pub(crate) async fn serve(
     let (mut parts, body) = request.into_parts();
     parts.extensions.insert(RequestSpan(Span::current()));
     let request = if parts.method == Method::POST {
-        // Read here, because here it has a deadline, and what is no message is told so.
+        // The body is read here, where it has a deadline and an invalid message gets an error that says so.
         let bytes = body::read(Request::from_parts(parts.clone(), body), &gateway).await?;
         let (tenant, read) = (caller.tenant.to_string(), bytes.clone());
         let check = move |_: &Cancel| {
@@ -129,7 +131,7 @@ pub(crate) async fn serve(
     {
         gateway.mcp.sessions.belongs_to(&begun, caller.requester());
     }
-    // An error of the protocol is JSON, and has a code of its own.
+    // An error of the protocol is JSON and has its own code.
     if response.status() == StatusCode::NOT_FOUND && !is_json(&response) {
         return Err(session_not_found());
     }
@@ -138,7 +140,7 @@ pub(crate) async fn serve(
     }
     let mut closing = gateway.mcp.closing.subscribe();
     let closed = async move {
-        // The sender is gone when the server is.
+        // The sender is dropped with the server.
         let _ = closing.wait_for(|closing| *closing).await;
     };
     Ok(response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(closed)))))
@@ -155,8 +157,8 @@ fn session_id(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 }
 
 fn session_not_found() -> ApiError {
-    let message = "there is no MCP session of this id: it was unused for too long, made room for others, is another \
-                   caller's, or is of another start of this host; send `initialize` to begin one";
+    let message = "there is no MCP session with this id: it was unused for too long, was removed to make room for others, \
+                   belongs to another caller, or ended when this host restarted; send `initialize` to start a new one";
     ApiError::new(StatusCode::NOT_FOUND, "session_not_found", message)
 }
 

@@ -1,4 +1,5 @@
-//! Generations that clients ask of a model itself: what they produce counts for the client's tenant, however they end.
+//! Counts the tokens of generations that clients request from a model directly for the client's tenant, however the
+//! generations end.
 
 use crate::spent::Spent;
 use futures::{Stream, StreamExt};
@@ -12,7 +13,7 @@ use std::{
     task::{Context, Poll},
 };
 
-/// A generation with what counts it. Dropped early, it counts as far as it came.
+/// A generation and its token counters. If it is dropped early, the tokens so far are counted.
 pub(crate) struct Metered<S> {
     stream: S,
     tokens: TenantTokens,
@@ -26,7 +27,7 @@ impl<S> Metered<S> {
 }
 
 impl Metered<ChatStream> {
-    /// Waits for the end.
+    /// Waits for the end of the generation and returns its outcome.
     pub(crate) async fn outcome(mut self) -> Result<ChatOutcome, EngineError> {
         while let Some(event) = self.next().await {
             if let ChatEvent::Finished(outcome) = event? {

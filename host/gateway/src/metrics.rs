@@ -1,6 +1,7 @@
-//! Figures for Prometheus. The recorder is the one thing that a process has once, however many servers live in it.
+//! Metrics for Prometheus. The recorder is global: a process has one, however many servers run in it.
 //!
-//! Every metric is described where it is recorded, and here they come together; `METRICS.md` is the list for people.
+//! Each crate describes the metrics that it records, and this module collects them. `METRICS.md` is the list for
+//! people.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
@@ -36,13 +37,13 @@ const METRICS: &[MetricSpec] = &[
         name: BUILD,
         kind: MetricKind::Gauge,
         unit: Unit::Count,
-        help: "1, with the version of this host",
+        help: "Constant 1, labeled with the version of this host",
     },
     MetricSpec {
         name: RESIDENT,
         kind: MetricKind::Gauge,
         unit: Unit::Bytes,
-        help: "Memory of the process that is in RAM",
+        help: "Resident memory of the process",
     },
     MetricSpec {
         name: CPU_TIME,
@@ -54,55 +55,55 @@ const METRICS: &[MetricSpec] = &[
         name: OPEN_FILES,
         kind: MetricKind::Gauge,
         unit: Unit::Count,
-        help: "Files and sockets that the process has open",
+        help: "Open files and sockets of the process",
     },
     MetricSpec {
         name: MAX_FILES,
         kind: MetricKind::Gauge,
         unit: Unit::Count,
-        help: "Files and sockets that the process may have open",
+        help: "Maximum number of open files and sockets of the process",
     },
     MetricSpec {
         name: STARTED,
         kind: MetricKind::Gauge,
         unit: Unit::Seconds,
-        help: "When the process started, in seconds since 1970",
+        help: "Start time of the process, in seconds since 1970",
     },
     MetricSpec {
         name: DATABASE_BYTES,
         kind: MetricKind::Gauge,
         unit: Unit::Bytes,
-        help: "The database's file",
+        help: "Size of the database file",
     },
     MetricSpec {
         name: WAL_BYTES,
         kind: MetricKind::Gauge,
         unit: Unit::Bytes,
-        help: "Commits that are not in the database's file yet",
+        help: "Size of the write-ahead log: commits that are not in the database file yet",
     },
     MetricSpec {
         name: FREE_BYTES,
         kind: MetricKind::Gauge,
         unit: Unit::Bytes,
-        help: "Free space of the disk with the database",
+        help: "Free space on the database's disk",
     },
     MetricSpec {
         name: OPEN_TURNS,
         kind: MetricKind::Gauge,
         unit: Unit::Count,
-        help: "Turns that wait or run",
+        help: "Turns that are waiting or running",
     },
     MetricSpec {
         name: WAITING_APPROVALS,
         kind: MetricKind::Gauge,
         unit: Unit::Count,
-        help: "Calls that wait for a person's word",
+        help: "Tool calls that are waiting for an approval",
     },
     MetricSpec {
         name: DEAD_LETTERS,
         kind: MetricKind::Gauge,
         unit: Unit::Count,
-        help: "Deliveries that failed for good",
+        help: "Deliveries that failed permanently",
     },
     MetricSpec {
         name: REQUESTS,
@@ -114,65 +115,66 @@ const METRICS: &[MetricSpec] = &[
         name: ANSWER_TIME,
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
-        help: "From a request's head to its answer's head; a stream goes on after it",
+        help: "Time from a request's head to its response's head; a stream continues after it",
     },
     MetricSpec {
         name: CONNECTIONS,
         kind: MetricKind::Gauge,
         unit: Unit::Count,
-        help: "Connections of clients that are open",
+        help: "Open client connections",
     },
     MetricSpec {
         name: CONNECTIONS_REFUSED,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Connections that were refused, by the bound: all, address, or files of the process",
+        help: "Refused connections by the exceeded bound: all, address, or files of the process",
     },
     MetricSpec {
         name: CONNECTIONS_ENDED,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Connections that the host ended, by reason: slow_head, idle or slow_reader",
+        help: "Connections that the host closed, by reason: slow_head, idle or slow_reader",
     },
     MetricSpec {
         name: MCP_SESSIONS,
         kind: MetricKind::Gauge,
         unit: Unit::Count,
-        help: "MCP clients that are remembered",
+        help: "Sessions of MCP clients",
     },
     MetricSpec {
         name: MCP_CALLS,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Calls of tools by MCP clients",
+        help: "Tool calls by MCP clients",
     },
     MetricSpec {
         name: RATE_LIMITED,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Requests that were refused because they came too soon",
+        help: "Requests refused by a rate limit",
     },
 ];
 
-/// Every metric that this process can record.
+/// Returns every metric that this process can record.
 fn all() -> impl Iterator<Item = &'static MetricSpec> {
     skep_engine::metric::METRICS.iter().chain(skep_runtime::metric::METRICS).chain(METRICS)
 }
 
-/// The recorder's handle, or `None` where the embedding program installed a recorder of its own.
+/// Returns the recorder's handle, or `None` if the embedding program installed a different recorder.
 pub(crate) fn recorder() -> Option<&'static PrometheusHandle> {
     static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
     let install = || match install() {
         Ok(handle) => Some(handle),
         Err(error) => {
-            tracing::warn!(%error, "metrics are recorded elsewhere; /metrics stays empty");
+            tracing::warn!(%error, "another metrics recorder is installed; /metrics stays empty");
             None
         }
     };
     RECORDER.get_or_init(install).as_ref()
 }
 
-/// Sorts what was recorded into buckets, for ever. Until then each observation takes memory, asked for or not.
+/// Moves recorded observations into buckets, forever. Until that happens each observation takes memory, whether or
+/// not it is scraped.
 pub(crate) async fn upkeep() {
     let Some(recorder) = recorder() else { return };
     let mut ticks = tokio::time::interval(UPKEEP);
@@ -206,7 +208,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn documentation_lists_every_metric_as_it_is() {
+    fn the_documentation_lists_every_metric() {
         let documented: BTreeMap<String, String> = include_str!("../METRICS.md")
             .lines()
             .filter_map(|line| {
@@ -228,12 +230,12 @@ mod tests {
     }
 
     #[test]
-    fn alerts_are_about_metrics_that_there_are() {
+    fn alerts_use_only_existing_metrics() {
         let expressions: Vec<&str> = include_str!("../alerts.yml")
             .lines()
             .filter_map(|line| line.trim().strip_prefix("expr: "))
             .collect();
-        assert!(expressions.len() > 10, "the file was read");
+        assert!(expressions.len() > 10, "too few expressions were found in alerts.yml");
         for expression in expressions {
             let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             let named: Vec<&str> =

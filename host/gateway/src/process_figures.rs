@@ -1,5 +1,5 @@
-//! Figures of the process, under the names that Prometheus' own clients have for them. What the system does not tell is
-//! not there.
+//! Metrics of the process, under the names that Prometheus' client libraries use. A metric that the system does not
+//! provide is absent.
 
 use crate::metrics::{BUILD, CPU_TIME, MAX_FILES, OPEN_FILES, RESIDENT, STARTED};
 
@@ -26,7 +26,7 @@ mod linux {
         let cpu_time = clock_gettime(ClockId::ProcessCPUTime);
         metrics::counter!(CPU_TIME).absolute(cpu_time.tv_sec.unsigned_abs());
         if let Ok(files) = fs::read_dir("/proc/self/fd") {
-            // The folder is open too while it is read.
+            // The count includes the open directory itself.
             metrics::gauge!(OPEN_FILES).set(files.count().saturating_sub(1) as f64);
         }
         if let Some(limit) = getrlimit(Resource::Nofile).current {
@@ -37,10 +37,10 @@ mod linux {
         }
     }
 
-    /// In seconds since 1970.
+    /// Returns the start time of the process in seconds since 1970.
     fn started() -> Option<f64> {
         let stat = fs::read_to_string("/proc/self/stat").ok()?;
-        // The name of the program may have spaces and brackets; what follows has none.
+        // The program name may contain spaces and brackets; the fields after it do not.
         let (_, rest) = stat.rsplit_once(')')?;
         let after_boot: u64 = rest.split_whitespace().nth(19)?.parse().ok()?;
         let system = fs::read_to_string("/proc/stat").ok()?;
@@ -58,7 +58,7 @@ mod linux {
         use std::time::SystemTime;
 
         #[test]
-        fn a_process_started_before_now_and_after_the_machine() {
+        fn the_start_time_is_in_the_past() {
             let started = started().unwrap();
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
             assert!((now - 24.0 * 3600.0..=now + 2.0).contains(&started), "{started} at {now}");

@@ -1,4 +1,4 @@
-//! Tokens that the answer to one request took, for the access log.
+//! Counts the tokens that one request used, for the access log.
 
 use skep_engine::Usage;
 use std::sync::{
@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// Clones count together.
+/// The token counts of one request. Clones share the counts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spent(Arc<Tokens>);
 
@@ -22,7 +22,7 @@ impl Spent {
         self.0.output.fetch_add(usage.completion_tokens.into(), Ordering::Relaxed);
     }
 
-    /// Tokens of prompts and of outputs; `None` if no model was asked, or none has answered.
+    /// Returns the prompt and output tokens, or `None` if no model was called or none has responded.
     pub(crate) fn tokens(&self) -> Option<(u64, u64)> {
         let tokens = (self.0.prompt.load(Ordering::Relaxed), self.0.output.load(Ordering::Relaxed));
         (tokens != (0, 0)).then_some(tokens)

@@ -1,4 +1,4 @@
-//! Streams of events. The body owns what produces them, so that a client that goes away cancels it.
+//! Streams of server-sent events. The body owns the producer of the events, so a client that disconnects cancels it.
 
 use axum::response::{
     IntoResponse, Response,
@@ -9,17 +9,17 @@ use serde::Serialize;
 use serde_json::Value;
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
-/// Turns the items of a stream into JSON values to send.
+/// Converts the items of a stream into messages to send.
 pub(crate) trait Writer: Send + 'static {
     type Item: Send;
 
-    /// What an item becomes; `Break` sends these and ends the body without [`Writer::end`].
+    /// Converts an item. `Break` sends its messages and ends the body without [`Writer::end`].
     fn write(&mut self, item: Self::Item) -> Step;
-    /// What follows the last item.
+    /// Returns the messages that follow the last item.
     fn end(&mut self) -> Vec<Message>;
 }
 
-/// What to do after an item.
+/// The messages of an item, and whether the stream continues.
 pub(crate) enum Step {
     Go(Vec<Message>),
     Break(Vec<Message>),
@@ -27,7 +27,7 @@ pub(crate) enum Step {
 
 /// One event.
 pub(crate) struct Message {
-    /// A client that lost the stream sends the last one it saw as `Last-Event-ID`.
+    /// The id of the event. A client that lost the stream sends the last one that it saw as `Last-Event-ID`.
     pub id: Option<u64>,
     pub name: Option<&'static str>,
     pub data: String,
@@ -39,11 +39,11 @@ impl Message {
     }
 
     pub(crate) fn named(name: &'static str, value: &impl Serialize) -> Self {
-        let data = serde_json::to_string(value).expect("strings, numbers and JSON are always JSON");
+        let data = serde_json::to_string(value).expect("strings, numbers and JSON always serialize");
         Message::of_text(name, data)
     }
 
-    /// JSON may have been written on several lines, and an event has it on one.
+    /// Creates an event from JSON text. Line breaks are replaced, because an event's data must be on one line.
     pub(crate) fn of_text(name: &'static str, json: String) -> Self {
         let data = if json.contains(['\n', '\r']) { json.replace(['\n', '\r'], " ") } else { json };
         Message { id: None, name: Some(name), data }
@@ -54,7 +54,7 @@ impl Message {
     }
 }
 
-/// The answer whose body is what `writer` makes of `items`.
+/// Returns a response whose body consists of the messages that `writer` creates from `items`.
 pub(crate) fn respond<W: Writer>(
     items: impl Stream<Item = W::Item> + Send + Unpin + 'static,
     writer: W,
@@ -77,7 +77,7 @@ pub(crate) fn respond<W: Writer>(
 }
 
 struct Pump<S, W> {
-    /// `None` after the last item: whatever ran is dropped at once.
+    /// `None` after the last item, so that the producer is dropped immediately.
     items: Option<S>,
     writer: W,
     ready: VecDeque<Message>,

@@ -1,10 +1,11 @@
-//! Figures of the database and of the work that is open in it, taken when somebody asks for them.
+//! Metrics of the database and of the open work in it, updated when they are requested.
 
 use crate::metrics::{DATABASE_BYTES, DEAD_LETTERS, FREE_BYTES, OPEN_TURNS, WAITING_APPROVALS, WAL_BYTES};
 use skep_runtime::{AgentHost, DiskUse, OpenWork};
 use std::time::Duration;
 
-/// Figures of a database that is too slow stay as they were, so that the others are told in time.
+/// Timeout of counting the open work. If it expires, these metrics keep their values, so that the others are still
+/// reported in time.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn record(host: &AgentHost) {
@@ -22,6 +23,6 @@ pub(crate) async fn record(host: &AgentHost) {
             metrics::gauge!(DEAD_LETTERS).set(dead_letters as f64);
         }
         Ok(Err(error)) => tracing::warn!(%error, "open work cannot be counted"),
-        Err(_elapsed) => tracing::warn!("open work cannot be counted: the database does not answer"),
+        Err(_elapsed) => tracing::warn!("open work cannot be counted: the database does not respond"),
     }
 }

@@ -1,6 +1,6 @@
-//! One span and one line of the access log for each request, and its id on the answer.
+//! Creates one span and one access-log line for each request, and sets the request's id on the response.
 //!
-//! Both last as long as the answer's body does: until its last byte, or until the client goes away.
+//! Both cover the response body: they end with its last byte, or when the client disconnects.
 
 use crate::{
     Gateway,
@@ -29,18 +29,19 @@ use tracing::{Instrument, Span, field::Empty};
 const REQUEST_ID: &str = "x-request-id";
 const MAX_ID_BYTES: usize = 128;
 
-/// Finds the span of the caller in a request's headers and makes it the parent of the given one. What a trace context
-/// looks like is the business of whoever exports traces.
+/// Finds the caller's span in a request's headers and makes it the parent of a given span. The exporter of traces
+/// supplies this function, because the form of a trace context is not defined here.
 #[derive(Clone)]
 pub struct RemoteParent(Arc<Adopt>);
 
-/// The id of a request, among its extensions.
+/// The id of a request, stored in its extensions.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestId(pub(crate) String);
 
 type Adopt = dyn Fn(&HeaderMap, &Span) + Send + Sync;
 
 impl RemoteParent {
+    /// Wraps a function that sets the parent of a span from a request's headers.
     pub fn new(adopt: impl Fn(&HeaderMap, &Span) + Send + Sync + 'static) -> Self {
         RemoteParent(Arc::new(adopt))
     }
@@ -52,13 +53,14 @@ impl fmt::Debug for RemoteParent {
     }
 }
 
-/// Keeps the id that the client sent, or mints one.
+/// Uses the request id that the client sent, or generates one.
 pub(crate) async fn request(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|id| id.len() <= MAX_ID_BYTES).cloned();
     let id = given.unwrap_or_else(|| {
-        HeaderValue::from_str(&uuid::Uuid::now_v7().simple().to_string()).expect("hex digits make a header")
+        HeaderValue::from_str(&uuid::Uuid::now_v7().simple().to_string())
+            .expect("hex digits are a valid header value")
     });
-    // The route, not the path: ids in paths would make every line unique.
+    // The span has the route and not the path, because ids in paths would make every name unique.
     let route = request.extensions().get::<MatchedPath>().map(|route| route.as_str().to_owned());
     let method = request.method().clone();
     let span = tracing::info_span!(
@@ -110,9 +112,9 @@ pub(crate) async fn request(State(gateway): State<Gateway>, mut request: Request
     response.map(|body| Body::new(SpannedBody { body: Some(body), span, line }))
 }
 
-/// An answer's body, which runs inside of the request's span.
+/// A response body that runs inside the request's span.
 struct SpannedBody {
-    /// `None` only while dropping, so that what the body owns ends inside of the span too.
+    /// `None` only while dropping, so that the values the body owns are dropped inside the span, too.
     body: Option<Body>,
     span: Span,
     line: AccessLine,
@@ -130,7 +132,7 @@ impl HttpBody for SpannedBody {
         let _inside = span.enter();
         let Some(body) = body else { return Poll::Ready(None) };
         let frame = Pin::new(&mut *body).poll_frame(context);
-        // A body that says that it has ended is not asked again.
+        // A body that reports its end is not polled again.
         line.is_whole = matches!(frame, Poll::Ready(None)) || body.is_end_stream();
         frame
     }

@@ -1,7 +1,8 @@
-//! Which addresses a name may lead to.
+//! Decides which addresses a connection may use.
 //!
-//! A list of origins says nothing of what the owner of a name lets it resolve to. So every address is looked at: only
-//! those of the public internet are connected to, and those that the operator allows beyond.
+//! A list of origins says nothing about the addresses that the owner of a name lets it resolve to, so every
+//! address is checked. Connections are allowed only to addresses of the public internet and to those that the
+//! operator allows in addition.
 
 use crate::OutboundError;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -12,7 +13,7 @@ use std::{
     str::FromStr,
 };
 
-/// Whatever is not public, after the IANA registries of special-purpose addresses.
+/// IPv4 networks that are not public, according to the IANA registries of special-purpose addresses.
 const SPECIAL_V4: &[(Ipv4Net, &str)] = &[
     (v4([0, 0, 0, 0], 8), "an unspecified address"),
     (v4([10, 0, 0, 0], 8), "a private address"),
@@ -21,39 +22,40 @@ const SPECIAL_V4: &[(Ipv4Net, &str)] = &[
     (v4([169, 254, 0, 0], 16), "a link-local address, where clouds keep their metadata"),
     (v4([172, 16, 0, 0], 12), "a private address"),
     (v4([192, 0, 0, 0], 24), "a reserved address"),
-    (v4([192, 0, 2, 0], 24), "an address of documentation"),
-    (v4([192, 88, 99, 0], 24), "a relay to IPv6"),
+    (v4([192, 0, 2, 0], 24), "a documentation address"),
+    (v4([192, 88, 99, 0], 24), "a 6to4 relay address"),
     (v4([192, 168, 0, 0], 16), "a private address"),
-    (v4([198, 18, 0, 0], 15), "an address of benchmarks"),
-    (v4([198, 51, 100, 0], 24), "an address of documentation"),
-    (v4([203, 0, 113, 0], 24), "an address of documentation"),
+    (v4([198, 18, 0, 0], 15), "a benchmarking address"),
+    (v4([198, 51, 100, 0], 24), "a documentation address"),
+    (v4([203, 0, 113, 0], 24), "a documentation address"),
     (v4([224, 0, 0, 0], 4), "a multicast address"),
     (v4([240, 0, 0, 0], 4), "a reserved address"),
 ];
 
-/// Of IPv6 only global unicast can be public; what carries an IPv4 address in it is a way to any of those above.
+/// Only global unicast can be public in IPv6. Special networks inside it include those that embed an IPv4
+/// address, which would lead to any of the networks above.
 const PUBLIC_V6: Ipv6Net = v6([0x2000, 0], 3);
 const SPECIAL_V6: &[(Ipv6Net, &str)] = &[
     (v6([0x2001, 0], 32), "a Teredo address"),
     (v6([0x2001, 0], 23), "a reserved address"),
-    (v6([0x2001, 0xdb8], 32), "an address of documentation"),
+    (v6([0x2001, 0xdb8], 32), "a documentation address"),
     (v6([0x2002, 0], 16), "a 6to4 address"),
-    (v6([0x3fff, 0], 20), "an address of documentation"),
+    (v6([0x3fff, 0], 20), "a documentation address"),
 ];
 
-/// The operator's decision. `Default` allows public addresses only.
+/// The addresses that the operator allows. `Default` allows public addresses only.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressPolicy {
-    /// Ranges that may be connected to although they are not public.
+    /// Ranges that connections may use although they are not public.
     pub allow_private: Vec<AddressRange>,
 }
 
-/// `10.1.0.0/16`, `10.1.2.3` or `10.1.2.3:8080`; IPv6 alike, in brackets before a port.
+/// A range such as `10.1.0.0/16`, `10.1.2.3` or `10.1.2.3:8080`. IPv6 works alike, with brackets before a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AddressRange {
     net: IpNet,
-    /// `None`: every port.
+    /// `None` means every port.
     port: Option<u16>,
 }
 
@@ -74,7 +76,7 @@ impl AddressRange {
     }
 }
 
-/// What an address is that is not public.
+/// Returns the kind of an address that is not public, and `None` for a public one.
 fn special(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(address) => kind(SPECIAL_V4.iter().find(|(net, _)| net.contains(&address))),
@@ -82,7 +84,9 @@ fn special(address: IpAddr) -> Option<&'static str> {
             kind(SPECIAL_V6.iter().find(|(net, _)| net.contains(&address)))
         }
         IpAddr::V6(Ipv6Addr::LOCALHOST) => Some("a loopback address"),
-        IpAddr::V6(address) if address.to_ipv4().is_some() => Some("an IPv4 address in an IPv6 one"),
+        IpAddr::V6(address) if address.to_ipv4().is_some() => {
+            Some("an IPv4 address embedded in an IPv6 address")
+        }
         IpAddr::V6(_) => Some("not public"),
     }
 }
@@ -148,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn only_public_addresses_are_connected_to() {
+    fn allows_only_public_addresses_by_default() {
         let policy = AddressPolicy::default();
         for address in
             ["1.1.1.1", "8.8.8.8", "172.15.0.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00::1"]
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_allows_a_range_an_address_or_one_port_of_it() {
+    fn allow_private_accepts_a_range_an_address_or_one_port() {
         let policy = allowing(&["127.0.0.0/8", "10.1.2.3:8080", "fd00::/8", "[::1]:81"]);
         for (address, port, allowed) in [
             ("127.0.0.1", 80, true),
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_has_one_spelling_and_what_is_none_is_refused() {
+    fn ranges_are_normalized_and_invalid_ones_are_refused() {
         for (text, expected) in [
             ("10.1.2.3/8", "10.0.0.0/8"),
             ("10.1.2.3", "10.1.2.3/32"),

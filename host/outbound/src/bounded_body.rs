@@ -1,8 +1,8 @@
-//! Reading a response without trusting it.
+//! Reads response bodies without trusting the server about their size.
 
 use crate::{Origin, OutboundError};
 
-/// Reads the body. What is announced to be too long is not begun with.
+/// Reads the body. A body whose announced length is over `limit` is not read at all.
 pub(crate) async fn read(
     mut response: reqwest::Response,
     origin: &Origin,
@@ -26,7 +26,7 @@ pub(crate) async fn read(
     }
 }
 
-/// The reason at the end of a chain of errors; those before it say only where it went wrong.
+/// Returns the last error of a chain, which is the cause; those before it say only where it happened.
 pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {

@@ -1,4 +1,4 @@
-//! Sends one bounded request, wherever redirects may lead it.
+//! Sends one bounded request and follows its redirects.
 
 use crate::{
     AddressPolicy, Origin, OutboundError, Policy, Request, Resolve, Response, SystemResolver,
@@ -14,10 +14,10 @@ use std::{
 };
 use tokio::sync::Semaphore;
 
-/// Of a response's headers. The parser itself reads a few hundred kilobytes before it gives up.
+/// Maximum total size of a response's headers. The parser itself reads a few hundred kilobytes before it fails.
 const MAX_RESPONSE_HEADER_BYTES: usize = 64 << 10;
 
-/// Makes requests. Clones share their connections.
+/// Sends requests. Clones share their connections.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -28,24 +28,24 @@ struct Inner {
     running: Semaphore,
 }
 
-/// What the operator decides about all requests.
+/// Options that the operator sets for all requests.
 #[derive(Clone)]
 pub struct Options {
     pub addresses: AddressPolicy,
     pub resolve: Arc<dyn Resolve>,
-    /// Requests that are under way at once; others wait, until their deadline.
+    /// Maximum number of requests in flight at once. Others wait, until their deadline.
     pub max_running: usize,
 }
 
-/// Of one request, with all its redirects.
+/// Bounds of one request, including all its redirects.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub deadline: Instant,
-    /// Of the body that is sent.
+    /// Maximum size of the request body.
     pub request_bytes: usize,
-    /// Of the body that is read.
+    /// Maximum size of the response body.
     pub response_bytes: usize,
-    /// 0: a redirect is the answer.
+    /// Maximum number of redirects. With 0, a redirect is returned as the response.
     pub redirects: usize,
 }
 
@@ -82,7 +82,7 @@ impl Client {
         Client { inner: Arc::new(Inner { connections, running: Semaphore::new(options.max_running.max(1)) }) }
     }
 
-    /// Sends a request to where `policy` allows it, and follows redirects to where it allows those.
+    /// Sends a request if `policy` allows its origin, and follows redirects to origins that `policy` allows.
     pub async fn send(
         &self,
         request: Request,
@@ -98,13 +98,13 @@ impl Client {
         sent.await.unwrap_or(Err(OutboundError::DeadlineExceeded))
     }
 
-    /// For a library that speaks a protocol of its own over HTTP: a client that follows no redirects and connects to this
-    /// origin's port, at addresses that are allowed. Use it for this origin only.
+    /// Returns a client for a library that speaks its own protocol over HTTP. The client follows no redirects
+    /// and connects to this origin's port only, at allowed addresses. Use it for this origin only.
     pub fn connection(&self, origin: &Origin) -> Result<reqwest::Client, OutboundError> {
         self.inner.connections.to(origin)
     }
 
-    /// Whether this origin's addresses are all allowed, without connecting to one.
+    /// Checks that all of this origin's addresses are allowed, without connecting to one.
     pub(crate) async fn check_addresses(&self, origin: &Origin) -> Result<(), OutboundError> {
         self.inner.connections.check_addresses(origin).await
     }
@@ -117,13 +117,14 @@ impl Client {
     ) -> Result<Response, OutboundError> {
         let _permit = self.inner.running.acquire().await.expect("the semaphore is never closed");
         let secrets = policy.secrets();
-        // Of all hops: what one server was told, the next one may know.
+        // The secrets of all hops: a server may pass on to the next one the value that it received.
         let mut carried = Carried::default();
         let mut redirects = 0;
         loop {
             let filled = secrets.fill(&request, bounds.request_bytes, &mut carried)?;
             let mut response = self.send_once(&filled).await?;
-            // First of all, so that nothing that is made of a response, an error included, holds a secret.
+            // Redaction comes first, so that nothing derived from a response, an error included, holds a
+            // secret.
             carried.redact_headers(response.headers_mut());
             carried.check(&request.origin, response.status(), response.headers())?;
             let next = match bounds.redirects {
@@ -170,7 +171,8 @@ async fn read(
     Ok(Response { status, url: request.url, headers, body })
 }
 
-/// A refusal of our own comes back inside an error of those who asked for it.
+/// Converts an error of `reqwest`. A refusal by this crate's resolver arrives wrapped inside it and is
+/// unwrapped.
 fn explain(error: &reqwest::Error, origin: &Origin) -> OutboundError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {

@@ -1,7 +1,8 @@
-//! Clients of `reqwest` that connect to nothing but addresses that were looked at.
+//! `reqwest` clients that connect only to addresses that have been checked.
 //!
-//! There is one for each port, because an address may be allowed for one port and not for another. They follow no
-//! redirects, ask no proxy of the environment, keep no cookies, decompress nothing and send nothing twice.
+//! There is one client for each port, because an address may be allowed for one port and not for another. The
+//! clients follow no redirects, use no proxy from the environment, keep no cookies, decompress nothing and
+//! retry nothing.
 
 use crate::{AddressPolicy, Origin, OutboundError, Resolve, resolve::Guarded, tls::Tls};
 use std::{
@@ -11,7 +12,8 @@ use std::{
     time::Duration,
 };
 
-/// Ports with clients at once. When there are more, all idle connections are closed and it begins anew.
+/// Maximum number of ports that have a client. At the limit, all clients are dropped with their idle
+/// connections.
 const MAX_PORTS: usize = 64;
 const IDLE: Duration = Duration::from_secs(15);
 const IDLE_PER_HOST: usize = 8;
@@ -20,7 +22,7 @@ const USER_AGENT: &str = concat!("skep/", env!("CARGO_PKG_VERSION"));
 pub(crate) struct Connections {
     resolve: Arc<dyn Resolve>,
     policy: Arc<AddressPolicy>,
-    /// Read when it is first needed: many hosts never connect to anyone.
+    /// Loaded on first use, because many hosts never make an outbound connection.
     tls: OnceLock<Tls>,
     by_port: Mutex<HashMap<u16, reqwest::Client>>,
 }
@@ -30,9 +32,9 @@ impl Connections {
         Connections { resolve, policy: Arc::new(policy), tls: OnceLock::new(), by_port: Mutex::default() }
     }
 
-    /// A client that may be used for this origin.
+    /// Returns a client that may be used for this origin.
     pub(crate) fn to(&self, origin: &Origin) -> Result<reqwest::Client, OutboundError> {
-        // An address is connected to as it stands, and no resolver is asked.
+        // An IP address is connected to directly, without the resolver that would check it.
         if let Some(address) = literal(origin) {
             self.policy.check(origin.host(), address)?;
         }
@@ -49,7 +51,7 @@ impl Connections {
         Ok(by_port.entry(origin.port()).or_insert_with(|| self.client(origin.port())).clone())
     }
 
-    /// Looks at what would be connected to.
+    /// Checks the addresses that a request to this origin would connect to.
     pub(crate) async fn check_addresses(&self, origin: &Origin) -> Result<(), OutboundError> {
         match literal(origin) {
             Some(address) => self.policy.check(origin.host(), address),
@@ -85,11 +87,11 @@ impl Connections {
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(IDLE_PER_HOST)
             .build()
-            .expect("the TLS configuration is one of rustls and everything else is a constant")
+            .expect("the TLS configuration is a rustls one and all other settings are constants")
     }
 }
 
-/// The address that an origin has instead of a name.
+/// Returns the address of an origin whose host is an IP address.
 fn literal(origin: &Origin) -> Option<SocketAddr> {
     let address = origin.host().trim_matches(['[', ']']).parse::<IpAddr>().ok()?;
     Some(SocketAddr::new(address, origin.port()))

@@ -1,28 +1,30 @@
-//! Why a request was not made, or not answered. A refusal names the line that would allow it.
+//! The reasons why a request was not sent or got no usable response. A refusal names the line that would allow
+//! it.
 
 use crate::Origin;
 use std::net::IpAddr;
 
-/// What became of a request that has no response.
+/// The reason why a request has no response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutboundError {
     #[error("the URL {url:?} cannot be requested: {problem}")]
     Url { url: String, problem: String },
-    #[error("the method {method:?} cannot be used; it may be GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS")]
+    #[error("the method {method:?} is not supported; use GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS")]
     Method { method: String },
     #[error("the header {name:?} cannot be sent: {problem}")]
     Header { name: String, problem: String },
-    #[error("{pattern:?} is no origin: {problem}; write such as \"https://api.example.com\"")]
+    #[error("{pattern:?} is not a valid origin: {problem}; use a form such as \"https://api.example.com\"")]
     Pattern { pattern: String, problem: String },
     #[error(
-        "{range:?} is no range of addresses; write such as \"10.1.0.0/16\", \"10.1.2.3\" or \"10.1.2.3:8080\""
+        "{range:?} is not a valid address range; use a form such as \"10.1.0.0/16\", \"10.1.2.3\" or \
+         \"10.1.2.3:8080\""
     )]
     Range { range: String },
     #[error("{origin} is not granted; add \"{origin}\" to {line}")]
     NotGranted { origin: Origin, line: String },
-    #[error("the secret {name:?} is not for {origin}; add \"{origin}\" to {line}")]
+    #[error("the secret {name:?} may not be sent to {origin}; add \"{origin}\" to {line}")]
     SecretNotGranted { name: String, origin: Origin, line: String },
-    #[error("the secret {name:?} stands in the path of a URL; send it in a header, the query or the body")]
+    #[error("the secret {name:?} is in the path of a URL; send it in a header, the query or the body")]
     SecretMisplaced { name: String },
     #[error("the secret {name:?} has no value; the operator sets it with `skep secret set {name}`")]
     SecretUnset { name: String },
@@ -35,27 +37,28 @@ pub enum OutboundError {
     Resolve { host: String, problem: String },
     #[error("{origin} cannot be reached: {problem}")]
     Connect { origin: Origin, problem: String },
-    /// The connection broke, or what came is no HTTP.
-    #[error("the exchange with {origin} broke off: {problem}")]
+    /// The connection broke, or the response is not valid HTTP.
+    #[error("the exchange with {origin} failed: {problem}")]
     Exchange { origin: Origin, problem: String },
     #[error("the request has {bytes} bytes; {limit} are allowed")]
     RequestTooLarge { bytes: usize, limit: usize },
-    #[error("the response has more than the {limit} bytes that are allowed")]
+    #[error("the response is larger than the {limit} bytes that are allowed")]
     ResponseTooLarge { limit: usize },
-    #[error("the request led through more than {limit} redirects")]
+    #[error("the request exceeded the limit of {limit} redirects")]
     TooManyRedirects { limit: usize },
-    #[error("the redirect of {origin} cannot be followed: {problem}")]
+    #[error("the redirect from {origin} cannot be followed: {problem}")]
     Redirect { origin: Origin, problem: String },
     #[error(
-        "the answer of {origin} cannot be searched for the secret that the request carried, and is not given out: {problem}"
+        "the response from {origin} is withheld because it cannot be searched for the secret that the request carried: \
+         {problem}"
     )]
     Concealed { origin: Origin, problem: String },
-    #[error("there was no whole response before the deadline")]
+    #[error("the response was not complete before the deadline")]
     DeadlineExceeded,
 }
 
 impl OutboundError {
-    /// A stable name for machines.
+    /// Returns the stable, machine-readable code of this error.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Url { .. } => "invalid_url",

@@ -1,12 +1,14 @@
 //! Connections that the host makes for agents.
 //!
-//! The way of a request: [`Request`] checks what was asked for → a [`Policy`] says whether its origin is granted →
-//! [`Client`] resolves the name, looks at every address that it has, connects to one of those and no other, and reads
-//! the answer within [`Bounds`] → a redirect goes the same way again. Nothing is granted that nobody wrote down, and a
-//! refusal names the line that would allow it. A [`Secret`] is put in on the way out, and taken out of what comes back.
+//! A request takes this path: [`Request`] validates its parts → [`Policy`] checks that its origin is granted →
+//! [`Client`] resolves the name, checks every address that it resolves to, connects only to a checked address,
+//! and reads the response within [`Bounds`] → a redirect takes the same path again. An origin that no list
+//! grants is refused, and the refusal names the line that would allow it. The value of a [`Secret`] is inserted
+//! on the way out and redacted from the response.
 //!
-//! This crate knows nothing of agents, turns and journals, and reads no files and no environment. [`Client`] has its own
-//! `rustls` configuration with ring, so that no process-wide provider has to be installed for it.
+//! This crate knows nothing about agents, turns or journals, and reads no files and no environment variables.
+//! [`Client`] has its own `rustls` configuration with ring, so no process-wide provider has to be installed for
+//! it.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -1,9 +1,9 @@
-//! MCP servers that the operator names: processes of this machine that speak over their standard input and output, and
+//! MCP servers that the operator configures: local processes that communicate over standard input and output, and
 //! servers reached over streamable HTTP.
 //!
-//! A connection is made when it is first needed, kept, and made anew after it broke, each time a little later. What comes
-//! from a server is bounded in size, number and time, and believed by nobody: the runtime compiles its schemas and validates
-//! what it gives. A call that nobody waits for any more is cancelled at the server.
+//! A connection is opened when it is first needed, kept, and reopened after it breaks, with a growing delay after
+//! failures. Everything a server sends is bounded in size, number and time, and is not trusted: the runtime compiles
+//! its schemas and validates its results. A call whose caller is gone is cancelled at the server.
 
 mod catalog;
 mod connection;
@@ -25,7 +25,7 @@ use std::{
 };
 use tokio::sync::Mutex;
 
-/// One server. Dropping it ends the process or the session.
+/// One MCP server. Dropping it terminates the process or the session.
 pub struct McpServer {
     name: String,
     options: McpOptions,
@@ -34,7 +34,7 @@ pub struct McpServer {
 
 enum State {
     Connected(Arc<Connection>),
-    /// There is none now. After failures the next try waits.
+    /// The server is not connected. After failures the next attempt waits until `next`.
     Away {
         failures: u32,
         next: Instant,
@@ -43,7 +43,7 @@ enum State {
 }
 
 impl McpServer {
-    /// Connects to nothing yet.
+    /// Creates a server without connecting to it.
     pub fn new(name: impl Into<String>, options: McpOptions) -> Self {
         let state = State::Away { failures: 0, next: Instant::now(), why: String::new() };
         McpServer { name: name.into(), options, state: Mutex::new(state) }
@@ -54,12 +54,12 @@ impl McpServer {
         let failures = match &*state {
             State::Connected(connection) if connection.is_open() => return Ok(connection.clone()),
             State::Connected(_) => {
-                tracing::warn!(server = self.name, "the connection to an MCP server broke; it is made anew");
+                tracing::warn!(server = self.name, "the connection to an MCP server broke; reconnecting");
                 0
             }
             State::Away { next, why, .. } if *next > Instant::now() => {
                 let wait = next.duration_since(Instant::now()).as_millis();
-                return Err(self.unavailable(format!("{why}; it is tried again in {wait} ms")));
+                return Err(self.unavailable(format!("{why}; the next attempt is in {wait} ms")));
             }
             State::Away { failures, .. } => *failures,
         };
@@ -78,7 +78,7 @@ impl McpServer {
         }
     }
 
-    /// A connection that failed is not used again.
+    /// Discards a failed connection, so that it is not used again.
     async fn give_up(&self, broken: &Arc<Connection>) {
         let mut state = self.state.lock().await;
         if matches!(&*state, State::Connected(connection) if Arc::ptr_eq(connection, broken)) {
@@ -92,7 +92,7 @@ impl McpServer {
             Ok(tools) => Ok(tools),
             Err(why) => {
                 self.give_up(&connection).await;
-                Err(self.unavailable(format!("it does not list its tools: {why}")))
+                Err(self.unavailable(format!("its tools cannot be listed: {why}")))
             }
         }
     }
@@ -104,7 +104,7 @@ impl McpServer {
         };
         let connection = self.connection().await?;
         let Value::Object(arguments) = arguments else {
-            return Err(ToolServerError::Failed("the arguments of a tool are an object".to_owned()));
+            return Err(ToolServerError::Failed("the arguments of a tool must be an object".to_owned()));
         };
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
         let timeout = self.options.bounds.call;
@@ -112,7 +112,7 @@ impl McpServer {
         let Ok(called) = called else {
             let (name, limit) = (&self.name, timeout.as_millis());
             return Err(self.unavailable(format!(
-                "{tool} did not answer within {limit} ms; allow it more with timeout_ms under [mcp.{name}] in skep.toml"
+                "{tool} did not answer within {limit} ms; increase timeout_ms under [mcp.{name}] in skep.toml"
             )));
         };
         match called {
@@ -120,7 +120,7 @@ impl McpServer {
             Err(ServiceError::McpError(error)) => Err(ToolServerError::Failed(outcome::cut(&error.message))),
             Err(error) => {
                 self.give_up(&connection).await;
-                Err(self.unavailable(format!("{tool} was cut off: {error}")))
+                Err(self.unavailable(format!("the call of {tool} was interrupted: {error}")))
             }
         }
     }
@@ -142,7 +142,7 @@ impl ToolServer for McpServer {
 
 impl fmt::Debug for McpServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Its options hold secrets.
+        // The options contain secrets.
         f.debug_struct("McpServer").field("name", &self.name).finish_non_exhaustive()
     }
 }

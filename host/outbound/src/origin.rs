@@ -1,22 +1,23 @@
-//! Origins, and the lists of those that are granted.
+//! Origins, and the lists that grant them.
 //!
-//! An origin is scheme, host and port; all three must match. Hosts are compared as the URL standard normalises them, so
-//! that capitals, percent signs, Unicode names and numbers that are IPv4 addresses are no way round a list.
+//! An origin is a scheme, a host and a port; all three must match. Hosts are compared as the URL standard
+//! normalizes them, so capitals, percent-encoding, Unicode names and numeric forms of IPv4 addresses cannot
+//! bypass a list.
 
 use crate::OutboundError;
 use reqwest::Url;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// More than any honest list has.
+/// Maximum number of entries in a list, more than any legitimate list has.
 const MAX_PATTERNS: usize = 256;
 const MAX_PATTERN_BYTES: usize = 300;
 
-/// Whom a request goes to.
+/// The server that a request goes to: a scheme, a host and a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
     scheme: Scheme,
-    /// Normalised. IPv6 addresses have their brackets.
+    /// Normalized. IPv6 addresses keep their brackets.
     host: String,
     port: u16,
 }
@@ -27,7 +28,8 @@ pub(crate) enum Scheme {
     Https,
 }
 
-/// One entry of a list: `https://api.example.com`, `https://*.example.com`, `http://10.1.2.3:8080`, `https://*` or `*`.
+/// One entry of a list: `https://api.example.com`, `https://*.example.com`, `http://10.1.2.3:8080`, `https://*`
+/// or `*`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct OriginPattern(Pattern);
@@ -41,7 +43,8 @@ enum Pattern {
         scheme: Scheme,
         port: u16,
     },
-    /// Names that end so, which begins with a dot: `example.com` itself is not below `*.example.com`.
+    /// Names that end with `suffix`, which starts with a dot: `*.example.com` does not match `example.com`
+    /// itself.
     Below {
         scheme: Scheme,
         suffix: String,
@@ -50,15 +53,15 @@ enum Pattern {
     Exactly(Origin),
 }
 
-/// A list of what is granted. An empty one grants nothing.
+/// A list of granted origins. An empty list grants nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<OriginPattern>", into = "Vec<OriginPattern>")]
 pub struct Origins(Vec<OriginPattern>);
 
 impl Origin {
-    /// Of a URL that names a host and nobody's credentials.
+    /// Returns the origin of a URL. Fails if the URL has no host or contains credentials.
     pub fn of(url: &Url) -> Result<Self, OutboundError> {
-        // A URL that is refused may hold a password; what is said of it does not.
+        // A refused URL may contain a password, which must not appear in the error.
         let refused =
             |problem: &str| OutboundError::Url { url: without_credentials(url), problem: problem.to_owned() };
         let scheme = match url.scheme() {
@@ -67,11 +70,11 @@ impl Origin {
             _ => return Err(refused("its scheme is neither https nor http")),
         };
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(refused("it holds credentials; send them in a header"));
+            return Err(refused("it contains credentials; send them in a header"));
         }
         let host = url.host_str().ok_or_else(|| refused("it has no host"))?;
         if host.ends_with('.') {
-            return Err(refused("its host ends with a dot; leave the dot out"));
+            return Err(refused("its host ends with a dot; remove the dot"));
         }
         let port = url.port_or_known_default().ok_or_else(|| refused("it has no port"))?;
         if port == 0 {
@@ -80,30 +83,34 @@ impl Origin {
         Ok(Origin { scheme, host: host.to_owned(), port })
     }
 
-    /// An IPv6 address has its brackets.
+    /// Returns the host. An IPv6 address keeps its brackets.
     pub fn host(&self) -> &str {
         &self.host
     }
 
+    /// Returns the port, which is the scheme's default if the URL names none.
     pub fn port(&self) -> u16 {
         self.port
     }
 
+    /// Whether the scheme is `https`.
     pub fn is_https(&self) -> bool {
         self.scheme == Scheme::Https
     }
 }
 
 impl Origins {
+    /// Whether an entry of the list matches `origin`.
     pub fn allows(&self, origin: &Origin) -> bool {
         self.0.iter().any(|pattern| pattern.0.matches(origin))
     }
 
+    /// Whether the list has no entries and therefore grants nothing.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The entries, in their normal spelling.
+    /// Returns the entries; each displays in its normalized form.
     pub fn patterns(&self) -> impl Iterator<Item = &OriginPattern> {
         self.0.iter()
     }
@@ -137,7 +144,7 @@ impl FromStr for OriginPattern {
             return Ok(OriginPattern(Pattern::Everything));
         }
         let (scheme, rest) = text.split_once("://").ok_or_else(|| refused("it has no scheme"))?;
-        // A star stands for a label here, which no URL may hold.
+        // A label stands in for the star, which a URL cannot contain.
         let (kind, rest) = match rest.strip_prefix("*.") {
             Some(rest) => (Kind::Below, rest.to_owned()),
             None if rest == "*" || rest.starts_with("*:") => (Kind::Any, rest.replacen('*', "any", 1)),
@@ -157,7 +164,7 @@ impl FromStr for OriginPattern {
         let Origin { scheme, port, .. } = origin;
         Ok(OriginPattern(match kind {
             Kind::Any => Pattern::AnyHost { scheme, port },
-            Kind::Below if url.domain().is_none() => return Err(refused("an address has nothing below it")),
+            Kind::Below if url.domain().is_none() => return Err(refused("an IP address has no subdomains")),
             Kind::Below => Pattern::Below { scheme, suffix: format!(".{}", origin.host), port },
             Kind::Exactly => Pattern::Exactly(origin),
         }))
@@ -210,7 +217,7 @@ fn spell(f: &mut fmt::Formatter<'_>, scheme: Scheme, host: &str, port: u16) -> f
     if port == scheme.default_port() { Ok(()) } else { write!(f, ":{port}") }
 }
 
-/// For an error.
+/// Returns the URL without its credentials, for use in an error.
 pub(crate) fn without_credentials(url: &Url) -> String {
     let mut shown = url.clone();
     // These fail only for URLs that cannot have credentials.
@@ -268,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn scheme_host_and_port_all_have_to_match() {
+    fn requires_scheme_host_and_port_to_match() {
         let granted = origins(&["https://api.example.com", "http://10.1.2.3:8080", "https://[2001:db8::1]"]);
         for url in [
             "https://api.example.com/v1?x=1",
@@ -295,11 +302,14 @@ mod tests {
         ] {
             assert!(!granted.allows(&origin(url)), "{url}");
         }
-        assert!(!Origins::default().allows(&origin("https://api.example.com")), "nothing grants nothing");
+        assert!(
+            !Origins::default().allows(&origin("https://api.example.com")),
+            "an empty list grants nothing"
+        );
     }
 
     #[test]
-    fn a_star_stands_for_what_is_below_a_name_or_for_every_host() {
+    fn a_star_matches_subdomains_or_every_host() {
         let below = origins(&["https://*.example.com"]);
         assert!(
             below.allows(&origin("https://a.example.com"))
@@ -320,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_in_another_script_is_its_punycode() {
+    fn unicode_hosts_are_compared_as_punycode() {
         let granted = origins(&["https://bücher.example"]);
         assert!(granted.allows(&origin("https://xn--bcher-kva.example/")));
         // A Cyrillic letter that looks like an `a`.
@@ -328,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_has_one_spelling() {
+    fn origin_patterns_are_normalized() {
         for (text, expected) in [
             ("https://API.example.com:443", "https://api.example.com"),
             ("http://*.Example.com:8080", "http://*.example.com:8080"),
@@ -341,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_origin_is_refused_with_what_one_looks_like() {
+    fn rejects_invalid_origins_with_an_example_of_a_valid_one() {
         for (text, expected) in [
             ("api.example.com", "no scheme"),
             ("ftp://x.org", "neither https nor http"),
@@ -352,7 +362,7 @@ mod tests {
             ("https://x.org.", "ends with a dot"),
             ("https://a.*.org", "star"),
             ("https://*.*.org", "star"),
-            ("https://*.10.0.0.1", "nothing below"),
+            ("https://*.10.0.0.1", "no subdomains"),
             ("https://x.org:0", "port is 0"),
             ("https://", "empty host"),
         ] {

@@ -1,9 +1,10 @@
-//! Who has to agree to a request, and which line of whose file would make them.
+//! Combines the lists of origins that must all allow a request, and names the line of the file that would allow
+//! it.
 
 use crate::{Origin, Origins, OutboundError, Secrets};
 use std::{borrow::Cow, sync::Arc};
 
-/// Lists of origins that all have to allow a request. `Default` allows nothing, because nobody does.
+/// Lists of origins that must all allow a request. `Default` has no list and allows nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     rules: Vec<Rule>,
@@ -17,13 +18,14 @@ struct Rule {
 }
 
 impl Policy {
-    /// A further list. `line` says where it is written, such as "hosts under \[grants\] in agent.toml".
+    /// Adds a list. `line` says where it is written, such as "hosts under \[grants\] in agent.toml", and
+    /// appears in refusals.
     pub fn and(mut self, origins: impl Into<Arc<Origins>>, line: impl Into<Cow<'static, str>>) -> Self {
         self.rules.push(Rule { origins: origins.into(), line: line.into() });
         self
     }
 
-    /// What the request may name.
+    /// Sets the secrets that the request may name.
     pub fn with_secrets(self, secrets: Secrets) -> Self {
         Policy { secrets: Arc::new(secrets), ..self }
     }
@@ -32,14 +34,14 @@ impl Policy {
         &self.secrets
     }
 
-    /// Whether everyone agrees; the error names all who do not.
+    /// Checks that every list allows `origin`; the error names all lists that do not.
     pub fn check(&self, origin: &Origin) -> Result<(), OutboundError> {
         let refusing = self.rules.iter().filter(|rule| !rule.origins.allows(origin)).map(|rule| &*rule.line);
         let refusing = refusing.collect::<Vec<_>>();
         let line = match (self.rules.is_empty(), refusing.as_slice()) {
             (false, []) => return Ok(()),
             (false, lines) => lines.join(", and to "),
-            (true, _) => "a list of hosts, of which there is none".to_owned(),
+            (true, _) => "a list of hosts (none is configured)".to_owned(),
         };
         Err(OutboundError::NotGranted { origin: origin.clone(), line })
     }
@@ -57,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn everyone_has_to_agree_and_a_refusal_names_the_lines_of_those_who_do_not() {
+    fn every_list_must_allow_the_origin_and_a_refusal_names_those_that_do_not() {
         let origin = Origin::of(&"https://a.org".parse().expect("a URL")).expect("an origin");
         let check = |agent: &[&str], operator: &[&str]| {
             let policy =
@@ -69,7 +71,7 @@ mod tests {
             check(&["https://b.org"], &["*"]),
             Err("https://a.org is not granted; add \"https://a.org\" to agent.toml".to_owned())
         );
-        let neither = check(&[], &[]).expect_err("nobody agrees");
+        let neither = check(&[], &[]).expect_err("no list allows it");
         assert!(neither.ends_with("to agent.toml, and to skep.toml"), "{neither}");
         assert!(Policy::default().check(&origin).is_err());
     }

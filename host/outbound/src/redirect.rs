@@ -1,4 +1,4 @@
-//! The request that a redirect asks for.
+//! Builds the request that a redirect asks for.
 
 use crate::{Origin, OutboundError, Request};
 use reqwest::{
@@ -6,10 +6,10 @@ use reqwest::{
     header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_TYPE, COOKIE, HeaderMap, LOCATION},
 };
 
-/// `None`: the response is no redirect that is followed, and so the answer.
+/// Returns the next request, or `None` if the response is not a redirect to follow and is therefore the answer.
 ///
-/// After RFC 9110: 303 asks for a GET; 301 and 302 make a POST one too, as every client does; 307 and 308 repeat what was
-/// sent. What proves who asks stays with the origin that it was for.
+/// The method follows RFC 9110: 303 turns the request into a GET; 301 and 302 do the same to a POST, as every
+/// client does; 307 and 308 repeat the request unchanged. Credentials are not sent to another origin.
 pub(crate) fn follow(
     request: &Request,
     status: StatusCode,
@@ -23,7 +23,7 @@ pub(crate) fn follow(
     };
     let Some(location) = headers.get(LOCATION) else { return Ok(None) };
     let refused = |problem: String| OutboundError::Redirect { origin: request.origin.clone(), problem };
-    let location = location.to_str().map_err(|_| refused("its location is no ASCII".to_owned()))?;
+    let location = location.to_str().map_err(|_| refused("its location is not ASCII".to_owned()))?;
     let mut url = request.url.join(location).map_err(|error| refused(format!("its location: {error}")))?;
     url.set_fragment(None);
     let origin = Origin::of(&url)?;
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn the_method_and_the_body_are_kept_or_not_as_the_status_says() {
+    fn the_status_decides_whether_method_and_body_are_kept() {
         for (method, status, expected) in [
             ("POST", 301, ("GET", 0)),
             ("POST", 302, ("GET", 0)),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_stay_with_the_origin_that_they_were_for() {
+    fn credentials_are_not_sent_to_another_origin() {
         for (location, kept) in [
             ("z", true),
             ("https://a.org:443/z", true),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_location_that_is_no_place_for_http_is_refused() {
+    fn rejects_a_location_that_http_cannot_request() {
         for location in
             ["file:///etc/passwd", "javascript:1", "https://u:p@b.org/", "https://", "gopher://b.org"]
         {

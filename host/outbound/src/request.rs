@@ -1,4 +1,4 @@
-//! What is asked and what is answered.
+//! Requests, whose parts are validated as they are set, and responses.
 
 use crate::{Origin, OutboundError};
 use reqwest::{
@@ -11,7 +11,7 @@ const MAX_HEADERS: usize = 64;
 const MAX_HEADER_BYTES: usize = 32 << 10;
 const METHODS: [Method; 7] =
     [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS];
-/// They belong to the connection, or say how long the body is: what they say is not the asker's to decide.
+/// Headers that describe the connection or the length of the body. The host sets them, and the caller may not.
 const OF_THE_CONNECTION: [&str; 11] = [
     "connection",
     "content-length",
@@ -26,7 +26,7 @@ const OF_THE_CONNECTION: [&str; 11] = [
     "upgrade",
 ];
 
-/// A request whose parts are right each for itself.
+/// A request whose method, URL and headers are each valid.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(crate) method: Method,
@@ -36,17 +36,18 @@ pub struct Request {
     pub(crate) body: Vec<u8>,
 }
 
-/// What came back, read to its end.
+/// A response, read to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
-    /// Of the last request, after all redirects.
+    /// The URL of the last request, after all redirects.
     pub url: Url,
     pub headers: HeaderMap,
     pub body: Vec<u8>,
 }
 
 impl Request {
+    /// Creates a request without headers and body. Fails for an unsupported method or an invalid URL.
     pub fn new(method: &str, url: &str) -> Result<Self, OutboundError> {
         let known = METHODS.iter().find(|known| known.as_str() == method);
         let method = known.ok_or_else(|| OutboundError::Method { method: shortened(method) })?.clone();
@@ -54,9 +55,10 @@ impl Request {
         if url.len() > MAX_URL_BYTES {
             return Err(invalid(format!("it has {} bytes; {MAX_URL_BYTES} are allowed", url.len())));
         }
-        // The parser would drop them; whoever sends them means something else.
+        // The URL parser would silently drop these characters, and the URL would not mean what its author
+        // wrote.
         if url.contains(|character: char| character.is_ascii_control() || character == ' ') {
-            return Err(invalid("it holds a space or a control character".to_owned()));
+            return Err(invalid("it contains a space or a control character".to_owned()));
         }
         let mut url = Url::parse(url).map_err(|error| invalid(error.to_string()))?;
         url.set_fragment(None);
@@ -64,21 +66,23 @@ impl Request {
         Ok(Request { method, url, origin, headers: HeaderMap::new(), body: Vec::new() })
     }
 
-    /// Adds a header beside those of the same name.
+    /// Adds a header; others of the same name are kept.
     pub fn header(mut self, name: &str, value: &str) -> Result<Self, OutboundError> {
         let refused = |problem: String| OutboundError::Header { name: shortened(name), problem };
         let parsed = HeaderName::from_bytes(name.as_bytes()).map_err(|error| refused(error.to_string()))?;
         if OF_THE_CONNECTION.contains(&parsed.as_str()) {
-            return Err(refused("it belongs to the connection, which the host makes".to_owned()));
+            return Err(refused("it belongs to the connection, which the host manages".to_owned()));
         }
         let value = HeaderValue::from_str(value).map_err(|_| {
-            refused("its value holds a line break, a control character or no ASCII".to_owned())
+            refused(
+                "its value contains a line break, a control character or a non-ASCII character".to_owned(),
+            )
         })?;
         self.headers.append(parsed, value);
         let bytes = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
         if self.headers.len() > MAX_HEADERS || bytes > MAX_HEADER_BYTES {
             return Err(refused(format!(
-                "a request has at most {MAX_HEADERS} headers, of {MAX_HEADER_BYTES} bytes together"
+                "a request may have at most {MAX_HEADERS} headers, of {MAX_HEADER_BYTES} bytes in total"
             )));
         }
         Ok(self)
@@ -100,20 +104,21 @@ impl Request {
         &self.origin
     }
 
-    /// Of URL, headers and body.
+    /// Returns the size in bytes of the URL, the headers and the body together.
     pub fn size(&self) -> usize {
         let headers =
             self.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
         self.url.as_str().len() + headers + self.body.len()
     }
 
-    /// Whether making it twice is making it once: by its method, or because it has an `Idempotency-Key`.
+    /// Whether the request can be sent twice with the effect of once: its method is idempotent, or it has an
+    /// `Idempotency-Key` header.
     pub fn is_idempotent(&self) -> bool {
         self.method.is_idempotent() || self.headers.contains_key("idempotency-key")
     }
 }
 
-/// Of something that is named in an error because it is wrong, and may be as long as it likes.
+/// Shortens an invalid value for an error, because it may be arbitrarily long.
 fn shortened(text: &str) -> String {
     const SHOWN: usize = 200;
     match text.len() {
@@ -131,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_cannot_smuggle_another_one() {
+    fn a_header_cannot_inject_another_one() {
         let request = get("https://x.org/").expect("valid");
         for (name, value) in [
             ("x-a", "1\r\nx-b: 2"),
@@ -149,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_headers_of_the_connection_are_the_hosts() {
+    fn rejects_headers_that_belong_to_the_connection() {
         for name in
             ["Host", "content-length", "Transfer-Encoding", "Connection", "Upgrade", "Proxy-Authorization"]
         {
@@ -159,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_bounded_in_number_and_in_bytes() {
+    fn limits_the_number_and_the_bytes_of_headers() {
         let fill = |count: usize, bytes: usize| {
             let value = "v".repeat(bytes);
             (0..count)
@@ -171,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_is_bounded_and_has_no_white_space() {
+    fn rejects_long_urls_and_urls_with_white_space() {
         for url in [
             &format!("https://x.org/{}", "a".repeat(MAX_URL_BYTES)),
             "https://x.org/a b",
@@ -186,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn methods_are_those_of_http_in_capitals() {
+    fn accepts_only_uppercase_http_methods() {
         for method in ["get", "CONNECT", "TRACE", "GET ", "G\r\nET", ""] {
             assert_eq!(Request::new(method, "https://x.org/").expect_err(method).code(), "invalid_method");
         }
     }
 
     #[test]
-    fn a_post_may_be_made_again_only_with_a_key() {
+    fn a_post_is_idempotent_only_with_a_key() {
         let post = Request::new("POST", "https://x.org/").expect("valid");
         assert!(!post.is_idempotent());
         assert!(post.header("Idempotency-Key", "k").expect("valid").is_idempotent());

@@ -1,22 +1,23 @@
-//! From a name to addresses that were looked at.
+//! Resolves a name to addresses that have been checked.
 //!
-//! `reqwest` resolves through here and connects to what it is given, so between the look and the connection there is no
-//! second lookup that could answer something else.
+//! `reqwest` resolves names here and connects to the addresses that it gets, so no second lookup that could
+//! return something else happens between the check and the connection.
 
 use crate::{AddressPolicy, OutboundError};
 use futures::future::BoxFuture;
 use reqwest::dns::{Addrs, Name, Resolving};
 use std::{io, net::SocketAddr, sync::Arc};
 
-/// Of one name. A resolver that gives more is not asked for the rest.
+/// Maximum number of addresses of one name. Further results of the system resolver are ignored.
 const MAX_ADDRESSES: usize = 64;
 
-/// Looks a name up.
+/// Resolves host names.
 pub trait Resolve: Send + Sync + 'static {
+    /// Returns the addresses of `host`, each with `port`.
     fn resolve(&self, host: String, port: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
 }
 
-/// The machine's own way.
+/// The resolver of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 
@@ -28,24 +29,25 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// Gives out addresses only if all of a name are allowed: one that leads to both sides of the wall is an attack.
+/// Returns addresses only if all addresses of a name are allowed. A name with both allowed and denied addresses
+/// is treated as an attack.
 #[derive(Clone)]
 pub(crate) struct Guarded {
     pub(crate) resolve: Arc<dyn Resolve>,
     pub(crate) policy: Arc<AddressPolicy>,
-    /// `reqwest` does not tell it; there is a client for each port.
+    /// The port to connect to. `reqwest` does not pass it to the resolver, so there is a client for each port.
     pub(crate) port: u16,
 }
 
 impl Guarded {
-    /// The addresses of a name, of which every one is allowed.
+    /// Resolves `host`, and fails unless every address is allowed.
     pub(crate) async fn addresses(&self, host: String) -> Result<Vec<SocketAddr>, OutboundError> {
         let unresolved = |problem: String| OutboundError::Resolve { host: host.clone(), problem };
         let addresses = self.resolve.resolve(host.clone(), self.port).await;
         let addresses = addresses.map_err(|error| unresolved(error.to_string()))?;
         if addresses.is_empty() || addresses.len() > MAX_ADDRESSES {
             let count = addresses.len();
-            return Err(unresolved(format!("it has {count} addresses; 1 to {MAX_ADDRESSES} are used")));
+            return Err(unresolved(format!("it has {count} addresses; 1 to {MAX_ADDRESSES} are supported")));
         }
         for address in &addresses {
             self.policy.check(&host, SocketAddr::new(address.ip(), self.port))?;

@@ -1,11 +1,11 @@
-//! Secrets that a request names and never holds.
+//! Secrets that a request names and never contains.
 //!
-//! Whoever writes a request knows a placeholder. What it stands for is put in on the way out, hop by hop, and only
-//! towards the origins that the secret is for; what comes back has the placeholder again wherever the value was. So a
-//! request and a response can be kept and shown.
+//! The author of a request knows only a placeholder. The value is inserted on the way out, at each hop, and only for
+//! origins that the secret is allowed for. Wherever the value occurs in a response, it is replaced with the
+//! placeholder. So requests and responses can be stored and shown.
 //!
-//! An answer is searched for the secrets that its own request carried, and for no others: or whoever chooses what is in an
-//! answer could find out a value by seeing what is taken out of it.
+//! A response is searched only for the secrets that its own request carried. Otherwise the author of a response could
+//! guess a value by observing what is redacted.
 
 mod spelling;
 mod strength;
@@ -22,15 +22,16 @@ use reqwest::{
 use spelling::Pattern;
 use std::{borrow::Cow, fmt};
 
-/// What a placeholder stands for, and where it may go.
+/// A secret: its placeholder, its value, and the origins that it may be sent to.
 #[derive(Clone)]
 pub struct Secret {
     pub name: String,
-    /// Nothing but letters, digits, `_`, `-` and `.`, so that it is the same in a URL, a header and a body, and nothing that
-    /// anyone could guess.
+    /// The text that stands for the value in a request. It consists of letters, digits, `_`, `-` and `.`, so that it
+    /// is the same in a URL, a header and a body, and it cannot be guessed.
     pub placeholder: String,
-    /// `None`: nobody has set it.
+    /// The value, or `None` if the operator has not set it.
     pub value: Option<String>,
+    /// The origins that the value may be sent to.
     pub allowed: Policy,
 }
 
@@ -38,16 +39,18 @@ pub struct Secret {
 #[derive(Clone, Debug, Default)]
 pub struct Secrets(Vec<Secret>);
 
-/// The secrets that were put into a request, or into one that led to it.
+/// The secrets that were inserted into a request, or into one that led to it by a redirect.
 #[derive(Debug, Default)]
 pub(crate) struct Carried(Vec<Secret>);
 
 impl Secrets {
+    /// Creates the set of secrets that a request may name.
     pub fn new(secrets: Vec<Secret>) -> Self {
         Secrets(secrets)
     }
 
-    /// The request with values for placeholders, for this one hop. At most `limit` bytes of body.
+    /// Returns the request with values in place of placeholders, for this hop only. The body may have at most `limit`
+    /// bytes.
     pub(crate) fn fill(
         &self,
         request: &Request,
@@ -68,7 +71,7 @@ impl Secrets {
         Ok(filled)
     }
 
-    /// Without the headers that name a secret: a redirect goes to another origin.
+    /// Removes the headers that name a secret, because a redirect goes to another origin.
     pub(crate) fn leave_behind(&self, headers: &mut HeaderMap) {
         let names = |value: &HeaderValue| {
             self.0.iter().any(|secret| find(value.as_bytes(), &secret.placeholder).is_some())
@@ -87,7 +90,7 @@ impl Carried {
         }
     }
 
-    /// Refuses an answer in which a value could not be seen.
+    /// Refuses a response that cannot be searched for a value.
     pub(crate) fn check(
         &self,
         origin: &Origin,
@@ -99,15 +102,15 @@ impl Carried {
             return Ok(());
         }
         if status == StatusCode::PARTIAL_CONTENT || headers.contains_key(CONTENT_RANGE) {
-            return concealed("it is a part only".to_owned());
+            return concealed("it is partial content".to_owned());
         }
         match headers.get_all(CONTENT_ENCODING).iter().find(|encoding| *encoding != "identity") {
-            Some(encoding) => concealed(format!("it is encoded as {encoding:?}")),
+            Some(encoding) => concealed(format!("its content encoding is {encoding:?}")),
             None => Ok(()),
         }
     }
 
-    /// A header that has a value in its name is left out.
+    /// Redacts the values of headers, and removes a header whose name contains the value of a secret.
     pub(crate) fn redact_headers(&self, headers: &mut HeaderMap) {
         if self.0.is_empty() {
             return;
@@ -123,8 +126,8 @@ impl Carried {
         }
         for value in headers.values_mut() {
             if let Cow::Owned(redacted) = self.redacted(value.as_bytes()) {
-                *value =
-                    HeaderValue::from_bytes(&redacted).expect("a placeholder has only letters and signs");
+                *value = HeaderValue::from_bytes(&redacted)
+                    .expect("a placeholder consists of characters that a header may have");
             }
         }
     }
@@ -147,27 +150,28 @@ impl Carried {
     }
 }
 
-/// An answer that is compressed, or a part, could have a value in it that nobody finds.
+/// Removes `Accept-Encoding` and refuses range headers, because a value in a compressed or partial response could not
+/// be found.
 fn ask_for_all_of_it(headers: &mut HeaderMap) -> Result<(), OutboundError> {
     headers.remove(ACCEPT_ENCODING);
     let partial = [RANGE, IF_RANGE].into_iter().find(|name| headers.contains_key(name));
     partial.map_or(Ok(()), |name| {
         Err(OutboundError::Header {
             name: name.to_string(),
-            problem: "a request with a secret asks for the whole answer, in which the secret can be found again; leave \
-                      the header out"
+            problem: "a request with a secret must ask for the whole response, so that the secret can be redacted; \
+                      remove the header"
                 .to_owned(),
         })
     })
 }
 
-/// `None`: there is nothing to replace.
+/// Returns the bytes with every match replaced, or `None` if there is no match.
 fn replaced(bytes: &[u8], pattern: &Pattern, placeholder: &str) -> Option<Vec<u8>> {
     let mut found = pattern.find(bytes, 0)?;
     let mut replaced = Vec::with_capacity(bytes.len());
     let mut from = 0;
     loop {
-        // A neighbour of one find may have been taken with the find before it.
+        // A match may extend backwards to a neighbor that the previous match already covers.
         replaced.extend_from_slice(&bytes[from..found.start.max(from)]);
         replaced.extend_from_slice(placeholder.as_bytes());
         from = found.end;
@@ -181,7 +185,7 @@ fn replaced(bytes: &[u8], pattern: &Pattern, placeholder: &str) -> Option<Vec<u8
 }
 
 impl Secret {
-    /// Whether the request named it.
+    /// Inserts the value into the request. Returns whether the request named the secret.
     fn fill(&self, request: &mut Request, limit: usize) -> Result<bool, OutboundError> {
         let in_url = request.url.as_str().contains(&self.placeholder);
         let in_headers =
@@ -203,7 +207,7 @@ impl Secret {
         if in_body {
             let count =
                 request.body.windows(self.placeholder.len()).filter(|at| *at == self.placeholder.as_bytes());
-            // The value may be longer than what stands for it: the size is known before there is memory for it.
+            // The value may be longer than its placeholder, so the size is checked before memory is allocated.
             let bytes =
                 request.body.len() + count.count() * value.len().saturating_sub(self.placeholder.len());
             if bytes > limit {
@@ -223,7 +227,7 @@ impl Secret {
         })
     }
 
-    /// Only in the query: a path is what servers write into their logs and pages.
+    /// Inserts the value into the query only, because servers write paths into their logs and pages.
     fn fill_url(&self, url: &Url, value: &str) -> Result<Url, OutboundError> {
         let query = url.query().unwrap_or_default().replace(&self.placeholder, &percent_encoded(value));
         let mut filled = url.clone();
@@ -242,7 +246,10 @@ impl Secret {
             let filled = replace(header.as_bytes(), &self.placeholder, value);
             *header = HeaderValue::from_bytes(&filled).map_err(|_| OutboundError::Header {
                 name: name.to_string(),
-                problem: format!("the secret {:?} has a line break or a control character in it", self.name),
+                problem: format!(
+                    "the value of the secret {:?} contains a line break or a control character",
+                    self.name
+                ),
             })?;
             header.set_sensitive(true);
         }
@@ -250,7 +257,7 @@ impl Secret {
     }
 }
 
-/// Everything but letters, digits and `-._~`.
+/// Percent-encodes everything but letters, digits and `-._~`.
 fn percent_encoded(value: &str) -> String {
     value.bytes().fold(String::with_capacity(value.len()), |mut text, byte| {
         match byte {
@@ -327,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_to_no_other_origin_and_into_no_path() {
+    fn a_secret_goes_to_no_other_origin_and_into_no_path() {
         let secrets = secrets("s3cret-value");
         for (url, header, body) in [
             ("https://evil.example/", PLACEHOLDER, ""),
@@ -354,12 +361,12 @@ mod tests {
         let unnamed = post("https://evil.example/", "plain", "plain");
         assert!(
             secrets.fill(&unnamed, 1_000, &mut Carried::default()).is_ok(),
-            "what names no secret may go where it is granted"
+            "a request that names no secret may go to any granted origin"
         );
     }
 
     #[test]
-    fn a_value_with_a_line_break_is_for_bodies_only() {
+    fn a_value_with_a_line_break_is_allowed_only_in_bodies() {
         let secrets = secrets("line one\nline two");
         let error = secrets
             .fill(&post("https://api.example.com/", PLACEHOLDER, ""), 1_000, &mut Carried::default())
@@ -383,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_comes_back_is_the_placeholder_again_however_it_is_spelt() {
+    fn redacts_every_encoding_of_a_value() {
         let secrets = Carried(secrets("s3cret/\"value").0);
         let body = br#"plain s3cret/"value, url s3cret%2F%22value, json "s3cret/\"value""#.to_vec();
         let redacted = secrets.redact_body(body, 1_000).expect("small");

@@ -1,26 +1,27 @@
-//! TLS with ring, the cryptography that needs no other compiler than ours, and the certificate authorities of the machine.
+//! TLS with ring, the cryptography provider that needs no additional compiler, and the certificate authorities
+//! of the machine.
 
 use rustls::{ClientConfig, RootCertStore, crypto::ring};
 use rustls_platform_verifier::Verifier;
 use std::sync::Arc;
 
-/// Makes ring the provider of this process, unless there is one. Clients of HTTPS that are not ours need it before they
-/// are built.
+/// Installs ring as the provider of this process, unless one is installed. HTTPS clients of other crates need
+/// it before they are built.
 pub fn install_provider() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Another thread may have been first; then its choice is this one.
+        // Another thread may have installed one first, which is then ring, too.
         let _ = ring::default_provider().install_default();
     }
 }
 
-/// How TLS is spoken, or why nobody can be trusted.
+/// A TLS configuration, and the problem if no certificate authority can be loaded.
 pub(crate) struct Tls {
     pub(crate) config: ClientConfig,
     pub(crate) problem: Option<String>,
 }
 
 impl Tls {
-    /// A machine without authorities still makes plain connections.
+    /// Loads the certificate authorities of the machine. Without them, plain HTTP connections still work.
     pub(crate) fn of_the_machine() -> Self {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())

@@ -1,20 +1,20 @@
-//! A server whose tools agents call as `mcp:SERVER/TOOL`: what the runtime needs to know of one.
+//! The interface of a server whose tools agents call as `mcp:SERVER/TOOL`.
 //!
-//! To plug one in, implement [`ToolServer`] and put it under its name into `RuntimeOptions::tool_servers`. The runtime asks
-//! it for its tools whenever an agent lists or calls them, so an implementation keeps the list and learns of changes by
-//! itself. Grants, schemas of arguments and results, deadlines, the journal, spans and metrics are the runtime's; dropping
-//! the future of a call cancels it.
+//! A server is plugged in by implementing [`ToolServer`] and adding it under its name to `RuntimeOptions::tool_servers`.
+//! The runtime requests the tools whenever an agent lists or calls them, so an implementation caches the list
+//! and tracks changes itself. The runtime handles grants, validation of arguments and results, deadlines, the
+//! journal, spans and metrics. Dropping the future of a call cancels the call.
 
 use futures::future::BoxFuture;
 use serde_json::Value;
 use std::{fmt::Debug, sync::Arc};
 
-/// A server of tools, connected or not.
+/// A server that offers tools, connected or not.
 pub trait ToolServer: Debug + Send + Sync + 'static {
-    /// All tools that it offers now.
+    /// Returns all tools that the server currently offers.
     fn tools(&self) -> BoxFuture<'_, Result<Arc<[ServedTool]>, ToolServerError>>;
 
-    /// Calls a tool. The arguments are an object that validates against its input schema.
+    /// Calls a tool. The arguments are an object that validates against the tool's input schema.
     fn call<'a>(&'a self, tool: &'a str, arguments: Value) -> BoxFuture<'a, Result<Value, ToolServerError>>;
 }
 
@@ -25,37 +25,38 @@ pub struct ServedTool {
     pub description: String,
     /// JSON Schema of the arguments.
     pub input_schema: Value,
-    /// JSON Schema of the result, if it has one.
+    /// JSON Schema of the result, if the tool declares one.
     pub output_schema: Option<Value>,
     pub hints: ToolHints,
 }
 
-/// What a tool does to the world, as its author says.
+/// The effects of a tool, as declared by its author.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ToolHints {
-    /// It changes nothing.
+    /// The tool changes nothing.
     pub read_only: bool,
-    /// What it changes may be lost by that.
+    /// The changes that the tool makes may destroy data.
     pub destructive: bool,
-    /// Called again with the same arguments it changes nothing more.
+    /// A repeated call with the same arguments has no further effect.
     pub idempotent: bool,
-    /// It reaches beyond what the agent and its host keep.
+    /// The tool interacts with systems outside of the agent and its host.
     pub open_world: bool,
 }
 
-/// Why a server gave no result.
+/// The reason why a call has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ToolServerError {
-    /// The tool said so, in words for the model.
+    /// The tool reported a failure, with a message for the model.
     #[error("{0}")]
     Failed(String),
-    /// The server cannot be reached or does not answer as it should. Nothing was done, as far as is known.
+    /// The server cannot be reached or does not answer as it should. As far as is known, the call had no
+    /// effect.
     #[error("{0}")]
     Unavailable(String),
 }
 
 impl ToolHints {
-    /// Whether a call that was cut off may be made again.
+    /// Whether an interrupted call may be repeated.
     pub fn may_repeat(self) -> bool {
         self.read_only || self.idempotent
     }

@@ -1,7 +1,7 @@
-//! Webhooks: events sent to an address, signed as Standard Webhooks describes.
+//! Webhooks: events sent to a URL, signed according to Standard Webhooks.
 //!
-//! The signature is over the id of the message, the time and the body, so that a receiver can tell who sent it, that
-//! nothing was changed, and that it is not an old message again.
+//! The signature covers the message id, the timestamp and the body, so a receiver can verify who sent the message,
+//! that it was not changed, and that it is not a replay of an old one.
 
 use crate::{Bounds, Client, Origins, OutboundError, Policy, Request};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -13,66 +13,67 @@ use std::{
 };
 
 const PREFIX: &str = "whsec_";
-/// What the specification asks for.
+/// Key length that the specification requires.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
-/// For one try, from the connection to the end of the answer.
+/// Timeout of one attempt, from connecting to the end of the response.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// The answer says nothing that is used; more than this is not read.
+/// Maximum number of bytes read of a response, whose content is not used.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 const MAX_MESSAGE_BYTES: usize = 2 << 20;
-/// Of an answer.
+/// Maximum number of bytes of a response that are returned in [`WebhookAnswer::text`].
 const MAX_SHOWN_BYTES: usize = 1 << 10;
-/// For a name, before anything is sent.
+/// Timeout of the name lookup that checks an address before anything is sent.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a receiver checks signatures with.
+/// The key that messages are signed with and that a receiver verifies signatures with.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WebhookSecret(Vec<u8>);
 
-/// One message to one address.
+/// One message to one URL.
 #[derive(Clone, Copy, Debug)]
 pub struct WebhookMessage<'a> {
     pub url: &'a str,
     pub secret: &'a WebhookSecret,
-    /// The same each time that the message is sent.
+    /// The id of the message, which stays the same in every attempt.
     pub id: &'a str,
-    /// Seconds since 1970-01-01 UTC, of this try.
+    /// The time of this attempt, in seconds since 1970-01-01 UTC.
     pub timestamp_s: u64,
-    /// JSON.
+    /// The JSON to send.
     pub body: &'a [u8],
 }
 
-/// What the receiver answered.
+/// The receiver's response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookAnswer {
     pub status: u16,
     pub retry_after: Option<String>,
-    /// The beginning of its body; what is no UTF-8 is replaced.
+    /// The beginning of the body; invalid UTF-8 is replaced.
     pub text: String,
 }
 
 impl WebhookSecret {
-    /// Reads `whsec_` and base64 of 24 to 64 bytes.
+    /// Parses `whsec_` followed by base64 of 24 to 64 bytes.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = || {
-            "a webhook's secret is whsec_ and base64 of 24 to 64 bytes; leave it out and the host makes one"
+            "a webhook's secret must be whsec_ followed by base64 of 24 to 64 bytes; omit it to have the host generate one"
                 .to_owned()
         };
         let bytes = STANDARD.decode(text.strip_prefix(PREFIX).ok_or_else(wrong)?).map_err(|_| wrong())?;
         Self::new(bytes).ok_or_else(wrong)
     }
 
+    /// Creates a secret from a key, or returns `None` if the key does not have 24 to 64 bytes.
     pub fn new(bytes: Vec<u8>) -> Option<Self> {
         SECRET_BYTES.contains(&bytes.len()).then_some(WebhookSecret(bytes))
     }
 
-    /// As [`WebhookSecret::parse`] reads it. Only the receiver should see it.
+    /// Returns the secret in the form that [`WebhookSecret::parse`] reads. Show it only to the receiver.
     pub fn reveal(&self) -> String {
         format!("{PREFIX}{}", STANDARD.encode(&self.0))
     }
 
     fn sign(&self, id: &str, timestamp_s: u64, body: &[u8]) -> String {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of any length will do");
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC accepts a key of any length");
         mac.update(format!("{id}.{timestamp_s}.").as_bytes());
         mac.update(body);
         format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
@@ -85,14 +86,14 @@ impl fmt::Debug for WebhookSecret {
     }
 }
 
-/// Whether messages could be sent there, as far as that can be known without trying.
+/// Checks that `url` is a URL that messages can be sent to, without resolving its host.
 pub fn check_webhook_url(url: &str) -> Result<(), OutboundError> {
     Request::new("POST", url).map(drop)
 }
 
 impl Client {
-    /// Refuses an address that [`Client::send_webhook`] would not connect to. A name that cannot be resolved now may be
-    /// resolved later, and is not refused.
+    /// Refuses a URL whose address [`Client::send_webhook`] would not connect to. A name that cannot be resolved is
+    /// accepted, because it may be resolvable later.
     pub async fn check_webhook_address(&self, url: &str) -> Result<(), OutboundError> {
         let request = Request::new("POST", url)?;
         let check = tokio::time::timeout(LOOKUP_TIMEOUT, self.check_addresses(request.origin()));
@@ -102,7 +103,7 @@ impl Client {
         }
     }
 
-    /// Sends a message to where its operator wants it, at an address that is allowed. A redirect is not followed.
+    /// Sends a message to its URL, at an allowed address. Redirects are not followed.
     pub async fn send_webhook(&self, message: &WebhookMessage<'_>) -> Result<WebhookAnswer, OutboundError> {
         let WebhookMessage { url, secret, id, timestamp_s, body } = *message;
         let request = Request::new("POST", url)?
@@ -134,8 +135,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signature_is_the_one_of_the_specification() {
-        // The example of the specification's reference libraries.
+    fn signatures_match_the_specification() {
+        // This is the example of the specification's reference libraries.
         let secret = WebhookSecret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("valid");
         let body = br#"{"test": 2432232314}"#;
         assert_eq!(
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_secret_or_no_url_is_refused() {
+    fn rejects_invalid_secrets_and_urls() {
         for bad in
             ["", "secret", "whsec_", "whsec_????", "whsec_c2hvcnQ=", &format!("whsec_{}", "AAAA".repeat(30))]
         {

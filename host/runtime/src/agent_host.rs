@@ -1,7 +1,8 @@
-//! The host of all agents: what the gateway and the command line talk to.
+//! The host of all agents, used by the gateway and the command line.
 //!
-//! A handle; clones are the same host, and dropping the last one ends every session. It admits and places; the work is
-//! done by `component` (deploying) and `session` (turns).
+//! [`AgentHost`] is a handle: clones refer to the same host, and dropping the last one ends every
+//! session. The host admits work and dispatches it; the work itself is done by `component`
+//! (deployment) and `session` (turns).
 
 mod adoption;
 mod batches;
@@ -54,13 +55,13 @@ struct Inner {
     batches: BatchQueue,
     keys: KeyRing,
     max_agents: usize,
-    /// One deployment at a time is put into force.
+    /// Serializes deployments, so that only one at a time becomes active.
     deploying: tokio::sync::Mutex<()>,
     expiry: Expiry,
     store_health: StoreHealth,
-    /// Ended with the host.
+    /// Aborted with the host.
     _background: JoinSet<()>,
-    /// Set when the host has started.
+    /// Set once the host has started.
     courier: OnceLock<Courier>,
 }
 
@@ -69,17 +70,17 @@ struct Inner {
 pub(crate) struct WeakHost(Weak<Inner>);
 
 impl AgentHost {
-    /// Starts the engine for components, compiles the agents that the store holds, and goes on with the turns that were
-    /// open. An agent that does not compile any more is listed by [`AgentHost::failed_agents`] and does not keep the others
-    /// from starting; its turns wait until it is deployed again.
+    /// Starts the WebAssembly engine, compiles the stored agents and resumes the turns that were
+    /// open. An agent that no longer compiles is listed by [`AgentHost::failed_agents`] and does
+    /// not keep the others from starting; its turns wait until it is deployed again.
     pub async fn start(
         store: Store,
         models: ModelSet,
         options: RuntimeOptions,
     ) -> Result<Self, RuntimeError> {
         if let Err(error) = store.tidy().await {
-            // Nothing of it can be seen, and the next start tries again.
-            tracing::warn!("what was deleted is not removed from the database yet: {error}");
+            // The leftovers are invisible, and the next start tries again.
+            tracing::warn!("cannot remove deleted data from the database yet: {error}");
         }
         let keys = KeyRing::new(store.clone());
         keys.load().await;
@@ -111,24 +112,25 @@ impl AgentHost {
         let host = AgentHost { inner: Arc::new(inner) };
         host.inner.services.belongs_to(&host.inner);
         host.resume_turns().await?;
-        // After the turns that it asked for before.
+        // The courier starts after the turns that it requested earlier have been resumed.
         let weak = WeakHost(Arc::downgrade(&host.inner));
         host.inner.courier.get_or_init(|| Courier::start(host.inner.services.clone(), weak));
         host.inner.batches.start(&host).await?;
         Ok(host)
     }
 
-    /// Those that are ready, by name.
+    /// Returns the agents that are ready, ordered by name.
     pub fn agents(&self) -> Vec<AgentSummary> {
         self.inner.services.ready().iter().map(|agent| agent.summary()).collect()
     }
 
-    /// Stored agents that could not be started again.
+    /// Returns the stored agents that could not be restarted.
     pub fn failed_agents(&self) -> Vec<FailedAgent> {
         self.inner.services.failed()
     }
 
-    /// Changes whenever an agent is deployed, rolled back or removed. The number says nothing else.
+    /// Returns a counter that changes whenever an agent is deployed, rolled back or removed. Its
+    /// value has no other meaning.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.inner.services.changes()
     }
@@ -137,17 +139,17 @@ impl AgentHost {
         Ok(self.inner.services.agent(name)?.detail())
     }
 
-    /// A tool that others may call, with [`crate::Origin::Tool`].
+    /// Returns a tool that others may call with [`crate::Origin::Tool`].
     pub fn tool(&self, agent: &str, tool: &str) -> Result<ToolDefinition, RuntimeError> {
         self.inner.services.agent(agent)?.callable(tool).map(|tool| tool.definition.clone())
     }
 
-    /// Servers whose tools agents may be granted, by name.
+    /// Returns the servers whose tools agents may be granted, by name.
     pub fn tool_servers(&self) -> &BTreeMap<String, Arc<dyn ToolServer>> {
         self.inner.services.host_tools.servers()
     }
 
-    /// Removes an agent with its sessions and logs. Turns that run are cancelled.
+    /// Removes an agent with its sessions and logs. Running turns are cancelled.
     pub async fn delete(&self, name: &str) -> Result<(), RuntimeError> {
         let services = &self.inner.services;
         let _one = self.inner.deploying.lock().await;
@@ -161,7 +163,8 @@ impl AgentHost {
         Ok(())
     }
 
-    /// At most `limit` lines with an id over `after_id`, oldest first; without an `after_id`, the newest ones.
+    /// Returns up to `limit` log lines. With `after_id`, these are the first lines with a greater
+    /// id; without it, the newest lines. Lines are ordered oldest first.
     pub async fn logs(
         &self,
         filter: &LogFilter,
@@ -175,12 +178,14 @@ impl AgentHost {
         Ok(rows.into_iter().map(log_line).collect())
     }
 
-    /// The lines as they come, those after the id `after_id`. Its end is that of the host.
+    /// Follows the log lines with an id greater than `after_id` as they are written. The follower
+    /// ends with the host.
     pub fn follow_logs(&self, filter: LogFilter, after_id: i64) -> LogFollower {
         LogFollower::new(self.inner.services.clone(), filter, after_id)
     }
 
-    /// The agent and the session that a request of this method and path, without the query, is for.
+    /// Returns the agent and the session that serve a request with this method and path (without
+    /// the query).
     pub fn match_route(&self, method: &str, path: &str) -> Option<RouteMatch> {
         self.inner.services.match_route(method, path)
     }
@@ -189,12 +194,12 @@ impl AgentHost {
         &self.inner.services
     }
 
-    /// The API keys of this host.
+    /// Returns the API keys of this host.
     pub fn keys(&self) -> &KeyRing {
         &self.inner.keys
     }
 
-    /// Where work is done that takes long.
+    /// Returns the thread pool for long computations.
     pub fn compute(&self) -> &Compute {
         &self.inner.services.compute
     }
@@ -203,18 +208,19 @@ impl AgentHost {
         self.inner.services.models.set()
     }
 
-    /// Sessions in memory.
+    /// Returns the number of sessions in memory.
     pub fn loaded_sessions(&self) -> usize {
         self.inner.sessions.count()
     }
 
-    /// What sessions keep in memory.
+    /// Returns the number of bytes that sessions keep in memory.
     #[cfg(test)]
     pub(crate) fn remembered_bytes(&self) -> usize {
         self.inner.sessions.remembered_bytes()
     }
 
-    /// Takes no more turns, waits until those that were taken have ended or `deadline` has passed, and ends the rest.
+    /// Stops accepting turns, waits until the accepted ones have ended or `deadline` has passed,
+    /// and ends the rest.
     pub async fn drain(&self, deadline: Duration) {
         let services = &self.inner.services;
         services.close();
@@ -223,11 +229,13 @@ impl AgentHost {
         }
         self.inner.batches.stop(self).await;
         if tokio::time::timeout(deadline, services.quiet()).await.is_err() {
-            tracing::warn!("turns still run at the end of the drain; they are cancelled");
+            tracing::warn!("turns are still running at the drain deadline; cancelling them");
         }
         self.inner.sessions.end_all().await;
         if let Err(error) = services.store.end_in_order(now_ms()).await {
-            tracing::warn!("the turns that are cut off count as lost: {error}");
+            tracing::warn!(
+                "cannot record an orderly shutdown, so the interrupted turns will count as lost: {error}"
+            );
         }
     }
 }

@@ -1,8 +1,9 @@
-//! People's word on calls that need it.
+//! Approval of calls by people.
 //!
-//! What is asked is a row of the store, so that it survives the host. A turn of which every call waits for a person is
-//! parked: its instance is dropped, its clock stands, and it is run again from its journal when somebody has decided or
-//! nobody did in time. So is a turn that waits for one that is parked. A decision is made once.
+//! A request for approval is a row of the store, so it survives the host. A turn whose calls all
+//! wait for a person is parked: its instance is dropped, its clock is paused, and it is rerun from
+//! its journal when somebody has decided or the time limit has passed. A turn that waits for a
+//! parked turn is parked too. A decision is made once.
 
 use crate::{
     AgentHost, Json, RunEvent, RuntimeError, Tenant,
@@ -19,55 +20,56 @@ use std::{
 };
 use tokio::{sync::watch, task::JoinSet};
 
-/// What the agent and its model are told.
+/// Reason for the refusal, as the agent and its model see it.
 const NOT_IN_TIME: &str = "nobody approved this call in time, which is `approval_ms` under [limits] in agent.toml; it was \
                            not made";
 
 const MAX_PAGE: u32 = 1_000;
 const MAX_REASON_BYTES: usize = 2 << 10;
-/// Of one turn, at the same time.
+/// Maximum number of calls of one turn that wait at the same time.
 const MAX_WAITING: usize = 32;
-/// Of the arguments that people are shown.
+/// Maximum size of the arguments that are shown to people.
 const MAX_ARGUMENT_BYTES: usize = 256 << 10;
 
-/// A call that waits for a person's word.
+/// A call that waits for a person's decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Approval {
     pub id: String,
     pub agent: String,
-    /// The host's id of it.
+    /// The host's id of the session.
     pub session: String,
     pub turn_id: String,
     pub tool: String,
     pub arguments: Json,
     pub created_at_ms: u64,
-    /// When the call is refused, if nobody decides.
+    /// When the call is refused if nobody decides.
     pub expires_at_ms: u64,
 }
 
-/// How to wake the turns that wait.
+/// Wakes the turns that wait, by turn id.
 #[derive(Default)]
 pub(crate) struct Wakers(Mutex<HashMap<String, watch::Sender<()>>>);
 
-/// What one turn asked, and what it waits for.
+/// The approvals that one turn has requested and the pauses it waits for.
 pub(crate) struct TurnApprovals {
     inner: Mutex<Inner>,
 }
 
 struct Inner {
-    /// Changes with every decision about a call of this turn.
+    /// Changes with every decision on a call of this turn.
     decided: watch::Receiver<()>,
-    /// The calls that wait.
+    /// The calls that wait for a decision.
     waiting: HashMap<u32, Waiting>,
-    /// Turns of other agents that were called and are parked.
+    /// Called turns of other agents that are parked.
     called: HashMap<u32, Parked>,
-    /// Calls of the model that a person approved, by their ids: the tool and the arguments that the person saw.
+    /// Calls of the model that a person approved, by call id, with the tool and the arguments that
+    /// the person saw.
     approved: HashMap<String, (String, String)>,
 }
 
 struct Waiting {
     approval: String,
-    /// When it is refused.
+    /// When the call is refused.
     expires_at_ms: u64,
 }
 
@@ -90,14 +92,14 @@ impl Wakers {
 }
 
 impl TurnApprovals {
-    /// Nothing is asked yet.
+    /// Creates the state of a turn that has not requested any approval yet.
     pub(crate) fn new() -> Self {
         let (_, decided) = watch::channel(());
         let (waiting, called, approved) = (HashMap::new(), HashMap::new(), HashMap::new());
         TurnApprovals { inner: Mutex::new(Inner { decided, waiting, called, approved }) }
     }
 
-    /// Whether a person approved a call of the model, as it is.
+    /// Returns whether a person approved exactly this call of the model.
     pub(crate) fn is_approved(&self, call_id: &str, tool: &str, arguments: &str) -> bool {
         let inner = self.lock();
         inner.approved.get(call_id).is_some_and(|seen| (&*seen.0, &*seen.1) == (tool, arguments))
@@ -107,7 +109,7 @@ impl TurnApprovals {
         self.lock().approved.insert(call_id.to_owned(), (tool.to_owned(), arguments.to_owned()));
     }
 
-    /// A call waits for a turn that is parked.
+    /// Records that a call waits for a parked turn.
     pub(crate) fn wait_for_called(&self, call: &Call, parked: &Parked) {
         self.lock().called.insert(call.number(), parked.clone());
     }
@@ -116,7 +118,8 @@ impl TurnApprovals {
         self.lock().called.remove(&call.number());
     }
 
-    /// What the turn waits for, if it does nothing else. `None`: a turn that it called goes on already.
+    /// Returns what the turn waits for, if it only waits. Returns `None` if a turn that it called
+    /// has already resumed.
     pub(crate) fn pause(&self) -> Option<Pause> {
         let inner = self.lock();
         let own = inner.waiting.values().min_by_key(|waiting| waiting.expires_at_ms);
@@ -124,7 +127,8 @@ impl TurnApprovals {
             .or_else(|| inner.called.values().find_map(Parked::pause))
     }
 
-    /// Resolves when the turn may go on: somebody has decided, the time of a call is over, or a turn that it called goes on.
+    /// Resolves when the turn may continue: somebody has decided, the time limit of a call has
+    /// passed, or a turn that it called has resumed.
     pub(crate) async fn decided(&self, clock: &Clock) {
         let (mut decided, expires_at_ms, called) = {
             let inner = self.lock();
@@ -135,10 +139,11 @@ impl TurnApprovals {
             let Some(at_ms) = expires_at_ms else { return std::future::pending().await };
             tokio::select! {
                 changed = decided.changed() => {
-                    // Nobody can decide about what was never asked.
+                    // A decision requires that approval was requested.
                     debug_assert!(changed.is_ok());
                 }
-                // If the clock was set meanwhile, the turn asks what that means for its calls.
+                // If the clock was changed meanwhile, the rerun turn checks what that means for its
+                // calls.
                 () = clock.sleep_until(at_ms) => {}
             }
         };
@@ -155,7 +160,7 @@ impl TurnApprovals {
     }
 }
 
-/// A person's word as a call of its own: from the journal, or asked for now.
+/// Obtains a person's decision as a separate call, from the journal or by asking now.
 pub(crate) async fn decision(
     turn: &Arc<Turn>,
     identity: Identity,
@@ -173,7 +178,8 @@ pub(crate) async fn decision(
     Ok(decided)
 }
 
-/// Asks a person about a call, and waits for the decision. The error is what to say instead of a result.
+/// Asks a person about a call and waits for the decision. The inner error is the text that replaces
+/// the call's result.
 pub(crate) async fn ask(
     turn: &Arc<Turn>,
     call: &Call,
@@ -198,7 +204,7 @@ async fn ask_store(
     if arguments.len() > MAX_ARGUMENT_BYTES {
         let bytes = arguments.len();
         return Ok(Err(format!(
-            "nobody can be asked: {bytes} bytes of arguments; {MAX_ARGUMENT_BYTES} may be shown"
+            "nobody can be asked: the arguments have {bytes} bytes; at most {MAX_ARGUMENT_BYTES} can be shown"
         )));
     }
     let services = &turn.tools.services;
@@ -213,7 +219,8 @@ async fn ask_store(
         created_at_ms: now_ms,
         expires_at_ms: now_ms + u64::from(turn.agent.limits.approval_ms),
     };
-    // What the call follows from is stored first: after a crash, the guest asks the same again.
+    // Everything that led to the call is stored first, so that the guest asks the same again after
+    // a crash.
     if !turn.journal.is_stored().await {
         return Err(RuntimeError::Cancelled);
     }
@@ -221,7 +228,7 @@ async fn ask_store(
     loop {
         decided.mark_unchanged();
         let row = services.store.approval(&id).await?.ok_or(RuntimeError::Cancelled)?;
-        // A word about another call is none about this one.
+        // A decision on another call does not apply to this one.
         if (&*row.tool, &*row.arguments) != (tool, arguments) {
             let (expected, made) = (row.tool, format!("{tool} with arguments that nobody was asked about"));
             return Err(RuntimeError::Divergence { call: call.number(), expected, made });
@@ -243,20 +250,20 @@ async fn ask_store(
                 decided_by: "host".into(),
                 decided_at_ms: now_ms,
             };
-            // Somebody may have been faster.
+            // Somebody may have decided in the meantime.
             services.store.decide_approval(&id, &decision).await?;
             continue;
         }
         {
             let mut inner = turn.approvals.lock();
             if inner.waiting.len() >= MAX_WAITING {
-                return Ok(Err(format!("{MAX_WAITING} calls of this turn wait for a person already")));
+                return Ok(Err(format!("{MAX_WAITING} calls of this turn are already waiting for a person")));
             }
             inner.decided = decided.clone();
             let waiting = Waiting { approval: id.clone(), expires_at_ms };
             inner.waiting.insert(call.number(), waiting);
         }
-        // The turn is parked here, unless something else of it goes on.
+        // The turn is parked here, unless another part of it is still running.
         let _waits = turn.journal.waits();
         tokio::select! {
             _ = decided.changed() => {}
@@ -266,8 +273,9 @@ async fn ask_store(
     }
 }
 
-/// When the call is refused, if nobody decides. Time that a clock which was set forward skipped is given to people. What was
-/// asked in a future that a clock which was set back took away counts as asked now, until the store says so too.
+/// Returns when the call is refused if nobody decides. Time skipped by a clock that was set forward
+/// is added. A request dated in the future because the clock was set back counts as made now, until
+/// the store's row is corrected too.
 fn expires_at_ms(clock: &Clock, row: &ApprovalRow) -> u64 {
     let began_ms = row.created_at_ms.min(clock.now_ms());
     clock.lived_after(began_ms, row.expires_at_ms.saturating_sub(row.created_at_ms))
@@ -305,7 +313,7 @@ fn arguments(row: &ApprovalRow) -> Json {
 }
 
 impl AgentHost {
-    /// The calls that wait for a person's word, the oldest first; those of a tenant, or of all.
+    /// Returns the calls that wait for a person's decision, oldest first, of one tenant or of all.
     pub async fn approvals(
         &self,
         tenant: Option<&Tenant>,
@@ -317,7 +325,8 @@ impl AgentHost {
         Ok(rows.iter().map(|row| approval(&services.clock, row)).collect())
     }
 
-    /// Decides about a call; its turn goes on. The reason is told to the agent if the call is denied.
+    /// Decides on a call and resumes its turn. If the call is denied, the reason is passed to the
+    /// agent.
     pub async fn decide(
         &self,
         id: &str,
@@ -326,7 +335,7 @@ impl AgentHost {
         decided_by: &str,
     ) -> Result<Approval, RuntimeError> {
         if let Some(bytes) = reason.as_ref().map(String::len).filter(|bytes| *bytes > MAX_REASON_BYTES) {
-            let message = format!("the reason has {bytes} bytes; {MAX_REASON_BYTES} are allowed");
+            let message = format!("the reason has {bytes} bytes; at most {MAX_REASON_BYTES} are allowed");
             return Err(RuntimeError::InvalidMessage { message });
         }
         let services = self.services();
@@ -347,15 +356,15 @@ impl AgentHost {
                 tool = row.tool,
                 approve,
                 decided_by,
-                "a call was decided about"
+                "an approval was decided"
             );
             return Ok(approval(&services.clock, &row));
         }
         let row = services.store.approval(id).await?.ok_or_else(not_found)?;
         let how = match row.decision.map(|decision| decision.verdict) {
-            Some(Verdict::Approved) => "was approved already",
-            Some(Verdict::Denied) => "was denied already",
-            None if !row.is_open => "is of a turn that has ended",
+            Some(Verdict::Approved) => "was already approved",
+            Some(Verdict::Denied) => "was already denied",
+            None if !row.is_open => "belongs to a turn that has ended",
             Some(Verdict::Expired) | None => "was refused, because nobody decided in time",
         };
         Err(RuntimeError::ApprovalDecided { id: row.id, how })

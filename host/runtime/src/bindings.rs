@@ -1,4 +1,5 @@
-//! Rust types of the WIT package `skep:agent`, generated from the one source in `wit/`. They stay in this crate.
+//! Rust bindings for the WIT package `skep:agent`, generated from `wit/`. The generated types are not exported from this
+//! crate.
 
 wasmtime::component::bindgen!({
     path: "../../wit/skep-agent",
@@ -11,21 +12,21 @@ wasmtime::component::bindgen!({
     ",
     world: "skep:host/host",
     imports: {
-        // They are read from the store when a turn first asks.
+        // Schedules are read from the store when a turn first asks for them.
         "skep:agent/schedule": async | trappable,
-        // A conversation is read from the store when a turn first asks.
+        // A conversation is read from the store when a turn first opens it.
         "skep:agent/inference.[static]conversation.open": async | trappable,
         "skep:agent/inference.[method]conversation.fork": async | trappable,
         "skep:agent/inference-sync.[static]conversation.open": async | trappable,
         "skep:agent/inference-sync.[method]conversation.fork": async | trappable,
-        // The guest stands still during these, the host does not.
+        // These block the guest, but not the host.
         "skep:agent/inference-sync.[method]conversation.compact": async | trappable,
         "skep:agent/inference-sync.[method]conversation.generate": async | trappable,
         "skep:agent/inference-sync.complete": async | trappable,
         default: trappable,
     },
     exports: { default: async | store },
-    // What the guest asks for and what it gets is written into the turn's journal.
+    // Requests of the guest and the host's answers are written to the turn's journal.
     additional_derives: [PartialEq, serde::Serialize, serde::Deserialize],
     with: {
         "skep:agent/inference.conversation": crate::capability::inference::Conversation,

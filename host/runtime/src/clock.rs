@@ -1,8 +1,8 @@
-//! The time of day, as schedules, deliveries and the age of sessions go by it. Tests have one that only they move.
+//! The wall clock that schedules, deliveries and the age of sessions use. Tests use a clock that only they advance.
 //!
-//! Somebody may set the clock of the system. A jump is noticed because the time since the machine started, which nobody
-//! sets, did not move with it. Schedules go by the new time at once. Time that a jump forward skipped makes nothing older:
-//! [`Clock::lived_before`] leaves it out, and so it does with most of the time in which no host ran.
+//! The system clock may be set at any time. A jump is detected by comparing it with a monotonic clock, which cannot be set.
+//! Schedules follow the new time at once. Time skipped by a jump forward does not age anything: [`Clock::lived_before`]
+//! leaves it out, along with most of the time in which no host ran.
 
 use crate::capability::log::now_ms;
 use std::{
@@ -12,15 +12,17 @@ use std::{
 #[cfg(test)]
 use tokio::sync::watch;
 
-/// A clock that was set meanwhile is noticed after this long.
+/// A change of the system clock during a sleep is noticed after at most this long.
 const LONGEST_SLEEP_MS: u64 = 30_000;
-/// A clock that moved by so much more or less than time went by was set. Less is the work of a time server.
+/// A wall clock that deviates from the monotonic clock by more than this was set. Smaller deviations are corrections by a
+/// time server.
 const JUMP_MS: u64 = 60_000;
-/// Time without a host makes sessions older by no more than this: nobody knows whether it went by.
+/// Time without a running host ages sessions by at most this much, because it is unknown whether that time really passed.
 const LONGEST_DOWNTIME_MS: u64 = 24 * 3_600_000;
-/// Jumps that are remembered; the oldest ones are joined.
+/// Number of jumps that are remembered; the oldest ones are merged.
 const MAX_SKIPS: usize = 64;
 
+/// A wall clock that detects when it is set. Clones share what is known about past jumps.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     hands: Hands,
@@ -38,31 +40,31 @@ enum Hands {
 /// Both clocks at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reading {
-    /// Milliseconds since 1970-01-01 UTC, as far as the system knows.
+    /// Milliseconds since 1970-01-01 UTC, according to the system.
     wall_ms: u64,
-    /// Milliseconds from any moment on, which nobody sets.
+    /// Milliseconds since an arbitrary moment, on a clock that cannot be set.
     steady_ms: u64,
 }
 
-/// What is known about the clock's past.
+/// The known past of the clock.
 #[derive(Debug, Default)]
 struct Timeline {
     last: Option<Reading>,
-    /// Times of day that did not happen: from, and to before; in their order and apart.
+    /// Skipped periods of wall-clock time as half-open ranges, in order and disjoint.
     skips: Vec<(u64, u64)>,
-    /// How often the clock was set back.
+    /// Number of times the clock was set back.
     set_back: u64,
 }
 
 impl Clock {
-    /// A clock that stands at `now_ms` until [`Clock::advance`] moves it.
+    /// Creates a clock that stays at `now_ms` until [`Clock::advance`] moves it.
     #[cfg(test)]
     pub(crate) fn at(now_ms: u64) -> Self {
         let hands = Hands::Moved(watch::Sender::new(Reading { wall_ms: now_ms, steady_ms: 0 }));
         Clock { hands, timeline: Arc::default() }
     }
 
-    /// Time goes by.
+    /// Lets time pass.
     #[cfg(test)]
     pub(crate) fn advance(&self, ms: u64) {
         self.hand().send_modify(|reading| {
@@ -71,7 +73,7 @@ impl Clock {
         });
     }
 
-    /// Somebody sets the time of day.
+    /// Sets the wall clock forward or back, without time passing.
     #[cfg(test)]
     pub(crate) fn jump(&self, ms: i64) {
         self.hand().send_modify(|reading| reading.wall_ms = reading.wall_ms.saturating_add_signed(ms));
@@ -79,16 +81,16 @@ impl Clock {
 
     #[cfg(test)]
     fn hand(&self) -> &watch::Sender<Reading> {
-        let Hands::Moved(hand) = &self.hands else { panic!("nobody moves the clock of the system") };
+        let Hands::Moved(hand) = &self.hands else { panic!("a test cannot move the system clock") };
         hand
     }
 
-    /// Milliseconds since 1970-01-01 UTC.
+    /// Returns the milliseconds since 1970-01-01 UTC.
     pub(crate) fn now_ms(&self) -> u64 {
         self.read().wall_ms
     }
 
-    /// Looks whether the clock was set since the last look. How often it was set back so far.
+    /// Checks whether the clock was set since the last check, and returns how many times it has been set back so far.
     pub(crate) fn times_set_back(&self) -> u64 {
         let reading = self.read();
         let mut timeline = self.timeline();
@@ -96,7 +98,7 @@ impl Clock {
         timeline.set_back
     }
 
-    /// The times of day that did not happen, for a host that comes after this one.
+    /// Returns the skipped periods of wall-clock time, for the next host process.
     pub(crate) fn skips(&self) -> Vec<(u64, u64)> {
         let reading = self.read();
         let mut timeline = self.timeline();
@@ -104,7 +106,7 @@ impl Clock {
         timeline.skips.clone()
     }
 
-    /// Takes over what an earlier host knew when it last looked, at `seen_ms`.
+    /// Takes over what an earlier host process knew at its last check, at `seen_ms`.
     pub(crate) fn resume(&self, seen_ms: u64, skips: Vec<(u64, u64)>) {
         let now_ms = self.now_ms();
         let mut timeline = self.timeline();
@@ -117,7 +119,7 @@ impl Clock {
         }
     }
 
-    /// The time of day from which on `ms` went by until `now_ms`. Time that did not happen is not counted.
+    /// Returns the time of day from which `ms` passed until `now_ms`. Skipped time is not counted.
     pub(crate) fn lived_before(&self, now_ms: u64, ms: u64) -> u64 {
         let reading = self.read();
         let mut timeline = self.timeline();
@@ -125,7 +127,7 @@ impl Clock {
         timeline.lived_before(now_ms, ms)
     }
 
-    /// The time of day at which `ms` will have gone by since `began_ms`. Time that did not happen is not counted.
+    /// Returns the time of day at which `ms` will have passed since `began_ms`. Skipped time is not counted.
     pub(crate) fn lived_after(&self, began_ms: u64, ms: u64) -> u64 {
         let reading = self.read();
         let mut timeline = self.timeline();
@@ -133,7 +135,7 @@ impl Clock {
         timeline.lived_after(began_ms, ms)
     }
 
-    /// Resolves when this clock shows that time, and soon after it was set.
+    /// Resolves when this clock reaches `at_ms`, or soon after the clock is set back.
     pub(crate) async fn sleep_until(&self, at_ms: u64) {
         match &self.hands {
             Hands::System => {
@@ -153,7 +155,7 @@ impl Clock {
                     let elapsed_ms = now.steady_ms - begin.steady_ms;
                     now.wall_ms >= at_ms || now.wall_ms != begin.wall_ms + elapsed_ms
                 };
-                // The sender is part of this; it is not dropped meanwhile.
+                // The sender is part of `self`, so it is not dropped meanwhile.
                 let _ = hand.subscribe().wait_for(is_over).await;
             }
         }
@@ -178,14 +180,11 @@ impl Timeline {
         let expected_ms = last.wall_ms + now.steady_ms.saturating_sub(last.steady_ms);
         if now.wall_ms > expected_ms + JUMP_MS {
             let by_s = (now.wall_ms - expected_ms) / 1000;
-            tracing::warn!(
-                by_s,
-                "the clock of the system was set forward; sessions do not get older by that"
-            );
+            tracing::warn!(by_s, "the system clock was set forward; the skipped time does not age sessions");
             self.skip(expected_ms, now.wall_ms);
         } else if expected_ms > now.wall_ms + JUMP_MS {
             let by_s = (expected_ms - now.wall_ms) / 1000;
-            tracing::warn!(by_s, "the clock of the system was set back; schedules go by the new time");
+            tracing::warn!(by_s, "the system clock was set back; schedules follow the new time");
             self.return_to(now.wall_ms);
             self.set_back += 1;
         }
@@ -200,7 +199,7 @@ impl Timeline {
         }
     }
 
-    /// What comes after `now_ms` may still happen.
+    /// Forgets skipped periods after `now_ms`, because that time may still pass.
     fn return_to(&mut self, now_ms: u64) {
         self.skips.retain(|(from_ms, _)| *from_ms < now_ms);
         if let Some((_, to_ms)) = self.skips.last_mut() {
@@ -234,7 +233,7 @@ impl Timeline {
     }
 }
 
-/// Time that goes by also while the machine sleeps.
+/// Returns a time that nobody can set. On Linux it also advances while the machine is suspended.
 #[cfg(unix)]
 fn steady_ms() -> u64 {
     #[cfg(target_os = "linux")]
@@ -246,7 +245,7 @@ fn steady_ms() -> u64 {
     seconds * 1_000 + nanos / 1_000_000
 }
 
-/// Without such a clock no jump is noticed.
+/// Returns the wall time, for lack of a monotonic clock. Jumps are not detected then.
 #[cfg(not(unix))]
 fn steady_ms() -> u64 {
     now_ms()
@@ -259,7 +258,7 @@ mod tests {
     const HOUR: u64 = 3_600_000;
 
     #[test]
-    fn time_that_a_jump_forward_skipped_is_not_counted() {
+    fn time_skipped_by_a_jump_forward_is_not_counted() {
         let clock = Clock::at(1_000 * HOUR);
         clock.times_set_back();
         clock.advance(10 * HOUR);
@@ -284,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_the_clock_right_again_forgets_what_was_skipped() {
+    fn correcting_the_clock_forgets_the_skipped_time() {
         let clock = Clock::at(1_000 * HOUR);
         clock.times_set_back();
         clock.jump(90 * HOUR as i64);
@@ -292,13 +291,17 @@ mod tests {
         clock.advance(HOUR);
         clock.jump(-(90 * HOUR as i64));
         assert_eq!(clock.times_set_back(), 1);
-        assert_eq!(clock.skips(), [(1_000 * HOUR, 1_001 * HOUR)], "an hour less than it could be is safe");
+        assert_eq!(
+            clock.skips(),
+            [(1_000 * HOUR, 1_001 * HOUR)],
+            "remembering an hour less than possible is safe"
+        );
         clock.jump(-(50 * HOUR as i64));
         assert_eq!((clock.skips(), clock.times_set_back()), (vec![], 2));
     }
 
     #[test]
-    fn small_steps_of_a_time_server_are_no_jumps() {
+    fn small_corrections_by_a_time_server_are_not_jumps() {
         let clock = Clock::at(HOUR);
         for step in [500, -500, 30_000, -30_000] {
             clock.times_set_back();
@@ -308,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn time_without_a_host_counts_for_a_day_and_no_more() {
+    fn time_without_a_host_counts_for_at_most_a_day() {
         let clock = Clock::at(1_000 * HOUR);
         clock.resume(990 * HOUR, vec![(1, 2)]);
         assert_eq!(clock.skips(), [(1, 2)]);
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_jumps_that_are_remembered_is_bounded() {
+    fn the_number_of_remembered_jumps_is_bounded() {
         let clock = Clock::at(0);
         for _ in 0..200 {
             clock.advance(HOUR);
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_is_woken_when_the_clock_is_set_back() {
+    async fn a_sleeper_is_woken_when_the_clock_is_set_back() {
         let clock = Clock::at(100 * HOUR);
         tokio::join!(clock.sleep_until(101 * HOUR), async { clock.jump(-(50 * HOUR as i64)) });
         clock.sleep_until(0).await;

@@ -1,7 +1,7 @@
-//! From the bytes of a component to an agent that is ready to be called.
+//! Turns the bytes of a component into an agent that is ready to be called.
 //!
-//! Everything that can be known before the first message is checked here: what the component imports and exports,
-//! what it says of itself, and that its schemas compile.
+//! Everything that can be checked before the first message is checked here: the component's imports and exports, its
+//! description of itself, and that its schemas compile.
 
 mod artifact;
 mod compiler;
@@ -30,7 +30,7 @@ use wasmtime::component::Linker;
 
 const MAX_DESCRIPTION_BYTES: usize = 4 << 10;
 
-/// A deployed version of an agent. A turn keeps the version with which it began.
+/// A deployed version of an agent. A turn keeps the version with which it started.
 pub(crate) struct Deployed {
     pub(crate) version: u64,
     pub(crate) deployed_at_ms: u64,
@@ -43,7 +43,7 @@ pub(crate) struct Deployed {
     pub(crate) pre: AgentPre,
 }
 
-/// Turns components into agents.
+/// Compiles and checks components.
 pub(crate) struct Compiler {
     wasm: WasmEngine,
     components: ComponentCompiler,
@@ -52,20 +52,20 @@ pub(crate) struct Compiler {
     ceilings: Limits,
 }
 
-/// Code that is linked, of a component that has not said yet what it is.
+/// The linked code of a component that has not described itself yet.
 pub(crate) struct Loaded {
     pre: AgentPre,
     digest: String,
     bytes: Option<Arc<Vec<u8>>>,
 }
 
-/// An agent of which everything is right, before it is a version.
+/// A fully checked agent that is not a version yet.
 pub(crate) struct Prepared {
     pub(crate) manifest: Manifest,
     pub(crate) digest: String,
     /// The component, if it was sent.
     pub(crate) bytes: Option<Arc<Vec<u8>>>,
-    /// What it logged while it described itself.
+    /// Lines that it logged while it described itself.
     pub(crate) logs: Vec<LogEntry>,
     description: String,
     model: String,
@@ -89,7 +89,7 @@ impl Compiler {
         Ok(Compiler { wasm, components, linker, models, ceilings: options.ceilings })
     }
 
-    /// The code of a component, ready to be called.
+    /// Loads or compiles the code of a component, links it, and checks its exports against the manifest.
     pub(crate) async fn compile(&self, manifest: &Manifest, source: Source) -> Result<Loaded, RuntimeError> {
         let broken = |message| RuntimeError::Component { agent: manifest.name.to_string(), message };
         let Compiled { component, digest, bytes } =
@@ -103,7 +103,7 @@ impl Compiler {
         Ok(Loaded { pre, digest, bytes })
     }
 
-    /// Asks the component what it is. This runs the guest: the caller holds a place for its instance.
+    /// Asks the component to describe itself. This runs the guest, so the caller must hold an instance slot.
     pub(crate) async fn describe(
         &self,
         manifest: Manifest,
@@ -127,10 +127,10 @@ impl Compiler {
         if description.len() > MAX_DESCRIPTION_BYTES {
             let size = description.len();
             return Err(broken(format!(
-                "its description has {size} bytes; {MAX_DESCRIPTION_BYTES} are allowed"
+                "its description has {size} bytes; at most {MAX_DESCRIPTION_BYTES} are allowed"
             )));
         }
-        // The manifest adds to what the component says, and takes nothing away.
+        // The manifest can require approval in addition to the component, and cannot waive it.
         for tool in &mut tools {
             tool.needs_approval |= manifest.asks_approval(&tool.name);
         }
@@ -142,7 +142,7 @@ impl Compiler {
                     names => format!("it describes: {}", names.join(", ")),
                 };
                 return Err(broken(format!(
-                    "[tools.{name}] in agent.toml names no tool; {own}; tools of others have names such as \
+                    "[tools.{name}] in agent.toml does not name a tool; {own}; external tools have names such as \
                      \"agent:orders/find\""
                 )));
             }
@@ -154,7 +154,7 @@ impl Compiler {
 }
 
 impl Prepared {
-    /// The agent as a version of its own, and what it logged.
+    /// Returns the agent as a new version, and the lines that it logged.
     pub(crate) fn into_version(self, version: u64, deployed_at_ms: u64) -> (Deployed, Vec<LogEntry>) {
         let Prepared { manifest, digest, bytes: _, logs, description, model, limits, tools, pre } = self;
         let deployed =
@@ -178,7 +178,7 @@ impl Deployed {
         }
     }
 
-    /// A tool that others may call.
+    /// Returns a tool that others may call.
     pub(crate) fn callable(&self, tool: &str) -> Result<&Arc<Tool>, RuntimeError> {
         let invalid = |message| RuntimeError::InvalidMessage { message };
         let agent = &self.manifest.name;
@@ -191,21 +191,20 @@ impl Deployed {
         self.tools.get(tool).ok_or_else(|| {
             let tool: String = tool.chars().take(80).collect();
             let known = match self.tools.names() {
-                none if none.is_empty() => "it has none".to_owned(),
-                names => format!("it has {}", names.join(", ")),
+                none if none.is_empty() => "it has no tools".to_owned(),
+                names => format!("it has: {}", names.join(", ")),
             };
             invalid(format!("agent {agent} has no tool {tool:?}; {known}"))
         })
     }
 
-    /// That a tool can be called with these arguments.
+    /// Checks that a tool can be called with these arguments.
     pub(crate) fn check_call(&self, tool: &str, arguments: Option<&Json>) -> Result<(), RuntimeError> {
         let tool = self.callable(tool)?;
         let bytes = arguments.map_or(0, |arguments| arguments.get().len());
         if bytes > MAX_ARGUMENT_BYTES {
-            let message = format!(
-                "the arguments have {bytes} bytes; those of a tool have at most {MAX_ARGUMENT_BYTES}"
-            );
+            let message =
+                format!("the arguments have {bytes} bytes; at most {MAX_ARGUMENT_BYTES} are allowed");
             return Err(RuntimeError::InvalidMessage { message });
         }
         let arguments = arguments.map_or_else(|| Value::Object(Default::default()), Json::value);
@@ -213,7 +212,7 @@ impl Deployed {
         checked.map_err(|message| RuntimeError::InvalidMessage { message })
     }
 
-    /// That what a tool gave back is what it said that it gives.
+    /// Checks the result of a tool against the tool's output schema.
     pub(crate) fn check_result(&self, tool: &str, result: Option<&Json>) -> Result<(), RuntimeError> {
         let checked = self.tools.get(tool).map(|tool| tool.check_reply(result));
         checked.unwrap_or(Ok(())).map_err(|message| RuntimeError::AgentFailed { message })
@@ -230,7 +229,7 @@ impl Deployed {
     }
 }
 
-/// What the manifest has it called for, it must take.
+/// Checks that the component exports a handler for every trigger in the manifest.
 fn check_triggers(manifest: &Manifest, pre: &AgentPre) -> Result<(), String> {
     for (line, is_there, takes, export) in [
         ("[[schedule]]", !manifest.schedule.is_empty(), pre.takes_alarms(), "alarm-handler"),
@@ -238,7 +237,7 @@ fn check_triggers(manifest: &Manifest, pre: &AgentPre) -> Result<(), String> {
     ] {
         if is_there && !takes {
             return Err(format!(
-                "agent.toml has {line}, and the component does not export skep:agent/{export}; export it, or remove the lines"
+                "agent.toml has {line}, but the component does not export skep:agent/{export}; export it, or remove those entries"
             ));
         }
     }
@@ -252,6 +251,7 @@ fn model_error(error: EngineError) -> RuntimeError {
     }
 }
 
+/// Formats bytes as lowercase hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(64), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");

@@ -1,8 +1,9 @@
-//! Work that keeps a processor for long: rendering and encoding prompts, compiling constraints, reading and checking large
-//! JSON. It runs on threads of its own, so that the threads which serve everyone else go on.
+//! Long CPU-bound work: rendering and encoding prompts, compiling constraints, parsing and checking large JSON. It runs on
+//! separate threads, so that it does not block the threads that serve everyone else.
 //!
-//! Twice as much runs at once as there are processors, and of several tenants one never has the last place: whatever it asks for, another's
-//! work begins at once. What nobody waits for any more is told so by its [`Cancel`], and keeps its place until it stops.
+//! There are twice as many slots as CPUs. With several tenants, a single tenant never takes the last slot, so another
+//! tenant's work starts at once. Work that nobody waits for any more is notified through its [`Cancel`], and keeps its slot
+//! until it stops.
 
 use crate::tenancy::Tenancy;
 use skep_engine::Cancel;
@@ -18,27 +19,27 @@ use tokio::{
 };
 use tracing::Span;
 
-/// Text up to this size is rendered and encoded in about a millisecond, as small JSON is read and checked: that is done
-/// where it is asked for.
+/// Text up to this size is rendered and encoded in about a millisecond, and JSON up to this size is parsed and checked as
+/// quickly. Such work runs on the caller's thread.
 pub const QUICK_BYTES: usize = 16 << 10;
-/// Tenants whose places are remembered, after which those are forgotten that use none.
+/// Number of tenants whose semaphores are kept; beyond it, those of tenants without running work are dropped.
 const MAX_IDLE_TENANTS: usize = 1_024;
 
-/// The places of one host.
+/// The compute slots of one host.
 pub struct Compute {
     places: Arc<Semaphore>,
-    /// That one tenant has at most, where there are several.
+    /// Number of slots that one tenant may have when there are several tenants.
     of_one: usize,
     tenancy: Tenancy,
     tenants: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
-/// Tells the work that nobody waits, unless it has ended.
+/// Cancels the work when dropped. It has no effect on work that has finished.
 struct GivesUp(Cancel);
 
 impl Compute {
     pub(crate) fn new(tenancy: Tenancy) -> Self {
-        // Twice as many as there are processors, so that what is short goes on beside what is long.
+        // Twice as many as CPUs, so that short work makes progress beside long work.
         Self::with_places(2 * thread::available_parallelism().map_or(1, usize::from), tenancy)
     }
 
@@ -47,13 +48,13 @@ impl Compute {
         Compute { places, of_one, tenancy, tenants: Mutex::default() }
     }
 
-    /// Does the work on another thread, when there is a place. Dropping this gives the work up.
+    /// Runs the work on another thread as soon as there is a slot. Dropping the future cancels the work.
     pub async fn run<T: Send + 'static>(
         &self,
         tenant: &str,
         work: impl FnOnce(&Cancel) -> T + Send + 'static,
     ) -> T {
-        // First among the tenant's own: what waits behind those is in nobody's way.
+        // The tenant's own slot comes first: work that waits for it does not block other tenants.
         let own = match self.tenancy.has_several() {
             true => {
                 Some(self.of_tenant(tenant).acquire_owned().await.expect("the semaphore is never closed"))
@@ -71,13 +72,13 @@ impl Compute {
             Ok(done) => done,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The host's threads are going; whoever waits goes with them.
+                // The runtime is shutting down, and drops the waiting task too.
                 Err(_cancelled) => std::future::pending().await,
             },
         }
     }
 
-    /// Does the work at once if it is quick, and otherwise on another thread.
+    /// Runs the work on the caller's thread if it is quick, and otherwise on another thread.
     pub async fn run_unless<T: Send + 'static>(
         &self,
         is_quick: bool,
@@ -100,7 +101,8 @@ impl Compute {
     }
 }
 
-/// Does work about so many bytes that must be done before the caller goes on. Others move to another thread if it is long.
+/// Runs work on `bytes` bytes that blocks the caller. If it is long, the runtime moves the thread's other tasks elsewhere
+/// first.
 pub(crate) fn in_place<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     let is_long = bytes > QUICK_BYTES;
     let can_move =
@@ -125,14 +127,14 @@ mod tests {
         Compute::with_places(2, tenancy)
     }
 
-    /// Work that goes on until the sender says something or is dropped.
+    /// Returns work that runs until the sender sends or is dropped.
     fn held() -> (mpsc::Sender<()>, impl FnOnce(&Cancel) + Send + 'static) {
         let (release, wait) = mpsc::channel::<()>();
         (release, move |_: &Cancel| _ = wait.recv())
     }
 
     #[tokio::test]
-    async fn one_tenant_never_has_the_last_place() {
+    async fn one_tenant_never_takes_the_last_slot() {
         let compute = Arc::new(two_places());
         let (release, first) = held();
         let busy = tokio::spawn({
@@ -146,15 +148,15 @@ mod tests {
             let compute = compute.clone();
             async move { compute.run("a", |_| 2).await }
         });
-        assert_eq!(compute.run("b", |_| 3).await, 3, "another tenant's work begins at once");
+        assert_eq!(compute.run("b", |_| 3).await, 3, "another tenant's work starts at once");
         assert!(!behind.is_finished());
-        release.send(()).expect("it waits");
-        busy.await.expect("it ended");
-        assert_eq!(behind.await.expect("it ended"), 2);
+        release.send(()).expect("the work waits");
+        busy.await.expect("the task finished");
+        assert_eq!(behind.await.expect("the task finished"), 2);
     }
 
     #[tokio::test]
-    async fn work_that_nobody_waits_for_is_told_and_keeps_its_place_until_it_stops() {
+    async fn abandoned_work_is_cancelled_and_keeps_its_slot_until_it_stops() {
         let compute = Arc::new(two_places());
         let (told, hears) = mpsc::channel();
         let (release, wait) = mpsc::channel::<()>();
@@ -176,9 +178,12 @@ mod tests {
         }
         working.abort();
         assert!(working.await.expect_err("aborted").is_cancelled());
-        tokio::task::spawn_blocking(move || hears.recv()).await.expect("no panic").expect("it was told");
+        tokio::task::spawn_blocking(move || hears.recv())
+            .await
+            .expect("no panic")
+            .expect("the work noticed the cancellation");
         assert_eq!(compute.places.available_permits(), 1);
         drop(release);
-        assert_eq!(compute.run("a", |_| 1).await, 1, "the place is free again");
+        assert_eq!(compute.run("a", |_| 1).await, 1, "the slot is free again");
     }
 }

@@ -1,4 +1,5 @@
-//! What the host lets agents reach: the connections, the operator's lists and secrets, and where each is written.
+//! Outbound requests of agents: the HTTP client, the operator's allowed hosts, and the secrets. Denials name the setting
+//! that would allow the request.
 
 use crate::{
     Manifest, RuntimeError, RuntimeOptions, SecretGrant,
@@ -12,12 +13,12 @@ use std::sync::Arc;
 const DEVELOPER: &str = "hosts under [grants] in agent.toml";
 const OPERATOR: &str = "hosts under [grants] in skep.toml";
 
-/// What all agents of a host share to make requests.
+/// The outbound state that all agents of a host share.
 pub(crate) struct Egress {
     pub(crate) client: Client,
-    /// For requests of turns. The client has a few more for webhooks.
+    /// Slots for requests of turns. The client has a few more for webhooks.
     places: TenantPlaces,
-    /// Of calls of tool servers, which may be slow and stop no request.
+    /// Slots for calls to tool servers. They are separate, so that slow servers do not block requests.
     tool_places: TenantPlaces,
     pub(crate) vault: Vault,
     granted: Arc<Origins>,
@@ -32,17 +33,17 @@ impl Egress {
         Egress { client, places, tool_places, granted, vault: Vault::new(store, options.key_file.clone()) }
     }
 
-    /// Waits for one of the places of requests that run at once.
+    /// Waits for a request slot.
     pub(crate) async fn place(&self, tenant: &str) -> TenantPlace {
         self.places.take(tenant).await
     }
 
-    /// Waits for one of the places of calls of tool servers that run at once.
+    /// Waits for a slot for a call to a tool server.
     pub(crate) async fn tool_place(&self, tenant: &str) -> TenantPlace {
         self.tool_places.take(tenant).await
     }
 
-    /// Sends a request of a tenant's turn, when it has a place among those that run at once.
+    /// Sends a request of a tenant's turn, once it has a request slot.
     pub(crate) async fn send(
         &self,
         tenant: &str,
@@ -55,13 +56,13 @@ impl Egress {
         self.client.send(request, policy, bounds).await
     }
 
-    /// Whether developer and operator both name any place at all.
+    /// Whether both the developer and the operator allow any host at all.
     pub(crate) fn grants_any(&self, manifest: &Manifest) -> bool {
         !manifest.grants.hosts.is_empty() && !self.granted.is_empty()
     }
 
-    /// Where an agent may send requests: where its developer asks for it and the operator agrees. `placeholder` is what
-    /// stands for a secret in them.
+    /// Returns the hosts to which an agent may send requests: those that its developer asks for and the operator allows.
+    /// `placeholder` returns the text that stands for a secret in requests.
     pub(crate) async fn policy(
         &self,
         manifest: &Manifest,

@@ -1,4 +1,4 @@
-//! The WebAssembly engine: the one place where wasmtime is configured, and the clock that interrupts guests.
+//! The WebAssembly engine: the only place where wasmtime is configured, and the ticker that interrupts guests.
 //!
 //! Two engines with different settings reject each other's compiled code, so there is exactly one constructor.
 
@@ -13,22 +13,22 @@ use std::{
 };
 use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
-/// The ticker goes on for so many ticks after the last guest, so that turns one after the other do not wake it each
-/// time: that costs more than the turn's instance.
+/// Number of ticks for which the ticker continues after the last guest, so that consecutive turns do not wake it each
+/// time: waking it costs more than the turn's instance.
 const IDLE_TICKS: u32 = 50;
-/// How often a running guest gives way to others and its limits are looked at.
+/// Interval at which a running guest yields to others and its limits are checked.
 const TICK: Duration = Duration::from_millis(1);
-/// Memories that one component may have; `memory_mb` is over all of them.
+/// Number of memories that one component may have; `memory_mb` limits their sum.
 pub(crate) const MEMORIES_PER_AGENT: u32 = 4;
-/// What functions of the host have of a stack beside what the guest may use.
+/// Stack space for host functions, in addition to what the guest may use.
 const HOST_STACK_BYTES: usize = 1_536 << 10;
 
-/// Of what a freed instance has written to, so much is overwritten with what was there and stays with its place: giving
-/// it back to the system and the page faults of the next instance cost more.
+/// Number of bytes of a freed instance's memory that are reset in place and stay resident in its pool slot: returning them
+/// to the system, and the page faults of the next instance, would cost more.
 const MEMORY_KEEP_RESIDENT: usize = 256 << 10;
 const TABLE_KEEP_RESIDENT: usize = 16 << 10;
 
-/// A wasmtime engine with its ticker. The last clone stops the ticker.
+/// A wasmtime engine with its ticker. Dropping the last clone stops the ticker.
 #[derive(Clone)]
 pub(crate) struct WasmEngine {
     pub(crate) engine: Engine,
@@ -36,7 +36,8 @@ pub(crate) struct WasmEngine {
 }
 
 impl WasmEngine {
-    /// With pooled memory if the machine lets us reserve the address space, else with memory on demand.
+    /// Creates an engine with pooled instances if the address space for them can be reserved, and one that allocates on
+    /// demand otherwise.
     pub(crate) fn new(options: &RuntimeOptions) -> Result<Self, RuntimeError> {
         let engine = match Engine::new(&config(options, Some(pool(options)))) {
             Ok(engine) => {
@@ -49,14 +50,14 @@ impl WasmEngine {
                     "address space for pooled instances cannot be reserved; instances are allocated on demand"
                 );
                 Engine::new(&config(options, None)).map_err(|error| RuntimeError::Internal {
-                    message: format!("the WebAssembly engine does not start: {error:#}"),
+                    message: format!("the WebAssembly engine failed to start: {error:#}"),
                 })?
             }
         };
         Ok(WasmEngine { ticker: Arc::new(Ticker::start(engine.clone())?), engine })
     }
 
-    /// While a guest runs, its caller holds this.
+    /// Registers a running guest. The caller holds the returned guard while the guest runs.
     pub(crate) fn tick(&self) -> Ticking {
         self.ticker.shared.guest_begins(self.ticker.thread());
         Ticking(self.ticker.shared.clone())
@@ -72,7 +73,7 @@ fn config(options: &RuntimeOptions, pool: Option<PoolingAllocationConfig>) -> Co
         .epoch_interruption(true)
         .max_wasm_stack(stack_bytes)
         .async_stack_size(stack_bytes + HOST_STACK_BYTES)
-        // Nothing that toolchains emit unasked, and more to attack.
+        // Toolchains do not emit these by default, and they add attack surface.
         .wasm_relaxed_simd(false)
         .wasm_memory64(false);
     if let Some(pool) = pool {
@@ -84,8 +85,8 @@ fn config(options: &RuntimeOptions, pool: Option<PoolingAllocationConfig>) -> Co
 fn pool(options: &RuntimeOptions) -> PoolingAllocationConfig {
     let instances = u32::try_from(options.max_instances + OWN_OF_ALL_DEPTHS).unwrap_or(u32::MAX);
     let (ceilings, mut pool) = (&options.ceilings, PoolingAllocationConfig::default());
-    // Most components have one memory and a few core instances; the pool holds that for all of them, and the bounds
-    // for one component are higher.
+    // Most components have one memory and a few core instances. The totals of the pool assume that; the bounds for a
+    // single component are higher.
     pool.total_component_instances(instances)
         .total_stacks(instances.saturating_mul(2))
         .total_core_instances(instances.saturating_mul(4))
@@ -98,7 +99,7 @@ fn pool(options: &RuntimeOptions) -> PoolingAllocationConfig {
         .max_tables_per_module(ceilings.tables)
         .table_elements(ceilings.table_elements as usize)
         .max_memory_size((ceilings.memory_mb as usize).saturating_mul(1 << 20));
-    // Without it, wasmtime would clear the lowest addresses, which a guest may never have touched.
+    // Without the pagemap scan, wasmtime would clear the lowest addresses, which a guest may never have touched.
     if PoolingAllocationConfig::is_pagemap_scan_available() {
         pool.pagemap_scan(Enabled::Yes)
             .linear_memory_keep_resident(MEMORY_KEEP_RESIDENT)
@@ -107,7 +108,7 @@ fn pool(options: &RuntimeOptions) -> PoolingAllocationConfig {
     pool
 }
 
-/// A thread that advances the engine's epoch while any guest runs.
+/// The thread that advances the engine's epoch while any guest runs.
 struct Ticker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -116,12 +117,12 @@ struct Ticker {
 #[derive(Default)]
 struct Shared {
     guests: AtomicUsize,
-    /// The thread sleeps until it is woken.
+    /// Whether the thread sleeps until it is unparked.
     parked: AtomicBool,
     stopped: AtomicBool,
 }
 
-/// The epoch advances until this is dropped.
+/// A guard that keeps the epoch advancing until it is dropped.
 pub(crate) struct Ticking(Arc<Shared>);
 
 impl Ticker {
@@ -130,13 +131,13 @@ impl Ticker {
         let seen = shared.clone();
         let thread = std::thread::Builder::new().name("skep-epoch".into()).spawn(move || seen.tick(&engine));
         let thread = thread.map_err(|error| RuntimeError::Internal {
-            message: format!("the thread that interrupts guests does not start: {error}"),
+            message: format!("the thread that interrupts guests failed to start: {error}"),
         })?;
         Ok(Ticker { shared, thread: Some(thread) })
     }
 
     fn thread(&self) -> &Thread {
-        self.thread.as_ref().expect("it is taken only when the ticker is dropped").thread()
+        self.thread.as_ref().expect("the thread is taken only when the ticker is dropped").thread()
     }
 }
 
@@ -164,7 +165,8 @@ impl Shared {
         }
     }
 
-    /// Whoever begins after `parked` is set wakes the thread; whoever began before is seen here.
+    /// Parks the thread until a guest runs. A guest that starts after `parked` is set unparks the thread; one that started
+    /// earlier is seen in `guests`.
     fn park_until_a_guest_begins(&self) {
         self.parked.store(true, Ordering::SeqCst);
         while self.guests.load(Ordering::SeqCst) == 0 && !self.stopped.load(Ordering::SeqCst) {

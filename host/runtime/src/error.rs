@@ -1,54 +1,53 @@
-//! What can go wrong between an invocation and its outcome.
+//! Errors of the runtime, from an invocation to its outcome.
 //!
-//! Every variant says what was wrong, where, and what would fix it; [`RuntimeError::code`] is stable and for machines.
+//! Every variant's message names what is wrong, where, and how to fix it. [`RuntimeError::code`] is a stable identifier for
+//! programs.
 
 use crate::TokensUsedUp;
 use skep_engine::EngineError;
 use skep_store::StoreError;
 use std::fmt::Display;
 
-/// An error of the runtime. A turn that ends in one has changed nothing but the agent's log.
+/// An error of the runtime. A turn that fails with one has changed nothing but the agent's log.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    #[error("no agent {name:?} is deployed{}", known_names(.known))]
+    #[error("agent {name:?} is not deployed{}", known_names(.known))]
     AgentNotFound { name: String, known: Vec<String> },
     #[error("agent {agent:?} has no session {session:?}")]
     SessionNotFound { agent: String, session: String },
-    #[error("agent {agent:?} has a session {session:?} already; delete it first, or take another name")]
+    #[error("agent {agent:?} already has a session {session:?}; delete it first, or choose another name")]
     SessionExists { agent: String, session: String },
     #[error("the session cannot be imported: {message}")]
     InvalidSession { message: String },
-    #[error("session {agent}/{session} has no conversation {name:?}; there {}", one_of(.known))]
+    #[error("session {agent}/{session} has no conversation {name:?}; it has: {}", list(.known))]
     ConversationNotFound { agent: String, session: String, name: String, known: Vec<String> },
     #[error(
-        "agent {agent:?} has no {}; version {in_force} is in force, and there {}", wanted_version(.wanted), one_of(.known)
+        "agent {agent:?} has no {}; version {in_force} is active, and the known versions are: {}", wanted_version(.wanted), list(.known)
     )]
     VersionNotFound { agent: String, wanted: Option<u64>, in_force: u64, known: Vec<u64> },
-    #[error("session {agent}/{session} has no turn {turn:?}; ended turns are kept for a day at most")]
+    #[error("session {agent}/{session} has no turn {turn:?}; finished turns are kept for at most a day")]
     TurnNotFound { agent: String, session: String, turn: String },
-    #[error("no batch {id:?} is known; the results of a batch are kept for {hours} h after its end")]
+    #[error("there is no batch {id:?}; the results of a batch are kept for {hours} h after it finishes")]
     BatchNotFound { id: String, hours: u64 },
     #[error("{message}")]
     InvalidBatch { message: String },
     #[error("{message}; try again in {retry_after_ms} ms")]
     QueueFull { message: String, retry_after_ms: u32 },
-    #[error("no API key has the id {id:?}; `skep key list` shows those that there are")]
+    #[error("there is no API key with the id {id:?}; `skep key list` shows the existing keys")]
     KeyNotFound { id: String },
-    #[error("the API key cannot be made: {message}")]
+    #[error("the API key cannot be created: {message}")]
     InvalidKey { message: String },
-    #[error(
-        "the database has written nothing for {waited_s} s; its disk is slow, or something holds its file"
-    )]
+    #[error("the database has written nothing for {waited_s} s; its disk is slow, or its file is locked")]
     StoreStalled { waited_s: u64 },
     #[error("the API key is not accepted: {reason}")]
     KeyRefused { reason: &'static str },
-    /// What others than its caller are told of a turn that failed.
+    /// A failed turn, as it is reported to everyone except the caller that started it.
     #[error("{message}")]
     TurnFailed { code: &'static str, message: String },
-    /// The guest, run again after a restart, did not make the calls that it made before.
+    /// The guest, replayed after a restart, did not repeat the calls that it made before.
     #[error(
-        "the turn cannot be continued: its call {call} was {expected} before the restart, and now the agent made {made}; \
-         an agent must act on nothing but its message, its state and what the host answers"
+        "the turn cannot be resumed: its call {call} was {expected} before the restart, but on replay the agent made {made}; \
+         an agent's calls must depend only on its message, its state and the host's answers"
     )]
     Divergence { call: u32, expected: String, made: String },
     #[error("{kind} {value:?} is not valid: {rule}")]
@@ -59,15 +58,15 @@ pub enum RuntimeError {
     Component { agent: String, message: String },
     #[error("the secret {name:?} cannot be set: {message}")]
     InvalidSecret { name: String, message: String },
-    #[error("no secret {name:?} is set{}; `skep secret list` shows those that are", of_agent(.agent))]
+    #[error("secret {name:?} is not set{}; `skep secret list` shows the secrets that are", of_agent(.agent))]
     SecretNotFound { name: String, agent: Option<String> },
     #[error("route {route:?} of agent {agent:?} {message}")]
     Route { agent: String, route: String, message: String },
-    #[error("no model {name:?} is loaded; there {}", one_of(.known))]
+    #[error("model {name:?} is not loaded; loaded models: {}", list(.known))]
     ModelUnknown { name: String, known: Vec<String> },
     #[error(
-        "the agent.toml of agent {agent:?} says model = {model:?}, which this host does not serve any more; there {}; serve it, \
-         or deploy the agent with another `model`, or with none for the host's default", one_of(.known)
+        "agent.toml of agent {agent:?} sets model = {model:?}, which this host no longer serves; it serves: {}; serve the model \
+         again, or deploy the agent with another `model`, or without one to use the host's default", list(.known)
     )]
     ModelGone { agent: String, model: String, known: Vec<String> },
     #[error("{message}; try again in {retry_after_ms} ms")]
@@ -75,7 +74,7 @@ pub enum RuntimeError {
     #[error("{message}; try again in {retry_after_ms} ms")]
     IntakeFull { message: String, retry_after_ms: u32 },
     #[error(
-        "{limit} turns of agent {agent:?}{whose} run or wait already; try again in {retry_after_ms} ms, or allow more with \
+        "{limit} turns of agent {agent:?}{whose} are already running or waiting; try again in {retry_after_ms} ms, or raise \
          `concurrent_turns` under [limits] in agent.toml, up to the operator's ceiling in skep.toml"
     )]
     TooManyTurns { agent: String, whose: &'static str, limit: u32, retry_after_ms: u32 },
@@ -85,21 +84,20 @@ pub enum RuntimeError {
     Engine(#[from] EngineError),
     #[error("the agent failed: {message}")]
     AgentFailed { message: String },
-    /// What a tool told its caller.
+    /// The error that a tool returned to its caller.
     #[error("{message}")]
     ToolFailed { message: String },
-    /// A person said no to a call of a tool, or nobody decided in time.
+    /// A person denied a tool call, or nobody decided in time.
     #[error("{message}")]
     CallRefused { message: String },
-    #[error("no approval {id:?} is asked for; it may belong to a turn that was removed")]
+    #[error("there is no approval {id:?}; it may have belonged to a turn that was removed")]
     ApprovalNotFound { id: String },
-    /// It is decided once.
+    /// An approval is decided only once.
     #[error("approval {id} {how}")]
     ApprovalDecided { id: String, how: &'static str },
     #[error(
-        "a turn of the session waits for a person's word, approval {approval}: `skep approval approve` or `deny` decides about \
-         it, and cancelling the turn ends it; a message that is sent with `?detach=true` or with an idempotency key waits \
-         for its turn"
+        "a turn of the session is waiting for approval {approval}: decide it with `skep approval approve` or `skep approval \
+         deny`, or cancel the turn; a message that is sent with `?detach=true` or with an idempotency key is queued behind it"
     )]
     WaitingForApproval { approval: String },
     #[error("{message}")]
@@ -107,12 +105,12 @@ pub enum RuntimeError {
     #[error("{message}")]
     InvalidEvent { message: String },
     #[error(
-        "agent {agent:?} has no schedule {id:?} that this is possible for; list them with `skep schedule list`"
+        "agent {agent:?} has no schedule {id:?} that allows this; list the schedules with `skep schedule list`"
     )]
     ScheduleNotFound { agent: String, id: String },
     #[error(
-        "{limit} deliveries of events{whose} wait already; look at `skep webhook dead-letters` and at the agents that take them, \
-         and try again in {retry_after_ms} ms"
+        "{limit} event deliveries{whose} are already waiting; check `skep webhook dead-letters` and the agents that receive \
+         them, and try again in {retry_after_ms} ms"
     )]
     OutboxFull { whose: &'static str, limit: usize, retry_after_ms: u32 },
     #[error("{message}")]
@@ -123,29 +121,31 @@ pub enum RuntimeError {
         "there is no dead letter {id} that can be delivered again; list them with `skep webhook dead-letters`"
     )]
     DeadLetterNotFound { id: i64 },
-    /// `limit` is the name of the line in `agent.toml` or of the bound of the host.
+    /// `limit` names the setting in `agent.toml`, or the host's own bound.
     #[error("limit {limit} exceeded: {message}")]
     LimitExceeded { limit: &'static str, message: String },
     #[error(
-        "the turn did not end before its deadline; `turn_ms` under [limits] in agent.toml sets the agent's own"
+        "the turn did not finish before its deadline; `turn_ms` under [limits] in agent.toml sets the agent's deadline"
     )]
     DeadlineExceeded,
     #[error(
-        "turn {turn} is given up: the host died or failed {losses} times while it ran and got no further, so it may be the \
-         reason; see the host's log and the limits of its agent, and send the message again under a new key"
+        "turn {turn} failed permanently: the host died or failed {losses} times while running it without further progress, so \
+         the turn may be the cause; check the host's log and the agent's limits, and send the message again under a new key"
     )]
     TurnLost { turn: String, losses: u32 },
     #[error(
-        "session {agent}/{session} takes nothing yet: the host was restored from a backup, and a turn of the session may have \
-         ended after it; the operator decides about it with `skep held resume` or `skep held drop`"
+        "session {agent}/{session} is held: the host was restored from a backup, and a turn of the session may have finished \
+         after the backup was taken; the operator decides about it with `skep held resume` or `skep held drop`"
     )]
     HeldSinceRestore { agent: String, session: String },
     #[error(
-        "turn {turn} was open when a backup of the host was taken, and was dropped after that was restored; it may have done \
-         its work in between: look at that, and send the message again under a new key if need be"
+        "turn {turn} was open when a backup of the host was taken, and was dropped after the backup was restored; it may have \
+         done its work in between: check whether it did, and send the message again under a new key if necessary"
     )]
     TurnDropped { turn: String },
-    #[error("nothing is held: the host was not restored from a backup, or it was decided about already")]
+    #[error(
+        "nothing is held: the host was not restored from a backup, or what it held was already resumed or dropped"
+    )]
     NothingHeld,
     #[error("the turn was cancelled")]
     Cancelled,
@@ -160,7 +160,7 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// A stable name for machines.
+    /// Returns the error's stable code, for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::AgentNotFound { .. } => "agent_not_found",
@@ -221,7 +221,7 @@ impl RuntimeError {
     }
 }
 
-/// A code that was stored. One that this version does not know is still a failure.
+/// Returns the static form of a stored error code. A code that this version does not know becomes `turn_failed`.
 pub(crate) fn known_code(code: &str) -> &'static str {
     const CODES: &[&str] = &[
         "agent_failed",
@@ -260,7 +260,7 @@ pub(crate) fn known_code(code: &str) -> &'static str {
 fn known_names(known: &[String]) -> String {
     match known {
         [] => "; deploy one with `skep deploy DIR`".to_owned(),
-        known => format!("; there {}", one_of(known)),
+        known => format!("; deployed agents: {}", list(known)),
     }
 }
 
@@ -278,10 +278,9 @@ fn of_agent(agent: &Option<String>) -> String {
     }
 }
 
-fn one_of<T: Display>(known: &[T]) -> String {
+fn list<T: Display>(known: &[T]) -> String {
     match known {
-        [] => "is none".to_owned(),
-        [one] => format!("is only {one}"),
-        many => format!("are {}", many.iter().map(T::to_string).collect::<Vec<_>>().join(", ")),
+        [] => "none".to_owned(),
+        known => known.iter().map(T::to_string).collect::<Vec<_>>().join(", "),
     }
 }

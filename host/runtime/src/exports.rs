@@ -1,7 +1,8 @@
-//! What the host calls of a component: the exports of an agent, or the one of a plain WASI command.
+//! The exports of a component that the host calls: those of an agent, or the single export of a plain WASI command.
 //!
-//! A component that exports `skep:agent/handler`, or `handler-sync`, is an agent; its other handlers are optional. One that exports only
-//! `wasi:cli/run` is a command: a message is its standard input, and what it prints is the reply.
+//! A component that exports `skep:agent/handler` or `skep:agent/handler-sync` is an agent; its other handlers are optional.
+//! A component that exports only `wasi:cli/run` is a command: a message is its standard input, and its standard output is
+//! the reply.
 
 use crate::{
     bindings::{alarm_handler, event_handler, handler, handler_sync, tool_handler, types},
@@ -15,7 +16,7 @@ use wasmtime::{
 const HANDLER: &str = "skep:agent/handler@0.1.0";
 const HANDLER_SYNC: &str = "skep:agent/handler-sync@0.1.0";
 const HANDLER_FUNCTIONS: [&str; 2] = ["describe", "on-message"];
-/// Any later 0.2 is found by this name too.
+/// Also matches the export of any later 0.2 release.
 const COMMAND: &str = "wasi:cli/run@0.2.0";
 
 /// A linked component.
@@ -28,11 +29,11 @@ pub(crate) struct AgentPre {
 #[derive(Clone)]
 enum Exports {
     Agent(Handlers),
-    /// The function `run`.
+    /// The index of the `run` function.
     Command(ComponentExportIndex),
 }
 
-/// Of these, only `messages` has to be there.
+/// The handlers of an agent. Only `messages` is required.
 #[derive(Clone)]
 struct Handlers {
     messages: Messages,
@@ -41,7 +42,7 @@ struct Handlers {
     tools: Option<tool_handler::GuestIndices>,
 }
 
-/// The same functions, of toolchains that know asynchronous ones and of those that do not.
+/// The message handler, as an asynchronous export or, for toolchains without asynchronous functions, a synchronous one.
 #[derive(Clone)]
 enum Messages {
     Async(handler::GuestIndices),
@@ -54,7 +55,7 @@ pub(crate) struct Agent<'a> {
     instance: Instance,
 }
 
-/// An export that the agent does not have.
+/// The error for an export that the agent does not have.
 #[derive(Debug, thiserror::Error)]
 #[error("the agent does not export {0}")]
 pub(crate) struct NoExport(&'static str);
@@ -69,9 +70,9 @@ impl AgentPre {
             (Some((name, handler)), _) => {
                 check_handler(component, name, &handler)?;
                 let handlers = Handlers::find(&pre, name);
-                Exports::Agent(
-                    handlers.map_err(|error| format!("it does not export {name} as it is: {error:#}"))?,
-                )
+                Exports::Agent(handlers.map_err(|error| {
+                    format!("it does not export {name} as this host defines it: {error:#}")
+                })?)
             }
             (None, Some(run)) => Exports::Command(run),
             (None, None) => {
@@ -92,12 +93,12 @@ impl AgentPre {
         matches!(&self.exports, Exports::Agent(Handlers { events: Some(_), .. }))
     }
 
-    /// It takes its message as a process does.
+    /// Whether the component is a WASI command, which reads its message from standard input.
     pub(crate) fn is_command(&self) -> bool {
         matches!(self.exports, Exports::Command(_))
     }
 
-    /// Whether others may call the agent's tools.
+    /// Whether other agents and clients may call the agent's tools.
     pub(crate) fn takes_tool_calls(&self) -> bool {
         matches!(&self.exports, Exports::Agent(Handlers { tools: Some(_), .. }))
     }
@@ -123,7 +124,7 @@ fn check_handler(component: &Component, export: &str, handler: &ComponentExportI
 }
 
 impl Handlers {
-    /// `messages` is the name of the handler of messages that there is.
+    /// Finds the handlers of a component. `messages` is the name of the message handler that it exports.
     fn find(pre: &InstancePre<TurnContext>, messages: &str) -> wasmtime::Result<Self> {
         let has = |name: &str| pre.component().get_export_index(None, name).is_some();
         Ok(Handlers {
@@ -159,8 +160,9 @@ impl Agent<'_> {
                 guest.call_describe(accessor).await
             }
             Exports::Command(_) => Ok(handler::Description {
-                description: "A WASI command: a message is its standard input, what it prints is the reply."
-                    .to_owned(),
+                description:
+                    "A WASI command: a message is its standard input, and its standard output is the reply."
+                        .to_owned(),
                 tools: Vec::new(),
             }),
         }
@@ -216,7 +218,7 @@ impl Agent<'_> {
         guest.call_call_tool(accessor, invocation).await
     }
 
-    /// Runs the command. An exit with a status of its own comes back as a trap.
+    /// Runs the command. An explicit exit with a status is returned as a trap.
     pub(crate) async fn run(&self, accessor: &Accessor<TurnContext>) -> wasmtime::Result<Result<(), ()>> {
         let Exports::Command(run) = self.exports else { return Err(NoExport("wasi:cli/run").into()) };
         let run = accessor.with(|store| self.instance.get_typed_func::<(), (Result<(), ()>,)>(store, run))?;

@@ -1,34 +1,34 @@
-//! The way of events from a turn to those who follow it.
+//! Delivers the events of a turn to its followers.
 //!
-//! A feed is one turn's; any number of handles read it, each from its beginning, and each event has the number that it
-//! has in the turn's journal. A turn never waits for a slow reader: what a feed holds is bounded by what a turn
-//! may produce.
+//! A feed belongs to one turn. Any number of handles read it, each from the start, and each event
+//! has its number from the turn's journal. A turn never waits for a slow reader: the size of a feed
+//! is bounded by what a turn may produce.
 
 use crate::{Outcome, RunEvent, RuntimeError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
 
-/// One who follows a turn.
+/// A follower of one turn.
 #[derive(Debug)]
 pub struct RunHandle {
     feed: Arc<Feed>,
-    /// Events of the feed that were told.
+    /// Number of events of the feed that were delivered.
     told: usize,
     last_id: Option<u64>,
     end_told: bool,
     hold: Hold,
-    /// Of the turn in front, if who reads this would rather not wait for people.
+    /// State of the turn ahead, if the reader does not want to wait for people.
     in_front: Option<Parked>,
-    /// Of the session, whichever turn it runs.
+    /// State of the session, whichever turn it is running.
     session: Option<Parked>,
 }
 
-/// What becomes of the turn when its handle is dropped.
+/// Effect on the turn when its handle is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// It is cancelled, and nothing of it is committed.
+    /// The turn is cancelled, and nothing of it is committed.
     Cancels,
-    /// It goes on.
+    /// The turn continues.
     Watches,
 }
 
@@ -42,14 +42,14 @@ pub(crate) struct Feed {
     parked: watch::Sender<Option<Pause>>,
 }
 
-/// All that a turn does is to wait for people.
+/// State of a turn that only waits for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pause {
-    /// A call that somebody has to decide about, of this turn or of one that it waits for.
+    /// A call that needs a decision, of this turn or of one that it waits for.
     pub(crate) approval: String,
 }
 
-/// Whether a turn only waits for people.
+/// Watches whether a turn only waits for people.
 #[derive(Clone, Debug)]
 pub(crate) struct Parked(watch::Receiver<Option<Pause>>);
 
@@ -68,12 +68,13 @@ enum End {
     Failed {
         code: &'static str,
         message: String,
-        /// For the first who asks; the others get its code and its text.
+        /// Given to the first follower; the others get its code and its text.
         error: Option<RuntimeError>,
     },
 }
 
-/// The turn's end of a feed. Dropping it without a word, as when the host goes down, is a cancellation for all who follow.
+/// The sending end of a feed, held by the turn. Dropping it without an end, as when the host goes
+/// down, is a cancellation for all followers.
 #[derive(Debug)]
 pub(crate) struct TurnEnd {
     feed: Arc<Feed>,
@@ -90,7 +91,8 @@ impl Feed {
         &self.turn_id
     }
 
-    /// Numbers grow. What has been told already, because the turn is run again, is not told twice.
+    /// Publishes events with increasing numbers. Events that were already published before the turn
+    /// was rerun are skipped.
     pub(crate) fn publish(&self, events: impl IntoIterator<Item = (u64, RunEvent)>) {
         let mut inner = self.lock();
         for (id, event) in events {
@@ -102,7 +104,7 @@ impl Feed {
         self.changed.notify_waiters();
     }
 
-    /// A reader of all events from the first one.
+    /// Creates a reader of all events, starting with the first.
     pub(crate) fn follow(self: &Arc<Self>, hold: Hold) -> RunHandle {
         RunHandle {
             feed: self.clone(),
@@ -119,7 +121,7 @@ impl Feed {
         self.cancelled.send_replace(true);
     }
 
-    /// The last thing that anyone hears. Only the first end counts.
+    /// Publishes the end of the turn. Only the first call has an effect.
     pub(crate) fn end(&self, id: u64, end: Result<Outcome, RuntimeError>) {
         let mut inner = self.lock();
         if !matches!(inner.end, End::Open) {
@@ -143,18 +145,19 @@ impl Feed {
 }
 
 impl RunHandle {
-    /// How clients name the turn.
+    /// Returns the id by which clients refer to the turn.
     pub fn turn_id(&self) -> &str {
         self.feed.turn_id()
     }
 
-    /// The number of the last event that was told. It grows, and is the same for everyone who follows the turn, also
-    /// after a restart of the host.
+    /// Returns the number of the last delivered event. Numbers increase and are the same for all
+    /// followers of the turn, also after a restart of the host.
     pub fn last_id(&self) -> Option<u64> {
         self.last_id
     }
 
-    /// Whether the turn has ended well, with a last event whose number is at most `id`: there is nothing more to tell.
+    /// Returns whether the turn has succeeded and its last event has a number of at most `id`, so
+    /// that nothing is left to deliver.
     pub fn has_ended_by(&self, id: u64) -> bool {
         let inner = self.feed.lock();
         matches!(inner.end, End::Done) && inner.events.last().is_some_and(|(last, _)| *last <= id)
@@ -164,19 +167,20 @@ impl RunHandle {
         Parked(self.feed.parked.subscribe())
     }
 
-    /// Ends with an error when the turn in front waits for people before this one has begun.
+    /// Makes the handle end with an error if the turn ahead waits for people before this one has
+    /// started.
     pub(crate) fn behind(mut self, in_front: Parked) -> Self {
         self.in_front = Some(in_front);
         self
     }
 
-    /// Of a turn that waits in this session.
+    /// Sets the session in whose mailbox the turn waits.
     pub(crate) fn in_session(mut self, session: Parked) -> Self {
         self.session = Some(session);
         self
     }
 
-    /// Resolves when the turn, or the one that it waits behind, does nothing but wait for people.
+    /// Resolves when the turn, or the one that it waits behind, only waits for people.
     pub(crate) fn idles(&self) -> impl Future<Output = ()> + use<> {
         let (mut own, session) = (self.parked(), self.session.clone());
         async move {
@@ -188,15 +192,16 @@ impl RunHandle {
         }
     }
 
-    /// The next event. `None` after `Done` or an error.
+    /// Returns the next event, or `None` after `Done` or an error.
     pub async fn next(&mut self) -> Option<Result<RunEvent, RuntimeError>> {
         loop {
             let feed = self.feed.clone();
             let changed = feed.changed.notified();
             tokio::pin!(changed);
-            // From here on no change is missed.
+            // No change is missed from here on.
             changed.as_mut().enable();
-            // Looked at before the events: the pause that this turn itself makes comes after its first one.
+            // Read before the events, because a pause caused by this turn itself follows its first
+            // event.
             let pause = self.in_front.as_ref().filter(|_| self.told == 0).and_then(Parked::pause);
             {
                 let mut inner = feed.lock();
@@ -231,7 +236,7 @@ impl RunHandle {
         }
     }
 
-    /// Waits for the end of the turn.
+    /// Waits for the end of the turn and returns its outcome.
     pub async fn outcome(mut self) -> Result<Outcome, RuntimeError> {
         while let Some(event) = self.next().await {
             if let RunEvent::Done(outcome) = event? {
@@ -247,22 +252,22 @@ impl Parked {
         Parked(pauses)
     }
 
-    /// While the turn only waits for people.
+    /// Returns the pause while the turn only waits for people.
     pub(crate) fn pause(&self) -> Option<Pause> {
         self.0.borrow().clone()
     }
 
-    /// Resolves while the turn only waits for people.
+    /// Resolves once the turn only waits for people.
     pub(crate) async fn begins(&mut self) {
         if self.0.wait_for(Option::is_some).await.is_err() {
-            // Its feed is gone, and it never will.
+            // The feed is gone, so no pause will ever start.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Resolves when it goes on, or has ended.
+    /// Resolves once the turn continues or has ended.
     pub(crate) async fn ends(&mut self) {
-        // A feed that is gone is of a turn that has ended.
+        // A feed is only dropped after its turn has ended.
         let _ = self.0.wait_for(Option::is_none).await;
     }
 }
@@ -284,13 +289,13 @@ impl TurnEnd {
         &self.feed
     }
 
-    /// Resolves when nobody wants the turn any more.
+    /// Resolves when nobody wants the turn anymore.
     pub(crate) async fn abandoned(&self) {
-        // The sender is part of the feed; it is not dropped meanwhile.
+        // The sender is part of the feed, so it is not dropped meanwhile.
         let _ = self.feed.cancelled.subscribe().wait_for(|cancelled| *cancelled).await;
     }
 
-    /// The turn waits for people now, or goes on.
+    /// Publishes that the turn is parked, or that it continues.
     pub(crate) fn set_parked(&self, pause: Option<Pause>) {
         self.feed.parked.send_replace(pause);
     }
@@ -319,7 +324,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn everyone_hears_everything_once_whenever_they_come() {
+    async fn every_follower_receives_every_event_once() {
         let feed = Feed::new("t".into());
         let mut first = feed.follow(Hold::Cancels);
         feed.publish([(0, RunEvent::Started { turn: 1 }), (2, delta("a"))]);
@@ -337,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_comes_once_and_last_to_each() {
+    async fn each_follower_receives_an_error_once_and_last() {
         let feed = Feed::new("t".into());
         let (mut one, mut two) = (feed.follow(Hold::Cancels), feed.follow(Hold::Watches));
         feed.end(0, Err(RuntimeError::DeadlineExceeded));
@@ -349,7 +354,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_turn_that_vanishes_is_cancelled_for_its_caller() {
+    async fn a_dropped_turn_end_reports_cancellation_to_the_caller() {
         let feed = Feed::new("t".into());
         let handle = feed.follow(Hold::Cancels);
         drop(TurnEnd::new(feed));
@@ -357,7 +362,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_behind_a_pause_is_told_once_and_who_has_begun_is_not() {
+    async fn a_pause_ahead_ends_waiting_handles_but_not_started_ones() {
         let (pauses, in_front) = watch::channel(None);
         let feed = Feed::new("t".into());
         let behind = || feed.follow(Hold::Watches).behind(Parked::new(in_front.clone()));
@@ -365,12 +370,12 @@ mod tests {
         let told = tokio::spawn(async move { (waits.next().await, waits.next().await.is_none()) });
         let pause = Some(Pause { approval: "t-1".into() });
         pauses.send_replace(pause.clone());
-        let (told, is_over) = told.await.expect("it is told");
+        let (told, is_over) = told.await.expect("the task does not panic");
         let error = told.expect("an end").expect_err("nobody decided");
         assert_eq!((error.code(), is_over), ("waiting_for_approval", true));
         pauses.send_replace(None);
         feed.publish([(0, RunEvent::Started { turn: 1 })]);
-        // The pause of the turn itself.
+        // This is the pause of the turn itself.
         pauses.send_replace(pause);
         begun.next().await.expect("not over").expect("it has begun");
         feed.end(1, Ok(outcome()));
@@ -378,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_the_handle_that_holds_the_turn_tells_it_and_dropping_another_does_not() {
+    async fn only_dropping_the_owning_handle_cancels_the_turn() {
         let feed = Feed::new("t".into());
         let (holds, watches) = (feed.follow(Hold::Cancels), feed.follow(Hold::Watches));
         let end = TurnEnd::new(feed);

@@ -1,9 +1,9 @@
-//! Tools that the host calls for an agent: of other agents, of MCP servers, and its own.
+//! Tools that the host calls for an agent: tools of other agents, of MCP servers, and of the host itself.
 //!
-//! The way of a call: the grants of developer and operator (`grant`) → the tool, wherever it is, with its schema → the
-//! arguments are validated → the call, until its deadline → the result is validated → the journal, so that a turn that
-//! is run again gets the same result and does nothing twice. A call of another agent is a turn with an idempotency key,
-//! and is found again; a call of anything else that may not be made twice is noted before it is made.
+//! A call checks the grants of developer and operator (`grant`), finds the tool and its schema, validates the arguments,
+//! makes the call within its deadline, validates the result, and writes it to the journal, so that a replayed turn gets the
+//! same result and does nothing twice. A call of another agent is a turn with an idempotency key, and is found again by
+//! that key. Any other call that must not be made twice is noted in the journal before it is made.
 
 mod agents;
 mod catalog;
@@ -39,38 +39,38 @@ use std::{
 use tokio::sync::Semaphore;
 use tracing::Instrument;
 
-/// Calls of one turn that run at the same time; others wait.
+/// Maximum number of a turn's calls that run at the same time; others wait.
 const MAX_AT_ONCE: usize = 16;
-/// Of a result. In the journal it is written as a string, which takes up to twice as much.
+/// Maximum size of a result. The journal stores it as a string, which takes up to twice as much.
 const MAX_RESULT_BYTES: usize = 768 << 10;
-/// Of the arguments of a call, whoever makes it: they are read as values to be checked.
+/// Maximum size of a call's arguments, whoever makes the call. They are parsed into values for validation.
 pub(crate) const MAX_ARGUMENT_BYTES: usize = 1 << 20;
 
-/// What the host has to call, for all turns.
+/// The external tools that the host can call, shared by all turns.
 pub(crate) struct HostTools {
     servers: BTreeMap<String, Arc<dyn ToolServer>>,
-    /// What the operator allows at most.
+    /// The tools that the operator allows.
     ceiling: Vec<ToolGrant>,
     catalog: Catalog,
-    /// `http/fetch`.
+    /// The `http/fetch` tool.
     fetch: Arc<Tool>,
 }
 
-/// The calls of one turn.
+/// The external tool calls of one turn.
 pub(crate) struct TurnTools {
     pub(crate) services: Arc<Services>,
     pub(crate) turn_id: String,
-    /// Agents whose calls led to this turn, the first one first.
+    /// Agents whose calls led to this turn, outermost first.
     pub(crate) callers: Vec<String>,
-    /// How many events led to it.
+    /// Number of events in the chain that led to the turn.
     pub(crate) hops: u32,
     pub(crate) called: CalledTurns,
     at_once: Semaphore,
-    /// What the model may be offered, by the names that it is given.
+    /// Tools that the model may be offered, by the names that the model sees.
     offered: Mutex<BTreeMap<String, Arc<Offered>>>,
 }
 
-/// A tool that was found, and how to call it.
+/// A tool that was found, and the way to call it.
 enum Target {
     Agent { agent: Arc<Deployed>, tool: Arc<Tool> },
     Server { server: Arc<dyn ToolServer>, tool: Arc<Tool> },
@@ -99,7 +99,7 @@ impl TurnTools {
         TurnTools { services, turn_id, callers, hops, called, at_once, offered }
     }
 
-    /// A tool that this turn listed, by either of its names.
+    /// Returns a tool that this turn listed, by either of its names.
     pub(crate) fn offered(&self, name: &str) -> Option<Arc<Offered>> {
         let offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
         offered.get(name).or_else(|| offered.values().find(|tool| tool.name == name)).cloned()
@@ -119,7 +119,7 @@ impl Target {
     }
 }
 
-/// Calls a tool, or tells again what it gave.
+/// Calls a tool, or returns the recorded result of a replayed call.
 pub(crate) async fn call(
     turn: &Arc<Turn>,
     name: &str,
@@ -155,14 +155,14 @@ pub(crate) async fn call(
     metrics::counter!(metric::TOOL_CALLS, "agent" => agent, "source" => source, "outcome" => outcome)
         .increment(1);
     metrics::histogram!(metric::TOOL_TIME, "source" => source).record(started.elapsed());
-    // What only the end of the turn stopped is made again when the turn is run again.
+    // A call that only the end of the turn stopped is made again when the turn is replayed.
     if !matches!(result, Err(ToolError::Cancelled)) {
         turn.journal.ended(&call, &result, Vec::new());
     }
     Ok(result)
 }
 
-/// The call itself: everything between the guest's words and the journal.
+/// Makes the call: everything between the guest's request and the journal.
 async fn make(
     turn: &Arc<Turn>,
     call: &Call,
@@ -186,7 +186,7 @@ async fn make(
     {
         if call.was_dispatched() {
             let message =
-                format!("the host was started again while {name} ran; look whether it did its work");
+                format!("the host restarted while {name} was running; check whether the tool did its work");
             return Ok(Err(ToolError::Interrupted(message)));
         }
         turn.journal.dispatched(call).await?;
@@ -210,7 +210,7 @@ async fn make(
     }
 }
 
-/// Who has the tool asks for a person's word, or who calls it does.
+/// Whether a person must approve the call, because either the tool's owner or the caller's manifest requires it.
 fn needs_approval(turn: &Turn, name: &ToolName, target: &Target) -> bool {
     let asked_by_owner = match target {
         Target::Agent { tool, .. } => tool.definition.needs_approval,
@@ -254,7 +254,8 @@ fn timed_out(after: Duration) -> ToolError {
     ToolError::TimedOut(u32::try_from(after.as_millis()).unwrap_or(u32::MAX))
 }
 
-/// What can be said before anything is called: that the call is granted, the tool there, and the arguments right.
+/// Checks everything that can be checked before the call: that it is granted, that the tool exists, and that the arguments
+/// are valid.
 async fn prepare(
     turn: &Arc<Turn>,
     name: &str,
@@ -264,7 +265,8 @@ async fn prepare(
     let tools = &turn.tools.services.host_tools;
     grant::check(&turn.agent.manifest, &tools.ceiling, &name).map_err(ToolError::Denied)?;
     if arguments.len() > MAX_ARGUMENT_BYTES {
-        let message = format!("{} bytes; at most {MAX_ARGUMENT_BYTES} are allowed", arguments.len());
+        let message =
+            format!("the arguments have {} bytes; at most {MAX_ARGUMENT_BYTES} are allowed", arguments.len());
         return Err(ToolError::InvalidArguments(message));
     }
     let target = find(turn, &name).await?;
@@ -272,7 +274,7 @@ async fn prepare(
     Ok((name, target, arguments))
 }
 
-/// The model's own word for a tool serves as well.
+/// Parses the name of a tool. The name that the model sees is accepted too.
 fn resolve(turn: &Turn, name: &str) -> Result<ToolName, String> {
     let offered = turn.tools.offered(name);
     offered.as_ref().map_or(name, |offered| &offered.name).parse()
@@ -292,8 +294,10 @@ async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {
             let HostTools { servers, catalog, .. } = &turn.tools.services.host_tools;
             let Some(server) = servers.get(server_name) else {
                 let known: Vec<&str> = servers.keys().map(String::as_str).collect();
-                let message =
-                    format!("skep.toml names no MCP server {server_name:?}; it names: {}", known.join(", "));
+                let message = format!(
+                    "skep.toml does not list an MCP server {server_name:?}; it lists: {}",
+                    known.join(", ")
+                );
                 return Err(ToolError::Unknown(message));
             };
             let served = server.tools().await.map_err(|error| ToolError::Unavailable(error.to_string()))?;
@@ -305,14 +309,14 @@ async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {
                 .map_err(|why| ToolError::Failed(format!("{name} cannot be called: {why}")))?;
             Ok(Target::Server { server: server.clone(), tool })
         }
-        // The only name of this kind that there is.
+        // `http/fetch` is the only tool of this kind.
         ToolName::Host { .. } => Ok(Target::Fetch { tool: turn.tools.services.host_tools.fetch.clone() }),
     }
 }
 
 fn unknown<'a>(name: &ToolName, known: impl Iterator<Item = &'a str>) -> ToolError {
     let known: Vec<&str> = known.take(20).collect();
-    ToolError::Unknown(format!("there is no {name}; there are: {}", known.join(", ")))
+    ToolError::Unknown(format!("there is no tool {name}; available tools: {}", known.join(", ")))
 }
 
 fn server_error(error: ToolServerError, tool: &Tool) -> ToolError {
@@ -335,8 +339,8 @@ fn checked_result(tool: &Tool, result: &Json) -> Result<String, ToolError> {
     Ok(text.to_owned())
 }
 
-/// Twice as long after each failure, and for each call a little different, so that calls that failed together do not come
-/// again together.
+/// Returns the delay before a retry. It doubles after each failure, and varies between calls, so that calls that failed
+/// together are not retried together.
 fn backoff(attempt: u32, seed: u64) -> Duration {
     const FIRST_MS: u64 = 100;
     const LONGEST_MS: u64 = 10_000;
@@ -345,7 +349,7 @@ fn backoff(attempt: u32, seed: u64) -> Duration {
     Duration::from_millis(longest / 2 + draw)
 }
 
-/// The name of an error, for metrics and traces.
+/// Returns the name of an error for metrics and traces.
 fn code(error: &ToolError) -> &'static str {
     match error {
         ToolError::Unknown(_) => "unknown",
@@ -360,7 +364,7 @@ fn code(error: &ToolError) -> &'static str {
     }
 }
 
-/// What the agent may call now, or what it was told before a restart.
+/// Lists the tools that the agent may call now, or returns the recorded list of a replayed call.
 pub(crate) async fn list(turn: &Arc<Turn>) -> Result<Vec<ToolInfo>, Stopped> {
     let mut call = turn.journal.begin(Identity::new("tools.list", &())).await?;
     let listed = match turn.journal.recorded(&mut call)? {
@@ -385,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retries_wait_longer_each_time_and_never_too_long() {
+    fn retry_delays_grow_up_to_a_bound() {
         for seed in [0, 1, 0x9e37_79b9_7f4a_7c15, u64::MAX] {
             for attempt in 0..40 {
                 let longest = Duration::from_millis((100u64 << attempt.min(16)).min(10_000));
@@ -394,6 +398,6 @@ mod tests {
             }
         }
         let waits: Vec<Duration> = (0..64).map(|seed| backoff(3, seed)).collect();
-        assert!(waits.iter().any(|wait| *wait != waits[0]), "not all together");
+        assert!(waits.iter().any(|wait| *wait != waits[0]), "delays vary between calls");
     }
 }

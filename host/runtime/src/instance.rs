@@ -1,7 +1,7 @@
-//! One guest instance: a fresh store with every bound in force, for one call.
+//! One guest instance: a fresh wasmtime store with every limit enforced, for a single call.
 //!
-//! Every path on which guest code runs goes through [`call`]: instantiation (a start function is guest code), a
-//! description, a turn. What the guest may do to itself it may do; the host goes on.
+//! All guest code runs in a bounded store from this module: instantiation (a start function is guest code), descriptions
+//! and turns. A guest may break itself, but it never stops the host.
 
 mod backtrace;
 mod command;
@@ -28,12 +28,12 @@ use std::{sync::Arc, time::Instant};
 use verdict::Verdict;
 use wasmtime::{AsContextMut, Store, UpdateDeadline, component::Accessor};
 
-/// Of strings and lists that a guest passes in one call.
+/// Maximum bytes of strings and lists that a guest passes in one call.
 const MAX_CALL_BYTES: usize = 32 << 20;
-/// Resources, streams, futures and calls that a guest holds at once.
+/// Maximum number of resources, streams, futures and calls that a guest holds at once.
 const MAX_HANDLES: usize = 4_096;
 
-/// Asks a component what it is.
+/// Asks a component to describe itself.
 pub(crate) async fn describe(
     wasm: &WasmEngine,
     pre: &AgentPre,
@@ -47,7 +47,7 @@ pub(crate) async fn describe(
     .await
 }
 
-/// Runs one turn, until it ends, its deadline comes or `stop` resolves.
+/// Runs one turn until it finishes, its deadline passes or `stop` resolves.
 pub(crate) async fn take_turn(
     wasm: &WasmEngine,
     agent: &Arc<Deployed>,
@@ -74,7 +74,7 @@ pub(crate) async fn take_turn(
     .await
 }
 
-/// Makes an instance of which nothing is called. A start function is guest code: it has the bounds of a turn.
+/// Creates an instance without calling any export. A start function is guest code, so the bounds of a turn apply to it.
 pub(crate) async fn instantiate(
     wasm: &WasmEngine,
     agent: &Arc<Deployed>,
@@ -105,7 +105,8 @@ async fn call<R: Send + 'static>(
     (result, context)
 }
 
-/// What the trap means. That the guest trapped is in its log, too, whatever language it is written in.
+/// Converts a trap to an error. If the guest trapped by itself, the error is also written to its log, whatever language
+/// the guest is written in.
 fn judge(limits: &Limits, context: &mut TurnContext, trap: wasmtime::Error) -> RuntimeError {
     let error = Verdict { limits, context }.on(trap);
     if matches!(error, RuntimeError::Trap { .. }) {
@@ -114,7 +115,7 @@ fn judge(limits: &Limits, context: &mut TurnContext, trap: wasmtime::Error) -> R
     error
 }
 
-/// Runs `body` on a new instance. The inner error is why the guest stopped, the outer one why the host stopped it.
+/// Runs `body` on a new instance. The inner error says why the guest stopped, the outer one why the host stopped it.
 async fn bounded<R: Send + 'static>(
     wasm: &WasmEngine,
     pre: &AgentPre,
@@ -152,8 +153,8 @@ fn bounded_store(
     store.limiter(|context| &mut context.limiter);
     store.set_hostcall_fuel(MAX_CALL_BYTES);
     store.set_max_component_handles(MAX_HANDLES);
-    // The guest is stopped at every tick that it runs through, to give way to others and to have its time looked at. The
-    // first tick may come at once and does not count: a short call would wait behind all others that are ready.
+    // A running guest is interrupted at every tick, to yield to others and to have its CPU time checked. The first tick may
+    // come at once and does not count; otherwise a short call would wait behind all other ready tasks.
     store.set_epoch_deadline(2);
     let metered = meter.clone();
     store.epoch_deadline_callback(move |_| {

@@ -1,5 +1,6 @@
-//! How many bytes of messages may wait: of one session, of one tenant and of the whole host. A message counts from before it is
-//! stored until its turn has ended, so that nothing is accepted for which there is no room.
+//! Bounds the bytes of messages that wait in one session, in one tenant and on the whole host. A
+//! message counts from before it is stored until its turn has ended, so that nothing is accepted
+//! without memory for it.
 
 use crate::{
     Invocation, Origin, RuntimeError, metric,
@@ -12,10 +13,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// What a caller is told to wait.
+/// Retry delay reported to a caller whose message does not fit.
 const RETRY_AFTER_MS: u32 = 1_000;
 
-/// Bounds on the bytes of messages that wait or whose turns run.
+/// Limits on the bytes of messages that wait or whose turns run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingBytes {
     pub session: usize,
@@ -29,7 +30,7 @@ impl Default for WaitingBytes {
     }
 }
 
-/// The messages of one host, as sums of their bytes.
+/// Sums of message bytes of one host.
 pub(crate) struct Intake {
     limits: WaitingBytes,
     tenancy: Tenancy,
@@ -43,7 +44,7 @@ struct Sums {
     sessions: HashMap<SessionKey, usize>,
 }
 
-/// The room of one message. Dropping it gives it back.
+/// Memory reserved for one message. Dropping it releases the memory.
 pub(crate) struct Held {
     intake: Arc<Intake>,
     tenant: String,
@@ -56,7 +57,7 @@ impl Intake {
         Arc::new(Intake { limits, tenancy, held: Mutex::default() })
     }
 
-    /// Takes room for a message, if its session, its tenant and the host have it.
+    /// Reserves memory for a message, if its session, its tenant and the host have enough left.
     pub(crate) fn take(self: &Arc<Self>, invocation: &Invocation) -> Result<Held, RuntimeError> {
         let bytes = bytes_of(invocation);
         let Invocation { agent, session, principal, .. } = invocation;
@@ -71,16 +72,16 @@ impl Intake {
         for (sum, limit, scope) in sums {
             if bytes > limit {
                 let message = format!(
-                    "the message has {bytes} bytes; messages of {limit} bytes may wait {scope}, so send less; the operator \
-                     allows more with `{}` under [runtime] in skep.toml",
+                    "the message has {bytes} bytes, but messages waiting {scope} may have at most {limit} bytes; send a smaller one; the operator \
+                     can raise the limit with `{}` under [runtime] in skep.toml",
                     scope.setting()
                 );
                 return Err(RuntimeError::InvalidMessage { message });
             }
             if sum + bytes > limit {
                 let message = format!(
-                    "messages of {sum} bytes wait or run {scope} already, and this one of {bytes} bytes would be over the \
-                     {limit} that are allowed; wait for turns to end, or cancel some; the operator allows more with `{}` \
+                    "messages of {sum} bytes are already waiting or running {scope}, and this one of {bytes} bytes would exceed the \
+                     limit of {limit}; wait for turns to end, or cancel some; the operator can raise the limit with `{}` \
                      under [runtime] in skep.toml",
                     scope.setting()
                 );
@@ -90,8 +91,8 @@ impl Intake {
         let of_tenant = held.tenants.get(principal).copied().unwrap_or_default();
         if !may_take(of_tenant, held.host, bytes, of_host, self.tenancy.has_several()) {
             let message = format!(
-                "messages of {of_tenant} bytes wait or run for the tenant already, and what is left of the {of_host} bytes of the \
-                 host is for other tenants; wait for turns to end, or cancel some; the operator allows more with \
+                "messages of {of_tenant} bytes are already waiting or running for the tenant, and the rest of the host's {of_host} bytes \
+                 is reserved for other tenants; wait for turns to end, or cancel some; the operator can raise the limit with \
                  `max_waiting_bytes` under [runtime] in skep.toml"
             );
             return Err(RuntimeError::IntakeFull { message, retry_after_ms: RETRY_AFTER_MS });
@@ -99,7 +100,7 @@ impl Intake {
         Ok(self.hold(&mut held, principal.clone(), session, bytes))
     }
 
-    /// Counts a message that was accepted before, whatever room there is.
+    /// Counts a message that was accepted earlier, regardless of the limits.
     pub(crate) fn take_again(self: &Arc<Self>, tenant: String, session: SessionKey, bytes: usize) -> Held {
         self.hold(&mut self.lock(), tenant, session, bytes)
     }
@@ -144,7 +145,7 @@ fn give_back<K: Eq + Hash>(sums: &mut HashMap<K, usize>, key: &K, bytes: usize) 
     }
 }
 
-/// Whose bytes are bounded.
+/// The scope of a limit.
 #[derive(Clone, Copy)]
 enum Scope {
     Session,
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_a_tenant_and_the_host_have_bounds_of_their_own() {
+    fn sessions_tenants_and_the_host_have_separate_limits() {
         let intake = Intake::new(WaitingBytes { session: 10, tenant: 20, host: 30 }, Tenancy::default());
         let take = |tenant, session, bytes| intake.take(&message(tenant, session, bytes));
         let refused = |tenant, session, bytes| take(tenant, session, bytes).err().expect("refused");
@@ -205,7 +206,7 @@ mod tests {
         let _second = take("t", "t/2", 10).expect("another session");
         let of_tenant = refused("t", "t/3", 1).to_string();
         assert!(
-            of_tenant.contains("for the tenant already") && of_tenant.contains("20 that are"),
+            of_tenant.contains("running for the tenant") && of_tenant.contains("limit of 20"),
             "{of_tenant}"
         );
         let _third = take("u", "u/1", 10).expect("another tenant");

@@ -1,4 +1,4 @@
-//! What goes into a turn and what comes out of it.
+//! The input of a turn and its results.
 
 use crate::Json;
 use serde::{Deserialize, Serialize};
@@ -8,49 +8,52 @@ use std::time::Instant;
 /// A message for a session of an agent.
 #[derive(Clone, Debug)]
 pub struct Invocation {
-    /// The tenant that asks. KV pages are never shared between tenants.
+    /// The tenant that sends the message. KV pages are never shared between tenants.
     pub principal: String,
     pub agent: String,
-    /// The host's id of the session, which must be one of this tenant's; see [`crate::Tenant::session`].
+    /// The host's id of the session, which must belong to this tenant; see
+    /// [`crate::Tenant::session`].
     pub session: String,
     pub text: String,
     pub data: Option<Json>,
     pub origin: Origin,
-    /// Of its generations.
+    /// Priority of the turn's generations.
     pub priority: Priority,
-    /// The turn ends by then, or earlier if its `turn_ms` says so.
+    /// Latest end of the turn. The agent's `turn_ms` may end it earlier.
     pub deadline: Option<Instant>,
-    /// The same key in the same session is the same turn: who comes later follows it, or gets its outcome. 1 to 128
-    /// bytes without control characters.
+    /// Identifies the turn within its session: a later message with the same key follows the same
+    /// turn, or gets its outcome. 1 to 128 bytes without control characters.
     pub idempotency_key: Option<String>,
-    /// The turn is durable as soon as [`crate::AgentHost::invoke`] has answered, and goes on without its caller. So does
-    /// one with an idempotency key. Any other is cancelled when its handle is dropped.
+    /// Whether the turn continues without its caller. It is then durable as soon as
+    /// [`crate::AgentHost::invoke`] returns. A turn with an idempotency key is always durable in
+    /// this way; any other turn is cancelled when its handle is dropped.
     pub detached: bool,
 }
 
-/// How a turn came about, and so which of the agent's exports it calls.
+/// The cause of a turn, which determines the agent's export that it calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     Direct,
     Chat,
     Http(HttpOrigin),
-    /// A schedule is due. The data is what was set with it; there is no text.
+    /// A schedule is due. The data was set with the schedule; there is no text.
     Alarm(AlarmOrigin),
-    /// An event that the session takes. The data is the event's; there is no text.
+    /// An event that the session subscribes to. The data is the event's; there is no text.
     Event(EventOrigin),
-    /// Somebody calls one of the agent's tools. The data is the arguments, and the outcome's data the result.
+    /// A call of one of the agent's tools. The data holds the arguments, and the outcome's data the
+    /// result.
     Tool(ToolOrigin),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AlarmOrigin {
-    /// Of the schedule.
+    /// Id of the schedule.
     pub id: String,
     pub name: String,
     pub due_at_ms: u64,
-    /// 1 for the first try.
+    /// Number of the attempt, starting at 1.
     pub attempt: u32,
-    /// Earlier times of the schedule that passed while nobody was there.
+    /// Number of earlier due times that passed without being handled.
     pub missed: u32,
 }
 
@@ -59,42 +62,43 @@ pub struct EventOrigin {
     pub id: String,
     pub topic: String,
     pub at_ms: u64,
-    /// 1 for the first try.
+    /// Number of the attempt, starting at 1.
     pub attempt: u32,
-    /// How many events led to it, one after the other.
+    /// Length of the chain of events that led to this one.
     pub hops: u32,
-    /// How the store knows the delivery, which the turn's commit settles.
+    /// The store's key of the delivery, which the turn's commit settles.
     pub delivery: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolOrigin {
     pub name: String,
-    /// Agents that wait for the result, each called by the one before it. Nobody, if a client calls.
+    /// Agents that wait for the result, each called by the one before it. Empty if a client makes
+    /// the call.
     #[serde(default)]
     pub callers: Vec<String>,
-    /// How many events led to the first caller's turn, one after the other.
+    /// Length of the chain of events that led to the first caller's turn.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hops: u32,
 }
 
-/// What earlier versions wrote has no hops, and is still the same call.
+/// Returns whether `hops` is 0, so that calls encode as in earlier versions, which had no hops.
 fn is_zero(hops: &u32) -> bool {
     *hops == 0
 }
 
-/// The request that a route of the agent matched.
+/// The request that matched a route of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HttpOrigin {
     pub method: String,
-    /// Without the query.
+    /// Path without the query.
     pub path: String,
     pub query: Option<String>,
     pub parameters: Vec<(String, String)>,
     pub content_type: Option<String>,
 }
 
-/// Something that happened in a turn, in order. `Done` is the last one, and comes after the commit.
+/// An event of a turn. Events are ordered; `Done` is the last one and follows the commit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RunEvent {
     Started {
@@ -113,7 +117,7 @@ pub enum RunEvent {
         name: String,
         outcome: Result<Json, String>,
     },
-    /// A call waits for a person's word; see [`crate::AgentHost::decide`].
+    /// A call waits for a person's decision; see [`crate::AgentHost::decide`].
     ApprovalRequired {
         id: String,
         tool: String,
@@ -123,17 +127,17 @@ pub enum RunEvent {
     ApprovalDecided {
         id: String,
         approved: bool,
-        /// What the agent is told instead of a result.
+        /// The text that the agent receives instead of a result.
         reason: Option<String>,
     },
-    /// A conversation goes on with another model than it was with: one of another name or, under the same name, another one.
-    /// Its tokens were made anew from its messages.
+    /// A conversation continues with a different model, which has another name, or has the same
+    /// name but different contents. Its tokens were recomputed from its messages.
     ModelChanged {
         conversation: String,
         from: String,
         to: String,
     },
-    /// After each generation.
+    /// Sent after each generation.
     Generation {
         #[serde(with = "StoredUsage")]
         usage: Usage,
@@ -143,21 +147,22 @@ pub enum RunEvent {
     Done(Outcome),
 }
 
-/// What a turn answered.
+/// The result of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     pub text: String,
     pub data: Option<Json>,
-    /// 1 for the session's first.
+    /// Number of the turn in its session, starting at 1.
     pub turn: u64,
-    /// Sum of the turn's generations.
+    /// Sum over the turn's generations.
     #[serde(flatten, with = "StoredUsage")]
     pub usage: Usage,
-    /// From the start of the turn until there was something to commit; after a restart, from that.
+    /// Time from the start of the turn (or from its resumption, after a restart) until it was ready
+    /// to commit.
     pub elapsed_us: u64,
 }
 
-/// How the usage of a generation is written into the store.
+/// Stored form of a generation's usage.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Usage")]
 pub(crate) struct StoredUsage {
@@ -165,7 +170,7 @@ pub(crate) struct StoredUsage {
     pub(crate) cached_tokens: u32,
     pub(crate) completion_tokens: u32,
     pub(crate) forced_tokens: u32,
-    // What was stored before there were drafts has none of these.
+    // Rows stored before speculative decoding existed lack the following fields.
     #[serde(default)]
     pub(crate) accepted_tokens: u32,
     #[serde(default)]
@@ -187,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outcome_is_read_as_it_was_written_and_as_earlier_versions_wrote_it() {
+    fn outcomes_decode_from_the_current_and_the_earlier_form() {
         let usage = Usage {
             prompt_tokens: 1,
             cached_tokens: 2,
@@ -202,10 +207,10 @@ mod tests {
             usage,
             elapsed_us: 5,
         };
-        let written = serde_json::to_string(&outcome).expect("it is JSON");
-        assert_eq!(serde_json::from_str::<Outcome>(&written).expect("its own text"), outcome);
+        let written = serde_json::to_string(&outcome).expect("an outcome serializes");
+        assert_eq!(serde_json::from_str::<Outcome>(&written).expect("the current form"), outcome);
         let earlier = r#"{"text":"hi","data":7,"turn":9,"prompt_tokens":1,"cached_tokens":2,"completion_tokens":3,
                          "forced_tokens":4,"elapsed_us":5}"#;
-        assert_eq!(serde_json::from_str::<Outcome>(earlier).expect("an earlier text"), outcome);
+        assert_eq!(serde_json::from_str::<Outcome>(earlier).expect("the earlier form"), outcome);
     }
 }

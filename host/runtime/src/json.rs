@@ -1,7 +1,7 @@
-//! JSON as the text that it came in. Something that looks into it reads values from it and drops them again: the values of a
-//! text take up to forty times its bytes.
+//! JSON kept as the text in which it arrived. Code that inspects it parses values from the text and drops them again, because
+//! parsed values take up to forty times the memory of their text.
 //!
-//! Invariant: the text is one value that `serde_json` reads, nested no deeper than that allows.
+//! Invariant: the text is one value that `serde_json` can parse, within its nesting limit.
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
@@ -17,32 +17,33 @@ use std::{fmt, sync::Arc};
 #[derive(Clone)]
 pub struct Json(Arc<RawValue>);
 
-/// A value that was read and not kept.
+/// A value that was parsed for validation and dropped.
 struct Checked;
 
 struct Checking;
 
 impl Json {
-    /// The text as it came, without blanks around it.
+    /// Returns the text as it arrived, without surrounding white space.
     pub fn get(&self) -> &str {
         self.0.get()
     }
 
-    /// The value. It may take many times the memory of the text, so nobody keeps it.
+    /// Parses the text. The value may take many times the memory of the text, so callers do not keep it.
     pub fn value(&self) -> Value {
-        serde_json::from_str(self.get()).expect("the text was read before")
+        serde_json::from_str(self.get()).expect("the text was validated")
     }
 
-    /// The value in a form of its own.
+    /// Parses the text as a `T`.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         serde_json::from_str(self.get())
     }
 
-    /// What is written of `value`. An error if that is no JSON, such as a map with keys that are no text.
+    /// Serializes `value`. Fails if it cannot be represented as JSON, such as a map whose keys are not strings.
     pub(crate) fn written(value: &impl Serialize) -> Result<Self, serde_json::Error> {
         Ok(Json(to_raw_value(value)?.into()))
     }
 
+    /// Validates `text` and wraps it.
     pub fn from_text(text: String) -> Result<Self, serde_json::Error> {
         let raw = RawValue::from_string(text)?;
         serde_json::from_str::<Checked>(raw.get())?;
@@ -50,10 +51,10 @@ impl Json {
     }
 }
 
-/// The value, written without blanks.
+/// Serializes the value without white space.
 impl From<&Value> for Json {
     fn from(value: &Value) -> Self {
-        Json::written(value).expect("a value is written as JSON")
+        Json::written(value).expect("a `Value` always serializes to JSON")
     }
 }
 
@@ -139,12 +140,12 @@ impl<'de> Visitor<'de> for Checking {
     }
 }
 
-/// Whether two texts of JSON differ in nothing but blanks between their parts.
+/// Whether two JSON texts are the same except for white space between tokens.
 pub(crate) fn same_but_for_blanks(one: &[u8], other: &[u8]) -> bool {
     solid(one).eq(solid(other))
 }
 
-/// The bytes without blanks between strings.
+/// Yields the bytes of a JSON text without white space outside of strings.
 fn solid(text: &[u8]) -> impl Iterator<Item = u8> {
     let (mut in_string, mut escaped) = (false, false);
     text.iter().copied().filter(move |byte| {
@@ -173,22 +174,22 @@ mod tests {
     }
 
     #[test]
-    fn the_text_stays_as_it_came() {
+    fn the_text_is_preserved_exactly() {
         let text = "{\"data\":{\"a\" : [1,  2.50, \"\\u00e9\"]}}";
         let holder: Holder = serde_json::from_str(text).expect("JSON");
-        let data = holder.data.as_ref().expect("there is some");
+        let data = holder.data.as_ref().expect("the field is set");
         assert_eq!(data.get(), "{\"a\" : [1,  2.50, \"\\u00e9\"]}");
         assert_eq!(data.value(), json!({"a": [1, 2.5, "é"]}));
-        assert_eq!(serde_json::to_string(&holder).expect("written"), text);
+        assert_eq!(serde_json::to_string(&holder).expect("serializes"), text);
         let from_value: Holder = serde_json::from_value(json!({"data": [1]})).expect("JSON");
-        assert_eq!(from_value.data.expect("there is some").get(), "[1]");
+        assert_eq!(from_value.data.expect("the field is set").get(), "[1]");
         let none: Holder = serde_json::from_str("{\"data\":null}").expect("JSON");
         assert_eq!(none.data, None);
         assert_eq!(serde_json::to_value(&holder).expect("a value")["data"], json!({"a": [1, 2.5, "é"]}));
     }
 
     #[test]
-    fn what_cannot_be_read_as_values_is_refused() {
+    fn rejects_text_that_does_not_parse() {
         let deep = "[".repeat(200) + &"]".repeat(200);
         for bad in ["{", "1e999", "\"\\ud800\"", "[1] 2", &deep] {
             assert!(Json::from_text(bad.to_owned()).is_err(), "{bad}");
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn blanks_between_parts_make_no_difference_and_those_in_strings_do() {
+    fn white_space_counts_only_inside_strings() {
         let same = |one: &str, other: &str| same_but_for_blanks(one.as_bytes(), other.as_bytes());
         assert!(same("{\"a\": [1, 2]}", "{ \"a\":[1,2]\n}"));
         assert!(!same("\"a b\"", "\"ab\""));

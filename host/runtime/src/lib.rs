@@ -1,13 +1,19 @@
-//! Agents: WebAssembly components that Skep deploys, gives sessions, and calls once for every turn.
+//! Agents: WebAssembly components that Skep deploys, gives sessions, and calls once per turn.
 //!
-//! The way of a turn: [`AgentHost::invoke`] admits it → the session's actor (`session`) takes it when the turn before
-//! it has ended, and makes it durable → a fresh, bounded store (`instance`) calls the guest → the guest calls back
-//! (`capability`) and what it is answered is journalled (`journal`) → what the turn changed is committed in one
-//! transaction → only then does the caller see [`RunEvent::Done`] (`feed`). A turn that a crash cut off is run again from
-//! its journal when the host starts.
+//! A turn takes these steps:
 //!
-//! WIT types and wasmtime stay in here. This crate knows nothing of HTTP and nothing of SQL.
-// One place is allowed unsafe code: `component/artifact` loads compiled code.
+//! 1. [`AgentHost::invoke`] admits it.
+//! 2. The session's actor (`session`) takes it once the previous turn has finished, and makes it
+//!    durable.
+//! 3. A fresh, bounded store (`instance`) calls the guest.
+//! 4. The guest calls back (`capability`), and the results of its calls are journaled (`journal`).
+//! 5. Everything the turn changed is committed in one transaction.
+//! 6. Only then does the caller receive [`RunEvent::Done`] (`feed`).
+//!
+//! A turn that a crash interrupts is rerun from its journal when the host starts.
+//!
+//! WIT types and wasmtime never leave this crate. The crate knows nothing about HTTP or SQL.
+// The only module that is allowed unsafe code is `component/artifact`, which loads compiled code.
 #![deny(unsafe_code)]
 
 mod access;

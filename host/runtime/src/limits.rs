@@ -1,27 +1,28 @@
-//! What a turn, a session or an agent may use. Each bound here is enforced; one that is not must not be in here.
+//! Limits on what a turn, a session or an agent may use. Every limit in this file is enforced; a limit that is not enforced
+//! must not be listed here.
 //!
-//! One table says everything of a limit: what an agent gets that does not ask, what an operator allows who says nothing,
-//! and what holds whatever both say. `tests/limits.rs` has a guest for each line that goes over it.
+//! One table defines each limit: the default for an agent that does not set it, the default ceiling for an operator who does
+//! not set it, and the absolute bounds on both. `tests/limits.rs` has a guest that exceeds each line of the table.
 
 use serde::{Deserialize, Serialize};
 
 macro_rules! limits {
     ($($(#[$doc:meta])* $name:ident: $default:expr, at most $ceiling:expr, within $least:literal..=$most:literal;)*) => {
-        /// Limits in force, or the operator's ceilings.
+        /// The effective limits of an agent, or the operator's ceilings.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Limits {
             $($(#[$doc])* pub $name: u32,)*
         }
 
-        /// The `[limits]` of an `agent.toml`, which are what the agent asks for, or of `skep.toml`, which are ceilings. What
-        /// is left out is the default.
+        /// The `[limits]` table of an `agent.toml`, which holds the agent's requests, or of `skep.toml`, which holds the
+        /// operator's ceilings. Omitted limits take their default.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(try_from = "AnyNumbers")]
         pub struct LimitsToml {
             $(#[serde(skip_serializing_if = "Option::is_none")] pub $name: Option<u32>,)*
         }
 
-        /// As written, so that a number that no limit can be is told with the bounds of that limit.
+        /// The numbers as written, so that an error about an out-of-range number can state the limit's bounds.
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct AnyNumbers {
@@ -35,35 +36,35 @@ macro_rules! limits {
             }
         }
 
-        /// What an agent gets that asks for nothing.
+        /// The limits of an agent that sets none.
         const DEFAULT: Limits = Limits { $($name: $default,)* };
 
         impl Default for Limits {
-            /// The ceilings of an operator who sets none.
+            /// Returns the ceilings of an operator who sets none.
             fn default() -> Self {
                 Limits { $($name: $ceiling,)* }
             }
         }
 
         impl Limits {
-            /// Each by its name.
+            /// Returns each limit with its name.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u32)> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
         }
 
         impl LimitsToml {
-            /// The smaller of what the agent asks for and what the operator allows.
+            /// Returns the effective limits: the smaller of the agent's request and the operator's ceiling.
             pub fn within(&self, ceilings: &Limits) -> Limits {
                 Limits { $($name: self.$name.unwrap_or(DEFAULT.$name).min(ceilings.$name),)* }
             }
 
-            /// The operator's ceilings: these, and for what is left out those of `default`.
+            /// Returns the operator's ceilings, with omitted ones taken from `default`.
             pub fn over(&self, default: &Limits) -> Limits {
                 Limits { $($name: self.$name.unwrap_or(default.$name),)* }
             }
 
-            /// Bounds that hold whoever asks.
+            /// Checks the absolute bounds, which apply to developers and operators alike.
             pub fn check(&self) -> Result<(), String> {
                 $(checked(stringify!($name), self.$name.map(i64::from), $least, $most)?;)*
                 Ok(())
@@ -73,43 +74,43 @@ macro_rules! limits {
 }
 
 limits! {
-    /// Linear memory of one instance, all its memories together.
+    /// Linear memory of one instance, summed over all its memories, in MiB.
     memory_mb: 64, at most 256, within 1..=4_096;
-    /// Tables of one instance.
+    /// Number of tables in one instance.
     tables: 16, at most 16, within 0..=64;
-    /// Entries of each of them.
+    /// Number of entries in each table.
     table_elements: 100_000, at most 100_000, within 0..=10_000_000;
-    /// Core instances that a component is made of.
+    /// Number of core instances in a component.
     instances: 16, at most 16, within 1..=64;
-    /// CPU time that the guest itself uses in a turn. Waiting for the model is not counted.
+    /// CPU time that the guest itself uses in a turn, in milliseconds. Waiting for the model is not counted.
     cpu_ms: 2_000, at most 30_000, within 1..=3_600_000;
-    /// From the start of a turn to its end.
+    /// Time from the start of a turn to its end, in milliseconds.
     turn_ms: 60_000, at most 600_000, within 1..=86_400_000;
-    /// How long one call waits for a person's word. The turn's own time stands meanwhile.
+    /// Time that one call may wait for a person's approval, in milliseconds. The turn's own clock is paused meanwhile.
     approval_ms: 86_400_000, at most 604_800_000, within 1..=2_592_000_000;
-    /// Tokens that the models produce in a turn.
+    /// Number of tokens that models produce in a turn.
     tokens_per_turn: 4_096, at most 32_768, within 1..=16_777_216;
-    /// Tokens that the models produce in all turns of the agent that end on one day, of UTC.
+    /// Number of tokens that models produce in all turns of the agent that finish on one UTC day.
     tokens_per_day: 100_000_000, at most 1_000_000_000, within 1..=4_000_000_000;
-    /// Keys and values of a session.
+    /// Size of a session's state, keys and values together, in KiB.
     state_kb: 1_024, at most 16_384, within 0..=1_048_576;
-    /// State and conversations of a session together, as they are stored: messages, and the tokens that the model saw.
+    /// Stored size of a session's state and conversations together, in KiB: messages, and the tokens that the model saw.
     session_kb: 32_768, at most 131_072, within 1..=4_194_303;
-    /// Calls of the `skep:agent` interfaces in a turn.
+    /// Number of calls to the `skep:agent` interfaces in a turn.
     host_calls: 100_000, at most 1_000_000, within 0..=1_000_000_000;
-    /// What those calls pass to the host and get from it, in a turn.
+    /// Data that those calls exchange with the host in a turn, in both directions, in KiB.
     host_call_kb: 65_536, at most 1_048_576, within 0..=1_073_741_824;
-    /// HTTP requests of a turn.
+    /// Number of HTTP requests in a turn.
     fetches: 100, at most 1_000, within 0..=10_000;
-    /// What those requests and their responses hold, in a turn. Its journal keeps that, and is bounded.
+    /// Size of those requests and their responses in a turn, in KiB. The turn's journal stores them, and is bounded.
     fetch_kb: 16_384, at most 32_768, within 0..=32_768;
-    /// Log lines of a turn.
+    /// Size of a turn's log lines, in KiB.
     log_kb: 256, at most 1_024, within 0..=16_384;
-    /// Turns of the agent that run or wait.
+    /// Number of the agent's turns that are running or waiting.
     concurrent_turns: 1_000, at most 10_000, within 1..=1_000_000;
-    /// Schedules that a session has set.
+    /// Number of schedules that a session has set.
     schedules: 32, at most 1_000, within 0..=10_000;
-    /// Events that a turn emits.
+    /// Number of events that a turn emits.
     events: 64, at most 1_000, within 0..=10_000;
 }
 
@@ -117,7 +118,7 @@ fn checked(name: &str, value: Option<i64>, least: u32, most: u32) -> Result<Opti
     let Some(value) = value else { return Ok(None) };
     match u32::try_from(value) {
         Ok(value) if (least..=most).contains(&value) => Ok(Some(value)),
-        _ => Err(format!("[limits] {name} is {value}; it may be {least} to {most}")),
+        _ => Err(format!("[limits] {name} is {value}; it must be {least} to {most}")),
     }
 }
 
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_in_force_are_the_smaller_of_asked_and_allowed() {
+    fn effective_limits_are_the_smaller_of_requested_and_allowed() {
         let asked = LimitsToml { memory_mb: Some(1_000), cpu_ms: Some(10), ..LimitsToml::default() };
         let ceilings = Limits { memory_mb: 128, state_kb: 8, ..Limits::default() };
         let limits = asked.within(&ceilings);
@@ -135,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_out_of_bounds_is_named_with_its_bounds() {
+    fn an_out_of_range_limit_is_reported_with_its_bounds() {
         let zero = LimitsToml { cpu_ms: Some(0), ..LimitsToml::default() };
-        let message = zero.check().expect_err("no CPU time is no limit");
-        assert!(message.contains("[limits] cpu_ms is 0; it may be 1 to"), "{message}");
+        let message = zero.check().expect_err("0 ms of CPU time is not a valid limit");
+        assert!(message.contains("[limits] cpu_ms is 0; it must be 1 to"), "{message}");
     }
 
     #[test]
-    fn what_an_agent_gets_unasked_an_operator_allows_who_says_nothing() {
+    fn agent_defaults_are_within_the_default_ceilings() {
         for ((name, default), (_, ceiling)) in DEFAULT.named().zip(Limits::default().named()) {
             assert!(default <= ceiling, "{name}");
         }

@@ -1,7 +1,8 @@
-//! Following what agents log: from a line on, without an end, and nothing twice.
+//! Follows the log lines of agents from a given line on, without end and without duplicates.
 //!
-//! Lines are told when they are durable, with the turn that logged them. Whoever follows reads them from the store and is
-//! only woken from here, so that a slow reader costs nothing and misses nothing but what the store has dropped.
+//! Lines become visible when they are durable, together with the turn that logged them. A follower
+//! reads them from the store and is only woken from here, so a slow reader costs nothing and misses
+//! only what the store has dropped.
 
 use crate::{
     LogLine, RuntimeError,
@@ -11,13 +12,13 @@ use skep_store::LogFilter;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Of one answer.
+/// Maximum number of lines returned at once.
 const PAGE: u32 = 200;
 
-/// Wakes those who follow.
+/// Wakes the log followers.
 pub(crate) struct LogGrowth(watch::Sender<()>);
 
-/// A place in the log.
+/// A position in the log.
 pub struct LogFollower {
     services: Arc<Services>,
     filter: LogFilter,
@@ -30,7 +31,7 @@ impl LogGrowth {
         LogGrowth(watch::Sender::new(()))
     }
 
-    /// Lines were stored.
+    /// Wakes the followers after lines were stored.
     pub(crate) fn grew(&self) {
         self.0.send_replace(());
     }
@@ -42,14 +43,14 @@ impl LogFollower {
         LogFollower { services, filter, after_id, grown }
     }
 
-    /// The next lines, once there are any.
+    /// Returns the next lines, once there are any.
     pub async fn next(&mut self) -> Result<Vec<LogLine>, RuntimeError> {
         loop {
-            // What is stored from here on wakes again.
+            // Lines that are stored from here on wake the follower again.
             self.grown.borrow_and_update();
             let newest = self.services.store.newest_log_id().await?;
             let rows = self.services.store.logs(&self.filter, Some(self.after_id), PAGE).await?;
-            // Lines that are not wanted are not looked at again.
+            // Lines that the filter excludes are skipped for good.
             self.after_id = match rows.last() {
                 Some(last) if rows.len() == PAGE as usize => last.id,
                 last => last.map_or(newest, |last| last.id.max(newest)),
@@ -57,7 +58,7 @@ impl LogFollower {
             if !rows.is_empty() {
                 return Ok(rows.into_iter().map(log_line).collect());
             }
-            self.grown.changed().await.expect("its sender is in the services, which this holds");
+            self.grown.changed().await.expect("the follower holds the services, which own the sender");
             self.services.admit()?;
         }
     }

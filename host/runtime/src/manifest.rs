@@ -1,7 +1,7 @@
-//! `agent.toml`: what the author of an agent asks for.
+//! `agent.toml`: the manifest in which the author of an agent asks for grants, limits and triggers.
 //!
-//! Deny by default: what is not granted is denied, and a field that nobody knows is an error that names the nearest
-//! one, so that a misspelt grant or limit is never silently another.
+//! Everything that is not granted is denied. An unknown field is an error that names the most similar field, so that a
+//! misspelled grant or limit is never silently ignored.
 
 use crate::{
     AgentName, EventTrigger, LimitsToml, ManifestSchedule, ModelGrant, RuntimeError, SecretGrant,
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use skep_outbound::Origins;
 use std::collections::BTreeMap;
 
-/// More than any honest manifest has.
+/// Maximum size of a manifest. It is larger than any legitimate manifest.
 const MAX_BYTES: usize = 256 << 10;
 const MAX_ROUTES: usize = 64;
 const MAX_MODEL_GRANTS: usize = 64;
@@ -21,52 +21,52 @@ const MAX_SECRET_GRANTS: usize = 32;
 const MAX_EVENT_TRIGGERS: usize = 64;
 const MAX_EVENT_GRANTS: usize = 64;
 
-/// The text of an `agent.toml`, checked.
+/// A validated `agent.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     pub name: AgentName,
-    /// The agent's own model; `None` is the host's default.
+    /// The agent's own model. `None`: the host's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Where the component lies, relative to the manifest. For the command line; the host is given the bytes.
+    /// Path of the component, relative to the manifest. Only the command line uses it; the host receives the bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub component: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub build: Option<Build>,
     #[serde(default)]
     pub trigger: Triggers,
-    /// What wakes the agent by itself.
+    /// Schedules that wake the agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub schedule: Vec<ManifestSchedule>,
     #[serde(default)]
     pub grants: Grants,
     #[serde(default)]
     pub limits: LimitsToml,
-    /// By the name of one of the agent's tools, or of one that it calls: `[tools.refund]`, `[tools."agent:bank/pay"]`.
+    /// Settings by tool, either one of the agent's own or one that it calls: `[tools.refund]`, `[tools."agent:bank/pay"]`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tools: BTreeMap<String, ToolToml>,
     #[serde(default, skip_serializing_if = "SessionsToml::is_default")]
     pub sessions: SessionsToml,
 }
 
-/// What `agent.toml` says of a tool.
+/// The settings of a tool in `agent.toml`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolToml {
-    /// A person decides about each call, whatever the tool says of itself.
+    /// Whether a person must approve each call, even if the tool itself does not require it.
     #[serde(default)]
     pub approval: bool,
 }
 
-/// How the component is built. For the command line.
+/// The build command of the component. Only the command line uses it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Build {
     pub command: String,
 }
 
-/// What calls the agent, beside the host's own API.
+/// Routes and events that invoke the agent, in addition to the host's own API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Triggers {
@@ -80,41 +80,42 @@ pub struct Triggers {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpTrigger {
-    /// Such as `/concierge/{session}`.
+    /// The route's pattern, such as `/concierge/{session}`.
     pub route: Route,
-    /// In capitals.
+    /// The HTTP method, in capitals.
     #[serde(default = "post")]
     pub method: String,
 }
 
-/// What the agent may use beyond the `skep:agent` interfaces.
+/// Permissions of the agent beyond the `skep:agent` interfaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Grants {
-    /// `wasi:clocks`.
+    /// Access to `wasi:clocks`.
     #[serde(default)]
     pub clocks: bool,
-    /// `wasi:random`.
+    /// Access to `wasi:random`.
     #[serde(default)]
     pub random: bool,
-    /// Models beside the agent's own, which is `model` or the host's default; `*` is all that there are.
+    /// Models in addition to the agent's own, which is `model` or the host's default. `*` stands for all models.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<ModelGrant>,
-    /// Tools of other agents, of MCP servers and of the host, such as `agent:orders/find_order` or `mcp:files/*`.
+    /// Tools of other agents, MCP servers and the host, such as `agent:orders/find_order` or `mcp:files/*`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolGrant>,
     /// Topics of events that the agent may emit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<TopicPattern>,
-    /// Where the agent may send HTTP requests, as far as the operator grants it too.
+    /// Origins to which the agent may send HTTP requests, if the operator allows them too.
     #[serde(default, skip_serializing_if = "Origins::is_empty")]
     pub hosts: Origins,
-    /// What it may send in those requests without seeing it.
+    /// Secrets that the agent may send in those requests without seeing their values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<SecretGrant>,
 }
 
 impl Manifest {
+    /// Parses and validates the text of an `agent.toml`.
     pub fn from_toml(text: &str) -> Result<Self, RuntimeError> {
         let invalid = |message: String| RuntimeError::Manifest { message };
         if text.len() > MAX_BYTES {
@@ -125,6 +126,7 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Serializes the manifest as TOML.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("names, numbers and flags are always TOML")
     }
@@ -150,7 +152,7 @@ impl Manifest {
         for (index, trigger) in routes.iter().enumerate() {
             if !METHODS.contains(&trigger.method.as_str()) {
                 return invalid(format!(
-                    "method {:?} of route {}; it may be {}",
+                    "method {:?} of route {}; it must be one of {}",
                     trigger.method,
                     trigger.route,
                     METHODS.join(", ")
@@ -158,7 +160,7 @@ impl Manifest {
             }
             if let Some(other) = routes[..index].iter().find(|other| other.conflicts(trigger)) {
                 return invalid(format!(
-                    "routes {} and {} take the same {} requests; remove one",
+                    "routes {} and {} match the same {} requests; remove one",
                     other.route, trigger.route, trigger.method
                 ));
             }
@@ -177,14 +179,14 @@ impl Manifest {
         for (index, grant) in secrets.iter().enumerate() {
             if secrets[..index].iter().any(|other| other.name == grant.name) {
                 return invalid(format!(
-                    "secret {} stands twice under [grants]; name its hosts in one entry",
+                    "secret {} is listed twice under [grants]; list all its hosts in one entry",
                     grant.name
                 ));
             }
         }
         match &self.model {
             Some(model) if model.is_empty() || model.len() > 256 => {
-                invalid("model must have 1 to 256 characters; leave it out for the host's default".into())
+                invalid("model must have 1 to 256 characters; omit it to use the host's default".into())
             }
             _ => Ok(()),
         }
@@ -192,7 +194,7 @@ impl Manifest {
 }
 
 impl Manifest {
-    /// Whether `agent.toml` asks for a person's word on calls of a tool.
+    /// Whether `agent.toml` requires a person's approval for calls of a tool.
     pub(crate) fn asks_approval(&self, tool: &str) -> bool {
         self.tools.get(tool).is_some_and(|tool| tool.approval)
     }
@@ -253,7 +255,7 @@ ttl_h = 720
 "#;
 
     #[test]
-    fn a_full_manifest_reads_and_writes() {
+    fn a_full_manifest_round_trips() {
         let manifest = Manifest::from_toml(FULL).expect("valid");
         assert_eq!(manifest.name.as_str(), "concierge");
         assert_eq!(manifest.trigger.http[0].method, "POST");
@@ -265,50 +267,56 @@ ttl_h = 720
     }
 
     #[test]
-    fn a_name_is_enough_and_grants_nothing() {
+    fn a_manifest_with_only_a_name_grants_nothing() {
         let manifest = Manifest::from_toml("name = \"a\"").expect("valid");
         assert_eq!(manifest.grants, Grants::default());
         assert!(manifest.trigger.http.is_empty());
     }
 
     #[test]
-    fn a_mistake_is_named_with_its_line_and_the_nearest_right_word() {
+    fn an_error_names_the_line_and_suggests_the_nearest_field() {
         for (text, expected) in [
             ("name = \"a\"\n[grants]\nclock = true", "line 3: unknown field `clock`"),
             ("name = \"a\"\n[grants]\nclock = true", "did you mean `clocks`?"),
             ("name = \"a\"\n[limit]\ncpu_ms = 1", "did you mean `limits`?"),
             ("name = \"a\"\n[limits]\nmemory_mib = 1", "did you mean `memory_mb`?"),
-            ("name = \"a\"\n[limits]\ncpu_ms = -1", "[limits] cpu_ms is -1; it may be 1 to"),
-            ("name = \"a\"\n[limits]\nmemory_mb = 5000", "it may be 1 to 4096"),
+            ("name = \"a\"\n[limits]\ncpu_ms = -1", "[limits] cpu_ms is -1; it must be 1 to"),
+            ("name = \"a\"\n[limits]\nmemory_mb = 5000", "it must be 1 to 4096"),
             ("name = \"a\"\n[sessions]\nttl_h = 0", "it may be 1 to"),
             ("name = \"a\"\n[session]\nttl_h = 1", "did you mean `sessions`?"),
             ("name = \"A b\"", "an agent's name has"),
             ("model = \"x\"", "name"),
-            ("name = \"a\"\nmodel = \"\"", "leave it out"),
+            ("name = \"a\"\nmodel = \"\"", "omit it to use"),
             ("name = \"a\"\n[[trigger.http]]\nroute = \"/v1/x\"", "would shadow the host's own /v1"),
-            ("name = \"a\"\n[[trigger.http]]\nroute = \"/x\"\nmethod = \"get\"", "it may be GET, POST"),
+            (
+                "name = \"a\"\n[[trigger.http]]\nroute = \"/x\"\nmethod = \"get\"",
+                "it must be one of GET, POST",
+            ),
             (
                 "name = \"a\"\n[[trigger.http]]\nroute = \"/x/{a}\"\n[[trigger.http]]\nroute = \"/x/{b}\"",
-                "take the same POST requests",
+                "match the same POST requests",
             ),
             ("name = \"a\"\n[grants]\nmodels = [\"\"]", "a model's name has 1 to 256"),
-            ("name = \"a\"\n[grants]\ntools = [\"orders\"]", "\"orders\" is no tool's name"),
+            ("name = \"a\"\n[grants]\ntools = [\"orders\"]", "\"orders\" is not a valid tool name"),
             (
                 "name = \"a\"\n[grants]\nhosts = [\"api.example.com\"]",
-                "line 3: [grants] hosts: \"api.example.com\" is no origin",
+                "line 3: [grants] hosts: \"api.example.com\" is not a valid origin",
             ),
             ("name = \"a\"\n[grants]\nsecrets = [{ name = \"key\", hosts = [] }]", "A-Z, 0-9 and _"),
             (
                 "name = \"a\"\n[grants]\nsecrets = [{ name = \"K\", hosts = [] }, { name = \"K\", hosts = [] }]",
-                "secret K stands twice",
+                "secret K is listed twice",
             ),
             ("name = ", "line 1"),
             ("name = \"a\"\n[grants]\nevents = [\"or*\"]", "such as order.*"),
-            ("name = \"a\"\n[[trigger.event]]\ntopic = \"a\"\nsession = \"{x}\"", "which no event has"),
-            ("name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"", "it needs one of cron"),
+            (
+                "name = \"a\"\n[[trigger.event]]\ntopic = \"a\"\nsession = \"{x}\"",
+                "which is not a field of events",
+            ),
+            ("name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"", "exactly one of cron and every"),
             (
                 "name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"s\"\nevery = \"1s\"\ntime_zone = \"UTC\"",
-                "time_zone is for cron",
+                "time_zone applies only to cron",
             ),
             (
                 "name = \"a\"\n[[schedule]]\nname = \"d\"\nsession = \"a b\"\nevery = \"9s\"",
@@ -325,7 +333,7 @@ ttl_h = 720
     }
 
     #[test]
-    fn a_word_that_resembles_nothing_gets_no_suggestion() {
+    fn an_unrelated_field_name_gets_no_suggestion() {
         let message =
             Manifest::from_toml("name = \"a\"\nxylophones_everywhere = 1").expect_err("unknown").to_string();
         assert!(!message.contains("did you mean"), "{message}");

@@ -1,6 +1,7 @@
-//! Parts of a turn by themselves, to be measured: an instance that nobody calls, and a turn that is not committed.
+//! Parts of a turn, separately, for measurements: an instance that is not called, and a turn that
+//! is not committed.
 //!
-//! Both go the way of a turn with every bound in force, and leave nothing in the store.
+//! Both take the same path as a turn with all limits applied, and leave nothing in the store.
 
 use crate::{
     AgentHost, RuntimeError,
@@ -16,14 +17,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// An instance with its memory. It occupies a place until it is dropped.
+/// An instance with its memory. It occupies an instance slot until it is dropped.
 pub struct HeldInstance {
     _store: wasmtime::Store<TurnContext>,
     _place: InstancePlace,
 }
 
 impl AgentHost {
-    /// Makes an instance of an agent, as a turn does, and calls nothing in it.
+    /// Creates an instance of an agent as a turn does, without calling it.
     pub async fn instantiate(&self, agent: &str) -> Result<HeldInstance, RuntimeError> {
         let services = self.services();
         let agent = services.agent(agent)?;
@@ -32,7 +33,8 @@ impl AgentHost {
         Ok(HeldInstance { _store: store, _place: place })
     }
 
-    /// What an agent replies to the first message of a session, if nothing is kept of it. There are no models.
+    /// Returns an agent's reply to the first message of a session, without storing anything. No
+    /// models are available.
     pub async fn rehearse(&self, agent: &str, text: &str) -> Result<String, RuntimeError> {
         let services = self.services();
         let agent = services.agent(agent)?;

@@ -1,4 +1,4 @@
-//! The metrics of agents' turns and of what runs them. The label `agent` is the name of a deployed agent.
+//! Metrics of agents' turns and of the components that run them. The label `agent` is the name of a deployed agent.
 
 use metrics::Unit;
 use skep_engine::metric::{MetricKind, MetricSpec, SECONDS};
@@ -21,111 +21,115 @@ pub(crate) const COMMIT_TIME: &str = skep_store::COMMIT_TIME;
 pub(crate) const EVENTS: &str = "skep_events_total";
 pub(crate) const WAITING_BYTES: &str = "skep_waiting_message_bytes";
 
-/// From an idle host to a queue of a day.
+/// Histogram buckets from an idle host to a day-long queue.
 const BATCH_SECONDS: &[f64] = &[0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1_800.0, 3_600.0, 14_400.0, 86_400.0];
 
-/// From a commit in memory to a disk that has a bad day.
+/// Histogram buckets from an in-memory commit to a badly overloaded disk.
 const COMMIT_SECONDS: &[f64] =
     &[0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 10.0];
 
-/// All metrics of this crate, and of the store.
+/// All metrics of this crate, and those of the store.
 pub const METRICS: &[MetricSpec] = &[
     MetricSpec {
         name: TURNS,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Turns that ended, by outcome: ok, or the code of the error",
+        help: "Finished turns, by outcome: ok, or the error code",
     },
     MetricSpec {
         name: TURN_TIME,
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
-        help: "From the start of a turn to its commit",
+        help: "Time from the start of a turn to its commit",
     },
     MetricSpec {
         name: TOOL_CALLS,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Calls that the host made of tools of others, by source (agent, mcp, host) and outcome: ok, or the code of \
-               the error",
+        help: "Calls of external tools, by source (agent, mcp, host) and outcome: ok, or the error code",
     },
     MetricSpec {
         name: TOOL_TIME,
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
-        help: "From a call of a tool of others to its result, by source",
+        help: "Time from the call of an external tool to its result, by source",
     },
     MetricSpec {
         name: WAITING_BYTES,
         kind: MetricKind::Gauge,
         unit: Unit::Bytes,
-        help: "Bytes of messages that wait or whose turns run",
+        help: "Bytes of messages that are waiting or whose turns are running",
     },
-    MetricSpec { name: INSTANCES, kind: MetricKind::Gauge, unit: Unit::Count, help: "Guests that run" },
+    MetricSpec {
+        name: INSTANCES,
+        kind: MetricKind::Gauge,
+        unit: Unit::Count,
+        help: "Running guest instances",
+    },
     MetricSpec {
         name: BATCH_WAITING,
         kind: MetricKind::Gauge,
         unit: Unit::Count,
-        help: "Items of batches that wait",
+        help: "Waiting batch items",
     },
     MetricSpec {
         name: BATCH_OLDEST,
         kind: MetricKind::Gauge,
         unit: Unit::Seconds,
-        help: "Age of the oldest batch of which an item waits",
+        help: "Age of the oldest batch with a waiting item",
     },
     MetricSpec {
         name: BATCH_ITEMS,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Items of batches that ran, by outcome",
+        help: "Batch items that ran, by outcome",
     },
     MetricSpec {
         name: BATCH_WAIT,
         kind: MetricKind::Histogram(BATCH_SECONDS),
         unit: Unit::Seconds,
-        help: "From the storing of a batch to the beginning of an item",
+        help: "Time from the storing of a batch to the start of an item",
     },
     MetricSpec {
         name: FETCHES,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "HTTP requests of agents, by outcome: the class of the answer's status, or the code of the error",
+        help: "HTTP requests of agents, by outcome: the status class of the response, or the error code",
     },
     MetricSpec {
         name: FETCH_TIME,
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
-        help: "From an agent's HTTP request to the end of its answer, redirects included",
+        help: "Time from an agent's HTTP request to the end of its response, including redirects",
     },
     MetricSpec {
         name: ARTIFACT_LOADS,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Components whose compiled code was looked for, by outcome",
+        help: "Lookups of compiled components, by outcome",
     },
     MetricSpec {
         name: DELIVERIES,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Tries to deliver, by kind (alarm, event, webhook) and outcome (ok, retried, failed)",
+        help: "Delivery attempts, by kind (alarm, event, webhook) and outcome (ok, retried, failed)",
     },
     MetricSpec {
         name: ALARM_DELAY,
         kind: MetricKind::Histogram(SECONDS),
         unit: Unit::Seconds,
-        help: "From the time at which a schedule was due until its turn was asked for",
+        help: "Time from when a schedule was due until its turn was requested",
     },
     MetricSpec {
         name: COMMIT_TIME,
         kind: MetricKind::Histogram(COMMIT_SECONDS),
         unit: Unit::Seconds,
-        help: "Transactions in which turns are written, from their begin to their commit",
+        help: "Duration of transactions that write turns, from begin to commit",
     },
     MetricSpec {
         name: EVENTS,
         kind: MetricKind::Counter,
         unit: Unit::Count,
-        help: "Events that were written, by source (client, agent, host)",
+        help: "Written events, by source (client, agent, host)",
     },
 ];

@@ -1,7 +1,7 @@
-//! Whether an agent may generate with a model: its developer asked for it, and the operator allows it.
+//! Model grants: an agent may generate with a model if its developer asked for it and the operator allows it.
 //!
-//! An agent's own model, which `agent.toml` names or the host chooses, is asked for by that. An operator who says nothing
-//! allows the host's default model and no other.
+//! An agent's own model, which is `model` in `agent.toml` or the host's default, counts as asked for. An operator who
+//! configures nothing allows only the host's default model.
 
 use crate::{
     Manifest, RuntimeOptions, bindings::types::Error, capability::engine_error, component::Deployed,
@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 const MAX_BYTES: usize = 256;
 
-/// A line of `models` under `[grants]`: the name of a model, or `*` for all.
+/// An entry of `models` under `[grants]`: the name of a model, or `*` for all models.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ModelGrant(String);
 
-/// The host's models, and which of them agents may use at most.
+/// The host's models, and the operator's ceiling on which of them agents may use.
 #[derive(Clone)]
 pub(crate) struct GrantedModels {
     set: ModelSet,
@@ -37,7 +37,10 @@ impl TryFrom<String> for ModelGrant {
         if (1..=MAX_BYTES).contains(&name.len()) {
             return Ok(ModelGrant(name));
         }
-        Err(format!("a model's name has 1 to {MAX_BYTES} bytes, not {}; `*` is all models", name.len()))
+        Err(format!(
+            "a model's name has 1 to {MAX_BYTES} bytes, not {}; `*` stands for all models",
+            name.len()
+        ))
     }
 }
 
@@ -58,21 +61,21 @@ impl GrantedModels {
         &self.set
     }
 
-    /// The engine of a model that the agent may use; without a name, of its own.
+    /// Returns the engine of a model that the agent may use; without a name, that of the agent's own model.
     pub(crate) fn engine(&self, agent: &Deployed, model: Option<&str>) -> Result<Engine, Error> {
         let engine = self.set.get(Some(model.unwrap_or(&agent.model))).map_err(engine_error)?;
         check(&agent.manifest, &agent.model, &self.ceiling, &engine.info().name).map_err(Error::Denied)?;
         Ok(engine)
     }
 
-    /// All that the agent may use.
+    /// Returns the engines of all models that the agent may use.
     pub(crate) fn of<'a>(&'a self, agent: &'a Deployed) -> impl Iterator<Item = &'a Engine> {
         let may_use = |name: &str| check(&agent.manifest, &agent.model, &self.ceiling, name).is_ok();
         self.set.iter().filter(move |engine| may_use(&engine.info().name))
     }
 }
 
-/// The error names the line that would allow it.
+/// Checks that an agent may use a model. The error names the setting that would allow it.
 fn check(manifest: &Manifest, own: &str, ceiling: &[ModelGrant], model: &str) -> Result<(), String> {
     let covered = |grants: &[ModelGrant]| grants.iter().any(|grant| grant.covers(model));
     let lacks = |file| {
@@ -95,19 +98,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_must_allow_and_a_denial_names_the_line() {
+    fn developer_and_operator_must_allow_a_model_and_a_denial_names_the_setting() {
         let manifest = |models: &str| {
             Manifest::from_toml(&format!("name = \"a\"\n[grants]\nmodels = [{models}]")).expect("valid")
         };
         let ceiling = |text: &str| [ModelGrant::try_from(text.to_owned()).expect("a grant")];
-        let denied = check(&manifest(""), "own", &ceiling("*"), "big").expect_err("nobody asked for it");
+        let denied =
+            check(&manifest(""), "own", &ceiling("*"), "big").expect_err("the developer did not ask for it");
         assert!(denied.contains("add \"big\" to `models` under [grants] in agent.toml"), "{denied}");
-        check(&manifest(""), "own", &ceiling("*"), "own").expect("its own is asked for");
+        check(&manifest(""), "own", &ceiling("*"), "own").expect("an agent's own model counts as asked for");
         for asked in ["\"big\"", "\"*\""] {
             check(&manifest(asked), "own", &ceiling("big"), "big").expect("both allow it");
         }
-        let denied = check(&manifest("\"*\""), "own", &ceiling("own"), "big").expect_err("the operator not");
+        let denied = check(&manifest("\"*\""), "own", &ceiling("own"), "big")
+            .expect_err("the operator does not allow it");
         assert!(denied.contains("under [grants] in skep.toml"), "{denied}");
-        check(&manifest("\"*\""), "own", &[], "own").expect_err("an empty list allows none");
+        check(&manifest("\"*\""), "own", &[], "own").expect_err("an empty list allows no model");
     }
 }

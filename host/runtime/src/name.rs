@@ -1,13 +1,13 @@
-//! Names that come from outside: of agents and of sessions.
+//! Names of agents and sessions, as callers give them.
 //!
-//! A value of these types has been checked, so that nothing behind them needs to look again.
+//! A value of these types has been validated, so code that receives one does not validate it again.
 
 use crate::{RuntimeError, access};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 const AGENT_NAME_RULE: &str =
-    "an agent's name has 1 to 64 of the characters a-z, 0-9 and -, and begins with a letter";
+    "an agent's name has 1 to 64 of the characters a-z, 0-9 and -, and starts with a letter";
 const SESSION_ID_RULE: &str =
     "a session's id has 1 to 128 visible ASCII characters without /, and is neither . nor ..";
 
@@ -16,7 +16,7 @@ const SESSION_ID_RULE: &str =
 #[serde(try_from = "String", into = "String")]
 pub struct AgentName(String);
 
-/// The host's id of a session, unique in its agent; in front of it and a slash may be the tenant that it belongs to.
+/// The host's id of a session, unique within its agent. It may be prefixed with the owning tenant and a slash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(String);
 
@@ -39,7 +39,7 @@ impl SessionId {
         let valid = tenant.is_none_or(access::is_prefix)
             && (1..=128).contains(&plain.len())
             && plain.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
-            // In a path they name something else, and most clients take them out of it.
+            // In a URL path these have a special meaning, and most clients normalize them away.
             && !matches!(plain, "." | "..");
         if valid { Ok(Self(id.to_owned())) } else { Err(invalid_session(id)) }
     }
@@ -75,7 +75,7 @@ impl fmt::Display for SessionId {
 }
 
 impl SessionId {
-    /// One without a tenant, as clients and manifests name it.
+    /// Parses an id without a tenant, as clients and manifests write it.
     pub(crate) fn plain(id: &str) -> Result<Self, RuntimeError> {
         if id.contains('/') { Err(invalid_session(id)) } else { Self::new(id) }
     }
@@ -85,7 +85,7 @@ pub(crate) fn invalid_session(id: &str) -> RuntimeError {
     invalid("session id", id, SESSION_ID_RULE)
 }
 
-/// The value is cut so that a hostile name cannot fill a log.
+/// Builds the error for an invalid name. The value is truncated so that a hostile name cannot fill a log.
 fn invalid(kind: &'static str, value: &str, rule: &'static str) -> RuntimeError {
     RuntimeError::InvalidName { kind, value: value.chars().take(80).collect(), rule }
 }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agent_names_are_short_lowercase_words() {
+    fn validates_agent_names() {
         for good in ["a", "concierge", "a-1", &"a".repeat(64)] {
             assert_eq!(AgentName::new(good).expect(good).as_str(), good);
         }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn session_ids_are_visible_ascii_without_slash() {
+    fn validates_session_ids() {
         for good in ["a", "user:42@example.com", "~", "acme/a", "...", ".a", &"x".repeat(128)] {
             assert_eq!(SessionId::new(good).expect(good).as_str(), good);
         }

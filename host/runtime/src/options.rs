@@ -1,60 +1,65 @@
-//! What the operator decides about the runtime.
+//! The operator's settings for the runtime.
 
 use crate::{BatchOptions, Clock, Limits, ModelGrant, NewWebhook, ToolGrant, WaitingBytes};
 use skep_outbound::{Origins, ToolServer};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
-/// Bounds of the whole host. `Default` suits one machine.
+/// Settings and bounds of the whole host. `Default` suits a single machine.
 #[derive(Clone, Debug)]
 pub struct RuntimeOptions {
-    /// Sessions kept in memory. The one unused for longest goes first; it is read from the store when it is needed.
+    /// Number of sessions kept in memory. The least recently used one is evicted first, and is read from the store when it
+    /// is needed again.
     pub max_sessions_loaded: usize,
-    /// State and conversations that idle sessions keep in memory, all together; the same order.
+    /// Bytes of state and conversations that all idle sessions together keep in memory. Eviction uses the same order.
     pub max_session_bytes: usize,
-    /// How long a session stays in memory without a turn.
+    /// Time for which a session stays in memory without a turn.
     pub session_idle: Duration,
-    /// How long a session is kept after its last turn; an agent may ask for less. `None`: for as long as the agent does.
+    /// Time for which a session is kept after its last turn; an agent may set less. `None`: the agent's own setting applies.
     pub session_ttl: Option<Duration>,
-    /// How long the answer to an idempotency key is kept, as long as its session is.
+    /// Time for which the outcome of an idempotency key is kept, unless its session is deleted earlier.
     pub outcome_retention: Duration,
-    /// Messages that wait in one session while a turn runs.
+    /// Number of messages that may wait in one session while a turn runs.
     pub mailbox: usize,
-    /// Bytes of messages that wait or whose turns run.
+    /// Bounds on the bytes of messages that are waiting or whose turns are running.
     pub waiting_bytes: WaitingBytes,
-    /// Limits in force are the smaller of these and those of `agent.toml`.
+    /// The operator's ceilings. The effective limits are the smaller of these and those of `agent.toml`.
     pub ceilings: Limits,
-    /// Of a component, and of the code that it may compile to.
+    /// Maximum size of a component, and of the code that it may compile to, in bytes.
     pub max_component_bytes: usize,
-    /// How long a deployment waits for the compiler.
+    /// Time for which a deployment waits for the compiler before it fails.
     pub compile_timeout: Duration,
-    /// Folder for compiled components, so that a restart loads them. `None`: every start compiles.
+    /// Folder for compiled components, from which a restart loads them. `None`: every start compiles.
     pub artifact_dir: Option<PathBuf>,
-    /// Of all compiled components in the folder; those unused for longest go.
+    /// Maximum size of all compiled components in the folder. The least recently used ones are removed.
     pub max_artifact_bytes: u64,
-    /// A warning is logged when the disk of the database has less room than this.
+    /// A warning is logged when the disk of the database has less free space than this.
     pub disk_warning_bytes: u64,
-    /// Turns that run at once, each in an instance of its own; others wait.
+    /// Number of turns that run at once, each in its own instance; others wait.
     pub max_instances: usize,
-    /// Of each instance's calls that nest. One for all agents: it is a setting of the engine that compiles them.
+    /// Stack size of each instance, in KiB. It is the same for all agents, because it is a setting of the engine that compiles
+    /// them.
     pub stack_kb: u32,
+    /// Maximum number of deployed agents.
     pub max_agents: usize,
-    /// Models that agents may use, as far as they ask for them. `None`: the host's default model.
+    /// Models that agents may use if their manifests ask for them. `None`: only the host's default model.
     pub granted_models: Option<Vec<ModelGrant>>,
-    /// Where agents may send requests, as far as they are granted it themselves. Nowhere, unless the operator says so.
+    /// Origins to which agents may send requests if their manifests ask for them. Empty by default.
     pub granted_hosts: Origins,
-    /// The key of the secrets in the store; it is made when the first one is set. `None`: it lives as long as the process.
+    /// File with the key that encrypts secrets in the store; it is created when the first secret is set. `None`: the key
+    /// lives as long as the process.
     pub key_file: Option<PathBuf>,
-    /// How those requests are made.
+    /// Options for HTTP requests of agents and deliveries to webhooks.
     pub outbound: skep_outbound::Options,
-    /// Whose tools agents call as `mcp:NAME/TOOL`, by that name: 1 to 64 of the characters a-z, 0-9 and -.
+    /// MCP servers whose tools agents call as `mcp:NAME/TOOL`, by that name: 1 to 64 of the characters a-z, 0-9 and -.
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
-    /// Tools of others that agents may call, as far as they are granted them themselves. None, unless the operator says so.
+    /// External tools that agents may call if their manifests ask for them. Empty by default.
     pub granted_tools: Vec<ToolGrant>,
-    /// Tokens that the models produce for a tenant on one day of UTC, by its name; `default` is for all others.
+    /// Number of tokens that models may produce for a tenant on one UTC day, by tenant name; `default` applies to all
+    /// others.
     pub tenant_tokens_per_day: BTreeMap<String, u32>,
-    /// Addresses that the operator has events sent to.
+    /// Webhooks that the operator configured.
     pub webhooks: Vec<NewWebhook>,
-    /// What schedules and deliveries go by.
+    /// The clock that schedules and deliveries use.
     pub clock: Clock,
     pub batch: BatchOptions,
 }
@@ -71,7 +76,7 @@ impl Default for RuntimeOptions {
             waiting_bytes: WaitingBytes::default(),
             ceilings: Limits::default(),
             max_component_bytes: 64 << 20,
-            // A component of 20 MB with an interpreter in it takes half a minute of two processors.
+            // A 20 MB component with an interpreter in it takes half a minute on two CPUs.
             compile_timeout: Duration::from_secs(300),
             artifact_dir: None,
             max_artifact_bytes: 1 << 30,

@@ -1,4 +1,4 @@
-//! A session as it is exported, and what must be right about it before it is imported: it may come from anywhere.
+//! Exported sessions, and their validation before import, because an export may come from anywhere.
 
 use crate::{
     Limits, RuntimeError, SessionId, SessionSummary,
@@ -8,15 +8,15 @@ use skep_engine::{ModelDigest, ModelSet, chat::Transcript};
 use skep_store::{ConversationRow, SessionRow, SessionSnapshot};
 use std::collections::BTreeMap;
 
-/// Of a session that is exported: its state and conversations.
+/// Maximum size of an exported session's state and conversations.
 pub(crate) const MAX_PORTABLE_BYTES: u64 = 32 << 20;
 const MAX_TURNS: u64 = 1 << 48;
 
-/// A whole session.
+/// A complete session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortableSession {
     pub summary: SessionSummary,
-    /// By key.
+    /// State values by key.
     pub state: BTreeMap<String, Vec<u8>>,
     pub conversations: Vec<PortableConversation>,
 }
@@ -25,13 +25,14 @@ pub struct PortableSession {
 pub struct PortableConversation {
     pub name: String,
     pub model: String,
-    /// The digest of the model whose tokens the transcript has, if that is known.
+    /// Digest of the model that produced the transcript's tokens, if known.
     pub digest: Option<ModelDigest>,
     pub transcript: Transcript,
 }
 
 impl PortableSession {
-    /// The rows of this session, as if its last turn had been committed at `now_ms`.
+    /// Validates the session and builds its rows, as if its last turn had been committed at
+    /// `now_ms`.
     pub(crate) fn into_snapshot(
         self,
         limits: &Limits,
@@ -42,7 +43,7 @@ impl PortableSession {
         let SessionSummary { id, turns, created_at_ms, .. } = self.summary;
         SessionId::new(&id)?;
         if !(1..=MAX_TURNS).contains(&turns) {
-            return Err(invalid(format!("turns is {turns}; a session has 1 to {MAX_TURNS}")));
+            return Err(invalid(format!("turns is {turns}; it may be 1 to {MAX_TURNS}")));
         }
         state::check(&self.state, limits).map_err(invalid)?;
         let mut rows: BTreeMap<String, ConversationRow> = BTreeMap::new();
@@ -50,12 +51,13 @@ impl PortableSession {
             let PortableConversation { name, model, digest, mut transcript } = conversation;
             let at = |why: String| invalid(format!("conversation {name:?}: {why}"));
             if rows.contains_key(&name) {
-                return Err(at("there are two of this name".into()));
+                return Err(at("the name is used twice".into()));
             }
             check_conversation(&name, rows.len(), transcript.messages()).map_err(at)?;
             let engine = models.get(Some(&model)).map_err(|unknown| at(unknown.to_string()))?;
             let info = engine.info();
-            // Tokens of another model of that name mean nothing here; the messages do.
+            // The tokens of a different model with this name are meaningless here, but the messages
+            // remain valid.
             match digest.is_none_or(|digest| digest == info.digest) {
                 true => transcript.check(&engine).map_err(at)?,
                 false => transcript.forget_tokens(),

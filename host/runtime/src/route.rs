@@ -1,17 +1,17 @@
-//! The HTTP routes of agents: `/concierge/{session}` and the like.
+//! The HTTP routes of agents, such as `/concierge/{session}`.
 //!
-//! A route names where its session's id stands. It never shadows a path of the host, and two routes that one request
-//! could match never stand beside each other.
+//! A route may contain the session id as a parameter. It never shadows a path of the host, and two
+//! routes that could match the same request never coexist.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Paths of the host itself.
+/// First path segments that the host itself uses.
 const RESERVED: [&str; 5] = ["v1", "mcp", "healthz", "readyz", "metrics"];
 const MAX_SEGMENTS: usize = 16;
 const MAX_BYTES: usize = 512;
 
-/// A route that a request matched.
+/// A match between a request and a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteMatch {
     pub agent: String,
@@ -20,7 +20,7 @@ pub struct RouteMatch {
     pub parameters: Vec<(String, String)>,
 }
 
-/// A parsed route. Its text form is what the author wrote.
+/// A parsed route. Its text form is exactly what the author wrote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Route {
@@ -41,7 +41,7 @@ impl Route {
             return Err(format!("a route has {} bytes; at most {MAX_BYTES} are allowed", text.len()));
         }
         let Some(path) = text.strip_prefix('/') else {
-            return fail("must begin with /".into());
+            return fail("must start with /".into());
         };
         if path.is_empty() {
             return fail("must name a path, such as /concierge/{session}".into());
@@ -61,16 +61,16 @@ impl Route {
         }
         match &segments[0] {
             Segment::Literal(first) if RESERVED.contains(&first.as_str()) => {
-                fail(format!("would shadow the host's own /{first}; begin it with another word"))
+                fail(format!("would shadow the host's own /{first}; start it with another segment"))
             }
             Segment::Parameter(_) => fail(
-                "begins with a parameter and would shadow the host's own paths; begin it with a word".into(),
+                "starts with a parameter and would shadow the host's own paths; start it with a fixed segment".into(),
             ),
             Segment::Literal(_) => Ok(Route { text: text.to_owned(), segments }),
         }
     }
 
-    /// The parameters of `path`, percent-decoded, if it is of this route.
+    /// Returns the percent-decoded parameters if `path` matches this route.
     pub(crate) fn parameters(&self, path: &str) -> Option<Vec<(String, String)>> {
         let parts: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
         if parts.len() != self.segments.len() {
@@ -89,7 +89,7 @@ impl Route {
         Some(parameters)
     }
 
-    /// Whether one path could be of both.
+    /// Returns whether one path could match both routes.
     pub(crate) fn overlaps(&self, other: &Route) -> bool {
         self.segments.len() == other.segments.len()
             && self.segments.iter().zip(&other.segments).all(|pair| match pair {
@@ -124,14 +124,16 @@ fn segment(part: &str) -> Result<Segment, String> {
         return if !name.is_empty() && name.len() <= 32 && name.bytes().all(word) {
             Ok(Segment::Parameter(name.to_owned()))
         } else {
-            Err(format!("has the parameter {part}; its name needs 1 to 32 of the characters a-z, 0-9 and _"))
+            Err(format!(
+                "has the parameter {part}, whose name must have 1 to 32 of the characters a-z, 0-9 and _"
+            ))
         };
     }
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~');
     if part.is_empty() {
         Err("has an empty part".into())
     } else if part == "." || part == ".." || !part.bytes().all(plain) {
-        Err(format!("has the part {part:?}; a part is {{name}} or of letters, digits, - _ . ~"))
+        Err(format!("has the part {part:?}; a part is {{name}} or consists of letters, digits, - _ . ~"))
     } else {
         Ok(Segment::Literal(part.to_owned()))
     }
@@ -174,16 +176,16 @@ mod tests {
     }
 
     #[test]
-    fn routes_that_shadow_or_make_no_sense_are_refused_with_the_reason() {
+    fn invalid_routes_are_rejected_with_the_reason() {
         for (text, why) in [
-            ("concierge", "must begin with /"),
+            ("concierge", "must start with /"),
             ("/", "must name a path"),
             ("/v1/agents", "would shadow the host's own /v1"),
             ("/metrics", "would shadow"),
             ("/mcp", "would shadow the host's own /mcp"),
-            ("/{session}", "begins with a parameter"),
+            ("/{session}", "starts with a parameter"),
             ("/a//b", "empty part"),
-            ("/a/{Session}", "its name needs"),
+            ("/a/{Session}", "whose name must have"),
             ("/a/{x}/{x}", "twice"),
             ("/a/..", "has the part"),
             ("/a b", "has the part"),
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_overlap_if_one_path_could_be_of_both() {
+    fn routes_overlap_if_one_path_could_match_both() {
         let route = |text| Route::parse(text).expect("valid");
         assert!(route("/a/{x}").overlaps(&route("/a/b")));
         assert!(route("/a/{x}").overlaps(&route("/a/{y}")));

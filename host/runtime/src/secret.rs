@@ -1,18 +1,19 @@
-//! What an agent says of the secrets that it sends: their names and where to.
+//! Secrets in an agent's manifest: their names, and the hosts to which they may be sent.
 
 use crate::RuntimeError;
 use serde::{Deserialize, Serialize};
 use skep_outbound::Origins;
 use std::fmt;
 
-const RULE: &str = "a secret's name has 1 to 64 of the characters A-Z, 0-9 and _, and begins with a letter";
+const RULE: &str = "a secret's name has 1 to 64 of the characters A-Z, 0-9 and _, and starts with a letter";
 
 /// The name of a secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SecretName(String);
 
-/// A secret under `[grants]`. It is sent where this, the operator's own list for it, and both lists of hosts allow it.
+/// A secret under `[grants]`. It is sent only to hosts that this list, the operator's list for the secret, and both
+/// `hosts` lists allow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SecretGrant {
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_one_that_environments_use_too() {
+    fn validates_secret_names() {
         for name in ["A", "STRIPE_KEY", "K2"] {
             assert!(SecretName::new(name).is_ok(), "{name}");
         }

@@ -1,8 +1,9 @@
-//! The sessions in memory: who is loaded, whose mailbox is full, and who has to go.
+//! The sessions in memory: which are loaded, which mailboxes are full, and which are evicted.
 //!
-//! A session is `(agent, id)`. While it is loaded one actor owns it and runs its turns one after the other. Messages
-//! are sent, and actors are retired, only under the one lock in here; so no message is ever sent to an actor that
-//! has gone, and no session ever has two. An actor removes itself by its own number, never its successor, and one that
+//! A session is identified by `(agent, id)`. While it is loaded, one actor owns it and runs its
+//! turns one after the other. Messages are sent and actors are retired only under the single lock
+//! in this module, so no message is ever sent to an actor that is gone, and no session ever has two
+//! actors. An actor removes itself by its number, so it never removes its successor. An actor that
 //! panics is removed too.
 
 mod accepted;
@@ -35,7 +36,7 @@ use tokio::sync::{
     watch,
 };
 
-/// What a caller is told to wait who finds a mailbox full.
+/// Retry delay reported to a caller that finds no room in a mailbox or in memory.
 const RETRY_AFTER_MS: u32 = 1_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,37 +49,38 @@ pub(crate) struct SessionKey {
 pub(crate) struct Sessions {
     loaded: Mutex<HashMap<SessionKey, Loaded>>,
     max_loaded: usize,
-    /// What all of them remember.
+    /// Bytes that all loaded sessions keep in memory together.
     bytes: Arc<AtomicUsize>,
     max_bytes: usize,
     mailbox: usize,
     idle: Duration,
-    /// Actors that were started; the number of the last one.
+    /// Number of actors started so far, which is also the number of the latest one.
     started: AtomicU64,
 }
 
-/// The way to one actor. Dropping it stops the turn that runs.
+/// Handle to one actor. Dropping it stops the running turn.
 struct Loaded {
-    /// Of its actor, among all that were started.
+    /// Number of the actor, unique among all actors that were started.
     number: u64,
     mailbox: mpsc::Sender<Envelope>,
-    /// Commands that wait or run.
+    /// Number of commands that are waiting or running.
     pending: Arc<AtomicUsize>,
-    /// Whether its turn waits for people.
+    /// Whether the session's turn is waiting for people.
     parked: Parked,
     remembered: Remembered,
     used_at: Instant,
-    /// The actor ends when this is dropped.
+    /// The actor terminates when this is dropped.
     _alive: watch::Sender<()>,
 }
 
-/// What one session remembers, as part of the sum over all.
+/// Bytes that one session keeps in memory, counted into the sum over all sessions.
 struct Remembered {
     bytes: usize,
     sum: Arc<AtomicUsize>,
 }
 
-/// Where an actor stands among the loaded sessions. Dropping it, also in a panic, frees the place.
+/// An actor's registration among the loaded sessions. Dropping it, also during a panic, removes the
+/// registration.
 struct ActorPlace {
     sessions: Weak<Sessions>,
     key: SessionKey,
@@ -106,8 +108,9 @@ impl Sessions {
         }
     }
 
-    /// Puts a command into the session's mailbox; loads the session if it is not there. What nobody can wait for, because the
-    /// turn in front waits for people, is refused; what comes back tells when that begins later.
+    /// Puts a command into the session's mailbox and loads the session if necessary. A command
+    /// whose caller cannot wait is refused while the turn ahead of it waits for people. The
+    /// returned handle reports when such a pause starts later.
     pub(crate) fn send(
         self: &Arc<Self>,
         services: &Arc<Services>,
@@ -115,7 +118,7 @@ impl Sessions {
         command: Command,
     ) -> Result<Parked, RuntimeError> {
         let mut loaded = self.lock();
-        // Of an actor that panicked, and has not been removed yet.
+        // The actor panicked and has not been removed yet.
         if loaded.get(&key).is_some_and(|session| session.mailbox.is_closed()) {
             loaded.remove(&key);
         }
@@ -123,7 +126,7 @@ impl Sessions {
             self.make_room(&mut loaded)?;
             loaded.insert(key.clone(), self.load(services, key.clone(), self.mailbox));
         }
-        let session = loaded.get_mut(&key).expect("it was loaded above");
+        let session = loaded.get_mut(&key).expect("the session was loaded above");
         session.used_at = Instant::now();
         if let Some(pause) = session.parked.pause().filter(|_| !command.outlasts_a_pause()) {
             return Err(RuntimeError::WaitingForApproval { approval: pause.approval });
@@ -131,7 +134,7 @@ impl Sessions {
         let envelope = Envelope { command, _pending: Pending::new(&session.pending) };
         session.mailbox.try_send(envelope).map_err(|_full| RuntimeError::MailboxFull {
             message: format!(
-                "{} messages wait in session {}/{} already",
+                "{} messages are already waiting in session {}/{}",
                 self.mailbox, key.agent, key.session
             ),
             retry_after_ms: RETRY_AFTER_MS,
@@ -139,8 +142,9 @@ impl Sessions {
         Ok(session.parked.clone())
     }
 
-    /// Loads a session with these turns in its mailbox, which is made larger by as many. If the session is loaded
-    /// already, they go where there is room; the others are found again later.
+    /// Loads a session with these turns in its mailbox, whose capacity is increased by their
+    /// number. If the session is already loaded, the turns that fit are queued; the others are
+    /// found again later.
     pub(crate) fn resume(
         self: &Arc<Self>,
         services: &Arc<Services>,
@@ -158,15 +162,15 @@ impl Sessions {
             if let Err(TrySendError::Full(envelope) | TrySendError::Closed(envelope)) = sent
                 && let Command::Turn(turn) = envelope.command
             {
-                // It is found again; those who follow it by now have to ask again.
-                let message = "the turn waits for room in its session".to_owned();
+                // The turn is found again later. Callers that already follow it have to retry.
+                let message = "the turn is waiting for room in its session's mailbox".to_owned();
                 let full = RuntimeError::MailboxFull { message, retry_after_ms: RETRY_AFTER_MS };
                 turn.end.feed().end(0, Err(full));
             }
         }
     }
 
-    /// Ends all sessions of an agent; resolves when their last turn has stopped.
+    /// Ends all sessions of an agent. Resolves when their last turn has stopped.
     pub(crate) async fn end_agent(&self, agent: &str) {
         self.end(|key| key.agent == agent).await;
     }
@@ -187,15 +191,17 @@ impl Sessions {
     async fn end(&self, which: impl Fn(&SessionKey) -> bool) {
         let ended: Vec<Loaded> =
             self.lock().extract_if(|key, _| which(key)).map(|(_, session)| session).collect();
-        // All of them hear it before any of them is waited for: one may wait for another.
+        // All actors are told to stop before any of them is awaited, because one may be waiting for
+        // another.
         let mailboxes: Vec<_> = ended.into_iter().map(|Loaded { mailbox, .. }| mailbox).collect();
         for mailbox in mailboxes {
             mailbox.closed().await;
         }
     }
 
-    /// The session of `key` remembers so much now. If all of them together remember too much, those unused for longest
-    /// are retired: it is read again when it is needed.
+    /// Records how many bytes the session of `key` keeps in memory. If all sessions together exceed
+    /// the limit, the least recently used idle ones are retired; they are read from the store again
+    /// when needed.
     fn remembers(&self, key: &SessionKey, bytes: usize) {
         let mut loaded = self.lock();
         let Some(session) = loaded.get_mut(key) else { return };
@@ -203,7 +209,7 @@ impl Sessions {
         if self.bytes.load(Ordering::Acquire) <= self.max_bytes {
             return;
         }
-        // Some more than necessary, so that the next ones find room without a search.
+        // Evicts a little more than necessary, so that the next calls find room without a search.
         let enough = self.max_bytes - self.max_bytes / 16;
         for key in idle_longest(&loaded) {
             loaded.remove(&key);
@@ -213,7 +219,7 @@ impl Sessions {
         }
     }
 
-    /// The actor of `key` with this number retires, unless a message has come in.
+    /// Retires the actor of `key` with this number, unless a message has arrived.
     fn retire(&self, key: &SessionKey, number: u64, mailbox: &mpsc::Receiver<Envelope>) -> bool {
         let mut loaded = self.lock();
         if !mailbox.is_empty() {
@@ -223,7 +229,7 @@ impl Sessions {
         true
     }
 
-    /// The actor of `key` with this number has gone, however it went.
+    /// Removes the actor of `key` with this number after it terminated for any reason.
     fn gone(&self, key: &SessionKey, number: u64) {
         remove(&mut self.lock(), key, number);
     }
@@ -249,7 +255,8 @@ impl Sessions {
         }
     }
 
-    /// Retires those unused for longest, some at once so that the next ones find room without a search.
+    /// Retires the least recently used idle sessions, several at once so that the next calls find
+    /// room without a search.
     fn make_room(&self, loaded: &mut HashMap<SessionKey, Loaded>) -> Result<(), RuntimeError> {
         if loaded.len() < self.max_loaded {
             return Ok(());
@@ -257,7 +264,7 @@ impl Sessions {
         let idle = idle_longest(loaded);
         if idle.is_empty() {
             return Err(RuntimeError::MailboxFull {
-                message: format!("{} sessions are busy, as many as the host keeps in memory", loaded.len()),
+                message: format!("all {} sessions that the host keeps in memory are busy", loaded.len()),
                 retry_after_ms: RETRY_AFTER_MS,
             });
         }
@@ -273,13 +280,13 @@ impl Sessions {
 }
 
 fn remove(loaded: &mut HashMap<SessionKey, Loaded>, key: &SessionKey, number: u64) {
-    // It may have been evicted, and another loaded in its place.
+    // The actor may have been evicted and another loaded for the same session.
     if loaded.get(key).is_some_and(|session| session.number == number) {
         loaded.remove(key);
     }
 }
 
-/// Those without a command, the one unused for longest first.
+/// Returns the sessions without pending commands, the least recently used first.
 fn idle_longest(loaded: &HashMap<SessionKey, Loaded>) -> Vec<SessionKey> {
     let idle = loaded.iter().filter(|(_, session)| session.pending.load(Ordering::Acquire) == 0);
     let mut idle: Vec<(Instant, &SessionKey)> = idle.map(|(key, session)| (session.used_at, key)).collect();

@@ -1,20 +1,22 @@
-//! The `[sessions]` of an `agent.toml`: how long the agent's sessions are kept, and what becomes of long conversations.
+//! The `[sessions]` table of `agent.toml`: how long the agent's sessions are kept, and how long
+//! conversations are compacted.
 
 use crate::RuntimeError;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A century.
+/// One century.
 const MAX_TTL_H: u32 = 876_000;
 
-/// What the agent asks for its sessions. What it leaves out is the host's.
+/// The agent's settings for its sessions. The host's settings apply to omitted fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SessionsToml {
-    /// Hours after a session's last turn after which it is deleted.
+    /// Hours after its last turn at which a session is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_h: Option<u32>,
-    /// What becomes of a conversation that does not fit into the model's context any more, unless the agent says otherwise.
+    /// Handling of a conversation that no longer fits into the model's context, unless the agent
+    /// overrides it at run time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compaction: Option<CompactionMode>,
 }
@@ -22,7 +24,7 @@ pub struct SessionsToml {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CompactionMode {
-    /// Its middle is summarised.
+    /// The middle of the conversation is summarized.
     #[default]
     Auto,
     /// The generation is refused.
@@ -47,7 +49,8 @@ impl SessionsToml {
         self.compaction.unwrap_or_default()
     }
 
-    /// How long a session is kept: the shorter of what the agent and what the operator says. `None`: until it is deleted.
+    /// Returns how long a session is kept: the shorter of the agent's and the operator's limit.
+    /// `None` means until it is deleted.
     pub(crate) fn ttl_within(&self, ceiling: Option<Duration>) -> Option<Duration> {
         let asked = self.ttl_h.map(|hours| Duration::from_secs(u64::from(hours) * 3_600));
         [asked, ceiling].into_iter().flatten().min()
@@ -59,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shorter_time_counts_and_none_is_for_ever() {
+    fn the_shorter_ttl_wins_and_none_means_unlimited() {
         let hours = |hours: u64| Some(Duration::from_secs(hours * 3_600));
         for (asked, ceiling, expected) in [
             (None, None, None),

@@ -1,17 +1,17 @@
-//! What the host tells about its agents and their sessions.
+//! Descriptions of agents, sessions and turns for users of the host.
 
 use crate::{Limits, Outcome};
 use serde_json::Value;
 use skep_engine::{Usage, chat::ChatMessage};
 use skep_outbound::ToolHints;
 
-/// A deployed agent, in a line.
+/// Summary of a deployed agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentSummary {
     pub name: String,
-    /// In force.
+    /// The active version.
     pub version: u64,
-    /// In the agent's own words.
+    /// The agent's own description.
     pub description: String,
     /// SHA-256 of the component, in hex.
     pub digest: String,
@@ -21,28 +21,28 @@ pub struct AgentSummary {
     pub routes: Vec<String>,
 }
 
-/// A deployed agent with everything that its author wrote.
+/// A deployed agent with everything its author specified.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentDetail {
     pub summary: AgentSummary,
     pub manifest_toml: String,
     pub tools: Vec<ToolDefinition>,
-    /// Whether others may call them: the agent exports `tool-handler`.
+    /// Whether others may call the agent's tools, because the agent exports `tool-handler`.
     pub takes_tool_calls: bool,
-    /// In force.
+    /// The limits in effect.
     pub limits: Limits,
 }
 
-/// A version of an agent that can be put into force.
+/// A version of an agent that can be activated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentVersion {
-    /// 1 is the agent's first deployment.
+    /// Number of the version; 1 is the agent's first deployment.
     pub version: u64,
     pub is_in_force: bool,
     /// SHA-256 of the component, in hex.
     pub digest: String,
     pub deployed_at_ms: u64,
-    /// Who deployed it, as the host knew them.
+    /// The identity of whoever deployed the version, as known to the host.
     pub deployed_by: String,
     pub manifest_toml: String,
 }
@@ -55,15 +55,15 @@ pub struct ToolDefinition {
     pub input_schema: Value,
     pub output_schema: Option<Value>,
     pub hints: ToolHints,
-    /// How long one call may take.
+    /// Maximum duration of one call.
     pub timeout_ms: Option<u32>,
-    /// How often a call that failed is made again.
+    /// Number of times that a failed call is retried.
     pub retries: u32,
-    /// A person decides about each call before it is made.
+    /// Whether a person decides on each call before it is made.
     pub needs_approval: bool,
 }
 
-/// A stored agent that could not be started again.
+/// A stored agent that could not be restarted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedAgent {
     pub name: String,
@@ -73,7 +73,7 @@ pub struct FailedAgent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionSummary {
     pub id: String,
-    /// Committed.
+    /// Number of committed turns.
     pub turns: u64,
     pub created_at_ms: u64,
     pub updated_at_ms: u64,
@@ -82,16 +82,17 @@ pub struct SessionSummary {
 #[derive(Clone, Debug)]
 pub struct SessionDetail {
     pub summary: SessionSummary,
-    /// In the order of their names.
+    /// Conversations ordered by name.
     pub conversations: Vec<ConversationSummary>,
-    /// The first messages, one conversation after the other, as many as a page has.
+    /// The first messages, one conversation after the other, up to one page.
     pub messages: Vec<ChatMessage>,
-    /// Whether there are more messages than these; [`crate::AgentHost::messages`] gives those of each conversation.
+    /// Whether there are more messages. [`crate::AgentHost::messages`] returns those of each
+    /// conversation.
     pub has_more: bool,
     /// Sum over all conversations.
     pub usage: Usage,
     pub state_keys: Vec<String>,
-    /// Keys and values.
+    /// Size of keys and values.
     pub state_bytes: u64,
 }
 
@@ -100,16 +101,16 @@ pub struct ConversationSummary {
     pub name: String,
     pub model: String,
     pub messages: u64,
-    /// What it takes in the store.
+    /// Size in the store.
     pub bytes: u64,
 }
 
-/// Messages of one conversation, as it was last committed.
+/// Messages of one conversation, as last committed.
 #[derive(Clone, Debug)]
 pub struct MessagePage {
-    /// Of the whole conversation.
+    /// Number of messages in the whole conversation.
     pub total: u64,
-    /// With their numbers; 1 is the conversation's first.
+    /// Messages with their numbers, starting at 1 for the first message of the conversation.
     pub messages: Vec<(u64, ChatMessage)>,
 }
 
@@ -124,7 +125,7 @@ pub struct TurnDetail {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum TurnPhase {
-    /// Other turns of its session come first.
+    /// The turn waits for other turns of its session.
     Waiting,
     Running {
         turn: u64,
@@ -140,13 +141,13 @@ pub enum TurnPhase {
     },
 }
 
-/// A line that an agent logged.
+/// A line logged by an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLine {
-    /// Grows, so that a reader asks for what came after the last one it saw.
+    /// Increases with every line, so that a reader can request what follows the last line it saw.
     pub id: i64,
     pub agent: String,
-    /// The host's id of it.
+    /// The host's id of the session.
     pub session: String,
     pub turn: u64,
     pub at_ms: u64,

@@ -1,8 +1,9 @@
-//! How tenants share what there is only so much of.
+//! Shares limited resources among tenants.
 //!
-//! Where there are several tenants, one may take more while it has no more than a few times as many as are free. So one
-//! that takes all it can get never has all of it and leaves some for whoever comes (Choudhury and Hahne, "Dynamic queue
-//! length thresholds for shared-memory packet switches", 1998). A host with one tenant has all of it for that one.
+//! If there are several tenants, a tenant may take more of a resource as long as it has no more
+//! than a few times the amount that is free. A tenant that takes all it can get therefore always
+//! leaves some for others (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+//! packet switches", 1998). On a host with one tenant, that tenant may use everything.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -13,10 +14,10 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// A tenant may have this many times as many as are free: alone, three quarters of all.
+/// A tenant may have this many times the free amount: three quarters of the total if it is alone.
 pub const TENANT_SHARE: usize = 3;
 
-/// Whether the host has several tenants. Clones say the same.
+/// Whether the host has several tenants. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tenancy(Arc<AtomicBool>);
 
@@ -30,7 +31,7 @@ impl Tenancy {
     }
 }
 
-/// How much of one thing is taken, and by whom.
+/// How much of one resource each tenant has taken.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shares {
     all: usize,
@@ -38,7 +39,7 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Whether a tenant may take so many more of `limit`.
+    /// Returns whether a tenant may take `count` more of `limit`.
     pub(crate) fn may_take(&self, tenant: &str, count: usize, limit: usize, has_several: bool) -> bool {
         let had = self.by_tenant.get(tenant).copied().unwrap_or_default();
         may_take(had, self.all, count, limit, has_several)
@@ -68,7 +69,8 @@ impl Shares {
     }
 }
 
-/// Whether a tenant that has `had` may take so many more, where all tenants have `all` of `limit`.
+/// Returns whether a tenant that has `had` may take `count` more, when all tenants together have
+/// `all` of `limit`.
 pub(crate) fn may_take(had: usize, all: usize, count: usize, limit: usize, has_several: bool) -> bool {
     let free = limit.saturating_sub(all);
     if count > free || !has_several {
@@ -85,7 +87,7 @@ impl FromIterator<(String, usize)> for Shares {
     }
 }
 
-/// Places that are waited for. Clones are the same places.
+/// Permits that tenants can wait for. Clones share the same permits.
 #[derive(Clone)]
 pub(crate) struct TenantPlaces {
     inner: Arc<Inner>,
@@ -100,7 +102,7 @@ struct Inner {
 #[derive(Default)]
 struct Line {
     shares: Shares,
-    /// Who came first is first.
+    /// Waiters in order of arrival.
     waiting: VecDeque<Waiter>,
 }
 
@@ -109,7 +111,7 @@ struct Waiter {
     place: oneshot::Sender<TenantPlace>,
 }
 
-/// One of them, until it is dropped.
+/// One permit, released when it is dropped.
 pub(crate) struct TenantPlace {
     places: TenantPlaces,
     tenant: String,
@@ -121,21 +123,22 @@ impl TenantPlaces {
         TenantPlaces { inner: Arc::new(inner) }
     }
 
-    /// Waits for a place, behind those who came before and may have one. Nothing is taken if this is dropped before.
+    /// Waits for a permit, behind earlier waiters that may have one. Dropping the future abandons
+    /// the wait without taking a permit.
     pub(crate) async fn take(&self, tenant: &str) -> TenantPlace {
         let (sender, place) = oneshot::channel();
         self.line().waiting.push_back(Waiter { tenant: tenant.to_owned(), place: sender });
         self.serve();
-        place.await.expect("whoever waits is in the line")
+        place.await.expect("a waiting sender stays in the queue")
     }
 
-    /// Gives places to those who wait, the first ones first, as far as there are places for them.
+    /// Hands out free permits to waiters in order of arrival.
     fn serve(&self) {
         let Inner { limit, tenancy, line } = &*self.inner;
         loop {
             let next = {
                 let Line { shares, waiting } = &mut *line.lock().unwrap_or_else(PoisonError::into_inner);
-                // Who gave up waits no more.
+                // Waiters whose future was dropped are removed.
                 waiting.retain(|waiter| !waiter.place.is_closed());
                 let may = |waiter: &Waiter| shares.may_take(&waiter.tenant, 1, *limit, tenancy.has_several());
                 let next = if shares.all() < *limit { waiting.iter().position(may) } else { None };
@@ -144,7 +147,8 @@ impl TenantPlaces {
                 next
             };
             let Some(Waiter { tenant, place }) = next else { return };
-            // If it gave up just now, the place comes back as it is dropped.
+            // If the waiter was dropped just now, the permit is released when the result of `send`
+            // is dropped.
             drop(place.send(TenantPlace { places: self.clone(), tenant }));
         }
     }
@@ -176,13 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_takes_three_quarters_alone_and_leaves_some_for_whoever_comes() {
+    fn a_tenant_takes_at_most_three_quarters_and_leaves_some_for_others() {
         let mut shares = Shares::default();
         let counts: Vec<usize> =
             ["greedy", "second", "third"].iter().map(|tenant| take_all(&mut shares, tenant, true)).collect();
         assert_eq!(counts, [48, 12, 3]);
         shares.give_back("greedy", 40);
-        assert_eq!(take_all(&mut shares, "third", true), 30, "what one gives back, another gets");
+        assert_eq!(take_all(&mut shares, "third", true), 30, "another tenant gets what one gives back");
         assert!(shares.may_take("somebody new", 1, 64, true));
     }
 
@@ -194,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn several_at_once_are_taken_as_if_one_by_one() {
+    fn taking_several_at_once_equals_taking_them_one_by_one() {
         for (had, others) in [(0, 0), (10, 20), (40, 0), (47, 1), (0, 60)] {
             let shares = Shares::from_iter([("a".to_owned(), had), ("b".to_owned(), others)]);
             for count in 1..=70 {
@@ -210,24 +214,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn places_are_given_in_the_order_in_which_they_were_asked_for() {
+    async fn places_are_granted_in_the_order_of_requests() {
         let places = TenantPlaces::new(1, Tenancy::default());
         let held = places.take("a").await;
         let (first, given_up, second) = (places.take("a"), places.take("a"), places.take("a"));
         tokio::pin!(first, second);
-        timeout(Duration::ZERO, first.as_mut()).await.err().expect("there is one");
-        timeout(Duration::ZERO, given_up).await.err().expect("there is one");
-        timeout(Duration::ZERO, second.as_mut()).await.err().expect("there is one");
+        timeout(Duration::ZERO, first.as_mut()).await.err().expect("the only place is taken");
+        timeout(Duration::ZERO, given_up).await.err().expect("the only place is taken");
+        timeout(Duration::ZERO, second.as_mut()).await.err().expect("the only place is taken");
         drop(held);
         timeout(Duration::ZERO, places.take("a")).await.err().expect("others came before");
-        timeout(Duration::ZERO, second.as_mut()).await.err().expect("the first comes first");
+        timeout(Duration::ZERO, second.as_mut()).await.err().expect("the first waiter comes first");
         drop(first.await);
         drop(second.await);
         drop(places.take("a").await);
     }
 
     #[tokio::test]
-    async fn who_waits_for_a_place_gets_the_one_that_its_share_allows() {
+    async fn a_waiter_gets_a_place_only_within_its_share() {
         let tenancy = Tenancy::default();
         tenancy.set_several(true);
         let places = TenantPlaces::new(4, tenancy);
@@ -239,7 +243,7 @@ mod tests {
         tokio::pin!(more);
         timeout(Duration::ZERO, more.as_mut()).await.err().expect("the fourth is for others");
         let other = places.take("b").await;
-        timeout(Duration::ZERO, places.take("c")).await.err().expect("there are four");
+        timeout(Duration::ZERO, places.take("c")).await.err().expect("all four places are taken");
         drop(other);
         timeout(Duration::ZERO, more.as_mut()).await.err().expect("the fourth is still for others");
         greedy.pop();

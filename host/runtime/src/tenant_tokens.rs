@@ -1,6 +1,8 @@
-//! Tokens that a tenant gets without an agent: requests that name a model themselves count for its day, too.
+//! Tokens that a tenant uses without an agent: requests that name a model directly count toward its
+//! daily budget too.
 //!
-//! They are counted when a generation ends, in the background: nobody who waits for an answer waits for that.
+//! They are recorded in the background when a generation ends, so that nobody who waits for an
+//! answer waits for the write.
 
 use crate::{
     AgentHost, TokensUsedUp,
@@ -9,21 +11,22 @@ use crate::{
 use skep_store::Store;
 use std::sync::Arc;
 
-/// What a tenant has left of the day, which was more than nothing when this was made.
+/// The rest of a tenant's daily budget, which was not used up when this was created.
 #[derive(Clone)]
 pub struct TenantBudget {
     share: Arc<DayShare>,
     store: Store,
 }
 
-/// Counts one generation. Dropped, it writes down what was produced.
+/// Counts the tokens of one generation. When dropped, it records what was produced.
 pub struct TenantTokens {
     budget: TenantBudget,
     produced: usize,
 }
 
 impl AgentHost {
-    /// For work of a tenant that is about to begin without an agent.
+    /// Returns the budget for work of a tenant that starts without an agent. Fails if the budget is
+    /// used up.
     pub fn tenant_budget(&self, tenant: &str) -> Result<TenantBudget, TokensUsedUp> {
         let services = self.services();
         let share = services.tokens.share(tenant, None);
@@ -39,7 +42,7 @@ impl TenantBudget {
 }
 
 impl TenantTokens {
-    /// So many so far.
+    /// Sets the number of tokens produced so far.
     pub fn produced(&mut self, tokens: usize) {
         self.produced = tokens;
     }
@@ -49,17 +52,18 @@ impl Drop for TenantTokens {
     fn drop(&mut self) {
         let spend = Spend::new(&self.budget.share, self.produced as u64);
         let Some(used) = spend.row() else { return };
-        // Who asks next is refused even if it is not written yet.
+        // Counted before the write, so that the next request is refused even if the write is
+        // pending.
         spend.counted();
         let store = self.budget.store.clone();
         let writing = async move {
             if let Err(error) = store.count_tokens(used).await {
-                tracing::error!("tokens of a tenant were not counted: {error}");
+                tracing::error!("cannot record the tokens of a tenant: {error}");
             }
         };
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn(writing)),
-            Err(_) => tracing::error!("tokens of a tenant were not counted: the host has ended"),
+            Err(_) => tracing::error!("cannot record the tokens of a tenant: the host has stopped"),
         }
     }
 }

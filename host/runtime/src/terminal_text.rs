@@ -1,13 +1,13 @@
-//! Text of agents, for a terminal: what would move its cursor, change its colours or look like another line of a log is
-//! written out instead.
+//! Makes text from agents safe for a terminal: characters that would move the cursor, change colors
+//! or imitate another log line are escaped.
 
 use std::{borrow::Cow, fmt::Write as _};
 
-/// Lines after the first begin with this, so that none passes for a line of the log.
+/// Prefix of every line after the first, so that none can be mistaken for another log line.
 const NEXT_LINE: &str = "\n    ";
 
-/// The text without characters that control a terminal or turn the direction of what is read. Tabs stay, and so do line
-/// breaks, with an indentation.
+/// Escapes characters that control a terminal or change the reading direction. Tabs are kept, and
+/// so are line breaks, followed by an indentation.
 pub fn for_terminal(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_control) {
         return Cow::Borrowed(text);
@@ -17,7 +17,7 @@ pub fn for_terminal(text: &str) -> Cow<'_, str> {
         match character {
             '\n' => shown.push_str(NEXT_LINE),
             control if is_control(control) => {
-                write!(shown, "{}", control.escape_unicode()).expect("writing into a text does not fail");
+                write!(shown, "{}", control.escape_unicode()).expect("writing to a string does not fail");
             }
             other => shown.push(other),
         }
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_controls_a_terminal_is_written_out_and_everything_else_stays() {
+    fn control_characters_are_escaped_and_other_text_is_kept() {
         for (text, shown) in [
             ("plain\tgrün 🐝", "plain\tgrün 🐝"),
             ("\u{1b}[31mred\u{1b}[0m", "\\u{1b}[31mred\\u{1b}[0m"),

@@ -1,7 +1,8 @@
-//! How many tokens the models produce for an agent, and for a tenant, on one day of UTC.
+//! Daily token budgets of agents and tenants. A day is a day in UTC.
 //!
-//! Invariant: what was used is what the store has; it is counted there with the end of the turn that used it. What open
-//! turns have used and may still use is held for them in memory, so that many at once do not go over a budget together.
+//! Invariant: the tokens used are those recorded in the store, in the commit that ends the turn
+//! that used them. Tokens that open turns have used or may still use are held for them in memory,
+//! so that many concurrent turns do not exceed a budget together.
 
 use crate::{Clock, RuntimeError, RuntimeOptions};
 use skep_store::{Store, TokenUse};
@@ -11,25 +12,25 @@ use std::{
 };
 
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
-/// In the place of a tenant's name in skep.toml.
+/// Key in `skep.toml` that stands for all tenants not named there.
 const ALL_OTHERS: &str = "default";
 
 /// A budget is used up until the day ends.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}; the next day begins at 00:00 UTC, in {} s", .retry_after_ms / 1_000)]
+#[error("{message}; the next day starts at 00:00 UTC, in {} s", .retry_after_ms / 1_000)]
 pub struct TokensUsedUp {
     message: String,
     pub retry_after_ms: u32,
 }
 
-/// Why nothing is promised.
+/// The reason why no tokens can be reserved.
 pub(crate) enum NoTokens {
     UsedUp(TokensUsedUp),
-    /// What is left is promised to others, who may give it back.
+    /// The rest is reserved for others, who may release it.
     Promised,
 }
 
-/// The budgets of a host. Clones are the same ones.
+/// The budgets of a host. Clones share the same budgets.
 #[derive(Clone)]
 pub(crate) struct TokenBudgets(Arc<Inner>);
 
@@ -40,7 +41,7 @@ struct Inner {
 }
 
 struct Today {
-    /// Since 1970.
+    /// Number of the day since 1970.
     day: u32,
     tallies: HashMap<Account, Tally>,
 }
@@ -53,31 +54,31 @@ enum Account {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
-    /// By what has ended today.
+    /// Tokens used by turns that ended today.
     used: u64,
     held: Held,
 }
 
-/// By turns that are open, whatever day they began.
+/// Tokens held by open turns, regardless of the day they started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Held {
-    /// To generations that run.
+    /// Tokens reserved for running generations.
     promised: u64,
     produced: u64,
 }
 
-/// What one turn has of the budgets of its agent and its tenant. Dropped, it gives back what is held for it.
+/// The share of one turn in the budgets of its agent and tenant. Dropping it releases what is held.
 pub(crate) struct DayShare {
     budgets: TokenBudgets,
     agent: Option<String>,
     tenant: String,
-    /// With the limit of each.
+    /// The accounts with their limits.
     accounts: Vec<(Account, u64)>,
-    /// Locked only while the tallies are.
+    /// Locked only while the tallies are locked.
     held: Mutex<Held>,
 }
 
-/// What a turn used: a row of its end, and then of the day.
+/// The tokens used by a turn, first as a row to be written at its end, then counted for the day.
 #[derive(Clone)]
 pub(crate) struct Spend {
     share: Arc<DayShare>,
@@ -93,7 +94,7 @@ impl Spend {
         self.used.clone()
     }
 
-    /// It was written.
+    /// Counts the tokens after their row was written.
     pub(crate) fn counted(&self) {
         if let Some(used) = &self.used {
             self.share.counted(used);
@@ -102,7 +103,7 @@ impl Spend {
 }
 
 impl TokenBudgets {
-    /// With what was used today.
+    /// Opens the budgets with the tokens used today.
     pub(crate) async fn open(store: &Store, options: &RuntimeOptions) -> Result<Self, RuntimeError> {
         let clock = options.clock.clone();
         let mut today = Today { day: day_of(clock.now_ms()), tallies: HashMap::new() };
@@ -113,7 +114,8 @@ impl TokenBudgets {
         Ok(TokenBudgets(Arc::new(Inner { clock, of_tenants, today: Mutex::new(today) })))
     }
 
-    /// For work of a tenant with an agent that may have so many tokens a day, or with a model itself.
+    /// Returns the share for work of a tenant, either with an agent that has this daily limit or
+    /// directly with a model.
     pub(crate) fn share(&self, tenant: &str, agent: Option<(&str, u32)>) -> DayShare {
         let mut accounts = Vec::with_capacity(2);
         if let Some((name, limit)) = agent {
@@ -127,7 +129,7 @@ impl TokenBudgets {
         DayShare { budgets: self.clone(), agent, tenant, accounts, held: Mutex::default() }
     }
 
-    /// As it is now, whatever day it was when it was looked at last.
+    /// Returns the current day's state, resetting it if the day has changed.
     fn today(&self) -> MutexGuard<'_, Today> {
         let day = day_of(self.0.clock.now_ms());
         let mut today = self.0.today.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,7 +158,7 @@ impl Today {
 }
 
 impl DayShare {
-    /// That there is something left of the day.
+    /// Fails if any of the budgets is used up.
     pub(crate) fn check(&self) -> Result<(), TokensUsedUp> {
         let today = self.budgets.today();
         let is_used_up = |tally: Tally, limit| tally.used + tally.held.produced >= limit;
@@ -166,7 +168,7 @@ impl DayShare {
         }
     }
 
-    /// Promises at most `asked` tokens, and at least one.
+    /// Reserves at most `asked` tokens, and at least one.
     pub(crate) fn promise(&self, asked: u32) -> Result<u32, NoTokens> {
         self.check().map_err(NoTokens::UsedUp)?;
         let mut today = self.budgets.today();
@@ -182,12 +184,12 @@ impl DayShare {
         Ok(tokens as u32)
     }
 
-    /// Promises what was promised before a restart, when there was room for it.
+    /// Reserves what was reserved before a restart, regardless of the budget.
     pub(crate) fn promise_again(&self, tokens: u32) {
         self.hold(&mut self.budgets.today(), |held| held.promised += u64::from(tokens));
     }
 
-    /// A generation to which so many tokens were promised has produced these.
+    /// Replaces a generation's reservation with the tokens that it produced.
     pub(crate) fn settle(&self, promised: u32, produced: u32) {
         self.hold(&mut self.budgets.today(), |held| {
             held.promised -= u64::from(promised);
@@ -195,14 +197,14 @@ impl DayShare {
         });
     }
 
-    /// What is to be written of so many tokens.
+    /// Returns the row to be written for this many tokens.
     pub(crate) fn used(&self, tokens: u64) -> Option<TokenUse> {
         let day = self.budgets.today().day;
         let (tenant, agent) = (self.tenant.clone(), self.agent.clone());
         (tokens > 0).then_some(TokenUse { day, tenant, agent, tokens })
     }
 
-    /// It was written.
+    /// Counts the tokens after their row was written.
     pub(crate) fn counted(&self, used: &TokenUse) {
         let mut today = self.budgets.today();
         let produced = std::mem::take(&mut self.held().produced);
@@ -231,12 +233,12 @@ impl DayShare {
     fn used_up(&self, account: &Account, limit: u64) -> TokensUsedUp {
         let message = match account {
             Account::Agent(name) => format!(
-                "agent {name:?} has used its {limit} tokens of today; `tokens_per_day` under [limits] in agent.toml asks for \
-                 more, in skep.toml it is the operator's ceiling"
+                "agent {name:?} has used its {limit} tokens for today; raise `tokens_per_day` under [limits] in agent.toml for \
+                 more, up to the operator's ceiling in skep.toml"
             ),
             Account::Tenant(name) => format!(
-                "tenant {name:?} has used its {limit} tokens of today; `tokens_per_day` under [tenants.{name}] in skep.toml \
-                 allows more"
+                "tenant {name:?} has used its {limit} tokens for today; raise `tokens_per_day` under [tenants.{name}] in skep.toml \
+                 for more"
             ),
         };
         let left_ms = DAY_MS - self.budgets.0.clock.now_ms() % DAY_MS;
@@ -279,23 +281,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_promised_to_others_is_not_promised_twice_and_comes_back() {
+    async fn reserved_tokens_are_not_reserved_twice_and_are_released() {
         let store = Store::in_memory().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0)).await;
         let (one, two) = (budgets.share("acme", Some(("a", 10))), budgets.share("acme", Some(("a", 10))));
         assert!(matches!(one.promise(7), Ok(7)));
-        assert!(matches!(two.promise(7), Ok(3)), "what is left");
+        assert!(matches!(two.promise(7), Ok(3)), "only the rest can be reserved");
         assert!(matches!(two.promise(1), Err(NoTokens::Promised)));
         one.settle(7, 5);
         assert!(matches!(two.promise(7), Ok(2)));
         two.settle(5, 5);
-        assert!(matches!(two.promise(7), Err(NoTokens::UsedUp(_))), "nobody gives anything back");
+        assert!(matches!(two.promise(7), Err(NoTokens::UsedUp(_))), "nothing is left to be released");
         drop(one);
-        assert!(matches!(two.promise(7), Ok(5)), "the other did not end: it goes on later");
+        assert!(matches!(two.promise(7), Ok(5)), "the other turn did not end, so its tokens are released");
     }
 
     #[tokio::test]
-    async fn a_day_is_used_up_across_restarts_and_until_midnight() {
+    async fn a_used_up_budget_survives_restarts_until_midnight() {
         let store = Store::in_memory().await.expect("a database in memory");
         let clock = Clock::at(3 * DAY_MS + 1_000);
         let share = budgets(&store, &clock).await.share("acme", Some(("a", 10)));
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tenant_has_its_own_budget_or_that_of_all_others_with_whatever_agent() {
+    async fn a_tenant_has_its_own_or_the_default_budget_across_agents() {
         let store = Store::in_memory().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0)).await;
         for (tenant, limit, line) in

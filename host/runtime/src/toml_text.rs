@@ -1,12 +1,12 @@
-//! Reads `agent.toml` and `skep.toml`, so that a mistake in either is told in one way: its line, its section and field,
-//! what is wrong, and for a misspelt field the one that was meant.
+//! Parses `agent.toml` and `skep.toml` with uniform error messages: the line, the section and
+//! field, the mistake, and for a misspelled field the likely intended one.
 
 use serde::de::DeserializeOwned;
 
-/// Messages that name the field themselves.
+/// Starts of messages that already name the field.
 const ABOUT_FIELDS: [&str; 3] = ["unknown field", "missing field", "duplicate"];
 
-/// The text as a `T`, or what is wrong with it in one line.
+/// Parses the text as a `T`. The error describes the mistake in one line.
 pub fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     toml::from_str(text).map_err(|error| explain(text, error.message(), error.span().map(|span| span.start)))
 }
@@ -26,13 +26,13 @@ fn explain(text: &str, message: &str, start: Option<usize>) -> String {
     }
 }
 
-/// The section and field whose value begins behind this text: `[engine] replicas`.
+/// Returns the section and field whose value starts after this text, such as `[engine] replicas`.
 fn field_at(before: &str) -> Option<String> {
-    // Else it is a table or a field that is wrong, not a value.
+    // Otherwise the mistake is in a table or a field, not in a value.
     before.trim_end().ends_with(['=', '[', ',']).then_some(())?;
     let mut lines = before.rsplit('\n').map(str::trim);
     let mut key = None;
-    // A value that is a list may begin lines before the mistake in it.
+    // A list value may start several lines before the mistake in it.
     for line in lines.by_ref() {
         key = line.split_once('=').map(|(key, _)| key.trim());
         if key.is_some() || is_header(line) {
@@ -50,14 +50,15 @@ fn is_header(line: &str) -> bool {
     line.starts_with('[') && line.ends_with(']') && !line.contains([',', '=', '{'])
 }
 
-/// The known field that the unknown one resembles, out of serde's "unknown field `x`, expected one of `a`, `b`".
+/// Returns the known field that resembles the unknown one, parsed from serde's "unknown field `x`,
+/// expected one of `a`, `b`".
 fn nearest_field(message: &str) -> Option<&str> {
     let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
     let unknown = quoted.next()?;
     let known: Vec<&str> = quoted.collect();
     let distance = |name: &str| strsim::damerau_levenshtein(unknown, name);
     let nearest = known.iter().copied().min_by_key(|name| distance(name))?;
-    // One slip in three letters; or the one is how the other begins.
+    // Allows one typo per three letters, or one name being a prefix of the other.
     if distance(nearest) <= 1.max(unknown.len() / 3) && unknown.len() > 2 {
         return Some(nearest);
     }
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_does_not_fit_is_told_with_its_line_section_and_field() {
+    fn an_invalid_value_is_reported_with_line_section_and_field() {
         for (text, expected) in [
             ("ai = -1", "line 1: ai: invalid value"),
             ("ai = 1\n[engine]\n\nreplicas = \"x\"", "line 4: [engine] replicas: invalid type"),
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_field_gets_the_one_that_it_resembles_and_no_other() {
+    fn a_misspelled_field_suggests_only_a_similar_one() {
         for (unknown, meant) in
             [("replica", "replicas"), ("kv_token", "kv_tokens"), ("nmaes", "names"), ("kv", "")]
         {

@@ -1,7 +1,7 @@
 //! Deployed agents, their versions and their components.
 //!
-//! Every deployment is a version of its own, and one version of an agent is in force. A component is stored once under
-//! its digest, however many versions share it, and goes with the last of them.
+//! Each deployment is a separate version, and one version of an agent is in force. A component is stored once
+//! under its digest, even if several versions share it, and is removed with the last of them.
 
 use crate::{
     NewSchedule, Store, StoreError,
@@ -10,33 +10,33 @@ use crate::{
 };
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
-/// Versions kept for each agent; older ones go when newer ones come.
+/// Number of versions kept per agent. New versions push out the oldest ones.
 pub(crate) const VERSIONS_PER_AGENT: i64 = 20;
 
-/// What was deployed.
+/// A deployed agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentRow {
     pub name: String,
     /// The text of its `agent.toml`.
     pub manifest: String,
-    /// SHA-256 of the component, in hex.
+    /// SHA-256 of the component, in hexadecimal.
     pub digest: String,
     pub deployed_at_ms: u64,
     pub deployed_by: String,
 }
 
-/// A deployment and its place among those of the agent.
+/// A deployment, with its version number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionRow {
-    /// 1 is the agent's first.
+    /// The version number; 1 is the agent's first version.
     pub version: u64,
     pub is_in_force: bool,
     pub agent: AgentRow,
 }
 
 impl Store {
-    /// Stores a deployment as the agent's next version and puts it into force. The agent's sessions stay.
-    /// `schedules` take the place of those of the version before.
+    /// Stores a deployment as the agent's next version and puts it into force. The agent's sessions are kept.
+    /// `schedules` replace those of the previous version.
     pub async fn put_agent(
         &self,
         agent: &AgentRow,
@@ -44,7 +44,7 @@ impl Store {
         schedules: &[NewSchedule],
     ) -> Result<u64, StoreError> {
         loop {
-            // Of one with this name that was deleted, nothing may be left.
+            // A deleted agent with this name must be gone completely first.
             self.finish_deleting(&agent.name).await?;
             let version = self
                 .write(
@@ -60,7 +60,7 @@ impl Store {
         }
     }
 
-    /// Puts a kept version into force, with its schedules. Whether there is such a version.
+    /// Puts a stored version into force, with its schedules. Returns whether the version exists.
     pub async fn put_in_force(
         &self,
         agent: &str,
@@ -76,7 +76,7 @@ impl Store {
         .await
     }
 
-    /// The version in force of every agent, by name.
+    /// Returns the version in force of every agent, by name.
     pub async fn agents(&self) -> Result<Vec<VersionRow>, StoreError> {
         let rows = query(
             "SELECT agents.name, deployments.version, manifest, digest, deployed_at_ms, deployed_by, TRUE
@@ -89,7 +89,7 @@ impl Store {
         Ok(rows::readable(&rows, "agent", version_row))
     }
 
-    /// The kept versions of an agent, the newest first.
+    /// Returns the stored versions of an agent, the newest first.
     pub async fn versions(&self, agent: &str) -> Result<Vec<VersionRow>, StoreError> {
         let rows = query(
             "SELECT name, deployments.version, manifest, digest, deployed_at_ms, deployed_by,
@@ -104,7 +104,7 @@ impl Store {
         Ok(rows::readable(&rows, "agent", version_row))
     }
 
-    /// The component with this digest.
+    /// Returns the component with this digest.
     pub async fn component(&self, digest: &str) -> Result<Vec<u8>, StoreError> {
         let row = query("SELECT bytes FROM components WHERE digest = ?")
             .bind(digest)
@@ -114,12 +114,12 @@ impl Store {
         row.map(|row| row.get(0)).ok_or_else(|| StoreError::ComponentMissing { digest: digest.to_owned() })
     }
 
-    /// Removes an agent with its secrets, versions, sessions, logs and the components that no other agent shares. Whether it
-    /// was there. It is gone at once; an error after that leaves the rest to [`Store::tidy`] or to the next deployment
-    /// under its name.
+    /// Removes an agent with its secrets, versions, sessions, logs and the components that no other agent
+    /// shares. Returns whether it existed. The agent disappears at once; if an error occurs after that, the
+    /// rest is left to [`Store::tidy`] or to the next deployment under the same name.
     pub async fn delete_agent(&self, agent: &str) -> Result<bool, StoreError> {
         let (store, agent) = (self.clone(), agent.to_owned());
-        // It goes on also if nobody waits for it any more.
+        // The deletion continues even if the caller stops waiting.
         let deleting = tokio::spawn(async move {
             let mark =
                 store.write(agent.clone(), |connection, agent| Box::pin(mark_deleted(connection, agent)));
@@ -130,7 +130,7 @@ impl Store {
         deleting.await.map_err(|_ended| StoreError::Closed)?
     }
 
-    /// Removes what is left of an agent that was deleted, if one was.
+    /// Removes everything that is left of a deleted agent, if there is one.
     pub(crate) async fn finish_deleting(&self, agent: &str) -> Result<(), StoreError> {
         let deleted: Option<i64> = query_scalar("SELECT 1 FROM agents WHERE name = ? AND deleted")
             .bind(agent)
@@ -170,7 +170,7 @@ async fn put(
         .execute(&mut *connection)
         .await
         .map_err(failed())?;
-    // The newest version is never removed, so that no number is given twice.
+    // The newest version is never removed, so no version number is used twice.
     let version: i64 = query_scalar("SELECT COALESCE(MAX(version), 0) + 1 FROM deployments WHERE agent = ?")
         .bind(&agent.name)
         .fetch_one(&mut *connection)
@@ -201,13 +201,13 @@ async fn put(
         .execute(&mut *connection)
         .await
         .map_err(failed())?;
-    // At most one: that of the version that was too old.
+    // At most one component: that of the version that was pushed out.
     drop_orphans(connection, &mut Piece::of(PIECE)).await?;
     schedules::replace_of_manifest(connection, &agent.name, schedules).await?;
     Ok(Some(version as u64))
 }
 
-/// Whether an agent was deleted and not all of it is gone.
+/// Returns whether an agent was deleted but is not gone completely.
 async fn is_deleted(connection: &mut SqliteConnection, agent: &str) -> Result<bool, StoreError> {
     let found = query("SELECT 1 FROM agents WHERE name = ? AND deleted").bind(agent);
     let found = found.fetch_optional(connection).await;

@@ -1,27 +1,27 @@
-//! API keys: who may ask, as whom. A key itself is never here, only its SHA-256.
+//! API keys: which caller may act as whom. The store never holds a key itself, only its SHA-256.
 
 use crate::{Store, StoreError, rows};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
-/// Revoked and expired ones count: they stay listed.
+/// Maximum number of keys. Revoked and expired keys count, because they stay listed.
 const MAX_KEYS: i64 = 10_000;
 
-/// What is known of one key.
+/// The stored data of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiKeyRow {
-    /// How people name the key; it says nothing of the key itself.
+    /// The name by which people identify the key. It reveals nothing of the key itself.
     pub id: String,
     /// SHA-256 of the key.
     pub digest: [u8; 32],
     pub tenant: String,
     pub role: String,
-    /// The agents that it is for, with commas between them; `None` is all.
+    /// The agents that the key is valid for, separated by commas; `None` means all agents.
     pub agents: Option<String>,
     pub name: String,
     pub created_at_ms: u64,
     pub expires_at_ms: Option<u64>,
     pub revoked_at_ms: Option<u64>,
-    /// In days since 1970.
+    /// The day of the last use, in days since 1970.
     pub last_used_day: Option<u32>,
     pub requests_per_minute: Option<u32>,
 }
@@ -35,7 +35,7 @@ impl Store {
         self.write(key.clone(), |connection, key| Box::pin(put(connection, key))).await
     }
 
-    /// All keys, the oldest first.
+    /// Returns all keys, the oldest first.
     pub async fn api_keys(&self) -> Result<Vec<ApiKeyRow>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY created_at_ms, id");
         let rows = query(sqlx::AssertSqlSafe(sql))
@@ -45,7 +45,8 @@ impl Store {
         Ok(rows::readable(&rows, "API key", api_key_row))
     }
 
-    /// A number that grows whenever a key is made or changed, by whichever process; the use of a key is no change.
+    /// Returns a number that grows whenever any process creates or changes a key. Using a key does not change
+    /// it.
     pub async fn api_key_changes(&self) -> Result<u64, StoreError> {
         let changes: i64 = query_scalar("SELECT changes FROM api_key_changes")
             .fetch_one(&self.key_reader)
@@ -54,7 +55,8 @@ impl Store {
         Ok(changes as u64)
     }
 
-    /// Marks a key as revoked; one that is revoked already stays as it is. `None` if there is no such key.
+    /// Marks a key as revoked. A key that is already revoked stays unchanged. Returns `None` if the key does
+    /// not exist.
     pub async fn revoke_api_key(&self, id: &str, at_ms: u64) -> Result<Option<ApiKeyRow>, StoreError> {
         self.write((id.to_owned(), at_ms), |connection, (id, at_ms)| {
             Box::pin(async move {
@@ -74,7 +76,7 @@ let at_ms = *at_ms;
         .await
     }
 
-    /// The key was used on this day.
+    /// Records that the key was used on this day.
     pub async fn use_api_key(&self, id: &str, day: u32) -> Result<(), StoreError> {
         self.write((id.to_owned(), day), |connection, (id, day)| {
             Box::pin(async move {
@@ -124,7 +126,7 @@ fn api_key_row(row: &SqliteRow) -> Result<ApiKeyRow, sqlx::Error> {
     };
     Ok(ApiKeyRow {
         id: row.try_get(0)?,
-        // The table's own check keeps it at 32 bytes.
+        // A CHECK of the table guarantees 32 bytes.
         digest: row.try_get::<Vec<u8>, _>(1)?.try_into().unwrap_or_default(),
         tenant: row.try_get(2)?,
         role: row.try_get(3)?,
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_is_listed_and_stays_revoked_from_the_first_time_on() {
+    async fn a_key_is_listed_and_keeps_its_first_revocation_time() {
         let store = Store::in_memory().await.expect("a database in memory");
         store.put_api_key(&key("k1", 1)).await.expect("a new key");
         store.put_api_key(&key("k2", 2)).await.expect("a new key");
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_process_sees_that_a_key_was_made_or_revoked_and_not_that_it_was_used() {
+    async fn key_changes_count_creations_and_revocations_by_other_processes_but_not_uses() {
         let dir = tempfile::tempdir().expect("a folder");
         let open = async || {
             Store::open(&dir.path().join("skep.db"), crate::Durability::Process).await.expect("a database")

@@ -1,18 +1,19 @@
-//! Calls that wait for a person's word.
+//! Calls that wait for a person's approval.
 //!
-//! A row belongs to an open turn and goes with it. It is decided once: who comes later is told how.
+//! A row belongs to an open turn and is removed with it. It is decided once; later callers get the first
+//! decision.
 
 use crate::{SessionFolder, Store, StoreError, TurnKey};
 use sqlx::{Row, query, sqlite::SqliteRow};
 
-/// A call that somebody has to decide about.
+/// A call that a person has to decide about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewApproval {
-    /// Unique; the same when the turn asks again after a restart.
+    /// Unique id, which stays the same when the turn asks again after a restart.
     pub id: String,
     pub turn: TurnKey,
     pub tool: String,
-    /// JSON.
+    /// The arguments, as JSON.
     pub arguments: String,
     pub created_at_ms: u64,
     pub expires_at_ms: u64,
@@ -23,13 +24,13 @@ pub struct ApprovalRow {
     pub id: String,
     pub agent: String,
     pub session: String,
-    /// As clients know the turn.
+    /// The turn's id, as clients know it.
     pub turn_id: String,
     pub tool: String,
     pub arguments: String,
     pub created_at_ms: u64,
     pub expires_at_ms: u64,
-    /// The turn has not ended.
+    /// Whether the turn is still open.
     pub is_open: bool,
     pub decision: Option<Decision>,
 }
@@ -46,7 +47,7 @@ pub struct Decision {
 pub enum Verdict {
     Approved,
     Denied,
-    /// Nobody decided in time.
+    /// The time limit passed without a decision.
     Expired,
 }
 
@@ -54,7 +55,7 @@ const COLUMNS: &str = "approvals.id, agent, session, turns.id, tool, arguments, 
                        turns.ended_at_ms IS NULL, verdict, reason, decided_by, decided_at_ms";
 
 impl Store {
-    /// Asks, unless the same was asked before.
+    /// Stores a request for approval, unless the same request is already stored.
     pub async fn ask_approval(&self, approval: &NewApproval) -> Result<(), StoreError> {
         self.write(approval.clone(), |connection, approval| {
             Box::pin(async move {
@@ -88,7 +89,8 @@ impl Store {
         Ok(row.as_ref().map(approval_row))
     }
 
-    /// Those that open turns wait for, the oldest first; of the sessions in a folder, or of all.
+    /// Returns the requests that open turns wait for, the oldest first, for the sessions in a folder or for
+    /// all.
     pub async fn pending_approvals(
         &self,
         folder: Option<&SessionFolder>,
@@ -111,7 +113,8 @@ impl Store {
         Ok(rows.iter().map(approval_row).collect())
     }
 
-    /// Decides what nobody has decided yet, while the turn is open. Whether this did.
+    /// Decides a request that is still undecided, while the turn is open. Returns whether this call decided
+    /// it.
     pub async fn decide_approval(&self, id: &str, decision: &Decision) -> Result<bool, StoreError> {
         self.write((id.to_owned(), decision.clone()), |connection, (id, decision)| {
             Box::pin(async move {

@@ -1,7 +1,7 @@
-//! Which files of compiled code this host wrote, and what is in them.
+//! Files of compiled code that this host wrote, with their checksums.
 //!
-//! The code lies in files beside the database. A row vouches for one: a file whose bytes have another checksum is not
-//! what was written.
+//! The code lies in files beside the database. A row vouches for one file: a file whose bytes have another
+//! checksum was not written by this host.
 
 use crate::{Store, StoreError, rows};
 use sqlx::{Row, query, sqlite::SqliteRow};
@@ -9,16 +9,16 @@ use sqlx::{Row, query, sqlite::SqliteRow};
 /// One file of compiled code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArtifactRow {
-    /// Names the component and everything that its code depends on.
+    /// Identifies the component and everything that its code depends on.
     pub key: String,
-    /// SHA-256 of the file, in hex.
+    /// SHA-256 of the file, in hexadecimal.
     pub checksum: String,
     pub bytes: u64,
     pub used_at_ms: u64,
 }
 
 impl Store {
-    /// Records a file, in place of one with the same key.
+    /// Records a file, replacing one with the same key.
     pub async fn put_artifact(&self, artifact: &ArtifactRow) -> Result<(), StoreError> {
         self.write(artifact.clone(), |connection, artifact| {
             Box::pin(async move {
@@ -39,7 +39,7 @@ impl Store {
         .await
     }
 
-    /// All files, the one unused for longest first.
+    /// Returns all files, the least recently used first.
     pub async fn artifacts(&self) -> Result<Vec<ArtifactRow>, StoreError> {
         let rows = query("SELECT key, checksum, bytes, used_at_ms FROM artifacts ORDER BY used_at_ms, key")
             .fetch_all(&self.readers)
@@ -48,7 +48,7 @@ impl Store {
         Ok(rows::readable(&rows, "file of compiled code", artifact_row))
     }
 
-    /// The file of this key, which is used now.
+    /// Returns the file with this key and marks it as used at `at_ms`.
     pub async fn use_artifact(&self, key: &str, at_ms: u64) -> Result<Option<ArtifactRow>, StoreError> {
         self.write((key.to_owned(), at_ms), |connection, (key, at_ms)| {
             Box::pin(async move {

@@ -1,13 +1,13 @@
-//! The items of batches while they are worked on.
+//! The items of batches while they are processed.
 //!
-//! An item is taken, and ends once: a result is written only to an item that is taken. What was taken when the process
-//! ended is given back when the next one starts.
+//! An item is taken and finishes once: a result is written only to an item that is taken. Items that were
+//! taken when a process terminated are given back when the next one starts.
 
 use crate::batches::{DONE, FAILED, RUNNING, WAITING};
 use crate::{Store, StoreError};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_as, query_scalar};
 
-/// How the store knows an item.
+/// The key of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ItemKey {
     pub(crate) batch: i64,
@@ -19,64 +19,65 @@ pub struct ItemKey {
 pub struct TakenItem {
     pub key: ItemKey,
     pub batch: String,
-    /// Its place in the batch, from 0.
+    /// Position of the item in its batch, from 0.
     pub position: u64,
     pub principal: String,
     pub model: String,
     pub request: Vec<u8>,
-    /// How often it failed before.
+    /// Number of earlier failures.
     pub failures: u32,
-    /// How long it waited since its batch was stored.
+    /// The time at which its batch was stored, from which its waiting time counts.
     pub queued_at_ms: u64,
 }
 
-/// A tenant with items that run.
+/// A tenant with running items.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BusyTenant {
     pub principal: String,
     pub running: usize,
-    /// It takes no more now.
+    /// Whether the tenant has used up its share, so that it gets no more items now.
     pub has_its_share: bool,
 }
 
-/// What there is to do.
+/// The next item to process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Take {
     Item(Box<TakenItem>),
-    /// Nothing yet; something can be tried again at this time.
+    /// No item is ready yet; the next one can be retried at this time.
     Later(u64),
     Nothing,
 }
 
-/// What became of an item that was taken.
+/// The outcome of an item that was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ItemEnd {
     Done(Vec<u8>),
-    /// For good.
+    /// The item failed permanently.
     Failed(Vec<u8>),
-    /// It failed, and is tried again at this time.
+    /// The item failed, and is retried at this time.
     Again {
         wake_ms: u64,
     },
-    /// It was not its fault; it waits as before.
+    /// The item is not to blame; it waits as before.
     GivenBack {
         wake_ms: u64,
     },
 }
 
-/// What an item's end means for its batch.
+/// The consequence of an item's end for its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ItemEnded {
     OthersLeft,
-    /// No item of its batch is left; the batch can be ended.
+    /// No item of its batch is left, so the batch can be finished.
     Last,
-    /// It is not taken any more, because its batch was cancelled; nothing was written.
+    /// The item is no longer taken, because its batch was cancelled. Nothing was written.
     NotTaken,
 }
 
 impl Store {
-    /// Takes the next item for one of these models: of the tenant, and then of the batch, that has the fewest under way, so
-    /// that a large batch does not hold up a small one; of several, the oldest. What tenants have under way is in `tenants`.
+    /// Takes the next item for one of these models. It is an item of the tenant, and then of the batch, that
+    /// has the fewest items in flight, so that a large batch does not hold up a small one; among equals, the
+    /// oldest batch comes first. `tenants` lists the items in flight of each tenant.
     pub async fn take_item(
         &self,
         models: &[String],
@@ -90,14 +91,15 @@ impl Store {
         .await
     }
 
-    /// Ends an item that was taken, or gives it back.
+    /// Finishes an item that was taken, or gives it back.
     pub async fn end_item(&self, key: ItemKey, end: &ItemEnd) -> Result<ItemEnded, StoreError> {
         self.write((key, end.clone()), |connection, (key, end)| Box::pin(end_taken(connection, *key, end)))
             .await
     }
 
-    /// Gives back what was taken when the last process ended: it waits again. What has been lost so often that it may be
-    /// what ends processes fails with `error`.
+    /// Gives back the items that were taken when the last process terminated, so that they wait again. An
+    /// item that was lost `max_losses` times fails with `error`, because it may be what terminates processes.
+    /// Returns the number of lost items.
     pub async fn recover_items(&self, max_losses: u32, error: &[u8]) -> Result<u64, StoreError> {
         self.write((max_losses, error.to_vec()), |connection, (max_losses, error)| {
             Box::pin(recover(connection, *max_losses, error))
@@ -105,14 +107,15 @@ impl Store {
         .await
     }
 
-    /// Gives back, blameless, what is taken and is none of these: nobody runs it, because the database failed when it was
-    /// taken. How many it were.
+    /// Gives back the taken items that are not in `running`, without counting a failure. Nothing runs them,
+    /// because the database failed when they were taken. Returns their number.
     pub async fn give_back_strays(&self, running: &[ItemKey]) -> Result<u64, StoreError> {
         self.write(running.to_vec(), |connection, running| Box::pin(give_back_others(connection, running)))
             .await
     }
 
-    /// Gives back, blameless, everything that is taken: this process ends in order.
+    /// Gives back all taken items without counting a failure, because this process shuts down in an orderly
+    /// way.
     pub async fn give_back_items(&self) -> Result<(), StoreError> {
         self.write((), |connection, ()| Box::pin(give_back(connection))).await
     }
@@ -124,7 +127,7 @@ async fn take(
     tenants: &[BusyTenant],
     now_ms: u64,
 ) -> Result<Take, StoreError> {
-    let failed = || StoreError::while_it("took an item of a batch");
+    let failed = || StoreError::while_it("took a batch item");
     if models.is_empty() {
         return Ok(Take::Nothing);
     }
@@ -204,7 +207,7 @@ async fn end_taken(
     key: ItemKey,
     end: &ItemEnd,
 ) -> Result<ItemEnded, StoreError> {
-    let failed = || StoreError::while_it("ended an item of a batch");
+    let failed = || StoreError::while_it("finished a batch item");
     let (state, result, failures, wake_ms) = match end {
         ItemEnd::Done(result) => (DONE, Some(result), 0, 0),
         ItemEnd::Failed(error) => (FAILED, Some(error), 1, 0),
@@ -247,7 +250,7 @@ async fn recover(
     max_losses: u32,
     error: &[u8],
 ) -> Result<u64, StoreError> {
-    let failed = || StoreError::while_it("gave back the items of batches");
+    let failed = || StoreError::while_it("gave back batch items");
     let lost = query(
         "UPDATE batch_items SET losses = losses + 1, wake_ms = 0,
              state = CASE WHEN losses + 1 >= ?1 THEN ?2 ELSE ?3 END,
@@ -270,7 +273,7 @@ async fn recover(
 }
 
 async fn give_back_others(connection: &mut SqliteConnection, running: &[ItemKey]) -> Result<u64, StoreError> {
-    let failed = || StoreError::while_it("gave back the items of batches");
+    let failed = || StoreError::while_it("gave back batch items");
     let taken: Vec<(i64, i64)> = query_as("SELECT batch, position FROM batch_items WHERE state = 1")
         .fetch_all(&mut *connection)
         .await
@@ -297,7 +300,7 @@ async fn give_back_others(connection: &mut SqliteConnection, running: &[ItemKey]
 }
 
 async fn give_back(connection: &mut SqliteConnection) -> Result<(), StoreError> {
-    let failed = || StoreError::while_it("gave back the items of batches");
+    let failed = || StoreError::while_it("gave back batch items");
     for sql in [
         "UPDATE batch_items SET state = 0 WHERE state = 1",
         "UPDATE batches SET running = 0 WHERE running != 0",

@@ -1,6 +1,6 @@
-//! Batches as they come and go: many rows each, so they are written, cancelled and removed in pieces.
+//! Creation, cancellation and removal of batches. A batch has many rows, so all of these run in chunks.
 //!
-//! A batch cannot be seen before its last item is written; one that is cancelled is so at once.
+//! A batch becomes visible when its last item is written, and cancellation takes effect at once.
 
 use crate::{
     BatchRoom, NewBatch, NewEvent, NewItem, Queued, Store, StoreError,
@@ -11,7 +11,7 @@ use crate::{
 };
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection, query, query_as, query_scalar};
 
-/// Ended batches that are forgotten at once, so that no submission waits long for it.
+/// Maximum number of finished batches removed at a time, so that no submission waits long for it.
 const MAX_FORGOTTEN: u32 = 16;
 
 /// Some items of a batch.
@@ -22,7 +22,7 @@ struct Items {
 }
 
 impl Store {
-    /// Makes a batch durable with the event that tells of it, if there is room for it among all others.
+    /// Stores a batch durably with the event that announces it, if there is room for it.
     pub async fn queue_batch(
         &self,
         batch: NewBatch,
@@ -65,17 +65,18 @@ impl Store {
         let written = written.await;
         drop(permit);
         if let Err(error) = written {
-            // What cannot be removed either is removed by `tidy`.
+            // If this removal fails too, `tidy` removes the rest.
             let _ = self.remove_batch(key).await;
             return Err(error);
         }
         Ok(Queued::New)
     }
 
-    /// Cancels what has not ended of a batch. Items that run count as cancelled; whoever runs them finds out.
+    /// Cancels the unfinished items of a batch. Running items count as cancelled, and their runner finds out
+    /// when it finishes them.
     pub async fn cancel_batch(&self, id: &str) -> Result<(), StoreError> {
         let (store, id) = (self.clone(), id.to_owned());
-        // It goes on also if nobody waits for it any more.
+        // The cancellation continues even if the caller stops waiting.
         let cancelling = tokio::spawn(async move {
             let key = store.write(id, |connection, id| Box::pin(mark_cancelled(connection, id))).await?;
             match key {
@@ -86,7 +87,7 @@ impl Store {
         cancelling.await.map_err(|_ended| StoreError::Closed)?
     }
 
-    /// Removes batches that ended before `before_ms`, a few at once. How many it were.
+    /// Removes batches that finished before `before_ms`, a few at a time. Returns their number.
     pub async fn forget_batches(&self, before_ms: u64) -> Result<u64, StoreError> {
         let old: Vec<i64> =
             query_scalar("SELECT key FROM batches WHERE ended_at_ms < ? ORDER BY ended_at_ms LIMIT ?")
@@ -101,14 +102,14 @@ impl Store {
         Ok(old.len() as u64)
     }
 
-    /// Removes batches that are not complete, and cancels the items of those that were cancelled.
+    /// Removes batches that are not complete, and cancels the items of batches that were cancelled.
     pub(crate) async fn tidy_batches(&self) -> Result<(), StoreError> {
         let left: Vec<(i64, bool)> = query_as(
             "SELECT key, complete FROM batches WHERE NOT complete OR (cancelled AND ended_at_ms IS NULL)",
         )
         .fetch_all(&self.readers)
         .await
-        .map_err(StoreError::while_it("looked for batches that were left half done"))?;
+        .map_err(StoreError::while_it("looked for incomplete batches"))?;
         for (key, is_complete) in left {
             if is_complete { self.cancel_items(key).await? } else { self.remove_batch(key).await? }
         }
@@ -136,7 +137,8 @@ impl Store {
         }
     }
 
-    /// Removes a batch that has ended, or is not complete: whether its last piece was written may not be known.
+    /// Removes a batch that has finished or is not complete. The check is needed because it may be unknown
+    /// whether the last chunk of the batch was written.
     async fn remove_batch(&self, batch: i64) -> Result<(), StoreError> {
         let _permit = self.piecework().await?;
         loop {
@@ -180,7 +182,7 @@ async fn mark_cancelled(connection: &mut SqliteConnection, id: &str) -> Result<O
     .map_err(StoreError::while_it("cancelled a batch"))
 }
 
-/// A batch without items that nobody sees, if there is room for it.
+/// Creates a batch without items that is not visible yet, if there is room for it.
 async fn reserve(
     connection: &mut SqliteConnection,
     head: &NewBatch,

@@ -1,4 +1,4 @@
-//! Batches on a real file: taking, ending once, what a crash leaves, bounds and forgetting.
+//! Tests of batches on a real file: taking items, finishing once, recovery after a crash, limits and removal.
 
 use crate::*;
 
@@ -46,7 +46,7 @@ fn done() -> ItemEnd {
 }
 
 #[tokio::test]
-async fn items_are_taken_in_order_from_the_batch_with_the_fewest_under_way() {
+async fn items_are_taken_in_order_from_the_batch_with_the_fewest_in_flight() {
     let store = with_batches(&[("large", 3), ("small", 1)]).await;
     let mut order = Vec::new();
     while let Some(item) = take(&store, 200).await {
@@ -88,7 +88,7 @@ async fn a_result_is_written_once() {
 }
 
 #[tokio::test]
-async fn what_is_to_be_tried_again_waits_for_its_time() {
+async fn a_retried_item_waits_until_its_time() {
     let store = with_batches(&[("b", 1)]).await;
     let item = take(&store, 200).await.unwrap();
     store.end_item(item.key, &ItemEnd::Again { wake_ms: 500 }).await.unwrap();
@@ -96,11 +96,11 @@ async fn what_is_to_be_tried_again_waits_for_its_time() {
     let item = take(&store, 500).await.unwrap();
     assert_eq!(item.failures, 1);
     store.end_item(item.key, &ItemEnd::GivenBack { wake_ms: 0 }).await.unwrap();
-    assert_eq!(take(&store, 500).await.unwrap().failures, 1, "giving back is no failure");
+    assert_eq!(take(&store, 500).await.unwrap().failures, 1, "giving back does not count as a failure");
 }
 
 #[tokio::test]
-async fn what_a_crash_leaves_waits_again_until_it_is_suspected() {
+async fn items_lost_in_a_crash_wait_again_until_they_are_suspected() {
     let folder = tempfile::tempdir().unwrap();
     let open = async || Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap();
     let store = open().await;
@@ -118,12 +118,12 @@ async fn what_a_crash_leaves_waits_again_until_it_is_suspected() {
     assert_eq!(items[1].state, ItemState::Failed(b"suspected".to_vec()));
     assert_eq!(take(&store, 200).await.unwrap().position, 2);
     store.give_back_items().await.unwrap();
-    assert_eq!(store.recover_items(1, b"suspected").await.unwrap(), 0, "nothing is taken any more");
+    assert_eq!(store.recover_items(1, b"suspected").await.unwrap(), 0, "no item is taken");
     assert_eq!(take(&store, 200).await.unwrap().position, 2);
 }
 
 #[tokio::test]
-async fn a_cancelled_batch_runs_no_further_and_takes_no_result() {
+async fn a_cancelled_batch_stops_and_accepts_no_result() {
     let store = with_batches(&[("b", 3)]).await;
     let (first, second) = (take(&store, 200).await.unwrap(), take(&store, 200).await.unwrap());
     store.end_item(first.key, &done()).await.unwrap();
@@ -135,7 +135,7 @@ async fn a_cancelled_batch_runs_no_further_and_takes_no_result() {
 }
 
 #[tokio::test]
-async fn a_batch_ends_once_and_is_forgotten_later() {
+async fn a_batch_finishes_once_and_is_removed_later() {
     let store = with_batches(&[("b", 1), ("open", 1)]).await;
     let item = take(&store, 200).await.unwrap();
     assert_eq!(store.finished_batches().await.unwrap(), []);
@@ -143,20 +143,20 @@ async fn a_batch_ends_once_and_is_forgotten_later() {
     let finished = store.finished_batches().await.unwrap();
     assert_eq!(finished.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["b"]);
     assert!(store.end_batch("b", 300, None).await.unwrap());
-    assert!(!store.end_batch("b", 301, None).await.unwrap(), "it had ended");
+    assert!(!store.end_batch("b", 301, None).await.unwrap(), "the batch had finished");
     assert_eq!(store.finished_batches().await.unwrap(), []);
     assert_eq!(store.forget_batches(300).await.unwrap(), 0);
     assert_eq!(store.forget_batches(301).await.unwrap(), 1);
     assert_eq!(store.batch("b").await.unwrap(), None);
     assert_eq!(store.batch_items("b").await.unwrap(), []);
-    assert!(store.batch("open").await.unwrap().is_some(), "what is open is never forgotten");
+    assert!(store.batch("open").await.unwrap().is_some(), "open batches are never removed");
 }
 
 #[tokio::test]
-async fn what_is_stored_is_bounded_in_bytes_and_in_batches() {
+async fn storage_is_limited_in_bytes_and_in_batches() {
     let store = store().await;
     let room = BatchRoom { bytes: 50, batches: 2, share: None };
-    // Nine bytes of request and two of reference.
+    // Each item has nine bytes of request and two of reference.
     assert_eq!(store.queue_batch(batch("large", 5), room, None).await.unwrap(), Queued::Full);
     assert_eq!(store.queue_batch(batch("a", 4), room, None).await.unwrap(), Queued::New);
     assert_eq!(store.queue_batch(batch("b", 1), room, None).await.unwrap(), Queued::Full);
@@ -171,7 +171,11 @@ async fn what_is_stored_is_bounded_in_bytes_and_in_batches() {
         Queued::New
     );
     let more = BatchRoom { bytes: 1000, ..room };
-    assert_eq!(store.queue_batch(batch("c", 1), more, None).await.unwrap(), Queued::Full, "two are enough");
+    assert_eq!(
+        store.queue_batch(batch("c", 1), more, None).await.unwrap(),
+        Queued::Full,
+        "the maximum is two batches"
+    );
 }
 
 #[tokio::test]
@@ -179,7 +183,7 @@ async fn a_tenant_leaves_room_for_the_batches_of_others() {
     let store = store().await;
     let room = BatchRoom { bytes: 100, batches: 100, share: Some(3) };
     let of = |principal: &str, id: &str, items| NewBatch { principal: principal.into(), ..batch(id, items) };
-    // An item has eleven bytes: six leave 34, of which three times as many are more than 66.
+    // An item has eleven bytes. Six items leave 34 bytes free; three times that amount is more than 66.
     assert_eq!(store.queue_batch(of("greedy", "a", 6), room, None).await.unwrap(), Queued::New);
     assert_eq!(store.queue_batch(of("greedy", "b", 1), room, None).await.unwrap(), Queued::Full);
     assert_eq!(store.queue_batch(of("small", "c", 2), room, None).await.unwrap(), Queued::New);
@@ -190,7 +194,7 @@ async fn a_tenant_leaves_room_for_the_batches_of_others() {
 }
 
 #[tokio::test]
-async fn the_tenant_with_the_fewest_items_under_way_comes_first() {
+async fn the_tenant_with_the_fewest_items_in_flight_comes_first() {
     let store = store().await;
     for (principal, id) in [("greedy", "a"), ("greedy", "b"), ("small", "c")] {
         let batch = NewBatch { principal: principal.into(), ..batch(id, 2) };
@@ -205,12 +209,12 @@ async fn the_tenant_with_the_fewest_items_under_way_comes_first() {
     assert_eq!(take(&[]).await, "a");
     assert_eq!(take(&[greedy(1, false)]).await, "c");
     assert_eq!(take(&[greedy(1, true)]).await, "c");
-    assert_eq!(take(&[greedy(1, true)]).await, "Nothing", "what is left is another's");
+    assert_eq!(take(&[greedy(1, true)]).await, "Nothing", "the other tenant has no waiting items");
     assert_eq!(take(&[greedy(1, false)]).await, "b");
 }
 
 #[tokio::test]
-async fn the_depth_of_the_queue_is_what_waits() {
+async fn the_queue_depth_counts_waiting_items() {
     let store = with_batches(&[("b", 2)]).await;
     let waiting = QueueDepth { waiting: 2, oldest_ms: Some(100) };
     assert_eq!(store.queue_depth().await.unwrap(), waiting);
@@ -219,7 +223,7 @@ async fn the_depth_of_the_queue_is_what_waits() {
 }
 
 #[tokio::test]
-async fn the_events_of_a_batch_are_written_with_what_they_tell_of_and_not_without() {
+async fn batch_events_are_written_together_with_their_change_or_not_at_all() {
     let store = store().await;
     let event = |id: &str| NewEvent {
         source: "skep".into(),

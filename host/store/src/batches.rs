@@ -1,26 +1,27 @@
 //! Batches: requests that wait until there is room for them, and their results until they are fetched.
 //!
-//! A batch ends, with its event, in a transaction of its own after the last of its items (see [`crate::batch_items`]);
-//! one that ended is forgotten after a while. How they come and go is in [`crate::batch_rows`].
+//! A batch finishes, with its event, in a separate transaction after the last of its items (see
+//! [`crate::batch_items`]). Finished batches are removed after a while. [`crate::batch_rows`] creates and
+//! removes them.
 
 use crate::{NewEvent, Store, StoreError, events, rows};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
-/// Bounds on what is stored of all batches together.
+/// Limits on the storage of all batches together.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchRoom {
-    /// Requests and results.
+    /// Maximum number of bytes of requests and results.
     pub bytes: u64,
-    /// Batches, ended ones included.
+    /// Maximum number of batches, including finished ones.
     pub batches: u64,
-    /// One tenant has no more than so many times what is free; `None` where there is only one.
+    /// A tenant may hold at most this many times the free amount; `None` if there is only one tenant.
     pub share: Option<u64>,
 }
 
 /// A batch to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewBatch {
-    /// How clients know it; unique.
+    /// The unique id by which clients know the batch.
     pub id: String,
     pub principal: String,
     pub model: String,
@@ -31,19 +32,19 @@ pub struct NewBatch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewItem {
     pub request: Vec<u8>,
-    /// The client's own name for it.
+    /// The client's own name for the item.
     pub reference: Option<String>,
 }
 
-/// What became of a batch that was offered.
+/// The outcome of submitting a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queued {
     New,
-    /// There is no room; nothing was written.
+    /// There is no room. Nothing was written.
     Full,
 }
 
-/// A batch as it is stored.
+/// A stored batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchRow {
     pub id: String,
@@ -56,7 +57,7 @@ pub struct BatchRow {
     pub items: ItemCounts,
 }
 
-/// Items of a batch, or of all, by how they stand.
+/// Number of items of a batch, or of all batches, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ItemCounts {
     pub waiting: u64,
@@ -66,7 +67,7 @@ pub struct ItemCounts {
     pub cancelled: u64,
 }
 
-/// What is stored of an item for its client.
+/// The part of an item that its client sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ItemRow {
     pub position: u64,
@@ -83,11 +84,11 @@ pub enum ItemState {
     Cancelled,
 }
 
-/// Everything that waits.
+/// All waiting items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueDepth {
     pub waiting: u64,
-    /// When the oldest of them was stored.
+    /// The time at which the oldest of them was stored.
     pub oldest_ms: Option<u64>,
 }
 
@@ -98,7 +99,7 @@ pub(crate) const FAILED: i64 = 3;
 pub(crate) const CANCELLED: i64 = 4;
 
 impl Store {
-    /// Batches of which no item is left, and which have not been ended yet.
+    /// Returns batches without unfinished items that have not been finished themselves.
     pub async fn finished_batches(&self) -> Result<Vec<BatchRow>, StoreError> {
         let rows = query(
             "SELECT key FROM batches WHERE ended_at_ms IS NULL AND complete AND (cancelled OR NOT held)
@@ -107,19 +108,19 @@ impl Store {
         )
         .fetch_all(&self.readers)
         .await
-        .map_err(StoreError::while_it("looked for batches that are done"))?;
+        .map_err(StoreError::while_it("looked for batches that can be finished"))?;
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
             match self.batch_by_key(row.get(0)).await {
-                Err(error @ StoreError::Unreadable { .. }) => tracing::error!("{error}; it is left out"),
+                Err(error @ StoreError::Unreadable { .. }) => tracing::error!("{error}; it is skipped"),
                 batch => found.extend(batch?),
             }
         }
         Ok(found)
     }
 
-    /// Ends a batch of which no item is left, and writes the event that tells of it. False: it had ended before, and
-    /// nothing was written.
+    /// Finishes a batch without unfinished items, and writes the event that announces it. Returns `false` if
+    /// the batch had finished before; then nothing is written.
     pub async fn end_batch(
         &self,
         id: &str,
@@ -157,7 +158,7 @@ impl Store {
         row.map(|row| rows::one(&row, "batch", batch_row)).transpose()
     }
 
-    /// The items of a batch, in its order.
+    /// Returns the items of a batch, in order.
     pub async fn batch_items(&self, id: &str) -> Result<Vec<ItemRow>, StoreError> {
         let rows = query(
             "SELECT position, reference, state, result FROM batch_items
@@ -167,10 +168,10 @@ impl Store {
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("read the items of a batch"))?;
-        rows.iter().map(|row| rows::one(row, "item of a batch", item_row)).collect()
+        rows.iter().map(|row| rows::one(row, "batch item", item_row)).collect()
     }
 
-    /// What waits, of all batches.
+    /// Returns the number of waiting items of all batches, and their age.
     pub async fn queue_depth(&self) -> Result<QueueDepth, StoreError> {
         let row = query(
             "SELECT (SELECT COUNT(*) FROM batch_items WHERE state = 0),
@@ -179,7 +180,7 @@ impl Store {
         )
         .fetch_one(&self.readers)
         .await
-        .map_err(StoreError::while_it("counted what waits in batches"))?;
+        .map_err(StoreError::while_it("counted waiting batch items"))?;
         let oldest: Option<i64> = row.get(1);
         Ok(QueueDepth { waiting: row.get::<i64, _>(0) as u64, oldest_ms: oldest.map(|at| at as u64) })
     }
@@ -191,7 +192,7 @@ async fn end(
     now_ms: u64,
     event: Option<&NewEvent>,
 ) -> Result<bool, StoreError> {
-    let failed = || StoreError::while_it("ended a batch");
+    let failed = || StoreError::while_it("finished a batch");
     let ended = query("UPDATE batches SET ended_at_ms = ? WHERE id = ? AND ended_at_ms IS NULL")
         .bind(now_ms as i64)
         .bind(id)

@@ -1,24 +1,24 @@
-//! What the host knew about its clock when it last looked, and rows whose times lie in a future that a clock which was set
-//! back took away.
+//! The host's record of its clock, and corrections of rows whose times lie in the future after the clock was
+//! set back.
 
 use crate::{ScheduleRow, Store, StoreError, rows, schedules};
 use sqlx::{Row, query, query_scalar};
 
-/// Rows that one statement changes.
+/// Number of rows that one statement changes.
 const PIECE_ROWS: i64 = 500;
 
-/// What the host before this one knew.
+/// The state of the clock that the previous host recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClockRow {
-    /// When it last looked.
+    /// The time of the last record.
     pub seen_ms: u64,
-    /// Times of day that did not happen: from, and to before.
+    /// Times of day that were skipped, each as a start and an exclusive end.
     pub skips: Vec<(u64, u64)>,
 }
 
 impl Store {
     pub async fn clock(&self) -> Result<Option<ClockRow>, StoreError> {
-        let failed = || StoreError::while_it("read what was known about the clock");
+        let failed = || StoreError::while_it("read the clock's record");
         let seen: Option<i64> =
             query_scalar("SELECT MAX(seen_ms) FROM clock").fetch_one(&self.readers).await.map_err(failed())?;
         let Some(seen_ms) = seen else { return Ok(None) };
@@ -33,7 +33,7 @@ impl Store {
     pub async fn put_clock(&self, clock: ClockRow) -> Result<(), StoreError> {
         self.write(clock, |connection, clock| {
             Box::pin(async move {
-                let failed = || StoreError::while_it("noted what is known about the clock");
+                let failed = || StoreError::while_it("wrote the clock's record");
                 for sql in ["DELETE FROM clock", "DELETE FROM clock_skips"] {
                     query(sql).execute(&mut *connection).await.map_err(failed())?;
                 }
@@ -56,7 +56,7 @@ impl Store {
         .await
     }
 
-    /// Sessions of an agent that were used after `now_ms` count as used then. How many it were.
+    /// Resets sessions of an agent that were used after `now_ms` to `now_ms`. Returns their number.
     pub async fn bring_sessions_back(&self, agent: &str, now_ms: u64) -> Result<u64, StoreError> {
         let later: bool =
             query_scalar("SELECT EXISTS (SELECT 1 FROM sessions WHERE agent = ? AND updated_at_ms > ?)")
@@ -64,7 +64,7 @@ impl Store {
                 .bind(now_ms as i64)
                 .fetch_one(&self.readers)
                 .await
-                .map_err(StoreError::while_it("looked for sessions of the future"))?;
+                .map_err(StoreError::while_it("looked for sessions with a time in the future"))?;
         if !later {
             return Ok(0);
         }
@@ -79,14 +79,14 @@ impl Store {
                 .bind(PIECE_ROWS)
                 .execute(connection)
                 .await
-                .map_err(StoreError::while_it("brought sessions back from the future"))?;
+                .map_err(StoreError::while_it("reset sessions with a time in the future"))?;
                 Ok(moved.rows_affected())
             })
         })
         .await
     }
 
-    /// Schedules that wait for a time after `now_ms`, by their ids from `after` on.
+    /// Returns schedules that wait for a time after `now_ms`, ordered by id, from `after` on.
     pub async fn later_schedules(
         &self,
         now_ms: u64,
@@ -103,11 +103,11 @@ impl Store {
             .bind(limit)
             .fetch_all(&self.readers)
             .await
-            .map_err(StoreError::while_it("looked for schedules of the future"))?;
+            .map_err(StoreError::while_it("looked for schedules with a time in the future"))?;
         Ok(rows::readable(&rows, "schedule", schedules::schedule_row))
     }
 
-    /// A schedule that waits, and is due at `row.schedule.due_ms`, is due at another time.
+    /// Sets another due time for a schedule that waits and is due at `row.schedule.due_ms`.
     pub async fn move_schedule(
         &self,
         row: &ScheduleRow,
@@ -133,7 +133,7 @@ impl Store {
         .await
     }
 
-    /// Calls that people were asked about after `now_ms` count as asked then.
+    /// Resets approval requests that were created after `now_ms` to `now_ms`.
     pub async fn bring_approvals_back(&self, now_ms: u64) -> Result<(), StoreError> {
         self.in_pieces(now_ms, |connection, now_ms| {
             Box::pin(async move {
@@ -145,7 +145,7 @@ impl Store {
                 .bind(PIECE_ROWS)
                 .execute(connection)
                 .await
-                .map_err(StoreError::while_it("brought approvals back from the future"))?;
+                .map_err(StoreError::while_it("reset approvals with a time in the future"))?;
                 Ok(moved.rows_affected())
             })
         })
@@ -153,7 +153,7 @@ impl Store {
         .map(drop)
     }
 
-    /// Deliveries, and items of batches, that are to be tried after `latest_ms` are tried at `now_ms`.
+    /// Sets the next attempt of deliveries and batch items that wait until after `latest_ms` to `now_ms`.
     pub async fn bring_tries_back(&self, latest_ms: u64, now_ms: u64) -> Result<(), StoreError> {
         for sql in [
             "UPDATE deliveries SET wake_ms = ?2 WHERE key IN
@@ -169,7 +169,7 @@ impl Store {
                         .bind(PIECE_ROWS)
                         .execute(connection)
                         .await
-                        .map_err(StoreError::while_it("brought tries back from the future"))?;
+                        .map_err(StoreError::while_it("reset attempts with a time in the future"))?;
                     Ok(moved.rows_affected())
                 })
             })
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_known_about_the_clock_is_found_again() {
+    async fn the_clock_record_is_read_back() {
         let store = Store::in_memory().await.expect("a database in memory");
         assert_eq!(store.clock().await.expect("read"), None);
         for clock in [

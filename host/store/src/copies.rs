@@ -1,8 +1,8 @@
-//! Sessions that begin as what another one is, or as what was exported.
+//! Copies of sessions: forks of another session, and imports of exported ones.
 //!
-//! Invariant: a session is there as a whole or not at all, and one that is there is only replaced by who says so. A copy is
-//! written in pieces to a session without a name; its last piece gives it the name. What is copied is what was committed
-//! when the copy began.
+//! Invariant: a session exists completely or not at all, and an existing session is replaced only if the
+//! caller says so. A copy is written in chunks to a session without a name; the last chunk sets the name. A
+//! copy contains what was committed when it started.
 
 use crate::{
     ConversationRow, SessionRow, SessionSnapshot, Store, StoreError, erasure,
@@ -15,26 +15,26 @@ use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, Transaction, query, quer
 use std::{collections::VecDeque, time::Duration};
 use tokio::sync::SemaphorePermit;
 
-/// What is to become of a session that is there already.
+/// The way to handle a session that already exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     Refuse,
     Replace,
 }
 
-/// What came of a fork.
+/// The outcome of a fork.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fork {
     Done(SessionRow),
-    /// There is no session to copy.
+    /// The session to copy does not exist.
     SourceMissing,
-    /// The target is there already; nothing was written.
+    /// The target already exists. Nothing was written.
     TargetExists,
 }
 
-/// Where a copy comes from.
+/// The source of a copy.
 enum Source {
-    /// A session as it was when this transaction began to read.
+    /// A session as it was when this transaction started to read.
     Stored {
         reading: Transaction<'static, Sqlite>,
         session: i64,
@@ -47,7 +47,7 @@ enum Source {
     },
 }
 
-/// What is written of a copy at once.
+/// The rows of a copy that are written at once.
 #[derive(Default)]
 struct Rows {
     state: Vec<(String, Vec<u8>)>,
@@ -55,30 +55,30 @@ struct Rows {
     bytes: usize,
 }
 
-/// A piece of a copy.
+/// A chunk of a copy.
 struct Put {
     agent: String,
     row: SessionRow,
     existing: Existing,
-    /// The session without a name; `None` before the first piece.
+    /// The key of the session without a name; `None` before the first chunk.
     key: Option<i64>,
     rows: Rows,
     is_last: bool,
     time: Duration,
 }
 
-/// What came of a piece.
+/// The outcome of writing a chunk.
 enum Placed {
     Unnamed(i64),
-    /// All of it is there, and something may be left of what it took the place of.
+    /// The copy is complete. The session that it replaced may still have to be removed.
     Named(Option<Begun>),
-    /// Another session has the name; nothing was written.
+    /// Another session has the name. Nothing was written.
     Exists,
 }
 
 impl Store {
-    /// Copies what is committed of a session to one that is not there: state, conversations and the number of turns. Its
-    /// turns, outcomes and log stay what they are, the first one's own.
+    /// Copies the committed part of a session to a session that does not exist yet: state, conversations and
+    /// the number of turns. The turns, outcomes and log of the original are not copied.
     pub async fn fork_session(
         &self,
         agent: &str,
@@ -87,13 +87,13 @@ impl Store {
         at_ms: u64,
     ) -> Result<Fork, StoreError> {
         let (store, agent, from, to) = (self.clone(), agent.to_owned(), from.to_owned(), to.to_owned());
-        // It goes on also if nobody waits for it any more.
+        // The fork continues even if the caller stops waiting.
         let forking = tokio::spawn(async move { store.fork(agent, &from, to, at_ms).await });
         forking.await.map_err(|_ended| StoreError::Closed)?
     }
 
-    /// Writes a whole session. Whether it was written: one that is there is refused, or replaced with everything that belongs
-    /// to it.
+    /// Writes a whole session. An existing session is kept, or replaced with everything that belongs to it.
+    /// Returns whether the session was written.
     pub async fn import_session(
         &self,
         agent: &str,
@@ -114,7 +114,7 @@ impl Store {
         if exists(&mut *self.reader().await?, &agent, &to).await? {
             return Ok(Fork::TargetExists);
         }
-        // Before anything is read: whoever waits for it holds no connection.
+        // Acquire the permit before reading anything, so that a waiting fork holds no connection.
         let permit = self.piecework().await?;
         let Some((turns, source)) = self.source(&agent, from).await? else {
             return Ok(Fork::SourceMissing);
@@ -126,10 +126,10 @@ impl Store {
         })
     }
 
-    /// The turns of a session and what it has.
+    /// Returns the number of turns of a session, and its content.
     async fn source(&self, agent: &str, session: &str) -> Result<Option<(u64, Source)>, StoreError> {
         if self.path.is_none() {
-            // Whoever holds the only connection of a database in memory keeps everybody from writing.
+            // A transaction on the only connection of an in-memory database would block all writes.
             let found = self.session(agent, session).await?;
             return Ok(found.map(|SessionSnapshot { row, state, conversations }| {
                 (row.turns, Source::Given { state: state.into(), conversations: conversations.into() })
@@ -149,7 +149,7 @@ impl Store {
         }))
     }
 
-    /// Whether it was written.
+    /// Returns whether the copy was written.
     async fn copy(
         &self,
         agent: String,
@@ -172,11 +172,11 @@ impl Store {
                 return Err(error);
             }
         };
-        // The copy is there, whatever becomes of what it took the place of.
+        // The copy exists, even if removing the session that it replaced fails.
         if let Some(erasure) = left.and_then(|begun| begun.left)
             && let Err(error) = self.erase_in_the_end(erasure).await
         {
-            tracing::error!("what is left of a session that was replaced is removed later: {error}");
+            tracing::error!("the rest of a replaced session will be removed later: {error}");
         }
         Ok(true)
     }
@@ -200,7 +200,7 @@ impl Store {
         }
     }
 
-    /// What cannot be removed now is removed by [`Store::tidy`].
+    /// Removes an incomplete copy. If that fails, [`Store::tidy`] removes it.
     async fn give_up(&self, key: Option<i64>) {
         if let Some(key) = key {
             let _ = self.remove_unnamed(key).await;
@@ -219,7 +219,7 @@ impl Rows {
 }
 
 impl Source {
-    /// The next rows, and whether they are the last ones.
+    /// Returns the next rows, and whether they are the last ones.
     async fn rows(&mut self) -> Result<(Rows, bool), StoreError> {
         let mut rows = Rows::default();
         match self {
@@ -240,7 +240,7 @@ impl Source {
             }
             Source::Stored { reading, session, state_after, name_after } => {
                 let failed = || StoreError::while_it("read a session to copy it");
-                // The sizes first: they cost nothing, and the values may be large.
+                // Read the sizes first: they cost nothing, and the values may be large.
                 let sizes = query(
                     "SELECT key, LENGTH(value) FROM state WHERE session = ? AND key > ? ORDER BY key LIMIT ?",
                 )
@@ -331,7 +331,7 @@ async fn put_piece(connection: &mut SqliteConnection, put: &Put) -> Result<Place
     Ok(Placed::Named(left))
 }
 
-/// A session without a name.
+/// Creates a session without a name.
 async fn begin(connection: &mut SqliteConnection, agent: &str, row: &SessionRow) -> Result<i64, StoreError> {
     let SessionRow { session: _, turns, created_at_ms, updated_at_ms } = row;
     query_scalar(
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fork_has_state_and_conversations_and_goes_its_own_way() {
+    async fn a_fork_copies_state_and_conversations_and_then_diverges() {
         let store = with_a_session().await;
         let done = store.fork_session("a", "s", "copy", 99).await.unwrap();
         let row = SessionRow { session: "copy".into(), turns: 1, created_at_ms: 99, updated_at_ms: 99 };
@@ -426,7 +426,7 @@ mod tests {
         assert_eq!(store.session("a", "s").await.unwrap(), Some(other));
         assert!(
             store.logs(&LogFilter::of_agent("a"), None, 10).await.unwrap().is_empty(),
-            "what was there is gone"
+            "the replaced session is gone"
         );
         assert!(store.delete_session("a", "s").await.unwrap());
         assert!(store.import_session("a", exported.clone(), Existing::Refuse).await.unwrap());
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_import_that_fails_leaves_what_was_there() {
+    async fn a_failed_import_leaves_the_existing_session_unchanged() {
         let store = with_a_session().await;
         let before = store.session("a", "s").await.unwrap();
         let mut twice = before.clone().unwrap();

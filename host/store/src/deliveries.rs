@@ -1,32 +1,33 @@
-//! Deliveries: one event on its way to one session or one webhook.
+//! Deliveries: one event in flight to one session or one webhook.
 //!
-//! A delivery waits, begins, and is gone when it succeeded: to a session with the commit of its turn, in the same
-//! transaction. One that has begun when the host ends is begun again just as it was. One whose tries are used up is dead,
-//! and stays until it is delivered again by hand or forgotten.
+//! A delivery waits, starts, and is removed when it succeeds; for a session this happens in the commit of the
+//! turn, in the same transaction. A delivery that has started when the host terminates is started again
+//! unchanged. A delivery whose attempts are used up is dead, and stays until it is redelivered manually or
+//! removed.
 
 use crate::{Store, StoreError, rows};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
-/// How the store knows a delivery.
+/// The key of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeliveryKey(pub i64);
 
-/// Where an event goes.
+/// The target of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     Session {
         agent: String,
         session: String,
     },
-    /// By its id.
+    /// The id of the webhook.
     Webhook(String),
 }
 
-/// A delivery that is to be made.
+/// A new delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewDelivery {
     pub target: Target,
-    /// Why it can never be made. Then it is dead from the beginning.
+    /// Why the delivery can never be made. Such a delivery is dead from the start.
     pub undeliverable: Option<String>,
 }
 
@@ -36,9 +37,9 @@ pub struct Delivery {
     pub key: DeliveryKey,
     pub target: Target,
     pub state: DeliveryState,
-    /// Tries that began.
+    /// Number of attempts that were started.
     pub attempt: u32,
-    /// Of the last try.
+    /// Error of the last attempt.
     pub error: Option<String>,
     pub event_id: String,
     pub source: String,
@@ -47,7 +48,8 @@ pub struct Delivery {
     pub principal: String,
     pub hops: u32,
     pub at_ms: u64,
-    /// It was on its way when a backup was taken that was restored, so it may have been made before.
+    /// The delivery was in flight when a backup was taken that was later restored, so it may have been made
+    /// before.
     pub restored: bool,
 }
 
@@ -66,7 +68,8 @@ const COLUMNS: &str = "deliveries.key, deliveries.agent, deliveries.session, del
                        events.principal, events.hops, events.at_ms, deliveries.restored";
 
 impl Store {
-    /// At most `limit` deliveries that are due, each to another target, and none to a target to which one has begun.
+    /// Returns at most `limit` deliveries that are due, each for a different target, and none for a target
+    /// with a started delivery.
     pub async fn due_deliveries(&self, now_ms: u64, limit: u32) -> Result<Vec<Delivery>, StoreError> {
         let sql = format!(
             "SELECT {COLUMNS} FROM events JOIN
@@ -86,7 +89,7 @@ impl Store {
         Ok(rows::readable(&rows, "delivery", delivery))
     }
 
-    /// When a delivery that waits is to be tried, the earliest of those after `now_ms`.
+    /// Returns the time of the next attempt of a waiting delivery, the earliest after `now_ms`.
     pub async fn next_delivery_ms(&self, now_ms: u64) -> Result<Option<u64>, StoreError> {
         let next: Option<i64> =
             query_scalar("SELECT MIN(wake_ms) FROM deliveries WHERE state = 0 AND wake_ms > ?")
@@ -97,12 +100,13 @@ impl Store {
         Ok(next.map(|next| next as u64))
     }
 
-    /// Those that had begun when the host ended.
+    /// Returns the deliveries that had started when the host terminated.
     pub async fn begun_deliveries(&self) -> Result<Vec<Delivery>, StoreError> {
         self.deliveries_in(BEGUN, None, u32::MAX).await
     }
 
-    /// Deliveries that failed for good, the newest first, those before the key `before` if it is given.
+    /// Returns deliveries that failed permanently, the newest first. If `before` is given, returns only those
+    /// before that key.
     pub async fn dead_deliveries(
         &self,
         before: Option<DeliveryKey>,
@@ -111,7 +115,7 @@ impl Store {
         self.deliveries_in(DEAD, before, limit).await
     }
 
-    /// Those that are waiting or begun, by the tenant of their event.
+    /// Counts the waiting and started deliveries by the tenant of their event.
     pub async fn count_deliveries(&self) -> Result<Vec<(String, usize)>, StoreError> {
         let rows = query(
             "SELECT principal, COUNT(*) FROM deliveries JOIN events ON events.key = event
@@ -123,7 +127,7 @@ impl Store {
         Ok(rows.iter().map(|row| (row.get(0), row.get::<i64, _>(1).max(0) as usize)).collect())
     }
 
-    /// Begins a try. Whether the delivery still waited.
+    /// Starts an attempt. Returns whether the delivery was still waiting.
     pub async fn begin_delivery(&self, key: DeliveryKey, attempt: u32) -> Result<bool, StoreError> {
         self.write((key, attempt), |connection, (key, attempt)| {
             Box::pin(async move {
@@ -135,14 +139,15 @@ impl Store {
                     .bind(WAITING)
                     .execute(connection)
                     .await
-                    .map_err(StoreError::while_it("began with a delivery"))?;
+                    .map_err(StoreError::while_it("started a delivery"))?;
                 Ok(begun.rows_affected() > 0)
             })
         })
         .await
     }
 
-    /// A delivery that has begun is tried again. `attempt` is what counts as tried.
+    /// Returns a started delivery to the queue for another attempt. `attempt` is the number of attempts that
+    /// count.
     pub async fn retry_delivery(
         &self,
         key: DeliveryKey,
@@ -164,14 +169,14 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
         .bind(BEGUN)
         .execute(connection)
         .await
-        .map_err(StoreError::while_it("put a delivery off"))?;
+        .map_err(StoreError::while_it("postponed a delivery"))?;
         Ok(())
 })
         })
         .await
     }
 
-    /// A delivery that succeeded is gone.
+    /// Removes a delivery that succeeded.
     pub async fn finish_delivery(&self, key: DeliveryKey) -> Result<(), StoreError> {
         self.write(key, |connection, key| {
             Box::pin(async move {
@@ -180,14 +185,14 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
                     .bind(key.0)
                     .execute(connection)
                     .await
-                    .map_err(StoreError::while_it("ended a delivery"))?;
+                    .map_err(StoreError::while_it("finished a delivery"))?;
                 Ok(())
             })
         })
         .await
     }
 
-    /// A delivery that has begun is not tried any more.
+    /// Marks a started delivery as dead.
     pub async fn bury_delivery(&self, key: DeliveryKey, error: &str) -> Result<(), StoreError> {
         self.write((key, error.to_owned()), |connection, (key, error)| {
             Box::pin(async move {
@@ -199,14 +204,15 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
                     .bind(BEGUN)
                     .execute(connection)
                     .await
-                    .map_err(StoreError::while_it("gave a delivery up"))?;
+                    .map_err(StoreError::while_it("abandoned a delivery"))?;
                 Ok(())
             })
         })
         .await
     }
 
-    /// A dead delivery is tried again, from the first try. Whether there is one with a target that can be tried.
+    /// Queues a dead delivery again, starting with its first attempt. Returns whether a dead delivery with a
+    /// usable target exists.
     pub async fn redeliver(&self, key: DeliveryKey, now_ms: u64) -> Result<bool, StoreError> {
         self.write((key, now_ms), |connection, (key, now_ms)| {
             Box::pin(async move {
@@ -221,7 +227,7 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
                 .bind(DEAD)
                 .execute(connection)
                 .await
-                .map_err(StoreError::while_it("delivered again"))?;
+                .map_err(StoreError::while_it("redelivered an event"))?;
                 Ok(again.rows_affected() > 0)
             })
         })
@@ -248,7 +254,7 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
     }
 }
 
-/// A target that has gone meanwhile gets nothing.
+/// Writes a delivery, unless its target no longer exists.
 pub(crate) async fn insert(
     connection: &mut SqliteConnection,
     event: i64,
@@ -278,9 +284,10 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// The turn of a delivery is committed.
+/// Removes a delivery whose turn is committed.
 pub(crate) async fn settle(connection: &mut SqliteConnection, key: DeliveryKey) -> Result<(), StoreError> {
-    // It may have been put back meanwhile, when its turn went on without whoever had begun it.
+    // It may have returned to the queue in the meantime, if its turn continued without the task that had
+    // started it.
     query("DELETE FROM deliveries WHERE key = ? AND state IN (?, ?)")
         .bind(key.0)
         .bind(WAITING)

@@ -1,20 +1,22 @@
-//! The disk under the database: whether it takes a write, and how much room it has.
+//! The disk under the database: whether it accepts a write, and how much space it has.
 
 use crate::{Store, StoreError};
 use sqlx::{query, query_scalar};
 
-/// What a check writes: more than the last free bytes that a small commit would still find.
+/// Size of a check write: more than the last free bytes that a small commit would still fit into.
 const CHECK_BYTES: i64 = 32 << 10;
-/// With less room than this, what could not be written had no room.
+/// If less space than this is free, a failed write is attributed to a full disk.
 const FULL_BELOW_BYTES: u64 = 1 << 20;
 
 impl Store {
-    /// Writes a little, and commits it as a turn is committed. An error says why nothing can be written now.
+    /// Writes a small row and commits it in the same way as a turn. The error says why nothing can be written
+    /// at present.
     pub async fn check(&self) -> Result<(), StoreError> {
         self.write((), |connection, ()| {
             Box::pin(async move {
                 let failed = || StoreError::while_it("checked whether it can write");
-                // Beside the one before, whose pages are not free yet: the file has to grow, or has room inside.
+                // The new row is written beside the previous one, whose pages are not free yet, so the file
+                // has to grow or must have room inside.
                 let id: i64 = query_scalar(
                     "INSERT INTO checks (at, filler) VALUES (unixepoch(), zeroblob(?)) RETURNING id",
                 )
@@ -29,13 +31,15 @@ impl Store {
         .await
     }
 
-    /// What the file system of the database has left for it. `None`: the database is in memory, or nobody can say.
+    /// Returns the space that the file system of the database has left for it. `None` means that the database
+    /// is in memory, or that the space is unknown.
     pub fn free_bytes(&self) -> Option<u64> {
         let room = rustix::fs::statvfs(self.path.as_ref()?.as_path()).ok()?;
         Some(room.f_bavail.saturating_mul(room.f_frsize))
     }
 
-    /// Not every part of the database says that the disk is full: some say that they could not write.
+    /// Recognizes a full disk. Not every part of SQLite reports it as such; some only report that they could
+    /// not write.
     pub(crate) fn diagnosed(&self, error: StoreError) -> StoreError {
         match error {
             StoreError::Query { doing, .. } if error.is_io() => match self.free_bytes() {
@@ -53,7 +57,7 @@ mod tests {
     use crate::{AgentRow, Durability, StateChange, TurnCommit};
 
     #[tokio::test]
-    async fn a_full_disk_is_told_as_such_and_everything_goes_on_when_there_is_room() {
+    async fn a_full_disk_is_reported_and_writes_succeed_again_once_there_is_space() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap();
         let agent = AgentRow {
@@ -81,13 +85,13 @@ mod tests {
             assert!(full.to_string().contains("free space on the disk"), "{full}");
         }
         assert!(store.check().await.expect_err("the disk is full").is_full());
-        // Others of the same group, which need no room, are written.
+        // Other writes of the same group, which need no space, succeed.
         let (small, large) =
             tokio::join!(store.commit_turn(commit(2, 1)), store.commit_turn(commit(3, 100_000)));
         small.expect("it is small");
         assert!(large.expect_err("it is large").is_full());
         let session = store.session("a", "s").await.unwrap().unwrap();
-        assert_eq!((session.row.turns, session.state.len()), (2, 2), "nothing of what was refused is there");
+        assert_eq!((session.row.turns, session.state.len()), (2, 2), "the refused write left nothing");
         store.leave_room(None).await.unwrap();
         store.commit_turn(commit(3, 100_000)).await.expect("there is room again");
         store.check().await.expect("there is room again");

@@ -1,8 +1,9 @@
-//! The end of a session: it is gone at once, and then everything that any table holds of it goes, in pieces.
+//! Deletion of sessions: the session disappears at once, and then all its rows in all tables are removed in
+//! chunks.
 //!
-//! Invariant: every table that has a session is named here; a test holds it against the schema. What refers to those
-//! rows goes with them. Turns that wait or run stay: they came after, and begin the session anew; so does everything else
-//! that was written after the deletion began.
+//! Invariant: every table that has a session is named here; a test compares this file with the schema. Rows
+//! that refer to these rows are removed with them. Turns that wait or run stay: they were accepted later, and
+//! start the session anew. Everything else that was written after the deletion started stays too.
 
 use crate::{
     Store, StoreError,
@@ -11,13 +12,13 @@ use crate::{
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 use std::time::Duration;
 
-/// A deletion that was begun. Rows with a larger key than these were written after it began.
+/// A deletion that was started. Rows with larger keys than these were written after it started.
 #[derive(Clone, Debug)]
 pub(crate) struct Erasure {
     key: i64,
     agent: String,
     session: String,
-    /// What was the session's row, if there was one.
+    /// The key of the session's row, if there was one.
     content: Option<i64>,
     schedule: i64,
     delivery: i64,
@@ -25,20 +26,20 @@ pub(crate) struct Erasure {
     log: i64,
 }
 
-/// What a deletion came to in its first piece.
+/// The outcome of the first chunk of a deletion.
 #[derive(Debug)]
 pub(crate) struct Begun {
-    /// There was something.
+    /// Whether anything was stored of the session.
     was_there: bool,
     pub(crate) left: Option<Erasure>,
 }
 
 impl Store {
-    /// Removes all that is stored of a session, but turns that are still open. Whether there was anything. An error after
-    /// the session is gone leaves the rest to [`Store::tidy`].
+    /// Removes everything that is stored of a session except open turns. Returns whether there was anything.
+    /// If an error occurs after the session has disappeared, the rest is left to [`Store::tidy`].
     pub async fn delete_session(&self, agent: &str, session: &str) -> Result<bool, StoreError> {
         let (store, data) = (self.clone(), (agent.to_owned(), session.to_owned(), self.piece));
-        // It goes on also if nobody waits for it any more.
+        // The deletion continues even if the caller stops waiting.
         let deleting = tokio::spawn(async move {
             let begun = store
                 .write(data, |connection, (agent, session, time)| {
@@ -52,8 +53,9 @@ impl Store {
         deleting.await.map_err(|_ended| StoreError::Closed)?
     }
 
-    /// As [`Store::delete_session`], if the session's last turn was committed before `before_ms`, none is open and nothing
-    /// is on its way to it. Events that could not be delivered to it stay. Whether it was removed.
+    /// Same as [`Store::delete_session`], but only if the session's last turn was committed before
+    /// `before_ms`, no turn is open, and nothing is in flight to it. Events that could not be delivered to it
+    /// stay. Returns whether it was removed.
     pub async fn expire_session(
         &self,
         agent: &str,
@@ -92,8 +94,9 @@ impl Store {
         Ok(self.erase_in_the_end(left).await? > 0 || was_there)
     }
 
-    /// How many rows it removed. If it fails, that is told, and tried again later: what is left of turns, events and schedules
-    /// could be taken for the next session's of this name.
+    /// Removes the rest and returns the number of rows. After an error it logs the error and retries later,
+    /// because leftover turns, events and schedules could be mistaken for those of the next session with this
+    /// name.
     pub(crate) async fn erase_in_the_end(&self, erasure: Erasure) -> Result<u64, StoreError> {
         let first = self.erase_rest(erasure.clone()).await;
         if first.is_err() {
@@ -103,7 +106,9 @@ impl Store {
                     tokio::time::sleep(Duration::from_secs(wait_s)).await;
                     match store.erase_rest(erasure.clone()).await {
                         Ok(_) | Err(StoreError::Closed) => return,
-                        Err(error) => tracing::error!("a deleted session is not removed yet: {error}"),
+                        Err(error) => {
+                            tracing::error!("the rows of a deleted session could not be removed yet: {error}")
+                        }
                     }
                 }
             });
@@ -111,7 +116,7 @@ impl Store {
         first
     }
 
-    /// How many rows it removed.
+    /// Removes the rest and returns the number of rows.
     pub(crate) async fn erase_rest(&self, erasure: Erasure) -> Result<u64, StoreError> {
         let _permit = self.piecework().await?;
         let mut all = 0;
@@ -128,17 +133,17 @@ impl Store {
         }
     }
 
-    /// Those that a crash left.
+    /// Returns the deletions that a crash interrupted.
     pub(crate) async fn erasures(&self) -> Result<Vec<Erasure>, StoreError> {
         let rows = query("SELECT key, agent, session, schedule, delivery, turn, log FROM erasures")
             .fetch_all(&self.readers)
             .await
-            .map_err(StoreError::while_it("looked for deletions that were begun"))?;
+            .map_err(StoreError::while_it("looked for interrupted deletions"))?;
         Ok(rows.iter().map(erasure).collect())
     }
 
-    /// At most `limit` sessions of an agent whose last turn was committed before `before_ms` and that have no open one, those
-    /// after `after` if it is given.
+    /// Returns at most `limit` sessions of an agent whose last turn was committed before `before_ms` and that
+    /// have no open turn. If `after` is given, returns only those after it.
     pub async fn expired_sessions(
         &self,
         agent: &str,
@@ -163,7 +168,7 @@ impl Store {
     }
 }
 
-/// When a deletion that failed is tried again; after that, [`Store::tidy`] does it.
+/// Delays between the retries of a failed deletion. After the last one, the rest is left to [`Store::tidy`].
 const LATER_S: [u64; 8] = [1, 2, 5, 10, 30, 60, 300, 1_800];
 
 const EXPIRED: &str = "SELECT session FROM sessions WHERE agent = ?1 AND updated_at_ms < ?2 AND session IS NOT NULL
@@ -174,14 +179,14 @@ const EXPIRED: &str = "SELECT session FROM sessions WHERE agent = ?1 AND updated
     AND NOT EXISTS (SELECT 1 FROM schedules WHERE schedules.agent = sessions.agent
         AND schedules.session = sessions.session AND schedules.state != 3)";
 
-/// What becomes of the deliveries to a session that is deleted.
+/// The handling of deliveries to a deleted session.
 #[derive(Clone, Copy)]
 pub(crate) enum Deliveries {
     Go,
     Stay,
 }
 
-/// From here on the session is not there. Removes as much of it as a piece may.
+/// Makes the session disappear, and removes as many of its rows as a chunk may.
 pub(crate) async fn begin(
     connection: &mut SqliteConnection,
     agent: &str,
@@ -226,7 +231,7 @@ async fn erase(
     mut piece: Piece,
 ) -> Result<Progress, StoreError> {
     let Erasure { key, agent, session, content, schedule, delivery, turn, log } = erasure;
-    // What would wake the session goes first.
+    // Remove first everything that would wake the session.
     for (sql, last) in [
         (
             "DELETE FROM schedules WHERE key IN
@@ -289,7 +294,7 @@ mod tests {
     use crate::{AgentRow, NewDelivery, NewEvent, NewTurn, SessionFolder, Target, TurnCommit};
     use sqlx::query_scalar;
 
-    /// Of every table that has a session: its name and its columns with their types.
+    /// Returns the name of every table that has a session, and its columns with their types.
     async fn tables_with_a_session(store: &Store) -> Vec<(String, Vec<(String, String)>)> {
         let names: Vec<String> = query_scalar(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND EXISTS
@@ -308,7 +313,7 @@ mod tests {
         tables
     }
 
-    /// Rows of the session 's' of the agent 'a', which is the one with the key 1.
+    /// Counts the rows of the session 's' of the agent 'a', whose key is 1.
     async fn count(store: &Store, table: &str) -> i64 {
         let sql = format!("SELECT COUNT(*) FROM {table} WHERE session IN ('s', 1)");
         query_scalar(AssertSqlSafe(sql)).fetch_one(&store.readers).await.unwrap()
@@ -360,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn expired_are_sessions_that_are_old_enough_and_have_no_open_turn() {
+    async fn sessions_expire_when_they_are_old_enough_and_have_no_open_turn() {
         let store = with_sessions(&[("s1", 10), ("s2", 20), ("s3", 30), ("s4", 10)]).await;
         let waits = NewTurn {
             id: "t".into(),
@@ -387,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_session_does_not_expire_while_an_event_is_on_its_way_to_it() {
+    async fn a_session_does_not_expire_while_an_event_is_in_flight_to_it() {
         let store = with_sessions(&[("s", 10)]).await;
         let event = |id: &str, undeliverable: Option<&str>| NewEvent {
             source: "shop".into(),
@@ -402,21 +407,21 @@ mod tests {
                 undeliverable: undeliverable.map(str::to_owned),
             }],
         };
-        store.publish(&event("dead", Some("nobody takes it")), 1).await.unwrap();
+        store.publish(&event("dead", Some("no target accepts it")), 1).await.unwrap();
         store.publish(&event("pending", None), 1).await.unwrap();
         let expires = async || {
             let listed = !store.expired_sessions("a", 30, None, None, 10).await.unwrap().is_empty();
             (listed, store.expire_session("a", "s", 30).await.unwrap())
         };
-        assert_eq!(expires().await, (false, false), "it waits");
+        assert_eq!(expires().await, (false, false), "the event waits");
         let [pending] = &store.due_deliveries(5, 10).await.unwrap()[..] else { panic!("one is due") };
         assert!(store.begin_delivery(pending.key, 1).await.unwrap());
-        assert_eq!(expires().await, (false, false), "it has begun");
+        assert_eq!(expires().await, (false, false), "the delivery has started");
         store.finish_delivery(pending.key).await.unwrap();
         assert_eq!(expires().await, (true, true));
         assert_eq!(store.session("a", "s").await.unwrap(), None);
         let dead = store.dead_deliveries(None, 10).await.unwrap();
-        assert_eq!(dead.len(), 1, "what could not be delivered can still be delivered by hand");
+        assert_eq!(dead.len(), 1, "failed deliveries can still be redelivered manually");
         assert!(store.redeliver(dead[0].key, 40).await.unwrap());
     }
 }

@@ -1,4 +1,5 @@
-//! The outbox: events once, deliveries one at a time to each target, dead ones until they are delivered again.
+//! Tests of the outbox: events are stored once, each target gets one delivery at a time, and dead deliveries
+//! stay until they are redelivered.
 
 use crate::{events::DEAD_KEPT_MS, *};
 
@@ -59,7 +60,7 @@ async fn due(store: &Store, now_ms: u64) -> Vec<Delivery> {
 }
 
 #[tokio::test]
-async fn the_long_queue_of_one_tenant_does_not_hide_what_others_have() {
+async fn a_long_queue_of_one_tenant_does_not_hide_deliveries_of_others() {
     let store = with_agent().await;
     for number in 0..20 {
         let session = number.to_string();
@@ -73,7 +74,7 @@ async fn the_long_queue_of_one_tenant_does_not_hide_what_others_have() {
 }
 
 #[tokio::test]
-async fn an_event_is_taken_once_by_its_source_and_id() {
+async fn an_event_is_accepted_once_per_source_and_id() {
     let store = with_agent().await;
     assert_eq!(store.publish(&event("1", vec![to("s")]), 10).await.unwrap(), Published::New);
     assert_eq!(store.publish(&event("1", vec![to("s")]), 11).await.unwrap(), Published::Known);
@@ -86,7 +87,7 @@ async fn an_event_is_taken_once_by_its_source_and_id() {
 }
 
 #[tokio::test]
-async fn a_target_gets_one_event_at_a_time_and_they_come_in_order() {
+async fn a_target_gets_one_event_at_a_time_in_order() {
     let store = with_agent().await;
     for id in ["1", "2"] {
         store.publish(&event(id, vec![to("s"), to("t"), webhook()]), 10).await.unwrap();
@@ -100,7 +101,11 @@ async fn a_target_gets_one_event_at_a_time_and_they_come_in_order() {
     assert_eq!(due(&store, 10).await.len(), 2, "the target is busy");
     store.retry_delivery(first[0].key, 1, 50, "no luck").await.unwrap();
     let next: Vec<_> = due(&store, 10).await.into_iter().map(|delivery| delivery.event_id).collect();
-    assert_eq!(next.iter().filter(|id| *id == "2").count(), 1, "others do not wait for one that failed");
+    assert_eq!(
+        next.iter().filter(|id| *id == "2").count(),
+        1,
+        "other targets do not wait for one that failed"
+    );
     assert_eq!(store.next_delivery_ms(10).await.unwrap(), Some(50));
     assert_eq!(deliveries(&store).await, 6);
 }
@@ -127,7 +132,7 @@ async fn the_commit_of_a_turn_settles_its_delivery_and_publishes_its_events() {
 }
 
 #[tokio::test]
-async fn dead_deliveries_are_listed_and_delivered_again_unless_nothing_could_take_them() {
+async fn dead_deliveries_are_listed_and_redelivered_unless_undeliverable() {
     let store = with_agent().await;
     let never = NewDelivery { undeliverable: Some("no order_id".into()), ..to("") };
     store.publish(&event("1", vec![webhook(), never]), 10).await.unwrap();
@@ -143,7 +148,7 @@ async fn dead_deliveries_are_listed_and_delivered_again_unless_nothing_could_tak
 }
 
 #[tokio::test]
-async fn deliveries_go_with_their_session_their_agent_and_their_webhook() {
+async fn deliveries_are_removed_with_their_session_agent_or_webhook() {
     let store = with_agent().await;
     store.publish(&event("1", vec![to("s"), to("t"), webhook()]), 10).await.unwrap();
     store.delete_session("a", "s").await.unwrap();
@@ -153,11 +158,11 @@ async fn deliveries_go_with_their_session_their_agent_and_their_webhook() {
     assert!(store.delete_webhook("w").await.unwrap());
     assert_eq!(deliveries(&store).await, 0);
     store.publish(&event("2", vec![to("s"), webhook()]), 10).await.unwrap();
-    assert_eq!(deliveries(&store).await, 0, "nobody is there any more");
+    assert_eq!(deliveries(&store).await, 0, "all targets are gone");
 }
 
 #[tokio::test]
-async fn old_events_are_forgotten_but_not_while_they_are_on_their_way() {
+async fn old_events_are_removed_unless_they_are_in_flight() {
     let store = with_agent().await;
     store.publish(&event("open", vec![to("s")]), 1).await.unwrap();
     for number in 0..200 {
@@ -170,7 +175,7 @@ async fn old_events_are_forgotten_but_not_while_they_are_on_their_way() {
 }
 
 #[tokio::test]
-async fn dead_letters_are_kept_longer_than_what_arrived_but_not_for_ever() {
+async fn dead_letters_are_kept_longer_than_delivered_events_but_not_forever() {
     let store = with_agent().await;
     let unroutable = NewDelivery { undeliverable: Some("no order_id".into()), ..to("") };
     store.publish(&event("dead", vec![unroutable]), 1).await.unwrap();
@@ -185,7 +190,7 @@ async fn dead_letters_are_kept_longer_than_what_arrived_but_not_for_ever() {
 }
 
 #[tokio::test]
-async fn old_events_go_though_many_dead_letters_lie_before_them() {
+async fn old_events_are_removed_even_behind_many_dead_letters() {
     let store = with_agent().await;
     let unroutable = || NewDelivery { undeliverable: Some("no order_id".into()), ..to("") };
     for number in 0..600 {
@@ -201,7 +206,7 @@ async fn old_events_go_though_many_dead_letters_lie_before_them() {
 }
 
 #[tokio::test]
-async fn old_events_go_though_events_of_a_future_that_was_taken_back_lie_before_them() {
+async fn old_events_are_removed_even_behind_events_with_a_time_in_the_future() {
     let store = with_agent().await;
     for number in 0..600 {
         store.publish(&event(&format!("later{number}"), vec![]), 100 * EVENT_IDS_KEPT_MS).await.unwrap();
@@ -214,7 +219,7 @@ async fn old_events_go_though_events_of_a_future_that_was_taken_back_lie_before_
 }
 
 #[tokio::test]
-async fn a_webhook_keeps_what_came_of_its_last_try_and_knows_what_is_on_its_way() {
+async fn a_webhook_keeps_its_last_attempt_and_counts_events_in_flight() {
     let store = with_agent().await;
     assert!(store.webhook_queues().await.unwrap().is_empty());
     store.publish(&event("1", vec![webhook(), to("s")]), 10).await.unwrap();
@@ -227,5 +232,9 @@ async fn a_webhook_keeps_what_came_of_its_last_try_and_knows_what_is_on_its_way(
     let row = store.webhooks().await.unwrap().remove(0);
     assert_eq!(row.last_try, Some(last));
     store.put_webhook(&WebhookRow { last_try: None, ..row.clone() }).await.unwrap();
-    assert_eq!(store.webhooks().await.unwrap(), [row], "a restart with the same configuration keeps it");
+    assert_eq!(
+        store.webhooks().await.unwrap(),
+        [row],
+        "a restart with the same configuration keeps the last attempt"
+    );
 }

@@ -1,47 +1,48 @@
-//! The outbox: events with where they are to go, written in the transaction of what made them happen.
+//! The outbox: events with their deliveries, written in the same transaction as the change that caused them.
 //!
-//! An event is known by its source and its id, and written once, as long as it is kept.
+//! An event is identified by its source and its id, and is written only once while it is stored.
 
 use crate::{NewDelivery, Store, StoreError, deliveries};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
-/// An event whose deliveries are over is kept for this long, so that the same one is not taken again.
+/// Time for which an event is kept after its deliveries are finished, so that the same event is not accepted
+/// again.
 pub const EVENT_IDS_KEPT_MS: u64 = 24 * 3600 * 1000;
-/// Deliveries that failed for good are kept for this long.
+/// Time for which permanently failed deliveries are kept.
 pub(crate) const DEAD_KEPT_MS: u64 = 30 * 24 * 3600 * 1000;
-/// Old ones are looked for once in so many events.
+/// Old events are looked for once per this number of events.
 const EVENTS_BETWEEN_PRUNING: i64 = 64;
-/// That are looked at then, so that no commit waits long for it.
+/// Number of events checked at a time, so that no commit waits long for it.
 const EVENTS_LOOKED_AT: i64 = 256;
 
-/// Something that happened.
+/// An event to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewEvent {
-    /// Who says so; with the id it is unique.
+    /// The source of the event, which is unique together with the id.
     pub source: String,
     pub id: String,
     pub topic: String,
     pub data: Option<Vec<u8>>,
-    /// On whose behalf.
+    /// The principal on whose behalf the event is published.
     pub principal: String,
-    /// How many events led to it, one after the other.
+    /// Length of the chain of events that led to this one.
     pub hops: u32,
     pub at_ms: u64,
     pub deliveries: Vec<NewDelivery>,
 }
 
-/// What became of an event that was published.
+/// The outcome of publishing an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
     New,
-    /// The same one was published before; nothing was written.
+    /// The same event was published before. Nothing was written.
     Known,
 }
 
-/// An event as it is stored, and how its deliveries stand.
+/// A stored event, with the state of its deliveries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRow {
-    /// Grows.
+    /// The key, which grows with each event.
     pub key: i64,
     pub source: String,
     pub id: String,
@@ -50,14 +51,14 @@ pub struct EventRow {
     pub hops: u32,
     pub at_ms: u64,
     pub published_at_ms: u64,
-    /// Deliveries that are still tried.
+    /// Number of deliveries that are still attempted.
     pub pending: u32,
-    /// Deliveries that failed for good.
+    /// Number of deliveries that failed permanently.
     pub dead: u32,
 }
 
 impl Store {
-    /// Makes an event durable, with its deliveries.
+    /// Stores an event durably, with its deliveries.
     pub async fn publish(&self, event: &NewEvent, now_ms: u64) -> Result<Published, StoreError> {
         self.write((event.clone(), now_ms), |connection, (event, now_ms)| {
             Box::pin(insert(connection, event, *now_ms))
@@ -65,7 +66,7 @@ impl Store {
         .await
     }
 
-    /// The newest events, those before the key `before` if it is given.
+    /// Returns the newest events. If `before` is given, returns only those before that key.
     pub async fn events(&self, before: Option<i64>, limit: u32) -> Result<Vec<EventRow>, StoreError> {
         let rows = query(
             "SELECT key, source, id, topic, data, hops, at_ms, published_at_ms,
@@ -117,27 +118,28 @@ pub(crate) async fn insert(
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds {
     now_ms: u64,
-    /// The bound for events that are only ids.
+    /// The limit for events without open or dead deliveries, of which only the id is still needed.
     ids_ms: u64,
-    /// The bound for dead letters.
+    /// The limit for dead letters.
     dead_ms: u64,
 }
 
 impl Bounds {
-    /// `before` gives the time of day from which on so many milliseconds went by.
+    /// Computes the limits. `before` returns the time of day that lies this many milliseconds in the past.
     pub(crate) fn of(before: impl Fn(u64) -> u64) -> Self {
         Bounds { now_ms: before(0), ids_ms: before(EVENT_IDS_KEPT_MS), dead_ms: before(DEAD_KEPT_MS) }
     }
 }
 
-/// What one look for old events did.
+/// The result of one search for old events.
 pub(crate) struct Pruned {
     pub gone: u64,
-    /// It came to the end, or to events that are all young; the next look begins anew.
+    /// Whether the search reached the end, or only events that are all young. The next search then starts
+    /// over.
     pub is_through: bool,
 }
 
-/// Looks at some events, from where the last look ended, and removes the old ones.
+/// Checks some events, starting where the last search stopped, and removes the old ones.
 pub(crate) async fn prune(connection: &mut SqliteConnection, bounds: Bounds) -> Result<Pruned, StoreError> {
     let failed = || StoreError::while_it("removed old events");
     let after: i64 = query_scalar("SELECT after_key FROM event_pruning")
@@ -145,7 +147,7 @@ pub(crate) async fn prune(connection: &mut SqliteConnection, bounds: Bounds) -> 
         .await
         .map_err(failed())?;
     let looked_at = query(
-        // Events of a future that a clock which was set back took away lie before others that are old.
+        // After the clock was set back, events with a time in the future lie before older ones.
         "SELECT COUNT(*), coalesce(SUM(published_at_ms < ?1 OR published_at_ms > ?2), 0), coalesce(MAX(key), 0)
          FROM (SELECT key, published_at_ms FROM events WHERE key > ?3 ORDER BY key LIMIT ?4)",
     )

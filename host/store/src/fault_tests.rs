@@ -1,20 +1,21 @@
-//! A database whose statements and commits fail, are slow, or succeed and do not say so: what was acknowledged is there,
-//! what was refused is not, and what nobody knows is there as a whole or not at all.
+//! Tests with a database whose statements and commits fail, are slow, or succeed without reporting it:
+//! acknowledged writes exist, refused writes do not, and writes with an unknown outcome exist completely or
+//! not at all.
 
 use crate::*;
 use std::time::Duration;
 
 const AGENT: &str = "a";
-/// Of the session that is copied: more than one piece takes.
+/// Number of keys of the session that is copied: more than fit into one chunk.
 const KEYS: usize = 700;
 const OPERATIONS: u64 = 48;
 
-/// The same numbers for the same seed.
+/// A deterministic random number generator.
 #[derive(Clone)]
 struct Numbers(u64);
 
 impl Numbers {
-    /// SplitMix64, of Steele, Lea and Flood.
+    /// SplitMix64, by Steele, Lea and Flood.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -28,7 +29,7 @@ impl Numbers {
     }
 }
 
-/// What whoever asked was told.
+/// The outcome that was reported to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
     Done,
@@ -121,7 +122,7 @@ async fn ask(store: &Store, number: u64, operation: Operation) -> Result<(), Sto
             let snapshot = SessionSnapshot { row, state, conversations: Vec::new() };
             store.import_session(AGENT, snapshot, Existing::Refuse).await.map(drop)
         }
-        // Made before there were faults.
+        // The session was created before faults were enabled.
         Operation::Delete => store.delete_session(AGENT, &session(number)).await.map(drop),
         Operation::Batch => {
             let item = NewItem { request: b"{}".to_vec(), reference: None };
@@ -135,7 +136,7 @@ async fn ask(store: &Store, number: u64, operation: Operation) -> Result<(), Sto
     }
 }
 
-/// Whether what was asked for is there. It is never there in part.
+/// Returns whether the operation was done. Panics if it was done in part.
 async fn is_done(store: &Store, number: u64, operation: Operation) -> bool {
     let id = session(number);
     let found = store.session(AGENT, &id).await.unwrap();
@@ -191,7 +192,7 @@ fn fault(moment: Moment, numbers: &mut Numbers) -> Option<Fault> {
     }
 }
 
-/// What was told of each operation, and whether it was done.
+/// Runs all operations. Returns what was reported for each of them, and whether it was done.
 async fn run(seed: u64) -> Vec<(Operation, Told, bool)> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("skep.db");
@@ -221,7 +222,7 @@ async fn run(seed: u64) -> Vec<(Operation, Told, bool)> {
     let mut of_faults = numbers.clone();
     store.faults().choose(move |moment| fault(moment, &mut of_faults));
     let mut told = Vec::new();
-    // Some at once, so that they share transactions.
+    // Run some concurrently, so that they share transactions.
     for some in (0..).zip(operations.iter().copied()).collect::<Vec<_>>().chunks(8) {
         let asked: Vec<_> = some
             .iter()
@@ -240,7 +241,7 @@ async fn run(seed: u64) -> Vec<(Operation, Told, bool)> {
     }
 
     store.faults().end();
-    store.check().await.expect("it goes on without being opened again");
+    store.check().await.expect("it works again without being reopened");
     store.close().await;
     let store = Store::open(&path, Durability::Process).await.unwrap();
     store.tidy().await.unwrap();
@@ -255,24 +256,24 @@ async fn run(seed: u64) -> Vec<(Operation, Told, bool)> {
     .fetch_one(&store.readers)
     .await
     .unwrap();
-    assert_eq!(left, 0, "seed {seed} leaves rows that nobody sees");
+    assert_eq!(left, 0, "seed {seed} leaves invisible rows");
     seen
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn acknowledged_writes_are_there_and_refused_ones_are_not() {
+async fn acknowledged_writes_exist_and_refused_ones_do_not() {
     let mut counts = [0; 3];
     for seed in 0..12 {
         for (number, (operation, told, is_done)) in run(seed).await.into_iter().enumerate() {
             counts[told as usize] += 1;
             match told {
                 Told::Done => {
-                    assert!(is_done, "seed {seed}: {operation:?} {number} was acknowledged and is lost")
+                    assert!(is_done, "seed {seed}: {operation:?} {number} was acknowledged but is lost")
                 }
-                // A deletion that failed after it began is carried through.
+                // A deletion that failed after it started is completed later.
                 Told::Refused => assert!(
                     !is_done || matches!(operation, Operation::Delete),
-                    "seed {seed}: {operation:?} {number} was refused and is there"
+                    "seed {seed}: {operation:?} {number} was refused but exists"
                 ),
                 Told::Unknown => {}
             }
@@ -282,7 +283,7 @@ async fn acknowledged_writes_are_there_and_refused_ones_are_not() {
 }
 
 #[tokio::test]
-async fn a_slow_commit_makes_others_wait_and_not_fail() {
+async fn a_slow_commit_delays_other_writes_without_failing_them() {
     let store = Store::in_memory().await.unwrap();
     let agent = AgentRow {
         name: AGENT.into(),

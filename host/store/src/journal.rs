@@ -1,28 +1,28 @@
-//! The journal of a turn: what its host calls came to and what its caller was shown, in order.
+//! The journal of a turn: the results of its host calls and everything that its caller was shown, in order.
 //!
-//! Records are appended while the turn runs and never change. Those that a caller was shown outlive the turn for a
-//! while; the others go when it ends.
+//! Records are appended while the turn runs and never change. Records that a caller was shown outlive the
+//! turn for a while; the others are removed when it finishes.
 
 use crate::{Store, StoreError, TurnKey};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query};
 
-/// Of one record. Larger ones are refused before anything of the append is written.
+/// Maximum size of a record in bytes. An append with a larger record is refused before anything is written.
 pub const MAX_RECORD_BYTES: usize = 2 << 20;
 
 /// One step of a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Counts up from 1 within the turn.
+    /// Position of the record in the turn, counting from 1.
     pub position: u64,
-    /// The host call of the turn that it belongs to.
+    /// The host call of the turn that the record belongs to.
     pub call: u32,
-    /// Whether the turn's callers see it.
+    /// Whether the turn's callers see the record.
     pub shown: bool,
     pub body: Vec<u8>,
 }
 
 impl Store {
-    /// Appends to the journal of an open turn: all of the records or none.
+    /// Appends records to the journal of an open turn, either all or none.
     pub async fn append_records(&self, turn: TurnKey, records: Vec<Record>) -> Result<(), StoreError> {
         if let Some(large) = records.iter().find(|record| record.body.len() > MAX_RECORD_BYTES) {
             let (what, bytes) = ("a record of the turn's journal", large.body.len());
@@ -34,7 +34,7 @@ impl Store {
         .await
     }
 
-    /// The journal in its order.
+    /// Returns the journal in order.
     pub async fn records(&self, turn: TurnKey) -> Result<Vec<Record>, StoreError> {
         let rows =
             query("SELECT position, call, shown, body FROM turn_records WHERE turn = ? ORDER BY position")
@@ -59,7 +59,7 @@ async fn append(
     turn: TurnKey,
     records: &[Record],
 ) -> Result<(), StoreError> {
-    // SQLite bounds the parameters of one statement.
+    // SQLite limits the number of parameters of one statement.
     for chunk in records.chunks(1_000) {
         let mut insert =
             QueryBuilder::<Sqlite>::new("INSERT INTO turn_records (turn, position, call, shown, body) ");
@@ -80,7 +80,7 @@ async fn append(
     Ok(())
 }
 
-/// Removes what only a turn that runs needs.
+/// Removes the records that only a running turn needs.
 pub(crate) async fn close(connection: &mut SqliteConnection, turn: TurnKey) -> Result<(), StoreError> {
     query("DELETE FROM turn_records WHERE turn = ? AND NOT shown")
         .bind(turn.0)

@@ -1,10 +1,10 @@
-//! Durable tables of Skep: agents, their components, sessions with state and conversations, logs, schedules, and events on
-//! their way to agents and webhooks.
+//! Durable tables of Skep: agents, their components, sessions with state and conversations, logs, schedules,
+//! and events in flight to agents and webhooks.
 //!
-//! This is the only crate with SQL. It knows rows and transactions, and nothing of what a component, a conversation
-//! or a message means: those are bytes here. A turn is a row from the moment it is accepted, a journal while it runs, and
-//! one [`TurnCommit`] in one transaction when it ends, so that a crash leaves either all of a turn or what is needed to
-//! run it again.
+//! This is the only crate with SQL. It knows rows and transactions, but not the meaning of a component, a
+//! conversation or a message, which are bytes here. A turn is a row from the moment it is accepted and a
+//! journal while it runs. It ends with one [`TurnCommit`] in one transaction, so that after a crash either
+//! the whole turn is stored or everything that is needed to run it again.
 #![forbid(unsafe_code)]
 
 mod agents;

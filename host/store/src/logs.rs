@@ -1,15 +1,16 @@
-//! Lines that agents logged. Each agent keeps [`LINES_PER_AGENT`], and [`SPARE_LINES`] more until they are trimmed. Then the
-//! oldest ones go of the tenant that has the most of them, so that a tenant whose turns log much pushes out nobody else's.
+//! Log lines of agents. Each agent keeps [`LINES_PER_AGENT`] lines, and up to [`SPARE_LINES`] more until they
+//! are trimmed. Trimming removes the oldest lines of the tenant that has the most, so that a tenant whose
+//! turns log a lot does not push out the lines of others.
 
 use crate::{SessionFolder, Store, StoreError};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar};
 
-/// Lines kept for each agent.
+/// Number of lines kept per agent.
 pub(crate) const LINES_PER_AGENT: i64 = 10_000;
-/// Lines beyond those before the tenants' shares are counted, which takes milliseconds.
+/// Number of additional lines before the tenants' lines are counted, which takes milliseconds.
 pub(crate) const SPARE_LINES: i64 = 200;
 
-/// A line to be stored.
+/// A new log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogEntry {
     pub at_ms: u64,
@@ -17,7 +18,7 @@ pub struct LogEntry {
     pub message: String,
 }
 
-/// A stored line. Ids grow, so that a reader asks for what came after the last one it saw.
+/// A stored log line. Ids grow, so a reader can ask for lines after the last one that it saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogRow {
     pub id: i64,
@@ -27,28 +28,29 @@ pub struct LogRow {
     pub entry: LogEntry,
 }
 
-/// Which lines are wanted; `default` wants all.
+/// A selection of log lines; `default` selects all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogFilter {
     pub agent: Option<String>,
     pub session: Option<String>,
-    /// Of the sessions in there; lines of no session are with those whose id has no slash.
+    /// Selects the sessions in this folder. Lines without a session belong to the folder of ids without a
+    /// slash.
     pub folder: Option<SessionFolder>,
-    /// Logged then or later.
+    /// Selects lines that were logged at this time or later.
     pub since_ms: Option<u64>,
-    /// Of one of these levels; of any if there is none.
+    /// Selects lines with one of these levels; an empty list selects all levels.
     pub levels: Vec<&'static str>,
 }
 
 impl LogFilter {
-    /// Everything that an agent logged.
+    /// Selects all lines of an agent.
     pub fn of_agent(agent: &str) -> Self {
         LogFilter { agent: Some(agent.to_owned()), ..LogFilter::default() }
     }
 }
 
 impl Store {
-    /// Stores lines outside a commit: those of a turn that failed, or of no turn (0).
+    /// Stores lines outside a commit: lines of a turn that failed, or of no turn (0).
     pub async fn append_logs(
         &self,
         agent: &str,
@@ -65,7 +67,8 @@ impl Store {
         .await
     }
 
-    /// At most `limit` lines with an id over `after_id`, oldest first. Without `after_id`: the newest ones.
+    /// Returns at most `limit` lines with an id greater than `after_id`, the oldest first. Without
+    /// `after_id`, returns the newest lines.
     pub async fn logs(
         &self,
         filter: &LogFilter,
@@ -108,7 +111,7 @@ impl Store {
         Ok(lines)
     }
 
-    /// The id of the newest line of any agent; 0 if there was none.
+    /// Returns the id of the newest line of any agent, or 0 if there are none.
     pub async fn newest_log_id(&self) -> Result<i64, StoreError> {
         let row = query("SELECT coalesce(max(id), 0) FROM logs").fetch_one(&self.readers).await;
         Ok(row.map_err(StoreError::while_it("read the newest log line"))?.get(0))
@@ -132,7 +135,7 @@ pub(crate) async fn insert(
     turn: u64,
     entries: &[LogEntry],
 ) -> Result<(), StoreError> {
-    // SQLite bounds the parameters of one statement.
+    // SQLite limits the number of parameters of one statement.
     for chunk in entries.chunks(1000) {
         let mut insert =
             QueryBuilder::<Sqlite>::new("INSERT INTO logs (agent, session, turn, at_ms, level, message) ");
@@ -175,7 +178,7 @@ async fn trim(connection: &mut SqliteConnection, agent: &str) -> Result<(), Stor
         folders.sort_by_key(|(_, lines)| *lines);
         let next = folders.iter().rev().nth(1).map_or(0, |(_, lines)| *lines);
         let Some((folder, lines)) = folders.last_mut() else { break };
-        // As many as make it no longer the one with the most.
+        // Remove just enough lines that this tenant no longer has the most.
         let gone = surplus.min((*lines - next).max(1));
         query(
             "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE agent = ?1

@@ -1,24 +1,25 @@
-//! What is too much for one transaction: copies and deletions go in pieces, with the writes of others between them.
+//! Chunks of work that is too much for one transaction. Copies and deletions run in chunks, with the writes
+//! of others between them.
 //!
-//! Invariant: the first piece, or the last one, is a small change that makes all of it visible or invisible. What a crash
-//! leaves of the others cannot be seen, and [`Store::tidy`] removes it.
+//! Invariant: the first or the last chunk is a small change that makes all of the work visible or invisible.
+//! Whatever a crash leaves of the other chunks is invisible, and [`Store::tidy`] removes it.
 
 use crate::{Store, StoreError, writer::Work};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar};
 use std::time::{Duration, Instant};
 use tokio::sync::SemaphorePermit;
 
-/// A piece has so much time; then the next writes are made.
+/// Time limit of a chunk. After it, other writes get their turn.
 pub(crate) const PIECE: Duration = Duration::from_millis(10);
 
-/// The time of one piece.
+/// The time limit of one chunk, and its progress.
 pub(crate) struct Piece {
     until: Instant,
-    /// Rows that it removed.
+    /// Number of rows that the chunk removed.
     pub(crate) removed: u64,
 }
 
-/// How far a piece came.
+/// Progress of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Done { removed: u64 },
@@ -30,7 +31,8 @@ impl Piece {
         Piece { until: Instant::now() + time, removed: 0 }
     }
 
-    /// Makes a statement that removes a bounded number of rows until it removes none. Whether it came so far.
+    /// Repeats a statement that removes a limited number of rows until it removes none. Returns `false` if
+    /// the time is over before that.
     pub(crate) async fn remove(
         &mut self,
         connection: &mut SqliteConnection,
@@ -46,7 +48,7 @@ impl Piece {
                 };
             }
             let done = statement.execute(&mut *connection).await;
-            let rows = done.map_err(StoreError::while_it("removed rows in pieces"))?.rows_affected();
+            let rows = done.map_err(StoreError::while_it("removed rows in chunks"))?.rows_affected();
             self.removed += rows;
             if rows == 0 {
                 return Ok(true);
@@ -70,7 +72,7 @@ impl Piece {
     }
 }
 
-/// A value of a statement.
+/// A parameter of a statement.
 #[derive(Clone, Copy)]
 pub(crate) enum Bind<'a> {
     Key(i64),
@@ -78,10 +80,10 @@ pub(crate) enum Bind<'a> {
 }
 
 impl Store {
-    /// Finishes what a crash left half done: copies and batches that were not complete go, and deletions are carried
-    /// through. For the start of a host; whoever else opens the file leaves it alone.
+    /// Cleans up after a crash: removes incomplete copies and batches, and finishes deletions. Only a
+    /// starting host calls this; other processes that open the file must not.
     pub async fn tidy(&self) -> Result<(), StoreError> {
-        let failed = || StoreError::while_it("looked for what was left half done");
+        let failed = || StoreError::while_it("looked for unfinished work");
         let agents: Vec<String> = query_scalar("SELECT name FROM agents WHERE deleted")
             .fetch_all(&self.readers)
             .await
@@ -102,13 +104,13 @@ impl Store {
         self.tidy_batches().await
     }
 
-    /// Waits for a place among what is written in pieces.
+    /// Waits for a permit to write in chunks.
     pub(crate) async fn piecework(&self) -> Result<SemaphorePermit<'_>, StoreError> {
         self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)
     }
 
-    /// Removes a session that has no name, with what it has. One that has got a name after all stays: whether the last piece
-    /// of a copy was written may not be known.
+    /// Removes a session without a name, with its content. A session that has a name after all is kept,
+    /// because it may be unknown whether the last chunk of a copy was written.
     pub(crate) async fn remove_unnamed(&self, session: i64) -> Result<(), StoreError> {
         let _permit = self.piecework().await?;
         loop {
@@ -133,8 +135,8 @@ impl Store {
 }
 
 impl Store {
-    /// Makes a statement that changes a bounded number of rows until it changes none, with the writes of others between.
-    /// How many it changed.
+    /// Repeats a statement that changes a limited number of rows until it changes none, with the writes of
+    /// others in between. Returns the number of changed rows.
     pub(crate) async fn in_pieces<D>(&self, data: D, work: Work<D, u64>) -> Result<u64, StoreError>
     where
         D: Clone + Send + Sync + 'static,
@@ -150,17 +152,17 @@ impl Store {
     }
 }
 
-/// Whether a query for the row with this key finds it.
+/// Returns whether a query for the row with this key finds it.
 pub(crate) async fn is_there(
     connection: &mut SqliteConnection,
     sql: &'static str,
     key: i64,
 ) -> Result<bool, StoreError> {
     let found = query(sql).bind(key).fetch_optional(connection).await;
-    Ok(found.map_err(StoreError::while_it("looked for what is to be removed"))?.is_some())
+    Ok(found.map_err(StoreError::while_it("looked for rows to remove"))?.is_some())
 }
 
-/// Removes what a session has, and then the session. Whether it came so far.
+/// Removes the content of a session, and then the session. Returns `false` if the time is over before that.
 pub(crate) async fn remove_content(
     connection: &mut SqliteConnection,
     piece: &mut Piece,
@@ -180,8 +182,8 @@ pub(crate) async fn remove_content(
     Ok(true)
 }
 
-/// Removes turns of an agent, or of one of its sessions, with their journals. `which` gives the keys of some of them.
-/// Whether it came so far.
+/// Removes turns of an agent, or of one of its sessions, with their journals. `which` selects the keys of
+/// some of them. Returns `false` if the time is over before that.
 pub(crate) async fn remove_turns(
     connection: &mut SqliteConnection,
     piece: &mut Piece,

@@ -1,4 +1,4 @@
-//! Copies and deletions beside the turns of others, and cut off between two pieces.
+//! Tests of copies and deletions that run beside the turns of others, and that crash between two chunks.
 
 use crate::*;
 use sqlx::query_scalar;
@@ -12,15 +12,15 @@ use std::{
 };
 
 const AGENT: &str = "a";
-/// Keys that one turn may change.
+/// Maximum number of keys that one turn changes.
 const PER_TURN: usize = 30_000;
 
 async fn open(folder: &Path) -> Store {
     Store::open(&folder.join("skep.db"), Durability::Process).await.unwrap()
 }
 
-/// Makes the agent, and a session with so many keys, three conversations, an outcome, a log line, a schedule, a delivery
-/// and an ended turn.
+/// Creates the agent, and a session with `keys` keys, three conversations, an outcome, a log line, a
+/// schedule, a delivery and a finished turn.
 async fn with_session(folder: &Path, keys: usize) -> Store {
     let store = open(folder).await;
     let agent = AgentRow {
@@ -116,7 +116,7 @@ fn turn(session: &str, turn: u64) -> TurnCommit {
     }
 }
 
-/// Commits of another session that are made while `work` goes on, and how long the longest of them waited.
+/// Commits turns of another session while `work` runs. Returns their number and the longest wait among them.
 async fn beside<T>(
     store: &Store,
     session: &'static str,
@@ -142,7 +142,7 @@ async fn beside<T>(
     (result, turns, Duration::from_micros(longest_us.load(Ordering::Relaxed)))
 }
 
-/// What a test expects of copies and of the end of a session with so many keys.
+/// Copies, imports and deletes a session with `keys` keys, and checks the results. Returns the measurements.
 async fn copied_and_deleted_beside_others(keys: usize) -> Vec<(&'static str, u64, Duration)> {
     let folder = tempfile::tempdir().unwrap();
     let store = with_session(folder.path(), keys).await;
@@ -175,7 +175,7 @@ async fn copied_and_deleted_beside_others(keys: usize) -> Vec<(&'static str, u64
     seen
 }
 
-/// Keys of all sessions, and rows of sessions that nobody sees.
+/// Counts the keys of all sessions, and the rows of invisible sessions.
 async fn leftovers(store: &Store) -> (i64, i64) {
     let count = async |sql: &'static str| -> i64 {
         query_scalar(sql).fetch_one(&store.readers).await.expect("a count")
@@ -188,20 +188,20 @@ async fn leftovers(store: &Store) -> (i64, i64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_are_committed_while_a_large_session_is_copied_and_deleted() {
     for (what, turns, _) in copied_and_deleted_beside_others(20_000).await {
-        assert!(turns >= 5, "{what}: {turns} commits of another session came between the pieces");
+        assert!(turns >= 5, "{what}: {turns} commits of another session came between the chunks");
     }
 }
 
-/// Prints figures: `cargo test -p skep-store figures -- --ignored --nocapture`.
+/// Prints measurements: `cargo test -p skep-store figures -- --ignored --nocapture`.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "prints figures"]
+#[ignore = "prints measurements"]
 async fn figures_of_a_session_with_a_hundred_thousand_keys() {
     for (what, turns, waited) in copied_and_deleted_beside_others(100_000).await {
         println!("{what}: {turns} commits of another session, the longest waited {waited:?}");
     }
 }
 
-/// What is known of a session from outside.
+/// Everything that can be observed of a session.
 type Seen = (Option<SessionSnapshot>, Option<Vec<u8>>, usize, usize, usize);
 
 async fn seen(store: &Store, session: &str) -> Seen {
@@ -216,8 +216,8 @@ async fn seen(store: &Store, session: &str) -> Seen {
     )
 }
 
-/// Lets the store crash before its transaction number 0, 1, 2 … of an operation, until that does not need so many; looks
-/// at `session` after each crash. How often it crashed.
+/// Crashes the store before its transaction number 0, 1, 2 … of an operation, until the operation needs no
+/// more transactions. Inspects `session` after each crash. Returns the number of crashes.
 async fn crashed_everywhere(
     session: &str,
     operation: impl AsyncFn(&Store) -> Result<(), StoreError>,
@@ -226,7 +226,7 @@ async fn crashed_everywhere(
     for crash_at in 0.. {
         let folder = tempfile::tempdir().unwrap();
         let mut store = with_session(folder.path(), 1_200).await;
-        // Every statement is a piece.
+        // Make every statement a chunk.
         store.piece = Duration::ZERO;
         let mut transactions = 0;
         store.faults().choose(move |moment| {
@@ -236,7 +236,7 @@ async fn crashed_everywhere(
         let result = operation(&store).await;
         drop(store);
         let store = open(folder.path()).await;
-        store.tidy().await.expect("it tidies");
+        store.tidy().await.expect("tidying succeeds");
         let seen = seen(&store, session).await;
         let keys = store.session(AGENT, "s").await.unwrap().map_or(0, |session| session.state.len());
         let of_copy = match session {
@@ -249,11 +249,11 @@ async fn crashed_everywhere(
             return crash_at;
         }
     }
-    unreachable!("the loop ends with the operation")
+    unreachable!("the loop ends when the operation succeeds")
 }
 
 #[tokio::test]
-async fn a_copy_that_a_crash_cuts_off_is_not_there() {
+async fn a_copy_cut_off_by_a_crash_does_not_exist() {
     let crashes = crashed_everywhere(
         "copy",
         async |store| match store.fork_session(AGENT, "s", "copy", 9).await? {
@@ -269,7 +269,7 @@ async fn a_copy_that_a_crash_cuts_off_is_not_there() {
 }
 
 #[tokio::test]
-async fn an_import_that_a_crash_cuts_off_replaces_all_or_nothing() {
+async fn an_import_cut_off_by_a_crash_replaces_all_or_nothing() {
     let crashes = crashed_everywhere(
         "s",
         async |store| {
@@ -292,12 +292,12 @@ async fn an_import_that_a_crash_cuts_off_replaces_all_or_nothing() {
         },
     )
     .await;
-    // Once it has the name it is there, whatever becomes of what had the name before.
+    // Once the copy has the name, it exists, whatever happens to the session that had the name before.
     assert!(crashes >= 3, "a copy of {crashes} transactions has no middle");
 }
 
 #[tokio::test]
-async fn a_deletion_that_a_crash_cuts_off_is_carried_through_or_never_began() {
+async fn a_deletion_cut_off_by_a_crash_completes_or_never_started() {
     let crashes = crashed_everywhere(
         "s",
         async |store| {
@@ -316,7 +316,7 @@ async fn a_deletion_that_a_crash_cuts_off_is_carried_through_or_never_began() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_deletion_a_crash_cut_off_is_gone_and_can_be_deployed_anew() {
+async fn an_agent_whose_deletion_was_cut_off_is_gone_and_can_be_redeployed() {
     for crash_at in 0.. {
         let folder = tempfile::tempdir().unwrap();
         let mut store = with_session(folder.path(), 600).await;
@@ -330,7 +330,7 @@ async fn an_agent_whose_deletion_a_crash_cut_off_is_gone_and_can_be_deployed_ane
         drop(store);
         let store = open(folder.path()).await;
         if crash_at == 0 {
-            assert_eq!(store.agents().await.unwrap().len(), 1, "its deletion never began");
+            assert_eq!(store.agents().await.unwrap().len(), 1, "the deletion never started");
             continue;
         }
         assert!(store.agents().await.unwrap().is_empty() && store.versions(AGENT).await.unwrap().is_empty());
@@ -353,7 +353,7 @@ async fn an_agent_whose_deletion_a_crash_cut_off_is_gone_and_can_be_deployed_ane
 }
 
 #[tokio::test]
-async fn a_batch_that_a_crash_cuts_off_is_not_there_and_takes_no_room() {
+async fn a_batch_cut_off_by_a_crash_does_not_exist_and_uses_no_space() {
     let room = BatchRoom { bytes: 1 << 20, batches: 1, share: None };
     for crash_at in 0.. {
         let folder = tempfile::tempdir().unwrap();
@@ -377,7 +377,7 @@ async fn a_batch_that_a_crash_cuts_off_is_not_there_and_takes_no_room() {
         let is_there = store.batch("b").await.unwrap().is_some();
         assert_eq!(is_there, queued.is_ok(), "crash {crash_at}");
         let taken = store.take_item(&["m".into()], &[], 5).await.unwrap();
-        assert_eq!(matches!(taken, Take::Item(_)), is_there, "no item of a batch that is not complete");
+        assert_eq!(matches!(taken, Take::Item(_)), is_there, "items of an incomplete batch are never taken");
         store.tidy().await.unwrap();
         if queued.is_ok() {
             assert!(crash_at >= 4, "{crash_at}");

@@ -1,53 +1,55 @@
-//! What a restored database holds back.
+//! Work that a restored database holds back.
 //!
-//! Work that was on its way at the point of a backup may have been done after it, outside and by a host that is gone. None of
-//! it goes on by itself: open turns, deliveries, schedules that are due and batches are held until the operator has them
-//! resumed or dropped, all of them at once. What comes later is not held.
+//! Work that was in flight when a backup was taken may have been done after that by the old host, with
+//! effects outside. None of it continues automatically: open turns, deliveries, due schedules and batches are
+//! held until the operator resumes or drops them, all at once. Work that is created later is not held.
 
 use crate::{OpenTurn, Store, StoreError, turns};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_as};
 
-/// What is held since a restore.
+/// Everything that is held since a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// The point of the backup.
+    /// The time at which the backup was taken.
     pub backup_at_ms: u64,
     pub restored_at_ms: u64,
-    /// Turns that waited or ran.
+    /// Number of turns that waited or ran.
     pub turns: u64,
-    /// Events on their way to sessions and webhooks.
+    /// Number of events in flight to sessions and webhooks.
     pub deliveries: u64,
-    /// Those that were due by the time of the restore.
+    /// Number of schedules that were due by the time of the restore.
     pub schedules: u64,
-    /// Batches that had not ended.
+    /// Number of batches that had not finished.
     pub batches: u64,
 }
 
-/// A turn that is held, and what it is known by.
+/// A held turn, with its idempotency key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldTurn {
     pub turn: OpenTurn,
     pub idempotency_key: Option<String>,
 }
 
-/// What becomes of deliveries and schedules that are held.
+/// The decision about held deliveries and schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// They go on where they were.
+    /// They continue where they were.
     Resume,
-    /// Deliveries are dead letters. Schedules that repeat go on with their next time, the others have failed.
+    /// Deliveries become dead letters. Repeating schedules continue with their next due time; the others
+    /// fail.
     Drop,
 }
 
-/// The states of rows that are held, as the statements below have them. Nothing that looks for work knows them: 3 is a
-/// delivery, 4 a schedule, 5 a schedule whose turn was committed and of which only the next time is to be set.
+/// The states of held schedules, as used in the statements below. Nothing that looks for work selects held
+/// states: 3 is a delivery, 4 a schedule, and 5 a schedule whose turn was committed and which only needs its
+/// next due time.
 pub(crate) const HELD_SCHEDULES: [i64; 2] = [4, 5];
-/// Rows of one write.
+/// Maximum number of rows per write.
 const ROWS: u32 = 200;
-const DROPPED: &str = "it was on its way when the backup was taken, and was dropped after the restore";
+const DROPPED: &str = "it was in flight when the backup was taken, and was dropped after the restore";
 
 impl Store {
-    /// Holds everything that is on its way, in a database that was restored and that no host uses.
+    /// Holds all work in flight, in a restored database that no host uses.
     pub async fn hold_all(&self, backup_at_ms: u64, now_ms: u64) -> Result<(), StoreError> {
         self.write((backup_at_ms, now_ms), |connection, (backup_at_ms, now_ms)| {
             Box::pin(hold_all(connection, *backup_at_ms, *now_ms))
@@ -55,7 +57,8 @@ impl Store {
         .await
     }
 
-    /// `None`: the database was not restored, or it was decided about everything.
+    /// Returns what is held. `None` means that the database was not restored, or that nothing is held any
+    /// more.
     pub async fn held(&self) -> Result<Option<Held>, StoreError> {
         let row: Option<(i64, i64, i64, i64, i64, i64)> = query_as(
             "SELECT backup_at_ms, at_ms, (SELECT COUNT(*) FROM turns WHERE held AND ended_at_ms IS NULL),
@@ -78,7 +81,7 @@ impl Store {
         }))
     }
 
-    /// Open turns that are held, those that ran first.
+    /// Returns the open turns that are held, running ones first.
     pub async fn held_turns(&self) -> Result<Vec<HeldTurn>, StoreError> {
         let rows = query(
             "SELECT key, id, agent, session, state, losses, length(input), idempotency_key FROM turns
@@ -93,7 +96,7 @@ impl Store {
         Ok(crate::rows::readable(&rows, "turn", held))
     }
 
-    /// Ids of batches that are held, each with its principal.
+    /// Returns the ids of held batches, each with its principal.
     pub async fn held_batches(&self) -> Result<Vec<(String, String)>, StoreError> {
         query_as("SELECT principal, id FROM batches WHERE held AND ended_at_ms IS NULL ORDER BY key")
             .fetch_all(&self.readers)
@@ -101,7 +104,7 @@ impl Store {
             .map_err(StoreError::while_it("listed batches that are held"))
     }
 
-    /// Lets deliveries and schedules go, some at a time.
+    /// Releases deliveries and schedules, some at a time.
     pub async fn release(&self, how: Release, now_ms: u64) -> Result<(), StoreError> {
         while self
             .write((how, now_ms), |connection, (how, now_ms)| {
@@ -112,13 +115,13 @@ impl Store {
         Ok(())
     }
 
-    /// Lets turns and batches that are held go on, some at a time.
+    /// Releases held turns and batches, some at a time.
     pub async fn release_work(&self) -> Result<(), StoreError> {
         while self.write((), |connection, ()| Box::pin(release_work(connection))).await? {}
         Ok(())
     }
 
-    /// It was decided about everything that was held.
+    /// Ends the hold after everything that was held has been resumed or dropped.
     pub async fn end_hold(&self) -> Result<(), StoreError> {
         self.write((), |connection, ()| {
             Box::pin(async move {
@@ -136,7 +139,7 @@ async fn hold_all(
     now_ms: u64,
 ) -> Result<(), StoreError> {
     let script = format!(
-        // Nobody lost the turns, or the items of batches.
+        // The turns and batch items were not lost by a process, so they must not count as lost.
         "UPDATE turns SET held = TRUE, runs = FALSE WHERE ended_at_ms IS NULL;
          UPDATE deliveries SET state = 3, restored = TRUE WHERE state IN (0, 1);
          UPDATE schedules SET state = CASE state WHEN 2 THEN 5 ELSE 4 END
@@ -147,16 +150,16 @@ async fn hold_all(
          INSERT INTO restores (backup_at_ms, at_ms) VALUES ({backup_at_ms}, {now_ms});"
     );
     let held = sqlx::raw_sql(AssertSqlSafe(script)).execute(connection).await;
-    held.map(drop).map_err(StoreError::while_it("held what a restored database had on its way"))
+    held.map(drop).map_err(StoreError::while_it("held the work in flight of a restored database"))
 }
 
-/// Whether there may be more.
+/// Releases some rows. Returns whether there may be more.
 async fn release_some(
     connection: &mut SqliteConnection,
     how: Release,
     now_ms: u64,
 ) -> Result<bool, StoreError> {
-    let failed = || StoreError::while_it("let go what was held since a restore");
+    let failed = || StoreError::while_it("released work held since a restore");
     let (delivery, schedule) = match how {
         Release::Resume => (
             "state = 0, wake_ms = ?1".to_owned(),
@@ -165,7 +168,7 @@ async fn release_some(
         ),
         Release::Drop => (
             format!("state = 2, wake_ms = ?1, error = '{DROPPED}'"),
-            // From now on; the times between are as if they had passed.
+            // Continue from now on, as if the due times in between had passed.
             format!(
                 "state = CASE WHEN repeats THEN 2 ELSE 3 END, due_ms = MAX(due_ms, ?1), error = '{DROPPED}'"
             ),
@@ -193,8 +196,7 @@ async fn release_work(connection: &mut SqliteConnection) -> Result<bool, StoreEr
         "UPDATE batches SET held = FALSE WHERE key IN (SELECT key FROM batches WHERE held LIMIT ?)",
     ] {
         let done = query(AssertSqlSafe(sql)).bind(ROWS).execute(&mut *connection).await;
-        changed +=
-            done.map_err(StoreError::while_it("let go what was held since a restore"))?.rows_affected();
+        changed += done.map_err(StoreError::while_it("released work held since a restore"))?.rows_affected();
     }
     Ok(changed > 0)
 }
@@ -269,10 +271,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_on_its_way_goes_on_only_when_it_is_resumed() {
+    async fn held_work_continues_only_after_it_is_resumed() {
         let store = with_work().await;
         store.hold_all(10, 20).await.unwrap();
-        let held = store.held().await.unwrap().expect("it was restored");
+        let held = store.held().await.unwrap().expect("the database was restored");
         assert_eq!((held.turns, held.deliveries, held.schedules, held.batches), (1, 1, 2, 0), "{held:?}");
         assert_eq!((held.backup_at_ms, held.restored_at_ms), (10, 20));
         assert!(store.open_turns().await.unwrap().is_empty());
@@ -286,12 +288,12 @@ mod tests {
         assert_eq!(store.held().await.unwrap(), None);
         assert_eq!(store.open_turns().await.unwrap().len(), 1);
         let delivery = &store.due_deliveries(500, 9).await.unwrap()[0];
-        assert!(delivery.restored, "it says that it may have come before");
+        assert!(delivery.restored, "the delivery says that it may have been made before");
         assert_eq!(states(&store).await, [("once".into(), 0), ("often".into(), 0), ("later".into(), 0)]);
     }
 
     #[tokio::test]
-    async fn what_is_dropped_is_a_dead_letter_and_repeating_schedules_go_on_with_their_next_time() {
+    async fn dropped_deliveries_become_dead_letters_and_repeating_schedules_continue() {
         let store = with_work().await;
         store.hold_all(10, 20).await.unwrap();
         store.release(Release::Drop, 30).await.unwrap();

@@ -1,14 +1,14 @@
-//! What is forgotten after a while, a few rows at once.
+//! Removal of rows that are kept only for a while, a few rows at a time.
 
 use crate::{Store, StoreError, events};
 use sqlx::query;
 
-/// Rows that one statement removes.
+/// Number of rows that one statement removes.
 const PIECE_ROWS: i64 = 200;
 
 impl Store {
-    /// Forgets what was answered to idempotency keys before `before_ms`. How many there were. Of those that an early version
-    /// wrote nobody knows the time: they count as written now.
+    /// Removes the outcomes of idempotency keys from before `before_ms`. Returns their number. Outcomes
+    /// written by an early version have no time and are dated `now_ms`.
     pub async fn forget_outcomes(&self, before_ms: u64, now_ms: u64) -> Result<u64, StoreError> {
         self.in_pieces(now_ms, |connection, now_ms| {
             Box::pin(async move {
@@ -19,7 +19,7 @@ impl Store {
                 .bind(PIECE_ROWS)
                 .execute(connection)
                 .await
-                .map_err(StoreError::while_it("dated what was answered"))?;
+                .map_err(StoreError::while_it("set the time of outcomes without one"))?;
                 Ok(dated.rows_affected())
             })
         })
@@ -33,16 +33,16 @@ impl Store {
                 .bind(PIECE_ROWS)
                 .execute(connection)
                 .await
-                .map_err(StoreError::while_it("forgot what was answered long ago"))?;
+                .map_err(StoreError::while_it("removed old outcomes"))?;
                 Ok(gone.rows_affected())
             })
         })
         .await
     }
 
-    /// Forgets events whose deliveries are over, and dead letters, when they are old enough. Writing an event does the same
-    /// from time to time; this is for a host on which nothing happens. `before` is the time from which on so many
-    /// milliseconds went by.
+    /// Removes events whose deliveries are finished, and dead letters, when they are old enough. Publishing
+    /// events does the same from time to time; this call is for a host without new events. `before` returns
+    /// the time of day that lies this many milliseconds in the past.
     pub async fn forget_events(&self, before: impl Fn(u64) -> u64) -> Result<u64, StoreError> {
         let bounds = events::Bounds::of(before);
         let mut gone = 0;

@@ -1,29 +1,30 @@
-//! Rows as they are read. One that cannot be read is named in the log, and does not keep the others from being read.
+//! Decoding of rows. A row that cannot be read is reported in the log and does not prevent the others from
+//! being read.
 
 use crate::StoreError;
 use sqlx::{Row, sqlite::SqliteRow};
 
-/// Reads one row.
+/// Decodes one row.
 pub(crate) type Decode<T> = fn(&SqliteRow) -> Result<T, sqlx::Error>;
 
-/// Those that can be read. `what` says what one of them is.
+/// Returns the rows that can be read. `what` describes one of them.
 pub(crate) fn readable<T>(rows: &[SqliteRow], what: &'static str, decode: Decode<T>) -> Vec<T> {
     let read = |row: &SqliteRow| match one(row, what, decode) {
         Ok(value) => Some(value),
         Err(error) => {
-            tracing::error!("{error}; it is left out");
+            tracing::error!("{error}; it is skipped");
             None
         }
     };
     rows.iter().filter_map(read).collect()
 }
 
-/// The row that was asked for.
+/// Decodes a single row.
 pub(crate) fn one<T>(row: &SqliteRow, what: &'static str, decode: Decode<T>) -> Result<T, StoreError> {
     decode(row).map_err(|error| StoreError::Unreadable { what, name: name(row), reason: error.to_string() })
 }
 
-/// What the first column says, which is the name or the number of a row.
+/// Returns the first column, which is the name or the number of a row.
 fn name(row: &SqliteRow) -> String {
     let text = row.try_get::<String, _>(0);
     text.or_else(|_| row.try_get::<i64, _>(0).map(|key| key.to_string())).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Schedules: which are due, what a turn does to them, and what a crash leaves.
+//! Tests of schedules: which are due, the changes that a turn makes to them, and recovery after a crash.
 
 use crate::*;
 
@@ -54,7 +54,7 @@ async fn one_schedule_of_a_session_is_due_at_a_time_and_the_earliest_comes_first
     assert_eq!(store.next_schedule_ms(9).await.unwrap(), Some(10));
     assert_eq!(due(&store, 30).await, ["s-early-10", "t-other-15"]);
     assert!(store.begin_schedule("s-early-10", 10, 0, 1).await.unwrap());
-    assert!(!store.begin_schedule("s-early-10", 10, 0, 1).await.unwrap(), "it begins once");
+    assert!(!store.begin_schedule("s-early-10", 10, 0, 1).await.unwrap(), "it starts once");
     assert_eq!(due(&store, 30).await, ["t-other-15"], "the session is busy");
     assert_eq!(store.begun_schedules().await.unwrap()[0].attempt, 1);
     store.retry_schedule("s-early-10", 1, 50, "no luck").await.unwrap();
@@ -62,7 +62,7 @@ async fn one_schedule_of_a_session_is_due_at_a_time_and_the_earliest_comes_first
 }
 
 #[tokio::test]
-async fn the_commit_of_its_turn_settles_a_schedule_and_may_set_it_anew() {
+async fn a_commit_settles_its_schedule_and_may_set_it_again() {
     let store = with_agent().await;
     let repeating = NewSchedule { repeats: true, ..schedule("r", "s", 10) };
     let changes = vec![ScheduleChange::Set(schedule("once", "s", 10)), ScheduleChange::Set(repeating)];
@@ -83,7 +83,7 @@ async fn the_commit_of_its_turn_settles_a_schedule_and_may_set_it_anew() {
 }
 
 #[tokio::test]
-async fn schedules_of_a_manifest_follow_the_version_and_keep_their_place_if_they_did_not_change() {
+async fn manifest_schedules_follow_the_version_and_keep_their_due_time_if_unchanged() {
     let store = with_agent().await;
     let named = |name: &str, timing: &str, due_ms| NewSchedule {
         timing: timing.into(),
@@ -104,13 +104,13 @@ async fn schedules_of_a_manifest_follow_the_version_and_keep_their_place_if_they
     assert!(store.put_in_force(AGENT, 2, &first).await.unwrap());
     assert_eq!(listed().await, [own("changed", 10), own("gone", 10), own("kept", 10)]);
     assert!(!store.put_in_force(AGENT, 9, &[]).await.unwrap());
-    assert_eq!(listed().await.len(), 3, "what is not put into force changes nothing");
+    assert_eq!(listed().await.len(), 3, "a version that is not put into force changes nothing");
     store.delete_agent(AGENT).await.unwrap();
     assert!(store.schedules(None, 10).await.unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn deleting_a_session_takes_what_it_set_and_leaves_what_the_manifest_did() {
+async fn deleting_a_session_removes_its_schedules_but_not_those_of_the_manifest() {
     let store = with_agent().await;
     store.put_agent(&agent(), b"component", &[schedule("digest", "s", 10)]).await.unwrap();
     let set = vec![ScheduleChange::Set(schedule("own", "s", 20))];
@@ -128,7 +128,7 @@ async fn a_parked_schedule_is_not_due_until_it_is_run() {
     let set = vec![ScheduleChange::Set(schedule("x", "s", 10))];
     store.commit_turn(turn("s", 1, set)).await.unwrap();
     store.begin_schedule("s-x-10", 10, 0, 3).await.unwrap();
-    assert!(!store.run_schedule(AGENT, "s-x-10", 60).await.unwrap(), "it has begun");
+    assert!(!store.run_schedule(AGENT, "s-x-10", 60).await.unwrap(), "it has started");
     store.park_schedule("s-x-10", "it never worked").await.unwrap();
     let parked = &store.schedules(None, 10).await.unwrap()[0];
     assert_eq!((parked.state, parked.error.as_deref()), (ScheduleState::Failed, Some("it never worked")));

@@ -1,66 +1,66 @@
-//! Schedules: what a session, or the manifest of its agent, wants to be woken for.
+//! Schedules, which wake a session. They are set by a session, or by the manifest of its agent.
 //!
-//! A schedule waits until it is due; then it has begun, until the turn that it wakes is committed, which settles it in the
-//! same transaction. One that has begun when the host ends is begun again just as it was. When it is due is computed
-//! outside: a timing is text here.
+//! A schedule waits until it is due. Then it has started until its turn is committed, which settles it in the
+//! same transaction. A schedule that has started when the host terminates is started again unchanged. The due
+//! times are computed outside of this crate: a timing is text here.
 
 use crate::{Store, StoreError, restored::HELD_SCHEDULES, rows};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
-/// A schedule that is set. One of the same owner and name gives way to it.
+/// A schedule to be set. It replaces a schedule with the same owner and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewSchedule {
-    /// Unique, and never used again.
+    /// Unique id, which is never reused.
     pub id: String,
     pub name: String,
-    /// The session that it wakes.
+    /// The session that the schedule wakes.
     pub target: String,
-    /// On whose behalf.
+    /// The principal on whose behalf the schedule runs.
     pub principal: String,
     pub timing: String,
     pub repeats: bool,
     pub data: Option<Vec<u8>>,
-    /// How often each of its times is tried.
+    /// Number of attempts for each due time.
     pub tries: u32,
     pub due_ms: u64,
 }
 
-/// What a turn does to the schedules of its session.
+/// A change that a turn makes to the schedules of its session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScheduleChange {
     Set(NewSchedule),
-    /// By its name.
+    /// Cancels the schedule with this name.
     Cancel(String),
 }
 
-/// A schedule as it is stored.
+/// A stored schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleRow {
     pub agent: String,
-    /// The session that set it; `None` is the manifest.
+    /// The session that set the schedule; `None` means the manifest.
     pub owner: Option<String>,
     pub schedule: NewSchedule,
     pub state: ScheduleState,
-    /// Tries of the time that is due, begun or over.
+    /// Number of attempts for the current due time, including one in progress.
     pub attempt: u32,
-    /// Earlier times that passed while nobody could be called.
+    /// Number of earlier due times that passed while the agent could not be called.
     pub missed: u32,
-    /// When it is looked at next.
+    /// The time at which the schedule is checked next.
     pub wake_ms: u64,
-    /// Of the last try that failed.
+    /// Error of the last failed attempt.
     pub error: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduleState {
     Waiting,
-    /// Its turn was asked for.
+    /// Its turn was requested.
     Begun,
-    /// Its turn is committed. It repeats, and its next time is to be set.
+    /// Its turn is committed. The schedule repeats, and its next due time has to be set.
     Settled,
-    /// Its tries are used up, and it does not repeat.
+    /// Its attempts are used up, and it does not repeat.
     Failed,
-    /// The database was restored, and nobody has decided yet what becomes of it.
+    /// The database was restored, and the operator has not yet decided about it.
     Held,
 }
 
@@ -68,15 +68,16 @@ const WAITING: i64 = 0;
 const BEGUN: i64 = 1;
 const SETTLED: i64 = 2;
 const FAILED: i64 = 3;
-/// The owner of a manifest's schedules: no session has an empty id.
+/// The owner of a manifest's schedules. No session has an empty id.
 const MANIFEST: &str = "";
 pub(crate) const COLUMNS: &str = "id, agent, session, name, target, principal, timing, repeats, data, tries, state, due_ms, missed, \
                        attempt, wake_ms, error";
 
 impl Store {
-    /// At most `limit` schedules that are due, each of another session, and none of a session for which one has begun.
+    /// Returns at most `limit` schedules that are due, each for a different session, and none for a session
+    /// with a started schedule.
     pub async fn due_schedules(&self, now_ms: u64, limit: u32) -> Result<Vec<ScheduleRow>, StoreError> {
-        // With MIN, SQLite takes the other columns from the row that has it.
+        // With MIN, SQLite takes the other columns from the row that contains the minimum.
         let sql = format!(
             "SELECT * FROM
                  (SELECT {COLUMNS}, MIN(wake_ms) FROM schedules AS due WHERE state = {WAITING} AND wake_ms <= ?
@@ -94,7 +95,7 @@ impl Store {
         Ok(rows::readable(&rows, "schedule", schedule_row))
     }
 
-    /// When a schedule that waits is to be looked at, the earliest of those after `now_ms`.
+    /// Returns the time at which a waiting schedule is checked next, the earliest after `now_ms`.
     pub async fn next_schedule_ms(&self, now_ms: u64) -> Result<Option<u64>, StoreError> {
         let next: Option<i64> =
             query_scalar("SELECT MIN(wake_ms) FROM schedules WHERE state = 0 AND wake_ms > ?")
@@ -105,18 +106,19 @@ impl Store {
         Ok(next.map(|next| next as u64))
     }
 
-    /// Those that had begun, or were settled and not set to their next time, when the host ended.
+    /// Returns the schedules that had started, or were settled without a next due time, when the host
+    /// terminated.
     pub async fn begun_schedules(&self) -> Result<Vec<ScheduleRow>, StoreError> {
         let sql =
             format!("SELECT {COLUMNS} FROM schedules WHERE state IN ({BEGUN}, {SETTLED}) ORDER BY wake_ms");
         let rows = query(sqlx::AssertSqlSafe(sql))
             .fetch_all(&self.readers)
             .await
-            .map_err(StoreError::while_it("looked for schedules that had begun"))?;
+            .map_err(StoreError::while_it("looked for schedules that had started"))?;
         Ok(rows::readable(&rows, "schedule", schedule_row))
     }
 
-    /// Begins a try of a schedule that waits. Whether it still did.
+    /// Starts an attempt of a waiting schedule. Returns whether it was still waiting.
     pub async fn begin_schedule(
         &self,
         id: &str,
@@ -139,14 +141,15 @@ impl Store {
                 .bind(WAITING)
                 .execute(connection)
                 .await
-                .map_err(StoreError::while_it("began with a schedule"))?;
+                .map_err(StoreError::while_it("started a schedule"))?;
                 Ok(begun.rows_affected() > 0)
             })
         })
         .await
     }
 
-    /// The same time of a schedule that has begun is tried again. `attempt` is what counts as tried.
+    /// Returns a started schedule to the queue for another attempt of the same due time. `attempt` is the
+    /// number of attempts that count.
     pub async fn retry_schedule(
         &self,
         id: &str,
@@ -171,7 +174,7 @@ impl Store {
                     .bind(BEGUN)
                     .execute(connection)
                     .await
-                    .map_err(StoreError::while_it("put a schedule off"))?;
+                    .map_err(StoreError::while_it("postponed a schedule"))?;
                     Ok(())
                 })
             },
@@ -179,7 +182,7 @@ impl Store {
         .await
     }
 
-    /// A schedule that repeats, and whose time is over, waits for its next one. `error` says how that time ended badly.
+    /// Sets the next due time of a repeating schedule. `error` says why the previous due time failed.
     pub async fn advance_schedule(
         &self,
         id: &str,
@@ -207,7 +210,7 @@ impl Store {
                     .bind(SETTLED)
                     .execute(connection)
                     .await
-                    .map_err(StoreError::while_it("set the next time of a schedule"))?;
+                    .map_err(StoreError::while_it("set the next due time of a schedule"))?;
                     Ok(())
                 })
             },
@@ -215,7 +218,7 @@ impl Store {
         .await
     }
 
-    /// A schedule that has begun is not tried any more, and stays to be seen.
+    /// Marks a started schedule as failed. It stays listed.
     pub async fn park_schedule(&self, id: &str, error: &str) -> Result<(), StoreError> {
         self.write((id.to_owned(), error.to_owned()), |connection, (id, error)| {
             Box::pin(async move {
@@ -227,14 +230,15 @@ impl Store {
                     .bind(SETTLED)
                     .execute(connection)
                     .await
-                    .map_err(StoreError::while_it("gave a schedule up"))?;
+                    .map_err(StoreError::while_it("abandoned a schedule"))?;
                 Ok(())
             })
         })
         .await
     }
 
-    /// Makes a schedule due now, with all its tries. Whether there is one that waits or failed.
+    /// Makes a schedule due now, with all its attempts. Returns whether there is a waiting or failed schedule
+    /// with this id.
     pub async fn run_schedule(&self, agent: &str, id: &str, now_ms: u64) -> Result<bool, StoreError> {
         self.write((agent.to_owned(), id.to_owned(), now_ms), |connection, (agent, id, now_ms)| {
             Box::pin(async move {
@@ -257,7 +261,7 @@ impl Store {
         .await
     }
 
-    /// Removes a schedule. Whether it was there.
+    /// Removes a schedule. Returns whether it existed.
     pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<bool, StoreError> {
         self.write((agent.to_owned(), id.to_owned()), |connection, (agent, id)| {
             Box::pin(async move {
@@ -273,7 +277,7 @@ impl Store {
         .await
     }
 
-    /// Those that a session set, by name.
+    /// Returns the schedules that a session set, by name.
     pub async fn schedules_of(&self, agent: &str, session: &str) -> Result<Vec<ScheduleRow>, StoreError> {
         let sql =
             format!("SELECT {COLUMNS} FROM schedules WHERE agent = ? AND session = ? ORDER BY session, name");
@@ -286,7 +290,7 @@ impl Store {
         Ok(rows::readable(&rows, "schedule", schedule_row))
     }
 
-    /// Those of all agents, or of one, the next one to be looked at first and the failed ones last.
+    /// Returns the schedules of all agents or of one, the next due first and the failed ones last.
     pub async fn schedules(&self, agent: Option<&str>, limit: u32) -> Result<Vec<ScheduleRow>, StoreError> {
         let sql = format!(
             "SELECT {COLUMNS} FROM schedules WHERE ?1 IS NULL OR agent = ?1
@@ -302,14 +306,15 @@ impl Store {
     }
 }
 
-/// The turn of a schedule is committed.
+/// Settles a schedule whose turn is committed.
 pub(crate) async fn settle(
     connection: &mut SqliteConnection,
     id: &str,
     due_ms: u64,
 ) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("settled a schedule");
-    // It may have been put back meanwhile, when its turn went on without whoever had begun it.
+    // It may have returned to the queue in the meantime, if its turn continued without the task that had
+    // started it.
     query("DELETE FROM schedules WHERE id = ? AND due_ms = ? AND state IN (?, ?) AND NOT repeats")
         .bind(id)
         .bind(due_ms as i64)
@@ -345,7 +350,7 @@ pub(crate) async fn change(
     Ok(())
 }
 
-/// Those that did not change keep their place in time.
+/// Replaces the schedules of a manifest. Unchanged schedules keep their due times.
 pub(crate) async fn replace_of_manifest(
     connection: &mut SqliteConnection,
     agent: &str,

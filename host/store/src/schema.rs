@@ -1,18 +1,18 @@
-//! Bringing a database to the schema that this build knows.
+//! Migration of a database to the schema of this build.
 
 use crate::{StoreError, schema_steps::STEPS};
 use sqlx::{SqliteConnection, query, query_as, query_scalar};
 
-/// How many steps this build knows.
+/// Number of schema steps in this build.
 pub(crate) const KNOWN: i64 = STEPS.len() as i64;
 
-/// How many steps a database has taken.
+/// Returns the number of steps that a database has taken.
 pub(crate) async fn version(connection: &mut SqliteConnection) -> Result<i64, StoreError> {
     let version = query_scalar("SELECT user_version FROM pragma_user_version").fetch_one(connection).await;
     version.map_err(StoreError::while_it("read the version of the schema"))
 }
 
-/// That a database has the schema that this build knows.
+/// Checks that a database has the schema of this build.
 pub(crate) async fn check(connection: &mut SqliteConnection) -> Result<(), StoreError> {
     match version(connection).await? {
         KNOWN => Ok(()),
@@ -22,7 +22,7 @@ pub(crate) async fn check(connection: &mut SqliteConnection) -> Result<(), Store
     }
 }
 
-/// Brings a database to the schema that this build knows.
+/// Migrates a database to the schema of this build.
 pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("brought the schema up to date");
     let known = KNOWN;
@@ -37,7 +37,7 @@ pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Sto
     if found > known {
         return Err(StoreError::NewerSchema { found, known });
     }
-    // A step that replaces a table must not take the rows that refer to it along.
+    // A step that replaces a table must not delete the rows that refer to it.
     query("PRAGMA foreign_keys = OFF").execute(&mut *connection).await.map_err(failed())?;
     for (version, step) in STEPS.iter().enumerate().skip(found.max(0) as usize) {
         let script = format!("BEGIN IMMEDIATE; {step} PRAGMA user_version = {}; COMMIT;", version + 1);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn agents_of_the_first_schema_become_their_own_first_version_and_keep_their_sessions() {
+    async fn agents_of_the_first_schema_become_version_one_and_keep_their_sessions() {
         let mut connection =
             SqliteConnection::connect("sqlite::memory:").await.expect("a database in memory");
         let first = format!(
@@ -97,7 +97,7 @@ mod tests {
              WHERE agent = 'a' AND sessions.session = 's' AND state.key = 'k' AND value = x'01'";
         assert_eq!(count(&mut connection, state).await, 3);
         let without_models = "SELECT COUNT(*) FROM conversations WHERE model IS NULL AND digest IS NULL";
-        assert_eq!(count(&mut connection, without_models).await, 2, "also one that cannot be read");
+        assert_eq!(count(&mut connection, without_models).await, 2, "including one that cannot be read");
         query("DELETE FROM agents").execute(&mut connection).await.expect("deletes");
         assert_eq!(
             count(&mut connection, "SELECT COUNT(*) FROM state").await,

@@ -1,6 +1,7 @@
 //! The steps from one version of the schema to the next.
 //!
-//! A step, once released, never changes; a new version appends one. SQLite's `user_version` says how many were taken.
+//! A step never changes after its release; a new version appends one. SQLite's `user_version` is the number
+//! of steps taken.
 
 pub(crate) const STEPS: &[&str] = &[
     "
@@ -247,7 +248,7 @@ pub(crate) const STEPS: &[&str] = &[
         last_used_day INTEGER
     ) WITHOUT ROWID;
 ",
-    // Keys have a rate of their own.
+    // Keys have their own rate limits.
     "
     ALTER TABLE api_keys ADD COLUMN requests_per_minute INTEGER CHECK (requests_per_minute > 0);
 ",
@@ -260,8 +261,8 @@ pub(crate) const STEPS: &[&str] = &[
         PRIMARY KEY (day, tenant, agent)
     ) WITHOUT ROWID;
 ",
-    // Whoever holds the keys in memory reads one number to learn whether they are still the same. When a key was last
-    // used is not counted.
+    // A process that holds the keys in memory reads one number to find out whether they have changed. The
+    // time of a key's last use does not count as a change.
     "
     CREATE TABLE api_key_changes (changes INTEGER NOT NULL);
     INSERT INTO api_key_changes VALUES (1);
@@ -273,9 +274,9 @@ pub(crate) const STEPS: &[&str] = &[
     CREATE TRIGGER api_key_deleted AFTER DELETE ON api_keys
         BEGIN UPDATE api_key_changes SET changes = changes + 1; END;
 ",
-    // Sessions have keys, so that what belongs to one can be written and removed in pieces, unseen: the one row of the
-    // session itself says whether it is there. Without a name it is a copy that is not complete, or what is left of a
-    // session that was deleted.
+    // Sessions have keys, so that their rows can be written and removed in chunks while they are invisible:
+    // only the row of the session itself determines whether the session exists. A session without a name is
+    // an incomplete copy, or the rest of a deleted session.
     "
     CREATE TABLE sessions_with_keys (
         key           INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -341,40 +342,44 @@ pub(crate) const STEPS: &[&str] = &[
         filler BLOB NOT NULL
     );
 ",
-    // What came of the last try of a webhook.
+    // The outcome of the last attempt of a webhook.
     "
     ALTER TABLE webhooks ADD COLUMN tried_at_ms INTEGER;
     ALTER TABLE webhooks ADD COLUMN last_status INTEGER;
     ALTER TABLE webhooks ADD COLUMN last_error TEXT;
 ",
-    // How often the process died under a turn without any progress since the last time, where its journal was, and whether
-    // the process that runs, or the last one, has taken it up.
+    // The number of times that the process died during a turn without progress since the last time, the
+    // journal's position at that time, and whether the current or last process was running the turn.
     "
     ALTER TABLE turns ADD COLUMN runs INTEGER NOT NULL DEFAULT TRUE;
     ALTER TABLE turns ADD COLUMN losses INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE turns ADD COLUMN lost_at INTEGER NOT NULL DEFAULT -1;
     CREATE TABLE ended_in_order (at_ms INTEGER NOT NULL);
 ",
-    // The model that a conversation's tokens are of, so that a host whose models changed can tell whom that concerns. It
-    // is written with the conversation; those that are there are not read for it.
+    // The model that produced a conversation's tokens, so that a host whose models changed can tell which
+    // sessions are affected. It is written with the conversation; existing conversations are not read to fill
+    // it in.
     "
     ALTER TABLE conversations ADD COLUMN model TEXT;
     ALTER TABLE conversations ADD COLUMN digest TEXT;
     CREATE INDEX conversations_by_model ON conversations (model, digest, session);
 ",
-    // When a host last looked at its clock, and times of day that did not happen because somebody set it forward.
+    // The time at which a host last recorded its clock, and the times of day that were skipped because the
+    // clock was set forward.
     "
     CREATE TABLE clock (seen_ms INTEGER NOT NULL);
     CREATE TABLE clock_skips (from_ms INTEGER PRIMARY KEY, to_ms INTEGER NOT NULL);
 ",
-    // When an idempotency key was answered, so that it can be forgotten; and the log lines of each tenant's sessions.
+    // The time at which an idempotency key was answered, so that it can be removed; and an index of the log
+    // lines of each tenant's sessions.
     "
     ALTER TABLE outcomes ADD COLUMN at_ms INTEGER NOT NULL DEFAULT 0;
     CREATE INDEX outcomes_by_age ON outcomes (at_ms);
     CREATE INDEX deliveries_open ON deliveries (event) WHERE state IN (0, 1);
     CREATE INDEX logs_by_folder ON logs (agent, substr(session, 1, instr(session, '/')), id);
 ",
-    // What a restored database holds back until the operator has decided; deliveries and schedules have states for that.
+    // Work that a restored database holds back until the operator decides. Deliveries and schedules use
+    // states for this.
     "
     ALTER TABLE turns ADD COLUMN held INTEGER NOT NULL DEFAULT FALSE;
     ALTER TABLE batches ADD COLUMN held INTEGER NOT NULL DEFAULT FALSE;
@@ -389,7 +394,8 @@ pub(crate) const STEPS: &[&str] = &[
     CREATE INDEX deliveries_held ON deliveries (key) WHERE state = 3;
     CREATE INDEX schedules_held ON schedules (key) WHERE state IN (4, 5);
 ",
-    // The event at which the last look for old ones ended: dead letters are not looked at again each time.
+    // The event at which the last search for old events stopped, so that dead letters are not checked again
+    // each time.
     "
     CREATE TABLE event_pruning (after_key INTEGER NOT NULL);
     INSERT INTO event_pruning (after_key) VALUES (0);

@@ -1,21 +1,21 @@
-//! Secrets of agents, sealed by whoever stores them: this crate cannot read one.
+//! Secrets of agents. They are sealed by the caller; this crate cannot read them.
 
 use crate::{Store, StoreError, rows};
 use sqlx::{Row, query, sqlite::SqliteRow};
 
-/// A secret of one agent, or of all that are granted it.
+/// A secret of one agent, or of all agents that are granted it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretRow {
     pub agent: Option<String>,
     pub name: String,
-    /// Where it may go, as it was written.
+    /// The hosts that the secret may be sent to, as text.
     pub hosts: String,
     pub sealed: Vec<u8>,
     pub updated_at_ms: u64,
 }
 
 impl Store {
-    /// Stores a secret, in place of one with the same agent and name.
+    /// Stores a secret, replacing one with the same agent and name.
     pub async fn put_secret(&self, secret: &SecretRow) -> Result<(), StoreError> {
         self.write(secret.clone(), |connection, secret| {
             Box::pin(async move {
@@ -37,7 +37,7 @@ impl Store {
         .await
     }
 
-    /// All secrets, by name.
+    /// Returns all secrets, by name.
     pub async fn secrets(&self) -> Result<Vec<SecretRow>, StoreError> {
         let rows =
             query("SELECT agent, name, hosts, sealed, updated_at_ms FROM secrets ORDER BY name, agent")
@@ -47,7 +47,8 @@ impl Store {
         Ok(rows::readable(&rows, "secret", secret_row))
     }
 
-    /// The secrets that an agent may have: those of all agents, except where it has one of its own with the same name.
+    /// Returns the secrets that an agent may use: those for all agents, except where it has its own with the
+    /// same name.
     pub async fn secrets_for(&self, agent: &str) -> Result<Vec<SecretRow>, StoreError> {
         let rows = query(
             "SELECT agent, name, hosts, sealed, updated_at_ms FROM secrets WHERE agent = ?1
@@ -63,7 +64,7 @@ impl Store {
         Ok(rows::readable(&rows, "secret", secret_row))
     }
 
-    /// Whether it was there.
+    /// Deletes a secret. Returns whether it existed.
     pub async fn delete_secret(&self, agent: Option<&str>, name: &str) -> Result<bool, StoreError> {
         self.write((agent.map(str::to_owned), name.to_owned()), |connection, (agent, name)| {
             Box::pin(async move {
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agents_own_secret_stands_before_that_of_all() {
+    async fn an_agents_own_secret_overrides_the_shared_one() {
         let store = Store::in_memory().await.expect("a database");
         for secret in [
             row(None, "A", b"all"),
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_secrets_of_an_agent_go_with_it() {
+    async fn deleting_an_agent_deletes_its_secrets() {
         let store = Store::in_memory().await.expect("a database");
         let agent = AgentRow {
             name: "x".into(),

@@ -1,4 +1,4 @@
-//! Reading sessions: as a whole, in outline, and in lists.
+//! Reads of sessions: complete, in outline, and as lists.
 
 use crate::{
     ConversationOutline, ConversationRow, ModelUse, SessionFolder, SessionOutline, SessionRow,
@@ -7,9 +7,9 @@ use crate::{
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
 impl Store {
-    /// A session with its state and conversations, or `None` if no turn of it was committed.
+    /// Returns a session with its state and conversations, or `None` if none of its turns was committed.
     pub async fn session(&self, agent: &str, session: &str) -> Result<Option<SessionSnapshot>, StoreError> {
-        // One transaction: all reads see the same turn.
+        // A single transaction, so that all reads see the same turn.
         let mut reading = self.readers.begin().await.map_err(reading_failed())?;
         let Some((key, row)) = find(&mut reading, agent, session).await? else { return Ok(None) };
         let state = state_of(&mut reading, key).await?;
@@ -23,7 +23,8 @@ impl Store {
         Ok(Some(SessionSnapshot { row, state, conversations }))
     }
 
-    /// A session with its state, and the names and sizes of its conversations. `None` if no turn of it was committed.
+    /// Returns a session with its state, and the names and sizes of its conversations, or `None` if none of
+    /// its turns was committed.
     pub async fn session_outline(
         &self,
         agent: &str,
@@ -46,7 +47,7 @@ impl Store {
         Ok(Some(SessionOutline { row, state, conversations: conversations.collect() }))
     }
 
-    /// The models that the conversations of all sessions are with.
+    /// Returns the models used by the conversations of all sessions.
     pub async fn models_in_use(&self) -> Result<Vec<ModelUse>, StoreError> {
         let rows = query(
             "SELECT model, digest, COUNT(DISTINCT conversations.session) FROM conversations
@@ -64,7 +65,8 @@ impl Store {
         Ok(rows.iter().map(model_use).collect())
     }
 
-    /// At most `limit` sessions of an agent in a folder in the order of their ids, those after `after` if it is given.
+    /// Returns at most `limit` sessions of an agent in a folder, ordered by id. If `after` is given, returns
+    /// only those after it.
     pub async fn sessions(
         &self,
         agent: &str,
@@ -89,7 +91,7 @@ impl Store {
         Ok(rows.iter().map(session_row).collect())
     }
 
-    /// One conversation of a session, or `None` if there is no such one.
+    /// Returns one conversation of a session, or `None` if it does not exist.
     pub async fn conversation(
         &self,
         agent: &str,
@@ -109,7 +111,8 @@ impl Store {
         Ok(row.as_ref().map(conversation_row))
     }
 
-    /// The names of a session's conversations, in order. `None` if no turn of it was committed.
+    /// Returns the names of a session's conversations, in order, or `None` if none of its turns was
+    /// committed.
     pub async fn conversation_names(
         &self,
         agent: &str,
@@ -128,7 +131,8 @@ impl Store {
         Ok((!rows.is_empty()).then_some(names))
     }
 
-    /// What a session takes: the bytes of its keys, values and conversations. `None` if no turn of it was committed.
+    /// Returns the size of a session: the bytes of its keys, values and conversations. Returns `None` if none
+    /// of its turns was committed.
     pub async fn session_bytes(&self, agent: &str, session: &str) -> Result<Option<u64>, StoreError> {
         let row = query(
             "SELECT (SELECT COALESCE(SUM(LENGTH(CAST(state.key AS BLOB)) + LENGTH(value)), 0) FROM state
@@ -145,7 +149,7 @@ impl Store {
         Ok(row.map(|row| row.get::<i64, _>(0) as u64))
     }
 
-    /// What the turn with this key answered, if one was committed.
+    /// Returns the outcome of the turn with this idempotency key, if it was committed.
     pub async fn outcome(
         &self,
         agent: &str,
@@ -166,7 +170,7 @@ impl Store {
     }
 }
 
-/// The key of a session, with its row.
+/// Returns the key of a session, with its row.
 async fn find(
     reading: &mut SqliteConnection,
     agent: &str,
@@ -199,7 +203,7 @@ fn reading_failed() -> impl FnOnce(sqlx::Error) -> StoreError {
     StoreError::while_it("read a session")
 }
 
-/// From the columns name, model, digest and body.
+/// Decodes a conversation from the columns name, model, digest and body.
 pub(crate) fn conversation_row(row: &SqliteRow) -> ConversationRow {
     ConversationRow { name: row.get(0), model: row.get(1), digest: row.get(2), body: row.get(3) }
 }

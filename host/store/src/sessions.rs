@@ -7,73 +7,75 @@ use crate::{
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 use std::sync::Arc;
 
-/// Rows of one statement: few enough that it takes a millisecond or two, and has fewer parameters than SQLite takes.
+/// Maximum number of rows per statement: few enough that it takes a millisecond or two and stays below
+/// SQLite's limit on parameters.
 pub(crate) const ROWS_AT_ONCE: usize = 500;
-/// And their bytes, if they are large.
+/// Maximum number of bytes per statement, if the rows are large.
 pub(crate) const BYTES_AT_ONCE: usize = 1 << 20;
 
 /// One session of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionRow {
     pub session: String,
-    /// Turns committed.
+    /// Number of committed turns.
     pub turns: u64,
     pub created_at_ms: u64,
     pub updated_at_ms: u64,
 }
 
-/// Where ids of sessions are that have the same beginning, or none.
+/// A range of session ids that have a common prefix, or no prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionFolder {
-    /// All ids come after this,
+    /// All ids come after this one.
     pub(crate) begin: String,
-    /// and before this.
+    /// All ids come before this one.
     pub(crate) end: String,
     pub(crate) has_slash: bool,
 }
 
 impl SessionFolder {
-    /// Of the ids that begin with this name and a slash; without a name, of those that have no slash.
+    /// Returns the folder of the ids that begin with this name and a slash, or, without a name, of the ids
+    /// without a slash.
     pub fn of(name: Option<&str>) -> Self {
         match name {
             Some(name) => {
                 SessionFolder { begin: format!("{name}/"), end: format!("{name}0"), has_slash: true }
             }
-            // Ids are visible ASCII.
+            // Session ids consist of visible ASCII characters.
             None => SessionFolder { begin: String::new(), end: "\u{7f}".to_owned(), has_slash: false },
         }
     }
 }
 
-/// A conversation, as bytes that the runtime understands.
+/// A conversation, as bytes that only the runtime interprets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConversationRow {
     pub name: String,
-    /// The model that it is with, and the digest of that. Early versions stored neither.
+    /// The model of the conversation, and the digest of that model. Early versions stored neither.
     pub model: Option<String>,
     pub digest: Option<String>,
     pub body: Vec<u8>,
 }
 
-/// A conversation without what was said in it.
+/// A conversation without its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConversationOutline {
     pub name: String,
     pub model: Option<String>,
-    /// The length of its body.
+    /// Length of the body in bytes.
     pub bytes: usize,
 }
 
-/// A session with its state, and with its conversations by name.
+/// A session with its state, and with an outline of its conversations by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionOutline {
     pub row: SessionRow,
-    /// By key, in order.
+    /// The state, ordered by key.
     pub state: Vec<(String, Vec<u8>)>,
     pub conversations: Vec<ConversationOutline>,
 }
 
-/// How many sessions have conversations with one model.
+/// The number of sessions that have conversations with one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelUse {
     pub model: String,
@@ -85,7 +87,7 @@ pub struct ModelUse {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionSnapshot {
     pub row: SessionRow,
-    /// By key, in order.
+    /// The state, ordered by key.
     pub state: Vec<(String, Vec<u8>)>,
     pub conversations: Vec<ConversationRow>,
 }
@@ -97,17 +99,17 @@ pub struct StateChange {
     pub value: Option<Vec<u8>>,
 }
 
-/// What a turn answered, kept under the key that its caller sent if it sent one.
+/// The outcome of a turn, stored under the idempotency key that its caller sent, if any.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub idempotency_key: Option<String>,
     pub body: Vec<u8>,
 }
 
-/// What began a turn, and is over when it is committed.
+/// The trigger of a turn, which is settled when the turn is committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Occasion {
-    /// A schedule by its id, at this time.
+    /// The due time `due_ms` of the schedule with this id.
     Alarm {
         schedule: String,
         due_ms: u64,
@@ -115,32 +117,32 @@ pub enum Occasion {
     Event(DeliveryKey),
 }
 
-/// Everything that a turn changed, written in one transaction.
+/// All changes of a turn, written in one transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TurnCommit {
     pub agent: String,
     pub session: String,
-    /// The open turn that ends with this.
+    /// The open turn that this commit finishes.
     pub key: Option<TurnKey>,
-    /// The number of this turn: one more than the session's committed turns.
+    /// The number of this turn: one more than the number of committed turns of the session.
     pub turn: u64,
     pub at_ms: u64,
     pub state: Vec<StateChange>,
-    /// Conversations that changed.
+    /// The conversations that changed.
     pub conversations: Vec<ConversationRow>,
     pub logs: Vec<LogEntry>,
     pub outcome: Option<Outcome>,
     pub occasion: Option<Occasion>,
-    /// In the order in which they were made.
+    /// Changes to schedules, in the order in which they were made.
     pub schedules: Vec<ScheduleChange>,
     pub events: Vec<NewEvent>,
-    /// What it generated.
+    /// The tokens that the turn generated.
     pub token_use: Option<TokenUse>,
 }
 
 impl Store {
-    /// Writes a turn and ends it. A turn that is not the session's next one is a [`StoreError::TurnConflict`] and writes
-    /// nothing.
+    /// Writes a turn and finishes it. If the turn is not the session's next one, the error is
+    /// [`StoreError::TurnConflict`] and nothing is written.
     pub async fn commit_turn(&self, commit: impl Into<Arc<TurnCommit>>) -> Result<(), StoreError> {
         self.write(commit.into(), |connection, turn: &Arc<TurnCommit>| {
             Box::pin(commit_turn(connection, turn))
@@ -190,7 +192,7 @@ async fn commit_turn(connection: &mut SqliteConnection, commit: &TurnCommit) -> 
     logs::insert(connection, agent, session, *turn, &commit.logs).await
 }
 
-/// Makes this the session's last turn, if it is the next one, and gives the session's key.
+/// Makes this the session's last turn, if it is the next one, and returns the session's key.
 async fn advance(connection: &mut SqliteConnection, commit: &TurnCommit) -> Result<Option<i64>, StoreError> {
     let failed = || StoreError::while_it("committed a turn");
     let TurnCommit { agent, session, turn, at_ms, .. } = commit;
@@ -223,7 +225,7 @@ async fn advance(connection: &mut SqliteConnection, commit: &TurnCommit) -> Resu
     })
 }
 
-/// In their order: of one key, the last change holds.
+/// Applies changes in order, so that the last change of a key wins.
 async fn change_state(
     connection: &mut SqliteConnection,
     session: i64,
@@ -276,7 +278,7 @@ pub(crate) async fn put_conversations(
     Ok(())
 }
 
-/// Rows, as many at once as one statement takes.
+/// Splits rows into groups of which each fits into one statement.
 pub(crate) fn bounded<T>(rows: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     let mut left = rows;
     std::iter::from_fn(move || {
@@ -286,7 +288,7 @@ pub(crate) fn bounded<T>(rows: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterat
             sum <= BYTES_AT_ONCE
         };
         let count = left.iter().take(ROWS_AT_ONCE).take_while(fits).count();
-        // One that is larger than all may go alone.
+        // A row that is larger than the limit forms its own group.
         let (rows, rest) = left.split_at(count.max(1).min(left.len()));
         left = rest;
         (!rows.is_empty()).then_some(rows)

@@ -1,8 +1,7 @@
-//! A copy of a database as it is at one moment, made while others may be writing to it.
+//! Consistent copies of a database, made while others may be writing to it.
 //!
-//! It is made by a connection that only reads: it sees one commit and nothing of later ones, and in the mode in which the
-//! files are, nobody who writes waits for it. What is written meanwhile stays in the log beside the database until the copy
-//! is complete.
+//! A copy is made by a connection that only reads. It sees one commit and nothing of later ones, and in WAL
+//! mode no writer waits for it. Later writes stay in the log beside the database until the copy is complete.
 
 use crate::{StoreError, schema};
 use sqlx::{
@@ -11,29 +10,29 @@ use sqlx::{
 };
 use std::{path::Path, time::Duration};
 
-/// What is in a copy.
+/// The content of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// How many steps its schema has taken; see [`known_schema`].
+    /// Number of steps that the schema of the copy has taken; see [`known_schema`].
     pub schema: i64,
     pub agents: u64,
     pub sessions: u64,
-    /// Turns that waited or ran.
+    /// Number of turns that waited or ran.
     pub open_turns: u64,
-    /// Events on their way.
+    /// Number of events in flight.
     pub deliveries: u64,
 }
 
-/// The newest schema that this build can read.
+/// Returns the newest schema that this build can read.
 pub fn known_schema() -> i64 {
     schema::KNOWN
 }
 
-/// Writes a copy of the database at `from` to the file `to`, which must not be there. The copy has no log beside it, and no
-/// free pages.
+/// Writes a copy of the database at `from` to the file `to`, which must not exist. The copy has no log beside
+/// it and no free pages.
 pub async fn snapshot(from: &Path, to: &Path) -> Result<Snapshot, StoreError> {
     let mut source = open(from).await?;
-    // Its schema is that of a host that has used it; a file of something else has no version.
+    // The schema is that of the host that used the database last. The file of another program has no version.
     let schema = schema::version(&mut source).await?;
     if schema == 0 {
         return Err(StoreError::Foreign);
@@ -46,10 +45,10 @@ pub async fn snapshot(from: &Path, to: &Path) -> Result<Snapshot, StoreError> {
     inspect(to).await
 }
 
-/// Whether a copy is whole, and what is in it.
+/// Checks that a copy is intact, and counts its content.
 async fn inspect(path: &Path) -> Result<Snapshot, StoreError> {
     let mut copy = open(path).await?;
-    let failed = || StoreError::while_it("looked at the copy of the database");
+    let failed = || StoreError::while_it("checked the copy of the database");
     let schema = schema::version(&mut copy).await?;
     let (agents, sessions, open_turns, deliveries): (i64, i64, i64, i64) = query_as(
         "SELECT (SELECT COUNT(*) FROM agents), (SELECT COUNT(*) FROM sessions),
@@ -100,7 +99,7 @@ mod tests {
             agent: "a".into(),
             session: "s".into(),
             turn,
-            // Each turn changes both, so that a copy between them would show.
+            // Each turn changes both keys, so that a copy with half a commit would be noticed.
             state: ["left", "right"]
                 .map(|key| StateChange { key: key.into(), value: Some(turn.to_be_bytes().to_vec()) })
                 .into(),
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_copy_under_load_has_everything_that_was_committed_before_and_no_half_of_a_commit() {
+    async fn a_copy_under_load_contains_all_earlier_commits_and_no_partial_commit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("skep.db");
         let store = Store::open(&path, Durability::Process).await.unwrap();
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_database_that_nobody_uses_is_copied_and_one_that_is_none_is_refused() {
+    async fn copies_an_unused_database_and_refuses_other_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("skep.db");
         let store = Store::open(&path, Durability::Process).await.unwrap();
@@ -158,7 +157,7 @@ mod tests {
         assert!(again.to_string().contains("copied the database"), "{again}");
         let other = folder.path().join("other");
         std::fs::write(&other, b"not a database, but long enough to look like one in its head").unwrap();
-        snapshot(&other, &folder.path().join("none")).await.expect_err("no database");
+        snapshot(&other, &folder.path().join("none")).await.expect_err("the file is not a database");
         snapshot(&folder.path().join("absent"), &folder.path().join("none")).await.expect_err("not there");
     }
 }

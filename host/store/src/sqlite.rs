@@ -1,7 +1,8 @@
 //! The embedded database: one writer and a few readers on one SQLite file.
 //!
-//! SQLite admits one writer at a time, so there is one writing connection, which the writer's task owns; its queue is the
-//! order of commits. Whoever reads uses another connection and sees what was committed when it began.
+//! SQLite admits one writer at a time, so there is one writing connection, which the writer task owns. The
+//! order of its queue is the order of commits. Reads use other connections and see what was committed when
+//! they started.
 
 use crate::{
     StoreError,
@@ -20,51 +21,53 @@ use std::{
 };
 use tokio::sync::Semaphore;
 
-/// Copies and deletions that are under way at once. Each has one piece at a time among the writes.
+/// Maximum number of copies and deletions in progress. Each has one chunk at a time among the writes.
 const PIECEWORK: usize = 2;
 
-/// How long a commit waits for the disk.
+/// Whether a commit waits for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// Survives a crash of the process. The last commits before a power cut may be missing, never torn.
+    /// Commits survive a crash of the process. A power failure may lose the last commits, but never tears
+    /// one.
     #[default]
     Process,
-    /// Survives a power cut: every commit waits for the disk.
+    /// Commits survive a power failure: every commit waits for the disk.
     Power,
 }
 
-/// What becomes of a schema that is older than ours.
+/// The handling of a schema that is older than this build's.
 #[derive(Clone, Copy)]
 enum Schema {
     IsBroughtUpToDate,
     StaysAsItIs,
 }
 
-/// Handle to the tables; clones share the connections.
+/// Handle to the tables. Clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) readers: SqlitePool,
-    /// One connection that reads API keys and nothing else, so that no request waits for a long read to be let in.
+    /// A connection that only reads API keys, so that authentication never waits for a long read.
     pub(crate) key_reader: SqlitePool,
-    /// Everything that is written goes through here, many writes in one transaction.
+    /// The queue of all writes. Several writes share a transaction.
     pub(crate) writer: Writer,
-    /// Held by what is written in pieces.
+    /// Permits for writes in chunks.
     pub(crate) piecework: Arc<Semaphore>,
-    /// How long one piece of it may take.
+    /// Time limit of one chunk.
     pub(crate) piece: Duration,
-    /// Of the database file; `None` is a database in memory.
+    /// Path of the database file; `None` for an in-memory database.
     pub(crate) path: Option<Arc<PathBuf>>,
 }
 
 impl Store {
-    /// Opens the database file, and makes it if it is not there; then only its owner may read it. Its schema is brought up to
-    /// date, so nobody else may be using it.
+    /// Opens the database file. If it does not exist, creates it with read access for its owner only.
+    /// Migrates its schema, so no other process may be using it.
     pub async fn open(path: &Path, durability: Durability) -> Result<Store, StoreError> {
         make_for_its_owner(path).map_err(|error| StoreError::opening(path, error.into()))?;
         Self::open_with(path, durability, Schema::IsBroughtUpToDate).await
     }
 
-    /// Opens a database file that a host may be using. One with another schema is refused, and stays as it is.
+    /// Opens a database file that a host may be using. A file with another schema is refused and stays
+    /// unchanged.
     pub async fn open_beside(path: &Path, durability: Durability) -> Result<Store, StoreError> {
         Self::open_with(path, durability, Schema::StaysAsItIs).await
     }
@@ -91,11 +94,11 @@ impl Store {
         })
     }
 
-    /// A database that lives as long as the handle.
+    /// Opens an in-memory database that lives as long as the handle.
     pub async fn in_memory() -> Result<Store, StoreError> {
         let options = connect_options(Durability::Process).in_memory(true);
         let failed = |source| StoreError::Open { path: ":memory:".into(), source: Arc::new(source) };
-        // An idle connection must not be closed: the data lives in it.
+        // An idle connection must not be closed, because it holds the data.
         let single = pool(1).min_connections(1).idle_timeout(None).max_lifetime(None);
         let readers = single.connect_with(options).await.map_err(failed)?;
         let mut connection = readers.acquire().await.map_err(StoreError::while_it("opened a connection"))?;
@@ -111,7 +114,7 @@ impl Store {
         })
     }
 
-    /// Waits for the queries under way and closes the file.
+    /// Waits for queries in progress and closes the file.
     pub async fn close(&self) {
         if self.path.is_some() {
             self.readers.close().await;
@@ -121,7 +124,8 @@ impl Store {
     }
 }
 
-/// The files that SQLite makes beside it get the same mode.
+/// Creates the file with mode 600, if it does not exist. SQLite gives the same mode to the files that it
+/// creates beside it.
 fn make_for_its_owner(path: &Path) -> std::io::Result<()> {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);
@@ -137,7 +141,8 @@ fn pool(connections: u32) -> SqlitePoolOptions {
     SqlitePoolOptions::new()
         .max_connections(connections)
         .acquire_timeout(Duration::from_secs(10))
-        // Embedded connections do not go stale; the ping before each use would double every query.
+        // Embedded connections do not go stale, and the ping before each use would double the number of
+        // queries.
         .test_before_acquire(false)
 }
 

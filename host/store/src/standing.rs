@@ -1,4 +1,4 @@
-//! How the database itself stands: how much work is open in it, and what room it takes.
+//! Status of the database: open work and disk usage.
 
 use crate::{Store, StoreError};
 use sqlx::{
@@ -6,27 +6,27 @@ use sqlx::{
 };
 use std::{collections::BTreeMap, path::Path};
 
-/// The histogram of the time that commits of turns take, in seconds. It is described by whoever has a recorder.
+/// The histogram of the commit time of turns, in seconds. The crate that installs the recorder describes it.
 pub const COMMIT_TIME: &str = "skep_store_commit_seconds";
 
-/// Work that is open.
+/// Open work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenWork {
-    /// Turns that wait or run.
+    /// Number of turns that wait or run.
     pub turns: u64,
-    /// Calls of open turns that nobody has decided about.
+    /// Number of undecided calls of open turns.
     pub approvals: u64,
-    /// Deliveries that failed for good.
+    /// Number of deliveries that failed permanently.
     pub dead_letters: u64,
 }
 
-/// Bytes on the disk.
+/// Disk usage in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskUse {
     pub database: u64,
-    /// Commits that are not in the database's own file yet.
+    /// Size of the commits that are not in the database file yet.
     pub wal: u64,
-    /// Of the file system, as far as this process may use it; `None` where the system does not say.
+    /// Free space of the file system that this process may use; `None` if the system does not report it.
     pub free: Option<u64>,
 }
 
@@ -46,7 +46,7 @@ impl Store {
         Ok(OpenWork { turns: count(turns), approvals: count(approvals), dead_letters: count(dead_letters) })
     }
 
-    /// `None` of a database in memory.
+    /// Returns the disk usage, or `None` for an in-memory database.
     pub fn disk_use(&self) -> Option<DiskUse> {
         let path = self.path.as_ref()?;
         let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |found| found.len());
@@ -56,7 +56,7 @@ impl Store {
     }
 }
 
-/// How many rows each table of a database has, which a host may be using.
+/// Counts the rows of each table of a database, which a host may be using.
 pub async fn table_rows(path: &Path) -> Result<BTreeMap<String, u64>, StoreError> {
     let failed = || StoreError::while_it("counted rows");
     let options = SqliteConnectOptions::new().filename(path).read_only(true);
@@ -83,7 +83,7 @@ mod tests {
     use crate::Durability;
 
     #[tokio::test]
-    async fn a_database_in_a_file_tells_what_room_it_takes_and_what_is_open_in_it() {
+    async fn a_file_database_reports_its_disk_use_and_open_work() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap();
         let before = store.disk_use().unwrap();

@@ -1,4 +1,4 @@
-//! The tables' behaviour, on a real file.
+//! Tests of the tables, on a real file.
 
 use crate::*;
 
@@ -75,7 +75,7 @@ async fn sessions_are_counted_by_the_model_of_their_conversations() {
     assert_eq!(outline.conversations, [outlined("main"), outlined("other")]);
     store.delete_session(AGENT, "b").await.unwrap();
     assert_eq!(store.session_outline(AGENT, "b").await.unwrap(), None);
-    assert_eq!(store.models_in_use().await.unwrap().len(), 2, "a session that was deleted does not count");
+    assert_eq!(store.models_in_use().await.unwrap().len(), 2, "a deleted session does not count");
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn a_turn_of_an_unknown_agent_is_refused() {
 }
 
 #[tokio::test]
-async fn compiled_code_is_listed_with_what_was_unused_for_longest_first() {
+async fn compiled_code_is_listed_least_recently_used_first() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder).await;
     let row =
@@ -118,7 +118,7 @@ async fn compiled_code_is_listed_with_what_was_unused_for_longest_first() {
 }
 
 #[tokio::test]
-async fn deleting_an_agent_takes_its_sessions_logs_and_unshared_component() {
+async fn deleting_an_agent_removes_its_sessions_logs_and_unshared_component() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     store.put_agent(&agent("other", "d1"), b"component", &[]).await.unwrap();
@@ -186,7 +186,7 @@ async fn an_outcome_is_found_by_its_key_and_a_key_commits_once() {
 }
 
 #[tokio::test]
-async fn logs_are_read_from_where_the_reader_stood_and_old_lines_go() {
+async fn logs_are_read_from_the_readers_position_and_old_lines_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     let lines: Vec<LogEntry> = (0..(logs::LINES_PER_AGENT + logs::SPARE_LINES) as u64 + 5)
@@ -202,7 +202,7 @@ async fn logs_are_read_from_where_the_reader_stood_and_old_lines_go() {
 }
 
 #[tokio::test]
-async fn a_tenant_that_logs_much_pushes_out_no_line_of_another() {
+async fn a_tenant_that_logs_a_lot_does_not_push_out_lines_of_others() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     let lines = |count: u64| -> Vec<LogEntry> {
@@ -227,7 +227,7 @@ async fn a_tenant_that_logs_much_pushes_out_no_line_of_another() {
 }
 
 #[tokio::test]
-async fn answers_to_idempotency_keys_are_forgotten_in_pieces_when_they_are_old() {
+async fn old_outcomes_are_removed_in_chunks() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     for number in 1..=500 {
@@ -298,7 +298,7 @@ async fn a_database_of_a_newer_skep_is_refused() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_database_of_skep_is_told_from_a_folder_that_cannot_be_written_to() {
+async fn foreign_files_and_unwritable_folders_have_different_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("skep.db");
     let refused = async || Store::open(&path, Durability::Process).await.unwrap_err().to_string();

@@ -1,34 +1,34 @@
-//! Tokens that models produced, by the day: what budgets of a day are counted by, across restarts.
+//! Tokens that models generated per day. Daily budgets are based on these counts, also after a restart.
 
 use crate::{Store, StoreError, rows};
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
-/// Days that are kept beside today.
+/// Number of days that are kept besides today.
 const DAYS_KEPT: u32 = 31;
 
-/// Tokens of one tenant on one day.
+/// Number of tokens of one tenant on one day.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenUse {
-    /// In days of UTC since 1970.
+    /// The day, in UTC days since 1970.
     pub day: u32,
     pub tenant: String,
-    /// `None`: the tenant asked a model itself.
+    /// The agent; `None` if the tenant used a model directly.
     pub agent: Option<String>,
     pub tokens: u64,
 }
 
 impl Store {
-    /// What was counted on a day.
+    /// Returns the counts of a day.
     pub async fn token_use(&self, day: u32) -> Result<Vec<TokenUse>, StoreError> {
         let rows = query("SELECT tenant, agent, tokens, day FROM token_use WHERE day = ?")
             .bind(day)
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("read the tokens of a day"))?;
-        Ok(rows::readable(&rows, "count of tokens", token_use_row))
+        Ok(rows::readable(&rows, "token count", token_use_row))
     }
 
-    /// Counts tokens that no turn commits.
+    /// Counts tokens that do not belong to the commit of a turn.
     pub async fn count_tokens(&self, used: TokenUse) -> Result<(), StoreError> {
         self.write(used, |connection, used| Box::pin(add(connection, used))).await
     }
@@ -43,7 +43,7 @@ fn token_use_row(row: &SqliteRow) -> Result<TokenUse, sqlx::Error> {
     })
 }
 
-/// Adds to what the day has.
+/// Adds tokens to the count of a day.
 pub(crate) async fn add(connection: &mut SqliteConnection, used: &TokenUse) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("counted tokens");
     let TokenUse { day, tenant, agent, tokens } = used;
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tokens_of_a_day_add_up_and_old_days_go() {
+    async fn tokens_of_a_day_add_up_and_old_days_are_removed() {
         let store = Store::in_memory().await.expect("a database in memory");
         for (day, agent, tokens) in [(7, Some("a"), 3), (7, Some("a"), 4), (7, None, 5), (8, Some("a"), 6)] {
             store.count_tokens(used(day, agent, tokens)).await.expect("written");

@@ -1,4 +1,4 @@
-//! Turns and their journals, on a real file.
+//! Tests of turns and their journals, on a real file.
 
 use crate::*;
 
@@ -97,7 +97,7 @@ async fn an_open_turn_and_its_journal_survive_reopening() {
 }
 
 #[tokio::test]
-async fn a_commit_ends_its_turn_and_keeps_what_was_shown() {
+async fn a_commit_finishes_its_turn_and_keeps_shown_records() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     let key = accept(&store, message("t", Some("k"), None)).await;
@@ -114,7 +114,7 @@ async fn a_commit_ends_its_turn_and_keeps_what_was_shown() {
 }
 
 #[tokio::test]
-async fn an_idempotency_key_is_one_turn_until_that_fails() {
+async fn an_idempotency_key_names_one_turn_until_that_turn_fails() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     let key = accept(&store, message("one", Some("k"), None)).await;
@@ -131,7 +131,7 @@ async fn an_idempotency_key_is_one_turn_until_that_fails() {
 }
 
 #[tokio::test]
-async fn a_turn_ends_once() {
+async fn a_turn_finishes_once() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     let key = accept(&store, message("t", None, Some(1))).await;
@@ -139,7 +139,7 @@ async fn a_turn_ends_once() {
     assert!(matches!(store.fail_turn(failure(key)).await, Err(StoreError::TurnNotOpen { .. })));
     let again = store.commit_turn(commit(key, 2, None)).await;
     assert!(matches!(again, Err(StoreError::TurnNotOpen { .. })), "{again:?}");
-    assert_eq!(store.session(AGENT, "s").await.unwrap().unwrap().row.turns, 1, "nothing of it was written");
+    assert_eq!(store.session(AGENT, "s").await.unwrap().unwrap().row.turns, 1, "none of it was written");
     assert!(store.logs(&LogFilter::of_agent(AGENT), None, 10).await.unwrap().is_empty());
 }
 
@@ -173,7 +173,7 @@ async fn writes_of_one_group_do_not_fail_together() {
 }
 
 #[tokio::test]
-async fn a_record_that_is_too_large_is_refused_with_all_that_came_with_it() {
+async fn an_oversized_record_is_refused_with_its_whole_append() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     let key = accept(&store, message("t", None, Some(1))).await;
@@ -185,7 +185,7 @@ async fn a_record_that_is_too_large_is_refused_with_all_that_came_with_it() {
 }
 
 #[tokio::test]
-async fn ended_turns_are_kept_up_to_a_number_and_an_age_and_open_ones_always() {
+async fn finished_turns_are_kept_up_to_a_number_and_age_and_open_turns_always() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     let waits = accept(&store, message("waits", None, None)).await;
@@ -199,17 +199,17 @@ async fn ended_turns_are_kept_up_to_a_number_and_an_age_and_open_ones_always() {
     let records: i64 =
         sqlx::query_scalar("SELECT count(*) FROM turn_records").fetch_one(&store.readers).await.unwrap();
     assert_eq!(records, i64::from(TURNS_KEPT));
-    // A turn that fails a week later makes room.
+    // A turn that fails a week later triggers the removal.
     let later = accept(&store, NewTurn { session: "other".into(), ..message("later", None, None) }).await;
     let at_ms = 7 * 24 * 3600 * 1000;
     store.fail_turn(TurnFailure { session: "other".into(), at_ms, ..failure(later) }).await.unwrap();
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM turns").fetch_one(&store.readers).await.unwrap();
-    assert_eq!(left, 2, "the one that waits, and the one that failed just now");
+    assert_eq!(left, 2, "the waiting turn, and the one that just failed");
     assert_eq!(store.open_turns().await.unwrap()[0].key, waits);
 }
 
 #[tokio::test]
-async fn deleting_a_session_takes_its_ended_turns_and_leaves_those_that_wait() {
+async fn deleting_a_session_removes_its_finished_turns_but_not_waiting_ones() {
     let folder = tempfile::tempdir().unwrap();
     let store = with_agent(&folder).await;
     let done = accept(&store, message("done", None, Some(1))).await;

@@ -1,51 +1,52 @@
-//! Turns: a row from the moment a message is accepted until a while after its turn has ended.
+//! Turns: a row exists from the moment a message is accepted until a while after its turn has finished.
 //!
-//! A turn is open while it waits or runs; a host that starts runs all open turns to their end. It ends once: by its
-//! commit (see `sessions`) or by a failure, which gives its idempotency key back, unless it is to be found by it.
+//! A turn is open while it waits or runs. A host that starts runs all open turns to completion. A turn
+//! finishes once: by its commit (see `sessions`) or by a failure. A failure releases the idempotency key,
+//! unless callers must be able to find the failure by it.
 
 use crate::{LogEntry, NewEvent, Store, StoreError, TokenUse, events, journal, logs, rows, token_use};
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
-/// Ended turns that a session keeps at least, the newest; a few more may still be there.
+/// Minimum number of finished turns that a session keeps, the newest ones. A few more may still exist.
 pub const TURNS_KEPT: u32 = 32;
-/// Older ones are removed only every so many turns, because looking for them costs as much as a small turn.
+/// Number of turns between removals of older ones, because looking for them costs as much as a small turn.
 const TURNS_BETWEEN_PRUNING: u64 = 16;
-/// Ended turns are kept no longer than this, whatever their number, while there are newer ones to make room for.
+/// Maximum age of finished turns, regardless of their number. They are removed when newer turns finish.
 const KEPT_MS: u64 = 24 * 3600 * 1000;
-/// Of all sessions together, removed at once, so that no turn waits long for it.
+/// Maximum number of old turns removed at a time from all sessions, so that no turn waits long for it.
 const MAX_FORGOTTEN: u32 = 64;
 
-/// How the store knows a turn.
+/// The key of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TurnKey(pub(crate) i64);
 
 /// A message that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewTurn {
-    /// How clients know the turn; unique.
+    /// The unique id by which clients know the turn.
     pub id: String,
     pub agent: String,
     pub session: String,
     pub idempotency_key: Option<String>,
-    /// Of the component that is in force.
+    /// The digest of the component in force.
     pub digest: String,
     pub input: Vec<u8>,
-    /// What everything random in the turn is drawn from.
+    /// The seed of everything random in the turn.
     pub seed: Vec<u8>,
     pub accepted_at_ms: u64,
     /// The turn's number if it starts at once; `None` if it waits.
     pub number: Option<u64>,
 }
 
-/// What became of a new turn.
+/// The outcome of accepting a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acceptance {
     New(TurnKey),
-    /// The session has a turn with this idempotency key; nothing was written.
+    /// The session already has a turn with this idempotency key. Nothing was written.
     Known(TurnKey),
 }
 
-/// A turn as it is stored.
+/// A stored turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnRow {
     pub key: TurnKey,
@@ -61,7 +62,7 @@ pub struct TurnRow {
 }
 
 impl TurnRow {
-    /// Whether it waits or runs.
+    /// Returns whether the turn waits or runs.
     pub fn is_open(&self) -> bool {
         matches!(self.state, TurnState::Waiting | TurnState::Running { .. })
     }
@@ -83,9 +84,9 @@ pub struct OpenTurn {
     pub agent: String,
     pub session: String,
     pub is_running: bool,
-    /// How often the process died under it since it last got any further.
+    /// Number of times that a process died during the turn without any progress of the turn in between.
     pub losses: u32,
-    /// Of its message, as it is stored.
+    /// Size of the stored message in bytes.
     pub message_bytes: u64,
 }
 
@@ -95,16 +96,17 @@ pub struct TurnFailure {
     pub key: TurnKey,
     pub agent: String,
     pub session: String,
-    /// 0 if it never started.
+    /// The number of the turn; 0 if it never started.
     pub number: u64,
     pub at_ms: u64,
     pub error: Vec<u8>,
-    /// Whoever asks with its idempotency key finds the failure. Otherwise the key may be used for another try.
+    /// Whether requests with the same idempotency key find the failure. Otherwise the key can be used for a
+    /// new attempt.
     pub keeps_key: bool,
     pub logs: Vec<LogEntry>,
-    /// That tell of the failure.
+    /// Events that announce the failure.
     pub events: Vec<NewEvent>,
-    /// What it generated all the same.
+    /// Tokens that the turn generated before it failed.
     pub token_use: Option<TokenUse>,
 }
 
@@ -116,12 +118,12 @@ const COLUMNS: &str = "key, id, agent, session, idempotency_key, digest, input, 
                        result, ended_at_ms";
 
 impl Store {
-    /// Makes a message durable.
+    /// Stores a message durably.
     pub async fn accept_turn(&self, turn: NewTurn) -> Result<Acceptance, StoreError> {
         self.write(turn, |connection, turn| Box::pin(accept(connection, turn))).await
     }
 
-    /// A turn that waited begins, with the component that is in force now.
+    /// Starts a turn that waited, with the component that is now in force.
     pub async fn start_turn(&self, turn: TurnKey, number: u64, digest: String) -> Result<(), StoreError> {
         self.write((turn, number, digest), |connection, (turn, number, digest)| {
             Box::pin(start(connection, *turn, *number, digest))
@@ -129,12 +131,13 @@ impl Store {
         .await
     }
 
-    /// Ends a turn of which nothing is to remain but its error and its log lines.
+    /// Finishes a turn of which only the error and the log lines are kept.
     pub async fn fail_turn(&self, failure: TurnFailure) -> Result<(), StoreError> {
         self.write(failure, |connection, failure| Box::pin(fail(connection, failure))).await
     }
 
-    /// All turns that wait or run and are not held, in the order in which they are to go on: those that run first.
+    /// Returns all turns that wait or run and are not held, in the order in which they are to be resumed:
+    /// running ones first.
     pub async fn open_turns(&self) -> Result<Vec<OpenTurn>, StoreError> {
         let rows = query(
             "SELECT key, id, agent, session, state, losses, length(input) FROM turns
@@ -147,14 +150,16 @@ impl Store {
         Ok(rows::readable(&rows, "turn", open_turn))
     }
 
-    /// Counts that the last process died under the turns that ran, unless it ended in order. One that got further since it
-    /// was last lost begins to count anew; one that waits for a person, or for a turn that it called, is not counted: it
-    /// did nothing. The key of a call begins with `called`, the id of the turn that makes it, and a space.
+    /// Counts a loss for each turn that was running when the last process died, unless that process shut down
+    /// in an orderly way. The count restarts for a turn that has made progress since its last loss. Turns
+    /// that wait for a person, or for a turn that they called, are not counted, because they did nothing. The
+    /// idempotency key of such a call begins with `called`, the id of the calling turn, and a space.
     pub async fn count_losses(&self, called: &str) -> Result<(), StoreError> {
         self.write(called.to_owned(), |connection, called| Box::pin(count_losses(connection, called))).await
     }
 
-    /// This process takes up a turn that another one left: if it dies under it, that counts.
+    /// Marks a turn that another process left as running in this process, so that it counts as lost if this
+    /// process dies.
     pub async fn take_up_turn(&self, turn: TurnKey) -> Result<(), StoreError> {
         self.write(turn, |connection, turn| {
             Box::pin(async move {
@@ -163,13 +168,13 @@ impl Store {
                     .execute(connection)
                     .await
                     .map(drop)
-                    .map_err(StoreError::while_it("took up a turn"))
+                    .map_err(StoreError::while_it("resumed a turn"))
             })
         })
         .await
     }
 
-    /// What runs now is not lost: the process ends in order.
+    /// Records that the process shuts down in an orderly way, so that running turns do not count as lost.
     pub async fn end_in_order(&self, at_ms: u64) -> Result<(), StoreError> {
         self.write(at_ms, |connection, at_ms| {
             Box::pin(async move {
@@ -178,13 +183,13 @@ impl Store {
                     .execute(connection)
                     .await
                     .map(drop)
-                    .map_err(StoreError::while_it("noted that the host ends"))
+                    .map_err(StoreError::while_it("recorded the shutdown of the host"))
             })
         })
         .await
     }
 
-    /// A turn of a session by its id, if it is still kept.
+    /// Returns a turn of a session by its id, if it is still stored.
     pub async fn turn(&self, agent: &str, session: &str, id: &str) -> Result<Option<TurnRow>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM turns WHERE agent = ? AND session = ? AND id = ?");
         let row = query(sqlx::AssertSqlSafe(sql))
@@ -197,7 +202,7 @@ impl Store {
         row.map(|row| rows::one(&row, "turn", turn_row)).transpose()
     }
 
-    /// The session's turn with this idempotency key, if it is still kept.
+    /// Returns the session's turn with this idempotency key, if it is still stored.
     pub async fn turn_with_idempotency_key(
         &self,
         agent: &str,
@@ -294,7 +299,7 @@ async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Resul
     .bind(key.0)
     .execute(&mut *connection)
     .await
-    .map_err(StoreError::while_it("ended a turn"))?;
+    .map_err(StoreError::while_it("finished a turn"))?;
     must_be_open(ended.rows_affected(), *key)?;
     journal::close(connection, *key).await?;
     logs::insert(connection, agent, session, *number, logs).await?;
@@ -307,7 +312,7 @@ async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Resul
     prune(connection, agent, session, *at_ms).await
 }
 
-/// The part of a commit that ends the turn's own row.
+/// Finishes the row of the turn, as part of a commit.
 pub(crate) async fn finish(
     connection: &mut SqliteConnection,
     turn: TurnKey,
@@ -327,7 +332,7 @@ pub(crate) async fn finish(
     .bind(turn.0)
     .execute(&mut *connection)
     .await
-    .map_err(StoreError::while_it("ended a turn"))?;
+    .map_err(StoreError::while_it("finished a turn"))?;
     must_be_open(ended.rows_affected(), turn)?;
     journal::close(connection, turn).await?;
     if number.is_multiple_of(TURNS_BETWEEN_PRUNING) {

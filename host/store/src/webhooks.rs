@@ -1,54 +1,54 @@
-//! Webhooks: addresses that events are sent to.
+//! Webhooks: URLs that events are sent to.
 
 use crate::{Store, StoreError, rows};
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
-/// A subscription of an address.
+/// A webhook and its subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookRow {
     pub id: String,
     pub url: String,
-    /// Patterns, one a line.
+    /// The topic patterns, one per line.
     pub topics: String,
-    /// What its messages are signed with, as only the host can read it.
+    /// The key that its messages are signed with, sealed so that only the host can read it.
     pub sealed_secret: String,
-    /// The operator's configuration names it; otherwise it was added while the host ran.
+    /// Whether it comes from the operator's configuration; otherwise it was added while the host was running.
     pub configured: bool,
     pub created_at_ms: u64,
-    /// Why nothing is sent to it any more.
+    /// Why events are no longer sent to it.
     pub disabled: Option<String>,
-    /// What came of the last try, as [`Store::note_webhook_try`] has stored it.
+    /// The outcome of the last attempt, as stored by [`Store::note_webhook_try`].
     pub last_try: Option<WebhookTry>,
 }
 
-/// What came of sending something to a webhook.
+/// The outcome of an attempt to send something to a webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookTry {
     pub at_ms: u64,
-    /// Of the HTTP answer, if there was one.
+    /// Status of the HTTP response, if there was one.
     pub status: Option<u16>,
-    /// `None`: it was taken.
+    /// The error; `None` if the webhook accepted the message.
     pub error: Option<String>,
 }
 
-/// What is on its way to a webhook.
+/// The events in flight to a webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookQueue {
     pub webhook: String,
-    /// Events that wait or are being sent.
+    /// Number of events that wait or are being sent.
     pub waiting: u64,
-    /// When the next one is tried.
+    /// The time of the next attempt.
     pub next_try_at_ms: u64,
 }
 
 impl Store {
-    /// Adds a webhook, or puts it in the place of the one with its id, which keeps its last try and the deliveries on their
-    /// way to it.
+    /// Adds a webhook, or replaces the one with the same id, which keeps its last attempt and its deliveries
+    /// in flight.
     pub async fn put_webhook(&self, webhook: &WebhookRow) -> Result<(), StoreError> {
         self.write(webhook.clone(), |connection, webhook| Box::pin(put(connection, webhook))).await
     }
 
-    /// All of them, the oldest first.
+    /// Returns all webhooks, the oldest first.
     pub async fn webhooks(&self) -> Result<Vec<WebhookRow>, StoreError> {
         let rows = query(
             "SELECT id, url, topics, secret, configured, created_at_ms, disabled, tried_at_ms, last_status, last_error
@@ -60,7 +60,7 @@ impl Store {
         Ok(rows::readable(&rows, "webhook", webhook_row))
     }
 
-    /// Stores what came of the last try; of a webhook that is gone, nothing.
+    /// Stores the outcome of the last attempt. Does nothing if the webhook no longer exists.
     pub async fn note_webhook_try(&self, id: &str, last: &WebhookTry) -> Result<(), StoreError> {
         self.write((id.to_owned(), last.clone()), |connection, (id, last)| {
             Box::pin(async move {
@@ -73,13 +73,13 @@ impl Store {
                     .execute(connection)
                     .await
                     .map(drop)
-                    .map_err(StoreError::while_it("noted what came of a webhook"))
+                    .map_err(StoreError::while_it("recorded an attempt of a webhook"))
             })
         })
         .await
     }
 
-    /// Of the webhooks to which something is on its way.
+    /// Returns the queues of the webhooks that have events in flight.
     pub async fn webhook_queues(&self) -> Result<Vec<WebhookQueue>, StoreError> {
         let rows = query(
             "SELECT webhook, COUNT(*), MIN(wake_ms) FROM deliveries WHERE webhook IS NOT NULL AND state IN (0, 1)
@@ -87,7 +87,7 @@ impl Store {
         )
         .fetch_all(&self.readers)
         .await
-        .map_err(StoreError::while_it("counted what is on its way to webhooks"))?;
+        .map_err(StoreError::while_it("counted events in flight to webhooks"))?;
         let queue = |row: &sqlx::sqlite::SqliteRow| WebhookQueue {
             webhook: row.get(0),
             waiting: row.get::<i64, _>(1) as u64,
@@ -96,7 +96,7 @@ impl Store {
         Ok(rows.iter().map(queue).collect())
     }
 
-    /// Removes a webhook with all deliveries to it. Whether it was there.
+    /// Removes a webhook with all its deliveries. Returns whether it existed.
     pub async fn delete_webhook(&self, id: &str) -> Result<bool, StoreError> {
         self.write(id.to_owned(), |connection, id| {
             Box::pin(async move {

@@ -1,9 +1,10 @@
-//! Group commit: one task owns the connection that writes, and makes every write of the store. What comes while a
-//! transaction runs goes into the next one together, so that many writes share the price of one.
+//! Group commit: one task owns the writing connection and makes all writes of the store. Writes that arrive
+//! while a transaction runs go into the next one together, so that many writes share the cost of one commit.
 //!
-//! Invariant: writes are made in the order in which they were asked for, and nobody is told that a write is done before
-//! its transaction is. A write that is refused (a turn that is not the next one) takes no other with it. No transaction
-//! takes up another write once it has lasted [`HOLD`]; a write that may be long is made of several (see `pieces`).
+//! Invariant: writes are made in the order of their requests, and no caller learns that a write is done
+//! before its transaction is committed. A write that is refused (a turn that is not the next one) does not
+//! affect other writes. No transaction accepts another write once it has lasted [`HOLD`]. A write that may
+//! take long is split into several (see `pieces`).
 
 use crate::{
     COMMIT_TIME, Store, StoreError,
@@ -25,19 +26,21 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-/// Writes of one transaction. More would only make the first of them wait.
+/// Maximum number of writes in one transaction. More would only make the first of them wait.
 const MAX_GROUP: usize = 256;
-/// Writes that may wait; who comes then waits for room.
+/// Maximum number of waiting writes. Further callers wait for room.
 const QUEUE: usize = 1_024;
-/// A transaction that has lasted this long is committed, and the next writes go into another one.
+/// A transaction that has lasted this long is committed, and the next writes go into a new one.
 const HOLD: Duration = Duration::from_millis(20);
 
-/// What a write comes to, while it is made.
+/// A write in progress.
 pub(crate) type Working<'c, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'c>>;
-/// The statements of a write. They are made again, from the first one, if their transaction was undone because of another.
+/// The statements of a write. They run again from the first one if their transaction was rolled back because
+/// of another write.
 pub(crate) type Work<D, T> = for<'c> fn(&'c mut SqliteConnection, &'c D) -> Working<'c, T>;
 
-/// The way to the task. The last clone ends it when everything is written.
+/// Handle to the writer task. When the last clone is dropped, the task writes everything that waits and
+/// terminates.
 #[derive(Clone, Debug)]
 pub(crate) struct Writer {
     requests: mpsc::Sender<Request>,
@@ -45,24 +48,24 @@ pub(crate) struct Writer {
     faults: Faults,
 }
 
-/// The connection that writes.
+/// The writing connection.
 pub(crate) enum Line {
     Own(Box<SqliteConnection>),
-    /// A database in memory has one connection, which those who read use too.
+    /// An in-memory database has only one connection, which reads use too.
     Shared(SqlitePool),
 }
 
 enum Request {
     Write(Box<dyn Asked>),
-    /// Everything before this is written; then the file is closed.
+    /// Closes the file after all earlier requests are written.
     Close(oneshot::Sender<()>),
 }
 
-/// A write with its data and with whoever waits for it.
+/// A write with its data and its caller.
 trait Asked: Send {
-    /// Makes the statements. An error undoes the transaction; a refusal is none.
+    /// Runs the statements. An error rolls the transaction back; a refusal does not count as an error.
     fn make<'c>(&'c mut self, connection: &'c mut SqliteConnection) -> Working<'c, ()>;
-    /// Tells what came of it. Nobody may wait for it any more; it is written all the same.
+    /// Reports the outcome. The write is made even if its caller has stopped waiting.
     fn tell(self: Box<Self>, committed: Result<(), StoreError>);
 }
 
@@ -93,8 +96,8 @@ impl<D: Send + Sync, T: Send> Asked for Asking<D, T> {
 }
 
 impl Store {
-    /// Makes these statements with this data, in a transaction, after all writes that were asked for before. Resolves when
-    /// they are durable. They are made even if nobody waits for it any more.
+    /// Runs these statements with this data in a transaction, after all writes that were requested before.
+    /// Resolves when they are durable. The statements run even if the caller stops waiting.
     pub(crate) async fn write<D, T>(&self, data: D, work: Work<D, T>) -> Result<T, StoreError>
     where
         D: Send + Sync + 'static,
@@ -110,12 +113,12 @@ impl Store {
         }
     }
 
-    /// For how long a transaction has held up other writes at most, since the store was opened.
+    /// Returns the longest time that a transaction has held up other writes since the store was opened.
     pub fn longest_hold(&self) -> Duration {
         Duration::from_micros(self.writer.longest_hold_us.load(Ordering::Relaxed))
     }
 
-    /// What goes wrong in this store.
+    /// Returns the fault injection of this store.
     #[cfg(any(test, feature = "faults"))]
     pub fn faults(&self) -> &crate::Faults {
         &self.writer.faults
@@ -133,7 +136,7 @@ impl Writer {
         writer
     }
 
-    /// Resolves when everything that was asked for is written and the connection is closed.
+    /// Resolves when all requested writes are made and the connection is closed.
     pub(crate) async fn close(&self) {
         let (done, closed) = oneshot::channel();
         if self.requests.send(Request::Close(done)).await.is_ok() {
@@ -148,14 +151,14 @@ struct Task {
     faults: Faults,
 }
 
-/// What became of a transaction.
+/// The outcome of a transaction.
 enum Ended {
     Committed,
-    /// It could not begin.
+    /// The transaction could not start.
     NotBegun(StoreError),
-    /// Nothing of it was written.
+    /// The transaction was rolled back.
     Undone(StoreError),
-    /// Whether it was written is not known.
+    /// It is unknown whether the transaction was committed.
     Unconfirmed(StoreError),
 }
 
@@ -168,7 +171,7 @@ impl Task {
             for request in requests.drain(..) {
                 match request {
                     Request::Write(asked) if closing.is_none() => waiting.push_back(asked),
-                    // Who asks after the end is told that it has come.
+                    // A request after the close gets `StoreError::Closed`.
                     Request::Write(_) => {}
                     Request::Close(done) => closing = Some(done),
                 }
@@ -186,15 +189,15 @@ impl Task {
         self.line.close().await;
     }
 
-    /// Writes as many as one transaction takes, in their order, and tells what came of them.
+    /// Writes as many requests as one transaction takes, in order, and reports their outcomes.
     async fn write_some(&mut self, waiting: &mut VecDeque<Box<dyn Asked>>) {
         let mut taken = Vec::with_capacity(waiting.len());
         match self.transaction(waiting, &mut taken).await {
             Ended::Committed => tell_all(taken, || Ok(())),
-            // What keeps one from beginning keeps all of them, and may have taken long.
+            // An error at the start would affect all requests, and may have taken long to occur.
             Ended::NotBegun(error) => tell_all(waiting.drain(..), || Err(error.clone())),
             Ended::Unconfirmed(error) => tell_all(taken, || Err(error.clone())),
-            // One of them failed; alone, the others do not.
+            // One of the writes failed. When made separately, the others do not.
             Ended::Undone(_) if taken.len() > 1 => {
                 let mut left: VecDeque<_> = taken.into();
                 while let Some(asked) = left.pop_front() {
@@ -214,7 +217,7 @@ impl Task {
         }
     }
 
-    /// Moves from `waiting` to `taken` what it tries to write.
+    /// Moves the requests that it tries to write from `waiting` to `taken`.
     async fn transaction(
         &mut self,
         waiting: &mut VecDeque<Box<dyn Asked>>,
@@ -245,19 +248,19 @@ fn tell_all(asked: impl IntoIterator<Item = Box<dyn Asked>>, result: impl Fn() -
 }
 
 async fn begin(faults: &Faults, connection: &mut SqliteConnection) -> Result<(), StoreError> {
-    let failed = || StoreError::while_it("began a transaction");
+    let failed = || StoreError::while_it("started a transaction");
     faults.meet(Moment::Begin, connection).await.map_err(failed())?;
-    // It will write: whoever else writes to the file is waited for here, and not in the middle.
+    // Get the write lock here, so that waiting for another process happens now and not in the middle.
     let begun = query("BEGIN IMMEDIATE").execute(&mut *connection).await;
     if begun.is_err() && roll_back(connection).await {
-        // An earlier transaction could not be undone in its time.
+        // An earlier transaction could not be rolled back when it failed.
         query("BEGIN IMMEDIATE").execute(connection).await.map_err(failed())?;
         return Ok(());
     }
     begun.map(drop).map_err(failed())
 }
 
-/// The statements of what waits, until the transaction has lasted long enough, and its commit.
+/// Runs the statements of waiting requests until the transaction has lasted long enough, and commits it.
 async fn fill(
     faults: &Faults,
     connection: &mut SqliteConnection,
@@ -285,7 +288,7 @@ async fn fill(
         Err(error) => Err(error),
     };
     if let Err(error) = committed {
-        // SQLite may have undone it already. An error of the disk leaves open how much of it got there.
+        // SQLite may have rolled back already. After an I/O error it is unknown how much reached the disk.
         let was_open = roll_back(connection).await;
         let is_open_question = !was_open && matches!(plain_code(&error), None | Some(SQLITE_IOERR));
         return match is_open_question {
@@ -299,7 +302,7 @@ async fn fill(
     }
 }
 
-/// What it came to. A panic is its own error, and does not end the task that writes for everyone.
+/// Runs a write. A panic becomes an error, and does not terminate the task that writes for everyone.
 async fn caught<T>(mut work: Working<'_, T>) -> Result<T, StoreError> {
     poll_fn(|task| {
         let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(task)));
@@ -308,12 +311,12 @@ async fn caught<T>(mut work: Working<'_, T>) -> Result<T, StoreError> {
     .await
 }
 
-/// Whether there was anything to be undone.
+/// Rolls back. Returns whether there was an open transaction.
 async fn roll_back(connection: &mut SqliteConnection) -> bool {
     query("ROLLBACK").execute(connection).await.is_ok()
 }
 
-/// A connection for one transaction.
+/// A connection borrowed for one transaction.
 enum Borrowed<'l> {
     Own(&'l mut SqliteConnection),
     Shared(PoolConnection<Sqlite>),
@@ -332,7 +335,7 @@ impl Line {
 
     async fn close(self) {
         match self {
-            // What is committed is in the file, or in the log beside it, whatever comes of this.
+            // Committed data is in the file or in the log beside it, even if closing fails.
             Line::Own(connection) => drop(connection.close().await),
             Line::Shared(pool) => pool.close().await,
         }

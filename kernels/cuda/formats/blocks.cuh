@@ -1,11 +1,11 @@
-// The quantised formats of weights: a row is a sequence of blocks, and of a block eight neighbouring values at a time become
-// floats. Layouts are those of GGUF, of packed 4-bit integers in groups of 32, and of FP8. A weight is the same float in every
-// kernel, and on the processor.
+// The quantized formats of weights. A row is a sequence of blocks, from which eight consecutive values at a time are
+// converted to floats. Layouts are those of GGUF and of packed 4-bit integers in groups of 32. A weight is converted to the
+// same float in every kernel and on the CPU.
 #pragma once
 
 #include "device.cuh"
 
-// Blocks lie at any even address.
+// Reads byte by byte, because blocks may start at any even address.
 SKEP_DEVICE uint32_t u16_at(const uint8_t* at) {
     return static_cast<uint32_t>(at[0]) | static_cast<uint32_t>(at[1]) << 8;
 }
@@ -14,7 +14,7 @@ SKEP_DEVICE float f16_at(const uint8_t* at) {
     return to_float(f16{static_cast<uint16_t>(u16_at(at))});
 }
 
-// (nibble - 8) · scale. The low nibbles are the first half of the block.
+// value = (nibble - 8) · scale. The low nibbles are the first half of the block.
 struct Q4_0 {
     static constexpr uint32_t VALUES = 32;
     static constexpr uint32_t BYTES = 18;
@@ -29,7 +29,7 @@ struct Q4_0 {
     }
 };
 
-// nibble · scale + least.
+// value = nibble · scale + least.
 struct Q4_1 {
     static constexpr uint32_t VALUES = 32;
     static constexpr uint32_t BYTES = 20;
@@ -57,7 +57,7 @@ struct Q8_0 {
     }
 };
 
-// Eight groups of 32 with a scale and a minimum of six bits each.
+// Eight groups of 32 values, each with a scale and a minimum of six bits.
 struct Q4_K {
     static constexpr uint32_t VALUES = 256;
     static constexpr uint32_t BYTES = 144;
@@ -75,7 +75,7 @@ struct Q4_K {
         }
         const float step = f16_at(block) * static_cast<float>(scale);
         const float offset = f16_at(block + 2) * static_cast<float>(least);
-        // Two groups share 32 bytes: the first has the low nibbles.
+        // Two groups share 32 bytes: the first group has the low nibbles.
         const uint8_t* quants = block + 16 + group / 2 * 32 + first % 32;
         for (int i = 0; i < 8; ++i) {
             const int quant = group % 2 == 0 ? quants[i] & 0xf : quants[i] >> 4;
@@ -84,7 +84,7 @@ struct Q4_K {
     }
 };
 
-// Sixteen groups of 16 with a scale of eight bits each; quants have six, the upper two apart from the others.
+// Sixteen groups of 16 values, each with a scale of eight bits. Quants have six bits, and the upper two are stored separately.
 struct Q6_K {
     static constexpr uint32_t VALUES = 256;
     static constexpr uint32_t BYTES = 210;
@@ -105,7 +105,7 @@ struct Q6_K {
     }
 };
 
-// A word of eight nibbles, the lowest first; the scales of a row's groups lie elsewhere.
+// A word of eight nibbles, lowest first. The scales of a row's groups are stored separately.
 struct Int4 {
     static constexpr uint32_t GROUP = 32;
 

@@ -1,4 +1,4 @@
-// A matrix of weights, whatever its format, and what a product with it takes.
+// Weight matrices of any format, and the parameters of products with them.
 #pragma once
 
 #include "device.cuh"
@@ -6,20 +6,20 @@
 
 struct MatmulParams {
     const void* x;        // [rows, inputs]
-    const void* weights;  // [outputs, inputs], plain or in blocks; FP8 and 4-bit integers: without their scales
-    const void* scales;   // 4-bit integers: [outputs, inputs / 32] of bf16; FP8: [outputs / scale_rows, inputs / scale_columns]
-    const void* bias;     // [outputs], of activations; may be none
-    void* y;              // [rows, y_stride]: of each row the outputs first
+    const void* weights;  // [outputs, inputs], plain or in blocks; for FP8 and 4-bit integers without their scales
+    const void* scales;   // int4: bf16 [outputs, inputs / 32]; FP8: f32 [outputs / scale_rows, inputs / scale_columns]
+    const void* bias;     // [outputs], in the format of the activations; may be null
+    void* y;              // [rows, y_stride]; each row starts with the outputs
     uint32_t rows;
-    uint32_t inputs;      // a multiple of a block, and of eight
+    uint32_t inputs;      // a multiple of the block length and of eight
     uint32_t outputs;
     uint32_t y_stride;
-    uint32_t wide;          // y is of float32 rather than activations
-    uint32_t scale_rows;    // FP8: of a scale's block
-    uint32_t scale_columns;
+    uint32_t wide;          // nonzero: y is float32 instead of activations
+    uint32_t scale_rows;    // FP8: number of rows that share a scale
+    uint32_t scale_columns; // FP8: number of columns that share a scale
 };
 
-// Puts a sum where it belongs.
+// Adds the bias to a sum and stores it.
 template <typename T>
 SKEP_DEVICE void store_sum(const MatmulParams& p, uint32_t row, uint32_t output, float sum) {
     if (p.bias != nullptr) {
@@ -33,7 +33,7 @@ SKEP_DEVICE void store_sum(const MatmulParams& p, uint32_t row, uint32_t output,
     }
 }
 
-// Eight weights of one output, as floats.
+// Returns eight weights of one output as floats.
 template <typename Block>
 struct Blocks {
     SKEP_DEVICE static void eight(const MatmulParams& p, uint32_t output, uint32_t first, float (&out)[8]) {
@@ -44,7 +44,7 @@ struct Blocks {
     }
 };
 
-// In the format of the activations.
+// Weights in the format of the activations.
 template <typename T>
 struct Plain {
     SKEP_DEVICE static void eight(const MatmulParams& p, uint32_t output, uint32_t first, float (&out)[8]) {

@@ -1,4 +1,4 @@
-// The scheduler of the fibers of one block.
+// The scheduler for the fibers of one block.
 #include "block.h"
 
 #include <csetjmp>
@@ -19,21 +19,22 @@ constexpr uint32_t MAX_SHARED_BYTES = 227 << 10;
 
 enum class State { Ready, AtBlockBarrier, AtWarpBarrier, Ended };
 
-// A fiber begins with its own stack by `ucontext`, and is switched to and from by `setjmp`, which asks nothing of the system. It
-// lives as long as its operating-system thread, and runs one thread of a block after the other.
+// A fiber is started on its own stack with `ucontext`, and switched with `setjmp`, which needs no system call. It lives as long
+// as its operating-system thread and runs threads of blocks one after the other.
 struct Fiber {
     jmp_buf at;
     std::unique_ptr<unsigned char[]> stack{new unsigned char[STACK_BYTES]};
     bool begun = false;
     State state = State::Ended;
-    // At a warp barrier, for whom it waits.
+    // The lanes it waits for at a warp barrier.
     uint32_t lanes = 0;
     Where where;
     uint32_t index = 0;
-    // Copies that have begun, each with the number of its group, and how many groups were closed.
+    // Copies that were started, each with the number of its group, and the number of closed groups.
     std::vector<std::pair<uint32_t, Copy>> copies;
     uint32_t groups = 0;
-    // Of its exchanges: two in turn, so that a lane that is ahead does not overwrite what another has not read.
+    // Selects the exchange buffer. Two buffers alternate, so that a lane that is ahead does not overwrite what another lane has
+    // not read yet.
     uint32_t parity = 0;
 };
 
@@ -85,7 +86,7 @@ void wait(State state, uint32_t lanes) {
     back_to_scheduler();
 }
 
-// Until the fiber waits or its thread has ended.
+// Runs the fiber until it waits or its thread has finished.
 void go_on(Fiber& fiber) {
     runner.running = &fiber;
     if (_setjmp(runner.scheduler) != 0) {
@@ -119,7 +120,7 @@ void shuffle(std::vector<uint32_t>& order, uint64_t& seed) {
     }
 }
 
-// Lets those go on who waited for each other. Whether there were any.
+// Releases fibers that waited for each other, and returns whether there were any.
 bool release(uint32_t count) {
     uint32_t at_barrier = 0;
     uint32_t alive = 0;
@@ -146,7 +147,7 @@ bool release(uint32_t count) {
             for (uint32_t j = first; j < first + 32 && j < count; ++j) {
                 const bool named = (lanes >> (j - first) & 1) != 0;
                 const Fiber& other = *runner.fibers[j];
-                // A lane that has ended takes no part any more.
+                // A lane that has finished no longer takes part.
                 const bool there = other.state == State::AtWarpBarrier && other.lanes == lanes;
                 all = all && (!named || there || other.state == State::Ended);
             }
@@ -167,7 +168,7 @@ bool release(uint32_t count) {
 void run_block(const Launch& launch, Dim3 block, uint64_t& seed) {
     const Dim3 size = launch.block;
     const uint32_t count = size.x * size.y * size.z;
-    // What no thread has written is nothing that a kernel may rely on.
+    // A kernel may not rely on shared memory that no thread has written.
     std::memset(runner.shared.data(), 0xff, runner.shared.size());
     for (uint32_t i = 0; i < count; ++i) {
         Fiber& fiber = *runner.fibers[i];
@@ -204,9 +205,9 @@ void run_block(const Launch& launch, Dim3 block, uint64_t& seed) {
         }
         for (uint32_t i = 0; i < count; ++i) {
             if (runner.fibers[i]->state != State::Ended) {
-                // They stand in the middle of a thread for ever.
+                // These fibers are stuck inside a thread and cannot be reused.
                 runner.fibers.clear();
-                runner.problem = "thread " + std::to_string(i) + " of a block waits for threads that do not come";
+                runner.problem = "thread " + std::to_string(i) + " of a block waits for threads that never arrive";
                 return;
             }
         }
@@ -278,7 +279,7 @@ Registered::Registered(const char* name, size_t params_bytes, Thread thread) {
 
 using namespace skep_host;
 
-// Runs a kernel. Null, or what went wrong: valid until the next call of this thread.
+// Runs a kernel. Returns null, or an error message that is valid until this thread's next call.
 extern "C" const char* skep_host_launch(const char* name, const Launch* launch, const void* params,
                                         size_t params_bytes) {
     const auto kernel = kernels().find(name);
@@ -286,11 +287,11 @@ extern "C" const char* skep_host_launch(const char* name, const Launch* launch, 
         return "there is no kernel of this name";
     }
     if (kernel->second.params_bytes != params_bytes) {
-        return "its parameters have another size on the other side";
+        return "the size of its parameters differs from the kernel's struct";
     }
     const uint64_t count = uint64_t{launch->block.x} * launch->block.y * launch->block.z;
     if (count == 0 || count > MAX_THREADS || launch->shared_bytes > MAX_SHARED_BYTES) {
-        return "no device runs a block of this size";
+        return "no device can run a block of this size";
     }
     while (runner.fibers.size() < count) {
         runner.fibers.push_back(std::make_unique<Fiber>());
@@ -312,7 +313,7 @@ extern "C" const char* skep_host_launch(const char* name, const Launch* launch, 
     return runner.problem.empty() ? nullptr : runner.problem.c_str();
 }
 
-// The names of all kernels, each with a line feed.
+// Returns the names of all kernels, each followed by a line feed.
 extern "C" const char* skep_host_kernels() {
     static const std::string names = [] {
         std::string all;

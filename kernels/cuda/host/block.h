@@ -1,8 +1,8 @@
-// A block of threads on the processor: every thread is a fiber of one operating-system thread.
+// A block of threads on the CPU. Every thread is a fiber of one operating-system thread.
 //
-// Fibers run until a barrier or an exchange among the lanes of a warp, or to their end; then the next one runs. In which
-// order is the caller's choice, so that a missing barrier shows as a result that depends on the order. Threads that wait
-// for each other for ever are an error, and so is a barrier that only a part of the block reaches.
+// A fiber runs until it reaches a barrier or an exchange among the lanes of a warp, or until it finishes; then the next one
+// runs. The caller chooses the order, so that a missing barrier shows as a result that depends on the order. Threads that
+// wait for each other forever are an error, and so is a barrier that only some threads of the block reach.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __restrict__ __restrict
-// All fibers of a block share their operating-system thread, and blocks run one after the other.
+// All fibers of a block share an operating-system thread, and blocks run one after the other.
 #define __shared__ static thread_local
 #define SKEP_DYNAMIC_SHARED(Type, name) Type* const name = reinterpret_cast<Type*>(skep_host::dynamic_shared())
 #define SKEP_KERNEL(name, Params)                                                   \
@@ -30,19 +30,19 @@ struct Dim3 {
     uint32_t x, y, z;
 };
 
-// As in `lib.rs`.
+// The launch configuration, with the layout of `Launch` in `lib.rs`.
 struct Launch {
     Dim3 grid;
     Dim3 block;
     uint32_t shared_bytes;
-    // In which order fibers run: 0 as they are numbered, 1 the other way round, else shuffled by this seed. In the first, copies
-    // to shared memory are made when they begin, in the others when they are waited for.
+    // The order in which fibers run: 0 by index, 1 in reverse, otherwise shuffled with this seed. With 0, copies to shared memory
+    // are made when they are started, otherwise when they are waited for.
     uint32_t order;
 };
 
 using Thread = void (*)(const void* params);
 
-// Makes a kernel known by its name.
+// Registers a kernel under its name.
 struct Registered {
     Registered(const char* name, size_t params_bytes, Thread thread);
 };
@@ -51,27 +51,27 @@ struct Where {
     Dim3 thread, block, block_size, grid_size;
 };
 
-// The place of the thread that runs.
+// Returns the indices of the current thread.
 const Where& here();
 unsigned char* dynamic_shared();
 void block_barrier();
 void warp_barrier(uint32_t lanes);
-// Lets other fibers and other operating-system threads go on: what is waited for comes from one of them.
+// Yields to other fibers and operating-system threads, one of which will write the awaited value.
 void give_way();
-// Sixteen bytes on their way to shared memory; zeros if they are not there.
+// An asynchronous copy of sixteen bytes to shared memory. If `there` is false, the destination becomes zeros.
 struct Copy {
     void* to;
     const void* from;
     bool there;
 };
 
-// A device may copy at any time until the copy is waited for. Both ends of that time are tried: a thread that waits too
-// late reads what was there before, one that begins too early overwrites what another still reads.
+// A device may perform a copy at any time before it is waited for. Both extremes are tried: a thread that waits too late reads
+// the previous contents, and one that starts a copy too early overwrites what another thread still reads.
 void begin_copy(Copy copy);
 void commit_copies();
-// Until all groups but the last `pending` have arrived.
+// Waits until all groups except the last `pending` have arrived.
 void wait_for_copies(uint32_t pending);
-// Gives `bits` to the other lanes, and returns what all lanes gave. Valid until the lane's next exchange.
+// Passes `bits` to the other lanes, and returns the values of all lanes, which are valid until the lane's next exchange.
 const uint64_t* exchange(uint32_t lanes, uint64_t bits);
 
 template <typename T>
@@ -136,7 +136,7 @@ inline uint32_t __ballot_sync(uint32_t lanes, bool vote) {
     return ballot;
 }
 
-// Fibers are never interrupted between two of these.
+// These are atomic because fibers are never preempted.
 template <typename T>
 T atomicAdd(T* at, T value) {
     const T before = *at;
@@ -177,7 +177,7 @@ inline float rsqrtf(float x) {
     return 1.0f / std::sqrt(x);
 }
 
-// The upper half of the product.
+// Returns the upper half of the product.
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
     return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }

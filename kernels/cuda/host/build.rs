@@ -1,4 +1,4 @@
-//! Compiles the kernels as C++ for the processor.
+//! Compiles the CUDA kernels as C++ for the CPU.
 
 use std::path::Path;
 
@@ -6,24 +6,24 @@ fn main() {
     let kernels = Path::new("..");
     let mut build = cc::Build::new();
     build.cpp(true).std("c++20").include(kernels).file("block.cpp").opt_level(2).debug(false);
-    // A device is told where it may fuse a product with a sum; the processor never does.
+    // The sources control where a device may fuse a product with a sum; the CPU build never fuses.
     build.flag("-ffp-contract=off");
-    // Its check of longjmp knows only one stack.
+    // The fortified longjmp supports only one stack.
     build.flag("-U_FORTIFY_SOURCE");
     let mut sources: Vec<_> = std::fs::read_dir(kernels)
-        .expect("the folder of the kernels")
-        .map(|entry| entry.expect("an entry of that folder").path())
+        .expect("the kernel folder can be read")
+        .map(|entry| entry.expect("the kernel folder's entries can be read").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
         .collect();
     sources.sort();
     for source in &sources {
         build.file(source);
     }
-    // A compiler does not know what `.cu` is.
+    // The C++ compiler does not recognize the extension `.cu`.
     build.flag("-x").flag("c++").cargo_metadata(false).compile("skep_cuda_host");
-    let out = std::env::var("OUT_DIR").expect("cargo sets it");
+    let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     println!("cargo::rustc-link-search=native={out}");
-    // Kernels are found by name: nothing refers to them.
+    // Kernels are found by name and no symbol refers to them, so the linker has to keep the whole archive.
     println!("cargo::rustc-link-lib=static:+whole-archive=skep_cuda_host");
     println!("cargo::rustc-link-lib=stdc++");
     println!("cargo::rerun-if-changed={}", kernels.display());

@@ -1,12 +1,12 @@
-// Tensor-core products of a warp, and the loads that feed them. The only place with inline PTX; for the processor the
-// same functions exchange what the lanes hold.
+// Tensor-core products of a warp, and the loads that feed them, in inline PTX. On the CPU, the same functions exchange the
+// values of the lanes.
 #pragma once
 
 #include "device.cuh"
 
-// d += a · b for a 16×16 and an 16×8 tile. A lane holds, with row = lane / 4 and pair = 2 · (lane % 4):
-//   a: (row, pair), (row + 8, pair), (row, pair + 8), (row + 8, pair + 8), two columns a word
-//   b: (pair, row), (pair + 8, row), two rows a word: its column is lane / 4
+// Computes d += a · b for a 16×16 and a 16×8 tile. With row = lane / 4 and pair = 2 · (lane % 4), a lane holds:
+//   a: (row, pair), (row + 8, pair), (row, pair + 8), (row + 8, pair + 8), two columns per word
+//   b: (pair, row), (pair + 8, row), two rows per word: its column is lane / 4
 //   d: (row, pair), (row, pair + 1), (row + 8, pair), (row + 8, pair + 1)
 template <typename T>
 SKEP_DEVICE void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
@@ -33,33 +33,34 @@ SKEP_DEVICE uint32_t shared_address(const void* at) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
-// Four 8×8 tiles of 16-bit values from shared memory. Lane 8 · t + r names row r of tile t (16 bytes, aligned); word t of
-// every lane is what it holds of tile t: row lane / 4, columns 2 · (lane % 4) and the next.
+// Loads four 8×8 tiles of 16-bit values from shared memory. Lane 8 · t + r passes the address of row r of tile t (16 bytes,
+// aligned). Word t of every lane receives its part of tile t: row lane / 4, columns 2 · (lane % 4) and the next.
 SKEP_DEVICE void load_tiles(uint32_t (&words)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(shared_address(row)));
 }
 
-// As `load_tiles`, each tile transposed.
+// Does the same as `load_tiles`, with each tile transposed.
 SKEP_DEVICE void load_tiles_transposed(uint32_t (&words)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(shared_address(row)));
 }
 
-// Begins to copy 16 bytes to shared memory; if not `there`, they become zeros and `from` is not read.
+// Starts an asynchronous copy of 16 bytes to shared memory. If `there` is false, the destination becomes zeros and `from` is
+// not read.
 SKEP_DEVICE void copy_async(void* to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(there ? 16 : 0));
 }
 
-// What was begun since the last one is a group.
+// Closes a group: all copies that were started since the last call.
 SKEP_DEVICE void copy_commit() {
     asm volatile("cp.async.commit_group;");
 }
 
-// Waits until all groups but the last `PENDING` have arrived, for this thread's part.
+// Waits until this thread's copies in all groups except the last `PENDING` have arrived.
 template <int PENDING>
 SKEP_DEVICE void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING));
@@ -78,7 +79,7 @@ float half_of(uint64_t word, bool upper) {
 
 template <typename T>
 inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    // Row by row of a and column by column of b, out of all lanes.
+    // Collects the rows of a and the columns of b from all lanes.
     const uint64_t low = a[0] | static_cast<uint64_t>(a[1]) << 32;
     const uint64_t high = a[2] | static_cast<uint64_t>(a[3]) << 32;
     const uint64_t both = b[0] | static_cast<uint64_t>(b[1]) << 32;
@@ -92,7 +93,7 @@ inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&
         const uint32_t column = 2 * (lane % 4) + i % 2;
         float sum = d[i];
         for (uint32_t k = 0; k < 16; ++k) {
-            // Who holds (row, k) of a and (k, column) of b.
+            // The lanes that hold (row, k) of a and (k, column) of b.
             const uint64_t pair = (k < 8 ? lows : highs)[4 * row + k % 8 / 2] >> (i < 2 ? 0 : 32);
             const uint64_t other = boths[4 * column + k % 8 / 2] >> (k < 8 ? 0 : 32);
             sum += skep_host::half_of<T>(pair, k % 2 == 1) * skep_host::half_of<T>(other, k % 2 == 1);
@@ -125,7 +126,7 @@ inline void load_tiles_transposed(uint32_t (&words)[4], const void* row) {
     }
 }
 
-// At once, or only when it is waited for: the launch says which.
+// Copies either at once or only when the copy is waited for, as the launch specifies.
 inline void copy_async(void* to, const void* from, bool there) {
     skep_host::begin_copy({to, from, there});
 }

@@ -1,11 +1,11 @@
-// Words in the memory of another device, by which blocks on different devices wait for each other.
+// Loads and stores of words in the memory of another device, with which blocks on different devices wait for each other.
 #pragma once
 
 #include "device.cuh"
 
 #if defined(__CUDACC_RTC__)
 
-// What this thread wrote or saw before is seen by whoever reads this value.
+// A reader that loads this value with `load_acquire` also sees everything that this thread wrote or saw before.
 SKEP_DEVICE void store_release(uint32_t* at, uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
@@ -16,7 +16,7 @@ SKEP_DEVICE uint32_t load_acquire(const uint32_t* at) {
     return value;
 }
 
-// Between two looks at a word that another device is to write.
+// Called between two polls of a word that another device will write.
 SKEP_DEVICE void give_way() {}
 
 #else

@@ -1,11 +1,12 @@
 //! Attention of a few query rows over a range of KV pages, with a softmax that is merged block by block.
 //!
-//! Invariant: a row's result has the same bits whatever rows share its call and whoever computes which block. Its
-//! positions are cut into blocks of [`BLOCK`] at absolute multiples of it. Of a block it forms the largest score `m`, the
-//! sum `d` of the weights `exp(score - m)`, in each lane over pages in order and then over lanes, and the values `o`, which
-//! are weighted sums over positions in order. Blocks are merged into the running `(M, D, O)` from the first one on:
-//! `N = max(M, m)`, `a = exp(M - N)`, `b = exp(m - N)`, `(N, d b + D a, o b + O a)`. A block that a row does not see changes
-//! nothing. Each K and V value is read once for all rows of the call, which share one KV head.
+//! Invariant: a row's result has the same bits whatever rows share its call and whichever thread computes which block.
+//! Its positions are cut into blocks of [`BLOCK`] at absolute multiples of [`BLOCK`]. For each block the kernel computes
+//! the largest score `m`, the sum `d` of the weights `exp(score - m)` (in each lane over pages in order, then over lanes)
+//! and the values `o`, which are weighted sums over positions in order. Blocks are merged into the running `(M, D, O)`
+//! from first to last: `N = max(M, m)`, `a = exp(M - N)`, `b = exp(m - N)`, `(N, d b + D a, o b + O a)`. A block in which
+//! a row sees no position leaves its state unchanged. Each K and V value is read once for all rows of the call, which
+//! share one KV head.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,17 +15,17 @@ use super::Kernel;
 use super::kv::{KvFormat, MAX_HEAD, PAGE};
 use super::simd::{Simd, exp};
 
-/// Query rows of one call at most.
+/// Maximum number of query rows per call.
 pub(crate) const MAX_ROWS: usize = 8;
-/// Positions whose weights are summed before they meet those of other blocks.
+/// Number of positions whose weights are summed before they are merged with other blocks.
 pub(crate) const BLOCK: usize = 128;
-/// Lanes of a register of rows: the largest scores of a state, and its totals, take one each.
+/// Lanes of a register that holds one value per row. A state has one such register of largest scores and one of totals.
 const LANES: usize = 16;
 const MASKED: f32 = -1e30;
-/// So many rows keep the arithmetic busy by themselves.
+/// Number of rows from which on the arithmetic takes longer than the memory reads, so that nothing is prefetched.
 const MANY_ROWS: usize = 5;
 
-/// One query row: which positions it sees.
+/// One query row, and the positions that it attends to.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct QueryRow {
     /// Offset of its values in `query`.
@@ -36,8 +37,8 @@ pub(crate) struct QueryRow {
     pub end: usize,
 }
 
-/// The softmax state of some rows in plain memory: a register of largest scores, one of totals, then the weighted values
-/// of each row.
+/// The softmax state of several rows in plain memory: a register of largest scores, a register of totals, then the
+/// weighted values of each row.
 #[derive(Clone, Copy)]
 pub(crate) struct State {
     start: *mut f32,
@@ -45,46 +46,48 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Floats that a state takes at most.
+    /// Maximum number of floats in a state.
     pub const MAX_LEN: usize = Self::len(MAX_ROWS, MAX_HEAD);
 
-    /// Floats that the state of `rows` rows takes.
+    /// Returns the number of floats in the state of `rows` rows.
     pub const fn len(rows: usize, value_stride: usize) -> usize {
         2 * LANES + rows * value_stride
     }
 
-    /// A state at `start`, which has room for it.
+    /// Creates a state at `start`, which must have room for it.
     pub fn new(start: *mut f32, value_stride: usize) -> Self {
         State { start, value_stride }
     }
 
-    /// The weighted values of a row, and by what they are to be divided.
+    /// Returns the weighted values of a row and the total by which to divide them.
     ///
     /// # Safety
-    /// The state is valid, was computed for the row, and nobody writes it.
+    /// The state is valid, was computed for the row, and no thread writes it.
     pub unsafe fn row(&self, row: usize) -> (&[f32], f32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let values = std::slice::from_raw_parts(self.values(row), self.value_stride);
             (values, *self.start.add(LANES + row))
         }
     }
 
+    /// Returns a pointer to the weighted values of a row.
+    ///
     /// # Safety
     /// The state has the row.
     #[inline(always)]
     unsafe fn values(&self, row: usize) -> *mut f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.start.add(2 * LANES + row * self.value_stride) }
     }
 
-    /// The state of rows that have seen nothing.
+    /// Resets the state to that of rows that have seen no position.
     ///
     /// # Safety
-    /// The state is valid for `rows` rows and the caller's alone.
+    /// The state is valid for `rows` rows, and only the caller has access to it.
     #[inline(always)]
     unsafe fn clear<S: Simd>(&self, rows: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             S::store(self.start, S::splat(MASKED));
             for at in (LANES..Self::len(rows, self.value_stride)).step_by(LANES) {
@@ -93,14 +96,14 @@ impl State {
         }
     }
 
-    /// Merges a block's largest scores and totals. Returns the factors of the values so far and of the block's.
+    /// Merges a block's largest scores and totals. Returns the factors for the previous values and for the block's values.
     ///
     /// # Safety
-    /// The state is valid and the caller's alone; a register at each pointer.
+    /// The state is valid, only the caller has access to it, and each pointer is valid for one register.
     #[inline(always)]
     unsafe fn merge_totals<S: Simd>(&self, largest: *const f32, totals: *const f32) -> Factors {
         let mut factors = Factors { before: [0.0; LANES], block: [0.0; LANES] };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let (before, block) = (S::load(self.start), S::load(largest));
             let new = S::max(before, block);
@@ -115,7 +118,7 @@ impl State {
     }
 }
 
-/// By what values are multiplied when a block is merged, for each row.
+/// The factors by which values are multiplied when a block is merged, for each row.
 struct Factors {
     before: [f32; LANES],
     block: [f32; LANES],
@@ -124,20 +127,20 @@ struct Factors {
 /// Adds a register of a block's weighted values to the 16 at `to`.
 ///
 /// # Safety
-/// A register at `to`, which is the caller's alone; inside a dispatched kernel.
+/// `to` is valid for one register to which only the caller has access; call inside a dispatched kernel.
 #[inline(always)]
 unsafe fn merge_values<S: Simd>(to: *mut f32, block: S::F, factors: &Factors, row: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let before = S::mul(S::load(to), S::splat(factors.before[row]));
         S::store(to, S::fma(block, S::splat(factors.block[row]), before));
     }
 }
 
-/// Merges states of single blocks, in their order, into the first.
+/// Merges the states of single blocks, in order, into the first one.
 pub(crate) struct MergeStates {
     pub first: State,
-    /// Floats from one state to the next.
+    /// Distance from one state to the next, in floats.
     pub stride: usize,
     pub count: usize,
     pub rows: usize,
@@ -149,7 +152,7 @@ impl Kernel for MergeStates {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let MergeStates { first, stride, count, rows } = self;
-        // SAFETY: the states are valid and nobody else uses them, by the caller's promise.
+        // SAFETY: the caller guarantees that the states are valid and that no other thread uses them.
         unsafe {
             for index in 1..count {
                 let block = State { start: first.start.add(index * stride), ..first };
@@ -170,23 +173,23 @@ pub(crate) struct AttendRows<'a, Kv: KvFormat> {
     pub query: *const f32,
     pub scale: f32,
     pub head_size: usize,
-    /// Base of this layer and KV head, and elements between pages.
+    /// Base address of this layer and KV head. `key_page` is the number of elements per page.
     pub keys: *const Kv::Element,
     pub key_page: usize,
     pub values: *const Kv::Element,
     pub value_page: usize,
-    /// Scales of a scaled format: base of this KV head, and scales between pages.
+    /// Scales of a scaled format: base address for this KV head. `scale_page` is the number of scales per page.
     pub key_scales: *const f32,
     pub value_scales: *const f32,
     pub scale_page: usize,
     pub pages: &'a [u32],
-    /// Positions to look at, from a page boundary.
+    /// The range of positions to process. `from` is a page boundary.
     pub from: usize,
     pub to: usize,
-    /// Where the result goes.
+    /// Receives the result.
     pub state: State,
-    /// 0: the blocks are merged, and `from` is in the first that the rows see. Otherwise each block has a state of its own,
-    /// so many floats apart.
+    /// If 0, all blocks are merged into one state, and `from` is in the first block that the rows see. Otherwise each block
+    /// has a separate state, and this is the distance between them in floats.
     pub state_stride: usize,
     pub format: PhantomData<Kv>,
 }
@@ -196,7 +199,7 @@ impl<Kv: KvFormat> Kernel for AttendRows<'_, Kv> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.rows.len() {
                 0 => {}
@@ -214,14 +217,14 @@ impl<Kv: KvFormat> Kernel for AttendRows<'_, Kv> {
 }
 
 impl<Kv: KvFormat> AttendRows<'_, Kv> {
-    /// `R` rows, and `P` pages or columns at a time: `R * P` sums in flight hide the latency of their additions.
+    /// Processes `R` rows, and `P` pages or columns at a time: `R * P` independent sums hide the latency of the additions.
     ///
     /// # Safety
-    /// `R` rows; pages cover `from..to`; `head_size <= MAX_HEAD`.
+    /// There are `R` rows, the pages cover `from..to`, and `head_size <= MAX_HEAD`.
     #[inline(always)]
     unsafe fn attend<S: Simd, const R: usize, const P: usize>(self) {
         let mut query = [0f32; MAX_HEAD * R_MAX];
-        // SAFETY: offsets are inside the query, by the caller's promise.
+        // SAFETY: the caller guarantees that offsets are inside the query.
         unsafe {
             for r in 0..R {
                 for d in 0..self.head_size {
@@ -264,11 +267,11 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
-    /// Scores the first `P` of `pages`, which count from `first_page`. Few rows ask for what is read next: the values of
-    /// the same pages and the keys of the pages after them.
+    /// Scores the first `P` of `pages`, which are relative to `first_page`. With few rows, it prefetches what is read next:
+    /// the values of the same pages and the keys of the pages after them.
     ///
     /// # Safety
-    /// As `attend`; the pages are among the sequence's.
+    /// The conditions of `attend` hold, and the pages are in the sequence's page list.
     #[inline(always)]
     unsafe fn score_pages<S: Simd, const R: usize, const P: usize>(
         &self,
@@ -278,10 +281,10 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         scores: &mut [[f32; BLOCK]; R],
     ) {
         let last = self.pages.len() - 1;
-        // The last page stands in for those that there are not; its scores are left where they are.
+        // The last page replaces pages past the end; the scores computed for the replacements are not stored.
         let place = |index: usize| self.pages[(first_page + index).min(last)] as usize;
         let here: [usize; P] = std::array::from_fn(|i| place((pages.start + i).min(pages.end - 1)));
-        // SAFETY: the caller's promise; what is only asked for need not be there.
+        // SAFETY: guaranteed by the caller; prefetched addresses need not be readable.
         unsafe {
             let keys: [*const Kv::Element; P] =
                 std::array::from_fn(|i| self.keys.add(here[i] * self.key_page));
@@ -291,7 +294,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             ];
             let mut sums = [[S::zero(); P]; R];
             for d in 0..self.head_size {
-                // With more rows the arithmetic takes longer than the reading.
+                // With more rows, the arithmetic takes longer than the reads.
                 if R < MANY_ROWS {
                     for ahead in ahead[d % 2] {
                         S::prefetch(ahead.wrapping_add(d / 2 * 2 * PAGE * size_of::<Kv::Element>()));
@@ -317,10 +320,10 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
-    /// Values are worth their scale times what is stored.
+    /// Multiplies the weights by the scales of the values, because a value is its scale times the stored integer.
     ///
     /// # Safety
-    /// As `attend`.
+    /// The conditions of `attend` hold.
     #[inline(always)]
     unsafe fn scale_weights<S: Simd, const R: usize>(
         &self,
@@ -328,7 +331,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         first_page: usize,
         pages: usize,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for p in 0..pages {
                 let page = self.pages[first_page + p] as usize;
@@ -344,7 +347,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
     /// Sums `C` registers of a block's values, from `column` on, and merges them into the state.
     ///
     /// # Safety
-    /// As `attend`; the columns are within `value_stride`.
+    /// The conditions of `attend` hold, and the columns are within `value_stride`.
     #[inline(always)]
     unsafe fn gather_values<S: Simd, const R: usize, const C: usize>(
         &self,
@@ -355,7 +358,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         factors: &Factors,
         column: usize,
     ) {
-        // SAFETY: the caller's promise; `value_stride <= MAX_HEAD`.
+        // SAFETY: guaranteed by the caller; `value_stride <= MAX_HEAD`.
         unsafe {
             let mut sums = [[S::zero(); C]; R];
             for p in 0..pages {
@@ -384,11 +387,11 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
 
 const R_MAX: usize = MAX_ROWS;
 
-/// Turns a block's scores, at positions `at..`, into weights; returns the largest score and the sum of the weights. What
-/// the row does not see weighs nothing.
+/// Turns a block's scores, at positions `at..`, into weights, and returns the largest score and the sum of the weights.
+/// Positions that the row does not see get weight 0.
 ///
 /// # Safety
-/// `scores` is whole pages; inside a dispatched kernel.
+/// `scores` is a whole number of pages; call inside a dispatched kernel.
 #[inline(always)]
 unsafe fn soften<S: Simd>(scores: &mut [f32], at: usize, row: &QueryRow) -> (f32, f32) {
     let low = row.first.saturating_sub(at).min(scores.len());

@@ -1,6 +1,6 @@
-//! The AVX2 tier: 16 lanes are two registers.
+//! The AVX2 tier, where two registers hold 16 lanes.
 //!
-//! Invariant: methods are inlined into functions that enable the tier's features.
+//! Invariant: methods are inlined into functions that enable the tier's CPU features.
 
 use std::arch::x86_64::*;
 
@@ -15,7 +15,7 @@ pub(crate) struct F2(__m256, __m256);
 #[derive(Clone, Copy)]
 pub(crate) struct I2(__m256i, __m256i);
 
-/// Two-operand operations on both halves.
+/// Defines two-operand operations on both halves.
 macro_rules! both {
     ($($name:ident($vector:ident) = $intrinsic:ident;)*) => {$(
         #[inline(always)]
@@ -25,7 +25,7 @@ macro_rules! both {
     )*};
 }
 
-// SAFETY: used only inside `dispatch`, which checked for the features; pointers are the caller's promise.
+// SAFETY: used only inside `dispatch`, which checks for the features; the caller guarantees that pointers are valid.
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Avx2 {
     type F = F2;
@@ -182,7 +182,7 @@ unsafe impl Simd for Avx2 {
     unsafe fn dot_wide(sum: I2, bytes: I2, four: *const i8) -> I2 {
         unsafe {
             let four = _mm256_set1_epi32(four.cast::<i32>().read_unaligned());
-            // u = s + 128 with signed s: |s| * sign(a, s) stays within 16 bits, and 128 a is 64 a * 2.
+            // u = s + 128 with signed s: |s| * sign(a, s) fits in 16 bits, and 128 a is computed as 64 a * 2.
             let flip = _mm256_set1_epi8(-128);
             let centre =
                 _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(64), four), _mm256_set1_epi16(2));

@@ -1,6 +1,6 @@
-//! The AVX-512 VNNI tier: one register holds 16 lanes.
+//! The AVX-512 VNNI tier, where one register holds 16 lanes.
 //!
-//! Invariant: methods are inlined into functions that enable the tier's features.
+//! Invariant: methods are inlined into functions that enable the tier's CPU features.
 
 use std::arch::x86_64::*;
 
@@ -9,7 +9,7 @@ use super::simd::Simd;
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
-// SAFETY: used only inside `dispatch`, which checked for the features; pointers are the caller's promise.
+// SAFETY: used only inside `dispatch`, which checks for the features; the caller guarantees that pointers are valid.
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Avx512 {
     type F = __m512;
@@ -91,7 +91,7 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn sum(a: __m512) -> f32 {
-        // The library's reduction leaves the order of additions open.
+        // The reduction intrinsic does not specify the order of additions.
         unsafe {
             let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(a)));
             let eight = _mm256_add_ps(_mm512_castps512_ps256(a), high);

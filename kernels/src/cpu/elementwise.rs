@@ -1,12 +1,12 @@
-//! Kernels over single rows: normalisation, gating, sums and rotation.
+//! Kernels over single rows: normalization, gating, sums and rotation.
 //!
-//! Invariant: a row's result depends on that row alone. A sum over a row adds up its whole sixteens lane by lane in order,
-//! then the lanes in the tier's order, then the rest of the row in order; alignment changes nothing.
+//! Invariant: a row's result depends on that row alone. A sum over a row first adds up its full groups of 16 values lane
+//! by lane in order, then the lanes in the tier's order, then the rest of the row in order. Alignment does not matter.
 
 use super::Kernel;
 use super::simd::{Simd, exp};
 
-/// out = x / rms(x) * weight
+/// Computes `out = x / rms(x) * weight`.
 pub(crate) struct RmsNorm<'a> {
     pub input: &'a [f32],
     pub weight: &'a [f32],
@@ -46,7 +46,7 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-/// hidden += addend, and out = hidden / rms(hidden) * weight
+/// Computes `hidden += addend` and then `out = hidden / rms(hidden) * weight`.
 pub(crate) struct AddNorm<'a> {
     pub hidden: &'a mut [f32],
     pub addend: &'a [f32],
@@ -61,7 +61,7 @@ impl Kernel for AddNorm<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let AddNorm { hidden, addend, weight, epsilon, out } = self;
-        // SAFETY: passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             Add { to: hidden, from: addend }.run::<S>();
             RmsNorm { input: hidden, weight, epsilon, out }.run::<S>();
@@ -69,7 +69,7 @@ impl Kernel for AddNorm<'_> {
     }
 }
 
-/// gate = silu(gate) * up
+/// Computes `gate = silu(gate) * up`.
 pub(crate) struct SwiGlu<'a> {
     pub gate: &'a mut [f32],
     pub up: &'a [f32],
@@ -98,7 +98,7 @@ impl Kernel for SwiGlu<'_> {
     }
 }
 
-/// to += from
+/// Computes `to += from`.
 pub(crate) struct Add<'a> {
     pub to: &'a mut [f32],
     pub from: &'a [f32],
@@ -123,7 +123,7 @@ impl Kernel for Add<'_> {
     }
 }
 
-/// Rotates the pairs of one head; `turns` holds cosines, then sines.
+/// Rotates the pairs of one head. `turns` holds the cosines and then the sines.
 pub(crate) struct Rotate<'a> {
     pub head: &'a mut [f32],
     pub turns: &'a [f32],
@@ -154,13 +154,13 @@ impl Kernel for Rotate<'_> {
     }
 }
 
-/// Largest value, and sum of exponentials below it.
+/// Computes log(sum(exp(row))) from the largest value and the exponentials relative to it.
 pub(crate) struct LogSumExp<'a> {
     pub row: &'a [f32],
 }
 
 impl Kernel for LogSumExp<'_> {
-    /// log(sum(exp(row)))
+    /// log(sum(exp(row))).
     type Output = f32;
 
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! Products of float weight tiles with `f32` activations.
 //!
-//! Invariant: tiles of 16 rows hold value `k` of every row together. An output is four chains of multiply-adds, of the
-//! columns with each rest by 4, in order; columns after the last whole four go on with the first chain. They end as
-//! `(0 + 1) + (2 + 3)`, whatever tokens are computed beside it.
+//! Invariant: tiles of 16 rows store value `k` of every row contiguously. An output is the sum of four chains of
+//! multiply-adds, one for each remainder of the column index modulo 4, in order; columns after the last full group of
+//! four continue the first chain. The chains are added as `(0 + 1) + (2 + 3)`, whatever other tokens are in the batch.
 
 use std::marker::PhantomData;
 
@@ -10,12 +10,14 @@ use super::Kernel;
 use super::simd::Simd;
 use super::tile_format::TILE_ROWS;
 
-/// How 16 weights are read.
+/// A float format of weights, of which 16 are loaded at a time.
 pub(crate) trait FloatFormat: Copy {
     const BYTES: usize;
 
+    /// Loads 16 values.
+    ///
     /// # Safety
-    /// 16 values at `from`; inside a dispatched kernel.
+    /// `from` is valid for 16 values; call inside a dispatched kernel.
     unsafe fn load<S: Simd>(from: *const u8) -> S::F;
 }
 
@@ -31,7 +33,7 @@ impl FloatFormat for F32 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::load(from.cast()) }
     }
 }
@@ -41,7 +43,7 @@ impl FloatFormat for F16 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::load_f16(from.cast()) }
     }
 }
@@ -51,21 +53,21 @@ impl FloatFormat for BF16 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::load_bf16(from.cast()) }
     }
 }
 
-/// Consecutive tiles times consecutive tokens.
+/// Multiplies consecutive tiles with consecutive tokens.
 pub(crate) struct FloatRange<Format> {
     pub tiles: *const u8,
     pub columns: usize,
-    /// Rows from the first tile on; the last tile may be partial.
+    /// Number of rows, starting at the first tile. The last tile may be partial.
     pub rows: usize,
-    /// [token][column]
+    /// Activations, `[token][column]`.
     pub input: *const f32,
     pub tokens: usize,
-    /// Output of the first row and token; tokens are `stride` apart.
+    /// Output of the first row and token. Consecutive tokens are `stride` values apart.
     pub out: *mut f32,
     pub stride: usize,
     pub format: PhantomData<Format>,
@@ -115,7 +117,7 @@ impl<Format: FloatFormat> Kernel for FloatRange<Format> {
     }
 }
 
-/// One tile times up to 4 tokens.
+/// Multiplies one tile with up to 4 tokens.
 struct FloatProduct<Format> {
     tile: *const u8,
     columns: usize,
@@ -126,11 +128,13 @@ struct FloatProduct<Format> {
 }
 
 impl<Format: FloatFormat> FloatProduct<Format> {
+    /// Computes the products of `T` tokens.
+    ///
     /// # Safety
-    /// The tile has `columns` columns, `input` `T` rows of as many, `out` room for 16 values of each token.
+    /// The tile has `columns` columns, `input` has `T` rows of `columns` values, and `out` has room for 16 values per token.
     #[inline(always)]
     unsafe fn compute<S: Simd, const T: usize>(&self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             // Four sums per token hide the latency of the multiply-add.
             let mut sums = [[S::zero(); 4]; T];

@@ -1,8 +1,8 @@
-//! Products of quantised weight tiles with quantised activations: the heart of prefill and decode.
+//! Products of quantized weight tiles with quantized activations, the core operation of prefill and decode.
 //!
-//! Invariant: each output depends on its own token and row alone. Integers of a block of 32 columns are summed exactly; the
-//! output is one chain of multiply-adds over the blocks in their order, in each the dot product and then the minimum, or
-//! those of both halves. How many tokens are in the group changes nothing.
+//! Invariant: each output depends only on its token and its row. The integers of a block of 32 columns are summed
+//! exactly. The output is one chain of multiply-adds over the blocks in order, which adds for each block the dot product
+//! and then the minimum term, or those of both halves. The number of tokens in the group does not affect the result.
 
 use std::marker::PhantomData;
 
@@ -11,19 +11,19 @@ use super::quantise::GroupView;
 use super::simd::Simd;
 use super::tile_format::{TILE_ROWS, TileFormat};
 
-/// How far ahead of the dot products weights are asked for.
+/// Distance in bytes by which weights are prefetched ahead of the dot products.
 const PREFETCH_BYTES: usize = 4096;
 
-/// Consecutive tiles times consecutive groups of up to 8 tokens.
+/// Multiplies consecutive tiles with consecutive groups of up to 8 tokens.
 pub(crate) struct TileRange<'a, Format> {
     pub tiles: *const u8,
     pub tile_bytes: usize,
     pub blocks: usize,
-    /// Rows from the first tile on; the last tile may be partial.
+    /// Number of rows, starting at the first tile. The last tile may be partial.
     pub rows: usize,
-    /// Views of the groups, and the tokens in each.
+    /// A view of each group and the number of tokens in it.
     pub groups: &'a [(GroupView, usize)],
-    /// Output of the first row and token; tokens are `stride` apart.
+    /// Output of the first row and token. Consecutive tokens are `stride` values apart.
     pub out: *mut f32,
     pub stride: usize,
     pub format: PhantomData<Format>,
@@ -75,7 +75,7 @@ impl<Format: TileFormat> Kernel for TileRange<'_, Format> {
     }
 }
 
-/// One tile times one group.
+/// Multiplies one tile with one group.
 struct TileProduct<Format> {
     tile: *const u8,
     blocks: usize,
@@ -86,11 +86,13 @@ struct TileProduct<Format> {
 }
 
 impl<Format: TileFormat> TileProduct<Format> {
+    /// Computes the products of the group's `T` tokens.
+    ///
     /// # Safety
-    /// The tile has `blocks` blocks, the group `T` tokens of as many, and `out` room for 16 values of each token.
+    /// The tile has `blocks` blocks, the group has `T` tokens of `blocks` blocks, and `out` has room for 16 values per token.
     #[inline(always)]
     unsafe fn compute<S: Simd, const T: usize>(&self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut sums = [S::zero(); T];
             for block in 0..self.blocks {
@@ -98,7 +100,7 @@ impl<Format: TileFormat> TileProduct<Format> {
                 let scales = Format::scales::<S>(self.tile, block);
                 let place = block * T;
                 if T <= 4 {
-                    // Few tokens: the weights come from memory, and the hardware's own prefetch stops at pages.
+                    // With few tokens the weights come from memory, and the hardware prefetcher stops at page boundaries.
                     let ahead = self.tile.wrapping_add((block * Format::BLOCK_BYTES) + PREFETCH_BYTES);
                     for line in 0..Format::BLOCK_BYTES.div_ceil(64) {
                         S::prefetch(ahead.wrapping_add(line * 64));
@@ -130,8 +132,10 @@ impl<Format: TileFormat> TileProduct<Format> {
     }
 }
 
+/// Computes the dot products of weight registers `from..to` with their activations.
+///
 /// # Safety
-/// 32 bytes at `bytes`.
+/// `bytes` is valid for 32 bytes.
 #[inline(always)]
 unsafe fn dot<S: Simd, Format: TileFormat>(
     weights: &[S::I; 8],
@@ -139,9 +143,9 @@ unsafe fn dot<S: Simd, Format: TileFormat>(
     to: usize,
     bytes: *const i8,
 ) -> S::I {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        // Two chains halve the latency.
+        // Two independent chains halve the latency.
         let mut sums = [S::zero_i(); 2];
         for (g, weight) in weights.iter().enumerate().take(to).skip(from) {
             let (four, sum) = (bytes.add(g * 4), sums[g % 2]);
@@ -166,9 +170,9 @@ impl<Format: TileFormat> Kernel for UnpackBlock<Format> {
     unsafe fn run<S: Simd>(self) -> Self::Output {
         let mut out = [[0f32; 32]; 16];
         let mut lanes = [0f32; 16];
-        // One-hot activations read the integers through the same dot product as the kernels.
+        // One-hot activations extract the integers with the same dot product that the kernels use.
         let mut one_hot = [0i8; 4];
-        // SAFETY: the tile has the block; arrays have the lengths that the loads need.
+        // SAFETY: the tile has the block; the arrays have the lengths that the loads need.
         unsafe {
             let weights = Format::integers::<S>(self.tile, self.block);
             let scales = Format::scales::<S>(self.tile, self.block);

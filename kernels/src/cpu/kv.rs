@@ -1,30 +1,34 @@
-//! How keys and values are read and written, by format.
+//! Loads and stores of keys and values in each storage format.
 //!
-//! Invariant: what is stored is finite: what one sequence leaves in a page must not turn another's masked weights into
-//! NaN.
+//! Invariant: all stored values are finite, because values that one sequence leaves in a page must not turn the masked
+//! weights of another sequence into NaN.
 
 use super::Kernel;
 use super::simd::Simd;
 
-/// The widest head.
+/// Maximum head size.
 pub(crate) const MAX_HEAD: usize = 256;
-/// Tokens of a page.
+/// Number of tokens per page.
 pub(crate) const PAGE: usize = 16;
 
-/// A format of keys and values.
+/// A storage format of keys and values.
 pub(crate) trait KvFormat: Copy {
     type Element: Copy + Default;
     /// The largest magnitude that can be stored.
     const LIMIT: f32;
-    /// Whether each head of each token has a scale, by which what was stored is multiplied.
+    /// Whether each head of each token has a scale by which stored values are multiplied.
     const SCALED: bool;
 
+    /// Loads 16 values as floats.
+    ///
     /// # Safety
-    /// 16 values at `from`; inside a dispatched kernel.
+    /// `from` is valid for 16 values; call inside a dispatched kernel.
     unsafe fn load<S: Simd>(from: *const Self::Element) -> S::F;
 
+    /// Stores 16 values.
+    ///
     /// # Safety
-    /// Room for 16 values at `to`; inside a dispatched kernel.
+    /// `to` has room for 16 values; call inside a dispatched kernel.
     unsafe fn store<S: Simd>(to: *mut Self::Element, values: S::F);
 }
 
@@ -42,13 +46,13 @@ impl KvFormat for KvF32 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const f32) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::load(from) }
     }
 
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut f32, values: S::F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::store(to, values) }
     }
 }
@@ -60,13 +64,13 @@ impl KvFormat for KvF16 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u16) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::load_f16(from) }
     }
 
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut u16, values: S::F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::store_f16(to, values) }
     }
 }
@@ -78,27 +82,27 @@ impl KvFormat for KvI8 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const i8) -> S::F {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::load_i8(from) }
     }
 
     #[inline(always)]
     unsafe fn store<S: Simd>(to: *mut i8, values: S::F) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::store_i8(to, values) }
     }
 }
 
 /// Stores one head's key and value of one position.
 pub(crate) struct StoreHead<'a, Kv: KvFormat> {
-    /// At most `MAX_HEAD` values each.
+    /// The key. It and the value have at most `MAX_HEAD` values each.
     pub key: &'a [f32],
     pub value: &'a [f32],
-    /// Of the first dimension; dimensions are `PAGE` apart.
+    /// Destination of the key's first dimension. Dimensions are `PAGE` elements apart.
     pub keys: *mut Kv::Element,
-    /// Side by side, up to a multiple of 16.
+    /// Destination of the value, which is contiguous and padded to a multiple of 16.
     pub values: *mut Kv::Element,
-    /// Written only if the format is scaled.
+    /// Destinations of the two scales. They are written only if the format is scaled.
     pub key_scale: *mut f32,
     pub value_scale: *mut f32,
 }
@@ -108,7 +112,7 @@ impl<Kv: KvFormat> Kernel for StoreHead<'_, Kv> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: there is room for the head and its scales, by the caller's promise; the array has 16 values.
+        // SAFETY: the caller guarantees room for the head and its scales; the array has 16 values.
         unsafe {
             let (key_factor, value_factor) = match Kv::SCALED {
                 true => (scale(self.key, self.key_scale), scale(self.value, self.value_scale)),
@@ -126,28 +130,28 @@ impl<Kv: KvFormat> Kernel for StoreHead<'_, Kv> {
     }
 }
 
-/// Writes the scale that brings the largest magnitude to 127, and returns its inverse. A head that is all zero, or not
-/// finite, has scale 0.
+/// Writes the scale that maps the largest magnitude to 127, and returns its inverse. A head that is all zero or not
+/// finite gets scale 0.
 ///
 /// # Safety
-/// `to` can be written.
+/// `to` is valid for writes.
 #[inline(always)]
 unsafe fn scale(values: &[f32], to: *mut f32) -> f32 {
     let largest = values.iter().fold(0f32, |all, x| if x.abs() > all { x.abs() } else { all });
     let (scale, inverse) =
         if largest > 1e-30 && largest < 1e30 { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { to.write(scale) };
     inverse
 }
 
-/// The first 16 values times `factor`, made finite, with zeros after the last.
+/// Returns the first 16 values times `factor`, clamped to finite values and padded with zeros.
 ///
 /// # Safety
-/// Inside a dispatched kernel.
+/// Call inside a dispatched kernel.
 #[inline(always)]
 unsafe fn storable<S: Simd, Kv: KvFormat>(values: &[f32], factor: f32) -> S::F {
-    // SAFETY: loads are of 16 values.
+    // SAFETY: every load reads 16 values that exist.
     unsafe {
         let values = if values.len() < 16 {
             let mut padded = [0f32; 16];
@@ -157,7 +161,7 @@ unsafe fn storable<S: Simd, Kv: KvFormat>(values: &[f32], factor: f32) -> S::F {
             S::load(values.as_ptr())
         };
         let values = if Kv::SCALED { S::mul(values, S::splat(factor)) } else { values };
-        // The operand that is not a NaN comes second: every tier takes it.
+        // With the operand that is not NaN in second place, every tier returns that operand.
         S::max(S::min(values, S::splat(Kv::LIMIT)), S::splat(-Kv::LIMIT))
     }
 }

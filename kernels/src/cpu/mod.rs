@@ -1,6 +1,6 @@
-//! CPU code: each kernel is written once over [`simd::Simd`] and compiled for every instruction tier.
+//! CPU kernels. Each kernel is written once over [`simd::Simd`] and compiled for every instruction-set tier.
 //!
-//! Invariant: a tier runs only where the machine supports it. Shapes were checked by the caller.
+//! Invariant: a tier runs only on machines that support it. The caller has already checked the shapes.
 
 pub(crate) mod attention;
 pub(crate) mod elementwise;
@@ -21,21 +21,23 @@ mod avx512;
 use crate::Isa;
 use simd::Simd;
 
-/// A piece of work that is compiled once per tier.
+/// A computation that is compiled once per tier.
 pub(crate) trait Kernel {
     type Output;
 
+    /// Runs the computation with the vectors of tier `S`.
+    ///
     /// # Safety
-    /// The machine supports the instructions of `S`, and the kernel's own pointers are valid.
+    /// The machine supports the instructions of `S`, and the kernel's pointers are valid.
     unsafe fn run<S: Simd>(self) -> Self::Output;
 }
 
-/// Runs a kernel in the given tier, or in portable code where the machine lacks it.
+/// Runs a kernel in the given tier, or in portable code if the machine does not support the tier.
 ///
 /// # Safety
-/// The pointers that the kernel holds are valid for what it reads and writes.
+/// The pointers in the kernel are valid for everything that it reads and writes.
 pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    // SAFETY: the tier's support was checked; the pointers are the caller's promise.
+    // SAFETY: support for the tier is checked here; the caller guarantees that the pointers are valid.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -47,7 +49,7 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     }
 }
 
-/// Query rows or tokens that the tier's kernels work on at once.
+/// Returns the number of tokens that the tier's kernels process at once.
 pub(crate) fn group_tokens(isa: Isa) -> usize {
     match isa {
         Isa::Avx512 if isa.supported() => 8,

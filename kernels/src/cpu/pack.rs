@@ -1,7 +1,7 @@
-//! From rows of blocks to tiles of 16 rows: what loading a model does to every weight.
+//! Packs rows of blocks into tiles of 16 rows. Loading a model does this with every weight.
 //!
-//! Invariant: bytes move in words of 4, each to the one place that [`super::tile_format`] reads it from, so that a model
-//! is packed as fast as its file can be read.
+//! Invariant: bytes are moved in words of 4, each directly to the offset from which [`super::tile_format`] reads it, so
+//! that a model is packed as fast as its file can be read.
 
 use super::tile_format::{HALF_ROW, NIBBLES, SIX_BIT, TILE_ROWS};
 use crate::DType;
@@ -9,7 +9,7 @@ use crate::dequantize::six_bit_pair;
 
 const LOW: u32 = 0x0f0f_0f0f;
 
-/// Packs up to 16 rows into `tile`, which is zeroed and has 16 rows' bytes.
+/// Packs up to 16 rows into `tile`, which must be zeroed and as long as 16 rows.
 pub(crate) fn pack_tile(dtype: DType, rows: &[&[u8]], tile: &mut [u8]) {
     match dtype {
         DType::F32 => pack_floats::<4>(rows, tile),
@@ -72,7 +72,7 @@ pub(crate) fn pack_tile(dtype: DType, rows: &[&[u8]], tile: &mut [u8]) {
     }
 }
 
-/// One row's places in a group of 16 rows' blocks.
+/// Writes one row's values into the packed blocks of 16 rows.
 struct Lane<'a> {
     group: &'a mut [u8],
     lane: usize,
@@ -91,14 +91,15 @@ impl Lane<'_> {
         self.group[at + 4 * self.lane..][..4].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// 32 values of which the low 4 bits count: word `z` shares its bytes with word `z + 4`.
+    /// Writes 32 values of 4 bits each: word `z` shares its bytes with word `z + 4`.
     fn nibbles(&mut self, at: usize, values: [u32; 8]) {
         for z in 0..4 {
             self.word(at + z * 64, values[z] | values[z + 4] << 4);
         }
     }
 
-    /// The 6-bit scale and min of a part: 16 bytes of the scale and the min's low bits, 8 of its high bits.
+    /// Writes the 6-bit scale and min of a part: 16 bytes hold the scales and the low bits of the mins, 8 bytes hold the high
+    /// bits of the mins.
     fn six_bit(&mut self, at: usize, packed: &[u8], part: usize) {
         let (scale, min) = six_bit_pair(packed, part);
         self.byte(at, scale | (min & 3) << 6);
@@ -129,7 +130,7 @@ fn pack_groups<const BLOCK: usize>(
     }
 }
 
-/// Value `k` of every row side by side.
+/// Stores value `k` of every row side by side.
 fn pack_floats<const SIZE: usize>(rows: &[&[u8]], tile: &mut [u8]) {
     for (lane, row) in rows.iter().enumerate() {
         let lanes = tile.as_chunks_mut::<SIZE>().0.iter_mut().skip(lane).step_by(TILE_ROWS);

@@ -1,6 +1,6 @@
-//! The portable tier: the same vectors as plain arrays, for any machine.
+//! The portable tier, where vectors are plain arrays. It runs on any machine.
 //!
-//! Invariant: no instruction beyond the target's baseline.
+//! Invariant: no instruction beyond the target's baseline is used.
 
 use half::f16;
 
@@ -22,7 +22,7 @@ fn zip_words(a: Words, b: Words, op: impl Fn(u32, u32) -> u32) -> Words {
     std::array::from_fn(|lane| op(a[lane], b[lane]))
 }
 
-// SAFETY: plain code; pointers are the caller's promise.
+// SAFETY: plain code; the caller guarantees that pointers are valid.
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Portable {
     type F = Floats;

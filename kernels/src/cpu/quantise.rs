@@ -1,29 +1,29 @@
-//! Activations to 8 bits per block of 32, in the order in which the integer kernels read them.
+//! Quantizes activations to 8 bits per block of 32, in the order in which the integer kernels read them.
 //!
-//! Invariant: tokens are in groups; inside a group, block `b` of its `n` tokens is contiguous. A block that is all
-//! zero, or not finite, has scale 0.
+//! Invariant: tokens are stored in groups; inside a group, block `b` of its `n` tokens is contiguous. A block that is all
+//! zero or not finite has scale 0.
 
 use super::Kernel;
 use super::simd::Simd;
 
-/// Borrowed quantised activations of one group of tokens.
+/// Pointers to the quantized activations of one group of tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct GroupView {
-    /// [block][token][32]
+    /// Quantized values, `[block][token][32]`.
     pub bytes: *const i8,
-    /// [block][token]
+    /// Scales, `[block][token]`.
     pub scales: *const f32,
-    /// [block][token]: the scale times the sum of the integers.
+    /// The scale times the sum of the integers, `[block][token]`.
     pub sums: *const f32,
-    /// The same of the first 16 values alone.
+    /// The same as `sums`, but for the first 16 values of each block.
     pub low_sums: *const f32,
 }
 
-/// Quantises one token's row into its place in a group.
+/// Quantizes one token's row and writes it into its group.
 pub(crate) struct QuantiseRow {
     pub row: *const f32,
     pub blocks: usize,
-    /// Tokens in the group, and which of them this is.
+    /// Number of tokens in the group. `token` is the index of this one.
     pub group: usize,
     pub token: usize,
     pub bytes: *mut i8,
@@ -37,7 +37,7 @@ impl Kernel for QuantiseRow {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: the row has 32 * blocks values, and the group's arrays have group * blocks places.
+        // SAFETY: the row has 32 * blocks values, and the group's arrays have room for group * blocks blocks.
         unsafe {
             let negate = S::splat(-1.0);
             for block in 0..self.blocks {

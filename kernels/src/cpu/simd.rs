@@ -1,13 +1,14 @@
-//! The vector operations that kernels are written in: 16 `f32` lanes and 64 bytes.
+//! The vector operations that kernels are written with, on vectors of 16 `f32` lanes or 64 bytes.
 //!
-//! Invariant: every tier gives the same integers; floats differ between tiers only in rounding, and in one tier an
-//! operation has one rounding: a multiply-add is fused everywhere or nowhere. Loads and stores need no alignment.
+//! Invariant: every tier computes the same integers. Floats differ between tiers only in rounding, and within a tier an
+//! operation always rounds the same way: a multiply-add is fused either everywhere or nowhere. Loads and stores need no
+//! alignment.
 
-/// One tier's vectors.
+/// The vector types and operations of one tier.
 ///
 /// # Safety
 /// Methods may use instructions of the tier: call them only inside [`super::dispatch`]. Pointers must be valid for
-/// 16 values, or 64 bytes.
+/// 16 values or 64 bytes.
 pub(crate) unsafe trait Simd: Copy {
     /// 16 floats.
     type F: Copy;
@@ -28,15 +29,15 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
-    /// a * b + c
+    /// Computes a * b + c.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     unsafe fn round(a: Self::F) -> Self::F;
-    /// 2 to the power of whole lanes in -126..=127.
+    /// Raises 2 to the power of each lane. Lanes must be whole numbers in -126..=127.
     unsafe fn exp2_whole(a: Self::F) -> Self::F;
-    /// Adds the lanes in one order, which is the tier's own.
+    /// Adds the lanes in a fixed order that depends on the tier.
     unsafe fn sum(a: Self::F) -> f32;
     unsafe fn max_lane(a: Self::F) -> f32;
-    /// Rounds to nearest and stores 16 bytes; lanes are in -127..=127.
+    /// Rounds to nearest and stores 16 bytes. Lanes must be in -127..=127.
     unsafe fn store_i8(to: *mut i8, value: Self::F);
 
     unsafe fn zero_i() -> Self::I;
@@ -44,23 +45,24 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn splat_i8(value: u8) -> Self::I;
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
-    /// Shifts 32-bit lanes; mask the bits that cross bytes.
+    /// Shifts 32-bit lanes. The caller masks the bits that cross bytes.
     unsafe fn shr<const N: u32>(a: Self::I) -> Self::I;
     unsafe fn shl<const N: u32>(a: Self::I) -> Self::I;
     /// Adds to each lane the dot product of its 4 unsigned bytes (at most 127) with the 4 signed bytes at `four`.
     unsafe fn dot(sum: Self::I, bytes: Self::I, four: *const i8) -> Self::I;
-    /// As `dot`, for bytes up to 255.
+    /// Does the same as `dot` for bytes up to 255.
     unsafe fn dot_wide(sum: Self::I, bytes: Self::I, four: *const i8) -> Self::I;
     unsafe fn to_f32(a: Self::I) -> Self::F;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
-    /// Asks for the cache line at `at`, which need not be readable.
+    /// Prefetches the cache line at `at`, which need not be readable.
     unsafe fn prefetch(at: *const u8);
 }
 
-/// e to the power of each lane: Cephes' polynomial after reduction by ln 2; relative error below 1e-6.
+/// Raises e to the power of each lane, using the Cephes polynomial after reduction by ln 2. The relative error is below
+/// 1e-6.
 ///
 /// # Safety
-/// As the methods of [`Simd`].
+/// The conditions of the methods of [`Simd`] hold.
 #[inline(always)]
 pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     // SAFETY: only register arithmetic in the caller's tier.

@@ -1,32 +1,34 @@
-//! The packed layout of quantised weights: tiles of 16 rows, so that one dot instruction advances 16 outputs.
+//! The packed layout of quantized weights: tiles of 16 rows, so that one dot-product instruction advances 16 outputs.
 //!
-//! Invariant: a tile takes exactly the bytes of its 16 rows. In a block of 32 values, value `4 g + j` of row `r` is
+//! Invariant: a tile takes exactly as many bytes as its 16 rows. In a block of 32 values, value `4 g + j` of row `r` is
 //! byte `4 r + j` of register `g`; nibbles hold registers `z` (low) and `z + 4` (high). Rows past the end are zeros.
 
 use std::marker::PhantomData;
 
 use super::simd::Simd;
 
-/// Rows of a tile.
+/// Number of rows per tile.
 pub(crate) const TILE_ROWS: usize = 16;
 
-/// Reads one format's tiles. `block` counts blocks of 32 values along the row.
+/// Reads the tiles of one format. `block` counts blocks of 32 values along the row.
 pub(crate) trait TileFormat: Copy {
-    /// Bytes of 32 columns of a tile, on average.
+    /// Average size in bytes of 32 columns of a tile.
     const BLOCK_BYTES: usize;
-    /// Whether the two 16-value halves of a block have scales of their own.
+    /// Whether the two 16-value halves of a block have separate scales.
     const HALVES: bool;
-    /// Whether integers exceed 127.
+    /// Whether integers may exceed 127.
     const WIDE: bool;
 
+    /// Returns the unsigned integers of a block.
+    ///
     /// # Safety
     /// `tile` holds the block; call inside a dispatched kernel.
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8];
 
-    /// `(scale, min)` per half: value = scale * integer + min.
+    /// Returns `(scale, min)` for each half, where value = scale * integer + min.
     ///
     /// # Safety
-    /// As `integers`.
+    /// The conditions of `integers` hold.
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2];
 }
 
@@ -38,7 +40,7 @@ pub(crate) struct Q4_1;
 pub(crate) struct Q8_0;
 #[derive(Clone, Copy)]
 pub(crate) struct Q6K;
-/// Q4_K, and Q5_K with its plane of fifth bits.
+/// Q4_K, or Q5_K with its plane of fifth bits.
 #[derive(Clone, Copy)]
 pub(crate) struct SixBit<High: Copy>(PhantomData<High>);
 #[derive(Clone, Copy)]
@@ -49,11 +51,11 @@ pub(crate) struct OneHigh;
 pub(crate) type Q4K = SixBit<NoHigh>;
 pub(crate) type Q5K = SixBit<OneHigh>;
 
-/// Bytes of 32 columns of 4-bit integers.
+/// Size in bytes of 32 columns of 4-bit integers.
 pub(crate) const NIBBLES: usize = 256;
-/// Bytes of 16 half-precision numbers.
+/// Size in bytes of 16 half-precision numbers.
 pub(crate) const HALF_ROW: usize = 2 * TILE_ROWS;
-/// Bytes of 16 rows' 6-bit scales and mins.
+/// Size in bytes of the 6-bit scales and mins of 16 rows.
 pub(crate) const SIX_BIT: usize = 24;
 
 impl TileFormat for Q4_0 {
@@ -63,7 +65,7 @@ impl TileFormat for Q4_0 {
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
-        // SAFETY: a block is 288 bytes; the caller's promise.
+        // SAFETY: a block is 288 bytes; the rest is guaranteed by the caller.
         unsafe { nibbles::<S>(tile.add(block * 288)) }
     }
 
@@ -83,7 +85,7 @@ impl TileFormat for Q4_1 {
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
-        // SAFETY: a block is 320 bytes; the caller's promise.
+        // SAFETY: a block is 320 bytes; the rest is guaranteed by the caller.
         unsafe { nibbles::<S>(tile.add(block * 320)) }
     }
 
@@ -104,7 +106,7 @@ impl TileFormat for Q8_0 {
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
-        // SAFETY: a block is 544 bytes; the caller's promise.
+        // SAFETY: a block is 544 bytes; the rest is guaranteed by the caller.
         unsafe { std::array::from_fn(|g| S::load_i(tile.add(block * 544 + g * 64))) }
     }
 
@@ -125,7 +127,7 @@ impl TileFormat for Q6K {
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
-        // SAFETY: 256 values are 32 + 8 * 416 bytes; the caller's promise.
+        // SAFETY: 256 values are 32 + 8 * 416 bytes; the rest is guaranteed by the caller.
         unsafe {
             let at = tile.add((block / 8) * 3360 + 32 + (block % 8) * 416 + 32);
             let low = nibbles::<S>(at);
@@ -158,7 +160,7 @@ impl TileFormat for Q6K {
     }
 }
 
-/// Where the parts of Q4_K and Q5_K are.
+/// The plane of fifth bits, whose size determines the offsets in Q4_K and Q5_K tiles.
 pub(crate) trait HighPlane: Copy {
     const BYTES: usize;
     const GROUP: usize = 2 * HALF_ROW + 8 * (SIX_BIT + NIBBLES + Self::BYTES);
@@ -171,11 +173,13 @@ impl HighPlane for OneHigh {
 }
 
 impl<High: HighPlane> SixBit<High> {
+    /// Returns the start of a block.
+    ///
     /// # Safety
-    /// As [`TileFormat::integers`].
+    /// The conditions of [`TileFormat::integers`] hold.
     #[inline(always)]
     unsafe fn part(tile: *const u8, block: usize) -> *const u8 {
-        // SAFETY: inside the tile, by the caller's promise.
+        // SAFETY: the caller guarantees that the block is inside the tile.
         unsafe {
             tile.add(
                 (block / 8) * High::GROUP + 2 * HALF_ROW + (block % 8) * (SIX_BIT + NIBBLES + High::BYTES),
@@ -191,7 +195,7 @@ impl<High: HighPlane> TileFormat for SixBit<High> {
 
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let at = Self::part(tile, block).add(SIX_BIT);
             let low = nibbles::<S>(at);
@@ -215,7 +219,7 @@ impl<High: HighPlane> TileFormat for SixBit<High> {
 
     #[inline(always)]
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
-        // SAFETY: the caller's promise; the arrays hold 16 bytes.
+        // SAFETY: guaranteed by the caller; the arrays hold 16 bytes.
         unsafe {
             let group = tile.add((block / 8) * High::GROUP);
             let packed = Self::part(tile, block).cast::<[u64; 3]>().read_unaligned();
@@ -232,11 +236,13 @@ impl<High: HighPlane> TileFormat for SixBit<High> {
     }
 }
 
+/// Splits 256 bytes into eight registers of 4-bit integers.
+///
 /// # Safety
-/// 256 bytes at `from`.
+/// `from` is valid for 256 bytes.
 #[inline(always)]
 unsafe fn nibbles<S: Simd>(from: *const u8) -> [S::I; 8] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mask = S::splat_i8(15);
         let q: [S::I; 4] = std::array::from_fn(|z| S::load_i(from.add(z * 64)));

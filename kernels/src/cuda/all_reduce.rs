@@ -1,46 +1,48 @@
-//! The sum over all ranks, through memory that they all see.
+//! Sums values over all ranks, through memory that all of them can access.
 
 use super::{Activation, Address, Launch};
 use crate::KernelError;
 
-/// As in the kernel.
+/// Maximum number of ranks, as in the kernel.
 pub const MAX_RANKS: usize = 8;
 pub const MAX_BLOCKS: u32 = 64;
 const THREADS: u32 = 512;
-/// Bytes that each rank has beside its values, zero at first: a barrier count of each block, and one of each other rank.
+/// Size of the signals of each rank, which must be zero at first: for each block a barrier count, and one count for
+/// each rank.
 pub const SIGNAL_BYTES: usize = MAX_BLOCKS as usize * (1 + MAX_RANKS) * 4;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AllReduceParams {
-    /// Of each rank: `[chunks]` of eight values
+    /// The values of each rank, `[chunks]` of eight values.
     pub input: [Address; MAX_RANKS],
-    /// Of each rank, in two shots: `[chunks / ranks]`, rounded up
+    /// The summed share of each rank, `[chunks / ranks]` rounded up. Used with two shots only.
     pub shares: [Address; MAX_RANKS],
-    /// Of each rank: [`SIGNAL_BYTES`]
+    /// The signals of each rank, [`SIGNAL_BYTES`] long.
     pub signals: [Address; MAX_RANKS],
-    /// `[chunks]`, nobody's input
+    /// `[chunks]`. It must not be the input of any rank.
     pub out: Address,
-    /// u32: 1 + the rank that did not come, left alone if all did. The signals are then to be made anew
+    /// u32 that is set to 1 + the rank that did not arrive, and unchanged if all ranks arrived. After a failure, the signals
+    /// must be created anew.
     pub failure: Address,
     pub chunks: u64,
-    /// So often a rank looks for another before it gives up
+    /// Number of times that a rank polls for another rank before it fails.
     pub patience: u64,
     pub rank: u32,
     pub ranks: u32,
 }
 
-/// How often what a rank has goes to the others.
+/// The way in which a sum is distributed over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shots {
-    /// Whole, to everyone: one step.
+    /// Every rank reads the whole input of every other rank: one step.
     One,
-    /// A share to its rank, and sums of shares to everyone: fewer bytes.
+    /// Every rank sums one share and then reads the summed shares of the others: fewer bytes.
     Two,
 }
 
 impl Shots {
-    /// The quicker one. The bounds are those that vLLM measured between NVLink peers.
+    /// Returns the faster variant for a sum of this size. The thresholds are those that vLLM measured between NVLink peers.
     pub fn for_size(bytes: u64, ranks: u32) -> Self {
         let most = match ranks {
             ..=2 => u64::MAX,
@@ -51,8 +53,9 @@ impl Shots {
     }
 }
 
-/// All ranks launch the same, with the same bound of blocks: every block has to be resident, beside those of all ranks that share
-/// the device and of whatever they still compute.
+/// Returns the launch of one rank. All ranks must launch the same kernel with the same `most_blocks`, which has to be low
+/// enough for every block to be resident together with the blocks of all ranks that share the device and of any work that
+/// is still running.
 pub fn launch(
     params: &AllReduceParams,
     shots: Shots,
@@ -64,7 +67,7 @@ pub fn launch(
     super::supported((1..=limit).contains(&params.ranks), OP, "ranks", params.ranks, || {
         format!("1 to {limit}")
     })?;
-    let others = || format!("less than the {} ranks", params.ranks);
+    let others = || format!("a rank below {}", params.ranks);
     super::supported(params.rank < params.ranks, OP, "rank", params.rank, others)?;
     let (name, chunks) = match shots {
         Shots::One => ("one", params.chunks),
@@ -83,7 +86,7 @@ mod tests {
     };
     use skep_cuda_host::Order;
 
-    /// The memory of some ranks, as each of them sees it.
+    /// The memory of several ranks.
     struct Ranks {
         input: Vec<Buffer>,
         shares: Vec<Buffer>,
@@ -100,7 +103,7 @@ mod tests {
             Ranks {
                 input: (0..ranks).map(|_| activation.random(random, 8 * chunks)).collect(),
                 shares: buffers(chunks.div_ceil(ranks)),
-                // The next barriers are those where counts begin again.
+                // The barrier counts wrap around at the next barriers.
                 signals: vec![vec![u32::MAX - 2; SIGNAL_BYTES / 4]; ranks],
                 out: buffers(chunks),
                 failures: vec![0; ranks],
@@ -128,7 +131,7 @@ mod tests {
             }
         }
 
-        /// Each rank on a thread of its own, with its own order of threads.
+        /// Runs each rank on a separate host thread. Ranks alternate between two thread orders.
         fn run(&mut self, present: &[usize], shots: Shots, activation: Activation, patience: u64) {
             let params: Vec<_> = present.iter().map(|rank| self.params(*rank, patience)).collect();
             std::thread::scope(|scope| {
@@ -137,8 +140,8 @@ mod tests {
                         let Launch { kernel, grid, block, shared_bytes } =
                             launch(params, shots, activation, MAX_BLOCKS).expect("good shapes");
                         let launch = skep_cuda_host::Launch { grid, block, shared_bytes, order: *order };
-                        // SAFETY: the buffers live as long as the scope, with the sizes that the shapes say, and the
-                        // kernels of the ranks write to places of their own.
+                        // SAFETY: the buffers outlive the scope and match the shapes, and the kernels of the ranks
+                        // write to separate memory.
                         unsafe { skep_cuda_host::launch(&kernel, &launch, params) }.expect("runs");
                     });
                 }
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rank_has_the_same_sum_each_time() {
+    fn every_rank_gets_the_same_sum() {
         let mut random = Random::fresh();
         for activation in Activation::ALL {
             for shots in [Shots::One, Shots::Two] {
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_does_not_come_is_named() {
+    fn a_missing_rank_is_reported() {
         let mut random = Random::fresh();
         for shots in [Shots::One, Shots::Two] {
             for (present, failures) in [(0, [2, 0]), (1, [0, 1])] {
@@ -184,17 +187,17 @@ mod tests {
     }
 
     #[test]
-    fn more_ranks_than_a_kernel_takes_are_refused() {
+    fn invalid_ranks_are_rejected() {
         let mut memory = Ranks::new(Activation::Bf16, &mut Random::fresh(), 2, 1);
         let good = memory.params(0, 1);
         let refused =
-            |params| launch(&params, Shots::One, Activation::F16, 1).expect_err("refused").to_string();
+            |params| launch(&params, Shots::One, Activation::F16, 1).expect_err("rejected").to_string();
         assert!(refused(AllReduceParams { ranks: 9, ..good }).contains("1 to 8"));
-        assert!(refused(AllReduceParams { rank: 2, ..good }).contains("less than the 2"));
+        assert!(refused(AllReduceParams { rank: 2, ..good }).contains("a rank below 2"));
     }
 
     #[test]
-    fn large_sums_of_many_ranks_go_in_two_shots() {
+    fn large_sums_of_many_ranks_take_two_shots() {
         assert_eq!(Shots::for_size(64 << 20, 2), Shots::One);
         assert_eq!(Shots::for_size(300 << 10, 4), Shots::One);
         assert_eq!(Shots::for_size(300 << 10, 8), Shots::Two);

@@ -1,7 +1,7 @@
-//! The architectures that kernels are compiled for, and which of them a device runs.
+//! The GPU architectures that kernels are compiled for, and the choice among them for a device.
 //!
-//! A device runs what was made for its own major version and a minor one that is not above its own; `sm_90a` runs on 9.0
-//! alone, and so has what only that device has.
+//! A device runs code that was compiled for its major version and for a minor version that is not above its own. `sm_90a`
+//! runs on 9.0 only and may therefore use features that only this device has.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl Architecture {
         Architecture::Sm120,
     ];
 
-    /// The newest that a device runs.
+    /// Returns the newest architecture that a device runs.
     pub fn of_device(major: u32, minor: u32) -> Result<Self, KernelError> {
         match (major, minor) {
             (8, 0..=5) => Ok(Architecture::Sm80),
@@ -43,7 +43,7 @@ impl Architecture {
         }
     }
 
-    /// As NVRTC names it.
+    /// Returns the name that NVRTC uses.
     pub fn name(self) -> &'static str {
         match self {
             Architecture::Sm80 => "sm_80",
@@ -55,7 +55,7 @@ impl Architecture {
         }
     }
 
-    /// As NVRTC numbers it.
+    /// Returns the number that NVRTC uses.
     pub(super) fn number(self) -> i32 {
         match self {
             Architecture::Sm80 => 80,
@@ -67,7 +67,7 @@ impl Architecture {
         }
     }
 
-    /// The first NVRTC that compiles for it.
+    /// Returns the first version of NVRTC that compiles for it.
     pub(super) fn oldest_nvrtc(self) -> &'static str {
         match self {
             Architecture::Sm80 | Architecture::Sm86 | Architecture::Sm89 | Architecture::Sm90a => "12.0",
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_runs_the_newest_that_is_not_newer_than_itself() {
+    fn a_device_gets_the_newest_architecture_that_it_runs() {
         use Architecture::*;
         let cases = [
             ((8, 0), Sm80),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_no_kernel_is_for_is_told_what_they_are_for() {
+    fn the_error_for_an_unsupported_device_lists_supported_ones() {
         for (major, minor) in [(7, 5), (9, 1), (11, 0), (13, 0)] {
             let error = Architecture::of_device(major, minor).expect_err("unsupported").to_string();
             assert!(error.contains(&format!("{major}.{minor}")) && error.contains("8.0 to 9.0"), "{error}");

@@ -1,29 +1,29 @@
-//! Attention of one query row a sequence over its paged keys and values, split along the context.
+//! Attention of one query row per sequence over its paged keys and values, split along the context.
 
 use std::ops::Range;
 
 use super::{Activation, Address, Launch, WARP};
 use crate::KernelError;
 
-/// As in the kernel.
+/// Number of warps per block, as in the kernel.
 const WARPS: u32 = 4;
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
-/// A piece is at least so long: shorter ones cost more to join than they save.
+/// Minimum length of a split. Shorter splits cost more to join than they save.
 const MIN_PIECE: u32 = 128;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionDecodeParams {
-    /// `[rows, q_stride]`: of each row the queries first
+    /// `[rows, q_stride]`. Each row starts with the queries.
     pub q: Address,
     /// `[pages, page_size, kv_heads, head_size]`
     pub keys: Address,
     pub values: Address,
-    /// u32 `[rows, table_stride]`
+    /// u32 `[rows, table_stride]`.
     pub page_tables: Address,
-    /// [`Piece`]s
+    /// An array of [`Piece`].
     pub pieces: Address,
-    /// f32 `[places, heads, head_size + 2]`
+    /// f32 `[states, heads, head_size + 2]`.
     pub states: Address,
     pub q_stride: u32,
     pub table_stride: u32,
@@ -37,15 +37,15 @@ pub struct AttentionDecodeParams {
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionMergeParams {
     pub states: Address,
-    /// u32 `[rows + 1]`
+    /// u32 `[rows + 1]`: see [`Plan::first_place`].
     pub first_place: Address,
-    /// `[rows, heads, head_size]`
+    /// `[rows, heads, head_size]`.
     pub out: Address,
     pub heads: u32,
     pub head_size: u32,
 }
 
-/// A piece of one row's context.
+/// A split of one row's context.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
@@ -53,27 +53,29 @@ pub struct Piece {
     pub first: u32,
     /// Exclusive.
     pub last: u32,
-    /// Of its state.
+    /// Index of its state.
     pub place: u32,
 }
 
-/// How the contexts of a step are divided.
+/// The division of a step's contexts into splits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub pieces: Vec<Piece>,
-    /// Of each row, where its states begin; and the end.
+    /// The index of each row's first state, followed by the total number of states.
     pub first_place: Vec<u32>,
 }
 
 impl Plan {
-    /// Divides the parts of the contexts that rows see (`first..last`) into pieces whose longest is as short as it can be while
-    /// all of them together take no more than `blocks` blocks, of which each takes [`blocks_of_piece`]. The device then runs
-    /// them at once, and none waits long for another. A row has one piece at least.
+    /// Divides the ranges of the contexts that rows see into splits. The longest split is as short as possible while all
+    /// splits together take no more than `blocks` blocks, where each split takes `blocks_of_piece` (see
+    /// [`blocks_of_piece()`]). The device then runs all of them at once, and none waits long for another. Every row has at
+    /// least one split.
     pub fn new(seen: &[Range<u32>], blocks_of_piece: u32, blocks: u32) -> Self {
         let wanted = u64::from(blocks / blocks_of_piece.max(1)).max(seen.len() as u64);
         let pieces = |length: u32| seen.iter().map(|seen| u64::from(pieces_of(seen, length))).sum::<u64>();
         let longest = seen.iter().map(|seen| seen.end - seen.start).max().unwrap_or(0);
-        // The shortest length that gives no more pieces than wanted is in here; more length never gives more pieces.
+        // Binary search for the shortest length that gives no more splits than wanted. A greater length never gives more
+        // splits.
         let (mut low, mut high) = (MIN_PIECE, longest.max(MIN_PIECE));
         while low < high {
             let middle = low + (high - low) / 2;
@@ -82,7 +84,7 @@ impl Plan {
         let mut plan = Plan { pieces: Vec::new(), first_place: vec![0] };
         for (row, seen) in seen.iter().enumerate() {
             let count = pieces_of(seen, low);
-            // All pieces of a row are as long as each other.
+            // The splits of a row have equal lengths.
             let even = (seen.end - seen.start).div_ceil(count);
             for index in 0..count {
                 let first = (seen.start + index * even).min(seen.end);
@@ -96,12 +98,13 @@ impl Plan {
     }
 }
 
-/// Pieces of this length at most.
+/// Returns how many splits of at most this length cover the range.
 fn pieces_of(seen: &Range<u32>, length: u32) -> u32 {
     (seen.end - seen.start).div_ceil(length).max(1)
 }
 
-/// One for each key-value head and as many of its query heads as registers hold, as in the kernel.
+/// Returns the number of blocks per split, as in the kernel: for each key-value head, one block for as many of its query
+/// heads as registers hold.
 pub fn blocks_of_piece(heads: u32, kv_heads: u32, head_size: u32) -> u32 {
     let group = if head_size > 128 { 4 } else { 8 };
     kv_heads * (heads / kv_heads.max(1)).div_ceil(group)
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_see_their_context_whatever_it_is_divided_into() {
+    fn divided_contexts_match_the_reference() {
         for activation in Activation::ALL {
             for (heads, kv_heads, head_size) in
                 [(9, 3, 64), (8, 1, 128), (2, 2, 16), (4, 2, 96), (9, 1, 32), (38, 2, 16), (5, 1, 256)]
@@ -201,14 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn rows_in_one_piece_see_what_rows_in_several_do() {
+    fn undivided_contexts_match_the_reference() {
         for activation in Activation::ALL {
             check(activation, 9, 3, 64, 1);
         }
     }
 
     #[test]
-    fn a_plan_covers_each_context_once_in_pieces_of_about_equal_work() {
+    fn a_plan_covers_each_context_once_in_even_splits() {
         let seen = [0..1, 100..100, 0..4096, 50..700];
         let plan = Plan::new(&seen, 2, 64);
         assert_eq!(plan.first_place.len(), seen.len() + 1);
@@ -219,12 +222,12 @@ mod tests {
             assert!(pieces.windows(2).all(|pair| pair[0].last == pair[1].first));
             assert!(pieces.iter().zip(places).all(|(piece, place)| piece.place as usize == place));
         }
-        assert_eq!(plan.pieces.len(), 32, "as many as 64 blocks are for 2 each");
-        assert_eq!(longest(&plan), 163, "4096 in 26 and 650 in 4");
+        assert_eq!(plan.pieces.len(), 32, "64 blocks at 2 blocks per split");
+        assert_eq!(longest(&plan), 163, "4096 in 26 splits and 650 in 4");
     }
 
     #[test]
-    fn no_plan_of_as_many_pieces_has_a_shorter_longest_one() {
+    fn a_plan_minimizes_its_longest_split() {
         let mut random = Random::fresh();
         for _ in 0..200 {
             let rows = 1 + random.next_u64() % 20;
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_that_no_kernel_is_for_are_refused() {
+    fn unsupported_heads_are_rejected() {
         let none = Address::NONE;
         let params = AttentionDecodeParams {
             q: none,
@@ -261,8 +264,9 @@ mod tests {
             kv_heads: 2,
             scale: 1.0,
         };
-        let refused =
-            |head_size| launch(&params, 1, head_size, Activation::F16).expect_err("9 of 2").to_string();
+        let refused = |head_size| {
+            launch(&params, 1, head_size, Activation::F16).expect_err("9 is not a multiple of 2").to_string()
+        };
         assert!(refused(64).contains("multiple of the 2"), "{}", refused(64));
         assert!(refused(72).contains("16, 32, 64"), "{}", refused(72));
     }

@@ -3,37 +3,37 @@
 use super::{Activation, Address, Launch, WARP};
 use crate::KernelError;
 
-/// As in the kernel.
+/// Number of query rows per tile, as in the kernel.
 const TILE_ROWS: u32 = 64;
 const PAD: u32 = 8;
-/// Keys of a tile, at most.
+/// Maximum number of keys per tile.
 pub const TILE_KEYS: u32 = 64;
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionPrefillParams {
-    /// `[rows, q_stride]`: of each row the queries first
+    /// `[rows, q_stride]`. Each row starts with the queries.
     pub q: Address,
     /// `[pages, page_size, kv_heads, head_size]`
     pub keys: Address,
     pub values: Address,
     /// `[rows, heads, head_size]`
     pub out: Address,
-    /// u32 `[sequences, table_stride]`
+    /// u32 `[sequences, table_stride]`.
     pub page_tables: Address,
-    /// [`QueryTile`]s
+    /// An array of [`QueryTile`].
     pub tiles: Address,
-    /// f32 `[places, heads, head_size + 2]`; may be none without splits
+    /// f32 `[states, heads, head_size + 2]`. It may be [`Address::NONE`] without splits.
     pub states: Address,
     pub q_stride: u32,
     pub table_stride: u32,
     pub page_size: u32,
     pub heads: u32,
     pub kv_heads: u32,
-    /// Positions that a row sees, itself included; 0: all before it
+    /// Number of positions that a row sees, including its own. 0 means all positions up to its own.
     pub window: u32,
-    /// Of a split, a multiple of [`TILE_KEYS`]; 0: a context has one
+    /// Number of keys per split, a multiple of [`TILE_KEYS`]. 0 means that contexts are not split.
     pub split_keys: u32,
     pub scale: f32,
 }
@@ -41,9 +41,9 @@ pub struct AttentionPrefillParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionJoinParams {
-    /// f32 `[places, heads, head_size + 2]`
+    /// f32 `[states, heads, head_size + 2]`.
     pub states: Address,
-    /// [`Join`]s
+    /// An array of [`Join`].
     pub joins: Address,
     /// `[rows, heads, head_size]`
     pub out: Address,
@@ -51,43 +51,43 @@ pub struct AttentionJoinParams {
     pub head_size: u32,
 }
 
-/// Up to 64 neighbouring rows of one sequence, and the keys that they see of it.
+/// Up to 64 consecutive rows of one sequence, and the range of keys that they attend to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueryTile {
-    /// In the batch.
+    /// Index of the first row in the batch.
     pub first_row: u32,
-    /// 0: there is nothing to do.
+    /// Number of rows. 0 means that there is nothing to do.
     pub rows: u32,
-    /// Of its first row.
+    /// Position of the first row.
     pub first_position: u32,
-    /// Whose page table.
+    /// Index of the sequence's page table.
     pub sequence: u32,
-    /// The begin of a split.
+    /// First key, which starts a split.
     pub first_key: u32,
-    /// Exclusive; keys that a row does not see do not count.
+    /// End of the keys, exclusive. Keys that a row does not see are skipped.
     pub last_key: u32,
-    /// Of the state of its first row; the others follow.
+    /// Index of the state of the first row. The states of the other rows follow.
     pub place: u32,
-    /// 1: its states are joined with those of other keys, by a [`Join`] for each row.
+    /// 1 if its states are joined with those of other keys, by a [`Join`] for each row.
     pub is_part: u32,
 }
 
-/// The parts of one row, in the order of their keys.
+/// The splits of one row, in the order of their keys.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Join {
-    /// In the batch.
+    /// Index of the row in the batch.
     pub row: u32,
-    /// Of the first part; the others follow.
+    /// Index of the state of the first split. The states of the other splits follow.
     pub place: u32,
-    /// 0: there is nothing to do.
+    /// Number of splits. 0 means that there is nothing to do.
     pub parts: u32,
 }
 
 impl QueryTile {
-    /// The tiles of `rows` rows of a sequence, of which the first is row `first_row` of the batch. With splits, each row has a
-    /// place of its own from `first_place` on.
+    /// Returns the tiles for `rows` rows of a sequence, of which the first is row `first_row` of the batch. With splits,
+    /// each row has a separate state, starting at index `first_place`.
     pub fn cover(
         sequence: u32,
         first_row: u32,
@@ -107,7 +107,8 @@ impl QueryTile {
         })
     }
 
-    /// One row of a sequence, a part for each split of what is before it, in places from `first_place` on.
+    /// Returns the tiles for one row of a sequence, one tile per split of its context. Their states start at index
+    /// `first_place`.
     pub fn parts(
         sequence: u32,
         row: u32,
@@ -127,7 +128,7 @@ impl QueryTile {
         })
     }
 
-    /// Does nothing.
+    /// A tile for which the kernel does nothing.
     pub const NONE: QueryTile = QueryTile {
         first_row: 0,
         rows: 0,
@@ -139,7 +140,7 @@ impl QueryTile {
         is_part: 0,
     };
 
-    /// As it lies in memory.
+    /// Returns the tile in its memory layout.
     pub fn words(&self) -> [u32; 8] {
         let QueryTile { first_row, rows, first_position, sequence, first_key, last_key, place, is_part } =
             *self;
@@ -147,7 +148,7 @@ impl QueryTile {
     }
 }
 
-/// Joins the parts of rows.
+/// Returns the launch that joins the splits of rows.
 pub fn join(params: &AttentionJoinParams, joins: u32, activation: Activation) -> Launch {
     let name = format!("attention_join_{}", activation.suffix());
     Launch::new(name, [joins, params.heads, 1], params.head_size.next_multiple_of(WARP).min(256))
@@ -188,7 +189,7 @@ mod tests {
 
     fn check(activation: Activation, heads: usize, kv_heads: usize, head_size: usize, window: usize) {
         let mut random = Random::fresh();
-        // Of each sequence, how long it is with its new rows, and how many those are.
+        // For each sequence, its length including the new rows, and the number of new rows.
         let sequences = [(70, 70), (200, 3), (130, 65), (1, 1)];
         let contexts = sequences.map(|(context, _)| context);
         let paged = Context::random(activation, &mut random, &contexts, kv_heads, head_size);
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_see_what_is_before_them_and_within_their_window() {
+    fn rows_attend_to_earlier_positions_within_their_window() {
         for activation in Activation::ALL {
             for window in [0, 16, 100] {
                 check(activation, 3, 1, 64, window);
@@ -250,11 +251,11 @@ mod tests {
         }
     }
 
-    /// How the rows of a test are put into tiles.
+    /// The division of a test's rows into tiles.
     #[derive(Clone, Copy, Debug)]
     enum Tiling {
         Rows(usize),
-        /// Every row by itself, each split of its context too.
+        /// A tile for each split of each row.
         Parts,
     }
 
@@ -262,7 +263,7 @@ mod tests {
         paged: &'a Context,
         q: &'a Buffer,
         context: usize,
-        /// Its last rows, which attend.
+        /// The number of rows at its end that attend.
         new: usize,
         shape: (usize, usize, usize),
         window: usize,
@@ -289,7 +290,7 @@ mod tests {
                 }
                 places = tiles.iter().map(|tile| tile.place + tile.rows).max().unwrap_or(0);
             }
-            // What needs nothing is left alone.
+            // A tile without rows changes nothing.
             tiles.push(QueryTile::NONE);
             let states = vec![f32::NAN; places as usize * heads * (head_size + 2)];
             let params = AttentionPrefillParams {
@@ -327,9 +328,9 @@ mod tests {
     }
 
     #[test]
-    fn a_row_attends_alike_alone_in_parts_and_with_the_rows_beside_it() {
+    fn a_row_has_the_same_bits_alone_split_and_in_a_batch() {
         let mut random = Random::fresh();
-        // The rows begin in one tile of keys, and end in another.
+        // The rows start in one tile of keys and end in another.
         let (context, new) = (131, 6);
         let every = [(0, 0), (40, 0), (0, 64), (0, 128), (90, 64)];
         for activation in Activation::ALL {
@@ -372,8 +373,8 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_every_size_fit_into_what_a_block_has_on_every_architecture() {
-        // Of sm_86, sm_89 and sm_120, which have the least.
+    fn every_head_size_fits_the_shared_memory_of_every_architecture() {
+        // The shared memory per block of sm_86, sm_89 and sm_120, which have the least.
         const LEAST: u32 = 99 << 10;
         let none = Address::NONE;
         let params = AttentionPrefillParams {
@@ -397,7 +398,7 @@ mod tests {
             let launch = launch(&params, 1, head_size, Activation::Bf16).expect("a size with a kernel");
             assert!(launch.shared_bytes <= LEAST, "{head_size}: {}", launch.shared_bytes);
         }
-        let refused = launch(&params, 1, 72, Activation::Bf16).expect_err("72").to_string();
+        let refused = launch(&params, 1, 72, Activation::Bf16).expect_err("72 is unsupported").to_string();
         assert!(refused.contains("96, 128, 256"), "{refused}");
     }
 }

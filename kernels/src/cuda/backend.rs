@@ -1,19 +1,21 @@
-//! What a device does for the rest of this crate. Two do it: NVIDIA's driver, and for tests the processor.
+//! The operations that a device provides to the rest of this crate. There are two backends: NVIDIA's driver, and for tests
+//! an emulation on the CPU.
 //!
-//! Invariant: everything but memory is put into one queue and done in its order, later than the call returns; what fails there
-//! is reported by whoever waits for the queue. Events and recordings are handles of their own backend.
+//! Invariant: everything except memory management is asynchronous. It is put into one queue and executed in order, and
+//! failures are reported by the next call that waits for the queue. Event and recording handles are valid only in the
+//! backend that created them.
 
 use super::Launch;
 use crate::KernelError;
 
-/// Bytes of a device's memory.
+/// The memory of a device in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     pub free: u64,
     pub total: u64,
 }
 
-/// Where the modules of a device came from.
+/// The number of a device's modules by origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
     pub shipped: usize,
@@ -21,59 +23,61 @@ pub struct Loaded {
     pub compiled: usize,
 }
 
-/// Which way bytes go.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// From the host to the device.
+    /// Host to device.
     Up,
-    /// From the device to the host.
+    /// Device to host.
     Down,
-    /// On the device, or from another one of the same kind.
+    /// Within the device, or from another device of the same backend.
     Across,
 }
 
+/// A device with one queue.
+///
 /// # Safety
-/// Of all unsafe functions: addresses are valid for so many bytes until the queue has been waited for, and handles were given
-/// by a backend of this kind and not given back.
+/// For all unsafe functions: addresses are valid for the given number of bytes until the queue has been waited for, and
+/// handles were returned by a backend of this kind and not freed.
 pub(super) trait Backend: Send + Sync {
-    /// Waits until all kernels are loaded; launches wait by themselves.
+    /// Waits until all kernels are loaded. Launches wait on their own.
     fn ready(&self) -> Result<Loaded, KernelError>;
-    /// For people.
+    /// Returns a name for display.
     fn name(&self) -> String;
     fn multiprocessors(&self) -> u32;
     fn memory(&self) -> Result<Memory, KernelError>;
     fn allocate(&self, bytes: usize) -> Result<u64, KernelError>;
     unsafe fn free(&self, address: u64);
-    /// Memory of the host that copies can be made from and to while it computes.
+    /// Allocates host memory that asynchronous copies can use.
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8, KernelError>;
     unsafe fn free_host(&self, at: *mut u8, bytes: usize);
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), KernelError>;
     unsafe fn copy(&self, way: Way, to: u64, from: u64, bytes: usize) -> Result<(), KernelError>;
-    /// With a kernel's struct, which is copied before this returns.
+    /// Queues a launch with the kernel's parameter struct, which is copied before this returns.
     unsafe fn launch(&self, launch: &Launch, params: *const u8, bytes: usize) -> Result<(), KernelError>;
     fn synchronize(&self) -> Result<(), KernelError>;
 
     fn event(&self) -> Result<u64, KernelError>;
     unsafe fn free_event(&self, event: u64);
-    /// Marks this place of the queue.
+    /// Records the event at the current end of the queue.
     unsafe fn record(&self, event: u64) -> Result<(), KernelError>;
-    /// Lets this queue wait for what was recorded in another one before.
+    /// Makes this queue wait until another queue reaches the point where the event was last recorded.
     unsafe fn wait(&self, event: u64) -> Result<(), KernelError>;
-    /// Until what was put into the queue before the event is done.
+    /// Blocks until everything that was queued before the event is done.
     unsafe fn wait_for_event(&self, event: u64) -> Result<(), KernelError>;
-    /// Milliseconds between two recorded events that have both passed.
+    /// Returns the milliseconds between two recorded events that the queue has passed.
     unsafe fn elapsed_ms(&self, from: u64, to: u64) -> Result<f32, KernelError>;
 
-    /// Launches and copies on the device are remembered from here on rather than done.
+    /// Starts to record launches and copies on the device instead of executing them.
     fn begin_recording(&self) -> Result<(), KernelError>;
-    /// Even if what was recorded has failed.
+    /// Stops recording. It must be called even if the recorded work returned an error.
     fn end_recording(&self) -> Result<u64, KernelError>;
     unsafe fn free_recording(&self, recording: u64);
     unsafe fn replay(&self, recording: u64) -> Result<(), KernelError>;
 
-    /// Lets kernels of this device use the memory of another one.
+    /// Allows kernels of this device to access the memory of another device.
     fn reach(&self, other: &dyn Backend) -> Result<(), KernelError>;
-    /// The device's number, unless it is none that the driver knows.
+    /// Returns the device's number in the driver, or `None` for an emulated device.
     fn ordinal(&self) -> Option<usize>;
     fn stream(&self) -> Option<cudarc::driver::sys::CUstream>;
 }

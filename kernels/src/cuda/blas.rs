@@ -1,11 +1,11 @@
-//! Products of dense weights through cuBLASLt: planned once for each shape, then only launched.
+//! Products with dense weights through cuBLASLt. A product is planned once for each shape and then only launched.
 //!
-//! Asking the library for an algorithm takes longer than many of the products do, so plans are kept. The library takes matrices
-//! that lie column by column; a row-major one is its own transpose in that order, so `y^T = weights · x^T` is computed, and
-//! nothing is moved.
+//! Asking the library for an algorithm takes longer than many of the products, so plans are kept. The library expects
+//! column-major matrices. A row-major matrix is its transpose in column-major order, so `y^T = weights · x^T` is computed
+//! and no data is rearranged.
 //!
-//! Invariant: a plan is used only for operands that lie as its layout says. The library needs not be there: without it `open`
-//! is an error, and `gemm` multiplies.
+//! Invariant: a plan is used only for operands that match its layout. The library is optional: without it, `open` returns
+//! an error and the `gemm` kernels are used.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -25,27 +25,28 @@ use super::{Activation, Address};
 use crate::KernelError;
 
 const OP: &str = "dense product";
-/// What the library's own documentation recommends for its largest devices.
+/// The workspace size that the library's documentation recommends for the largest devices.
 const WORKSPACE_BYTES: usize = 32 << 20;
-/// Shapes of a model times the sizes of its batches; each plan is a few hundred bytes.
+/// Maximum number of plans, which is about the number of a model's shapes times the number of its batch sizes. Each plan
+/// takes a few hundred bytes.
 const MAX_PLANS: usize = 8192;
-/// Less than this the fast algorithms cannot use; more than the other they do not ask for.
+/// The least alignment that the fast algorithms can use, and the greatest that they ask for, in bytes.
 const ALIGNMENTS: (u64, u64) = (16, 256);
-/// The library counts in 32 bits.
+/// The greatest dimension, since the library counts in 32 bits.
 const MAX_SIZE: u32 = i32::MAX.unsigned_abs();
 
-/// All of a product that an algorithm depends on.
+/// Everything about a product that the choice of an algorithm depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     pub weights: Columns,
     pub x: Columns,
     pub y: Columns,
     pub bias: bool,
-    /// Of all addresses, in bytes.
+    /// The alignment common to all addresses, in bytes.
     pub alignment: u32,
 }
 
-/// A matrix as the library sees it: columns that begin `stride` values apart.
+/// A matrix as the library sees it, with columns that start `stride` values apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Columns {
     pub format: Format,
@@ -61,13 +62,13 @@ pub enum Format {
     F32,
 }
 
-/// The library on one device, for the queue of that device.
+/// cuBLASLt on one device, working in that device's queue.
 pub struct Blas {
     plans: Mutex<Plans<Layout, Plan>>,
     workspace: DeviceBuffer,
     handle: Handle,
     library: Arc<CublasLt>,
-    /// After what is in its context.
+    /// Declared last, so that it is dropped after everything that lives in its context.
     device: Device,
 }
 
@@ -79,18 +80,19 @@ struct Plan {
     algorithm: cublasLtMatmulAlgo_t,
 }
 
-/// At most so many plans. What would be one more makes all be forgotten: the shapes have changed, and those that are still wanted
-/// are soon back.
+/// A bounded cache of plans. When it is full, it is cleared: the shapes have probably changed, and plans that are still in
+/// use are soon made again.
 struct Plans<K, P> {
     most: usize,
     made: HashMap<K, P>,
 }
 
 impl Blas {
+    /// Opens the library for a device.
     pub fn open(device: &Device) -> Result<Self, KernelError> {
         let library = Arc::new(CublasLt::open(None)?);
         let workspace = device.uninitialised(WORKSPACE_BYTES)?;
-        // The handle is made for the context of this thread, which is now the device's.
+        // The handle is created in the thread's current context, which this call sets to the device's.
         stream(device)?;
         let handle = Handle::new(&library)?;
         let plans = Mutex::new(Plans::of_at_most(MAX_PLANS));
@@ -101,14 +103,13 @@ impl Blas {
         self.library.version()
     }
 
-    /// The name or path by which the library was found.
+    /// Returns the name or path under which the library was found.
     pub fn place(&self) -> &Path {
         self.library.place()
     }
 
-    /// Puts `y = x · weights^T + bias` behind everything that was put into the queue before; weights, and a bias, are in the
-    /// format of the activations. The first product of a layout is planned, which takes longer and may load the algorithm's
-    /// code: do that before it is recorded.
+    /// Queues `y = x · weights^T + bias`. Weights and bias are in the format of the activations. The first product of a
+    /// layout is planned, which takes longer and may load the algorithm's code: run it once before it is recorded.
     ///
     /// # Safety
     /// The addresses are valid on the device for these shapes until the queue has been waited for.
@@ -130,7 +131,7 @@ impl Blas {
             workspace: self.workspace.address().0 as *mut c_void,
             workspace_bytes: self.workspace.bytes(),
         };
-        // SAFETY: the plan was made for this layout, the workspace is used in this queue only, and the caller vouches for the
+        // SAFETY: the plan was made for this layout, the workspace is used in this queue only, and the caller guarantees the
         // rest.
         unsafe {
             self.handle.multiply(stream.cast(), &plan.product, plan.matrices(), &plan.algorithm, operands)
@@ -141,7 +142,7 @@ impl Blas {
         let library = &self.library;
         let mut product = Product::new(library, layout.bias)?;
         if layout.bias {
-            // Any: the library only looks at whether there is one.
+            // Any address will do: the library only checks whether there is one.
             product.set_bias(ALIGNMENTS.1)?;
         }
         let matrix = |of: Columns| {
@@ -160,7 +161,7 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // What is given back now was made in the device's context, and another may be this thread's.
+        // The fields were created in the device's context, which has to be current on this thread while they are dropped.
         let _ = self.device.stream();
     }
 }
@@ -172,7 +173,8 @@ impl Plan {
 }
 
 impl Layout {
-    /// Of a product that can be computed. One without rows can be, with nothing to do.
+    /// Returns the layout of a product, or an error if the library does not support it. A product without rows is supported
+    /// and computes nothing.
     pub fn of(params: &MatmulParams, activation: Activation) -> Result<Self, KernelError> {
         let MatmulParams { x, weights, bias, y, rows, inputs, outputs, y_stride, sums, .. } = *params;
         for (what, size) in [("inputs", inputs), ("outputs", outputs), ("y_stride", y_stride)] {
@@ -184,7 +186,13 @@ impl Layout {
         super::supported(y_stride >= outputs, OP, "y_stride", y_stride, takes)?;
         let biases = u32::from(bias != Address::NONE);
         let takes = || "none".to_owned();
-        super::supported(sums != Sums::F32 || biases == 0, OP, "the biases of float32 sums", biases, takes)?;
+        super::supported(
+            sums != Sums::F32 || biases == 0,
+            OP,
+            "the number of biases of float32 sums",
+            biases,
+            takes,
+        )?;
         let (least, most) = ALIGNMENTS;
         let alignment = 1u32 << (x.0 | weights.0 | bias.0 | y.0 | most).trailing_zeros();
         let takes = || format!("a multiple of {least}");
@@ -245,10 +253,10 @@ impl<K: Copy + Eq + Hash, P> Plans<K, P> {
     }
 }
 
-/// The stream behind a device's queue; its context is this thread's.
+/// Returns the stream behind a device's queue, and makes the device's context current on this thread.
 fn stream(device: &Device) -> Result<CUstream, KernelError> {
     device.stream().ok_or_else(|| KernelError::NoDevice {
-        reason: format!("cuBLASLt multiplies on NVIDIA's devices, and {} is none", device.name()),
+        reason: format!("cuBLASLt needs an NVIDIA device, and {} is not one", device.name()),
     })
 }
 
@@ -276,14 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_an_error() {
+    fn a_missing_library_or_device_is_an_error() {
         let error = Blas::open(&Device::emulated(Emulation::default())).err().expect("no CUDA device");
         let text = error.to_string();
-        assert!(text.contains("was not found") || text.contains("emulated is none"), "{text}");
+        assert!(text.contains("was not found") || text.contains("emulated is not one"), "{text}");
     }
 
     #[test]
-    fn a_plan_serves_only_products_that_lie_alike() {
+    fn plans_are_shared_only_by_equal_layouts() {
         let params = dense(5, 64, 24);
         let layout = |params: MatmulParams| Layout::of(&params, BF16).unwrap();
         let elsewhere = MatmulParams { x: Address(0x50_0000), y: Address(0x60_0000), ..params };
@@ -307,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn alignment_is_what_all_addresses_share_and_no_more_than_is_asked_for() {
+    fn alignment_is_common_to_all_addresses_and_capped() {
         let with = |x, bias| {
             let params = MatmulParams { x: Address(x), bias: Address(bias), ..dense(5, 64, 24) };
             Layout::of(&params, BF16)
@@ -320,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_algorithm_takes_is_refused() {
+    fn unsupported_products_are_rejected() {
         let with_bias = MatmulParams { bias: Address(0x40_0000), ..dense(5, 64, 24) };
         for (params, what) in [
             (dense(5, 63, 24), "inputs is 63"),
@@ -328,18 +336,18 @@ mod tests {
             (dense(5, 64, 20), "outputs is 20"),
             (MatmulParams { y_stride: 26, ..dense(5, 64, 24) }, "y_stride is 26"),
             (MatmulParams { y_stride: 16, ..dense(5, 64, 24) }, "at least the 24 outputs"),
-            (MatmulParams { sums: Sums::F32, ..with_bias }, "the biases of float32 sums is 1"),
+            (MatmulParams { sums: Sums::F32, ..with_bias }, "the number of biases of float32 sums is 1"),
             (dense(1 << 31, 64, 24), "rows is 2147483648"),
             (dense(5, 1 << 31, 24), "inputs is 2147483648"),
         ] {
-            let text = Layout::of(&params, BF16).expect_err("refused").to_string();
+            let text = Layout::of(&params, BF16).expect_err("rejected").to_string();
             assert!(text.contains(what), "{text}");
         }
-        assert!(Layout::of(&dense(0, 64, 24), BF16).is_ok(), "nothing to do");
+        assert!(Layout::of(&dense(0, 64, 24), BF16).is_ok(), "a product without rows");
     }
 
     #[test]
-    fn an_algorithm_that_is_not_found_names_the_shape() {
+    fn the_error_for_a_missing_algorithm_names_the_shape() {
         let params = MatmulParams { bias: Address(0x40_0000), y_stride: 32, ..dense(5, 64, 24) };
         let layout = Layout::of(&params, BF16).unwrap();
         let text = KernelError::NoAlgorithm { layout, reason: "unsupported".to_owned() }.to_string();
@@ -350,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_are_made_once_and_their_number_has_a_bound() {
+    fn plans_are_made_once_and_bounded() {
         let mut plans = Plans::of_at_most(2);
         let mut made = Vec::new();
         for key in [1, 2, 1, 2, 3, 3, 1] {
@@ -364,10 +372,10 @@ mod tests {
         assert_eq!(made, [1, 2, 3, 1]);
         let error = KernelError::TooLarge { op: OP, what: "it" };
         assert_eq!(plans.get(4, || Err(error.clone())), Err(error));
-        assert_eq!(plans.get(4, || Ok(40)), Ok(&mut 40), "a failure is not kept");
+        assert_eq!(plans.get(4, || Ok(40)), Ok(&mut 40), "failures are not cached");
     }
 
-    /// A product on the device, and what it should be.
+    /// Checks a product on the device against a plain reference.
     fn check(device: &Device, blas: &Blas, shape: MatmulParams, activation: Activation, with_bias: bool) {
         let MatmulParams { rows, inputs, outputs, y_stride, sums, .. } = shape;
         let [rows, inputs, outputs, stride] = [rows, inputs, outputs, y_stride].map(|size| size as usize);
@@ -418,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn products_on_a_device_are_those_of_a_plain_reference() {
+    fn products_on_a_device_match_a_plain_reference() {
         on_device::with(|device| {
             let blas = match Blas::open(device) {
                 Ok(blas) => blas,

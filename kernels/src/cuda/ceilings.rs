@@ -1,7 +1,7 @@
-//! What a device can do at most, measured here and now, to hold kernels against: how fast memory is copied, and how fast dense
+//! Measures the upper bounds of a device with which kernels are compared: how fast memory is copied, and how fast dense
 //! matrices are multiplied.
 //!
-//! Invariant: nothing that is timed finds its data in a cache from the time before, as nothing does in a step of a model.
+//! Invariant: timed work never finds its data in a cache from the previous repetition, just as in a step of a model.
 
 use half::{bf16, f16};
 
@@ -12,21 +12,22 @@ use super::matmul::MatmulParams;
 use super::operation::ACTIVATION_BYTES;
 use crate::KernelError;
 
-/// Several times the L2 cache of any device.
+/// Several times the size of any device's L2 cache.
 const FAR_BEYOND_L2_BYTES: usize = 512 << 20;
-/// Of an address that every kernel is content with.
+/// An alignment that suits every kernel.
 const ALIGNMENT_BYTES: usize = 256;
-/// Values that are put into memory again and again: with zeros a device draws less power, and is faster than with a model.
+/// Length of the random pattern that fills buffers. With zeros, a device draws less power and is faster than with a model.
 const PATTERN_VALUES: usize = 1 << 20;
-/// Of which the median is taken.
+/// Number of runs, of which the median is taken.
 const RUNS: usize = 9;
-/// A run repeats what takes less: events are a microsecond or so apart however little is between them.
+/// Minimum duration of a run. Shorter work is repeated, because two events are about a microsecond apart however little
+/// work is between them.
 const RUN_MS: f64 = 5.0;
 const MAX_REPEATS: f64 = 1000.0;
-/// No clock sees less.
+/// The shortest time that is reported, below the resolution of any clock.
 const CLOCK_MS: f64 = 1e-6;
 
-/// A product `[rows, inputs] · [inputs, outputs]`.
+/// The shape of a product `[rows, inputs] · [inputs, outputs]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gemm {
     pub rows: u32,
@@ -35,13 +36,13 @@ pub struct Gemm {
     pub activation: Activation,
 }
 
-/// How fast the driver copies on the device, in GB/s: bytes that are read and bytes that are written both count.
+/// Measures how fast the driver copies memory on the device, in GB/s. Both the bytes read and the bytes written count.
 pub fn copy_gb_per_s(device: &Device) -> Result<f64, KernelError> {
     copy_of(device, FAR_BEYOND_L2_BYTES)
 }
 
-/// How fast cuBLASLt multiplies on the device, in TFLOP/s: a product and its sum are two operations. Weights are read from
-/// memory each time.
+/// Measures how fast cuBLASLt multiplies on the device, in TFLOP/s. A multiplication and an addition count as two
+/// operations. Weights are read from memory each time.
 pub fn gemm_tflops(device: &Device, blas: &Blas, gemm: Gemm) -> Result<f64, KernelError> {
     let Gemm { rows, inputs, outputs, activation } = gemm;
     let bytes_of = |rows: u32, columns: u32| {
@@ -58,10 +59,10 @@ pub fn gemm_tflops(device: &Device, blas: &Blas, gemm: Gemm) -> Result<f64, Kern
         let at = weights.slice().part(next * one..(next + 1) * one)?;
         next = (next + 1) % copies;
         let params = MatmulParams::dense([x.address(), at.address(), y.address()], [rows, inputs, outputs]);
-        // SAFETY: the buffers are as long as the shapes say, and are kept until the queue has been waited for.
+        // SAFETY: the buffers match the shapes and are kept until the queue has been waited for.
         unsafe { blas.matmul(&params, activation) }
     });
-    // What failed in between may have left some of it in the queue.
+    // Work may still be in the queue if a run failed midway.
     device.synchronize()?;
     let operations = 2.0 * f64::from(rows) * f64::from(inputs) * f64::from(outputs);
     Ok(operations / ms? / 1e9)
@@ -73,7 +74,7 @@ fn copy_of(device: &Device, bytes: usize) -> Result<f64, KernelError> {
     Ok(2.0 * bytes as f64 / ms / 1e6)
 }
 
-/// Milliseconds that the device is busy with it.
+/// Returns the median time in milliseconds that the device takes for `work`.
 fn median_ms(device: &Device, mut work: impl FnMut() -> Result<(), KernelError>) -> Result<f64, KernelError> {
     let (begin, end) = (device.event()?, device.event()?);
     let mut run = |times: usize| {
@@ -83,7 +84,7 @@ fn median_ms(device: &Device, mut work: impl FnMut() -> Result<(), KernelError>)
         device.synchronize()?;
         Ok::<f64, KernelError>(f64::from(begin.milliseconds_until(&end)?) / times as f64)
     };
-    // The first is planned, and its code is loaded.
+    // The first run plans the work and loads its code.
     run(1)?;
     let times = repeats(run(1)?);
     let mut found = [0.0; RUNS];
@@ -94,12 +95,12 @@ fn median_ms(device: &Device, mut work: impl FnMut() -> Result<(), KernelError>)
     Ok(found[RUNS / 2].max(CLOCK_MS))
 }
 
-/// How often it is done in a run, if it takes so long once.
+/// Returns how often work is repeated in a run, given how long it takes once.
 fn repeats(ms: f64) -> usize {
     (RUN_MS / ms).ceil().clamp(1.0, MAX_REPEATS) as usize
 }
 
-/// Numbers between -1 and 1.
+/// Returns a buffer of numbers between -1 and 1.
 fn filled(device: &Device, bytes: usize, activation: Activation) -> Result<DeviceBuffer, KernelError> {
     let pattern = device.copied(&pattern(activation))?;
     let buffer = device.uninitialised(bytes)?;
@@ -107,7 +108,7 @@ fn filled(device: &Device, bytes: usize, activation: Activation) -> Result<Devic
         let length = pattern.bytes().min(bytes - start);
         device.copy(pattern.slice().part(0..length)?, buffer.slice().part(start..start + length)?)?;
     }
-    // The pattern is given back.
+    // The pattern is freed on return.
     device.synchronize()?;
     Ok(buffer)
 }
@@ -115,7 +116,7 @@ fn filled(device: &Device, bytes: usize, activation: Activation) -> Result<Devic
 fn pattern(activation: Activation) -> Vec<u8> {
     let mut state = 1u64;
     let mut next = || {
-        // The multiplier and the step are Knuth's.
+        // The multiplier and the increment are Knuth's.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
     };
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn matrices_hold_numbers_of_both_signs_and_no_others() {
+    fn matrices_are_filled_with_numbers_of_both_signs() {
         let device = Device::emulated(Emulation::default());
         for activation in Activation::ALL {
             // A whole pattern and a part of one.
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_fails_is_an_error_and_no_rate() {
+    fn failed_work_is_an_error() {
         let device = Device::emulated(Emulation::default());
         let error = KernelError::TooLarge { op: "test", what: "it" };
         assert_eq!(median_ms(&device, || Err(error.clone())), Err(error));
@@ -167,14 +168,14 @@ mod tests {
         assert!(rate > 0.0 && rate.is_finite(), "{rate}");
         on_device::with(|device| {
             let rate = copy_gb_per_s(device).unwrap();
-            // Between a slow bus and anything that is built.
+            // Plausible limits, between a slow bus and the fastest memory.
             assert!((10.0..100_000.0).contains(&rate), "{rate} GB/s");
             println!("copies: {rate:.0} GB/s");
         });
     }
 
     #[test]
-    fn products_have_a_rate_where_the_library_is() {
+    fn products_have_a_rate_if_the_library_is_installed() {
         on_device::with(|device| {
             let blas = match Blas::open(device) {
                 Ok(blas) => blas,

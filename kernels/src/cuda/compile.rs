@@ -1,8 +1,9 @@
-//! From a source to a module that a device loads: shipped with the binary, or compiled once on a machine and then read from its
-//! cache.
+//! Turns a source into a module that a device loads. The module is either shipped with the binary, or compiled once on the
+//! machine and then read from its cache.
 //!
-//! Invariant: a module that is found was made of these very sources, with these options; a cached one by this version of the
-//! compiler as well. No module is lost because it could not be cached, and no compiler is needed for what is found.
+//! Invariant: a module that is found was compiled from exactly these sources with these options, and a cached module also
+//! by this version of the compiler. A module that cannot be cached is still used, and no compiler is needed for modules
+//! that are found.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,20 +17,20 @@ use super::source::Source;
 use super::usage::{self, Usage};
 use crate::KernelError;
 
-/// Finds modules, or compiles them and remembers in a folder what it compiled.
+/// Finds modules, or compiles them and caches the results in a folder.
 pub struct Compiler {
-    /// Looked for when something has to be compiled.
+    /// Opened when something has to be compiled.
     nvrtc: OnceLock<Result<Nvrtc, KernelError>>,
     nvrtc_place: Option<PathBuf>,
     cache: Option<PathBuf>,
     shipped: Option<PathBuf>,
-    /// Found for a device of this process; the next one has the same.
+    /// Modules that were found for a device of this process, shared with other devices of the same architecture.
     found: Mutex<HashMap<(&'static str, Architecture), Found>>,
 }
 
 type Found = Arc<OnceLock<Result<Module, KernelError>>>;
 
-/// One source's kernels for one architecture.
+/// The kernels of one source for one architecture.
 #[derive(Clone, Debug)]
 pub struct Module {
     pub cubin: Vec<u8>,
@@ -37,37 +38,38 @@ pub struct Module {
     pub origin: Origin,
 }
 
-/// Where a module came from.
+/// The origin of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It came with the binary.
+    /// The module was shipped with the binary.
     Shipped,
-    /// It had been compiled before.
+    /// The module was read from the cache.
     Cache,
-    /// It was compiled now. The next time it is read from the cache.
+    /// The module was compiled by this process and cached for the next start.
     Compiler,
-    /// It was compiled now, and will be again: the reason why it could not be cached.
+    /// The module was compiled by this process and could not be cached, for the given reason.
     Uncached(String),
 }
 
 impl Compiler {
-    /// `cache` is a folder of its own; it is made when it is needed.
+    /// Creates a compiler from an open NVRTC. `cache` must be a folder for this purpose only; it is created when needed.
     pub fn new(nvrtc: Nvrtc, cache: Option<PathBuf>) -> Self {
         Compiler { nvrtc: OnceLock::from(Ok(nvrtc)), ..Compiler::when_needed(None, cache) }
     }
 
-    /// Opens NVRTC at this place, or where the system has it, when something has to be compiled; only then its absence is an
-    /// error.
+    /// Creates a compiler that opens NVRTC at this path, or where the system finds it, when something has to be compiled.
+    /// The absence of NVRTC is an error only then.
     pub fn when_needed(nvrtc_place: Option<PathBuf>, cache: Option<PathBuf>) -> Self {
         Compiler { nvrtc: OnceLock::new(), nvrtc_place, cache, shipped: None, found: Mutex::default() }
     }
 
-    /// Takes what there is in this folder, which is only read. What is not is compiled.
+    /// Uses the modules in this folder, which is only read. Other modules are compiled.
     pub fn with_shipped(self, folder: Option<PathBuf>) -> Self {
         Compiler { shipped: folder, ..self }
     }
 
-    /// That there is what the modules come from, so that its absence is known before anything else is done.
+    /// Checks that modules for the architecture are available: a complete shipped set, or a compiler that supports it. It
+    /// reports a missing compiler before any other work starts.
     pub fn check(&self, architecture: Architecture) -> Result<(), KernelError> {
         match self.shipped.as_deref().is_some_and(|folder| shipped::is_complete(folder, architecture)) {
             true => Ok(()),
@@ -75,9 +77,10 @@ impl Compiler {
         }
     }
 
-    /// The kernels of a source. Several threads may compile at once.
+    /// Returns the kernels of a source. Several threads may compile at once.
     pub fn module(&self, source: Source, architecture: Architecture) -> Result<Module, KernelError> {
-        // First, because the key of a cached module has the version of NVRTC, which is a library of a hundred megabytes.
+        // The shipped set comes first, because the key of a cached module contains the version of NVRTC, which is a library of
+        // a hundred megabytes.
         if let Some(folder) = &self.shipped
             && let Some(compiled) = shipped::read(folder, source, architecture)
         {
@@ -87,7 +90,7 @@ impl Compiler {
         Ok(module(compiled, origin))
     }
 
-    /// The same, found once for all devices of an architecture.
+    /// Does the same as `module`, but only once for all devices of an architecture.
     pub(super) fn module_once(
         &self,
         source: Source,
@@ -100,7 +103,7 @@ impl Compiler {
         found.get_or_init(|| self.module(source, architecture)).clone()
     }
 
-    /// By this machine's NVRTC, now or before.
+    /// Returns a module that this machine's NVRTC compiled, now or before.
     pub(super) fn compiled(
         &self,
         source: Source,
@@ -112,7 +115,7 @@ impl Compiler {
             nvrtc.compile(source, architecture, &options(architecture))
         };
         let Some(folder) = &self.cache else {
-            return Ok((compile()?, Origin::Uncached("no folder was given".to_owned())));
+            return Ok((compile()?, Origin::Uncached("no cache folder was given".to_owned())));
         };
         let key = key(source, architecture, &nvrtc.version().to_string());
         if let Some(compiled) = cubin_cache::read(folder, key) {
@@ -126,14 +129,15 @@ impl Compiler {
         Ok((compiled, origin))
     }
 
-    /// The compiler of this machine.
+    /// Returns the NVRTC of this machine.
     pub fn nvrtc(&self) -> Result<&Nvrtc, KernelError> {
         let open = || Nvrtc::open(self.nvrtc_place.as_deref());
         self.nvrtc.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 }
 
-/// Of all that a module is made of, and who made it or for what.
+/// Returns the digest of everything that a module is made of: the sources, the options, and `maker`, which is the version
+/// of the compiler or stands for any version.
 pub(super) fn key(source: Source, architecture: Architecture, maker: &str) -> Key {
     let (headers, options) = (source.headers(), options(architecture));
     let texts = std::iter::once(&source).chain(&headers).flat_map(|source| [source.name, source.text]);
@@ -145,7 +149,7 @@ fn options(architecture: Architecture) -> Vec<String> {
     vec![
         format!("--gpu-architecture={architecture}"),
         "--std=c++20".to_owned(),
-        // Registers and spills, which `Usage` is read from.
+        // Prints registers and spills to the log, from which `Usage` is read.
         "--ptxas-options=-v".to_owned(),
     ]
 }

@@ -1,7 +1,7 @@
-//! Every kernel is compiled for every architecture, and stays within what its registers hold.
+//! Tests that every kernel compiles for every architecture and does not spill registers beyond its allowance.
 //!
-//! NVRTC comes from a Python package that pip puts into the target folder once; what was compiled stays there as well, so that
-//! a later run compiles only what has changed.
+//! NVRTC comes from a Python package that pip installs into the target folder once. Compiled modules are cached there as
+//! well, so that a later run compiles only changed sources.
 
 use std::fs;
 use std::io::Write as _;
@@ -17,19 +17,19 @@ use super::usage::{self, Usage};
 
 const PACKAGE: &str = "nvidia-cuda-nvrtc>=13,<14";
 
-/// What a thread of these kernels may spill, in bytes; others may not spill at all. Kernels are named by how they begin.
+/// The bytes that a thread of these kernels may spill, by prefix of the kernel's name. Other kernels may not spill at all.
 const MAY_SPILL: [(&str, Architecture, u32); 11] = [
     ("attention_decode_32_", Architecture::Sm100, 4),
     ("attention_decode_32_", Architecture::Sm120, 4),
     ("attention_prefill_16_", Architecture::Sm120, 4),
-    // Of what a split keeps while its total is joined, once for some hundreds of keys; wide heads most.
+    // Values of a split that are spilled while its total is joined, once per several hundred keys. Wide heads spill most.
     ("attention_ordered_", Architecture::Sm80, 166),
     ("attention_ordered_", Architecture::Sm86, 166),
     ("attention_ordered_", Architecture::Sm89, 166),
     ("attention_ordered_", Architecture::Sm90a, 8),
     ("attention_ordered_", Architecture::Sm100, 212),
     ("attention_ordered_", Architecture::Sm120, 276),
-    // Of values that wait outside of all loops.
+    // Values that are spilled outside of all loops.
     ("sample_", Architecture::Sm80, 28),
     ("sample_", Architecture::Sm120, 40),
 ];
@@ -62,9 +62,9 @@ fn every_kernel_compiles_for_every_architecture_without_spilling() {
     compiled.dedup();
     let mut known = skep_cuda_host::kernels();
     known.sort_unstable();
-    assert_eq!(compiled, known, "what is tested on the processor is what devices run");
+    assert_eq!(compiled, known, "the kernels tested on the CPU are those that devices run");
     match std::env::var_os("SKEP_SHOW_KERNELS") {
-        // Past what keeps the output of tests that pass.
+        // Written directly, because the test harness captures `println!` in tests that pass.
         Some(_) => writeln!(std::io::stderr(), "{}", usage::table(&usages)).unwrap(),
         None => println!("{}", usage::table(&usages)),
     }
@@ -72,11 +72,11 @@ fn every_kernel_compiles_for_every_architecture_without_spilling() {
         .iter()
         .filter(|(architecture, usage)| usage.spilled_bytes > may_spill(*architecture, usage))
         .collect();
-    assert!(faults.is_empty(), "these spill more than they may: {faults:#?}");
+    assert!(faults.is_empty(), "kernels spill more than they may: {faults:#?}");
 }
 
 #[test]
-fn a_second_start_compiles_nothing_and_a_damaged_module_is_compiled_again() {
+fn cached_modules_are_reused_and_damaged_ones_are_recompiled() {
     let cache = tempfile::tempdir().unwrap();
     let source = SOURCES[0];
     let compile = |place: &Path| {
@@ -95,7 +95,7 @@ fn a_second_start_compiles_nothing_and_a_damaged_module_is_compiled_again() {
     fs::write(&file, &fs::read(&file).unwrap()[..100]).unwrap();
     assert_eq!(compile(cache.path()).origin, Origin::Compiler);
     assert_eq!(compile(cache.path()).origin, Origin::Cache);
-    // A folder that cannot be made is said, and costs nothing but time.
+    // A folder that cannot be created is reported, and costs nothing but time.
     let compiled = compile(&file.join("below a file"));
     assert!(matches!(&compiled.origin, Origin::Uncached(reason) if reason.contains("below a file")));
     assert_eq!(compiled.kernels, first.kernels);
@@ -109,21 +109,21 @@ fn may_spill(architecture: Architecture, usage: &Usage) -> u32 {
 
 pub(super) fn nvrtc() -> Nvrtc {
     let place = installed().or_else(|why| {
-        // A machine without a package index may have a toolkit.
+        // A machine without access to a package index may have a CUDA toolkit.
         Nvrtc::open(None).map(|nvrtc| nvrtc.place().to_owned()).map_err(|error| format!("{why}\n{error}"))
     });
     let place =
-        place.unwrap_or_else(|why| panic!("this test compiles with NVRTC, which could not be had: {why}"));
+        place.unwrap_or_else(|why| panic!("this test compiles with NVRTC, which was not found: {why}"));
     Nvrtc::open(Some(&place)).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// In the target folder, which this test runs from.
+/// Returns a folder in the target folder from which this test runs.
 pub(super) fn folder() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(2).expect("target/profile/deps/test").join("nvrtc")
 }
 
-/// The library of the Python package, installed when it is needed first; looked for once.
+/// Returns the library of the Python package, which is installed on first use. The result is kept for the process.
 fn installed() -> Result<PathBuf, String> {
     static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     FOUND.get_or_init(install).clone()
@@ -139,18 +139,18 @@ fn install() -> Result<PathBuf, String> {
             .arg(&unfinished)
             .arg(PACKAGE)
             .output()
-            .map_err(|error| format!("python3 does not start: {error}"))?;
+            .map_err(|error| format!("cannot start python3: {error}"))?;
         if !output.status.success() {
             return Err(format!(
-                "pip did not install {PACKAGE}: {}",
+                "pip could not install {PACKAGE}: {}",
                 String::from_utf8_lossy(&output.stderr)
             ));
         }
-        // Another process may have been faster; then its package is there.
+        // If another process was faster, its package is used.
         if fs::rename(&unfinished, &ready).is_err() {
             let _ = fs::remove_dir_all(&unfinished);
         }
     }
     let library = ready.join("nvidia/cu13/lib/libnvrtc.so.13");
-    if library.exists() { Ok(library) } else { Err(format!("there is no {}", library.display())) }
+    if library.exists() { Ok(library) } else { Err(format!("{} does not exist", library.display())) }
 }

@@ -1,7 +1,7 @@
-//! Compiled kernels in a folder, each under the digest of all that it was made of.
+//! A folder of compiled kernels, each stored under the digest of everything that it was made of.
 //!
-//! Invariant: what is read is what was written under this key, whole; anything else counts as not there. A file is written
-//! beside its place and renamed into it, so that others see all of it or nothing.
+//! Invariant: a read returns exactly what was written under the key, in full; any other file is treated as missing. A file
+//! is written under a temporary name and then renamed, so that other processes see all of it or nothing.
 //!
 //! ```text
 //! magic[8] · digest[32] of (key · log length · log · cubin) · log length: u64, little-endian · log · cubin
@@ -17,15 +17,15 @@ use super::nvrtc::Compiled;
 
 const MAGIC: &[u8; 8] = b"skepcub1";
 const HEADER_BYTES: usize = 8 + 32 + 8;
-/// A file that is longer was not written here.
+/// Maximum size of a file. Longer files were not written by this module.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// The digest of what a cubin was made of.
+/// The digest of everything that a cubin was made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key([u8; 32]);
 
 impl Key {
-    /// Of these parts in this order; where one ends counts.
+    /// Computes the digest of these parts in this order. The boundaries between parts are part of the digest.
     pub(super) fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut digest = Sha256::new();
         for part in parts {
@@ -41,7 +41,7 @@ impl Key {
     }
 }
 
-/// What lies under the key, if it is there and whole.
+/// Returns what is stored under the key, or `None` if it is missing or damaged.
 pub(super) fn read(folder: &Path, key: Key) -> Option<Compiled> {
     let file = File::open(folder.join(key.file_name())).ok()?;
     let mut bytes = Vec::new();
@@ -71,7 +71,7 @@ pub(super) fn write(folder: &Path, key: Key, compiled: &Compiled) -> io::Result<
     let written = write_all(path, &[MAGIC, &digest, &bytes])
         .and_then(|()| fs::rename(&place, folder.join(key.file_name())));
     if written.is_err() {
-        // Nothing else would ever remove it.
+        // No other code removes the file.
         let _ = fs::remove_file(&place);
     }
     written
@@ -79,11 +79,11 @@ pub(super) fn write(folder: &Path, key: Key, compiled: &Compiled) -> io::Result<
 
 fn write_all(mut file: File, parts: &[&[u8]]) -> io::Result<()> {
     parts.iter().try_for_each(|part| file.write_all(part))?;
-    // A rename may be durable before what it names.
+    // Without this, the rename could become durable before the contents.
     file.sync_all()
 }
 
-/// A file of this process and thread, beside the one that it is to become.
+/// Creates a temporary file for this process and thread, in the folder of the final file.
 fn new_file(folder: &Path, key: Key) -> io::Result<(File, PathBuf)> {
     let thread = format!("{:?}", std::thread::current().id());
     let number: String = thread.chars().filter(char::is_ascii_digit).collect();
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_under_its_key_alone() {
+    fn a_cubin_is_read_back_under_its_own_key_only() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("made/when/needed");
         write(&inner, key("a"), &compiled()).unwrap();
@@ -119,11 +119,11 @@ mod tests {
         assert_eq!((read_back.cubin, read_back.log), (compiled().cubin, compiled().log));
         assert!(read(&inner, key("b")).is_none());
         let files: Vec<_> = fs::read_dir(&inner).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(files, [key("a").file_name().as_str()], "nothing is left beside it");
+        assert_eq!(files, [key("a").file_name().as_str()], "no temporary file is left");
     }
 
     #[test]
-    fn a_torn_a_changed_and_a_foreign_file_count_as_not_there() {
+    fn torn_changed_and_foreign_files_are_treated_as_missing() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         write(folder, key("a"), &compiled()).unwrap();
@@ -139,18 +139,18 @@ mod tests {
             fs::write(&path, &bytes).unwrap();
             assert!(read(folder, key("a")).is_none(), "changed at {changed}");
         }
-        // Whole, but of something else.
+        // An intact file that belongs to another key.
         write(folder, key("b"), &compiled()).unwrap();
         fs::rename(folder.join(key("b").file_name()), &path).unwrap();
         assert!(read(folder, key("a")).is_none());
         File::create(&path).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
         assert!(read(folder, key("a")).is_none());
         write(folder, key("a"), &compiled()).unwrap();
-        assert!(read(folder, key("a")).is_some(), "and is replaced");
+        assert!(read(folder, key("a")).is_some(), "a bad file is replaced");
     }
 
     #[test]
-    fn where_a_part_ends_counts() {
+    fn part_boundaries_change_the_key() {
         assert_ne!(Key::of([&b"ab"[..], b"c"]), Key::of([&b"a"[..], b"bc"]));
     }
 }

@@ -1,7 +1,8 @@
-//! cuBLASLt, NVIDIA's library of dense products, and the descriptions that it makes of one.
+//! Bindings to cuBLASLt, NVIDIA's library of dense products, and to the descriptors that it creates.
 //!
-//! Invariant: what is missing is an error that names it, never a panic. What the library made is given back to it, and keeps it
-//! alive. It knows how to describe and to multiply, and not which products there are.
+//! Invariant: a missing library or function is an error that names it, never a panic. Every object that the library
+//! created is destroyed by it and keeps it loaded. This module describes and multiplies; it does not know which products
+//! a model needs.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -15,11 +16,11 @@ use libloading::Library;
 use super::library;
 use crate::KernelError;
 
-/// Where it is looked for, the newest first.
+/// Names and paths under which the library is searched for, newest version first.
 const PLACES: [&str; 4] =
     ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so", "/usr/local/cuda/lib64/libcublasLt.so"];
 const OLDEST: &str = "cuBLAS 12.0";
-/// `CUBLAS_OP_T`
+/// `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
 
 library::functions! {
@@ -91,11 +92,11 @@ pub(super) struct CublasLt {
     functions: Functions,
     version: CublasVersion,
     place: PathBuf,
-    /// The functions are in it.
+    /// Keeps the functions loaded.
     _library: Library,
 }
 
-/// As `cublasLtGetVersion` gives it.
+/// The version that `cublasLtGetVersion` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CublasVersion {
     pub major: usize,
@@ -103,31 +104,31 @@ pub struct CublasVersion {
     pub patch: usize,
 }
 
-/// The library on the device whose context the thread had that made it.
+/// A library handle for the device whose context was current on the thread that created it.
 pub(super) struct Handle {
     handle: sys::cublasLtHandle_t,
     library: Arc<CublasLt>,
 }
 
-/// `D = A^T · B`, sums in float32; the epilogue may add a bias.
+/// A descriptor of `D = A^T · B` with float32 sums. The epilogue may add a bias.
 pub(super) struct Product {
     description: sys::cublasLtMatmulDesc_t,
     library: Arc<CublasLt>,
 }
 
-/// A matrix that lies column by column.
+/// A descriptor of a column-major matrix.
 pub(super) struct Matrix {
     layout: sys::cublasLtMatrixLayout_t,
     library: Arc<CublasLt>,
 }
 
-/// What an algorithm may need and may rely on.
+/// A descriptor of the workspace and the alignment that an algorithm may use.
 pub(super) struct Preference {
     preference: sys::cublasLtMatmulPreference_t,
     library: Arc<CublasLt>,
 }
 
-/// The matrices of a product.
+/// The matrix descriptors of a product.
 #[derive(Clone, Copy)]
 pub(super) struct Matrices<'a> {
     pub a: &'a Matrix,
@@ -135,7 +136,7 @@ pub(super) struct Matrices<'a> {
     pub d: &'a Matrix,
 }
 
-/// Addresses on the device.
+/// The addresses of a product's operands on the device.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub a: *const c_void,
@@ -145,17 +146,18 @@ pub(super) struct Operands {
     pub workspace_bytes: usize,
 }
 
-// SAFETY: the library may be called by any thread, also by several with one handle.
+// SAFETY: the library may be called by any thread, even by several threads with one handle.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
-// SAFETY: a description is plain memory of the library, which is changed only by who has it alone.
+// SAFETY: a descriptor is plain memory of the library, which is changed only through an exclusive reference.
 unsafe impl Send for Product {}
 // SAFETY: as above.
 unsafe impl Send for Matrix {}
 
 impl CublasLt {
-    /// The library at this place, or the newest that the system finds. The caller vouches for the file: its code is run.
+    /// Opens the library at this path, or the newest one that the system finds. The caller must trust the file, because its
+    /// code is executed.
     pub(super) fn open(place: Option<&Path>) -> Result<Self, KernelError> {
         let (library, place) =
             library::open(place, &PLACES).map_err(|tried| KernelError::NoCublas { tried })?;
@@ -164,9 +166,9 @@ impl CublasLt {
             symbol,
             oldest: OLDEST,
         };
-        // SAFETY: the types are those of cublasLt.h, which are the same in all its versions; statuses are whole numbers.
+        // SAFETY: the types are those of cublasLt.h, which are the same in all its versions; statuses are integers.
         let functions = unsafe { Functions::find(&library, lacking) }?;
-        // SAFETY: it takes nothing.
+        // SAFETY: the function takes no arguments.
         let number = unsafe { (functions.version)() };
         let version =
             CublasVersion { major: number / 10_000, minor: number / 100 % 100, patch: number % 100 };
@@ -177,7 +179,7 @@ impl CublasLt {
         self.version
     }
 
-    /// The name or path by which it was found.
+    /// Returns the name or path under which the library was found.
     pub(super) fn place(&self) -> &Path {
         &self.place
     }
@@ -186,7 +188,7 @@ impl CublasLt {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: it gives a constant string for any status.
+        // SAFETY: the function returns a constant string for any status.
         let reason = unsafe { CStr::from_ptr((self.functions.status_string)(status)) };
         Err(KernelError::Cublas { call, reason: reason.to_string_lossy().into_owned() })
     }
@@ -195,13 +197,13 @@ impl CublasLt {
 impl Handle {
     pub(super) fn new(library: &Arc<CublasLt>) -> Result<Self, KernelError> {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a handle that it writes.
+        // SAFETY: the function writes the handle.
         let status = unsafe { (library.functions.create)(&mut handle) };
         library.check("cublasLtCreate", status)?;
         Ok(Handle { handle, library: library.clone() })
     }
 
-    /// The algorithm that is said to be the fastest for this product, if there is one.
+    /// Returns the algorithm that the library's heuristic ranks first for this product.
     pub(super) fn fastest(
         &self,
         product: &Product,
@@ -212,7 +214,7 @@ impl Handle {
         let Matrices { a, b, d } = matrices;
         let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
         let mut count = 0;
-        // SAFETY: all were made by the library and are alive; one result is asked for, and there is room for one.
+        // SAFETY: the library created all descriptors and they are alive; one result is requested, and there is room for one.
         let status = unsafe {
             (self.library.functions.heuristic)(
                 self.handle,
@@ -229,9 +231,10 @@ impl Handle {
         };
         self.library.check(call, status)?;
         if count == 0 {
-            return Err(KernelError::Cublas { call, reason: "there is none".to_owned() });
+            return Err(KernelError::Cublas { call, reason: "no algorithm was found".to_owned() });
         }
-        // SAFETY: written, or zero. The status is read as the number that it is, since it may be one that has no name here.
+        // SAFETY: the result was written or is zero. The status is read as an integer, since it may be a value that the enum
+        // does not have.
         unsafe {
             let found = found.as_ptr();
             self.library.check(call, (&raw const (*found).state).cast::<c_int>().read())?;
@@ -239,11 +242,11 @@ impl Handle {
         }
     }
 
-    /// Puts the product into the stream.
+    /// Queues the product in the stream.
     ///
     /// # Safety
-    /// The operands are as long as the matrices say, on this device, until the stream has been waited for; the algorithm was
-    /// chosen for this product and these matrices. Nothing else uses the workspace meanwhile.
+    /// The operands match the matrices and stay valid on this device until the stream has been waited for. The algorithm was
+    /// chosen for this product and these matrices. Nothing else uses the workspace in the meantime.
     pub(super) unsafe fn multiply(
         &self,
         stream: sys::cudaStream_t,
@@ -254,8 +257,8 @@ impl Handle {
     ) -> Result<(), KernelError> {
         let (one, zero) = (1.0f32, 0.0f32);
         let Matrices { a, b, d } = matrices;
-        // SAFETY: all were made by the library and are alive, and the caller vouches for the rest. The factors are read before
-        // the call returns.
+        // SAFETY: the library created all descriptors and they are alive, and the caller guarantees the rest. The factors are
+        // read before the call returns.
         let status = unsafe {
             (self.library.functions.matmul)(
                 self.handle,
@@ -285,7 +288,7 @@ impl Product {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let mut description = std::ptr::null_mut();
         let (sums, factors) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F);
-        // SAFETY: a description that it writes.
+        // SAFETY: the function writes the descriptor.
         let status = unsafe { (library.functions.product)(&mut description, sums, factors) };
         library.check("cublasLtMatmulDescCreate", status)?;
         let product = Product { description, library: library.clone() };
@@ -297,14 +300,14 @@ impl Product {
         Ok(product)
     }
 
-    /// Where the bias is, for products from now on.
+    /// Sets the address of the bias for subsequent products.
     pub(super) fn set_bias(&mut self, bias: u64) -> Result<(), KernelError> {
         self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
     }
 
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), KernelError> {
         let value = std::ptr::from_ref(value).cast();
-        // SAFETY: made by the library, and as many bytes as the value has; they are copied.
+        // SAFETY: the library created the descriptor, and copies as many bytes as the value has.
         let status = unsafe {
             (self.library.functions.set_product)(self.description, attribute, value, size_of::<T>())
         };
@@ -313,7 +316,7 @@ impl Product {
 }
 
 impl Matrix {
-    /// Columns begin `stride` values apart.
+    /// Creates a descriptor of a matrix whose columns start `stride` values apart.
     pub(super) fn new(
         library: &Arc<CublasLt>,
         format: sys::cudaDataType,
@@ -322,7 +325,7 @@ impl Matrix {
         stride: i64,
     ) -> Result<Self, KernelError> {
         let mut layout = std::ptr::null_mut();
-        // SAFETY: a layout that it writes.
+        // SAFETY: the function writes the layout.
         let status = unsafe { (library.functions.matrix)(&mut layout, format, rows, columns, stride) };
         library.check("cublasLtMatrixLayoutCreate", status)?;
         Ok(Matrix { layout, library: library.clone() })
@@ -330,8 +333,8 @@ impl Matrix {
 }
 
 impl Preference {
-    /// All operands lie at multiples of `alignment` bytes. Partial sums, if there are any, are kept in float32 and added in one
-    /// order.
+    /// Creates a preference for operands at multiples of `alignment` bytes. Algorithms may keep partial sums only in float32
+    /// and must add them in a fixed order.
     pub(super) fn new(
         library: &Arc<CublasLt>,
         workspace_bytes: usize,
@@ -339,7 +342,7 @@ impl Preference {
     ) -> Result<Self, KernelError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let mut preference = std::ptr::null_mut();
-        // SAFETY: a preference that it writes.
+        // SAFETY: the function writes the preference.
         let status = unsafe { (library.functions.preference)(&mut preference) };
         library.check("cublasLtMatmulPreferenceCreate", status)?;
         let made = Preference { preference, library: library.clone() };
@@ -363,7 +366,7 @@ impl Preference {
         value: &T,
     ) -> Result<(), KernelError> {
         let value = std::ptr::from_ref(value).cast();
-        // SAFETY: made by the library, and as many bytes as the value has; they are copied.
+        // SAFETY: the library created the preference, and copies as many bytes as the value has.
         let status = unsafe {
             (self.library.functions.set_preference)(self.preference, attribute, value, size_of::<T>())
         };
@@ -373,7 +376,7 @@ impl Preference {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: made once, and given back once. There is nothing to do about a failure.
+        // SAFETY: created once and destroyed once. Nothing can be done about a failure.
         unsafe { (self.library.functions.destroy)(self.handle) };
     }
 }
@@ -410,16 +413,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_named_with_what_to_install_and_what_multiplies_without_it() {
+    fn the_error_for_a_missing_library_names_the_package_and_the_fallback() {
         let nowhere = Path::new("/nowhere/libcublasLt.so");
-        let text = CublasLt::open(Some(nowhere)).err().expect("nothing is there").to_string();
+        let text = CublasLt::open(Some(nowhere)).err().expect("the library does not exist").to_string();
         for part in ["/nowhere/libcublasLt.so", "nvidia-cublas", "Skep's own"] {
             assert!(text.contains(part), "{text}");
         }
     }
 
     #[test]
-    fn a_library_of_another_kind_lacks_functions() {
+    fn a_wrong_library_lacks_functions() {
         // The C library is on every machine that runs this.
         let error = CublasLt::open(Some(Path::new("libc.so.6"))).err().expect("not cuBLASLt");
         assert!(
@@ -429,9 +432,9 @@ mod tests {
         assert!(error.to_string().contains("cuBLAS 12.0 or newer"), "{error}");
     }
 
-    /// Descriptions need no device; where the library is not, this says so.
+    /// Descriptors need no device. Without the library, the test is skipped.
     #[test]
-    fn descriptions_are_made_and_given_back_and_wrong_ones_are_errors() {
+    fn descriptors_are_created_and_destroyed_and_invalid_attributes_are_errors() {
         let library = match CublasLt::open(None) {
             Ok(library) => Arc::new(library),
             Err(error) => return eprintln!("skipped: {error}"),
@@ -448,6 +451,6 @@ mod tests {
         let error = half.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, &1u8);
         let text = error.expect_err("a value of the wrong size").to_string();
         assert!(text.contains("cublasLtMatmulDescSetAttribute"), "{text}");
-        assert_eq!(Arc::strong_count(&library), 2, "only the last description is left");
+        assert_eq!(Arc::strong_count(&library), 2, "only the last descriptor is left");
     }
 }

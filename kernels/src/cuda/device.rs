@@ -1,7 +1,7 @@
-//! A device with all kernels loaded: memory, copies, launches, events and recordings, in the order of one queue.
+//! A device with all kernels loaded: memory, and copies, launches, events and recordings in the order of one queue.
 //!
-//! Invariant: whatever goes to or from a device lies within a buffer that is as long as it has to be, and a buffer is given back
-//! only when nothing in the queue uses it. `operation` launches kernels on this ground; launching anything else is unsafe.
+//! Invariant: every copy is checked to lie within its buffers, and a buffer is freed only when nothing in the queue uses
+//! it. The launches of `operation` rely on this; launching anything else is unsafe.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -18,30 +18,30 @@ use super::source::SOURCES;
 use super::{Address, Launch};
 use crate::{KernelError, gpu};
 
-/// Cheap to clone; all clones share the queue.
+/// A device with one queue. It is cheap to clone, and all clones share the queue.
 #[derive(Clone)]
 pub struct Device {
     backend: Arc<dyn Backend>,
 }
 
-/// Memory of a device.
+/// A buffer in device memory.
 pub struct DeviceBuffer {
     address: u64,
     bytes: usize,
     device: Device,
 }
 
-/// Memory of the host that a device copies from and to while it computes.
+/// A buffer in host memory that asynchronous copies can use.
 pub struct HostBuffer {
     at: *mut u8,
     bytes: usize,
     device: Device,
 }
 
-// SAFETY: nobody else has its memory.
+// SAFETY: the buffer is the only owner of its memory.
 unsafe impl Send for HostBuffer {}
 
-/// A part of a buffer.
+/// A part of a device buffer.
 #[derive(Clone, Copy)]
 pub struct Slice<'a> {
     address: u64,
@@ -49,13 +49,13 @@ pub struct Slice<'a> {
     buffer: PhantomData<&'a DeviceBuffer>,
 }
 
-/// A place in a queue.
+/// A marker in a device's queue.
 pub struct Event {
     handle: u64,
     device: Device,
 }
 
-/// Launches that are done again with one call. It keeps the buffers alive that it was given: those that the launches use.
+/// Recorded launches that can be replayed with one call. It keeps the buffers alive that the launches use.
 pub struct Recording {
     handle: u64,
     device: Device,
@@ -63,13 +63,13 @@ pub struct Recording {
 }
 
 impl Device {
-    /// Opens the n-th device of this machine. Its kernels are compiled meanwhile, on several threads at once, unless the
-    /// compiler's cache has them.
+    /// Opens the device with this number. Its kernels are compiled in the background, on several threads at once, unless
+    /// `compiler` finds them already compiled.
     pub fn open(ordinal: usize, compiler: &Arc<Compiler>) -> Result<Self, KernelError> {
         let devices = gpu::probe().map_err(|reason| KernelError::NoDevice { reason })?;
         let count = devices.len();
         let Some(info) = devices.get(ordinal) else {
-            let reason = format!("device {ordinal} was asked for, and there are {count}");
+            let reason = format!("device {ordinal} was requested, but there are {count}");
             return Err(KernelError::NoDevice { reason });
         };
         let (major, minor) = info.compute_capability;
@@ -84,19 +84,19 @@ impl Device {
         Ok(Device { backend: Arc::new(DriverStream::open(ordinal, name, compiling)?) })
     }
 
-    /// One whose kernels run on the processor, for tests.
+    /// Creates a device whose kernels run on the CPU, for tests.
     #[cfg(any(test, feature = "emulated"))]
     pub fn emulated(emulation: Emulation) -> Self {
         let stream = super::emulated::EmulatedStream::new(emulation);
         Device { backend: Arc::new(stream) }
     }
 
-    /// For people.
+    /// Returns a name for display.
     pub fn name(&self) -> String {
         self.backend.name()
     }
 
-    /// Waits until all kernels are loaded, which launches do by themselves: from here on they take no more memory.
+    /// Waits until all kernels are loaded. Launches wait on their own; after this call, kernels take no more device memory.
     pub fn ready(&self) -> Result<Loaded, KernelError> {
         self.backend.ready()
     }
@@ -109,101 +109,104 @@ impl Device {
         self.backend.memory()
     }
 
-    /// Zeros on the device.
+    /// Allocates a buffer of zeros on the device.
     pub fn zeroed(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
         let buffer = self.uninitialised(bytes)?;
-        // SAFETY: as many bytes as were allocated.
+        // SAFETY: the length is the allocated length.
         unsafe { self.backend.clear(buffer.address, bytes.max(1)) }?;
         Ok(buffer)
     }
 
-    /// Makes a slice zeros.
+    /// Fills a slice with zeros.
     pub fn clear(&self, slice: Slice<'_>) -> Result<(), KernelError> {
-        // SAFETY: as many bytes as the slice has.
+        // SAFETY: the length is that of the slice.
         unsafe { self.backend.clear(slice.address, slice.bytes) }
     }
 
-    /// A buffer on the device with a copy of these bytes.
+    /// Allocates a buffer on the device with a copy of these bytes.
     pub fn copied(&self, bytes: &[u8]) -> Result<DeviceBuffer, KernelError> {
         let mut buffer = self.uninitialised(bytes.len())?;
         buffer.write(bytes)?;
         Ok(buffer)
     }
 
-    /// A buffer whose every byte is written before it is read.
+    /// Allocates a buffer without initializing it. The caller must write every byte before it is read.
     pub fn uninitialised(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
-        // The driver gives no address for nothing.
+        // The driver returns no address for an allocation of zero bytes.
         let address = self.backend.allocate(bytes.max(1))?;
         Ok(DeviceBuffer { address, bytes, device: self.clone() })
     }
 
+    /// Allocates a buffer of zeros in host memory.
     pub fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, KernelError> {
         let at = self.backend.allocate_host(bytes.max(1))?;
-        // SAFETY: as many bytes as were allocated; nobody else has them yet.
+        // SAFETY: the length is the allocated length, and nothing else refers to the memory yet.
         unsafe { at.write_bytes(0, bytes) };
         Ok(HostBuffer { at, bytes, device: self.clone() })
     }
 
-    /// Fills a slice with bytes of a buffer of the host, from the given one on. They have to stay as they are until the
-    /// queue has done it, which an event tells.
+    /// Queues a copy from a host buffer, starting at byte `at`, to a slice. The bytes must not change until the copy is done,
+    /// which an event can tell.
     pub fn upload(&self, from: &HostBuffer, at: usize, to: Slice<'_>) -> Result<(), KernelError> {
         within("copy to the device", at, to.bytes, from.bytes)?;
         // SAFETY: both are long enough.
         unsafe { self.backend.copy(Way::Up, to.address, from.at.add(at) as u64, to.bytes) }
     }
 
-    /// Puts a slice into a buffer of the host. It is there when the queue was waited for.
+    /// Queues a copy from a slice to a host buffer, starting at byte `at`. The bytes have arrived once the queue has been
+    /// waited for.
     pub fn download(&self, from: Slice<'_>, to: &mut HostBuffer, at: usize) -> Result<(), KernelError> {
         within("copy from the device", at, from.bytes, to.bytes)?;
         // SAFETY: both are long enough.
         unsafe { self.backend.copy(Way::Down, to.at.add(at) as u64, from.address, from.bytes) }
     }
 
-    /// The bytes of a slice, as they are when all that was put into the queue before is done.
+    /// Reads the bytes of a slice after all previously queued work is done.
     pub fn read(&self, from: Slice<'_>, bytes: &mut [u8]) -> Result<(), KernelError> {
         crate::error::expect_len("copy from the device", "length", from.bytes, bytes.len())?;
-        // SAFETY: as many bytes as the slice has; they are waited for while they are borrowed.
+        // SAFETY: the length is that of the slice, and the copy is waited for while `bytes` is borrowed.
         unsafe { self.backend.copy(Way::Down, bytes.as_mut_ptr() as u64, from.address, from.bytes) }?;
         self.synchronize()
     }
 
-    /// Copies between slices of this device, or from another one that it reaches.
+    /// Queues a copy between slices of this device, or from a slice of another device that it reaches.
     pub fn copy(&self, from: Slice<'_>, to: Slice<'_>) -> Result<(), KernelError> {
         crate::error::expect_len("copy on the device", "length", to.bytes, from.bytes)?;
         // SAFETY: both are long enough.
         unsafe { self.backend.copy(Way::Across, to.address, from.address, from.bytes) }
     }
 
-    /// Puts a kernel behind everything that was put into the queue before.
+    /// Queues a kernel.
     ///
     /// # Safety
-    /// `params` is the kernel's own struct, and its addresses are valid on the device for what the kernel reads and writes,
-    /// until the queue has been waited for.
+    /// `params` is the kernel's parameter struct, and its addresses are valid on the device for everything that the kernel
+    /// reads and writes until the queue has been waited for.
     pub unsafe fn launch<P: Copy>(&self, launch: &Launch, params: &P) -> Result<(), KernelError> {
         if launch.grid.contains(&0) {
-            // Nothing to do, which the driver takes for an error.
+            // The driver rejects empty grids.
             return Ok(());
         }
-        // SAFETY: the parameters are borrowed as long as the call takes; the caller vouches for the rest.
+        // SAFETY: the parameters are borrowed for the duration of the call; the caller guarantees the rest.
         unsafe { self.backend.launch(launch, std::ptr::from_ref(params).cast(), size_of::<P>()) }
     }
 
-    /// Waits until everything in the queue is done; what failed there is reported now.
+    /// Waits until everything in the queue is done, and reports failures of queued work.
     pub fn synchronize(&self) -> Result<(), KernelError> {
         self.backend.synchronize()
     }
 
+    /// Creates an event.
     pub fn event(&self) -> Result<Event, KernelError> {
         Ok(Event { handle: self.backend.event()?, device: self.clone() })
     }
 
-    /// Lets this queue wait until another one is where the event was recorded last.
+    /// Makes this queue wait until another queue reaches the point where the event was last recorded.
     pub fn wait(&self, event: &Event) -> Result<(), KernelError> {
         // SAFETY: the event is alive.
         unsafe { self.backend.wait(event.handle) }
     }
 
-    /// Remembers what `work` puts into the queue instead of doing it.
+    /// Records what `work` queues instead of executing it. `buffers` are kept alive by the recording.
     pub fn record<E: From<KernelError>>(
         &self,
         buffers: Vec<Arc<DeviceBuffer>>,
@@ -216,12 +219,13 @@ impl Device {
         worked.map(|()| recording)
     }
 
-    /// Lets kernels of this device use the memory of another.
+    /// Allows kernels of this device to access the memory of another device.
     pub fn reach(&self, other: &Device) -> Result<(), KernelError> {
         self.backend.reach(&*other.backend)
     }
 
-    /// The driver's stream behind the queue, for its own libraries; their context is this thread's until the next call.
+    /// Returns the driver's stream behind the queue, for NVIDIA's libraries. The device's context is current on this thread
+    /// until the next call.
     pub fn stream(&self) -> Option<cudarc::driver::sys::CUstream> {
         self.backend.stream()
     }
@@ -240,15 +244,15 @@ impl DeviceBuffer {
         Slice { address: self.address, bytes: self.bytes, buffer: PhantomData }
     }
 
-    /// Replaces the whole.
+    /// Replaces the contents, which must have the same length.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), KernelError> {
         crate::error::expect_len("copy to the device", "length", self.bytes, bytes.len())?;
-        // SAFETY: as many bytes as the buffer has; they are waited for while they are borrowed.
+        // SAFETY: the length is that of the buffer, and the copy is waited for while `bytes` is borrowed.
         unsafe { self.device.backend.copy(Way::Up, self.address, bytes.as_ptr() as u64, self.bytes) }?;
         self.device.synchronize()
     }
 
-    /// The whole, as it is when all that was put into the queue before is done.
+    /// Reads the whole buffer after all previously queued work is done.
     pub fn read(&self, bytes: &mut [u8]) -> Result<(), KernelError> {
         self.device.read(self.slice(), bytes)
     }
@@ -256,28 +260,28 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated there, and given back once.
+        // SAFETY: the backend allocated the address, and it is freed once.
         unsafe { self.device.backend.free(self.address) };
     }
 }
 
 impl HostBuffer {
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: as many bytes as were allocated and written.
+        // SAFETY: the length is the allocated and initialized length.
         unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else has them.
+        // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
     }
 }
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        // A copy from it may be under way. What failed is reported by whoever waits next.
+        // A copy from or to the buffer may be in flight. The next call that waits reports failures.
         let _ = self.device.synchronize();
-        // SAFETY: allocated there with these bytes, and given back once.
+        // SAFETY: the backend allocated the memory with this length, and it is freed once.
         unsafe { self.device.backend.free_host(self.at, self.bytes.max(1)) };
     }
 }
@@ -291,7 +295,7 @@ impl<'a> Slice<'a> {
         Address(self.address)
     }
 
-    /// Some of its bytes.
+    /// Returns a part of the slice.
     pub fn part(self, range: Range<usize>) -> Result<Slice<'a>, KernelError> {
         within("part of a buffer", range.start, range.len(), self.bytes)?;
         Ok(Slice { address: self.address + range.start as u64, bytes: range.len(), buffer: PhantomData })
@@ -299,34 +303,35 @@ impl<'a> Slice<'a> {
 }
 
 impl Event {
-    /// Marks what was put into the queue of the event's device so far.
+    /// Records the event at the current end of its device's queue.
     pub fn record(&self) -> Result<(), KernelError> {
         // SAFETY: the event is alive.
         unsafe { self.device.backend.record(self.handle) }
     }
 
-    /// Waits until what was recorded is done; at once if nothing was.
+    /// Waits until the queue has passed the recorded event. It returns at once if the event was never recorded.
     pub fn synchronize(&self) -> Result<(), KernelError> {
         // SAFETY: the event is alive.
         unsafe { self.device.backend.wait_for_event(self.handle) }
     }
 
-    /// Until another event of the same device, which was recorded later; both have passed.
+    /// Returns the milliseconds until another event of the same device that was recorded later. The queue must have passed
+    /// both.
     pub fn milliseconds_until(&self, later: &Event) -> Result<f32, KernelError> {
-        // SAFETY: both are alive.
+        // SAFETY: both events are alive.
         unsafe { self.device.backend.elapsed_ms(self.handle, later.handle) }
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made there, and given back once.
+        // SAFETY: the backend created the event, and it is freed once.
         unsafe { self.device.backend.free_event(self.handle) };
     }
 }
 
 impl Recording {
-    /// Puts what was recorded into the queue.
+    /// Queues the recorded work.
     pub fn replay(&self) -> Result<(), KernelError> {
         // SAFETY: the recording is alive, and so are its buffers.
         unsafe { self.device.backend.replay(self.handle) }
@@ -335,12 +340,12 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // SAFETY: made there, and given back once.
+        // SAFETY: the backend created the recording, and it is freed once.
         unsafe { self.device.backend.free_recording(self.handle) };
     }
 }
 
-/// That a part lies within a whole.
+/// Checks that a part lies within the whole.
 fn within(op: &'static str, start: usize, length: usize, whole: usize) -> Result<(), KernelError> {
     match start.checked_add(length) {
         Some(end) if end <= whole => Ok(()),
@@ -351,7 +356,7 @@ fn within(op: &'static str, start: usize, length: usize, whole: usize) -> Result
     }
 }
 
-/// One for each source.
+/// Finds or compiles one module for each source.
 fn modules(compiler: &Compiler, architecture: Architecture) -> Result<Vec<Module>, KernelError> {
     std::thread::scope(|scope| {
         let compile = |source| scope.spawn(move || compiler.module_once(source, architecture));
@@ -366,22 +371,22 @@ mod tests {
     use crate::cuda::on_device;
 
     #[test]
-    fn a_device_that_is_not_there_is_an_error() {
+    fn a_missing_device_is_an_error() {
         let error = Device::open(1000, &Arc::new(on_device::compiler()))
             .err()
-            .expect("nobody has so many")
+            .expect("no machine has 1000 devices")
             .to_string();
         assert!(error.contains("1000") || error.contains("driver"), "{error}");
     }
 
-    /// With an emulated device, and a real one where there is one.
+    /// Runs a check with an emulated device, and with a real one if there is one.
     fn with_devices(check: impl Fn(&Device)) {
         check(&Device::emulated(Emulation::default()));
         on_device::with(check);
     }
 
     #[test]
-    fn what_is_written_to_a_device_is_read_from_it_and_bad_launches_are_errors() {
+    fn written_bytes_are_read_back_and_invalid_sizes_are_errors() {
         with_devices(|device| {
             let mut buffer = device.zeroed(1000).unwrap();
             let mut bytes = vec![7; 1000];
@@ -400,10 +405,10 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_that_a_device_cannot_do_is_an_error() {
+    fn invalid_launches_are_errors() {
         on_device::with(|device| {
             let launch = Launch::new("no_such_kernel".to_owned(), [1, 1, 1], 32);
-            // SAFETY: neither is launched.
+            // SAFETY: both launches are rejected before the kernel runs.
             let unknown = unsafe { device.launch(&launch, &0u64) };
             assert!(matches!(unknown, Err(KernelError::NoKernel { .. })));
             let launch = Launch { shared_bytes: 1 << 30, kernel: "embedding".to_owned(), ..launch };
@@ -412,8 +417,8 @@ mod tests {
         });
         let device = Device::emulated(Emulation::default());
         let launch = Launch::new("no_such_kernel".to_owned(), [1, 1, 1], 32);
-        // SAFETY: it is not launched.
-        unsafe { device.launch(&launch, &0u64) }.expect("what fails there is told later");
+        // SAFETY: there is no such kernel to run.
+        unsafe { device.launch(&launch, &0u64) }.expect("the failure is reported later");
         assert!(device.synchronize().unwrap_err().to_string().contains("no kernel of this name"));
     }
 

@@ -1,6 +1,7 @@
-//! A device of NVIDIA's driver: its primary context, one stream, and the kernels that were loaded into it.
+//! The backend for NVIDIA's driver: a device's primary context, one stream, and the kernels loaded into the context.
 //!
-//! Kernels are compiled while weights are already copied. Invariant: the context is current on a thread before any call that needs it, whichever thread that is.
+//! Weights can be copied while the kernels are still being compiled. Invariant: on whichever thread a call runs, the
+//! context is made current before any driver function that needs it.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -17,24 +18,24 @@ use crate::KernelError;
 
 pub(super) struct DriverStream {
     code: OnceLock<Result<Code, KernelError>>,
-    /// Until the kernels are loaded.
+    /// The thread that compiles the kernels, until they are loaded.
     compiling: Mutex<Option<Compiling>>,
     name: String,
     multiprocessors: u32,
-    /// After what is in its context.
+    /// Declared last, so that it is dropped after everything that lives in its context.
     queue: Queue,
 }
 
 type Compiling = JoinHandle<Result<Vec<Module>, KernelError>>;
 
-/// What was loaded into the context.
+/// The modules loaded into the context, and their kernels.
 struct Code {
     kernels: HashMap<String, Kernel>,
     modules: Vec<sys::CUmodule>,
     loaded: Loaded,
 }
 
-/// A retained context with a stream.
+/// A retained primary context with a stream.
 struct Queue {
     ordinal: usize,
     device: sys::CUdevice,
@@ -48,13 +49,13 @@ struct Kernel {
     most_shared_bytes: u32,
 }
 
-// SAFETY: the driver's functions may be called by any thread, and the handles are not changed once they were made.
+// SAFETY: the driver's functions may be called by any thread, and the handles do not change once they are created.
 unsafe impl Send for DriverStream {}
 // SAFETY: as above.
 unsafe impl Sync for DriverStream {}
 
 impl DriverStream {
-    /// `compiling` gives the modules.
+    /// Opens a device. `compiling` returns the modules.
     pub(super) fn open(ordinal: usize, name: String, compiling: Compiling) -> Result<Self, KernelError> {
         let queue = Queue::new(ordinal)?;
         let multiprocessors =
@@ -63,14 +64,15 @@ impl DriverStream {
         Ok(DriverStream { code: OnceLock::new(), compiling, name, multiprocessors, queue })
     }
 
-    /// The kernels, once they are compiled.
+    /// Returns the kernels, and waits until they are compiled and loaded.
     fn code(&self) -> Result<&Code, KernelError> {
         self.code.get_or_init(|| self.load_all()).as_ref().map_err(Clone::clone)
     }
 
     fn load_all(&self) -> Result<Code, KernelError> {
         let compiling = self.compiling.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let ended = || KernelError::Thread { reason: "the one that compiles kernels has ended".to_owned() };
+        let ended =
+            || KernelError::Thread { reason: "the thread that compiles kernels has terminated".to_owned() };
         let modules = compiling.ok_or_else(ended)?.join().map_err(|_| ended())??;
         let count = |origin: Origin| modules.iter().filter(|module| module.origin == origin).count();
         let (shipped, cached) = (count(Origin::Shipped), count(Origin::Cache));
@@ -89,12 +91,12 @@ impl DriverStream {
         let in_a_block = self
             .queue
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        // SAFETY: a whole cubin, which says itself how long it is.
+        // SAFETY: the data is a complete cubin, which contains its own length.
         let handle = unsafe { result::module::load_data(module.cubin.as_ptr().cast()) }
             .map_err(|error| failed("cuModuleLoadData", error))?;
         code.modules.push(handle);
         for usage in &module.kernels {
-            let name = CString::new(usage.kernel.as_str()).expect("a name has no zero byte");
+            let name = CString::new(usage.kernel.as_str()).expect("kernel names contain no zero byte");
             let most_shared_bytes = in_a_block.saturating_sub(usage.shared_bytes);
             // SAFETY: the module was loaded above, and the function is in it.
             let function = unsafe {
@@ -131,7 +133,7 @@ impl Backend for DriverStream {
 
     fn allocate(&self, bytes: usize) -> Result<u64, KernelError> {
         self.queue.bind()?;
-        // SAFETY: the context is current; the memory is written before anyone reads it.
+        // SAFETY: the context is current; the memory is written before it is read.
         unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 let free = result::mem_get_info().map_or(0, |(free, _)| free);
@@ -142,13 +144,13 @@ impl Backend for DriverStream {
     }
 
     unsafe fn free(&self, address: u64) {
-        // SAFETY: allocated above; the driver waits for what still uses it. A context that failed has no memory to give back.
+        // SAFETY: allocated above; the driver waits for work that still uses it. A failed context has no memory to free.
         let _ = self.queue.bind().map(|()| unsafe { result::free_sync(address) });
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8, KernelError> {
         self.queue.bind()?;
-        // Other contexts copy from and to it as well.
+        // Portable memory, because other contexts copy from and to it as well.
         // SAFETY: the context is current.
         unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }
             .map(<*mut _>::cast)
@@ -162,7 +164,7 @@ impl Backend for DriverStream {
 
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), KernelError> {
         self.queue.bind()?;
-        // SAFETY: the caller vouches for the address.
+        // SAFETY: the caller guarantees the address.
         unsafe { result::memset_d8_async(address, 0, bytes, self.queue.stream) }
             .map_err(|error| failed("cuMemsetD8Async", error))
     }
@@ -170,7 +172,7 @@ impl Backend for DriverStream {
     unsafe fn copy(&self, way: Way, to: u64, from: u64, bytes: usize) -> Result<(), KernelError> {
         self.queue.bind()?;
         let stream = self.queue.stream;
-        // SAFETY: the caller vouches for the addresses. What is not on one device is found by its address.
+        // SAFETY: the caller guarantees the addresses. With unified addressing, the driver finds the device of each address.
         unsafe {
             match way {
                 Way::Up => sys::cuMemcpyHtoDAsync_v2(to, from as *const _, bytes, stream),
@@ -193,8 +195,8 @@ impl Backend for DriverStream {
         self.queue.bind()?;
         let mut arguments = [params.cast_mut().cast()];
         let size = |of: &[u32; 3]| (of[0], of[1], of[2]);
-        // SAFETY: the function's module is loaded as long as this lives; the parameters are copied before the call returns, and
-        // the caller vouches for what they say.
+        // SAFETY: the function's module stays loaded as long as `self` lives; the parameters are copied before the call returns,
+        // and the caller guarantees their contents.
         unsafe {
             let stream = self.queue.stream;
             result::launch_kernel(function, size(grid), size(block), *shared_bytes, stream, &mut arguments)
@@ -214,13 +216,13 @@ impl Backend for DriverStream {
     }
 
     unsafe fn free_event(&self, event: u64) {
-        // SAFETY: made above.
+        // SAFETY: created above.
         let _ = self.queue.bind().map(|()| unsafe { result::event::destroy(event as sys::CUevent) });
     }
 
     unsafe fn record(&self, event: u64) -> Result<(), KernelError> {
         self.queue.bind()?;
-        // SAFETY: made above, and both are alive.
+        // SAFETY: created above; event and stream are alive.
         unsafe { result::event::record(event as sys::CUevent, self.queue.stream) }
             .map_err(|error| failed("cuEventRecord", error))
     }
@@ -228,21 +230,21 @@ impl Backend for DriverStream {
     unsafe fn wait(&self, event: u64) -> Result<(), KernelError> {
         self.queue.bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: made by a device of this kind, and both are alive.
+        // SAFETY: the event was created by a device of this kind; event and stream are alive.
         unsafe { result::stream::wait_event(self.queue.stream, event as sys::CUevent, flags) }
             .map_err(|error| failed("cuStreamWaitEvent", error))
     }
 
     unsafe fn wait_for_event(&self, event: u64) -> Result<(), KernelError> {
         self.queue.bind()?;
-        // SAFETY: made above, and alive.
+        // SAFETY: created above, and alive.
         unsafe { result::event::synchronize(event as sys::CUevent) }
             .map_err(|error| failed("cuEventSynchronize", error))
     }
 
     unsafe fn elapsed_ms(&self, from: u64, to: u64) -> Result<f32, KernelError> {
         self.queue.bind()?;
-        // SAFETY: made above, and both are alive.
+        // SAFETY: created above, and both are alive.
         unsafe { result::event::elapsed(from as sys::CUevent, to as sys::CUevent) }
             .map_err(|error| failed("cuEventElapsedTime", error))
     }
@@ -257,19 +259,19 @@ impl Backend for DriverStream {
 
     fn end_recording(&self) -> Result<u64, KernelError> {
         self.queue.bind()?;
-        // SAFETY: the stream is alive; the graph is given back once it is instantiated.
+        // SAFETY: the stream is alive; the graph is destroyed once it is instantiated.
         unsafe {
             let graph = result::stream::end_capture(self.queue.stream)
                 .map_err(|error| failed("cuStreamEndCapture", error))?;
             if graph.is_null() {
-                let reason = "nothing could be recorded".to_owned();
+                let reason = "the work could not be recorded".to_owned();
                 return Err(KernelError::Driver { call: "cuStreamEndCapture", reason });
             }
             let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0))
                 .map_err(|error| failed("cuGraphInstantiate", error));
             let _ = result::graph::destroy(graph);
             let made = made?;
-            // The first replay then takes nothing of the driver that another queue may hold.
+            // Uploading now means that the first replay needs nothing from the driver that another queue may hold.
             let uploaded = result::graph::upload(made, self.queue.stream);
             if let Err(error) = uploaded {
                 let _ = result::graph::exec_destroy(made);
@@ -280,14 +282,14 @@ impl Backend for DriverStream {
     }
 
     unsafe fn free_recording(&self, recording: u64) {
-        // SAFETY: made above.
+        // SAFETY: created above.
         let _ =
             self.queue.bind().map(|()| unsafe { result::graph::exec_destroy(recording as sys::CUgraphExec) });
     }
 
     unsafe fn replay(&self, recording: u64) -> Result<(), KernelError> {
         self.queue.bind()?;
-        // SAFETY: made above; what was recorded uses memory that the caller vouches for.
+        // SAFETY: created above; the caller guarantees the memory that the recorded work uses.
         unsafe { result::graph::launch(recording as sys::CUgraphExec, self.queue.stream) }
             .map_err(|error| failed("cuGraphLaunch", error))
     }
@@ -299,7 +301,8 @@ impl Backend for DriverStream {
         let theirs = Queue::new(ordinal)?;
         self.queue.bind()?;
         let mut can = 0;
-        // SAFETY: devices and a context that the driver gave; the context is retained, and stays so as long as its own stream.
+        // SAFETY: the driver returned the devices and the context; the context is retained, and stays retained as long as its
+        // own stream exists.
         let enabled = unsafe {
             sys::cuDeviceCanAccessPeer(&mut can, self.queue.device, theirs.device)
                 .result()
@@ -322,14 +325,14 @@ impl Backend for DriverStream {
     }
 
     fn stream(&self) -> Option<sys::CUstream> {
-        // Whoever asks calls the driver with it.
+        // The caller passes the stream to the driver, so the context has to be current.
         self.queue.bind().ok().map(|()| self.queue.stream)
     }
 }
 
 impl Drop for DriverStream {
     fn drop(&mut self) {
-        // A failure was reported to whoever waited for it; kernels that still run have to end before their code goes.
+        // Failures were reported to the calls that waited. Running kernels have to finish before their code is unloaded.
         let _ = self.queue.synchronize();
         if let Some(Ok(mut code)) = self.code.take() {
             unload(&mut code.modules);
@@ -337,7 +340,7 @@ impl Drop for DriverStream {
     }
 }
 
-/// Of a context that is current, and of which nothing runs any more.
+/// Unloads modules. Their context must be current, and none of their kernels may still be running.
 fn unload(modules: &mut Vec<sys::CUmodule>) {
     for module in modules.drain(..) {
         // SAFETY: loaded once.
@@ -347,12 +350,12 @@ fn unload(modules: &mut Vec<sys::CUmodule>) {
 
 impl Queue {
     fn new(ordinal: usize) -> Result<Self, KernelError> {
-        let number = i32::try_from(ordinal).expect("fewer devices than that were listed");
+        let number = i32::try_from(ordinal).expect("the driver lists fewer devices than i32::MAX");
         let device = result::device::get(number).map_err(|error| failed("cuDeviceGet", error))?;
-        // SAFETY: the driver gave the device just now.
+        // SAFETY: the driver returned the device above.
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(|error| failed("cuDevicePrimaryCtxRetain", error))?;
-        // From here on it is released with the stream, or without one if there is none.
+        // From here on, dropping the queue releases the context, and the stream if there is one.
         let mut made = Queue { ordinal, device, context, stream: std::ptr::null_mut() };
         made.bind()?;
         made.stream = result::stream::create(result::stream::StreamKind::NonBlocking)
@@ -360,14 +363,14 @@ impl Queue {
         Ok(made)
     }
 
-    /// Makes the context this thread's.
+    /// Makes the context current on this thread.
     fn bind(&self) -> Result<(), KernelError> {
-        // SAFETY: retained as long as this lives.
+        // SAFETY: the context is retained as long as `self` lives.
         unsafe { result::ctx::set_current(self.context) }.map_err(|error| failed("cuCtxSetCurrent", error))
     }
 
     fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<u32, KernelError> {
-        // SAFETY: a device that the driver gave.
+        // SAFETY: the driver returned the device.
         let found = unsafe { result::device::get_attribute(self.device, attribute) }
             .map_err(|error| failed("cuDeviceGetAttribute", error))?;
         Ok(u32::try_from(found).unwrap_or(0))
@@ -383,7 +386,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: made and retained once. There is nothing to do about a failure.
+        // SAFETY: the stream was created once and the context retained once. Nothing can be done about a failure.
         unsafe {
             if !self.stream.is_null() {
                 let _ = self.bind().map(|()| result::stream::destroy(self.stream));

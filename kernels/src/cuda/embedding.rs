@@ -6,11 +6,11 @@ use crate::{DType, KernelError};
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingParams {
-    /// u32 `[rows]`
+    /// u32 `[rows]`.
     pub tokens: Address,
-    /// `[vocabulary, width]`, as its [`Table`] says
+    /// `[vocabulary, width]`, in the format of its [`Table`].
     pub table: Address,
-    /// `[rows, width]`
+    /// `[rows, width]`.
     pub out: Address,
     pub width: u32,
     pub vocabulary: u32,
@@ -18,16 +18,16 @@ pub struct EmbeddingParams {
     pub first: u32,
 }
 
-/// How the table lies in memory.
+/// The memory layout of an embedding table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
-    /// In the format of the activations.
+    /// Values in the format of the activations.
     Plain,
-    /// In blocks, which become activations.
+    /// Quantized blocks, which are converted to activations.
     Blocks(DType, Activation),
 }
 
-/// For so many rows.
+/// Returns the launch for this number of rows.
 pub fn launch(params: &EmbeddingParams, rows: u32, table: Table) -> Result<Launch, KernelError> {
     const OP: &str = "embedding";
     super::multiple_of_8(OP, "width", params.width)?;
@@ -52,7 +52,7 @@ mod tests {
     };
 
     #[test]
-    fn each_row_is_its_token_and_an_unknown_token_is_zeros() {
+    fn each_token_gets_its_row_and_unknown_tokens_get_zeros() {
         let mut random = Random::fresh();
         let (width, vocabulary) = (2056, 7);
         let table = Activation::Bf16.random(&mut random, width * vocabulary);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_tables_in_blocks_become_activations() {
+    fn rows_of_quantized_tables_are_converted_to_activations() {
         let mut random = Random::fresh();
         let (width, vocabulary) = (1280, 5);
         let tokens = [4_u32, 6, 0, 5];
@@ -105,14 +105,17 @@ mod tests {
     }
 
     #[test]
-    fn a_width_that_no_thread_can_move_is_refused() {
+    fn unsupported_widths_are_rejected() {
         let none = Address::NONE;
         let params =
             EmbeddingParams { tokens: none, table: none, out: none, width: 12, vocabulary: 1, first: 0 };
-        assert!(launch(&params, 1, Table::Plain).expect_err("12").to_string().contains("12"));
+        assert!(launch(&params, 1, Table::Plain).expect_err("12 is unsupported").to_string().contains("12"));
         let params = EmbeddingParams { width: 288, ..params };
-        let refused =
-            |dtype| launch(&params, 1, Table::Blocks(dtype, Activation::F16)).expect_err("288").to_string();
+        let refused = |dtype| {
+            launch(&params, 1, Table::Blocks(dtype, Activation::F16))
+                .expect_err("288 is unsupported")
+                .to_string()
+        };
         assert!(refused(DType::Q4K).contains("multiple of 256"), "{}", refused(DType::Q4K));
         assert!(refused(DType::F32).contains("Q4_K and Q6_K"), "{}", refused(DType::F32));
     }

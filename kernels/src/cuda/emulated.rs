@@ -1,8 +1,8 @@
-//! A device whose kernels run on the processor, for tests of what drives a device: its memory is the process's, and a thread
-//! does what is put into its queue, in order and later, as a device does.
+//! A backend whose kernels run on the CPU, for tests of code that drives a device. Its memory is host memory, and a thread
+//! executes its queue asynchronously and in order, as a device does.
 //!
-//! Invariant: it promises no more than a device. What was recorded or copied keeps nothing alive, and a failure shows when the
-//! queue is waited for.
+//! Invariant: it guarantees no more than a real device. Recordings and queued copies keep no buffer alive, and a failure
+//! is reported only when the queue is waited for.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use super::Launch;
 use super::backend::{Backend, Loaded, Memory, Way};
 use crate::KernelError;
 
-/// What a device has that it is planned with.
+/// The properties of an emulated device.
 #[derive(Clone, Copy, Debug)]
 pub struct Emulation {
     pub memory_bytes: u64,
@@ -32,7 +32,7 @@ impl Default for Emulation {
 
 pub(super) struct EmulatedStream {
     emulation: Emulation,
-    /// Bytes of each address.
+    /// The size of each allocation by address.
     allocated: Mutex<BTreeMap<u64, usize>>,
     recording: Mutex<Option<Vec<Job>>>,
     failure: Arc<Mutex<Option<KernelError>>>,
@@ -50,7 +50,7 @@ enum Job {
     Done(Sender<()>),
 }
 
-/// How often it was recorded, and how often that was reached.
+/// An event, which counts how often it was recorded and how many of the recordings the queue has reached.
 #[derive(Default)]
 struct Event {
     state: Mutex<EventState>,
@@ -85,7 +85,7 @@ impl EmulatedStream {
         let failed = failure.clone();
         let work = move || {
             for job in queue {
-                // A device does nothing more once something has failed; those that wait are let go.
+                // Like a real device, it executes nothing more after a failure, but still wakes threads that wait.
                 let broken = lock(&failed).is_some();
                 if let Err(error) = run(job, broken) {
                     lock(&failed).get_or_insert(error);
@@ -99,7 +99,7 @@ impl EmulatedStream {
             recording: Mutex::default(),
             failure,
             jobs: Some(jobs),
-            thread: Some(thread.expect("a test can start threads")),
+            thread: Some(thread.expect("tests can start threads")),
         }
     }
 
@@ -112,8 +112,10 @@ impl EmulatedStream {
     }
 
     fn send(&self, job: Job) -> Result<(), KernelError> {
-        let ended =
-            || KernelError::Driver { call: "launch", reason: "the device's thread has ended".to_owned() };
+        let ended = || KernelError::Driver {
+            call: "launch",
+            reason: "the device's thread has terminated".to_owned(),
+        };
         self.jobs.as_ref().ok_or_else(ended)?.send(job).map_err(|_| ended())
     }
 }
@@ -124,11 +126,11 @@ fn run(job: Job, broken: bool) -> Result<(), KernelError> {
         Job::Launch { launch, params, bytes } => {
             let Launch { kernel, grid, block, shared_bytes } = launch;
             let launch = skep_cuda_host::Launch { grid, block, shared_bytes, order: Order::BACKWARD };
-            // SAFETY: whoever put it into the queue vouches for the parameters.
+            // SAFETY: the caller that queued the launch guarantees the parameters.
             unsafe { skep_cuda_host::launch_at(&kernel, &launch, params.as_ptr().cast(), bytes) }
                 .map_err(|reason| KernelError::Driver { call: "launch", reason })?;
         }
-        // SAFETY: whoever put them into the queue vouches for the addresses.
+        // SAFETY: the caller that queued the job guarantees the addresses.
         Job::Clear { address, bytes } => unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) },
         // SAFETY: as above.
         Job::Copy { to, from, bytes } => unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) },
@@ -141,7 +143,7 @@ fn run(job: Job, broken: bool) -> Result<(), KernelError> {
         Job::Wait { event, number } => {
             event.wait_until(number);
         }
-        // Whoever waited may have given up.
+        // The waiting thread may be gone.
         Job::Done(done) => drop(done.send(())),
     }
     Ok(())
@@ -172,18 +174,18 @@ impl Backend for EmulatedStream {
             return Err(KernelError::DeviceMemory { bytes, free });
         }
         let at = allocate(bytes)? as u64;
-        // Nobody may rely on what is there at first.
-        // SAFETY: allocated just now.
+        // No code may rely on the initial contents, so they are filled with 0xff.
+        // SAFETY: allocated above.
         unsafe { std::ptr::write_bytes(at as *mut u8, 0xff, bytes) };
         lock(&self.allocated).insert(at, bytes);
         Ok(at)
     }
 
     unsafe fn free(&self, address: u64) {
-        // As the driver does, it waits for what still uses it.
+        // Like the driver, this waits for work that still uses the memory.
         let _ = self.synchronize();
         if let Some(bytes) = lock(&self.allocated).remove(&address) {
-            // SAFETY: allocated above, with these bytes.
+            // SAFETY: allocated above with this size.
             unsafe { dealloc(address as *mut u8, layout(bytes)) };
         }
     }
@@ -193,7 +195,7 @@ impl Backend for EmulatedStream {
     }
 
     unsafe fn free_host(&self, at: *mut u8, bytes: usize) {
-        // SAFETY: allocated above, with these bytes.
+        // SAFETY: allocated above with this size.
         unsafe { dealloc(at, layout(bytes)) };
     }
 
@@ -203,7 +205,7 @@ impl Backend for EmulatedStream {
 
     unsafe fn copy(&self, way: Way, to: u64, from: u64, bytes: usize) -> Result<(), KernelError> {
         if way != Way::Across && lock(&self.recording).is_some() {
-            let reason = "a copy between host and device while launches are recorded".to_owned();
+            let reason = "copies between host and device cannot be recorded".to_owned();
             return Err(KernelError::Driver { call: "copy", reason });
         }
         self.put(Job::Copy { to, from, bytes })
@@ -211,7 +213,7 @@ impl Backend for EmulatedStream {
 
     unsafe fn launch(&self, launch: &Launch, params: *const u8, bytes: usize) -> Result<(), KernelError> {
         let mut copy = vec![0u64; bytes.div_ceil(8)];
-        // SAFETY: the caller vouches for the bytes, and there is room for them.
+        // SAFETY: the caller guarantees the bytes, and there is room for them.
         unsafe { std::ptr::copy_nonoverlapping(params, copy.as_mut_ptr().cast(), bytes) };
         self.put(Job::Launch { launch: launch.clone(), params: copy.into(), bytes })
     }
@@ -220,7 +222,7 @@ impl Backend for EmulatedStream {
         let (done, wait) = channel();
         self.send(Job::Done(done))?;
         if wait.recv().is_err() {
-            let reason = "the device's thread has ended".to_owned();
+            let reason = "the device's thread has terminated".to_owned();
             return Err(KernelError::Driver { call: "synchronize", reason });
         }
         lock(&self.failure).clone().map_or(Ok(()), Err)
@@ -231,12 +233,12 @@ impl Backend for EmulatedStream {
     }
 
     unsafe fn free_event(&self, event: u64) {
-        // SAFETY: made above, and given back once.
+        // SAFETY: created above, and freed once.
         drop(unsafe { Arc::from_raw(event as *const Event) });
     }
 
     unsafe fn record(&self, event: u64) -> Result<(), KernelError> {
-        // SAFETY: made above, and not given back.
+        // SAFETY: created above, and not freed.
         let event = unsafe { borrowed(event) };
         let number = {
             let mut state = lock(&event.state);
@@ -247,24 +249,27 @@ impl Backend for EmulatedStream {
     }
 
     unsafe fn wait(&self, event: u64) -> Result<(), KernelError> {
-        // SAFETY: made above, and not given back.
+        // SAFETY: created above, and not freed.
         let event = unsafe { borrowed(event) };
         let number = lock(&event.state).recorded;
         self.put(Job::Wait { event, number })
     }
 
     unsafe fn wait_for_event(&self, event: u64) -> Result<(), KernelError> {
-        // SAFETY: made above, and not given back.
+        // SAFETY: created above, and not freed.
         unsafe { borrowed(event) }.wait();
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
     unsafe fn elapsed_ms(&self, from: u64, to: u64) -> Result<f32, KernelError> {
-        // SAFETY: made above, and not given back.
+        // SAFETY: created above, and not freed.
         let times = [from, to].map(|event| lock(&unsafe { borrowed(event) }.state).at);
         match times {
             [Some(from), Some(to)] => Ok(to.duration_since(from).as_secs_f32() * 1e3),
-            _ => Err(KernelError::Driver { call: "elapsed", reason: "an event was not reached".to_owned() }),
+            _ => Err(KernelError::Driver {
+                call: "elapsed",
+                reason: "the queue has not reached both events".to_owned(),
+            }),
         }
     }
 
@@ -279,12 +284,12 @@ impl Backend for EmulatedStream {
     }
 
     unsafe fn free_recording(&self, recording: u64) {
-        // SAFETY: made above, and given back once.
+        // SAFETY: created above, and freed once.
         drop(unsafe { Box::from_raw(recording as *mut Vec<Job>) });
     }
 
     unsafe fn replay(&self, recording: u64) -> Result<(), KernelError> {
-        // SAFETY: made above, and not given back.
+        // SAFETY: created above, and not freed.
         let recorded = unsafe { &*(recording as *const Vec<Job>) };
         recorded.iter().try_for_each(|job| self.send(job.clone()))
     }
@@ -311,11 +316,13 @@ impl Drop for EmulatedStream {
     }
 }
 
+/// Returns a new reference to the event behind a handle.
+///
 /// # Safety
-/// The event was not given back.
+/// The event was not freed.
 unsafe fn borrowed(event: u64) -> Arc<Event> {
     let event = event as *const Event;
-    // SAFETY: the caller vouches for it; the count is raised for the one that is returned.
+    // SAFETY: guaranteed by the caller; the reference count is raised for the returned reference.
     unsafe {
         Arc::increment_strong_count(event);
         Arc::from_raw(event)
@@ -328,9 +335,9 @@ fn allocate(bytes: usize) -> Result<*mut u8, KernelError> {
     if at.is_null() { Err(KernelError::OutOfMemory { bytes }) } else { Ok(at) }
 }
 
-/// As a device aligns its memory.
+/// Returns the layout of an allocation, with the alignment of device memory.
 fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes.max(1), 256).expect("a size that was allocated")
+    Layout::from_size_align(bytes.max(1), 256).expect("the size is small enough to allocate")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

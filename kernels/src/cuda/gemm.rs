@@ -4,11 +4,11 @@ use super::matmul::{MatmulParams, Weights};
 use super::{Activation, Launch, WARP};
 use crate::KernelError;
 
-/// As in the kernel.
+/// Number of warps per block, as in the kernel.
 const WARPS: u32 = 4;
 const TILE_OUTPUTS: u32 = 64;
 const STRIDE: u32 = 40;
-/// Of a grid's second dimension.
+/// Maximum size of a grid's second dimension.
 const MAX_TILES: u32 = 65_535;
 
 pub fn launch(
@@ -17,7 +17,7 @@ pub fn launch(
     activation: Activation,
 ) -> Result<Launch, KernelError> {
     let format = weights.format("gemm", params)?;
-    // Up to here a small tile multiplies fewer zeros, and weights are read once or twice.
+    // Up to 64 rows, small tiles multiply fewer zeros, and weights are still read only once or twice.
     let tile_rows = if params.rows <= 64 { 32 } else { 128 };
     let row_tiles = params.rows.div_ceil(tile_rows);
     super::at_most("gemm", "tiles of rows", row_tiles, MAX_TILES)?;
@@ -39,7 +39,7 @@ mod tests {
             let every = Made::of_every_format(&mut random, inputs, outputs);
             for activation in Activation::ALL {
                 every.iter().for_each(|made| made.check(rows, activation, true));
-                // Not a multiple of what a tile takes.
+                // Not a multiple of a tile's inputs.
                 let plain = Made::plain(activation, &mut random, inputs + 8, outputs);
                 plain.check(rows, activation, true);
             }
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_the_same_products_alone_and_in_any_company() {
+    fn a_row_has_the_same_bits_alone_and_in_any_batch() {
         let mut random = Random::fresh();
         let every = Made::of_every_format(&mut random, 256, 10);
         for activation in Activation::ALL {

@@ -1,12 +1,12 @@
-//! Products of few rows with weights of any format: a warp an output.
+//! Products of few rows with weights of any format, with one warp per output.
 
 use super::matmul::{MatmulParams, Weights};
 use super::{Activation, Launch, WARP};
 use crate::KernelError;
 
-/// Outputs that a block takes, each with a warp.
+/// Number of outputs per block, each computed by one warp.
 const WARPS: u32 = 4;
-/// As in the kernel.
+/// Maximum number of rows, as in the kernel.
 pub const MAX_ROWS: u32 = 8;
 
 pub fn launch(
@@ -32,7 +32,7 @@ mod tests {
             let every = Made::of_every_format(&mut random, inputs, outputs);
             for activation in Activation::ALL {
                 every.iter().for_each(|made| made.check(rows, activation, false));
-                // Not a multiple of what a tile takes.
+                // Not a multiple of the inputs that a warp takes at a time.
                 let plain = Made::plain(activation, &mut random, inputs + 8, outputs);
                 plain.check(rows, activation, false);
             }

@@ -1,12 +1,13 @@
-//! Runs kernels on the processor, and holds what tests compare.
+//! Runs kernels on the CPU for tests, and provides their buffers and reference results.
 
 use super::{Activation, Address, Launch, on_device};
 use crate::random::Random;
 use half::{bf16, f16};
 use skep_cuda_host::Order;
 
-/// Runs a kernel in several orders of its threads. `written` is all that is looked at of what it writes; it begins as it is
-/// each time, and has to end the same. Where there is a device, the kernel runs there last, and what it wrote is left.
+/// Runs a kernel in several thread orders. `written` is the output to compare: it has the same initial contents in each
+/// run and must have the same final contents. If there is a device, the kernel runs there last, and its output remains in
+/// `written`.
 pub(super) fn run<P: Copy>(launch: &Launch, params: &P, written: &mut [&mut [u16]]) {
     let Launch { kernel, grid, block, shared_bytes } = launch;
     let copy = |values: &[&mut [u16]]| values.iter().map(|values| values.to_vec()).collect::<Vec<_>>();
@@ -18,8 +19,8 @@ pub(super) fn run<P: Copy>(launch: &Launch, params: &P, written: &mut [&mut [u16
         }
         let launch =
             skep_cuda_host::Launch { grid: *grid, block: *block, shared_bytes: *shared_bytes, order };
-        // SAFETY: the tests that make the parameters keep their buffers as long as the kernel runs, with the sizes that the
-        // shapes say.
+        // SAFETY: the tests keep the buffers of their parameters alive while the kernel runs, with sizes that match the
+        // shapes.
         unsafe { skep_cuda_host::launch(kernel, &launch, params) }.expect(kernel);
         let after = copy(written);
         let first = first.get_or_insert_with(|| after.clone());
@@ -33,6 +34,7 @@ pub(super) fn run<P: Copy>(launch: &Launch, params: &P, written: &mut [&mut [u16
     });
 }
 
+/// Returns the address of a slice, and remembers the slice for runs on a device.
 pub(super) fn address<T>(values: &[T]) -> Address {
     on_device::remember(values);
     Address(values.as_ptr() as u64)
@@ -55,7 +57,7 @@ impl Activation {
         }
     }
 
-    /// Values between -1 and 1, aligned as the device aligns its buffers.
+    /// Returns values between -1 and 1, aligned like a device's buffers.
     pub(super) fn random(self, random: &mut Random, count: usize) -> Buffer {
         Buffer::new((0..count).map(|_| self.encode(random.signed())).collect())
     }
@@ -64,7 +66,7 @@ impl Activation {
         Buffer::new(vec![0; count])
     }
 
-    /// Half a step of the format at 1: what rounding costs.
+    /// Returns half a step of the format at 1, which is the relative rounding error.
     pub(super) fn rounding(self) -> f64 {
         match self {
             Activation::Bf16 => 1.0 / 256.0,
@@ -83,7 +85,7 @@ impl Activation {
     }
 }
 
-/// 16-bit values at a multiple of 16 bytes.
+/// A buffer of 16-bit values, aligned to 16 bytes.
 pub(super) struct Buffer {
     lines: Vec<[u64; 2]>,
     count: usize,
@@ -97,12 +99,12 @@ impl Buffer {
     }
 
     pub(super) fn values(&self) -> &[u16] {
-        // SAFETY: the lines hold at least so many values, and all bits are values.
+        // SAFETY: the lines hold at least `count` values, and every bit pattern is valid.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.count) }
     }
 
     pub(super) fn values_mut(&mut self) -> &mut [u16] {
-        // SAFETY: as above, and nobody else has them.
+        // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.count) }
     }
 
@@ -111,12 +113,12 @@ impl Buffer {
     }
 }
 
-/// Keys and values of some sequences, in pages that lie in no order.
+/// Keys and values of several sequences, in pages in random order.
 pub(super) struct Context {
     activation: Activation,
     pub(super) keys: Buffer,
     pub(super) values: Buffer,
-    /// `[sequences, table_stride]`
+    /// `[sequences, table_stride]`.
     pub(super) page_tables: Vec<u32>,
     pub(super) table_stride: usize,
     pub(super) page_size: usize,
@@ -149,7 +151,7 @@ impl Context {
         Context { activation, keys, values, page_tables, table_stride, page_size, kv_heads, head_size }
     }
 
-    /// What a query sees in these positions of a sequence.
+    /// Computes the attention of a query over these positions of a sequence.
     pub(super) fn attend(
         &self,
         query: &[u16],

@@ -1,7 +1,8 @@
-//! Finds a shared library of NVIDIA's and its functions where the system may have it.
+//! Finds NVIDIA's shared libraries and their functions on the system.
 //!
-//! Invariant: what is missing is an error that names it, never a panic. Functions are looked up here because cudarc looks for a
-//! library of its own version only, at no path of the caller's, and panics where the library or a function is missing.
+//! Invariant: a missing library or function is an error that names it, never a panic. Functions are looked up here because
+//! cudarc searches only for libraries of its own version, does not accept a path from the caller, and panics if the library
+//! or a function is missing.
 
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use libloading::Library;
 
 use crate::gpu;
 
-/// Declares `Functions`: what is called of a library, by these symbols and types.
+/// Declares a struct `Functions` with function pointers of these symbols and types.
 macro_rules! functions {
     ($($field:ident: $symbol:literal ($($argument:ty),* $(,)?) -> $result:ty),* $(,)?) => {
         struct Functions {
@@ -18,13 +19,15 @@ macro_rules! functions {
         }
 
         impl Functions {
+            /// Looks up all functions.
+            ///
             /// # Safety
-            /// The library's functions have these types, and it is kept as long as they are called.
+            /// The library's functions have these types, and the library stays loaded as long as they are called.
             unsafe fn find(
                 library: &libloading::Library,
                 lacking: impl Fn(&'static str) -> KernelError,
             ) -> Result<Self, KernelError> {
-                // SAFETY: the caller vouches for the types.
+                // SAFETY: the caller guarantees the types.
                 unsafe { Ok(Functions { $($field: *library.get($symbol).map_err(|_| lacking($symbol))?,)* }) }
             }
         }
@@ -32,8 +35,9 @@ macro_rules! functions {
 }
 pub(super) use functions;
 
-/// The library at this place, or at the first of these that there is one at; or what was tried. Names without a folder are found
-/// as the system finds libraries. The caller vouches for the file: its code is run.
+/// Opens the library at `place`, or the first of `places` that exists, and returns it with its path. On failure it returns
+/// the paths that were tried. Names without a folder are searched by the system's loader. The caller must trust the file,
+/// because its code is executed.
 pub(super) fn open(place: Option<&Path>, places: &[&str]) -> Result<(Library, PathBuf), String> {
     let places: Vec<PathBuf> = match place {
         Some(place) => vec![place.to_owned()],
@@ -41,7 +45,7 @@ pub(super) fn open(place: Option<&Path>, places: &[&str]) -> Result<(Library, Pa
     };
     let mut tried = Vec::new();
     for place in places {
-        // SAFETY: NVIDIA's libraries do nothing when they are loaded.
+        // SAFETY: NVIDIA's libraries have no side effects when they are loaded.
         match unsafe { Library::new(&place) } {
             Ok(library) => return Ok((library, place)),
             Err(error) => tried.push(reason(&place, &error)),
@@ -50,7 +54,8 @@ pub(super) fn open(place: Option<&Path>, places: &[&str]) -> Result<(Library, Pa
     Err(tried.join(", "))
 }
 
-/// What is newer than the driver comes last: drivers run what was made for their own major version or an older one.
+/// Moves libraries that are newer than the driver to the end, because a driver supports libraries of its own major version
+/// or an older one.
 fn for_driver<'a>(places: &[&'a str], driver: Option<i32>) -> Vec<&'a str> {
     let is_newer = |place: &&str| {
         let major = place.rsplit_once(".so.").and_then(|(_, major)| major.parse::<i32>().ok());
@@ -61,7 +66,7 @@ fn for_driver<'a>(places: &[&'a str], driver: Option<i32>) -> Vec<&'a str> {
     places
 }
 
-/// Which file was tried, and what the system's loader said unless it is that there is none.
+/// Returns the file that was tried, followed by the loader's message unless that only says that the file does not exist.
 fn reason(place: &Path, error: &libloading::Error) -> String {
     let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
     let name = place.display();
@@ -73,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_newer_than_the_driver_is_the_last_choice() {
+    fn libraries_newer_than_the_driver_are_tried_last() {
         let places = ["libx.so.13", "libx.so.12", "libx.so"];
         assert_eq!(for_driver(&places, None), places);
         assert_eq!(for_driver(&places, Some(13)), places);

@@ -1,7 +1,7 @@
-//! A product with weights: what it takes, whatever their format and however many rows.
+//! Products with weights of any format, for any number of rows.
 //!
-//! `gemv` is for few rows and bound by reading the weights, `gemm` is for many and uses tensor cores. The two add up in different
-//! orders; where a row's bits must not depend on how many rows there are, `gemm` takes all.
+//! `gemv` is for few rows and bound by reading the weights; `gemm` is for many rows and uses tensor cores. The two add up in
+//! different orders. Where the bits of a row must not depend on the number of rows, `gemm` is used for all of them.
 
 use super::{Activation, Address, Launch, gemm, gemv};
 use crate::{DType, KernelError};
@@ -11,28 +11,29 @@ const INT4_GROUP: u32 = 32;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct MatmulParams {
-    /// `[rows, inputs]`
+    /// `[rows, inputs]`.
     pub x: Address,
-    /// `[outputs, inputs]`, in its format
+    /// `[outputs, inputs]`, in the format of the weights.
     pub weights: Address,
-    /// Of formats that keep theirs apart
+    /// The scales, for formats that store them separately.
     pub scales: Address,
-    /// `[outputs]` of activations; may be none
+    /// `[outputs]`, in the format of the activations. It may be [`Address::NONE`].
     pub bias: Address,
-    /// `[rows, y_stride]`: of each row the outputs first
+    /// `[rows, y_stride]`. Each row starts with the outputs.
     pub y: Address,
     pub rows: u32,
     pub inputs: u32,
     pub outputs: u32,
     pub y_stride: u32,
     pub sums: Sums,
-    /// FP8: rows and columns of weights that share a scale
+    /// FP8: number of rows and columns of weights that share a scale.
     pub scale_rows: u32,
     pub scale_columns: u32,
 }
 
 impl MatmulParams {
-    /// Of rows `[rows, inputs]`, plain weights `[outputs, inputs]` and their products `[rows, outputs]`, without a bias.
+    /// Describes a product of rows `[rows, inputs]` with plain weights `[outputs, inputs]` into `[rows, outputs]`, without a
+    /// bias.
     pub fn dense([x, weights, y]: [Address; 3], [rows, inputs, outputs]: [u32; 3]) -> Self {
         MatmulParams {
             x,
@@ -51,7 +52,7 @@ impl MatmulParams {
     }
 }
 
-/// What a product is stored as.
+/// The number format in which a product is stored.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sums {
@@ -59,21 +60,21 @@ pub enum Sums {
     F32 = 1,
 }
 
-/// How weights lie in memory.
+/// The memory layout of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// In the format of the activations.
+    /// Values in the format of the activations.
     Plain,
-    /// Blocks as in GGUF.
+    /// Quantized blocks as in GGUF.
     Blocks(DType),
-    /// Eight values a word; bf16 scales of groups of 32.
+    /// 4-bit integers, eight per word, with one bf16 scale per group of 32.
     Int4,
-    /// e4m3 with float32 scales, each of `scale_rows` by `scale_columns` weights; those may be larger than the matrix, and then
-    /// there is one scale.
+    /// e4m3 values with one float32 scale per block of `scale_rows` by `scale_columns` weights. If the block is larger than
+    /// the matrix, there is one scale.
     Fp8,
 }
 
-/// The fastest kernel for so many rows.
+/// Returns the launch of the fastest kernel for the number of rows.
 pub fn launch(
     params: &MatmulParams,
     weights: Weights,
@@ -86,7 +87,7 @@ pub fn launch(
 }
 
 impl Weights {
-    /// As kernels of this format are named, if the shape and the scales are ones that it can have.
+    /// Returns the part of the kernel names for this format, after checking the shape and the scales.
     pub(super) fn format(self, op: &'static str, params: &MatmulParams) -> Result<&'static str, KernelError> {
         let (format, block) = match self {
             Weights::Plain => ("plain", 8),
@@ -106,7 +107,7 @@ impl Weights {
     }
 }
 
-/// How kernels of a format are named, and how many values a block of it has.
+/// Returns the part of the kernel names for a format, and the number of values per block.
 pub(super) fn block_format(op: &'static str, dtype: DType) -> Result<(&'static str, u32), KernelError> {
     match dtype {
         DType::Q4_0 => Ok(("q4_0", 32)),
@@ -131,7 +132,7 @@ pub(super) mod tests {
     };
     use half::{bf16, f16};
 
-    /// Weights as they lie in memory, their scales apart, and what they stand for.
+    /// Weights in their memory layout, their separate scales, and the values that they represent.
     pub(in crate::cuda) struct Made {
         weights: Weights,
         memory: Buffer,
@@ -139,12 +140,12 @@ pub(super) mod tests {
         values: Vec<f32>,
         inputs: usize,
         outputs: usize,
-        /// FP8: weights that share a scale are a square of this.
+        /// FP8: the side of the square of weights that share a scale.
         square: usize,
     }
 
     impl Made {
-        /// Some of every format; the outputs are not a multiple of anything.
+        /// Makes random weights of every format.
         pub(in crate::cuda) fn of_every_format(
             random: &mut Random,
             inputs: usize,
@@ -154,12 +155,12 @@ pub(super) mod tests {
                 .map(|dtype| Made::blocks(dtype, random, inputs, outputs))
                 .into();
             all.push(Made::int4(random, inputs - 32, outputs));
-            // A scale for each block, and one for all.
+            // One scale per block, and one scale for the whole matrix.
             all.extend([128, 1024].map(|square| Made::fp8(random, inputs + 8, outputs, square)));
             all
         }
 
-        /// In the format of the activations.
+        /// Makes random weights in the format of the activations.
         pub(in crate::cuda) fn plain(
             activation: Activation,
             random: &mut Random,
@@ -172,7 +173,7 @@ pub(super) mod tests {
             Made { weights: Weights::Plain, memory, scales: Vec::new(), values, inputs, outputs, square: 0 }
         }
 
-        /// Any bytes are blocks, but for their scales: those have to be numbers of a sane size.
+        /// Makes random blocks. Any bytes form valid blocks, except that the scales have to be numbers of moderate size.
         fn blocks(dtype: DType, random: &mut Random, inputs: usize, outputs: usize) -> Self {
             let scale_places: &[usize] = match dtype {
                 DType::Q4_0 | DType::Q8_0 => &[0],
@@ -210,7 +211,7 @@ pub(super) mod tests {
         }
 
         fn fp8(random: &mut Random, inputs: usize, outputs: usize, square: usize) -> Self {
-            // Every number that is one; NaN is 0x7f.
+            // All bit patterns except NaN, which is 0x7f with either sign.
             let bytes: Vec<u8> = (0..inputs * outputs)
                 .map(|_| random.next_u64() as u8)
                 .map(|bits| if bits & 0x7f == 0x7f { 0 } else { bits })
@@ -225,7 +226,7 @@ pub(super) mod tests {
             Made { weights: Weights::Fp8, memory, scales, values, inputs, outputs, square }
         }
 
-        /// The format, the memory and the values of weights that are in blocks.
+        /// Returns the format, the memory and the values of weights in blocks, or `None` for other formats.
         pub(in crate::cuda) fn as_blocks(&self) -> Option<(DType, &[u16], &[f32])> {
             match self.weights {
                 Weights::Blocks(dtype) => Some((dtype, self.memory.values(), &self.values)),
@@ -233,7 +234,7 @@ pub(super) mod tests {
             }
         }
 
-        /// Multiplies random rows with it. A kernel may round the weights as it rounds activations.
+        /// Checks the products of random rows. With `rounds_weights`, the kernel rounds the weights to the activation format.
         pub(in crate::cuda) fn check(&self, rows: usize, activation: Activation, rounds_weights: bool) {
             let Made { inputs, outputs, .. } = *self;
             let x = activation.random(&mut Random::fresh(), rows * inputs);
@@ -246,8 +247,8 @@ pub(super) mod tests {
             activation.assert_close(y.values(), &expected, 1e-5 * largest.max(1.0));
         }
 
-        /// Multiplies a row alone and among others, in each place that tells a tile, a band or a lane apart: its products have
-        /// the same bits.
+        /// Checks that the products of a row have the same bits alone and among other rows, at positions in different tiles,
+        /// bands and lanes.
         pub(in crate::cuda) fn check_company(&self, activation: Activation) {
             let Made { inputs, outputs, .. } = *self;
             let mut random = Random::fresh();
@@ -255,7 +256,7 @@ pub(super) mod tests {
             let products = |rows: usize, place: usize, random: &mut Random| {
                 let mut x = activation.random(random, rows * inputs);
                 x.values_mut()[place * inputs..][..inputs].copy_from_slice(row.values());
-                // All bits of the sums, before they are rounded.
+                // Float32 sums, so that all bits are compared and not only the rounded result.
                 let mut y = Buffer::new(vec![0; 2 * rows * outputs]);
                 let params = MatmulParams { sums: Sums::F32, ..self.params(rows, &x, &y) };
                 let launch = gemm::launch(&params, self.weights, activation).expect("good shapes");
@@ -265,11 +266,14 @@ pub(super) mod tests {
             let alone = products(1, 0, &mut random);
             for (rows, place) in [(2, 1), (33, 32), (64, 23), (65, 40), (131, 130)] {
                 let found = products(rows, place, &mut random);
-                assert!(found == alone, "{activation:?}, row {place} of {rows}: other bits than alone");
+                assert!(
+                    found == alone,
+                    "{activation:?}, row {place} of {rows}: its bits differ from those alone"
+                );
             }
         }
 
-        /// A product of these rows without a bias.
+        /// Returns the parameters of a product of these rows without a bias.
         fn params(&self, rows: usize, x: &Buffer, y: &Buffer) -> MatmulParams {
             MatmulParams {
                 x: x.address(),
@@ -304,7 +308,7 @@ pub(super) mod tests {
         }
     }
 
-    /// At a multiple of 16 bytes, as the device aligns its buffers.
+    /// Copies bytes to a buffer that is aligned to 16 bytes like a device's buffers.
     fn packed(bytes: &[u8]) -> Buffer {
         Buffer::new(bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect())
     }
@@ -319,7 +323,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn sums_have_their_bias_and_go_where_they_belong() {
+    fn sums_include_the_bias_and_leave_gaps_between_rows_unchanged() {
         let mut random = Random::fresh();
         let (inputs, outputs, stride) = (64, 7, 12);
         for activation in Activation::ALL {
@@ -345,7 +349,7 @@ pub(super) mod tests {
                     let rows = y.values().chunks(stride * words).zip(expected.chunks(outputs));
                     for (row, expected) in rows {
                         let (found, gap) = row.split_at(outputs * words);
-                        assert!(gap.iter().all(|word| *word == 0x3c3c), "what lies between rows stays");
+                        assert!(gap.iter().all(|word| *word == 0x3c3c), "gaps between rows are not written");
                         if sums == Sums::Activations {
                             activation.assert_close(found, expected, 1e-4);
                             continue;
@@ -361,7 +365,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn shapes_and_formats_that_no_kernel_takes_are_refused() {
+    fn unsupported_shapes_and_formats_are_rejected() {
         let none = Address::NONE;
         let good = MatmulParams {
             x: none,
@@ -378,7 +382,7 @@ pub(super) mod tests {
             scale_columns: 128,
         };
         let refused =
-            |params, weights| launch(&params, weights, Activation::F16).expect_err("refused").to_string();
+            |params, weights| launch(&params, weights, Activation::F16).expect_err("rejected").to_string();
         let text = refused(good, Weights::Blocks(DType::Q4K));
         assert!(text.contains("288") && text.contains("multiple of 256"), "{text}");
         let text = refused(good, Weights::Blocks(DType::Q5K));

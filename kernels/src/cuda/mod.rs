@@ -1,9 +1,9 @@
-//! The CUDA kernels, seen from the host: what each takes, and how it is launched for given shapes.
+//! The host side of the CUDA kernels: the parameters of each kernel, and its launch configuration for given shapes.
 //!
-//! One file an operation, of the same name as its `.cu`: the struct that the kernel takes, and a function that checks shapes
-//! and gives the launch. Tests run the kernels on the processor, in several orders of their threads, against a plain
-//! reference in higher precision. `compile` makes modules of the sources for a device's architecture, and `device` loads and
-//! launches them; where there is a device, the same tests run there too.
+//! Each operation has one file with the same name as its `.cu` file. It defines the parameter struct of the kernel and a
+//! function that checks shapes and returns the launch. Tests run the kernels on the CPU, in several thread orders, and
+//! compare them with a plain reference in higher precision; on machines with a device, the same tests also run there.
+//! `compile` turns the sources into modules for a device's architecture, and `device` loads and launches them.
 
 pub mod architecture;
 mod backend;
@@ -47,10 +47,10 @@ use std::str::FromStr;
 
 use crate::KernelError;
 
-/// Threads of a warp.
+/// Number of threads per warp.
 const WARP: u32 = 32;
 
-/// An address on the device; 0 is none.
+/// An address on the device. 0 means that there is none.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub u64);
@@ -59,7 +59,7 @@ impl Address {
     pub const NONE: Address = Address(0);
 }
 
-/// The format of activations.
+/// The number format of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     Bf16,
@@ -79,12 +79,12 @@ impl FromStr for Activation {
         [Activation::Bf16, Activation::F16]
             .into_iter()
             .find(|activation| activation.to_string() == text)
-            .ok_or_else(|| format!("unknown format of activations {text:?}; one of bf16, f16"))
+            .ok_or_else(|| format!("unknown activation format {text:?}; expected bf16 or f16"))
     }
 }
 
 impl Activation {
-    /// The end of a kernel's name.
+    /// Returns the suffix of kernel names for this format.
     fn suffix(self) -> &'static str {
         match self {
             Activation::Bf16 => "bf16",
@@ -93,7 +93,7 @@ impl Activation {
     }
 }
 
-/// A kernel and the threads that run it.
+/// A kernel and its launch configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     pub kernel: String,
@@ -130,7 +130,7 @@ fn supported(
     Err(KernelError::Unsupported { op, what, found: found.into(), takes: takes() })
 }
 
-/// The first dimension of a grid.
+/// Converts a number of blocks to the first dimension of a grid.
 fn blocks(op: &'static str, count: u64) -> Result<u32, KernelError> {
     let most = i32::MAX.unsigned_abs();
     u32::try_from(count).ok().filter(|count| *count <= most).ok_or(KernelError::Unsupported {

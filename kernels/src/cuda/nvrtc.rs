@@ -1,6 +1,6 @@
-//! NVRTC, the library that compiles CUDA C++ at run time; it needs neither a device nor a driver.
+//! Bindings to NVRTC, the library that compiles CUDA C++ at run time. It needs neither a device nor a driver.
 //!
-//! Invariant: what is missing is an error that names it, never a panic.
+//! Invariant: a missing library or function is an error that names it, never a panic.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -13,17 +13,17 @@ use super::library;
 use super::source::Source;
 use crate::KernelError;
 
-/// Where it is looked for, the newest first.
+/// Names and paths under which the library is searched for, newest version first.
 const PLACES: [&str; 4] =
     ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"];
-/// The first one with all functions and C++20.
+/// The first version with C++20 and all functions that are used here.
 const OLDEST: &str = "NVRTC 12.0";
-/// No log is longer: beyond this it is cut.
+/// Maximum length of a log. Longer logs are truncated.
 const MAX_LOG_BYTES: usize = 64 << 10;
 
 type Program = *mut c_void;
 
-/// As `nvrtcVersion` gives it.
+/// The version that `nvrtcVersion` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NvrtcVersion {
     pub major: i32,
@@ -36,17 +36,18 @@ impl fmt::Display for NvrtcVersion {
     }
 }
 
-/// What compiling one source gave.
+/// The result of compiling one source.
 pub(super) struct Compiled {
     pub cubin: Vec<u8>,
     pub log: String,
 }
 
+/// The loaded library.
 pub struct Nvrtc {
     functions: Functions,
     version: NvrtcVersion,
     place: PathBuf,
-    /// The functions are in it.
+    /// Keeps the functions loaded.
     _library: Library,
 }
 
@@ -71,7 +72,7 @@ library::functions! {
     error_string: "nvrtcGetErrorString" (c_int) -> *const c_char,
 }
 
-/// A program that is given back when it is no longer needed.
+/// A program that is destroyed when dropped.
 struct Owned<'a> {
     functions: &'a Functions,
     program: Program,
@@ -79,13 +80,14 @@ struct Owned<'a> {
 
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by `create`, and given back once. There is nothing to do about a failure.
+        // SAFETY: created by `create` and destroyed once. Nothing can be done about a failure.
         unsafe { (self.functions.destroy)(&mut self.program) };
     }
 }
 
 impl Nvrtc {
-    /// The library at this place, or the newest that the system finds. The caller vouches for the file: its code is run.
+    /// Opens the library at this path, or the newest one that the system finds. The caller must trust the file, because its
+    /// code is executed.
     pub fn open(place: Option<&Path>) -> Result<Self, KernelError> {
         let (library, place) =
             library::open(place, &PLACES).map_err(|tried| KernelError::NoNvrtc { tried })?;
@@ -94,10 +96,10 @@ impl Nvrtc {
             symbol,
             oldest: OLDEST,
         };
-        // SAFETY: the types are those of nvrtc.h, which has not changed them in any version.
+        // SAFETY: the types are those of nvrtc.h, which are the same in all its versions.
         let functions = unsafe { Functions::find(&library, lacking) }?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: two integers that it writes.
+        // SAFETY: the function writes two integers.
         let code = unsafe { (functions.version)(&mut major, &mut minor) };
         functions.check("nvrtcVersion", code)?;
         Ok(Nvrtc { functions, version: NvrtcVersion { major, minor }, place, _library: library })
@@ -107,20 +109,20 @@ impl Nvrtc {
         self.version
     }
 
-    /// The name or path by which it was found.
+    /// Returns the name or path under which the library was found.
     pub fn place(&self) -> &Path {
         &self.place
     }
 
-    /// Whether it knows this architecture.
+    /// Checks that the library supports this architecture.
     pub(super) fn check_architecture(&self, architecture: Architecture) -> Result<(), KernelError> {
         let functions = &self.functions;
         let mut count = 0;
-        // SAFETY: an integer that it writes.
+        // SAFETY: the function writes one integer.
         let code = unsafe { (functions.architecture_count)(&mut count) };
         functions.check("nvrtcGetNumSupportedArchs", code)?;
         let mut known = vec![0; usize::try_from(count).unwrap_or(0)];
-        // SAFETY: as many integers as it said just now.
+        // SAFETY: there is room for as many integers as the library reported above.
         let code = unsafe { (functions.architectures)(known.as_mut_ptr()) };
         functions.check("nvrtcGetSupportedArchs", code)?;
         match known.contains(&architecture.number()) {
@@ -149,7 +151,7 @@ impl Nvrtc {
         let pointers = |strings: &[CString]| strings.iter().map(|string| string.as_ptr()).collect::<Vec<_>>();
         let (texts_at, names_at, options_at) = (pointers(&texts), pointers(&names), pointers(&options));
         let mut program = std::ptr::null_mut();
-        // SAFETY: strings that end with a zero, as many as are said, and alive until the program is given back.
+        // SAFETY: the strings are null-terminated, as many as the count says, and alive until the program is destroyed.
         let code = unsafe {
             (functions.create)(
                 &mut program,
@@ -162,7 +164,7 @@ impl Nvrtc {
         };
         functions.check("nvrtcCreateProgram", code)?;
         let owned = Owned { functions, program };
-        // SAFETY: the program was made above; as many options as are said.
+        // SAFETY: the program was created above; there are as many options as the count says.
         let outcome = unsafe { (functions.compile)(program, options_at.len() as c_int, options_at.as_ptr()) };
         let log = functions.output("nvrtcGetProgramLog", program, functions.log_size, functions.log)?;
         let log = String::from_utf8_lossy(&log[..log.len().min(MAX_LOG_BYTES)]);
@@ -182,12 +184,12 @@ impl Functions {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: it gives a constant string for any code.
+        // SAFETY: the function returns a constant string for any code.
         let reason = unsafe { CStr::from_ptr((self.error_string)(code)) };
         Err(KernelError::Nvrtc { call, reason: reason.to_string_lossy().into_owned() })
     }
 
-    /// What a program gives in two calls: how long it is, and what it is.
+    /// Gets an output of a program with two calls, one for its length and one for its bytes.
     fn output(
         &self,
         call: &'static str,
@@ -196,17 +198,17 @@ impl Functions {
         get: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
     ) -> Result<Vec<u8>, KernelError> {
         let mut bytes = 0;
-        // SAFETY: the program is alive, and the size is written.
+        // SAFETY: the program is alive, and the function writes the size.
         self.check(call, unsafe { size(program, &mut bytes) })?;
         let mut out = vec![0u8; bytes];
-        // SAFETY: as many bytes as it said just now.
+        // SAFETY: there is room for as many bytes as the library reported above.
         self.check(call, unsafe { get(program, out.as_mut_ptr().cast()) })?;
         Ok(out)
     }
 }
 
 fn c_string(text: &str) -> CString {
-    CString::new(text).expect("sources and options have no zero byte")
+    CString::new(text).expect("sources and options contain no zero byte")
 }
 
 #[cfg(test)]
@@ -214,14 +216,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_named_with_what_to_install() {
-        let error = Nvrtc::open(Some(Path::new("/nowhere/libnvrtc.so"))).err().expect("nothing is there");
+    fn the_error_for_a_missing_library_names_the_package() {
+        let error =
+            Nvrtc::open(Some(Path::new("/nowhere/libnvrtc.so"))).err().expect("the library does not exist");
         let text = error.to_string();
         assert!(text.contains("/nowhere/libnvrtc.so") && text.contains("nvidia-cuda-nvrtc"), "{text}");
     }
 
     #[test]
-    fn a_library_of_another_kind_lacks_functions() {
+    fn a_wrong_library_lacks_functions() {
         // The C library is on every machine that runs this.
         let error = Nvrtc::open(Some(Path::new("libc.so.6"))).err().expect("not NVRTC");
         assert!(matches!(&error, KernelError::LibraryFunction { symbol: "nvrtcVersion", .. }), "{error}");

@@ -1,9 +1,9 @@
-//! Runs the kernels of the parity tests on a device as well, where there is one.
+//! Runs the kernels of the parity tests on a device as well, if there is one.
 //!
-//! Tests make their parameters with addresses of the processor's memory. Those that were given out by `host::address` are
-//! found among the parameters and replaced by copies on the device; what the kernel wrote is copied back.
+//! Tests build their parameters with addresses of host memory. Addresses that `host::address` returned are found among the
+//! parameters and replaced by addresses of copies on the device; after the kernel has run, the copies are read back.
 //!
-//! `SKEP_REQUIRE_GPU=1` makes the absence of a device a failure.
+//! `SKEP_REQUIRE_GPU=1` turns the absence of a device into a failure.
 
 use std::cell::{OnceCell, RefCell};
 use std::sync::{Arc, Once};
@@ -14,7 +14,7 @@ use super::{Launch, compile_tests};
 use crate::{KernelError, gpu};
 
 thread_local! {
-    /// Where slices begin, and how many bytes they have; the latest last.
+    /// The start address and the size of each remembered slice, oldest first.
     static SLICES: RefCell<Vec<(u64, usize)>> = const { RefCell::new(Vec::new()) };
     static DEVICE: OnceCell<Option<Device>> = const { OnceCell::new() };
 }
@@ -23,14 +23,14 @@ pub(super) fn compiler() -> Compiler {
     Compiler::new(compile_tests::nvrtc(), Some(compile_tests::folder().join("cubins")))
 }
 
-/// Remembers a slice that parameters may point to. One without values has no address that means anything.
+/// Remembers a slice that parameters may point to. The address of an empty slice is meaningless, so it is skipped.
 pub(super) fn remember<T>(values: &[T]) {
     if !values.is_empty() {
         SLICES.with_borrow_mut(|slices| slices.push((values.as_ptr() as u64, size_of_val(values))));
     }
 }
 
-/// Does it with the device, if there is one.
+/// Calls `run` with the device, if there is one.
 pub(super) fn with(run: impl FnOnce(&Device)) {
     DEVICE.with(|device| {
         if let Some(device) = device.get_or_init(open) {
@@ -45,7 +45,7 @@ fn open() -> Option<Device> {
         Err(error) => {
             assert!(std::env::var_os("SKEP_REQUIRE_GPU").is_none_or(|value| value != "1"), "{error}");
             static SAID: Once = Once::new();
-            SAID.call_once(|| eprintln!("skipped on a device, checked on the processor: {error}"));
+            SAID.call_once(|| eprintln!("skipped on a device, checked on the CPU: {error}"));
             None
         }
     }
@@ -53,9 +53,9 @@ fn open() -> Option<Device> {
 
 /// Runs a kernel whose parameters hold addresses of this process.
 pub(super) fn run<P: Copy>(device: &Device, launch: &Launch, params: &P) {
-    // Whole words, so that an address can be looked at wherever it is.
+    // Copied as 64-bit words, so that addresses can be found anywhere in the struct.
     let mut words = vec![0u64; size_of::<P>().div_ceil(8)];
-    // SAFETY: as many bytes as the parameters have; they are plain structs.
+    // SAFETY: parameters are plain structs, and `words` has room for all their bytes.
     unsafe {
         std::ptr::copy_nonoverlapping(
             std::ptr::from_ref(params).cast::<u8>(),
@@ -66,7 +66,7 @@ pub(super) fn run<P: Copy>(device: &Device, launch: &Launch, params: &P) {
     let mut copies = Vec::new();
     for word in &mut words {
         let Some((at, bytes)) = latest_slice(*word) else { continue };
-        // SAFETY: the test keeps the slices of its parameters alive while kernels run, and nobody else has them then.
+        // SAFETY: the test keeps the slices of its parameters alive while kernels run, and does not use them meanwhile.
         let here = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, bytes) };
         let known = copies.iter().position(|(slice, _): &(&mut [u8], _)| slice.as_ptr() as u64 == at);
         let known = known.unwrap_or_else(|| {
@@ -77,7 +77,7 @@ pub(super) fn run<P: Copy>(device: &Device, launch: &Launch, params: &P) {
         });
         *word = copies[known].1.address().0;
     }
-    // SAFETY: the words begin as the parameters do, with addresses of copies that are as long as the slices.
+    // SAFETY: the words hold the parameters, with addresses of copies that are as long as the slices.
     let launched = unsafe {
         let params = std::ptr::read(words.as_ptr().cast::<P>());
         device.launch(launch, &params)

@@ -1,8 +1,8 @@
-//! The operations of a transformer step on a device: each checks that its slices are as long as its shapes say, and launches its
-//! kernel.
+//! The operations of a transformer step on a device. Each one checks that its slices are long enough for its shapes, and
+//! launches its kernel.
 //!
-//! Invariant: no kernel leaves its slices through a shape. Tokens, positions, pages and places lie in memory of the device where
-//! nobody checks them: whoever puts them there has done so.
+//! Invariant: no shape lets a kernel access memory outside its slices. Tokens, positions, page numbers and state indices
+//! are in device memory and are not checked here; the caller that writes them must check them.
 
 mod operands;
 
@@ -27,6 +27,7 @@ pub use operands::{
 };
 
 impl Device {
+    /// Looks up the rows of the step's tokens in the embedding table.
     pub fn embedding(&self, of: &Embedding<'_>, activation: Activation) -> Result<(), KernelError> {
         const OP: &str = "embedding";
         let Embedding { tokens, table, format, out, rows, width, first, count } = *of;
@@ -47,10 +48,11 @@ impl Device {
         };
         debug_assert!(matches!(format, Table::Plain) || format_of(format) == Some(activation));
         let launch = embedding::launch(&params, rows, format)?;
-        // SAFETY: the slices are as long as the shapes say; a token that is not in the table is not read.
+        // SAFETY: the slices match the shapes; the kernel does not read the table for tokens that are not in it.
         unsafe { self.launch(&launch, &params) }
     }
 
+    /// Adds rows to the residual and normalizes the sums.
     pub fn rms_norm(&self, of: &RmsNorm<'_>, activation: Activation) -> Result<(), KernelError> {
         const OP: &str = "rms_norm";
         let RmsNorm { x, residual, weight, out, rows, width, epsilon } = *of;
@@ -70,11 +72,11 @@ impl Device {
             epsilon,
         };
         let launch = rms_norm::launch(&params, rows, activation)?;
-        // SAFETY: the slices are as long as the shapes say.
+        // SAFETY: the slices match the shapes.
         unsafe { self.launch(&launch, &params) }
     }
 
-    /// y[rows, y_stride] = x[rows, inputs] · matrixᵀ + bias; of each row the outputs first.
+    /// Computes `y[rows, y_stride] = x[rows, inputs] · matrixᵀ + bias`, where each row of `y` starts with the outputs.
     pub fn matmul(
         &self,
         matrix: &Matrix<'_>,
@@ -119,10 +121,10 @@ impl Device {
             Products::OneOrder => gemm::launch(&params, weights, activation)?,
             Products::Fastest(blas) => {
                 let dense = weights == Weights::Plain && rows > gemv::MAX_ROWS;
-                // What the library does not take is not refused: the device's own kernels take more.
+                // Products that the library does not support are left to Skep's kernels, which support more.
                 let takes = || dense && blas::Layout::of(&params, activation).is_ok();
                 if let Some(blas) = blas.filter(|_| takes()) {
-                    // SAFETY: the slices are as long as the shapes say.
+                    // SAFETY: the slices match the shapes.
                     match unsafe { blas.matmul(&params, activation) } {
                         Err(KernelError::NoAlgorithm { .. }) => {}
                         done => return done,
@@ -131,10 +133,11 @@ impl Device {
                 matmul::launch(&params, weights, activation)?
             }
         };
-        // SAFETY: the slices are as long as the shapes say.
+        // SAFETY: the slices match the shapes.
         unsafe { self.launch(&launch, &params) }
     }
 
+    /// Applies bias, norms and rotation to the rows, and writes keys and values into their pages.
     pub fn qkv(&self, of: &Qkv<'_>, pages: &Pages<'_>, activation: Activation) -> Result<(), KernelError> {
         const OP: &str = "qkv";
         let Qkv { qkv, bias, q_norm, k_norm, positions, slots, frequencies, rows, pairing, epsilon } = *of;
@@ -172,10 +175,11 @@ impl Device {
             epsilon,
         };
         let launch = qkv::launch(&params, activation)?;
-        // SAFETY: the slices are as long as the shapes say; slots are the caller's.
+        // SAFETY: the slices match the shapes; the caller guarantees the slots.
         unsafe { self.launch(&launch, &params) }
     }
 
+    /// Computes the attention of rows that are the only rows of their sequences.
     pub fn attention_decode(
         &self,
         of: &Decode<'_>,
@@ -201,7 +205,7 @@ impl Device {
         holds(OP, "q", q, &[count, q_stride as usize, ACTIVATION_BYTES])?;
         holds(OP, "page tables", page_tables, &[count, table_stride as usize, 4])?;
         holds(OP, "pieces", pieces, &[piece_count as usize, size_of::<Piece>()])?;
-        holds(OP, "first places", first_place, &[count + 1, 4])?;
+        holds(OP, "first_place", first_place, &[count + 1, 4])?;
         holds(OP, "states", states, &[piece_count as usize, heads_wide, size + 2, 4])?;
         holds(OP, "out", out, &[count, heads_wide, size, ACTIVATION_BYTES])?;
         let params = AttentionDecodeParams {
@@ -219,7 +223,7 @@ impl Device {
             scale,
         };
         let launch = attention_decode::launch(&params, piece_count, head_size, activation)?;
-        // SAFETY: the slices are as long as the shapes say; pages, pieces and places are the caller's.
+        // SAFETY: the slices match the shapes; the caller guarantees the pages, the splits and the state indices.
         unsafe { self.launch(&launch, &params) }?;
         let params = AttentionMergeParams {
             states: states.address(),
@@ -233,6 +237,7 @@ impl Device {
         unsafe { self.launch(&launch, &params) }
     }
 
+    /// Computes the attention of sequences with several rows.
     pub fn attention_prefill(
         &self,
         of: &Prefill<'_>,
@@ -264,7 +269,7 @@ impl Device {
             scale,
         };
         let launch = attention_prefill::launch(&params, tile_count, head_size, activation)?;
-        // SAFETY: the tiles are there; the rows, sequences, pages and places in them are the caller's.
+        // SAFETY: the slice holds all tiles; the caller guarantees their rows, sequences, pages and state indices.
         unsafe { self.launch(&launch, &params) }?;
         let Some(splits) = splits.filter(|splits| splits.join_count > 0) else { return Ok(()) };
         let params = AttentionJoinParams {
@@ -275,11 +280,11 @@ impl Device {
             head_size,
         };
         let launch = attention_prefill::join(&params, splits.join_count, activation);
-        // SAFETY: the joins are there; the rows and places in them are the caller's.
+        // SAFETY: the slice holds all joins; the caller guarantees their rows and state indices.
         unsafe { self.launch(&launch, &params) }
     }
 
-    /// silu(gate) · up, of rows with the gate first.
+    /// Computes `silu(gate) · up` for rows that hold the gate first.
     pub fn swiglu(
         &self,
         gate_up: Slice<'_>,
@@ -293,11 +298,11 @@ impl Device {
         holds(OP, "out", out, &[rows as usize, width as usize, ACTIVATION_BYTES])?;
         let params = SwigluParams { gate_up: gate_up.address(), out: out.address(), rows, width };
         let launch = swiglu::launch(&params, activation)?;
-        // SAFETY: the slices are as long as the shapes say.
+        // SAFETY: the slices match the shapes.
         unsafe { self.launch(&launch, &params) }
     }
 
-    /// This rank's part of a sum; all ranks put theirs into their queues.
+    /// Queues this rank's part of a sum over all ranks. Every rank has to queue its part.
     pub fn all_reduce(&self, of: &AllReduce<'_>, activation: Activation) -> Result<(), KernelError> {
         const OP: &str = "all_reduce";
         let AllReduce { input, shares, signals, out, failure, values, patience, most_blocks, rank } = *of;
@@ -334,16 +339,17 @@ impl Device {
         };
         let shots = Shots::for_size((values * ACTIVATION_BYTES) as u64, params.ranks);
         let launch = all_reduce::launch(&params, shots, activation, most_blocks)?;
-        // SAFETY: the slices are as long as the shapes say.
+        // SAFETY: the slices match the shapes.
         unsafe { self.launch(&launch, &params) }
     }
 
+    /// Chooses a token for each row of logits.
     pub fn sample(&self, of: &Sample<'_>) -> Result<(), KernelError> {
         const OP: &str = "sample";
         let Sample { logits, rows, adjustments, masks, drawn, adjusted, tokens, row_count, vocabulary } = *of;
         let count = row_count as usize;
         holds(OP, "rows", rows, &[count, size_of::<SampleRow>()])?;
-        holds(OP, "room", adjusted, &[count, vocabulary as usize, 4])?;
+        holds(OP, "adjusted", adjusted, &[count, vocabulary as usize, 4])?;
         holds(OP, "tokens", tokens, &[count, 4])?;
         debug_assert!(adjustments.bytes().is_multiple_of(size_of::<Adjustment>()));
         let params = SampleParams {
@@ -358,7 +364,7 @@ impl Device {
             mask_words: vocabulary.div_ceil(32),
         };
         let launch = sample::launch(&params, row_count, Logits::F32)?;
-        // SAFETY: the slices are as long as the shapes say; what the rows name is the caller's.
+        // SAFETY: the slices match the shapes; the caller guarantees the indices in the rows.
         unsafe { self.launch(&launch, &params) }
     }
 }
@@ -374,7 +380,7 @@ fn format_of(table: Table) -> Option<Activation> {
     }
 }
 
-/// That a slice has room for a product of sizes.
+/// Checks that a slice has room for as many bytes as the product of the sizes.
 fn holds(op: &'static str, what: &'static str, slice: Slice<'_>, sizes: &[usize]) -> Result<(), KernelError> {
     let bytes = product(op, what, sizes)?;
     match bytes <= slice.bytes() {

@@ -1,42 +1,42 @@
-//! Bias, the norm of each head, rotation, and the write of keys and values into their pages.
+//! Bias, head norms and rotation after the QKV projection, and the write of keys and values into their pages.
 
 use super::{Activation, Address, Launch, WARP};
 use crate::KernelError;
 
-/// Heads that a block takes, each with a warp.
+/// Number of heads per block, each processed by one warp.
 const WARPS: u32 = 4;
 const MAX_HEAD_SIZE: u32 = 256;
 
-/// Which values of a head rotate together.
+/// The pairs of a head's values that rotate together.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
-    /// The n-th of the first half and of the second.
+    /// The n-th value of the first half with the n-th value of the second half.
     Halves = 0,
-    /// Neighbours.
+    /// Adjacent values.
     Interleaved = 1,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct QkvParams {
-    /// `[rows, (heads + 2 · kv_heads) · head_size]`; the queries are changed in place
+    /// `[rows, (heads + 2 · kv_heads) · head_size]`. The queries are changed in place.
     pub qkv: Address,
-    /// As a row of it; may be none
+    /// One value per value of a row of `qkv`. It may be [`Address::NONE`].
     pub bias: Address,
-    /// `[head_size]`; may be none
+    /// `[head_size]`. It may be [`Address::NONE`].
     pub q_norm: Address,
-    /// `[head_size]`; may be none
+    /// `[head_size]`. It may be [`Address::NONE`].
     pub k_norm: Address,
-    /// u32 `[rows]`
+    /// u32 `[rows]`.
     pub positions: Address,
-    /// u64 `[rows]`: page · page_size + place in the page
+    /// u64 `[rows]`: page · page_size + offset in the page.
     pub slots: Address,
-    /// f32 `[head_size / 2]`: radians a position
+    /// f32 `[head_size / 2]`: radians per position.
     pub frequencies: Address,
-    /// `[pages · page_size, kv_heads, head_size]`
+    /// `[pages · page_size, kv_heads, head_size]`.
     pub keys: Address,
-    /// As keys
+    /// `[pages · page_size, kv_heads, head_size]`.
     pub values: Address,
     pub rows: u32,
     pub heads: u32,
@@ -69,7 +69,7 @@ mod tests {
         kv_heads: usize,
         head_size: usize,
         pairing: Pairing,
-        /// With bias and norms of queries and keys.
+        /// Whether there are a bias and norms for queries and keys.
         dressed: bool,
     }
 
@@ -136,7 +136,7 @@ mod tests {
                     }
                 }
             }
-            // Angles are float32: at position 4095 their last bit is 0.0002 radians.
+            // Angles are float32; at position 4095 their last bit is 0.0002 radians.
             activation.assert_close(qkv.values(), &expected_qkv, 4e-3);
             for (pages, expected) in pages.iter().zip(&expected_pages) {
                 activation.assert_close(pages.values(), expected, 4e-3);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_all_kinds_are_dressed_rotated_and_put_into_their_pages() {
+    fn heads_are_biased_normalized_rotated_and_stored() {
         for activation in Activation::ALL {
             for (heads, kv_heads, head_size) in [(9, 3, 64), (4, 4, 128), (5, 1, 16), (2, 1, 256), (3, 1, 80)]
             {

@@ -1,28 +1,28 @@
-//! The residual sum and the norm of what comes of it.
+//! The residual sum and its norm.
 
 use super::{Activation, Address, Launch, WARP};
 use crate::KernelError;
 
-/// Chunks of eight values that a thread holds, as in the kernel.
+/// Number of chunks of eight values that a thread holds, as in the kernel.
 const CHUNKS: u32 = 4;
 const MAX_THREADS: u32 = 1024;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormParams {
-    /// `[rows, width]`, added to the residual; none: nothing is.
+    /// `[rows, width]`, added to the residual. With [`Address::NONE`], nothing is added.
     pub x: Address,
-    /// `[rows, width]`, read and written
+    /// `[rows, width]`, read and written.
     pub residual: Address,
-    /// `[width]`
+    /// `[width]`.
     pub weight: Address,
-    /// `[rows, width]`
+    /// `[rows, width]`.
     pub out: Address,
     pub width: u32,
     pub epsilon: f32,
 }
 
-/// For so many rows.
+/// Returns the launch for this number of rows.
 pub fn launch(params: &RmsNormParams, rows: u32, activation: Activation) -> Result<Launch, KernelError> {
     let width = params.width;
     super::multiple_of_8("rms_norm", "width", width)?;
@@ -68,11 +68,11 @@ mod tests {
         host::run(&launch, &params, &mut [residual.values_mut(), out.values_mut()]);
         activation.assert_close(out.values(), &expected, 1e-5);
         let kept = residual.values() == before;
-        assert_eq!(kept, !adds, "the residual changes exactly if something is added");
+        assert_eq!(kept, !adds, "the residual must change if and only if something is added");
     }
 
     #[test]
-    fn rows_of_all_widths_are_normed_with_and_without_a_sum() {
+    fn rows_of_all_widths_are_normalized_with_and_without_a_sum() {
         for activation in Activation::ALL {
             for width in [8, 64, 576, 1000, 4096, 8192] {
                 check(activation, 3, width, true);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_no_block_can_hold_is_refused() {
+    fn rows_too_wide_for_a_block_are_rejected() {
         let none = Address::NONE;
         let params =
             RmsNormParams { x: none, residual: none, weight: none, out: none, width: 40_000, epsilon: 0.0 };

@@ -1,85 +1,85 @@
-//! From logits to tokens on the device.
+//! Chooses tokens from logits on the device.
 //!
-//! It chooses as `sampling.rs` of the crate `model` does; weights are sums of whole numbers, so that a row's draw is the same
-//! in every batch and every order of threads.
+//! The choice is the same as that of `sampling.rs` in the crate `model`. Weights are summed as integers, so that a row's
+//! draw is the same in every batch and for every order of threads.
 
 use super::{Address, Launch, WARP};
 use crate::KernelError;
 
-/// As in the kernel.
+/// Number of warps per block, as in the kernel.
 const WARPS: u32 = 16;
-/// No token, or no row of masks.
+/// Stands for no token, or no row of masks.
 pub const NONE: u32 = u32::MAX;
-/// Sums of weights have 58 bits up to here.
+/// Maximum vocabulary, up to which sums of weights fit in 58 bits.
 const MAX_VOCABULARY: u32 = 1 << 18;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SampleParams {
-    /// `[.., vocabulary]`
+    /// `[.., vocabulary]`.
     pub logits: Address,
-    /// [`SampleRow`]s `[rows]`
+    /// An array of [`SampleRow`], `[rows]`.
     pub rows: Address,
-    /// [`Adjustment`]s
+    /// An array of [`Adjustment`].
     pub adjustments: Address,
-    /// u32 `[.., mask_words]`: bit `t % 32` of word `t / 32` allows token `t`
+    /// u32 `[.., mask_words]`: bit `t % 32` of word `t / 32` allows token `t`.
     pub masks: Address,
-    /// u32: tokens of the step before
+    /// u32: the tokens drawn in the previous step.
     pub drawn: Address,
-    /// f32 `[rows, vocabulary]`: room to work in
+    /// f32 `[rows, vocabulary]`: workspace for the adjusted logits.
     pub adjusted: Address,
-    /// u32 `[rows]`; [`NONE`] where nothing may be chosen
+    /// u32 `[rows]`, the results. [`NONE`] where no token is allowed.
     pub tokens: Address,
     pub vocabulary: u32,
     pub mask_words: u32,
 }
 
-/// How one row is drawn from.
+/// The sampling parameters of one row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleRow {
     pub seed: u64,
     pub step: u64,
-    /// Which row of the logits.
+    /// Row index in the logits.
     pub logits: u32,
-    /// Which row of the masks, or [`NONE`].
+    /// Row index in the masks, or [`NONE`].
     pub mask: u32,
     pub first_adjustment: u32,
     /// Exclusive.
     pub last_adjustment: u32,
-    /// Index into `drawn` of a token of the output that the adjustments do not count yet, or [`NONE`]: the host plans a
-    /// step before it knows what the one before has drawn.
+    /// Index into `drawn` of an output token that the adjustments do not include yet, or [`NONE`]. The host plans a step
+    /// before it knows the tokens of the previous one.
     pub pending: u32,
-    /// 0 is off.
+    /// 0 turns it off.
     pub top_k: u32,
-    /// 1 is off.
+    /// 1 turns it off.
     pub top_p: f32,
-    /// 0 is off.
+    /// 0 turns it off.
     pub min_p: f32,
-    /// 0 is greedy.
+    /// 0 means greedy.
     pub temperature: f32,
     pub frequency_penalty: f32,
     pub presence_penalty: f32,
-    /// 1 is off.
+    /// 1 turns it off.
     pub repetition_penalty: f32,
 }
 
-/// What a row's history, its bias and its bans say about one token, which occurs once in its list.
+/// The effect of a row's history, bias and bans on one token. A token occurs at most once in a row's list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adjustment {
     pub token: u32,
-    /// In the output.
+    /// Number of occurrences in the output.
     pub occurrences: u32,
     pub bias: f32,
-    /// [`SEEN`] in the prompt or the output, [`BANNED`], both or neither.
+    /// [`SEEN`] (in the prompt or the output), [`BANNED`], both or neither.
     pub kind: u32,
 }
 
 pub const SEEN: u32 = 1;
 pub const BANNED: u32 = 2;
 
-/// The format of logits.
+/// The number format of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
     F32,
@@ -87,7 +87,7 @@ pub enum Logits {
     F16,
 }
 
-/// For so many rows.
+/// Returns the launch for this number of rows.
 pub fn launch(params: &SampleParams, rows: u32, logits: Logits) -> Result<Launch, KernelError> {
     let vocabulary = params.vocabulary;
     super::supported(vocabulary > 0, "sample", "vocabulary", 0, || "at least 1".to_owned())?;
@@ -109,7 +109,7 @@ mod tests {
     };
     use std::collections::BTreeSet;
 
-    /// A row with all that decides about it.
+    /// A row with everything that its choice depends on.
     #[derive(Clone)]
     struct Case {
         row: SampleRow,
@@ -141,7 +141,7 @@ mod tests {
             Case { row, logits: logits.to_vec(), adjustments: Vec::new(), mask: None, pending: None }
         }
 
-        /// The tokens that a plain choice could give if its sums and its shares were rounded otherwise.
+        /// Returns the tokens that a plain reference could choose, allowing for different rounding of sums and shares.
         fn choices(&self) -> BTreeSet<u32> {
             let mut found = BTreeSet::new();
             for nudge in [-1e-6, 0.0, 1e-6] {
@@ -240,13 +240,13 @@ mod tests {
         (mix(mix(seed) ^ step) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Draws all cases in one batch. What they have in common is how long their masks are.
+    /// Draws all cases in one batch. Their masks must have the same length.
     fn drawn(cases: &[Case], format: Logits) -> Vec<u32> {
         let vocabulary = cases[0].logits.len();
         let mask_words = cases.iter().filter_map(|case| case.mask.as_ref().map(Vec::len)).max().unwrap_or(0);
         let (mut rows, mut adjustments) = (Vec::new(), Vec::<Adjustment>::new());
         let (mut masks, mut pending) = (Vec::<u32>::new(), Vec::<u32>::new());
-        // Rows of logits lie the other way round than the rows that are drawn.
+        // The rows of logits are stored in reverse order of the sampled rows.
         let logits: Vec<f32> = cases.iter().rev().flat_map(|case| case.logits.clone()).collect();
         for (index, case) in cases.iter().enumerate() {
             let first = adjustments.len() as u32;
@@ -274,7 +274,7 @@ mod tests {
             Logits::F16 => logits.iter().map(|logit| Activation::F16.encode(*logit)).collect(),
         };
         let adjusted = vec![0f32; rows.len() * vocabulary];
-        // As halves, which is what a run compares.
+        // Stored as 16-bit halves, because `host::run` compares 16-bit values.
         let mut tokens = vec![0u16; 2 * rows.len()];
         let params = SampleParams {
             logits: if format == Logits::F32 { host::address(&logits) } else { host::address(&narrow) },
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_draws_are_those_of_a_plain_choice() {
+    fn truncated_draws_match_a_plain_reference() {
         let mut random = Random::fresh();
         let rows = [
             SampleRow { temperature: 1.0, ..GREEDY },
@@ -332,9 +332,9 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_logits_the_first_tokens_are_kept() {
+    fn ties_keep_the_first_tokens() {
         let mut random = Random::fresh();
-        // Seven values only, so that every cut goes through equals.
+        // There are only seven distinct values, so that every cut falls among equal logits.
         let logits: Vec<f32> = (0..700).map(|_| (random.next_u64() % 7) as f32 / 2.0).collect();
         let mut cases = Vec::new();
         for (top_k, top_p) in [(3, 1.0), (150, 1.0), (0, 0.1), (0, 0.5), (0, 0.97), (150, 0.5), (150, 0.999)]
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn history_bias_bans_masks_and_a_pending_token_decide() {
+    fn history_bias_bans_masks_and_pending_tokens_match_the_reference() {
         let mut random = Random::fresh();
         let vocabulary = 300;
         let mut cases = Vec::new();
@@ -370,7 +370,7 @@ mod tests {
             let first = random.next_u64() % 7;
             case.adjustments = (0..60)
                 .map(|i| Adjustment {
-                    // The last ones are of no token.
+                    // The last ones are outside the vocabulary.
                     token: (first + 5 * i + (i / 58) * 1000) as u32,
                     occurrences: (random.next_u64() % 3) as u32,
                     bias: if i % 4 == 0 { random.signed() * 5.0 } else { 0.0 },
@@ -380,7 +380,7 @@ mod tests {
                 .collect();
             case.pending = [None, Some(case.adjustments[3].token), Some(4 + first as u32)][index % 3];
             if index % 4 < 2 {
-                // The last words are missing: what they would allow is not.
+                // The last mask words are missing, so their tokens are not allowed.
                 case.mask = Some((0..8).map(|_| random.next_u64() as u32).collect());
             }
             cases.push(case);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_is_never_chosen_and_nothing_is_none() {
+    fn nan_is_never_chosen_and_no_allowed_token_gives_none() {
         let case = |logits: &[f32]| Case::of(GREEDY, logits);
         let none = Case { mask: Some(vec![0]), ..case(&[1.0, 2.0, 3.0, 4.0]) };
         let cases = [
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vocabulary_whose_sums_could_overflow_is_refused() {
+    fn a_vocabulary_whose_sums_could_overflow_is_rejected() {
         let none = Address::NONE;
         let params = SampleParams {
             logits: none,

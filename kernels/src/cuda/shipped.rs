@@ -1,7 +1,8 @@
-//! Modules that are shipped with the binary: compiled where it was built, so that a machine needs no compiler to run it.
+//! Modules that are shipped with the binary: compiled where it was built, so that machines need no compiler to run it.
 //!
-//! Invariant: what is read was made of the sources that this binary carries; a set of another version, or a damaged one, counts
-//! as not there. Which version of the compiler made it does not count, since the machine that reads it may have none.
+//! Invariant: a module that is read was compiled from the sources embedded in this binary; modules of another version and
+//! damaged modules are treated as missing. The version of the compiler does not matter, since the machine that reads a
+//! module may have no compiler.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +14,7 @@ use super::nvrtc::Compiled;
 use super::source::{SOURCES, Source};
 use crate::KernelError;
 
-/// In the place of a compiler's version.
+/// Replaces the compiler's version in keys.
 const ANY_COMPILER: &str = "shipped";
 
 /// A module that was added to a set.
@@ -24,8 +25,8 @@ pub struct Shipped {
     pub cubin_bytes: usize,
 }
 
-/// Compiles all sources for these architectures into a folder, on all processors of this machine, and tells of each module.
-/// What else is in the folder is left there: sets for several architectures add up.
+/// Compiles all sources for these architectures into a folder, on all CPUs of this machine, and reports each module to
+/// `progress`. Other files in the folder are kept, so that sets for several architectures can share a folder.
 pub fn ship(
     compiler: &Compiler,
     folder: &Path,
@@ -48,7 +49,7 @@ pub fn ship(
             match outcome {
                 Ok(shipped) => progress(shipped),
                 Err(error) => {
-                    // The others need not begin anything more.
+                    // Stops the other threads from starting further jobs.
                     *left.lock().unwrap_or_else(PoisonError::into_inner) = Vec::new().into_iter();
                     return Err(error);
                 }
@@ -63,17 +64,17 @@ pub fn ship(
     })
 }
 
-/// A module of the set in this folder, if it is there and of this binary's sources.
+/// Returns a module of the set in this folder, if it exists and was compiled from this binary's sources.
 pub fn module(folder: &Path, source: Source, architecture: Architecture) -> Option<Module> {
     Some(compile::module(read(folder, source, architecture)?, Origin::Shipped))
 }
 
-/// The architectures for which nothing lacks in the set in this folder.
+/// Returns the architectures for which the set in this folder is complete.
 pub fn complete(folder: &Path) -> Vec<Architecture> {
     Architecture::ALL.into_iter().filter(|architecture| is_complete(folder, *architecture)).collect()
 }
 
-/// Whether all modules for an architecture are there.
+/// Returns whether the set has all modules for an architecture.
 pub(super) fn is_complete(folder: &Path, architecture: Architecture) -> bool {
     SOURCES.iter().all(|source| read(folder, *source, architecture).is_some())
 }
@@ -108,9 +109,9 @@ mod tests {
 
     const SM90A: Architecture = Architecture::Sm90a;
 
-    /// Of modules that other tests have compiled as well.
+    /// Ships a set of modules, which other tests have usually compiled and cached.
     fn set() -> tempfile::TempDir {
-        // What is not in the cache is compiled by one test, and found there by the others.
+        // One test compiles what is not in the cache, and the others find it there.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shipped_set_needs_no_compiler_and_what_is_not_in_it_does() {
+    fn shipped_modules_need_no_compiler_and_others_do() {
         let set = set();
         let compiler = without_nvrtc(set.path());
         for source in SOURCES {
@@ -147,14 +148,14 @@ mod tests {
         assert!(matches!(compiler.check(Architecture::Sm80), Err(KernelError::NoNvrtc { .. })));
         let error = compiler.module(SOURCES[0], Architecture::Sm80).expect_err("another architecture");
         assert!(matches!(&error, KernelError::NoNvrtc { tried } if tried.contains("/nowhere")), "{error}");
-        // Where there is a compiler, the rest comes from it.
+        // If there is a compiler, other modules are compiled.
         let both = on_device::compiler().with_shipped(Some(set.path().to_owned()));
         assert_eq!(both.module(SOURCES[0], SM90A).unwrap().origin, Origin::Shipped);
         assert_ne!(both.module(SOURCES[0], Architecture::Sm80).unwrap().origin, Origin::Shipped);
     }
 
     #[test]
-    fn damaged_and_foreign_files_count_as_not_there() {
+    fn damaged_and_foreign_files_are_treated_as_missing() {
         let set = set();
         let compiler = without_nvrtc(set.path());
         let all = files(set.path());
@@ -171,7 +172,7 @@ mod tests {
             assert!(module(set.path(), *source, SM90A).is_none());
             assert!(matches!(compiler.module(*source, SM90A), Err(KernelError::NoNvrtc { .. })));
         }
-        // A set for this machine's compiler is a cache, and none that is shipped.
+        // Modules that are keyed by this machine's compiler form a cache, not a shipped set.
         let cache = tempfile::tempdir().unwrap();
         let compiled = on_device::compiler().compiled(SOURCES[0], SM90A).unwrap().0;
         cubin_cache::write(cache.path(), compile::key(SOURCES[0], SM90A, "13.0"), &compiled).unwrap();
@@ -179,9 +180,9 @@ mod tests {
     }
 
     #[test]
-    fn sources_that_have_changed_are_not_found_in_an_older_set() {
+    fn changed_sources_are_not_found_in_an_older_set() {
         let set = set();
-        let changed = Source { text: "// Not what was compiled.", ..SOURCES[0] };
+        let changed = Source { text: "// Not the source that was compiled.", ..SOURCES[0] };
         assert!(module(set.path(), SOURCES[0], SM90A).is_some());
         assert!(module(set.path(), changed, SM90A).is_none());
         let renamed = Source { name: SOURCES[1].name, ..SOURCES[0] };
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_cannot_be_made_says_why() {
+    fn a_set_that_cannot_be_shipped_is_an_error_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         let nobody = |_| panic!("nothing is compiled");
         let error = ship(&without_nvrtc(folder.path()), folder.path(), &[SM90A], nobody);

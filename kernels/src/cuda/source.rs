@@ -1,9 +1,9 @@
-//! The kernels' sources, carried in the binary: nothing of the folder they come from is needed where they run.
+//! The kernels' CUDA sources, embedded in the binary, so that the source folder is not needed at run time.
 
-/// A file of kernels that is compiled by itself.
+/// A source file that is compiled on its own, or a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// As it is included, and as compilers name it.
+    /// The name by which other sources include it and compilers report it.
     pub name: &'static str,
     pub(super) text: &'static str,
 }
@@ -14,7 +14,7 @@ macro_rules! sources {
     };
 }
 
-/// What is compiled.
+/// The sources that are compiled.
 pub const SOURCES: &[Source] = sources![
     "embedding.cu",
     "rms_norm.cu",
@@ -28,7 +28,7 @@ pub const SOURCES: &[Source] = sources![
     "sample.cu",
 ];
 
-/// What they include, by these names.
+/// The headers that sources include by these names.
 const HEADERS: &[Source] = sources![
     "device.cuh",
     "numbers.cuh",
@@ -39,7 +39,7 @@ const HEADERS: &[Source] = sources![
 ];
 
 impl Source {
-    /// The headers that it includes, and those that they do, each once.
+    /// Returns the headers that the source includes directly or indirectly, each once.
     pub(super) fn headers(self) -> Vec<Source> {
         let mut found: Vec<Source> = Vec::new();
         let mut left = vec![self];
@@ -62,7 +62,7 @@ mod tests {
     use std::{fs, path::Path};
 
     #[test]
-    fn every_file_of_the_folder_is_carried() {
+    fn every_file_of_the_folder_is_embedded() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
         let mut files = Vec::new();
         for place in ["", "formats", "ptx"] {
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(carried, files);
     }
     #[test]
-    fn a_source_has_the_headers_that_it_includes_and_no_others() {
+    fn a_source_has_exactly_the_headers_that_it_includes() {
         let names = |source: &str| {
             let source = SOURCES.iter().find(|of| of.name == source).unwrap();
             let mut names: Vec<_> = source.headers().iter().map(|header| header.name).collect();

@@ -1,4 +1,4 @@
-//! silu(gate) · up.
+//! SwiGLU, the gate of the feed-forward block: silu(gate) · up.
 
 use super::{Activation, Address, Launch};
 use crate::KernelError;
@@ -8,9 +8,9 @@ const THREADS: u32 = 256;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SwigluParams {
-    /// `[rows, 2 · width]`: of each row the gate, then the up
+    /// `[rows, 2 · width]`. Each row holds the gate values, then the up values.
     pub gate_up: Address,
-    /// `[rows, width]`
+    /// `[rows, width]`.
     pub out: Address,
     pub rows: u32,
     pub width: u32,
@@ -29,7 +29,7 @@ mod tests {
     use crate::{cuda::host, random::Random};
 
     #[test]
-    fn each_value_is_its_gate_times_its_up() {
+    fn outputs_are_silu_of_the_gate_times_up() {
         for activation in Activation::ALL {
             for (rows, width) in [(1, 8), (3, 1536), (5, 264)] {
                 let mut random = Random::fresh();

@@ -1,22 +1,22 @@
-//! What a kernel takes of a multiprocessor, as the assembler reports it.
+//! The resources of a multiprocessor that a kernel uses, as the assembler reports them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::architecture::Architecture;
 
-/// Of one kernel.
+/// The resource usage of one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
     pub kernel: String,
-    /// Of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// That a thread writes to memory because it has no register left.
+    /// Bytes per thread that are written to memory because registers run out.
     pub spilled_bytes: u32,
-    /// Of a block, known when it was compiled.
+    /// Static shared memory per block, in bytes.
     pub shared_bytes: u32,
 }
 
-/// Registers of each kernel by architecture, with the bytes that it spills if there are any.
+/// Formats a table of each kernel's registers by architecture, with the spilled bytes if there are any.
 pub fn table(usages: &[(Architecture, Usage)]) -> String {
     let architectures: BTreeSet<Architecture> =
         usages.iter().map(|(architecture, _)| *architecture).collect();
@@ -40,7 +40,7 @@ pub fn table(usages: &[(Architecture, Usage)]) -> String {
     text
 }
 
-/// Reads a log of `--ptxas-options=-v`.
+/// Parses a compiler log made with `--ptxas-options=-v`.
 pub(super) fn of_log(log: &str) -> Vec<Usage> {
     let mut usages: Vec<Usage> = Vec::new();
     for line in log.lines() {
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_a_column_for_each_architecture_and_says_what_is_spilled_or_lacking() {
+    fn a_table_has_a_column_for_each_architecture_and_marks_spills_and_gaps() {
         let usages = [
             (Architecture::Sm90a, usage("b", 64, 0, 0)),
             (Architecture::Sm80, usage("a", 255, 12, 0)),

@@ -1,8 +1,9 @@
-//! Backups of a data folder: what is in one, how it is taken beside a running host, and how it becomes a data folder again.
+//! Backups of a data folder: what they contain, how they are taken while a host runs, and how they are
+//! restored.
 //!
-//! A backup is a folder with the database as it was at one moment, the key that its secrets are sealed with, the compiled
-//! code, and a file that names them all with their digests. That file is written last, and the folder gets its name when it
-//! is complete.
+//! A backup is a folder with the database as it was at one moment, the key that its secrets are sealed with,
+//! the compiled code, and a manifest that lists all of these files with their digests. The manifest is
+//! written last, and the folder gets its name when it is complete.
 
 mod restore;
 mod take;
@@ -20,14 +21,14 @@ use crate::progress::Step;
 pub use restore::{Restored, restore};
 pub use take::take;
 
-/// The file that names the others.
+/// The manifest, which lists the other files.
 const MANIFEST: &str = "backup.json";
-/// Format of the manifest; a later skep writes a higher number.
+/// Format of the manifest; a newer skep writes a higher number.
 const FORMAT: u32 = 1;
 const DATABASE: &str = "skep.db";
 const KEY: &str = "secrets.key";
 const ARTIFACTS: &str = "artifacts";
-/// Beside the files themselves, a disk keeps so much free.
+/// Space that must stay free on the disk, in addition to the files themselves.
 const SPARE_BYTES: u64 = 16 << 20;
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -35,11 +36,11 @@ const CHUNK_BYTES: usize = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     format: u32,
-    /// The skep that wrote it.
+    /// Version of the skep that wrote the backup.
     skep: String,
-    /// The version of the database's tables.
+    /// Version of the database's tables.
     schema: i64,
-    /// Everything that was acknowledged before is in it.
+    /// Everything that was acknowledged before this time is in the backup.
     pub taken_at_ms: u64,
     pub agents: u64,
     pub sessions: u64,
@@ -50,7 +51,7 @@ pub struct Manifest {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct BackupFile {
-    /// In the backup, and in the data folder.
+    /// Path in the backup, and in the data folder.
     path: String,
     bytes: u64,
     sha256: String,
@@ -61,7 +62,7 @@ impl Manifest {
         self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.bytes))
     }
 
-    /// Reads and checks the file of a backup; not yet the others.
+    /// Reads and checks the manifest of a backup, but not the files that it lists.
     fn read(backup: &Path) -> Result<Self> {
         #[derive(Deserialize)]
         struct Header {
@@ -70,7 +71,7 @@ impl Manifest {
         let path = backup.join(MANIFEST);
         let text = std::fs::read(&path).with_context(|| {
             format!(
-                "{} is not a backup: cannot read {}\n  hint: name the folder that `skep backup` has written",
+                "{} is not a backup: cannot read {}\n  hint: pass the folder that `skep backup` wrote",
                 backup.display(),
                 path.display()
             )
@@ -95,20 +96,21 @@ impl Manifest {
         }
         if let Some(file) = manifest.files.iter().find(|file| !file.is_ours()) {
             bail!(
-                "{} names {:?}, which no backup has\n  hint: use another backup",
+                "{} lists {:?}, which is not a file of a backup\n  hint: use another backup",
                 path.display(),
                 file.path
             );
         }
         if !manifest.files.iter().any(|file| file.path == DATABASE) {
-            bail!("{} names no database\n  hint: use another backup", path.display());
+            bail!("{} does not list a database\n  hint: use another backup", path.display());
         }
         Ok(manifest)
     }
 }
 
 impl BackupFile {
-    /// No backup has files anywhere else, and none leads out of its folder.
+    /// Returns whether backups have a file with this path. None of these paths leads out of the backup's
+    /// folder.
     fn is_ours(&self) -> bool {
         let parts: Vec<_> = Path::new(&self.path).components().collect();
         match parts.as_slice() {
@@ -119,8 +121,9 @@ impl BackupFile {
     }
 }
 
-/// Copies at most so many bytes of a file to one that is not there, for its owner alone, and waits for the disk. `done` bytes
-/// were copied before.
+/// Copies at most `most` bytes of a file to a new file that only its owner can read, and waits until they are
+/// on the disk. Returns their number and their SHA-256. `done` is the number of bytes that were copied
+/// before.
 fn copy(from: &Path, to: &Path, most: u64, step: &dyn Step, done: u64) -> Result<(u64, String)> {
     let reading = || format!("cannot read {}", from.display());
     let writing = || format!("cannot write {}", to.display());
@@ -141,7 +144,7 @@ fn copy(from: &Path, to: &Path, most: u64, step: &dyn Step, done: u64) -> Result
     Ok((copied, hex(hasher)))
 }
 
-/// The length and the digest of a file that is there.
+/// Returns the length and the SHA-256 of a file.
 fn digest(path: &Path) -> Result<(u64, String)> {
     let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     let (mut hasher, mut buffer, mut bytes) = (Sha256::new(), vec![0; CHUNK_BYTES], 0);
@@ -159,7 +162,7 @@ fn hex(hasher: Sha256) -> String {
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A new file that only its owner can read.
+/// Creates a new file that only its owner can read.
 fn make_for_owner(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -168,24 +171,25 @@ fn make_for_owner(path: &Path) -> std::io::Result<File> {
     options.open(path)
 }
 
-/// Makes a folder on the disk of `place`, whose contents get there later: inside of a folder that is there and empty, which
-/// may be a disk of its own, or beside it.
+/// Creates a folder on the disk of `place`, whose contents are moved to `place` later. It is created inside
+/// `place` if that exists and is empty, because it may be a disk of its own, and otherwise beside it.
 fn beside(place: &Path, is_free: bool, prefix: &str) -> Result<tempfile::TempDir> {
     let parent = match place.parent() {
         _ if is_free && place.is_dir() => place.to_owned(),
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),
     };
-    std::fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    std::fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
     let mut builder = tempfile::Builder::new();
     builder.prefix(prefix);
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700));
     let made = builder.tempdir_in(&parent);
-    made.with_context(|| format!("cannot make a folder in {}", parent.display()))
+    made.with_context(|| format!("cannot create a folder in {}", parent.display()))
 }
 
-/// Gives what is complete its place, where nothing is yet. The file that makes it whole, `last`, comes after the others.
+/// Moves a complete folder to `place`, which holds nothing yet. The file that makes it valid, `last`, is
+/// moved last.
 fn put_in_place(folder: tempfile::TempDir, place: &Path, last: &str) -> Result<()> {
     let rename = |from: &Path, to: &Path| {
         std::fs::rename(from, to)
@@ -198,7 +202,7 @@ fn put_in_place(folder: tempfile::TempDir, place: &Path, last: &str) -> Result<(
     sync(folder.path())?;
     if folder.path().parent() != Some(place) {
         rename(folder.path(), place)?;
-        // It has gone to its place; there is nothing to be removed.
+        // The folder has been renamed; there is nothing to remove.
         let _ = folder.keep();
         return sync(
             place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
@@ -214,7 +218,7 @@ fn put_in_place(folder: tempfile::TempDir, place: &Path, last: &str) -> Result<(
     sync(place)
 }
 
-/// Waits until a folder is on the disk.
+/// Waits until the entries of a folder are on the disk.
 fn sync(folder: &Path) -> Result<()> {
     #[cfg(unix)]
     File::open(folder).and_then(|folder| folder.sync_all()).context("cannot write to the disk")?;
@@ -229,7 +233,7 @@ fn is_empty_or_absent(folder: &Path) -> Result<bool> {
     }
 }
 
-/// Checks that the disk of a folder has room for so many bytes.
+/// Checks that the disk of a folder has room for `bytes` bytes.
 fn check_room(folder: &Path, bytes: u64) -> Result<()> {
     #[cfg(unix)]
     if let Ok(room) = rustix::fs::statvfs(folder) {
@@ -237,8 +241,8 @@ fn check_room(folder: &Path, bytes: u64) -> Result<()> {
         let wanted = bytes.saturating_add(SPARE_BYTES);
         if free < wanted {
             bail!(
-                "the disk of {} has {} MB free, and {} MB are needed\n  hint: free space there, or name a folder on another \
-                 disk",
+                "the disk of {} has {} MB free, but {} MB are needed\n  hint: free up space there, or choose a folder on \
+                 another disk",
                 folder.display(),
                 free >> 20,
                 wanted.div_ceil(1 << 20)

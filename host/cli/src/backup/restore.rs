@@ -1,4 +1,4 @@
-//! Making a data folder of a backup.
+//! Restoring a backup to a data folder.
 
 use std::path::{Path, PathBuf};
 
@@ -14,22 +14,22 @@ use crate::server;
 #[derive(Debug)]
 pub struct Restored {
     pub manifest: Manifest,
-    /// Work that was on its way when the backup was taken.
+    /// Work that was in flight when the backup was taken.
     pub held: Held,
-    /// The new place of the folder that was there before.
+    /// New path of the folder that was there before.
     pub moved: Option<PathBuf>,
 }
 
-/// Makes the data folder `data` of the backup in `from`, and holds everything that was on its way. Only with `force` may a
-/// folder be there already; it is moved aside.
+/// Restores the backup in `from` to the data folder `data`, and holds all work that was in flight. A folder
+/// that is not empty is moved aside if `force` is set; otherwise it is an error.
 pub async fn restore(from: &Path, data: &Path, force: bool, progress: &dyn Progress) -> Result<Restored> {
     let manifest = Manifest::read(from)?;
     let is_free = is_empty_or_absent(data)?;
-    // Nobody starts a host on it meanwhile.
+    // Keeps a host from starting on the folder in the meantime.
     let lock = if is_free { None } else { Some(DataLock::take(data)?) };
     if !is_free && !force {
         bail!(
-            "{} is not empty\n  hint: name a folder that is not there yet, or let it be moved aside with --force",
+            "{} is not empty\n  hint: choose a folder that does not exist yet, or move this one aside with --force",
             data.display()
         );
     }
@@ -43,7 +43,7 @@ pub async fn restore(from: &Path, data: &Path, force: bool, progress: &dyn Progr
                 std::fs::create_dir_all(folder.path().join(ARTIFACTS))?;
             }
             let source = from.join(&file.path);
-            // A link may lead to what never ends.
+            // A link may lead to a file without an end.
             if std::fs::symlink_metadata(&source).is_ok_and(|metadata| !metadata.is_file()) {
                 bail!("{} is not a file\n  hint: use another backup", source.display());
             }
@@ -56,7 +56,7 @@ pub async fn restore(from: &Path, data: &Path, force: bool, progress: &dyn Progr
             )?;
             if bytes != file.bytes || sha256 != file.sha256 {
                 bail!(
-                    "{} is not the file that was backed up: it has {bytes} bytes and the SHA-256 {sha256}, and had {} and \
+                    "{} is not the file that was backed up: it has {bytes} bytes and the SHA-256 {sha256}, but had {} and \
                      {}\n  hint: use another backup",
                     source.display(),
                     file.bytes,
@@ -68,9 +68,9 @@ pub async fn restore(from: &Path, data: &Path, force: bool, progress: &dyn Progr
         Ok(())
     })?;
     let store = Store::open(&server::database(folder.path()), Durability::Power).await?;
-    // The clock of this machine may be behind that of the host that wrote the backup.
+    // The clock of this machine may be behind the clock of the host that wrote the backup.
     store.hold_all(manifest.taken_at_ms, now_ms().max(manifest.taken_at_ms)).await?;
-    let held = store.held().await?.context("the restored database holds nothing back")?;
+    let held = store.held().await?.context("the restored database does not record the restore")?;
     store.close().await;
     let moved = match is_free {
         true => None,

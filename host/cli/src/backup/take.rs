@@ -1,4 +1,4 @@
-//! Taking a backup of a data folder, whether a host uses it or not.
+//! Taking a backup of a data folder, whether or not a host is using it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,22 +13,22 @@ use super::{
 use crate::progress::Progress;
 use crate::server;
 
-/// How often the progress of the database's copy is told.
+/// Interval between progress updates while the database is copied.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Writes a backup of the data folder `data` to the folder `to`, which is empty or not there.
+/// Writes a backup of the data folder `data` to the folder `to`, which must be empty or not exist.
 pub async fn take(data: &Path, to: &Path, progress: &dyn Progress) -> Result<Manifest> {
     let database = server::database(data);
     if !database.try_exists().with_context(|| format!("cannot read {}", data.display()))? {
         bail!(
-            "{} is not the data folder of a host: there is no {}\n  hint: `skep up` prints which folder it uses; name it with \
-             --data",
+            "{} is not the data folder of a host: there is no {}\n  hint: `skep up` prints the folder that it uses; pass it \
+             with --data",
             data.display(),
             database.display()
         );
     }
     if !is_empty_or_absent(to)? {
-        bail!("{} is not empty\n  hint: name a folder that is not there yet", to.display());
+        bail!("{} is not empty\n  hint: choose a folder that does not exist yet", to.display());
     }
     let folder = beside(to, true, ".skep-backup-")?;
     let mut wal = database.clone().into_os_string();
@@ -39,7 +39,7 @@ pub async fn take(data: &Path, to: &Path, progress: &dyn Progress) -> Result<Man
     check_room(folder.path(), expected + artifact_bytes)?;
 
     let step = progress.begin("copying", Some(expected + artifact_bytes));
-    // What is acknowledged before this moment is in the copy.
+    // Everything that was acknowledged before this moment is in the copy.
     let taken_at_ms = now_ms();
     let target = folder.path().join(DATABASE);
     make_for_owner(&target).with_context(|| format!("cannot write {}", target.display()))?;
@@ -61,7 +61,7 @@ pub async fn take(data: &Path, to: &Path, progress: &dyn Progress) -> Result<Man
             let (bytes, sha256) = match copy(from, &folder.path().join(&path), u64::MAX, step.as_ref(), done)
             {
                 Ok(copied) => copied,
-                // A host removes compiled code that it does not need any more, and makes it again.
+                // A host removes compiled code that it no longer needs, and compiles it again.
                 Err(_) if path.starts_with(ARTIFACTS) && !from.exists() => return Ok(()),
                 Err(error) => return Err(error),
             };
@@ -69,7 +69,7 @@ pub async fn take(data: &Path, to: &Path, progress: &dyn Progress) -> Result<Man
             files.push(BackupFile { path, bytes, sha256 });
             Ok(())
         };
-        // After the database: the key is made before anything is sealed with it, and stays.
+        // The key is copied after the database: it is created before anything is sealed with it, and stays.
         let key = data.join(KEY);
         if key.exists() {
             add(&key, KEY.to_owned())?;
@@ -104,7 +104,7 @@ pub async fn take(data: &Path, to: &Path, progress: &dyn Progress) -> Result<Man
     Ok(manifest)
 }
 
-/// The files of compiled code.
+/// Returns the files of compiled code.
 fn artifacts(data: &Path) -> Result<Vec<PathBuf>> {
     let folder = data.join(ARTIFACTS);
     let entries = match std::fs::read_dir(&folder) {

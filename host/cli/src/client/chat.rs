@@ -1,7 +1,7 @@
-//! Chat completions of any server that speaks OpenAI's protocol, read as they come.
+//! Streamed chat completions from any server that speaks OpenAI's protocol.
 //!
-//! Knows the one route that benchmarks drive, and nothing that only a Skep host has, so that other servers can be
-//! measured with the same client.
+//! This module knows only the route that benchmarks use, and nothing that is specific to a Skep host, so that
+//! other servers can be measured with the same client.
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use reqwest::{Response, StatusCode, Url, header};
@@ -15,24 +15,24 @@ use crate::failure::Refused;
 
 const EXAMPLE: &str = "http://127.0.0.1:8080/v1";
 
-/// A server by its base address, which ends in `/v1`.
+/// A client of the server at one base address, which ends in `/v1`.
 #[derive(Debug, Clone)]
 pub struct ChatClient {
     base: Url,
     http: reqwest::Client,
 }
 
-/// What a server makes of a request that it understood.
+/// The answer of a server to a request that it understood.
 pub enum ChatAnswer {
     Stream(Box<ChatReader>),
-    /// 429: nothing runs, try again later.
+    /// 429: the request does not run; try again later.
     Busy {
         retry_after_s: Option<u64>,
         error: Option<ErrorDetail>,
     },
 }
 
-/// A completion on its way. Dropping it cancels the generation.
+/// A streamed completion. Dropping it cancels the generation.
 pub struct ChatReader {
     response: Response,
     parser: EventParser,
@@ -40,7 +40,7 @@ pub struct ChatReader {
     done: bool,
 }
 
-/// Tokens as the server counted them. What a server does not report is `None` or 0.
+/// Token counts of the server. A count that the server does not report is `None` or 0.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct ChatUsage {
     #[serde(default)]
@@ -68,17 +68,17 @@ impl ChatUsage {
         self.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens).unwrap_or(0)
     }
 
-    /// Output tokens that a grammar forced.
+    /// Returns the number of output tokens that a grammar forced.
     pub fn forced_tokens(&self) -> Option<u64> {
         self.completion_tokens_details.as_ref()?.forced_tokens
     }
 
-    /// Output tokens that were guessed right.
+    /// Returns the number of draft tokens that were accepted.
     pub fn accepted_tokens(&self) -> Option<u64> {
         self.completion_tokens_details.as_ref()?.accepted_prediction_tokens
     }
 
-    /// Guesses that were computed in vain.
+    /// Returns the number of draft tokens that were rejected.
     pub fn rejected_tokens(&self) -> Option<u64> {
         self.completion_tokens_details.as_ref()?.rejected_prediction_tokens
     }
@@ -89,7 +89,8 @@ impl ChatClient {
         Ok(Self { base: address(base, EXAMPLE)?, http: http_client(None)? })
     }
 
-    /// Sends a request whose body says `"stream": true`; `session` names where its prefix is warm.
+    /// Sends a request whose body has `"stream": true`; `session` names the session whose cache holds its
+    /// prefix.
     pub async fn start(&self, body: &Value, session: Option<&str>) -> Result<ChatAnswer> {
         let mut request = self.http.post(under(&self.base, &["chat", "completions"])?).json(body);
         if let Some(session) = session {
@@ -111,12 +112,12 @@ impl ChatClient {
         Err(self.refusal(response).await)
     }
 
-    /// Sends a request for a whole answer and returns that, as the server wrote it.
+    /// Sends a request for a whole answer and returns it as the server wrote it.
     pub async fn complete(&self, body: &Value) -> Result<Value> {
         let request = self.http.post(under(&self.base, &["chat", "completions"])?).json(body);
         let response = send(&self.base, request).await?;
         match response.status().is_success() {
-            true => response.json().await.with_context(|| format!("{} answers no JSON", self.base)),
+            true => response.json().await.with_context(|| format!("{} did not answer with JSON", self.base)),
             false => Err(self.refusal(response).await),
         }
     }
@@ -132,8 +133,8 @@ impl ChatClient {
 }
 
 impl ChatReader {
-    /// The next piece of the answer's text, never an empty one; `None` after the last. A stream that the server did
-    /// not end by `[DONE]` is an error.
+    /// Returns the next chunk of the answer's text, which is never empty; `None` after the last one. A stream
+    /// that does not end with `[DONE]` is an error.
     pub async fn next(&mut self) -> Result<Option<String>> {
         loop {
             while let Some((_, data)) = self.parser.pop() {
@@ -149,7 +150,7 @@ impl ChatReader {
         }
     }
 
-    /// What the server counted, once the stream has ended.
+    /// Returns the server's token counts, once the stream has ended.
     pub fn usage(&self) -> Option<&ChatUsage> {
         self.usage.as_ref()
     }
@@ -175,7 +176,7 @@ impl ChatReader {
             return Ok(None);
         }
         let chunk: Chunk =
-            serde_json::from_str(data).with_context(|| format!("no chunk of a chat: {data}"))?;
+            serde_json::from_str(data).with_context(|| format!("not a chunk of a chat: {data}"))?;
         if let Some(error) = chunk.error {
             bail!(Refused { code: error.code, message: error.message });
         }
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    /// A server that says `answer` to whoever connects, and hangs up.
+    /// Starts a server that sends `answer` to the first client and closes the connection.
     async fn server_that_says(answer: &'static str) -> ChatClient {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}/v1", listener.local_addr().expect("an address"));
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn busy_server_says_when_to_come_back() {
+    async fn busy_server_reports_when_to_retry() {
         let client = server_that_says(
             "HTTP/1.1 429 Too Many Requests\r\nretry-after: 3\r\nconnection: close\r\n\r\n\
              {\"error\":{\"message\":\"full\",\"code\":\"busy\"}}",

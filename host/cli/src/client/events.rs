@@ -1,4 +1,4 @@
-//! The event stream of a turn, read as it comes.
+//! The event stream of a turn.
 
 use std::collections::VecDeque;
 
@@ -8,10 +8,10 @@ use serde::Deserialize;
 use super::wire::{ErrorBody, Timing, Turn, TurnEvent, Usage};
 use crate::failure::Refused;
 
-/// A host's event is far smaller; more means that something else answers.
+/// A host's events are far smaller; a larger one means that something else answers.
 const MAX_EVENT_BYTES: usize = 64 << 20;
 
-/// The events of a turn that runs.
+/// The events of a running turn.
 pub struct TurnStream {
     response: reqwest::Response,
     parser: EventParser,
@@ -19,11 +19,11 @@ pub struct TurnStream {
     turn: StreamedTurn,
 }
 
-/// Where to find a turn again whose stream breaks off.
+/// Identifies a turn whose stream may break off, so that it can be found again.
 pub(super) struct StreamedTurn {
     pub agent: String,
     pub session: String,
-    /// As soon as the host has told it.
+    /// `None` until the host has reported it.
     pub id: Option<String>,
 }
 
@@ -32,9 +32,11 @@ impl StreamedTurn {
         let Self { agent, session, id } = self;
         let hint = match id {
             Some(id) => {
-                format!("skep turn {agent} {session} {id} tells what became of it, once the host is there")
+                format!(
+                    "run `skep turn {agent} {session} {id}` to see its result, once the host is reachable"
+                )
             }
-            None => "the host did not say which turn it is; send the message again".to_owned(),
+            None => "the host did not report the turn's id; send the message again".to_owned(),
         };
         anyhow!("{how}\n  hint: {hint}")
     }
@@ -45,7 +47,7 @@ impl TurnStream {
         Self { response, parser: EventParser::default(), ended: false, turn }
     }
 
-    /// The next event; `None` after the last. A turn that fails ends with the host's error.
+    /// Returns the next event; `None` after the last one. A turn that fails ends with the host's error.
     pub async fn next(&mut self) -> Result<Option<TurnEvent>> {
         loop {
             if let Some((name, data)) = self.parser.pop() {
@@ -69,7 +71,7 @@ impl TurnStream {
         }
     }
 
-    /// The whole answer, once the turn is done.
+    /// Waits until the turn is done and returns its whole answer.
     pub async fn answer(mut self) -> Result<Turn> {
         let mut done = None;
         while let Some(event) = self.next().await? {
@@ -116,13 +118,13 @@ fn read(name: &str, data: &str) -> Result<Option<TurnEvent>> {
             let body: ErrorBody = serde_json::from_str(data).context("an error event without an error")?;
             bail!(Refused { code: body.error.code, message: body.error.message });
         }
-        // A later host may say more than this client knows.
+        // A newer host may send events that this client does not know.
         _ => return Ok(None),
     };
-    event.map(Some).with_context(|| format!("the event {name:?} has a form that this `skep` does not know"))
+    event.map(Some).with_context(|| format!("the event {name:?} has a format that this `skep` does not know"))
 }
 
-/// Splits bytes into events, however they are cut into chunks.
+/// Splits bytes into events, regardless of how they are cut into chunks.
 #[derive(Default)]
 pub(super) struct EventParser {
     line: Vec<u8>,
@@ -143,7 +145,7 @@ impl EventParser {
             self.take(&line);
         }
         if self.line.len() + self.data.len() > MAX_EVENT_BYTES {
-            bail!("an event of more than {MAX_EVENT_BYTES} bytes; is this a Skep host?");
+            bail!("received an event of more than {MAX_EVENT_BYTES} bytes; is this a Skep host?");
         }
         Ok(())
     }
@@ -164,7 +166,7 @@ impl EventParser {
         }
     }
 
-    /// The next whole event: its name and its data.
+    /// Returns the next whole event: its name and its data.
     pub(super) fn pop(&mut self) -> Option<(String, String)> {
         self.ready.pop_front()
     }
@@ -190,7 +192,7 @@ mod tests {
         }
     }
 
-    /// What a client is told whose host says `answer` to its message, and hangs up.
+    /// Returns the error of a client whose host sends `answer` to its message and closes the connection.
     async fn told_by(answer: &'static str) -> String {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -214,14 +216,14 @@ mod tests {
     async fn a_client_that_loses_its_host_learns_how_to_find_its_turn() {
         let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
         let told = told_by(head).await;
-        assert!(told.contains("hint: the host did not say which turn it is"), "{told}");
+        assert!(told.contains("hint: the host did not report the turn's id"), "{told}");
         let told = told_by(concat!(
             "HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n",
             "event: turn\ndata: {\"turn\":1,\"turn_id\":\"t1\"}\n\n"
         ))
         .await;
         assert!(told.starts_with("the connection ended before the turn was done"), "{told}");
-        assert!(told.contains("hint: skep turn desk raum-ä t1 tells"), "{told}");
+        assert!(told.contains("hint: run `skep turn desk raum-ä t1`"), "{told}");
         let told = told_by("").await;
         assert!(told.starts_with("the host did not answer") && !told.contains("%C3%A4"), "{told}");
     }

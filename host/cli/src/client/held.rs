@@ -1,4 +1,4 @@
-//! What a restored host holds back.
+//! Work that a restored host holds.
 
 use anyhow::Result;
 use reqwest::Method;
@@ -23,7 +23,7 @@ impl Client {
         self.json(self.request(Method::GET, &["v1", "held"])?).await
     }
 
-    /// `decision` is `resume` or `drop`. Gives what was held.
+    /// Decides about the held work; `decision` is `resume` or `drop`. Returns what was held.
     pub async fn decide_held(&self, decision: &str) -> Result<Held> {
         self.json(self.request(Method::POST, &["v1", "held"])?.json(&json!({ "decision": decision }))).await
     }

@@ -1,4 +1,4 @@
-//! API keys, over HTTP.
+//! API keys of a running host.
 
 use super::{Client, wire};
 use anyhow::Result;
@@ -9,28 +9,28 @@ use std::num::NonZeroU32;
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
-/// A key as the host tells of it.
+/// A key as the host reports it.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 pub struct Key {
     pub id: String,
     pub tenant: String,
     pub role: String,
-    /// `None` is all of them.
+    /// Agents that the key may use; `None` is all of them.
     pub agents: Option<Vec<String>>,
     pub name: String,
     pub created_at_ms: u64,
     pub expires_at_ms: Option<u64>,
     pub revoked_at_ms: Option<u64>,
-    /// To the day.
+    /// Precise to the day.
     pub last_used_at_ms: Option<u64>,
-    /// `None`: what its tenant may send.
+    /// `None` means that only the limit of its tenant applies.
     pub requests_per_minute: Option<NonZeroU32>,
-    /// The key itself, which is told once.
+    /// The key itself, which the host shows only once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }
 
-/// A key to be made, as the host reads it.
+/// A key to be created, as the host reads it.
 #[derive(Debug, Serialize)]
 struct NewKey {
     tenant: Tenant,
@@ -52,7 +52,7 @@ impl Client {
         self.json(self.request(Method::POST, &["v1", "keys"])?.json(&new)).await
     }
 
-    /// The oldest first.
+    /// Returns the keys, oldest first.
     pub async fn keys(&self) -> Result<Vec<Key>> {
         let list: wire::List<Key> = self.json(self.request(Method::GET, &["v1", "keys"])?).await?;
         Ok(list.data)

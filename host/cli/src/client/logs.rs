@@ -1,4 +1,4 @@
-//! What agents log, read as it comes.
+//! Log lines of agents, as a list or as a stream.
 
 use std::time::Duration;
 
@@ -8,36 +8,37 @@ use reqwest::{RequestBuilder, header};
 use super::events::EventParser;
 use super::{Client, LogLine, wire};
 
-/// A host says that it is still there more often than this.
+/// A host sends a sign of life more often than this.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Which lines are wanted.
+/// Selects log lines.
 #[derive(Debug, Clone, Default)]
 pub struct LogQuery {
-    /// `None`: of all.
+    /// `None` selects the lines of all agents.
     pub agent: Option<String>,
     pub session: Option<String>,
-    /// This one and those above it.
+    /// Selects lines of this level and of higher ones.
     pub level: Option<String>,
     pub since_ms: Option<u64>,
-    /// The newest so many.
+    /// Maximum number of lines; the newest are selected.
     pub limit: u32,
 }
 
-/// Lines as they come.
+/// A stream of log lines.
 pub struct LogStream {
     response: reqwest::Response,
     parser: EventParser,
 }
 
 impl Client {
-    /// The newest lines.
+    /// Returns the newest lines.
     pub async fn logs(&self, query: &LogQuery) -> Result<Vec<LogLine>> {
         let list: wire::List<LogLine> = self.json(self.logs_request(query)?).await?;
         Ok(list.data)
     }
 
-    /// The lines after the id `after`, without an end; without it the newest ones first.
+    /// Streams the lines after the id `after`, without an end; if there is no id, the stream starts with the
+    /// newest lines.
     pub async fn follow_logs(&self, query: &LogQuery, after: Option<i64>) -> Result<LogStream> {
         let mut request = self.logs_request(query)?.header(header::ACCEPT, "text/event-stream");
         if let Some(after) = after {
@@ -61,18 +62,18 @@ impl Client {
 }
 
 impl LogStream {
-    /// The next line. The stream ends only with an error: the host is gone.
+    /// Returns the next line. The stream ends only with an error, when the host is gone.
     pub async fn next(&mut self) -> Result<LogLine> {
         loop {
             if let Some((name, data)) = self.parser.pop() {
                 if name == "log" {
                     return serde_json::from_str(&data)
-                        .context("a log line in a form that this `skep` does not know");
+                        .context("a log line in a format that this `skep` does not know");
                 }
                 continue;
             }
             let chunk = tokio::time::timeout(SILENCE, self.response.chunk()).await;
-            match chunk.context("the host says nothing any more")?.context("the log broke off")? {
+            match chunk.context("the host no longer responds")?.context("the log broke off")? {
                 Some(chunk) => self.parser.push(&chunk)?,
                 None => bail!("the host ended the log"),
             }

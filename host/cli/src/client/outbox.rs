@@ -1,4 +1,4 @@
-//! Schedules, events and webhooks on a running host.
+//! Schedules, events and webhooks of a running host.
 
 use anyhow::Result;
 use reqwest::Method;
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use super::{Client, wire};
 
-/// What wakes a session.
+/// A schedule that wakes a session.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Schedule {
     pub id: String,
     pub agent: String,
     pub session: String,
     pub name: String,
-    /// Of the manifest, not of the session.
+    /// Whether the manifest set the schedule, rather than the session.
     pub manifest: bool,
     pub timing: Value,
     pub data: Value,
@@ -25,7 +25,7 @@ pub struct Schedule {
     pub last_error: Option<String>,
 }
 
-/// Something that happened, and how its deliveries stand.
+/// An event, and the state of its deliveries.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Event {
     pub key: i64,
@@ -39,7 +39,7 @@ pub struct Event {
     pub dead: u32,
 }
 
-/// What became of an event that was sent.
+/// Result of sending an event.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SentEvent {
     pub id: String,
@@ -56,17 +56,17 @@ pub struct Webhook {
     pub created_at_ms: u64,
     pub disabled: Option<String>,
     pub last_try: Option<WebhookTry>,
-    /// Events on their way to it; only in a list.
+    /// Number of events that wait for delivery to it; only in a list.
     #[serde(default)]
     pub waiting: u64,
     #[serde(default)]
     pub next_try_at_ms: Option<u64>,
-    /// In the answer that adds it, and in no other.
+    /// Only in the response that adds the webhook.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
 }
 
-/// What came of the last time that something was sent.
+/// Result of the last attempt to send something.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WebhookTry {
     pub at_ms: u64,
@@ -74,7 +74,7 @@ pub struct WebhookTry {
     pub error: Option<String>,
 }
 
-/// What came of a test event.
+/// Result of a test event.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WebhookTest {
     pub webhook: String,
@@ -82,12 +82,12 @@ pub struct WebhookTest {
     pub delivered: bool,
     pub status: Option<u16>,
     pub error: Option<String>,
-    /// The beginning of the answer's body.
+    /// Beginning of the response body.
     pub answer: String,
     pub took_ms: u64,
 }
 
-/// A delivery that failed for good.
+/// A delivery that failed permanently.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DeadLetter {
     pub id: i64,
@@ -102,7 +102,7 @@ pub struct DeadLetter {
 }
 
 impl Client {
-    /// Those of all agents, or of one.
+    /// Returns the schedules of one agent, or of all agents.
     pub async fn schedules(&self, agent: Option<&str>, limit: u32) -> Result<Vec<Schedule>> {
         let mut url = self.url(&["v1", "schedules"])?;
         url.query_pairs_mut().append_pair("limit", &limit.to_string());
@@ -118,7 +118,7 @@ impl Client {
         self.answer(request).await.map(drop)
     }
 
-    /// Makes it due now.
+    /// Makes a schedule due now.
     pub async fn run_schedule(&self, agent: &str, id: &str) -> Result<()> {
         let request = self.request(Method::POST, &["v1", "agents", agent, "schedules", id, "run"])?;
         self.answer(request).await.map(drop)
@@ -135,7 +135,7 @@ impl Client {
         self.json(self.request(Method::POST, &["v1", "events"])?.json(&body)).await
     }
 
-    /// The newest ones.
+    /// Returns the newest events.
     pub async fn events(&self, limit: u32) -> Result<Vec<Event>> {
         let mut url = self.url(&["v1", "events"])?;
         url.query_pairs_mut().append_pair("limit", &limit.to_string());
@@ -161,7 +161,7 @@ impl Client {
         self.json(self.request(Method::POST, &["v1", "webhooks", id, "test"])?).await
     }
 
-    /// The newest ones.
+    /// Returns the newest dead letters.
     pub async fn dead_letters(&self, limit: u32) -> Result<Vec<DeadLetter>> {
         let mut url = self.url(&["v1", "webhooks", "dead-letters"])?;
         url.query_pairs_mut().append_pair("limit", &limit.to_string());

@@ -11,7 +11,7 @@ use super::{Client, wire};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Secret {
     pub name: String,
-    /// `None`: of every agent that is granted it.
+    /// `None` means that it belongs to every agent that is granted it.
     pub agent: Option<String>,
     pub hosts: Vec<String>,
     pub updated_at_ms: u64,

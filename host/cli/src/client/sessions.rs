@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Client, wire};
 
-/// A session, in a line.
+/// Summary of a session.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Session {
     pub id: String,
@@ -16,7 +16,7 @@ pub struct Session {
     pub updated_at_ms: u64,
 }
 
-/// What a session holds, beside its messages.
+/// Contents of a session, except its messages.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SessionDetail {
     #[serde(flatten)]
@@ -27,7 +27,7 @@ pub struct SessionDetail {
     pub state_bytes: u64,
 }
 
-/// A conversation of a session, in a line.
+/// Summary of a conversation of a session.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Conversation {
     pub name: String,
@@ -36,12 +36,12 @@ pub struct Conversation {
     pub bytes: u64,
 }
 
-/// What an import may do that it does not do unasked.
+/// Permissions of an import, all of them off by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ImportOptions {
-    /// Replace a session that is there.
+    /// Replace a session that exists.
     pub replace: bool,
-    /// Take a session of an agent with another name.
+    /// Accept a session of an agent with another name.
     pub from_other_agent: bool,
 }
 
@@ -70,7 +70,8 @@ struct Page<T> {
 }
 
 impl Client {
-    /// Sessions of an agent in the order of their ids, and whether there are more; those of another tenant for an admin.
+    /// Returns sessions of an agent in the order of their ids, and whether there are more. An admin may name
+    /// another tenant.
     pub async fn sessions(
         &self,
         agent: &str,
@@ -93,7 +94,7 @@ impl Client {
         self.json(self.request(Method::GET, &session_path(agent, session))?).await
     }
 
-    /// Messages of a conversation whose number is over `after`.
+    /// Returns the messages of a conversation whose numbers are greater than `after`.
     pub async fn messages(
         &self,
         agent: &str,
@@ -110,19 +111,19 @@ impl Client {
         self.json(self.http.get(url)).await
     }
 
-    /// Begins the session `to` as a copy.
+    /// Creates the session `to` as a copy.
     pub async fn fork_session(&self, agent: &str, session: &str, to: &str) -> Result<Session> {
         let request = self.request(Method::POST, &["v1", "agents", agent, "sessions", session, "fork"])?;
         self.json(request.json(&json!({"session": to}))).await
     }
 
-    /// The document of a session, byte for byte as the host wrote it.
+    /// Returns the exported document of a session, byte for byte as the host wrote it.
     pub async fn export_session(&self, agent: &str, session: &str) -> Result<Vec<u8>> {
         let request = self.request(Method::GET, &["v1", "agents", agent, "sessions", session, "export"])?;
         Ok(self.answer(request).await?.bytes().await?.into())
     }
 
-    /// Begins a session as what was exported.
+    /// Creates a session from an exported document.
     pub async fn import_session(
         &self,
         agent: &str,

@@ -1,4 +1,4 @@
-//! The tools of agents and of servers, and what they do to the world.
+//! Tools of agents and of MCP servers, and hints about their effects.
 
 use anyhow::Result;
 use reqwest::Method;
@@ -17,7 +17,7 @@ pub struct Tool {
     pub needs_approval: bool,
 }
 
-/// What a tool does to the world, as its author says.
+/// Hints of a tool's author about its effects.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolHints {
     pub read_only: bool,
@@ -26,7 +26,7 @@ pub struct ToolHints {
     pub open_world: bool,
 }
 
-/// A server of tools that agents may be granted.
+/// An MCP server whose tools agents may be granted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct McpServer {
     pub name: String,
@@ -50,13 +50,13 @@ struct AgentDetail {
 }
 
 impl Client {
-    /// The tools of an agent.
+    /// Returns the tools of an agent.
     pub async fn tools(&self, agent: &str) -> Result<Vec<Tool>> {
         let detail: AgentDetail = self.json(self.request(Method::GET, &["v1", "agents", agent])?).await?;
         Ok(detail.tools)
     }
 
-    /// The servers of tools that the host's skep.toml names.
+    /// Returns the MCP servers that the host's skep.toml names.
     pub async fn mcp_servers(&self) -> Result<Vec<McpServer>> {
         let list: List<McpServer> = self.json(self.request(Method::GET, &["v1", "mcp"])?).await?;
         Ok(list.data)
@@ -64,7 +64,7 @@ impl Client {
 }
 
 impl ToolHints {
-    /// For people. Empty if nothing is said.
+    /// Returns the hints as text for people; empty if there are none.
     pub fn words(self) -> String {
         let ToolHints { read_only, destructive, idempotent, open_world } = self;
         let said = [

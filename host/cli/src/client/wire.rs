@@ -1,4 +1,4 @@
-//! What the host's JSON looks like from outside. Fields that are not here are not used here.
+//! The host's JSON as a client sees it. Fields that this crate does not use are left out.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -65,7 +65,7 @@ pub struct AgentVersion {
 pub struct LogLine {
     pub id: i64,
     pub agent: String,
-    /// Empty, with turn 0, for what was logged outside a turn.
+    /// Empty, with turn 0, for lines that were logged outside a turn.
     pub session: String,
     pub turn: u64,
     pub at_ms: u64,
@@ -113,7 +113,7 @@ pub struct PromptTokens {
     pub cached_tokens: u64,
 }
 
-/// Drafted tokens of a server that speculates.
+/// Draft tokens, as counted by a server that speculates.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CompletionTokens {
@@ -127,7 +127,7 @@ pub struct TurnTiming {
     pub total_ms: f64,
 }
 
-/// Of one generation.
+/// Times of one generation.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Timing {
     pub queue_ms: f64,
@@ -135,7 +135,7 @@ pub struct Timing {
     pub total_ms: f64,
 }
 
-/// A message whose turn goes on by itself.
+/// A message that was accepted; its turn does not end with the client.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AcceptedTurn {
     pub turn_id: String,
@@ -144,7 +144,7 @@ pub struct AcceptedTurn {
     pub events_url: String,
 }
 
-/// How a turn stands.
+/// State of a turn.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TurnStatus {
     pub turn_id: String,
@@ -162,7 +162,7 @@ pub enum TurnState {
     Failed { error: ErrorDetail },
 }
 
-/// What happens in a turn.
+/// Event of a turn.
 #[derive(Debug, Clone)]
 pub enum TurnEvent {
     Started { turn_id: String },

@@ -1,4 +1,4 @@
-//! `skep ai`: inference without an agent, at once or in batches.
+//! `skep ai`: inference without an agent, directly or in batches.
 
 mod batch;
 mod run;
@@ -6,7 +6,7 @@ mod standing;
 
 use anyhow::Result;
 
-/// Ask a model directly, at once or in batches that wait for room
+/// Ask a model directly, at once or in batches that run when there is capacity
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Run(run::Args),

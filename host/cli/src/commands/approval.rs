@@ -1,11 +1,11 @@
-//! `skep approval`.
+//! `skep approval`: tool calls that wait for a person's decision.
 
 use anyhow::Result;
 
 use super::{HostArgs, out};
 use crate::client::Approval;
 
-/// Decide about calls of tools that wait for a person's word
+/// Approve or deny tool calls that wait for a person's decision
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     List(ListArgs),
@@ -13,7 +13,7 @@ pub enum Command {
     Deny(DenyArgs),
 }
 
-/// List the calls that wait, the oldest first
+/// List the calls that wait, oldest first
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,27 +27,27 @@ pub struct ListArgs {
     json: bool,
 }
 
-/// Let a call be made
+/// Approve a call
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep approval approve 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f-3")]
 pub struct ApproveArgs {
-    /// As `skep approval list` shows it
+    /// Id of the call, as `skep approval list` shows it
     id: String,
     #[command(flatten)]
     host: HostArgs,
 }
 
-/// Refuse a call
+/// Deny a call
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep approval deny 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f-3 --reason 'ask the guest first'")]
 pub struct DenyArgs {
-    /// As `skep approval list` shows it
+    /// Id of the call, as `skep approval list` shows it
     id: String,
-    /// What the agent's model is told
+    /// Reason that is given to the agent's model
     #[arg(long)]
     reason: Option<String>,
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub async fn run(command: Command) -> Result<()> {
 
 fn list(approvals: Vec<Approval>) -> Result<()> {
     if approvals.is_empty() {
-        return out::line("nothing waits for approval");
+        return out::line("no calls wait for approval");
     }
     let rows: Vec<_> = approvals
         .into_iter()

@@ -1,4 +1,4 @@
-//! `skep backup`.
+//! `skep backup`: backs up a data folder.
 
 use std::path::PathBuf;
 
@@ -8,21 +8,21 @@ use super::out;
 use crate::progress::Terminal;
 use crate::{backup, places};
 
-/// Back up a data folder, while its host runs or not
+/// Back up a data folder, whether or not its host is running
 ///
-/// Writes the database as it is at one moment, the key that secrets are sealed with, and the compiled code to a new folder.
-/// What was acknowledged before the command began is in it. Nobody who writes waits for it. Keep the folder as safe as the
-/// data folder: whoever has it can read every secret.
+/// Writes the database as it is at one moment, the key that secrets are sealed with, and the compiled code to
+/// a new folder. Everything that was acknowledged before the command started is in the backup. Writers do not
+/// wait for it. Keep the folder as safe as the data folder: anyone who has it can read every secret.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep backup /backups/skep-monday --data data
   skep backup /backups/$(date +%F) --json && rsync -a /backups/ elsewhere:")]
 pub struct Args {
-    /// Folder to write, which must be empty or not there
+    /// Folder to write to, which must be empty or not exist
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// The data folder [default: the user's data folder]
+    /// Data folder to back up [default: the user's data folder]
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
     /// Print as JSON
@@ -38,7 +38,7 @@ pub async fn run(args: Args) -> Result<()> {
     }
     let backup::Manifest { agents, sessions, open_turns, deliveries, .. } = &manifest;
     out::line(&format!(
-        "{} has {agents} agents, {sessions} sessions, {open_turns} open turns, {deliveries} events on their way; {} MB",
+        "{} contains {agents} agents, {sessions} sessions, {open_turns} open turns, {deliveries} undelivered events; {} MB",
         args.dir.display(),
         manifest.bytes().div_ceil(1 << 20)
     ))

@@ -1,4 +1,4 @@
-//! `skep bench`: figures of this machine, made by commands that anyone can run again.
+//! `skep bench`: benchmarks of this machine, with commands that anyone can run again.
 
 mod agents;
 mod crash;
@@ -25,7 +25,8 @@ use crate::embedded::{self, BenchAgent, SourceTree};
 use crate::guest_build::{self, BuildRequest, GuestTarget};
 use crate::progress::Terminal;
 
-/// Measure the engine, what calling an agent costs, a server under agents' work, under load and under kills, and structured output
+/// Measure the engine, the cost of calling an agent, servers under agents' work, load and kills, and
+/// structured output
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Engine(engine::Args),
@@ -61,7 +62,7 @@ pub async fn run(command: Command) -> Result<()> {
     }
 }
 
-/// The component of an agent for measuring.
+/// Builds the component of an agent for a benchmark.
 fn build_agent(agent: &BenchAgent) -> Result<Vec<u8>> {
     tokio::task::block_in_place(|| {
         let dir = embedded::unpack_bench_agent(agent, &SourceTree::locate()?)?;
@@ -70,14 +71,14 @@ fn build_agent(agent: &BenchAgent) -> Result<Vec<u8>> {
     })
 }
 
-/// In microseconds, in order.
+/// Converts times to microseconds and sorts them.
 fn sorted_us(times: Vec<Duration>) -> Vec<f64> {
     let mut us: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e6).collect();
     us.sort_by(f64::total_cmp);
     us
 }
 
-/// The value below which `share` of the sorted `values` lie (nearest rank).
+/// Returns the value below which `share` of the sorted `values` lie (nearest rank).
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(f64::NAN)

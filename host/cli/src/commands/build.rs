@@ -1,4 +1,4 @@
-//! `skep build`.
+//! `skep build`: builds an agent to a WebAssembly component.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,8 +13,9 @@ use crate::progress::Terminal;
 
 /// Build an agent to a WebAssembly component
 ///
-/// Prepares a Rust toolchain for WebAssembly the first time. The component is written to target/skep/NAME.wasm of the
-/// crate's workspace. If the folder's agent.toml has a [build] command, that is run, and the component is where it says.
+/// The first build prepares a Rust toolchain for WebAssembly. The component is written to
+/// target/skep/NAME.wasm in the crate's workspace. If the folder's agent.toml has a [build] command, that
+/// command runs instead, and the component is at the path that agent.toml gives.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -1,4 +1,4 @@
-//! `skep chat`.
+//! `skep chat`: a conversation with an agent in the terminal.
 
 use std::io::IsTerminal as _;
 
@@ -10,9 +10,9 @@ use crate::client::Client;
 use crate::failure::{self, Refused};
 use crate::style;
 
-const HELP: &str = "  /session NAME  speak in another session\n  /help          this\n  /quit          leave (or Ctrl-D)\n  Ctrl-C cancels an answer";
+const HELP: &str = "  /session NAME  switch to another session\n  /help          show this help\n  /quit          leave (or Ctrl-D)\n  Ctrl-C         cancel an answer";
 
-/// Talk to an agent, with answers as they are written
+/// Talk to an agent, and see its answers while they are generated
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -20,9 +20,9 @@ Examples:
   skep chat concierge --session room-7
   printf 'My name is Ada.\\nWhat is my name?\\n' | skep chat concierge")]
 pub struct Args {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// Session to speak in; the agent remembers per session
+    /// Session to talk in; the agent remembers each session separately
     #[arg(long, short, default_value = "chat")]
     session: String,
     #[command(flatten)]
@@ -31,7 +31,7 @@ pub struct Args {
 
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
-    // Before anything is typed.
+    // A wrong name is reported before anything is typed.
     client.find_agent(&args.agent).await?;
     let mut chat = Chat { client, agent: args.agent, session: args.session };
     if std::io::stdin().is_terminal() { chat.interactive().await } else { chat.piped().await }
@@ -43,7 +43,7 @@ struct Chat {
     session: String,
 }
 
-/// What a line that was typed asks for.
+/// The meaning of a line that was typed.
 #[derive(Debug, PartialEq, Eq)]
 enum Line<'a> {
     Nothing,
@@ -71,8 +71,10 @@ impl Chat {
         let paint = style::stderr();
         eprintln!(
             "{}",
-            paint
-                .dim(&format!("talking to {} in session {}; /help, Ctrl-D leaves", self.agent, self.session))
+            paint.dim(&format!(
+                "talking to {} in session {}; /help shows help, Ctrl-D leaves",
+                self.agent, self.session
+            ))
         );
         let mut editor = rustyline::DefaultEditor::new().context("cannot use this terminal")?;
         loop {
@@ -82,7 +84,7 @@ impl Chat {
                 Err(ReadlineError::Eof) => return Ok(()),
                 Err(error) => return Err(error).context("cannot read from the terminal"),
             };
-            // A line that cannot be remembered can still be said.
+            // A line that cannot be added to the history can still be sent.
             let _ = editor.add_history_entry(&line);
             match parse(&line) {
                 Line::Nothing => {}
@@ -92,13 +94,13 @@ impl Chat {
                     self.session = name.to_owned();
                     eprintln!("{}", paint.dim(&format!("session {name}")));
                 }
-                Line::Unknown(command) => eprintln!("no command {command}\n{HELP}"),
+                Line::Unknown(command) => eprintln!("unknown command {command}\n{HELP}"),
                 Line::Say(text) => self.say_or_cancel(text).await?,
             }
         }
     }
 
-    /// Sends every line of stdin in turn; the first failure ends it.
+    /// Sends the lines of stdin one after the other, and stops at the first failure.
     async fn piped(&mut self) -> Result<()> {
         for line in std::io::stdin().lines() {
             match parse(&line.context("cannot read stdin")?) {
@@ -106,7 +108,7 @@ impl Chat {
                 Line::Quit => return Ok(()),
                 Line::Say(text) => self.say(text).await?,
                 Line::Nothing | Line::Help => {}
-                Line::Unknown(command) => anyhow::bail!("no command {command}\n{HELP}"),
+                Line::Unknown(command) => anyhow::bail!("unknown command {command}\n{HELP}"),
             }
         }
         Ok(())
@@ -143,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slash_begins_a_command_and_everything_else_is_said() {
+    fn a_slash_starts_a_command_and_everything_else_is_a_message() {
         assert_eq!(parse("  hello /there "), Line::Say("hello /there"));
         assert_eq!(parse("/session room-7"), Line::Session("room-7"));
         assert_eq!(parse("/session"), Line::Unknown("/session"));

@@ -1,4 +1,4 @@
-//! `skep completions`.
+//! `skep completions`: prints a completion script.
 
 use anyhow::Result;
 use clap::CommandFactory as _;
@@ -12,7 +12,7 @@ Examples:
   skep completions zsh > ~/.zfunc/_skep
   skep completions fish > ~/.config/fish/completions/skep.fish")]
 pub struct Args {
-    /// The shell
+    /// Shell to print the script for
     shell: Shell,
 }
 

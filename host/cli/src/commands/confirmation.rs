@@ -1,4 +1,4 @@
-//! The question before something is deleted for good.
+//! The question that is asked before something is deleted permanently.
 
 use std::io::IsTerminal as _;
 
@@ -6,10 +6,13 @@ use anyhow::{Result, bail};
 
 use crate::failure::Usage;
 
-/// Whether the person at the terminal says yes.
+/// Asks the person at the terminal, and returns whether the answer is yes.
 pub fn confirmed(question: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
-        bail!(Usage("nobody is there to be asked\n  hint: --yes deletes without a question".to_owned()));
+        bail!(Usage(
+            "cannot ask for confirmation: stdin is not a terminal\n  hint: --yes deletes without asking"
+                .to_owned()
+        ));
     }
     eprint!("{question} [y/N] ");
     let mut answer = String::new();

@@ -1,26 +1,27 @@
-//! `skep delete`.
+//! `skep delete`: removes an agent.
 
 use anyhow::Result;
 
 use super::{HostArgs, confirmation::confirmed, out};
 
-/// More are not counted.
+/// Maximum number of sessions that are counted.
 const COUNTED_SESSIONS: u32 = 1_000;
 
 /// Remove an agent with everything that belongs to it
 ///
-/// Its versions, sessions, schedules, secrets and log lines go with it, and turns that run are cancelled. Sessions of all
-/// tenants are among them. To go back to an earlier version, use skep rollback; to delete one session, skep session delete.
+/// Deletes its versions, schedules, secrets, log lines and the sessions of all tenants, and cancels its
+/// running turns. To go back to an earlier version, use skep rollback; to delete one session, use skep
+/// session delete.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  skep session export concierge room-7 -o room-7.json      what is to be kept
+  skep session export concierge room-7 -o room-7.json      keeps a session
   skep delete concierge
-  skep delete concierge --yes                               without a question, for scripts")]
+  skep delete concierge --yes                               without asking, for scripts")]
 pub struct Args {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     yes: bool,
     #[command(flatten)]
@@ -32,14 +33,14 @@ pub async fn run(args: Args) -> Result<()> {
     let client = host.client()?;
     let (sessions, has_more) = client.sessions(&agent, None, None, COUNTED_SESSIONS).await?;
     let sessions = counted(sessions.len(), has_more);
-    if !yes && !confirmed(&format!("delete agent {agent} with {sessions} for good?"))? {
+    if !yes && !confirmed(&format!("permanently delete agent {agent} with {sessions}?"))? {
         return out::line("nothing was deleted");
     }
     client.delete_agent(&agent).await?;
     out::line(&format!("deleted {agent} with {sessions}"))
 }
 
-/// The caller's own; those of other tenants are listed a tenant at a time.
+/// Describes the caller's own sessions; those of other tenants can only be listed one tenant at a time.
 fn counted(sessions: usize, has_more: bool) -> String {
     match (sessions, has_more) {
         (0, _) => "no session of yours".to_owned(),

@@ -1,4 +1,4 @@
-//! `skep demo`: the whole of Skep once, through its public interface.
+//! `skep demo`: shows all of Skep once, through its public interface.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::server::{self, DataDir, ServerOptions};
 use crate::style;
 use turn_printer::TurnReport;
 
-/// What the guest says. The last is about what was said before.
+/// Messages of the guest. The last one is about what was said before.
 pub const MESSAGES: [&str; 4] = [
     "Good evening, my name is Ada.",
     "I would like to order two pizzas and a tea.",
@@ -25,9 +25,9 @@ pub const MESSAGES: [&str; 4] = [
 
 /// See all of it work: model, agent, tools, cache
 ///
-/// Fetches the default model, builds an example agent to WebAssembly, starts a host on a free port, deploys the agent
-/// over HTTP and talks to it. Succeeds only if the model called a tool with arguments that its schema allows and the
-/// second turn found the first one in the cache.
+/// Downloads the default model, builds an example agent to WebAssembly, starts a host on a free port, deploys
+/// the agent over HTTP and talks to it. Succeeds only if the model called a tool with arguments that its
+/// schema allows, and if the second turn found the first one in the cache.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -38,15 +38,15 @@ pub struct Args {
     /// Model: a name, hf:OWNER/REPO[:FILE], or a path
     #[arg(long, value_name = "NAME|PATH", default_value = crate::catalog::DEFAULT_MODEL)]
     model: String,
-    /// Threads of the model's computation [default: physical cores]
+    /// Threads for the model's computation [default: physical cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     #[command(flatten)]
     device: DeviceFlag,
-    /// Folder of another agent than the concierge
+    /// Folder of an agent to use instead of the concierge
     #[arg(long, value_name = "DIR", requires = "say")]
     agent: Option<PathBuf>,
-    /// Say this instead; once for every turn
+    /// Message to send instead of the usual ones; repeat it for more turns
     #[arg(long, value_name = "MESSAGE")]
     say: Vec<String>,
 }
@@ -55,7 +55,7 @@ pub async fn run(args: Args) -> Result<()> {
     let paint = style::stdout();
     out::line(&paint.bold("1. Preparing the model, the agent and the host"))?;
     let source = tokio::task::block_in_place(|| {
-        // The model first: its download is what a newcomer waits for.
+        // The model comes first, because its download is what a new user waits for.
         crate::catalog::resolve(&args.model, &Terminal)?;
         let dir = match &args.agent {
             Some(dir) => dir.clone(),
@@ -83,7 +83,7 @@ pub async fn run(args: Args) -> Result<()> {
     out::line(&format!("  deployed {} with the tools {}", agent.name, agent.tools.join(", ")))?;
 
     out::line("")?;
-    out::line(&paint.bold("2. A conversation, over HTTP, streamed"))?;
+    out::line(&paint.bold("2. A conversation over HTTP, with streamed answers"))?;
     let messages: Vec<&str> =
         if args.say.is_empty() { MESSAGES.to_vec() } else { args.say.iter().map(String::as_str).collect() };
     let mut reports = Vec::new();
@@ -98,7 +98,7 @@ pub async fn run(args: Args) -> Result<()> {
     server.shutdown().await;
 
     out::line("")?;
-    out::line(&paint.bold("3. What was to be shown"))?;
+    out::line(&paint.bold("3. What the conversation showed"))?;
     for line in verdict(&reports)? {
         out::line(&format!("  {} {line}", paint.green("✓")))?;
     }
@@ -106,13 +106,13 @@ pub async fn run(args: Args) -> Result<()> {
     out::line(&format!("{}\n{NEXT}", paint.bold("Now try")))
 }
 
-const NEXT: &str = "  skep new my-agent          a crate to start from
-  skep up my-agent           a host with that agent in it
+const NEXT: &str = "  skep new my-agent          create the crate of an agent
+  skep up my-agent           start a host with that agent
   skep chat my-agent         talk to it, in another terminal
-  skep bench engine          how fast the model runs here
+  skep bench engine          measure how fast the model runs here
 (with cargo: `cargo run --release -- up my-agent` and so on)";
 
-/// What the conversation proved, or the reason why it did not.
+/// Returns what the conversation showed, or an error with the reason why it showed nothing.
 fn verdict(reports: &[TurnReport]) -> Result<Vec<String>> {
     if let Some(silent) = reports.iter().position(|report| report.turn.text.trim().is_empty()) {
         bail!("turn {} has no answer", silent + 1);
@@ -120,12 +120,12 @@ fn verdict(reports: &[TurnReport]) -> Result<Vec<String>> {
     let answered = reports.iter().flat_map(|report| &report.tool_calls).find(|call| call.result.is_some());
     let Some(call) = answered else {
         let called = reports.iter().map(|report| report.tool_calls.len()).sum::<usize>();
-        bail!("no tool call succeeded ({called} were made), so tools are not shown to work");
+        bail!("no tool call succeeded ({called} were made), so the demo does not show that tools work");
     };
-    // The host checks arguments against the tool's schema before it calls it, so a result is the proof; that they are
-    // an object is what every schema of a tool begins with.
+    // The host checks arguments against the tool's schema before it calls the tool, so a result proves that
+    // they are valid. Every schema of a tool requires an object.
     if !call.arguments.is_object() {
-        bail!("the arguments of {} are {} and no object", call.name, call.arguments);
+        bail!("the arguments of {} are {}, which is not an object", call.name, call.arguments);
     }
     let Some(second) = reports.get(1) else { bail!("the conversation had no second turn") };
     let cached = second.first_cached_tokens();

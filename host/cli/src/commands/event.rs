@@ -1,4 +1,4 @@
-//! `skep event`: send, list.
+//! `skep event`: sends and lists events.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -13,35 +13,35 @@ pub enum Command {
     List(ListArgs),
 }
 
-/// Tell of something that happened; agents and webhooks that take the topic get it
+/// Publish an event; agents and webhooks that subscribe to its topic get it
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep event send order.paid '{\"order_id\": \"o-7\"}'
-  skep event send order.paid '{\"order_id\": \"o-7\"}' --id payment-815     twice is once")]
+  skep event send order.paid '{\"order_id\": \"o-7\"}' --id payment-815     sent twice, it counts once")]
 pub struct SendArgs {
-    /// Such as order.paid
+    /// Topic of the event, such as order.paid
     topic: String,
-    /// JSON
+    /// Data of the event, as JSON
     data: Option<String>,
-    /// The same id is the same event
+    /// Id of the event; sending the same id again has no effect
     #[arg(long)]
     id: Option<String>,
-    /// Print what the host answers as JSON
+    /// Print the host's answer as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     host: HostArgs,
 }
 
-/// List the newest events, and how their deliveries stand
+/// List the newest events and the state of their deliveries
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep event list
   skep event list --json | jq '.[] | select(.dead > 0)'")]
 pub struct ListArgs {
-    /// At most so many
+    /// Maximum number of events
     #[arg(long, short = 'n', default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
     /// Print as JSON
@@ -67,9 +67,9 @@ async fn send(args: SendArgs) -> Result<()> {
     }
     match (sent.state.as_str(), sent.deliveries) {
         ("known", _) => out::line(&format!("{} was sent before", sent.id)),
-        (_, 0) => out::line(&format!("{}: no agent and no webhook takes {}", sent.id, args.topic)),
-        (_, 1) => out::line(&format!("{} goes to the one that takes {}", sent.id, args.topic)),
-        (_, many) => out::line(&format!("{} goes to {many} that take {}", sent.id, args.topic)),
+        (_, 0) => out::line(&format!("{}: no agent and no webhook subscribes to {}", sent.id, args.topic)),
+        (_, 1) => out::line(&format!("{} goes to the one subscriber of {}", sent.id, args.topic)),
+        (_, many) => out::line(&format!("{} goes to {many} subscribers of {}", sent.id, args.topic)),
     }
 }
 
@@ -85,7 +85,7 @@ async fn list(args: ListArgs) -> Result<()> {
         .into_iter()
         .map(|event| {
             let state = match (event.pending, event.dead) {
-                (0, 0) => "over".to_owned(),
+                (0, 0) => "done".to_owned(),
                 (pending, dead) => format!("{pending} pending, {dead} dead"),
             };
             [event.topic, event.source, event.id, state]

@@ -1,15 +1,15 @@
-//! `skep held`.
+//! `skep held`: decides about the work that a restored host holds.
 
 use anyhow::Result;
 
 use super::{HostArgs, out};
 use crate::client::Held;
 
-/// Decide about what a restored host holds back
+/// Decide about the work that a restored host holds
 ///
-/// A host that was restored from a backup does not go on with what was on its way when the backup was taken: open turns,
-/// events for agents and webhooks, schedules that were due, and batches. It may have been done after the backup, by the host
-/// that is gone.
+/// A host that was restored from a backup does not continue with the work that was in flight when the backup
+/// was taken: open turns, events for agents and webhooks, schedules that were due, and batches. The host that
+/// is gone may have done this work after the backup.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Show(ShowArgs),
@@ -17,7 +17,7 @@ pub enum Command {
     Drop(DropArgs),
 }
 
-/// Show how much is held
+/// Show how much work is held
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -31,9 +31,9 @@ pub struct ShowArgs {
     json: bool,
 }
 
-/// Go on with everything that is held; some of it may happen a second time
+/// Resume everything that is held; some of it may happen a second time
 ///
-/// Messages of webhooks have the ids that they had, and say `"restored": true`.
+/// Webhook messages keep their ids and say `"restored": true`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -43,10 +43,10 @@ pub struct ResumeArgs {
     host: HostArgs,
 }
 
-/// Give up everything that is held; some of it may never have happened
+/// Drop everything that is held; some of it may never have happened
 ///
-/// Turns fail with `turn_dropped`, batches are cancelled, and schedules go on with their next time. Events become dead letters,
-/// which can be delivered one by one with `skep webhook redeliver`.
+/// Turns fail with `turn_dropped`, batches are cancelled, and schedules continue with their next time. Events
+/// become dead letters, which can be delivered one by one with `skep webhook redeliver`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -66,7 +66,7 @@ pub async fn run(command: Command) -> Result<()> {
             match held.backup_at_ms {
                 None => out::line("nothing is held"),
                 Some(at_ms) => out::line(&format!(
-                    "held since the restore of a backup of {}: {}",
+                    "held since the restore of a backup that was taken {}: {}",
                     out::ago(at_ms),
                     sum(&held)
                 )),
@@ -74,7 +74,7 @@ pub async fn run(command: Command) -> Result<()> {
         }
         Command::Resume(args) => {
             let held = args.host.client()?.decide_held("resume").await?;
-            out::line(&format!("going on with {}", sum(&held)))
+            out::line(&format!("resumed {}", sum(&held)))
         }
         Command::Drop(args) => {
             let held = args.host.client()?.decide_held("drop").await?;

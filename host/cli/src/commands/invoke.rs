@@ -1,4 +1,4 @@
-//! `skep invoke`.
+//! `skep invoke`: sends one message to an agent.
 
 use std::io::Read as _;
 
@@ -18,17 +18,19 @@ Examples:
   skep invoke concierge 'A long letter, please' --detach
   skep invoke concierge 'Pay the bill' --idempotency-key bill-7")]
 pub struct Args {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// The message; - reads it from the standard input
+    /// The message; - reads it from standard input
     message: String,
-    /// Session to speak in; the agent remembers per session
+    /// Session to talk in; the agent remembers each session separately
     #[arg(long, short, default_value = "default")]
     session: String,
-    /// Print the turn's id as soon as the message is durable, and let the turn go on by itself; see `skep turn`
+    /// Print the turn's id as soon as the message is durable, and let the turn run without a client; see
+    /// `skep turn`
     #[arg(long)]
     detach: bool,
-    /// The same key in the same session is the same turn, however often it is sent; it goes on without its client
+    /// Messages with the same key in the same session are one turn, however often they are sent; the turn
+    /// does not end with its client
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
     #[command(flatten)]
@@ -55,7 +57,8 @@ pub async fn run(args: Args) -> Result<()> {
         }
         return out::line(&accepted.turn_id);
     }
-    // As events, because the first one has the turn's id: whoever loses the host can find the turn again.
+    // The answer is read as events, because the first one has the turn's id: if the host is lost, the turn
+    // can be found again.
     let turn = client.stream_once(&args.agent, &args.session, &message, key).await?.answer().await?;
     if args.json {
         return out::json(&turn);

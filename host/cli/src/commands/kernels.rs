@@ -1,4 +1,4 @@
-//! `skep kernels`: kernels for GPUs, compiled ahead of time and shipped with the binary.
+//! `skep kernels`: GPU kernels that are compiled ahead of time and shipped with the binary.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,24 +17,24 @@ use super::out;
 use crate::places;
 use crate::progress::{Progress as _, Terminal};
 
-/// Compile the kernels for GPUs ahead of time, and list them
+/// Compile the GPU kernels ahead of time, and list them
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Build(BuildArgs),
     List(ListArgs),
 }
 
-/// Compile the kernels into a folder, to ship it with the binary
+/// Compile the kernels into a folder that can be shipped with the binary
 ///
-/// Kernels are compiled by NVRTC when a GPU is opened first, and are cached from then on. With a folder of compiled
-/// kernels a machine needs no NVRTC. Compiling needs no GPU: it can be done where the binary is built, by the same
-/// version of `skep`; kernels of another version are not used. A host finds the folder by SKEP_CUBINS, or when it is
-/// called `cubins` and lies beside the binary.
+/// Without such a folder, NVRTC compiles the kernels when a GPU is first opened, and they are cached from
+/// then on. With it, a machine needs no NVRTC. Compiling needs no GPU: it can be done where the binary is
+/// built, by the same version of `skep`; kernels of another version are not used. A host finds the folder
+/// through SKEP_CUBINS, or if its name is `cubins` and it is beside the binary.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep kernels build --out cubins
-  skep kernels build --out cubins --arch sm_90a         H100 and H200 alone
+  skep kernels build --out cubins --arch sm_90a         only for H100 and H200
   pip install --target nvrtc nvidia-cuda-nvrtc && skep kernels build --out cubins \\
       --nvrtc nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 
@@ -42,13 +42,13 @@ Architectures:
   sm_80   A100        sm_89    L4, RTX 40      sm_100   B200
   sm_86   RTX 30      sm_90a   H100, H200      sm_120   RTX 50")]
 pub struct BuildArgs {
-    /// Folder for the compiled kernels; what is in it stays there
+    /// Folder for the compiled kernels; files that are already in it stay
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Architecture to compile for, as often as wanted; all, if none is named
+    /// Architecture to compile for; may be repeated [default: all]
     #[arg(long = "arch", value_name = "ARCH", value_parser = architecture())]
     architectures: Vec<Architecture>,
-    /// NVRTC's library; without it, the newest that the system finds
+    /// Path of the NVRTC library [default: the newest that the system finds]
     #[arg(long, value_name = "FILE")]
     nvrtc: Option<PathBuf>,
     /// Print the result as JSON
@@ -56,17 +56,17 @@ pub struct BuildArgs {
     json: bool,
 }
 
-/// List compiled kernels with the registers that they take
+/// List compiled kernels with the registers that they use
 ///
-/// For each kernel and architecture: the registers of a thread, and the bytes that a thread has to keep in memory because
-/// it has no register left.
+/// For each kernel and architecture: the registers per thread, and the bytes that a thread has to keep in
+/// memory because it has no register left.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep kernels list
   skep kernels list --dir cubins --json | jq '.[] | select(.spilled_bytes > 0)'")]
 pub struct ListArgs {
-    /// Folder of `skep kernels build`; without it, the one that a host uses
+    /// Folder that `skep kernels build` wrote [default: the folder that a host uses]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print as JSON
@@ -96,8 +96,9 @@ fn build(args: BuildArgs) -> Result<()> {
     architectures.dedup();
     let compiler = Compiler::when_needed(nvrtc, Some(places::cubin_cache()?));
     let nvrtc = compiler.nvrtc();
-    let version =
-        nvrtc.map_err(|error| anyhow!("{error}\n  hint: --nvrtc FILE names the library"))?.version();
+    let version = nvrtc
+        .map_err(|error| anyhow!("{error}\n  hint: pass the path of the library with --nvrtc FILE"))?
+        .version();
     let total = (architectures.len() * SOURCES.len()) as u64;
     let step = Terminal.count(&format!("compiling kernels with NVRTC {version}"), total);
     let (done, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -120,15 +121,17 @@ fn build(args: BuildArgs) -> Result<()> {
     }
     let folder = out.display();
     out::line(&format!("{folder}: {} for {}", HumanBytes(bytes), names(&architectures).join(", ")))?;
-    out::line(&format!("Ship it beside the binary as `cubins`, or name it: SKEP_CUBINS={folder} skep up"))
+    out::line(&format!(
+        "Ship it beside the binary as `cubins`, or set its path: SKEP_CUBINS={folder} skep up"
+    ))
 }
 
 fn list(args: ListArgs) -> Result<()> {
     let folder = match args.dir {
         Some(dir) => dir,
         None => places::shipped_cubins()?.context(
-            "no kernels were shipped with this binary\n  hint: make some with `skep kernels build --out DIR`, then \
-             name the folder with --dir or SKEP_CUBINS",
+            "no kernels were shipped with this binary\n  hint: build them with `skep kernels build --out DIR`, then \
+             pass the folder with --dir or SKEP_CUBINS",
         )?,
     };
     let mut found = Vec::new();
@@ -142,7 +145,7 @@ fn list(args: ListArgs) -> Result<()> {
     if found.is_empty() {
         let folder = folder.display();
         bail!(
-            "{folder} has no kernels of this version of skep\n  hint: make them with `skep kernels build --out {folder}`"
+            "{folder} has no kernels of this version of skep\n  hint: build them with `skep kernels build --out {folder}`"
         );
     }
     if args.json {
@@ -166,10 +169,10 @@ fn list(args: ListArgs) -> Result<()> {
     out::line(&format!("\n{}: {}", folder.display(), completeness(&folder)))
 }
 
-/// For which devices the folder is enough.
+/// Describes the architectures that the folder is complete for.
 fn completeness(folder: &Path) -> String {
     match shipped::complete(folder).as_slice() {
-        [] => "complete for no architecture; what is not there is compiled by NVRTC".to_owned(),
+        [] => "complete for no architecture; missing kernels are compiled by NVRTC".to_owned(),
         complete => format!("complete for {}", names(complete).join(", ")),
     }
 }

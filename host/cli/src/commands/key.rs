@@ -1,6 +1,7 @@
-//! `skep key`: make, list and revoke API keys.
+//! `skep key`: creates, lists and revokes API keys.
 //!
-//! Over HTTP, as an admin; or in the data folder of a host, which whoever may read it can do without a key.
+//! It works over HTTP, as an admin, or in the data folder of a host, which needs no key but access to the
+//! folder.
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use crate::data_lock::DataLock;
 use crate::failure::Usage;
 use crate::{server, style};
 
-/// Make, list and revoke API keys
+/// Create, list and revoke API keys
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Create(CreateArgs),
@@ -24,11 +25,13 @@ pub enum Command {
     Revoke(RevokeArgs),
 }
 
-/// Make an API key and print it, once
+/// Create an API key and print it, once
 ///
-/// A key speaks for one tenant: its sessions are its own. Agents and models are the host's, for all of them. The roles: read
-/// sees lists, sessions and logs; invoke sends messages and generates too; admin is the operator's, does
-/// everything for all tenants, and is only for keys of `local`; so is metrics, which reads /metrics and nothing else. The first key of a host is made in its data folder, with --data.
+/// A key belongs to one tenant, which has its own sessions; agents and models are shared by all tenants. The
+/// roles: `read` sees lists, sessions and logs; `invoke` can also send messages and generate; `admin` is the
+/// operator's role, can do everything for all tenants, and is only for keys of the tenant `local`; `metrics`
+/// reads /metrics and nothing else, and is also only for `local`. The first key of a host is created in its
+/// data folder, with --data.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -37,23 +40,23 @@ Examples:
   skep key create --tenant acme --role invoke --name ci --expires 30d
   skep key create --tenant acme --role invoke --agents concierge,echo --requests-per-minute 30")]
 pub struct CreateArgs {
-    /// Whose key it is; `local` has the sessions of a host that asks for no keys
+    /// Tenant that the key belongs to; `local` has the sessions of a host that requires no keys
     #[arg(long, default_value = "local")]
     tenant: String,
-    /// read or invoke; or admin or metrics, for the tenant `local`
+    /// Role: read or invoke; for the tenant `local` also admin or metrics
     #[arg(long)]
     role: String,
-    /// Only for these agents [default: all of them, and the models]
+    /// Agents that the key may use [default: all of them, and the models]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     agents: Vec<String>,
-    /// What people call it
+    /// Name of the key, for people
     #[arg(long, default_value = "", hide_default_value = true)]
     name: String,
-    /// How long it is valid, such as 90s, 45m, 12h or 30d [default: until it is revoked]
+    /// How long the key is valid, such as 90s, 45m, 12h or 30d [default: until it is revoked]
     #[arg(long, value_name = "TIME", value_parser = lifetime)]
     expires: Option<Duration>,
-    /// Requests that it may send, as many of them at once; more get 429 with Retry-After. Those of all keys of a tenant
-    /// together have the limit of [tenants.NAME] in skep.toml [default: that one]
+    /// Maximum requests per minute, all of which may come at once; more get 429 with Retry-After. All keys of
+    /// a tenant together have the limit of [tenants.NAME] in skep.toml [default: only that limit]
     #[arg(long, value_name = "N")]
     requests_per_minute: Option<NonZeroU32>,
     #[command(flatten)]
@@ -63,7 +66,7 @@ pub struct CreateArgs {
     json: bool,
 }
 
-/// List the API keys of a host; the keys themselves are not kept
+/// List the API keys of a host; the keys themselves are not stored
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -78,33 +81,33 @@ pub struct ListArgs {
     json: bool,
 }
 
-/// Refuse a key from now on
+/// Revoke a key, which is refused from now on
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep key revoke key-5f0c2a9b81d4
   skep key revoke key-5f0c2a9b81d4 --data data")]
 pub struct RevokeArgs {
-    /// The key's id, as `skep key list` prints it
+    /// Id of the key, as `skep key list` prints it
     id: String,
     #[command(flatten)]
     place: Place,
 }
 
-/// Where the keys are.
+/// The place where the keys are stored.
 #[derive(Debug, clap::Args)]
 struct Place {
     #[command(flatten)]
     host: HostArgs,
-    /// In the data folder of a host on this machine, whether it runs or not; no key is needed
+    /// Use the data folder of a host on this machine, whether or not the host runs; no key is needed
     #[arg(long, value_name = "DIR", conflicts_with = "url")]
     data: Option<PathBuf>,
 }
 
-/// What a data folder is that no host has used yet.
+/// Treatment of a data folder that no host has used yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Absent {
-    /// The first key of a host comes before the host.
+    /// It is created, because the first key of a host comes before the host.
     IsMade,
     IsAnError,
 }
@@ -133,16 +136,18 @@ async fn create(args: CreateArgs) -> Result<()> {
         expires_in: args.expires,
         requests_per_minute: args.requests_per_minute,
     };
-    // Before a folder is made for it.
+    // The key is checked before a folder is created for it.
     new.check().map_err(usage)?;
     let made = Keys::at(&args.place, Absent::IsMade).await?.create(new).await?;
     if args.json {
         return out::json(&made);
     }
-    let about =
-        format!("  {} of tenant {} with the role {}; it is shown only now", made.id, made.tenant, made.role);
+    let about = format!(
+        "  {} of tenant {} with the role {}; it will not be shown again",
+        made.id, made.tenant, made.role
+    );
     eprintln!("{}", style::stderr().dim(&about));
-    out::line(made.key.as_deref().context("the host did not tell the key")?)
+    out::line(made.key.as_deref().context("the host did not return the key")?)
 }
 
 async fn list(args: ListArgs) -> Result<()> {
@@ -151,7 +156,7 @@ async fn list(args: ListArgs) -> Result<()> {
         return out::json(&keys);
     }
     if keys.is_empty() {
-        return out::line("no keys yet; make one with: skep key create --role admin");
+        return out::line("no keys yet; create one with: skep key create --role admin");
     }
     let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
     let rows: Vec<_> = keys
@@ -164,7 +169,7 @@ async fn list(args: ListArgs) -> Result<()> {
             [key.id, key.tenant, key.role, agents, rate, key.name, out::ago(key.created_at_ms), used, state]
         })
         .collect();
-    out::table(["KEY", "TENANT", "ROLE", "AGENTS", "RATE", "NAME", "MADE", "USED", "STATE"], &rows)
+    out::table(["KEY", "TENANT", "ROLE", "AGENTS", "RATE", "NAME", "CREATED", "USED", "STATE"], &rows)
 }
 
 async fn revoke(args: RevokeArgs) -> Result<()> {
@@ -185,13 +190,13 @@ impl Keys {
         let is_there = database.try_exists().with_context(|| format!("cannot read {}", dir.display()))?;
         if !is_there && absent == Absent::IsAnError {
             bail!(
-                "{} is no data folder of a host: there is no {}\n  hint: `skep up` says which folder is its own",
+                "{} is not the data folder of a host: there is no {}\n  hint: `skep up` prints the folder that it uses",
                 dir.display(),
                 database.display()
             );
         }
-        // A host may be using the tables, so they stay as they are; unless they are of an older version, or not there, and no
-        // host has the folder.
+        // A host may be using the tables, so they are not changed, except if they are of an older version or
+        // do not exist, and no host uses the folder.
         let store = match is_there {
             true => match Store::open_beside(&database, Durability::Power).await {
                 Err(StoreError::OlderSchema { .. }) => open_alone(dir, &database).await?,
@@ -199,7 +204,7 @@ impl Keys {
             },
             false => {
                 let store = open_alone(dir, &database).await?;
-                eprintln!("  made a new data folder, {}", dir.display());
+                eprintln!("  created a new data folder, {}", dir.display());
                 store
             }
         };
@@ -240,7 +245,7 @@ impl Keys {
     }
 }
 
-/// Brings the tables up to date, or makes them.
+/// Brings the tables up to date, or creates them.
 async fn open_alone(dir: &Path, database: &Path) -> Result<Store> {
     let _lock = DataLock::take(dir)?;
     Ok(Store::open(database, Durability::Power).await?)
@@ -270,7 +275,7 @@ fn usage(error: skep_runtime::RuntimeError) -> anyhow::Error {
     anyhow::anyhow!(Usage(error.to_string()))
 }
 
-/// A number and a unit.
+/// Parses a number and a unit.
 fn lifetime(text: &str) -> Result<Duration> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let seconds = match unit {
@@ -282,7 +287,7 @@ fn lifetime(text: &str) -> Result<Duration> {
     };
     let number: u64 = number.parse().context("a time is a number and s, m, h or d, such as 30d")?;
     let seconds = number.checked_mul(seconds).filter(|seconds| *seconds > 0 && *seconds <= MAX_LIFETIME_S);
-    seconds.map(Duration::from_secs).context("a key is valid for a second to ten years")
+    seconds.map(Duration::from_secs).context("a key can be valid for one second to ten years")
 }
 
 const MAX_LIFETIME_S: u64 = 3_653 * 86_400;
@@ -292,14 +297,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_folder_that_a_host_uses_is_not_brought_up_to_date() {
+    async fn the_tables_of_a_folder_in_use_are_not_brought_up_to_date() {
         let folder = tempfile::tempdir().expect("a folder");
         let database = server::database(folder.path());
         Keys::in_folder(folder.path(), Absent::IsMade).await.expect("made").list().await.expect("no keys");
         let lock = DataLock::take(folder.path()).expect("a host");
         let keys = Keys::in_folder(folder.path(), Absent::IsAnError).await.expect("of this version");
         keys.list().await.expect("no keys");
-        // As a host of an older version has it: SQLite keeps the number of the schema at this place of its file.
+        // Imitates the file of an older host: SQLite keeps the number of the schema at this offset.
         let mut bytes = std::fs::read(&database).expect("a file");
         let older = u32::try_from(skep_store::known_schema() - 1).expect("small");
         bytes[60..64].copy_from_slice(&older.to_be_bytes());

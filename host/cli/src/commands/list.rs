@@ -1,4 +1,4 @@
-//! `skep list`.
+//! `skep list`: lists agents, their versions and their tools.
 
 use anyhow::Result;
 
@@ -8,17 +8,17 @@ use crate::style;
 
 /// List the agents of a running host
 ///
-/// Those that it could not start again are told on the standard error, with the reason.
+/// Agents that the host could not start again are printed to standard error, with the reason.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep list
-  skep list --versions concierge        what can be rolled back to
-  skep list --tools concierge           its tools, their hints, and which a person decides about
+  skep list --versions concierge        the versions to roll back to
+  skep list --tools concierge           its tools, their hints, and which need approval
   skep list --tools --json | jq '.[][] | select(.hints.destructive).name'
   skep list --json | jq -r '.[].name'")]
 pub struct Args {
-    /// Only this agent
+    /// List only this agent
     #[arg(value_name = "AGENT")]
     agent: Option<String>,
     /// List the versions that can be put into force
@@ -125,7 +125,7 @@ async fn tools(client: &Client, agents: Vec<String>, json: bool) -> Result<()> {
         .into_iter()
         .flat_map(|(agent, tools)| {
             tools.into_iter().map(move |tool| {
-                let approval = if tool.needs_approval { "by a person" } else { "" };
+                let approval = if tool.needs_approval { "required" } else { "" };
                 let description = tool.description.lines().next().unwrap_or_default().to_owned();
                 [agent.clone(), tool.name, tool.hints.words(), approval.to_owned(), description]
             })

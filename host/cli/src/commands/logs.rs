@@ -1,4 +1,4 @@
-//! `skep logs`.
+//! `skep logs`: prints the log lines of agents.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,39 +11,39 @@ use crate::client::{Client, LogLine, LogQuery, LogStream};
 use crate::failure::Refused;
 use crate::style::{self, Painter};
 
-/// A follower asks a host that is gone again after this long, and after twice as long each time it is still gone.
+/// Delay before `--follow` asks a host that is gone again; it doubles each time that the host is still gone.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(3);
 
-/// Print what agents logged
+/// Print the log lines of agents
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep logs                                       the newest lines of all agents
-  skep logs concierge --follow                    and what comes, also after the host was restarted
+  skep logs concierge --follow                    and new ones, also after a restart of the host
   skep logs concierge --session ada --level warn --since 10m
   skep logs --follow --json | jq -r .message")]
 pub struct Args {
-    /// Of this agent only
+    /// Only lines of this agent
     agent: Option<String>,
-    /// Of this session only
+    /// Only lines of this session
     #[arg(long)]
     session: Option<String>,
-    /// This level and those above it
+    /// Only lines of this level and of higher ones
     #[arg(long, value_enum)]
     level: Option<Level>,
-    /// Not older than this, such as 90s, 10m, 2h or 1d
+    /// Only lines that are not older than this, such as 90s, 10m, 2h or 1d
     #[arg(long, value_name = "AGE", value_parser = age)]
     since: Option<Duration>,
     /// Keep printing new lines until Ctrl-C
     #[arg(long, short)]
     follow: bool,
-    /// The newest so many lines
+    /// Maximum number of lines; the newest are printed
     #[arg(long, short = 'n', default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
     #[command(flatten)]
     host: HostArgs,
-    /// Print one JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -59,7 +59,7 @@ enum Level {
 /// How lines are printed.
 struct Printer {
     json: bool,
-    /// Lines of several agents say of which.
+    /// Whether a line names its agent, because there may be several.
     names_agent: bool,
     paint: Painter,
 }
@@ -82,7 +82,8 @@ pub async fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Goes on until it is interrupted. A host that is gone may come back; one that was never there is an error.
+/// Follows the log until it is interrupted. A host that is gone may come back; one that was never there is an
+/// error.
 async fn follow(client: &Client, query: &LogQuery, printer: &Printer) -> Result<()> {
     let mut stream = client.follow_logs(query, None).await?;
     let mut last = 0;
@@ -106,7 +107,7 @@ async fn connect_again(client: &Client, query: &LogQuery, last: i64) -> Result<L
                 }
                 return Ok(stream);
             }
-            // It is there, and refuses: the agent is gone, for instance.
+            // The host is there but refuses the request, for example because the agent is gone.
             Err(error)
                 if error.downcast_ref().is_some_and(|refused: &Refused| refused.code != "shutting_down") =>
             {
@@ -141,7 +142,7 @@ impl Printer {
         let (hours, minutes, rest) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
         let at = format!("{hours:02}:{minutes:02}:{rest:02}.{:03}", line.at_ms % 1000);
         let agent = if self.names_agent { format!(" {}", line.agent) } else { String::new() };
-        // What an agent logs while it is described belongs to no session.
+        // Lines that an agent logs while it is described belong to no session.
         let place = match (line.session.as_str(), line.turn) {
             ("", _) => String::new(),
             (session, turn) => format!(" {session}#{turn}"),
@@ -156,7 +157,7 @@ impl Printer {
 }
 
 fn age(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no age; write 90s, 10m, 2h or 1d");
+    let wrong = || format!("{text:?} is not an age; write 90s, 10m, 2h or 1d");
     let unit = text.chars().next_back().ok_or_else(wrong)?;
     let seconds = match unit {
         's' => 1,
@@ -184,7 +185,7 @@ mod tests {
             level: "info".into(),
             message: "hello".into(),
         };
-        // Tests do not run on a terminal, so nothing is coloured.
+        // Tests do not run on a terminal, so nothing is colored.
         let printer = |names_agent| Printer { json: false, names_agent, paint: style::stdout() };
         assert_eq!(printer(false).for_people(&line).trim(), "22:13:20.123  INFO room-7#3 hello");
         assert_eq!(printer(true).for_people(&line).trim(), "22:13:20.123  INFO concierge room-7#3 hello");

@@ -1,18 +1,18 @@
-//! `skep mcp`.
+//! `skep mcp`: lists the MCP servers of a host.
 
 use anyhow::Result;
 
 use super::{HostArgs, out};
 use crate::client::McpTool;
 
-/// Servers of tools that skep.toml names
+/// List the MCP servers that skep.toml names
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
 skep.toml names a server, and grants its tools to agents that ask for them:
   [mcp.files]
-  command = [\"python3\", \"server.py\"]       # started here; or url = \"https://…/mcp\"
-  env = { TOKEN = \"${FILES_TOKEN}\" }       # from the host's environment; headers, with a url
-  tools = [\"read\", \"list\"]                 # leave it out for all of them
+  command = [\"python3\", \"server.py\"]       # started on this machine; or url = \"https://…/mcp\"
+  env = { TOKEN = \"${FILES_TOKEN}\" }       # from the host's environment; with a url: headers
+  tools = [\"read\", \"list\"]                 # default: all of them
   timeout_ms = 30000
   [grants]
   tools = [\"mcp:files/*\"]
@@ -24,7 +24,7 @@ pub enum Command {
     List(ListArgs),
 }
 
-/// List the servers of a running host, whether they answer, and their tools
+/// List the MCP servers of a running host, whether they answer, and their tools
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -45,7 +45,7 @@ pub async fn run(command: Command) -> Result<()> {
         return out::json(&servers);
     }
     if servers.is_empty() {
-        return out::line("no servers; name one in skep.toml, see: skep mcp --help");
+        return out::line("no MCP servers; add one to skep.toml, see: skep mcp --help");
     }
     let rows = servers.into_iter().map(|server| {
         let tools = server.tools.into_iter().map(|McpTool { name, hints, .. }| match hints.words() {

@@ -1,4 +1,4 @@
-//! The command line: one file a command, each with its flags and what it does.
+//! The command line. Each command has its own file, with its flags and its implementation.
 
 mod ai;
 mod approval;
@@ -42,26 +42,26 @@ use clap::{Parser, Subcommand};
 use crate::config::Config;
 use crate::logging::{self, LogFormat};
 
-/// One process in which language models and sandboxed WebAssembly agents live together.
+/// Serve language models and run sandboxed WebAssembly agents beside them, in one process
 #[derive(Debug, Parser)]
 #[command(name = "skep", version, propagate_version = true, max_term_width = 110)]
 #[command(after_help = "\
-Begin with:
+Get started:
   skep demo                       a real model, a real agent, one conversation
-  skep new my-agent               a crate to start from
-  skep up my-agent                a host with that agent in it
-  skep chat my-agent              talk to it (in another terminal)
+  skep new my-agent               create the crate of an agent
+  skep up my-agent                start a host with that agent
+  skep chat my-agent              talk to the agent (in another terminal)
 
 Exit codes:
-  0 done   1 failed   2 wrong usage   3 no host answers   4 the host refused
+  0 success   1 failure   2 wrong usage   3 no host answered   4 the host refused
 
 Environment:
-  SKEP_URL    the host that commands talk to (default http://127.0.0.1:8080)
+  SKEP_URL    address of the host that commands talk to (default http://127.0.0.1:8080)
   SKEP_API_KEY
-              key for a host that asks for one
+              API key for a host that requires one
   SKEP_HOME   folder for models, toolchain and data (default: the user's cache and data folders)
-  SKEP_CUBINS folder of kernels for the GPU that `skep kernels build` made
-  NO_COLOR    no colours")]
+  SKEP_CUBINS folder with the GPU kernels that `skep kernels build` made
+  NO_COLOR    turns colors off")]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -75,10 +75,10 @@ struct LogArgs {
     /// Level (error, warn, info, debug, trace, off) or a filter such as `warn,skep_runtime=debug`
     #[arg(long, global = true, value_name = "LEVEL")]
     log_level: Option<String>,
-    /// More of the log: -v is info, -vv debug, -vvv trace
+    /// Log more: -v is info, -vv debug, -vvv trace
     #[arg(short, long, global = true, action = clap::ArgAction::Count, conflicts_with = "log_level")]
     verbose: u8,
-    /// Form of the log, on stderr
+    /// Format of the log, which goes to stderr
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORMAT")]
     log_format: LogFormat,
 }
@@ -131,13 +131,13 @@ enum Command {
     Completions(completions::Args),
 }
 
-/// Which host a command talks to.
+/// The host that a command talks to.
 #[derive(Debug, clap::Args)]
 struct HostArgs {
-    /// Address of the host; SKEP_URL, or http://127.0.0.1:8080
+    /// Address of the host [default: SKEP_URL, or http://127.0.0.1:8080]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// API key, where the host asks for one; SKEP_API_KEY keeps it out of the list of processes
+    /// API key, if the host requires one; SKEP_API_KEY keeps it out of the process list
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
 }
@@ -149,15 +149,15 @@ impl HostArgs {
 }
 
 impl Cli {
-    /// Runs the command to its end.
+    /// Runs the command until it finishes.
     pub fn run(self) -> Result<()> {
         skep_outbound::tls::install_provider();
         let default_level = match self.command {
-            // The protocol library says at every level what its peers said.
+            // The MCP library logs, at every level, what its peers send.
             Command::Up(_) => "info,rmcp=error",
-            // The copy of a database is one statement, which is long.
+            // A database is copied by one long-running statement.
             Command::Backup(_) => "error",
-            // Its turns fail on purpose.
+            // The turns of this benchmark fail on purpose.
             Command::Bench(bench::Command::Neighbours(_)) => "error",
             _ => "warn",
         };
@@ -182,7 +182,7 @@ impl Cli {
             .build()
             .context("cannot start the asynchronous runtime")?;
         let result = runtime.block_on(self.command.run(config));
-        // With the runtime end the last spans.
+        // The last spans end when the runtime is dropped.
         drop(runtime);
         if let Some(traces) = traces {
             traces.shutdown();
@@ -192,7 +192,7 @@ impl Cli {
 }
 
 impl Command {
-    /// `config` is the operator's, for a host.
+    /// Runs the command. `config` is the operator's configuration, which only a host uses.
     async fn run(self, config: Config) -> Result<()> {
         match self {
             Command::Demo(args) => demo::run(args).await,
@@ -240,7 +240,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Every command that does something, with what is typed to call it.
+    /// Returns every command that has no subcommands, with the words that call it.
     fn commands() -> Vec<(String, clap::Command)> {
         fn add(command: &clap::Command, path: &str, all: &mut Vec<(String, clap::Command)>) {
             for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
@@ -262,20 +262,23 @@ mod tests {
             let shown = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(shown.contains(&path), "`{path} --help` has no example");
             for line in shown.lines() {
-                assert!(line.chars().count() <= 100, "`{path} --help` has a line that is wrapped: {line}");
+                assert!(
+                    line.chars().count() <= 100,
+                    "`{path} --help` has a line that would be wrapped: {line}"
+                );
             }
         }
     }
 
     #[test]
-    fn every_argument_says_what_it_is() {
+    fn every_argument_has_a_help_text() {
         for (path, command) in commands() {
             let silent: Vec<_> = command
                 .get_arguments()
                 .filter(|argument| argument.get_help().is_none())
                 .map(|argument| argument.get_id().to_string())
                 .collect();
-            assert!(silent.is_empty(), "`{path} --help` says nothing of {silent:?}");
+            assert!(silent.is_empty(), "`{path} --help` does not describe {silent:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `skep model`: pull, list, inspect, verify.
+//! `skep model`: pulls, lists, inspects and verifies models.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub enum Command {
     Verify(VerifyArgs),
 }
 
-/// Fetch a model into the cache, so that it is there without a network
+/// Download a model into the cache, so that it can be used without a network
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,7 +30,7 @@ Examples:
   skep model pull hf:Qwen/Qwen2.5-0.5B-Instruct
   skep model pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf")]
 pub struct PullArgs {
-    /// A name of the catalog, or hf:OWNER/REPO[:FILE]
+    /// Name from the catalog, or hf:OWNER/REPO[:FILE]
     #[arg(default_value = catalog::DEFAULT_MODEL)]
     model: String,
     /// Print the result as JSON
@@ -38,7 +38,7 @@ pub struct PullArgs {
     json: bool,
 }
 
-/// List the models that have a name, and those in the cache
+/// List the models in the catalog and those in the cache
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -50,7 +50,7 @@ pub struct ListArgs {
     json: bool,
 }
 
-/// Show what a model file contains
+/// Show the contents of a model file
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -58,7 +58,7 @@ Examples:
   skep model inspect model.gguf --tensors
   skep model inspect folder-with-safetensors --json")]
 pub struct InspectArgs {
-    /// A name, hf:OWNER/REPO[:FILE], or a path
+    /// Model: a name, hf:OWNER/REPO[:FILE], or a path
     model: String,
     /// List every tensor
     #[arg(long)]
@@ -68,10 +68,10 @@ pub struct InspectArgs {
     json: bool,
 }
 
-/// Check a model's logits against its folder's expected.safetensors
+/// Check a model's logits against expected.safetensors in its folder
 ///
-/// The file holds `input_ids` (n, i64) and `logits` (n × vocabulary, f32), computed elsewhere from the same weights in
-/// float32. Fails if the largest difference is over 1e-3 of the largest logit.
+/// The file holds `input_ids` (n, i64) and `logits` (n × vocabulary, f32), computed elsewhere from the same
+/// weights in float32. Fails if the largest difference is over 1e-3 of the largest logit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -81,16 +81,16 @@ Examples:
 pub struct VerifyArgs {
     /// Folder with the model and expected.safetensors
     path: std::path::PathBuf,
-    /// Ranks that share each layer
+    /// Tensor-parallel ranks, which share each layer
     #[arg(long, default_value_t = 1, value_name = "N")]
     tp: usize,
-    /// Ranks that share the layers out
+    /// Pipeline-parallel ranks, which divide the layers among them
     #[arg(long, default_value_t = 1, value_name = "N")]
     pp: usize,
     /// Threads [default: physical cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Instructions to use: portable, avx2 or avx512 [default: the best there are]
+    /// Instruction set: portable, avx2 or avx512 [default: the best that the CPU has]
     #[arg(long, value_name = "ISA")]
     isa: Option<Isa>,
     /// Tokens that are computed at once
@@ -212,12 +212,12 @@ fn inspect(args: &InspectArgs) -> Result<()> {
         ),
     )?;
     say("context", format!("{} tokens", config.context_length))?;
-    let head = if config.tied_head { "tied head" } else { "own head" };
+    let head = if config.tied_head { "tied head" } else { "separate head" };
     say("vocabulary", format!("{}, {head}, end of generation {:?}", config.vocabulary_size, config.eos))?;
     say("tokenizer", tokenizer.map_or_else(|| "none".to_owned(), |size| format!("{size} tokens")))?;
     let template = match template {
         None => "none; ChatML is used",
-        Some(true) => "yes, knows tools",
+        Some(true) => "yes, with tools",
         Some(false) => "yes, without tools",
     };
     say("chat template", template.to_owned())?;
@@ -251,7 +251,7 @@ fn verify(args: &VerifyArgs) -> Result<()> {
         let paint = style::stdout();
         let word = if verification.passed { paint.green("passed") } else { paint.red("failed") };
         out::line(&format!(
-            "{word}: {} tokens, largest error {:.2e} of the largest logit, mean error {:.2e}, same likeliest token {:.1} %",
+            "{word}: {} tokens, largest error {:.2e} of the largest logit, mean error {:.2e}, same most likely token {:.1} %",
             verification.tokens,
             verification.max_relative_error,
             verification.mean_abs_error,
@@ -260,7 +260,7 @@ fn verify(args: &VerifyArgs) -> Result<()> {
     }
     if !verification.passed {
         bail!(
-            "{} computes other logits than it should\n  hint: compare the architecture, rope and head sizes with \
+            "{} does not compute the expected logits\n  hint: compare the architecture, rope and head sizes with \
              `skep model inspect {0}`",
             args.path.display()
         );

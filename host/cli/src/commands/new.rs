@@ -1,4 +1,4 @@
-//! `skep new`.
+//! `skep new`: creates the crate of an agent.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use skep_runtime::AgentName;
 use super::out;
 use crate::embedded;
 
-/// Where each template goes.
+/// Each template with the file that it becomes.
 const FILES: [(&str, &str); 5] = [
     ("Cargo.toml", include_str!("../../templates/agent/Cargo.toml.in")),
     ("agent.toml", include_str!("../../templates/agent/agent.toml.in")),
@@ -17,26 +17,27 @@ const FILES: [(&str, &str); 5] = [
     (".gitignore", include_str!("../../templates/agent/gitignore.in")),
 ];
 
-/// Where its own copy of the SDK goes.
+/// Folder for the crate's own copy of the SDK.
 const VENDOR: &str = "vendor";
 
-/// Make a crate for a new agent
+/// Create a crate for a new agent
 ///
-/// The crate compiles as it is: one agent with one tool, a test with a scripted model, and an agent.toml. The SDK comes
-/// with it, in `vendor/`, so that it compiles wherever it is copied to.
+/// The crate compiles as it is: one agent with one tool, a test with a scripted model, and an agent.toml. It
+/// contains the SDK in `vendor/`, so that it compiles wherever it is copied to.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep new my-agent
   skep new my-agent --path agents/mine
-  skep new my-agent --sdk ../skep/guest-sdk     with an SDK that is there already")]
+  skep new my-agent --sdk ../skep/guest-sdk     with an SDK that already exists")]
 pub struct Args {
     /// Name of the agent and of its crate: lower-case letters, digits and hyphens
     name: String,
-    /// Folder to make [default: the name]
+    /// Folder to create [default: the name]
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
-    /// Folder of `skep-sdk` to depend on, from here [default: a copy of its own; in Skep's checkout the one there]
+    /// Folder of `skep-sdk` to depend on, relative to the current folder [default: a copy of it in the crate;
+    /// in Skep's checkout, the one there]
     #[arg(long, value_name = "DIR")]
     sdk: Option<PathBuf>,
 }
@@ -59,12 +60,12 @@ pub fn run(args: &Args) -> Result<()> {
             .replace("{{sdk}}", &embedded::toml_path(&sdk));
         std::fs::write(&target, text).with_context(|| format!("cannot write {}", target.display()))?;
     }
-    out::line(&format!("made {}; next:", dir.display()))?;
+    out::line(&format!("created {}; next:", dir.display()))?;
     out::line(&format!("  cargo test --manifest-path {}", dir.join("Cargo.toml").display()))?;
     out::line(&format!("  skep up {}", dir.display()))
 }
 
-/// What the crate in `dir` calls the folder of its SDK.
+/// Returns the path of the SDK, as the manifest of the crate in `dir` gives it.
 fn sdk(chosen: Option<&Path>, dir: &Path) -> Result<PathBuf> {
     let Some(chosen) = chosen else {
         return match embedded::sdk_beside(dir) {
@@ -75,14 +76,14 @@ fn sdk(chosen: Option<&Path>, dir: &Path) -> Result<PathBuf> {
     let manifest = std::fs::read_to_string(chosen.join("Cargo.toml")).unwrap_or_default();
     if !manifest.contains("name = \"skep-sdk\"") {
         bail!(
-            "--sdk {}: this is not the folder of `skep-sdk`\n  hint: leave it out for a copy",
+            "--sdk {}: this is not the folder of `skep-sdk`\n  hint: omit --sdk to get a copy",
             chosen.display()
         );
     }
     chosen.canonicalize().with_context(|| format!("--sdk {}", chosen.display()))
 }
 
-/// A name that is both an agent's and a crate's.
+/// Checks that a name is valid for an agent and for a crate.
 fn check_name(name: &str) -> Result<()> {
     let hint = "use lower-case letters, digits and hyphens, a letter first, such as `my-agent`";
     AgentName::new(name).map_err(|error| anyhow::anyhow!("{error}\n  hint: {hint}"))?;
@@ -92,7 +93,7 @@ fn check_name(name: &str) -> Result<()> {
         test core std alloc skep-sdk serde serde-json schemars ";
     if TAKEN.contains(&format!(" {name} ")) {
         bail!(
-            "{name:?} cannot be the name of a crate: it is a word of Rust's, or the name of a crate that an agent \
+            "{name:?} cannot be the name of a crate: it is a Rust keyword, or the name of a crate that an agent \
              uses\n  hint: choose another name, such as `{name}-agent`"
         );
     }
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_in_the_checkout_goes_to_the_sdk_there() {
+    fn a_crate_in_the_checkout_depends_on_the_sdk_there() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the checkout");
         let parent = tempfile::tempdir_in(root.join("host/cli")).expect("temporary folder");
         let dir = parent.path().join("a");
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_sdk_that_is_named_is_depended_on_and_must_be_one() {
+    fn a_given_sdk_is_used_and_must_be_the_sdk() {
         let parent = tempfile::tempdir().expect("temporary folder");
         let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-sdk");
         let real = sdk.canonicalize().expect("it is there");

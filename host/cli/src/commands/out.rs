@@ -1,4 +1,4 @@
-//! Printing results: JSON for scripts, columns for people. Both fail politely when the reader goes away.
+//! Prints results: JSON for scripts, columns for people. If the reader goes away, both return an error.
 
 use std::io::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,7 +22,7 @@ pub fn line(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Prints text as it comes, without waiting for the end of a line.
+/// Prints text at once, without waiting for the end of a line.
 pub fn piece(text: &str) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
@@ -49,7 +49,7 @@ pub fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> Result<
     Ok(())
 }
 
-/// How long ago that was.
+/// Describes how long ago a time was.
 pub fn ago(at_ms: u64) -> String {
     let since =
         SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at_ms)).unwrap_or_default();

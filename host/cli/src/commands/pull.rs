@@ -1,4 +1,4 @@
-//! `skep pull`.
+//! `skep pull`: fetches an agent from a registry.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +19,10 @@ Examples:
   skep pull oci://registry.example.com/agents/my-agent:1.2
   skep pull oci://localhost:5000/my-agent --output here")]
 pub struct Args {
-    /// What is fetched
+    /// Artifact to fetch
     #[arg(value_name = "oci://REGISTRY/REPOSITORY:TAG")]
     name: ArtifactName,
-    /// The folder; without it, one of the agent's name
+    /// Folder to write to [default: the agent's name]
     #[arg(long, short, value_name = "DIR")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub async fn run(args: Args) -> Result<()> {
         .with_context(|| args.name.to_string())?;
     let name = source.manifest.name.as_str();
     let dir = args.output.unwrap_or_else(|| PathBuf::from(name));
-    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let component = dir.join(format!("{name}.wasm"));
     write_new(&component, &source.component)?;
     write_new(&dir.join("agent.toml"), source.manifest_toml.as_bytes())?;
@@ -50,14 +50,14 @@ pub async fn run(args: Args) -> Result<()> {
     out::line(&format!("deploy it with: skep deploy {}", component.display()))
 }
 
-/// Somebody's own file is never replaced.
+/// Writes a new file. A file that exists is never replaced.
 fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     let file = std::fs::OpenOptions::new().write(true).create_new(true).open(path);
     match file {
         Ok(mut file) => std::io::Write::write_all(&mut file, bytes)
             .with_context(|| format!("cannot write {}", path.display())),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            bail!("{} exists already\n  hint: name another folder with --output", path.display())
+            bail!("{} exists already\n  hint: choose another folder with --output", path.display())
         }
         Err(error) => Err(error).with_context(|| format!("cannot write {}", path.display())),
     }

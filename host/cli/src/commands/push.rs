@@ -1,4 +1,4 @@
-//! `skep push`.
+//! `skep push`: stores an agent in a registry.
 
 use std::path::PathBuf;
 
@@ -24,10 +24,10 @@ pub struct Args {
     /// Folder of an agent, or a .wasm file
     #[arg(value_name = "DIR|FILE.wasm")]
     path: PathBuf,
-    /// Where it is stored
+    /// Artifact to store the agent as
     #[arg(value_name = "oci://REGISTRY/REPOSITORY:TAG")]
     name: ArtifactName,
-    /// The agent.toml to use
+    /// agent.toml to use
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! The flags of every command that speaks to a registry.
+//! The flags of every command that talks to a registry.
 
 use anyhow::Result;
 
@@ -8,10 +8,10 @@ use crate::registry::Login;
 pub struct RegistryArgs {
     /// Log in to the registry as this user, with the password in SKEP_REGISTRY_PASSWORD
     ///
-    /// Without it, what `docker login` keeps is used.
+    /// Without it, the credentials that `docker login` stored are used.
     #[arg(long, value_name = "NAME")]
     username: Option<String>,
-    /// Speak to the registry without TLS; one on this machine always is
+    /// Talk to the registry without TLS; this is always so for a registry on this machine
     #[arg(long)]
     pub plain_http: bool,
 }

@@ -1,4 +1,4 @@
-//! `skep restore`.
+//! `skep restore`: restores a backup.
 
 use std::path::PathBuf;
 
@@ -8,23 +8,24 @@ use super::out;
 use crate::progress::Terminal;
 use crate::{backup, places};
 
-/// Make a data folder of a backup
+/// Restore a backup to a data folder
 ///
-/// Checks every file against its digest. What was on its way when the backup was taken may have been done since, so the host
-/// holds it until `skep held resume` or `skep held drop`; everything else goes on at once.
+/// Checks every file against its digest. Work that was in flight when the backup was taken may have been done
+/// since, so the host holds it until `skep held resume` or `skep held drop`; everything else continues at
+/// once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep restore /backups/skep-monday --data data
   skep restore /backups/skep-monday --data data --force && skep up --data data")]
 pub struct Args {
-    /// Folder that `skep backup` has written
+    /// Folder that `skep backup` wrote
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// The data folder [default: the user's data folder]
+    /// Data folder to create [default: the user's data folder]
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
-    /// Move a data folder that is there aside
+    /// Move an existing data folder aside
     #[arg(long)]
     force: bool,
 }
@@ -34,10 +35,10 @@ pub async fn run(args: Args) -> Result<()> {
     let restored = backup::restore(&args.dir, &data, args.force, &Terminal).await?;
     let backup::Restored { manifest, held, moved } = restored;
     if let Some(moved) = moved {
-        out::line(&format!("the folder that was there is {} now", moved.display()))?;
+        out::line(&format!("the previous folder was moved to {}", moved.display()))?;
     }
     out::line(&format!(
-        "{} is as it was {}: {} agents, {} sessions",
+        "restored {} as it was {}: {} agents, {} sessions",
         data.display(),
         out::ago(manifest.taken_at_ms),
         manifest.agents,

@@ -1,4 +1,4 @@
-//! `skep rollback`.
+//! `skep rollback`: puts an earlier version of an agent into force.
 
 use anyhow::Result;
 
@@ -6,15 +6,15 @@ use super::{HostArgs, deploy::short, out};
 
 /// Put an earlier version of an agent into force
 ///
-/// Without --to it is the one before the version in force. Turns that run finish on their own version, and sessions go
-/// on with the version that is in force. The versions there are: skep list --versions AGENT
+/// Without --to, this is the version before the one in force. Running turns finish on their own version;
+/// sessions continue with the version that is in force. To see the versions: skep list --versions AGENT
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep rollback concierge
   skep rollback concierge --to 3")]
 pub struct Args {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
     /// Version to put into force
     #[arg(long, value_name = "N")]

@@ -1,4 +1,4 @@
-//! `skep schedule`: list, run, cancel.
+//! `skep schedule`: lists, runs and cancels schedules.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{HostArgs, out};
 use crate::client::Schedule;
 
-/// List, run and cancel what wakes agents
+/// List, run and cancel the schedules that wake agents
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     List(ListArgs),
@@ -16,7 +16,7 @@ pub enum Command {
     Cancel(CancelArgs),
 }
 
-/// List schedules: the next to be due first, those that were given up last
+/// List schedules: the next due ones first, those that failed permanently last
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -24,9 +24,9 @@ Examples:
   skep schedule list concierge
   skep schedule list --json | jq -r '.[] | select(.state == \"failed\").last_error'")]
 pub struct ListArgs {
-    /// Only those of this agent
+    /// Only schedules of this agent
     agent: Option<String>,
-    /// At most so many
+    /// Maximum number of schedules
     #[arg(long, short = 'n', default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
     /// Print as JSON
@@ -36,21 +36,21 @@ pub struct ListArgs {
     host: HostArgs,
 }
 
-/// Make a schedule due now; one that was given up is tried again
+/// Make a schedule due now; one that failed permanently is tried again
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep schedule run concierge 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f-1")]
 pub struct OneArgs {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// The schedule's id, as `skep schedule list` shows it
+    /// Id of the schedule, as `skep schedule list` shows it
     id: String,
     #[command(flatten)]
     host: HostArgs,
 }
 
-/// Cancel a schedule; one of the manifest comes back with the next deployment
+/// Cancel a schedule; one from the manifest comes back with the next deployment
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -80,7 +80,7 @@ async fn list(args: ListArgs) -> Result<()> {
         return out::json(&schedules);
     }
     if schedules.is_empty() {
-        return out::line("no schedules; agents set them, or [[schedule]] in agent.toml");
+        return out::line("no schedules; agents set them in a turn, or with [[schedule]] in agent.toml");
     }
     let rows: Vec<_> = schedules.into_iter().map(row).collect();
     out::table(["AGENT", "SESSION", "NAME", "WHEN", "DUE", "STATE", "ID"], &rows)
@@ -88,7 +88,9 @@ async fn list(args: ListArgs) -> Result<()> {
 
 fn row(schedule: Schedule) -> [String; 7] {
     let state = match (schedule.state.as_str(), &schedule.last_error) {
-        ("waiting", Some(error)) => format!("tried {} of {}: {error}", schedule.attempt, schedule.tries),
+        ("waiting", Some(error)) => {
+            format!("attempt {} of {} failed: {error}", schedule.attempt, schedule.tries)
+        }
         ("failed", Some(error)) => format!("failed: {error}"),
         (state, _) => state.to_owned(),
     };

@@ -1,4 +1,4 @@
-//! `skep secret`: set, list, delete.
+//! `skep secret`: sets, lists and deletes secrets.
 
 use std::io::{IsTerminal as _, Read as _};
 
@@ -7,10 +7,11 @@ use anyhow::{Context as _, Result, bail};
 use super::{HostArgs, out};
 use crate::failure::Usage;
 
-/// Let agents send what they never see: keys and passwords
+/// Let agents send keys and passwords that they never see
 ///
-/// An agent that is granted a secret gets a text that stands for it, which the host replaces on the way out: in headers, the
-/// query and the body of requests to the hosts that are named here, and to no others.
+/// An agent that is granted a secret gets a placeholder, which the host replaces with the value on the way
+/// out: in the headers, the query and the body of requests to the origins that are given here, and to no
+/// others.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Set(SetArgs),
@@ -18,7 +19,7 @@ pub enum Command {
     Delete(DeleteArgs),
 }
 
-/// Set a secret, or replace it; its value is read from the standard input
+/// Set a secret, or replace it; its value is read from standard input
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -31,12 +32,12 @@ The agent asks for it in agent.toml:
   hosts = [\"https://api.stripe.com\"]
   secrets = [{ name = \"STRIPE_KEY\", hosts = [\"https://api.stripe.com\"] }]")]
 pub struct SetArgs {
-    /// Of A-Z, 0-9 and _
+    /// Name, made of A-Z, 0-9 and _
     name: String,
-    /// Where it may be sent; may be repeated
+    /// Origin that it may be sent to; may be repeated
     #[arg(long, required = true, value_name = "ORIGIN")]
     to: Vec<String>,
-    /// Only for this agent; it stands before one of the same name for all
+    /// Only for this agent; it takes precedence over a secret of the same name for all agents
     #[arg(long, value_name = "AGENT")]
     agent: Option<String>,
     #[command(flatten)]
@@ -64,16 +65,16 @@ Examples:
   skep secret delete STRIPE_KEY
   skep secret delete API_KEY --agent concierge")]
 pub struct DeleteArgs {
-    /// The secret's name
+    /// Name of the secret
     name: String,
-    /// The one of this agent
+    /// Delete the secret of this agent
     #[arg(long, value_name = "AGENT")]
     agent: Option<String>,
     #[command(flatten)]
     host: HostArgs,
 }
 
-/// More is no secret.
+/// Maximum size of a value.
 const MAX_INPUT_BYTES: u64 = 64 << 10;
 
 pub async fn run(command: Command) -> Result<()> {
@@ -110,7 +111,8 @@ async fn list(args: ListArgs) -> Result<()> {
     out::table(["SECRET", "AGENT", "TO", "SET"], &rows)
 }
 
-/// Never from the command line, which other processes may read. The line break at its end is not part of it.
+/// Reads a value, without the line break at its end. It never comes from the command line, which other
+/// processes may read.
 fn read_value(name: &str) -> Result<String> {
     let mut value = if std::io::stdin().is_terminal() {
         let terminal = console::Term::stderr();
@@ -119,7 +121,7 @@ fn read_value(name: &str) -> Result<String> {
     } else {
         let mut value = String::new();
         let input = std::io::stdin().lock().take(MAX_INPUT_BYTES);
-        { input }.read_to_string(&mut value).context("the value on the standard input is not UTF-8")?;
+        { input }.read_to_string(&mut value).context("the value on standard input is not UTF-8")?;
         value
     };
     value.truncate(value.trim_end_matches(['\r', '\n']).len());

@@ -1,4 +1,4 @@
-//! `skep session`: list, show, export, import, fork, delete.
+//! `skep session`: lists, shows, exports, imports, forks and deletes sessions.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::{HostArgs, confirmation::confirmed, out};
 use crate::client::{Conversation, ImportOptions, Message, Session, SessionDetail};
 use crate::style;
 
-/// More cannot be imported.
+/// Maximum size of a document that can be imported.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 
 /// List, show, copy, move and delete the sessions of an agent
@@ -33,15 +33,15 @@ Examples:
   skep session list concierge --json | jq -r '.[].id'
   skep session list concierge --tenant acme                 as an admin; other commands take acme/ID")]
 pub struct ListArgs {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// Those of this tenant, for an admin [default: the key's own]
+    /// List the sessions of this tenant, as an admin [default: the key's own tenant]
     #[arg(long)]
     tenant: Option<String>,
     /// Only sessions whose id comes after this one
     #[arg(long, value_name = "SESSION")]
     after: Option<String>,
-    /// At most so many
+    /// Maximum number of sessions
     #[arg(long, short = 'n', default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
     /// Print as JSON
@@ -51,7 +51,7 @@ pub struct ListArgs {
     host: HostArgs,
 }
 
-/// Show what a session holds, and the messages of one of its conversations
+/// Show the contents of a session, and the messages of one of its conversations
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -59,17 +59,17 @@ Examples:
   skep session show concierge room-7 --after 20 -n 20       the next page of messages
   skep session show concierge room-7 --json | jq -r '.messages[].content'")]
 pub struct ShowArgs {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// The session's id
+    /// Id of the session
     session: String,
-    /// Whose messages are shown
+    /// Conversation whose messages are shown
     #[arg(long, default_value = "main", value_name = "NAME")]
     conversation: String,
-    /// Only messages whose number is over this one
+    /// Only messages whose number is above this one
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     after: u64,
-    /// At most so many messages
+    /// Maximum number of messages
     #[arg(long, short = 'n', default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
     /// Print as JSON
@@ -79,7 +79,7 @@ pub struct ShowArgs {
     host: HostArgs,
 }
 
-/// Write all of a session into a file: its state, its messages and their tokens
+/// Export a whole session to a file: its state, its messages and their tokens
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -87,38 +87,38 @@ Examples:
   skep session export concierge room-7 | gzip > room-7.json.gz
   skep session export concierge room-7 | skep session import concierge - --url http://other:8080")]
 pub struct ExportArgs {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// The session's id
+    /// Id of the session
     session: String,
-    /// The file; - is the standard output
+    /// File to write; - is standard output
     #[arg(long, short, default_value = "-", value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]
     host: HostArgs,
 }
 
-/// Begin a session as what was exported; it goes on with the same tokens
+/// Create a session from an export; it continues with the same tokens
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep session import concierge room-7.json
   skep session import concierge room-7.json --session room-8
-  skep session import concierge room-7.json --replace       over a session that is there
+  skep session import concierge room-7.json --replace       replaces an existing session
   skep session import concierge-2 room-7.json --from-other-agent
   gunzip -c room-7.json.gz | skep session import concierge -")]
 pub struct ImportArgs {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// What `skep session export` wrote; - is the standard input
+    /// File that `skep session export` wrote; - is standard input
     file: PathBuf,
-    /// The session's id; without it, the one that it had
+    /// Id of the session [default: the id that it had]
     #[arg(long, short, value_name = "SESSION")]
     session: Option<String>,
-    /// Replace the session if it is there, with everything that belongs to it
+    /// Replace an existing session, with everything that belongs to it
     #[arg(long)]
     replace: bool,
-    /// Take what was exported from an agent of another name: its state and conversations are what this one goes on from
+    /// Accept the export of an agent with another name: this agent continues with its state and conversations
     #[arg(long)]
     from_other_agent: bool,
     /// Print the session as JSON
@@ -128,21 +128,21 @@ pub struct ImportArgs {
     host: HostArgs,
 }
 
-/// Begin a session as a copy of another one
+/// Create a session as a copy of another one
 ///
-/// The copy has the state and the conversations that were last committed. Both share what the model has computed so far,
-/// and go their own ways from here.
+/// The copy has the state and the conversations that were last committed. Both sessions share what the model
+/// has computed so far, and are independent from then on.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep session fork concierge room-7 room-7-what-if
   skep invoke concierge 'And without breakfast?' -s room-7-what-if")]
 pub struct ForkArgs {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// The session to copy
+    /// Session to copy
     session: String,
-    /// The id of the copy
+    /// Id of the copy
     to: String,
     /// Print the copy as JSON
     #[arg(long)]
@@ -156,13 +156,13 @@ pub struct ForkArgs {
 #[command(after_help = "\
 Examples:
   skep session delete concierge room-7
-  skep session delete concierge room-7 --yes                without a question, for scripts")]
+  skep session delete concierge room-7 --yes                without asking, for scripts")]
 pub struct DeleteArgs {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// The session's id
+    /// Id of the session
     session: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     yes: bool,
     #[command(flatten)]
@@ -188,7 +188,7 @@ async fn list(args: ListArgs) -> Result<()> {
         return out::json(&sessions);
     }
     let Some(last) = sessions.last().map(|session| session.id.clone()) else {
-        return out::line("no sessions here; the first message to one makes it: skep invoke AGENT TEXT");
+        return out::line("no sessions; the first message to a session creates it: skep invoke AGENT TEXT");
     };
     let rows: Vec<_> = sessions
         .into_iter()
@@ -211,7 +211,7 @@ async fn show(args: ShowArgs) -> Result<()> {
     let detail = client.session(agent, session).await?;
     let page = match client.messages(agent, session, conversation, *after, *limit).await {
         Ok(page) => Some(page),
-        // An agent need not have a conversation.
+        // An agent may have no conversation.
         Err(error) if *conversation == "main" && is_missing(&error) => None,
         Err(error) => return Err(error),
     };
@@ -296,7 +296,7 @@ async fn import(args: ImportArgs) -> Result<()> {
         Some(session) => session,
         None => {
             let named: Named = serde_json::from_slice(&document).with_context(|| {
-                format!("{} is not what `skep session export` writes", args.file.display())
+                format!("{} was not written by `skep session export`", args.file.display())
             })?;
             named.session
         }
@@ -307,7 +307,7 @@ async fn import(args: ImportArgs) -> Result<()> {
     if args.json {
         return out::json(&imported);
     }
-    out::line(&format!("imported {} after {}", imported.id, turns(imported.turns)))
+    out::line(&format!("imported {} with {}", imported.id, turns(imported.turns)))
 }
 
 async fn fork(args: ForkArgs) -> Result<()> {
@@ -315,13 +315,13 @@ async fn fork(args: ForkArgs) -> Result<()> {
     if args.json {
         return out::json(&fork);
     }
-    out::line(&format!("{} begins where {} was after {}", fork.id, args.session, turns(fork.turns)))
+    out::line(&format!("{} is a copy of {} after {}", fork.id, args.session, turns(fork.turns)))
 }
 
 async fn delete(args: DeleteArgs) -> Result<()> {
     let DeleteArgs { agent, session, .. } = &args;
     let client = args.host.client()?;
-    if !args.yes && !confirmed(&format!("delete session {session} of {agent} for good?"))? {
+    if !args.yes && !confirmed(&format!("permanently delete session {session} of {agent}?"))? {
         return out::line("nothing was deleted");
     }
     client.delete_session(agent, session).await?;
@@ -342,7 +342,7 @@ fn read(file: &Path) -> Result<Vec<u8>> {
         opened.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut document).with_context(cannot)?;
     }
     if document.len() as u64 > MAX_DOCUMENT_BYTES {
-        bail!("{} has more than {MAX_DOCUMENT_BYTES} bytes, which no host imports", file.display());
+        bail!("{} has more than {MAX_DOCUMENT_BYTES} bytes, the most that a host imports", file.display());
     }
     Ok(document)
 }

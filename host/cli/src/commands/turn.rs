@@ -1,4 +1,4 @@
-//! `skep turn`.
+//! `skep turn`: shows, follows or cancels a turn.
 
 use anyhow::Result;
 
@@ -6,9 +6,10 @@ use super::{HostArgs, out, turn_printer};
 use crate::client::{TurnState, TurnStatus};
 use crate::style;
 
-/// Show how a turn stands, or follow it to its end
+/// Show the state of a turn, or follow it to its end
 ///
-/// A turn that was started with `skep invoke --detach`, or that lost its client, goes on by itself; this finds it again.
+/// A turn that was started with `skep invoke --detach`, or that lost its client, continues without a client;
+/// this command finds it again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -17,19 +18,19 @@ Examples:
   skep turn concierge room-7 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f --cancel
   skep turn concierge room-7 $(skep invoke concierge 'A taxi, please' -s room-7 --detach) --follow")]
 pub struct Args {
-    /// The agent's name
+    /// Name of the agent
     agent: String,
-    /// The session that the turn belongs to
+    /// Session that the turn belongs to
     session: String,
-    /// The turn's id, as `skep invoke --detach` prints it
+    /// Id of the turn, as `skep invoke --detach` prints it
     turn: String,
-    /// Print its events from its beginning, and wait for its end
+    /// Print the turn's events from its start, and wait for its end
     #[arg(long, short, conflicts_with_all = ["cancel", "json"])]
     follow: bool,
-    /// Cancel it; a turn that has ended stays as it is
+    /// Cancel the turn; a turn that has ended stays as it is
     #[arg(long)]
     cancel: bool,
-    /// Print what the host answers as JSON
+    /// Print the host's answer as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! Showing a turn while it runs: the text as it streams, tool calls with their arguments and results, and the figures.
+//! Prints a turn while it runs: the text as it streams, tool calls with their arguments and results, and the
+//! figures.
 
 use anyhow::Result;
 
@@ -6,7 +7,7 @@ use super::out;
 use crate::client::{Timing, TokenUsage, ToolCall, Turn, TurnEvent, TurnStream};
 use crate::style::{self, Painter};
 
-/// What a turn came to.
+/// Result of a turn.
 pub struct TurnReport {
     pub turn: Turn,
     pub generations: Vec<(TokenUsage, Timing)>,
@@ -32,16 +33,19 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
                 tool_calls.push(call);
             }
             TurnEvent::ModelChanged { conversation, from, to } => {
-                let with =
-                    if from == to { format!("another {to}") } else { format!("{to} instead of {from}") };
-                printer.aside(&format!("conversation {conversation} goes on with {with}"))?;
+                let with = if from == to {
+                    format!("another model named {to}")
+                } else {
+                    format!("{to} instead of {from}")
+                };
+                printer.aside(&format!("conversation {conversation} continues with {with}"))?;
             }
             TurnEvent::Generation { usage, timing } => generations.push((usage, timing)),
             TurnEvent::Done(turn) => done = Some(turn),
         }
     }
     let turn = done.ok_or_else(|| anyhow::anyhow!("the stream ended without an answer"))?;
-    // What the agent made of the model's text is the answer: an agent may add to what was streamed, or replace it.
+    // The answer is the text that the agent returned: an agent may add to what was streamed, or replace it.
     match turn.text.trim().strip_prefix(printer.streamed.trim()) {
         Some(added) => printer.text(added)?,
         None => {
@@ -50,7 +54,7 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
         }
     }
     printer.end_line()?;
-    // The stream tells only of outcomes; the whole answer has the arguments too.
+    // The stream reports only outcomes; the whole answer has the arguments too.
     for call in &mut tool_calls {
         if let Some(full) = turn.tool_calls.iter().find(|full| full.id == call.id) {
             call.arguments = full.arguments.clone();
@@ -60,12 +64,12 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
 }
 
 impl TurnReport {
-    /// Prompt tokens that the first generation did not have to compute.
+    /// Returns the number of prompt tokens that the first generation did not have to compute.
     pub fn first_cached_tokens(&self) -> u64 {
         self.generations.first().map_or(0, |(usage, _)| usage.prompt_tokens_details.cached_tokens)
     }
 
-    /// Tokens a second while tokens came, over all generations.
+    /// Returns the tokens per second while tokens came, over all generations.
     pub fn tokens_per_s(&self) -> Option<f64> {
         let tokens: u64 =
             self.generations.iter().map(|(usage, _)| usage.completion_tokens.saturating_sub(1)).sum();
@@ -74,7 +78,7 @@ impl TurnReport {
         (tokens > 0 && ms > 0.0).then(|| tokens as f64 / ms * 1000.0)
     }
 
-    /// The figures as one line.
+    /// Returns the figures as one line.
     pub fn figures(&self) -> String {
         let usage = &self.turn.usage;
         let mut parts = Vec::new();

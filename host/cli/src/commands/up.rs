@@ -1,4 +1,4 @@
-//! `skep up`.
+//! `skep up`: starts a host, and watches sources if asked to.
 
 mod help;
 mod redeploy;
@@ -24,46 +24,47 @@ use crate::source_watch::SourceWatch;
 use crate::style;
 use crate::traces::{self, TraceOptions};
 
-/// Start a host: a model, its engine, agents and HTTP
+/// Start a host: a model and its engine, agents, and an HTTP server
 ///
-/// Builds and deploys the agents that are named; those that were deployed before are there again. SIGTERM or Ctrl-C lets
-/// running requests finish; a second one ends at once.
+/// Builds and deploys the given agents; agents that were deployed before start again. On SIGTERM or Ctrl-C,
+/// running requests may finish; a second signal stops the host at once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = help::AFTER)]
 pub struct Args {
-    /// Folders of agents to build and deploy, or .wasm files
+    /// Agents to build and deploy: folders, or .wasm files
     #[arg(value_name = "AGENT_DIR")]
     agents: Vec<PathBuf>,
-    /// Build and deploy an agent again when its folder changes; if that fails, the version in force stays
+    /// Rebuild and redeploy an agent when its folder changes; if that fails, the current version stays in
+    /// force
     #[arg(long, requires = "agents")]
     watch: bool,
-    /// Address to listen on; port 0 takes a free one [default: 127.0.0.1:8080]
+    /// Address to listen on; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS", value_parser = config::listen_address)]
     listen: Option<SocketAddr>,
     /// Folder for agents, sessions and conversations [default: the user's data folder]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Keep everything in memory only
+    /// Keep all data in memory only
     #[arg(long, conflicts_with = "data")]
     ephemeral: bool,
     /// Model: a name, hf:OWNER/REPO[:FILE], or a path [default: smollm2-135m]
     #[arg(long, value_name = "NAME|PATH")]
     model: Option<String>,
-    /// Threads of the model's computation, shared out among the replicas [default: physical cores]
+    /// Threads for the model's computation, divided among the replicas [default: physical cores]
     #[arg(long, value_name = "N", value_parser = from_1_to::<256>)]
     threads: Option<usize>,
     #[command(flatten)]
     compute: ComputeFlags,
-    /// Engines of the model, each with its own KV cache; a session stays on its own [default: 1]
+    /// Engines for the model, each with its own KV cache; a session stays on one of them [default: 1]
     #[arg(long, value_name = "N", value_parser = replicas)]
     replicas: Option<NonZeroUsize>,
-    /// Guess ahead, and from what [default: off]
+    /// Speculative decoding, and the source of its drafts [default: off]
     #[arg(long, value_name = "HOW")]
     speculation: Option<SpeculationConfig>,
-    /// Ranks that share each layer [default: 1]
+    /// Tensor-parallel ranks, which share each layer [default: 1]
     #[arg(long, value_name = "N", value_parser = from_1_to::<64>)]
     tp: Option<usize>,
-    /// Ranks that share the layers out [default: 1]
+    /// Pipeline-parallel ranks, which divide the layers among them [default: 1]
     #[arg(long, value_name = "N", value_parser = from_1_to::<64>)]
     pp: Option<usize>,
     /// Send traces over OTLP/HTTP to the collector at this address, such as http://127.0.0.1:4318 [default: off]
@@ -72,16 +73,16 @@ pub struct Args {
     /// Whether requests need an API key [default: required, unless only this machine can connect]
     #[arg(long, value_name = "HOW")]
     auth: Option<AuthFlag>,
-    /// With --auth off: let everyone who can connect do everything
+    /// With --auth off: allow anyone who can connect to do everything
     #[arg(long)]
     insecure: bool,
-    /// Settings of the operator; flags override them
+    /// The operator's settings (skep.toml); flags override them
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
 impl Args {
-    /// What the file says, which the log has to know before anything else begins.
+    /// Reads the settings file. The log depends on it, so it is read before anything else starts.
     pub fn config(&self) -> Result<Config> {
         self.config.as_deref().map_or_else(|| Ok(Config::default()), Config::read)
     }
@@ -97,9 +98,9 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
     open_files::raise_limit(options.gateway.connections.max);
     let data = options.data.clone();
     let threads = options.threads.unwrap_or_else(physical_cores);
-    // Signals count from here on, so that one during a long build is not lost.
+    // Signals are caught from here on, so that one that arrives during a long build is not lost.
     let mut signals = Signals::new()?;
-    // From before the first build, so that nothing that is changed during it is missed.
+    // Watching starts before the first build, so that no change made during it is missed.
     let watched = args.watch.then(|| SourceWatch::new(&args.agents)).transpose()?;
     let serving = async {
         let load = || {
@@ -117,7 +118,7 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
     let watching = async {
         if let Some(sources) = watched {
             let Err(error) = redeploy::watch(sources, server.host.clone()).await;
-            eprintln!("  changes are not seen any more: {error:#}");
+            eprintln!("  changes are no longer watched: {error:#}");
         }
         std::future::pending::<()>().await
     };
@@ -125,22 +126,22 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         () = watching => {}
         () = signals.next() => {}
     }
-    eprintln!("  stopping: running requests may finish; once more ends at once");
+    eprintln!("  stopping: running requests may finish; press Ctrl-C again to stop at once");
     tokio::select! {
         () = server.shutdown() => Ok(()),
         () = signals.next() => std::process::exit(130),
     }
 }
 
-/// What becomes of the sessions whose model is not what it was.
+/// Describes what happens to the sessions whose model has changed.
 fn mismatch_line(ModelMismatch { model, is_served, sessions }: &ModelMismatch) -> String {
     let sessions = if *sessions == 1 { "1 session".to_owned() } else { format!("{sessions} sessions") };
     match is_served {
         true => format!(
-            "{model} is not the model of this name that {sessions} used before; their tokens are made anew from the messages"
+            "{model} is not the model that {sessions} used under this name before; their tokens are rebuilt from the messages"
         ),
         false => format!(
-            "{sessions} used the model {model}, which is not served now; they go on with their agent's own model"
+            "{sessions} used the model {model}, which is no longer served; they continue with their agent's own model"
         ),
     }
 }
@@ -194,7 +195,7 @@ fn announce(
         out::line(&format!("  model   {}, context {} tokens", info.name, info.context_length))?;
         let replicas = match info.replicas {
             1 => String::new(),
-            replicas => format!(", shared out among {replicas} replicas (at least one each)"),
+            replicas => format!(", divided among {replicas} replicas (at least one each)"),
         };
         if info.device == "cpu" {
             out::line(&format!("  threads {threads}{replicas}"))?;
@@ -203,7 +204,7 @@ fn announce(
     }
     match data {
         DataDir::Path(dir) => out::line(&format!("  data    {}", dir.display()))?,
-        DataDir::InMemory => out::line("  data    in memory, gone when this ends")?,
+        DataDir::InMemory => out::line("  data    in memory, lost when the host stops")?,
     }
     let agents = server.host.agents();
     for agent in &agents {
@@ -234,22 +235,22 @@ fn announce(
             out::line(&format!("  OpenAI clients: base URL {url}/v1, an API key of this host"))?;
             match data {
                 DataDir::Path(dir) => out::line(&format!(
-                    "  API keys are asked for: export SKEP_API_KEY=$(skep key create --role admin --data {})",
+                    "  API keys are required: export SKEP_API_KEY=$(skep key create --role admin --data {})",
                     dir.display()
                 )),
                 DataDir::InMemory => out::line(
-                    "  API keys are asked for, and a host in memory has none: use --data DIR, or --auth off",
+                    "  API keys are required, but a host in memory has none: use --data DIR, or --auth off",
                 ),
             }
         }
     }
 }
 
-/// A number that says how many of something there are.
+/// Parses a count from 1 to `MOST`.
 fn from_1_to<const MOST: usize>(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if (1..=MOST).contains(&number) => Ok(number),
-        _ => Err(format!("it may be 1 to {MOST}")),
+        _ => Err(format!("it must be between 1 and {MOST}")),
     }
 }
 
@@ -257,7 +258,7 @@ fn replicas(text: &str) -> Result<NonZeroUsize, String> {
     from_1_to::<64>(text).map(|number| NonZeroUsize::new(number).expect("at least 1"))
 }
 
-/// Requests to stop, from the terminal or from a supervisor.
+/// Requests to stop the host, from the terminal or from a supervisor.
 struct Signals {
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
@@ -288,7 +289,7 @@ impl Signals {
 
     #[cfg(not(unix))]
     async fn next(&mut self) {
-        // Without a way to listen there is no way to stop but the second signal's.
+        // An error means that Ctrl-C cannot be caught; the host then stops as if it had been pressed.
         let _ = tokio::signal::ctrl_c().await;
     }
 }
@@ -333,16 +334,16 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_cannot_be_is_told_with_its_flag_and_range() {
+    fn an_invalid_value_is_reported_with_its_flag_and_range() {
         for (flag, value, expected) in [
-            ("--threads", "0", "'--threads <N>': it may be 1 to 256"),
-            ("--replicas", "0", "'--replicas <N>': it may be 1 to 64"),
-            ("--tp", "65", "'--tp <N>': it may be 1 to 64"),
-            ("--pp", "x", "'--pp <N>': it may be 1 to 64"),
+            ("--threads", "0", "'--threads <N>': it must be between 1 and 256"),
+            ("--replicas", "0", "'--replicas <N>': it must be between 1 and 64"),
+            ("--tp", "65", "'--tp <N>': it must be between 1 and 64"),
+            ("--pp", "x", "'--pp <N>': it must be between 1 and 64"),
             (
                 "--listen",
                 "localhost:80",
-                "'--listen <ADDRESS>': \"localhost:80\" is no IP address with a port",
+                "'--listen <ADDRESS>': \"localhost:80\" is not an IP address with a port",
             ),
         ] {
             let error = Wrapper::try_parse_from(["up", flag, value]).err().expect(flag).to_string();
@@ -351,12 +352,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_the_file_is_told_with_its_name() {
+    fn a_mistake_in_the_file_is_reported_with_the_files_name() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("mine.toml");
         for (text, expected) in [
             ("[http]\nmax_body_bytes = 0\n", "line 2: [http] max_body_bytes: 0 is out of range"),
-            ("[http]\norigins = [\"x\"]\n", "[http] origins: \"x\" is no origin"),
+            ("[http]\norigins = [\"x\"]\n", "[http] origins: \"x\" is not an origin"),
             (
                 "[ai]\nmodels = { a = \"nope\" }\n",
                 "[ai] models: \"a\" is \"nope\", which this host does not serve",

@@ -1,4 +1,4 @@
-//! `skep webhook`: add, list, test, remove, dead-letters, redeliver.
+//! `skep webhook`: adds, lists, tests and removes webhooks, and retries their dead letters.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::{HostArgs, out};
 
-/// Have events sent to addresses, and see what could not be delivered
+/// Send events to webhooks, and see what could not be delivered
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Add(AddArgs),
@@ -17,22 +17,22 @@ pub enum Command {
     Redeliver(RedeliverArgs),
 }
 
-/// Have events of some topics sent to an address
+/// Send events of some topics to an address
 ///
-/// Each is a POST with JSON, signed as Standard Webhooks describes: webhook-id, webhook-timestamp, webhook-signature. The
-/// secret is printed once.
+/// Each event is sent as a POST with JSON, signed as Standard Webhooks describes: webhook-id,
+/// webhook-timestamp, webhook-signature. The secret is printed once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep webhook add https://example.com/hook 'order.*' skep.turn.failed
   skep webhook add https://example.com/hook '*' --secret whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
 pub struct AddArgs {
-    /// Where to
+    /// URL to send events to
     address: String,
-    /// Topics, with * for a part of them or as the last for all that follow
+    /// Topics; * stands for one part, or as the last part for everything that follows
     #[arg(required = true)]
     topics: Vec<String>,
-    /// whsec_ and base64 of 24 to 64 bytes; the host makes one if it is left out
+    /// Secret: whsec_ and base64 of 24 to 64 bytes [default: the host makes one]
     #[arg(long)]
     secret: Option<String>,
     /// Print the webhook, with its secret, as JSON
@@ -42,7 +42,7 @@ pub struct AddArgs {
     host: HostArgs,
 }
 
-/// List the webhooks: what came of the last try, what waits, and when it is tried next
+/// List the webhooks: the result of the last attempt, what waits, and when the next attempt is
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -56,16 +56,17 @@ pub struct ListArgs {
     host: HostArgs,
 }
 
-/// Send a webhook one signed test event now, and print what comes back
+/// Send one signed test event to a webhook now, and print its answer
 ///
-/// Its topic is skep.webhook.test. It is not tried again, and the exit code says whether it was taken.
+/// The topic is skep.webhook.test. The event is not sent again, and the exit code says whether it was
+/// accepted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep webhook test wh_0199f3c2b7a87d3e9d1c4a5b6c7d8e9f
   skep webhook test wh_0199f3c2b7a87d3e9d1c4a5b6c7d8e9f --json | jq .status")]
 pub struct TestArgs {
-    /// As `skep webhook list` shows it
+    /// Id of the webhook, as `skep webhook list` shows it
     id: String,
     /// Print as JSON
     #[arg(long)]
@@ -74,26 +75,26 @@ pub struct TestArgs {
     host: HostArgs,
 }
 
-/// Remove a webhook, with what is on its way to it
+/// Remove a webhook, with its undelivered events
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep webhook remove wh_0199f3c2b7a87d3e9d1c4a5b6c7d8e9f")]
 pub struct RemoveArgs {
-    /// As `skep webhook list` shows it
+    /// Id of the webhook, as `skep webhook list` shows it
     id: String,
     #[command(flatten)]
     host: HostArgs,
 }
 
-/// List the newest deliveries, to webhooks and to agents, that failed for good
+/// List the newest deliveries, to webhooks and to agents, that failed permanently
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep webhook dead-letters
   skep webhook dead-letters --json | jq -r '.[].id' | xargs -n1 skep webhook redeliver")]
 pub struct DeadLettersArgs {
-    /// At most so many
+    /// Maximum number of dead letters
     #[arg(long, short = 'n', default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
     /// Print as JSON
@@ -103,13 +104,13 @@ pub struct DeadLettersArgs {
     host: HostArgs,
 }
 
-/// Try a dead letter again
+/// Try to deliver a dead letter again
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep webhook redeliver 42")]
 pub struct RedeliverArgs {
-    /// As `skep webhook dead-letters` shows it
+    /// Id of the dead letter, as `skep webhook dead-letters` shows it
     id: i64,
     #[command(flatten)]
     host: HostArgs,
@@ -127,7 +128,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::DeadLetters(args) => dead_letters(args).await,
         Command::Redeliver(RedeliverArgs { id, host }) => {
             host.client()?.redeliver(id).await?;
-            out::line(&format!("{id} is tried again"))
+            out::line(&format!("{id} will be tried again"))
         }
     }
 }
@@ -138,7 +139,7 @@ async fn add(args: AddArgs) -> Result<()> {
     if args.json {
         return out::json(&webhook);
     }
-    out::line(&format!("{} is told of {}", webhook.url, webhook.topics.join(", ")))?;
+    out::line(&format!("{} gets the events {}", webhook.url, webhook.topics.join(", ")))?;
     out::line(&format!("id      {}", webhook.id))?;
     out::line(&format!("secret  {}", webhook.secret.unwrap_or_default()))
 }
@@ -169,7 +170,7 @@ async fn list(args: ListArgs) -> Result<()> {
                 match (webhook.disabled, webhook.last_try.and_then(|last| last.error), webhook.configured) {
                     (Some(why), _, _) => format!("disabled: {why}"),
                     (None, Some(error), _) => error,
-                    (None, None, true) => "of skep.toml".to_owned(),
+                    (None, None, true) => "from skep.toml".to_owned(),
                     (None, None, false) => String::new(),
                 };
             [webhook.id, webhook.url, webhook.topics.join(", "), last, next, state]
@@ -178,7 +179,7 @@ async fn list(args: ListArgs) -> Result<()> {
     out::table(["ID", "URL", "TOPICS", "LAST", "NEXT", ""], &rows)
 }
 
-/// When something is to happen.
+/// Describes how long it is until a time.
 fn until(at_ms: u64) -> String {
     let left = (UNIX_EPOCH + Duration::from_millis(at_ms)).duration_since(SystemTime::now());
     match left.unwrap_or_default().as_secs() {
@@ -201,7 +202,7 @@ async fn test(args: TestArgs) -> Result<()> {
     }
     match test.error {
         None => Ok(()),
-        Some(error) => bail!("the test event was not taken: {error}"),
+        Some(error) => bail!("the test event was not accepted: {error}"),
     }
 }
 
@@ -224,5 +225,5 @@ async fn dead_letters(args: DeadLettersArgs) -> Result<()> {
             [dead.id.to_string(), dead.topic, dead.event_id, to, dead.attempts.to_string(), dead.error]
         })
         .collect();
-    out::table(["ID", "TOPIC", "EVENT", "TO", "TRIES", "ERROR"], &rows)
+    out::table(["ID", "TOPIC", "EVENT", "TO", "ATTEMPTS", "ERROR"], &rows)
 }

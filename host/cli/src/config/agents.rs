@@ -1,4 +1,4 @@
-//! `[agents.NAME]` of `skep.toml`: what the operator decides for one agent.
+//! `[agents.NAME]` in `skep.toml`: the operator's settings for one agent.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -15,7 +15,7 @@ use super::tenants::MAX_WEIGHT;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentConfig {
-    /// Its share of the model beside other agents of the same tenant that want it too.
+    /// Share of the model, relative to other agents of the same tenant that want it at the same time.
     #[serde(deserialize_with = "number::<1, MAX_WEIGHT, _, _>")]
     pub weight: Option<NonZeroU32>,
 }
@@ -35,7 +35,7 @@ mod tests {
     use crate::{config::Config, server::ServerOptions};
 
     #[test]
-    fn an_agents_weight_is_the_engines() {
+    fn agent_weights_reach_the_engine() {
         let applied = |text: &str| {
             let mut options = ServerOptions::default();
             Config::parse(text).and_then(|config| config.apply(&mut options)).map(|()| options.engine.weights)
@@ -46,7 +46,7 @@ mod tests {
             ("[agents.\"Not a name\"]\n", "[agents.Not a name]"),
             (
                 "[agents.echo]\nweight = 2000\n",
-                "[agents.echo] weight: 2000 is out of range; it may be 1 to 1000",
+                "[agents.echo] weight: 2000 is out of range; it must be between 1 and 1000",
             ),
             ("[agents.echo]\nwieght = 2\n", "did you mean `weight`?"),
         ] {

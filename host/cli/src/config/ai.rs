@@ -1,4 +1,4 @@
-//! `[ai]` of `skep.toml`: the routes of Workers AI.
+//! `[ai]` in `skep.toml`: settings of the Workers AI routes.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::server::ServerOptions;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AiConfig {
-    /// Other names of models: what clients call them → what they are called here.
+    /// Aliases of models: the name that clients use → the name on this host.
     pub models: BTreeMap<String, String>,
 }
 
@@ -21,9 +21,9 @@ impl AiConfig {
         options.gateway.model_names.extend(self.models.clone());
     }
 
-    /// That each of them is another name of something that the host serves, once it is known which model that is.
+    /// Checks that each alias names something that the host serves, once its model is known.
     pub fn check(&self, model: &str) -> Result<()> {
-        // A model that is nowhere is told when it is looked for.
+        // A model that cannot be found is reported when it is resolved.
         let Some(served) = catalog::name_of(model) else { return Ok(()) };
         for (alias, name) in &self.models {
             let bare = name.strip_prefix('@').and_then(|name| name.rsplit('/').next()).unwrap_or(name);
@@ -43,7 +43,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn other_names_are_of_what_the_host_serves() {
+    fn aliases_must_name_what_the_host_serves() {
         let check = |models: &str, model: &str| {
             Config::parse(&format!("[ai]\nmodels = {{ {models} }}\n")).expect("a table").ai.check(model)
         };

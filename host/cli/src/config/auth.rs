@@ -1,30 +1,30 @@
-//! `[auth]`: whether the host asks for API keys.
+//! `[auth]` in `skep.toml`: whether the host requires API keys.
 
 use anyhow::{Result, bail};
 use serde::Deserialize;
 use skep_gateway::AccessOptions;
 use std::net::IpAddr;
 
-/// The section as it is written.
+/// The section as written in the file.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthConfig {
-    /// Without it: unless only this machine can connect.
+    /// Defaults to true unless only this machine can connect.
     pub required: Option<bool>,
-    /// `/metrics` asks for no key.
+    /// Whether `/metrics` can be read without a key.
     pub open_metrics: Option<bool>,
 }
 
-/// Whether keys are asked for, before it is known where the host listens.
+/// Settings for API keys, before it is known where the host listens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AuthOptions {
     pub required: Option<bool>,
-    /// Whoever can connect may do everything, and the operator knows it.
+    /// Whether the operator has accepted that anyone who can connect may do everything.
     pub insecure: bool,
     pub open_metrics: bool,
 }
 
-/// `--auth`.
+/// Values of `--auth`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum AuthFlag {
     Required,
@@ -39,15 +39,15 @@ impl AuthConfig {
 }
 
 impl AuthOptions {
-    /// What holds for a host that listens there.
+    /// Returns the access options of a host that listens on `address`.
     pub fn at(self, address: IpAddr) -> Result<AccessOptions> {
         let is_local = address.is_loopback();
         let keys_required = self.required.unwrap_or(!is_local);
         if !keys_required && !is_local && !self.insecure {
             bail!(
-                "whoever can connect to {address} could do everything, because no API key is asked for\n  hint: leave out \
-                 `required = false` under [auth] and --auth off, and make a key with `skep key create`; or listen on \
-                 127.0.0.1; or insist with --insecure"
+                "anyone who can connect to {address} could do everything, because no API key is required\n  hint: remove \
+                 `required = false` under [auth] and --auth off, and create a key with `skep key create`; or listen on \
+                 127.0.0.1; or accept this with --insecure"
             );
         }
         let local_names_only = is_local && !keys_required;
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_asked_for_unless_only_this_machine_can_connect_or_the_operator_insists() {
+    fn keys_are_required_unless_only_this_machine_can_connect_or_the_operator_insists() {
         let at = |required, insecure, address: &str| {
             let options = AuthOptions { required, insecure, open_metrics: false };
             let access = options.at(address.parse().expect("an address"))?;

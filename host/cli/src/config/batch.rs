@@ -1,4 +1,4 @@
-//! `[batch]` of `skep.toml`: requests that wait for room.
+//! `[batch]` in `skep.toml`: limits of asynchronous batches.
 
 use std::time::Duration;
 
@@ -10,22 +10,22 @@ use super::number::number;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BatchConfig {
-    /// Requests that run at once, of all batches.
+    /// Maximum number of requests that run at once, across all batches.
     #[serde(deserialize_with = "number::<1, 100_000, _, _>")]
     pub max_running: Option<usize>,
-    /// Requests of one batch.
+    /// Maximum number of requests in one batch.
     #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub max_items: Option<usize>,
-    /// Batches that are kept, those that ended included.
+    /// Maximum number of batches that are kept, including finished ones.
     #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub max_batches: Option<u64>,
-    /// Requests and results that are kept, of all batches.
+    /// Maximum size of the stored requests and results of all batches.
     #[serde(deserialize_with = "number::<1, 1_048_576, _, _>")]
     pub max_stored_mb: Option<u64>,
-    /// How long results are kept.
+    /// Time that results are kept.
     #[serde(deserialize_with = "number::<1, 876_000, _, _>")]
     pub retention_h: Option<u64>,
-    /// A request that failed so often is given up.
+    /// Number of failed attempts after which a request is abandoned.
     #[serde(deserialize_with = "number::<1, 1000, _, _>")]
     pub max_attempts: Option<u32>,
 }

@@ -1,18 +1,20 @@
-//! `[grants]` of `skep.toml`: what agents may be granted at most.
+//! `[grants]` in `skep.toml`: the most that agents may be granted.
 
 use serde::Deserialize;
 use skep_outbound::Origins;
 use skep_runtime::{ModelGrant, RuntimeOptions, ToolGrant};
 
-/// The operator's part of what agents are granted. What is left out is granted to nobody, but for the default model.
+/// The operator's part of what agents are granted. Anything left out is granted to no agent, except the
+/// default model.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GrantsConfig {
-    /// Models that agents may use, by name; `*` is all. Without the line: the default model.
+    /// Models that agents may use, by name; `*` is all. Defaults to the default model.
     pub models: Option<Vec<ModelGrant>>,
-    /// Where agents may send requests, such as `https://api.example.com`; `*` is everywhere.
+    /// Origins that agents may send requests to, such as `https://api.example.com`; `*` is everywhere.
     pub hosts: Origins,
-    /// Tools of others that agents may call, such as `agent:orders/find_order`, `mcp:files/*` or `agent:*/*`.
+    /// Tools of other agents and of servers that agents may call, such as `agent:orders/find_order`,
+    /// `mcp:files/*` or `agent:*/*`.
     pub tools: Vec<ToolGrant>,
 }
 
@@ -29,7 +31,7 @@ mod tests {
     use crate::{config::Config, server::ServerOptions};
 
     #[test]
-    fn requests_go_where_the_file_says_and_nowhere_without_it() {
+    fn granted_hosts_come_from_the_file_and_default_to_none() {
         let applied = |text: &str| {
             let mut options = ServerOptions::default();
             Config::parse(text).expect("valid").apply(&mut options).expect("in range");
@@ -38,7 +40,7 @@ mod tests {
         assert!(applied("").is_empty());
         assert_eq!(applied("[grants]\nhosts = [\"https://*.Example.com\"]\n"), ["https://*.example.com"]);
         for (text, expected) in [
-            ("[grants]\nhosts = [\"example.com\"]\n", "\"example.com\" is no origin"),
+            ("[grants]\nhosts = [\"example.com\"]\n", "\"example.com\" is not a valid origin"),
             ("[grants]\nhost = []\n", "did you mean `hosts`?"),
         ] {
             let error = Config::parse(text).expect_err(text).to_string();
@@ -47,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn models_are_granted_that_the_file_names_and_the_default_one_without_it() {
+    fn granted_models_come_from_the_file_and_default_to_the_default_model() {
         let applied = |text: &str| {
             let mut options = ServerOptions::default();
             Config::parse(text).expect("valid").apply(&mut options).expect("in range");
@@ -62,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_are_granted_that_the_file_names_and_no_others() {
+    fn granted_tools_come_from_the_file_and_default_to_none() {
         let applied = |text: &str| {
             let mut options = ServerOptions::default();
             Config::parse(text).expect("valid").apply(&mut options).expect("in range");
@@ -74,6 +76,6 @@ mod tests {
             ["agent:*/*", "mcp:files/read"]
         );
         let error = Config::parse("[grants]\ntools = [\"orders\"]\n").expect_err("no tool").to_string();
-        assert!(error.contains("\"orders\" is no tool's name"), "{error}");
+        assert!(error.contains("\"orders\" is not a valid tool name"), "{error}");
     }
 }

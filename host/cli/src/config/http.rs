@@ -1,4 +1,4 @@
-//! `[http]`: bounds of the server, the proxies that it believes, and the web pages that may use it.
+//! `[http]` in `skep.toml`: bounds of the server, trusted proxies, and web pages that may use the host.
 
 use super::{PIECE_BYTES, number};
 use anyhow::{Context as _, Result, bail};
@@ -8,31 +8,32 @@ use skep_gateway::GatewayOptions;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The section as it is written.
+/// The section as written in the file.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpConfig {
     #[serde(deserialize_with = "number::<1024, PIECE_BYTES, _, _>")]
     pub max_body_bytes: Option<usize>,
-    /// How long running requests may go on after a signal to stop.
+    /// Time that running requests may continue after a signal to stop.
     #[serde(deserialize_with = "number::<0, 86_400, _, _>")]
     pub drain_s: Option<u64>,
-    /// From the opening of a connection, or the first byte of a further request, to the end of the request's head.
+    /// Time from the opening of a connection, or from the first byte of a further request, to the end of the
+    /// request's head.
     #[serde(deserialize_with = "number::<1, 3_600, _, _>")]
     pub header_timeout_s: Option<u64>,
-    /// How long a connection may stay open between requests.
+    /// Time that a connection may stay open between requests.
     #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
     pub idle_timeout_s: Option<u64>,
-    /// How long a client may read next to nothing while an answer waits to be sent.
+    /// Time that a client may read next to nothing while an answer waits to be sent.
     #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
     pub send_timeout_s: Option<u64>,
-    /// Connections at the same time.
+    /// Maximum number of connections at the same time.
     #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub max_connections: Option<usize>,
-    /// The same of one client address.
+    /// Maximum number of connections of one client address at the same time.
     #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub max_connections_per_address: Option<usize>,
-    /// Addresses and networks of proxies whose `X-Forwarded-For` is believed.
+    /// Addresses and networks of proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Option<Vec<String>>,
     /// Web pages that may use the host, such as `https://app.example.com`.
     pub origins: Option<Vec<String>>,
@@ -62,7 +63,7 @@ impl HttpConfig {
     }
 }
 
-/// An address is a network of one.
+/// Parses a network; an address is a network of one.
 fn network(text: &str) -> Result<IpNet> {
     let parsed = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
     parsed.with_context(|| {
@@ -72,13 +73,14 @@ fn network(text: &str) -> Result<IpNet> {
     })
 }
 
-/// That a browser could send it as its `Origin`: a scheme, a host and perhaps a port, or `*` for any.
+/// Checks that a browser could send `origin` as its `Origin`: a scheme, a host and an optional port, or `*`
+/// for any port.
 fn check_origin(origin: &str) -> Result<()> {
     let authority = ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme));
     let host = authority.map(|authority| authority.strip_suffix(":*").unwrap_or(authority));
     match host {
         Some(host) if !host.is_empty() && !host.contains(['/', '?', '#', '@', '*']) => Ok(()),
-        _ => bail!("[http] origins: {origin:?} is no origin; write it as https://app.example.com"),
+        _ => bail!("[http] origins: {origin:?} is not an origin; write it as https://app.example.com"),
     }
 }
 
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_of_connections_are_those_of_the_file() {
+    fn bounds_of_connections_come_from_the_file() {
         let config: HttpConfig = skep_runtime::parse_toml(
             "header_timeout_s = 1\nidle_timeout_s = 2\nsend_timeout_s = 3\nmax_connections = 4\n\
              max_connections_per_address = 5\ntrusted_proxies = [\"10.0.0.7\", \"fd00::/8\"]\n",
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_that_is_no_address_is_an_error() {
+    fn a_proxy_that_is_not_an_address_is_an_error() {
         for proxy in ["proxy.example", "10.0.0.0/33", "", "10.0.0.7:80"] {
             let config =
                 HttpConfig { trusted_proxies: Some(vec![proxy.to_owned()]), ..HttpConfig::default() };

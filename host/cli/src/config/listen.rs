@@ -1,18 +1,20 @@
-//! Where a host listens, as people write it: in `skep.toml` and after `--listen`.
+//! The address that a host listens on, as it is written in `skep.toml` and after `--listen`.
 
 use std::net::SocketAddr;
 
 use serde::Deserialize as _;
 use serde::de::{Deserializer, Error as _};
 
-/// An IP address and a port. Names are left to whoever connects: one may mean several addresses.
+/// Parses an IP address and a port. Host names are not accepted, because one may stand for several addresses.
 pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
-        format!("{text:?} is no IP address with a port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080")
+        format!(
+            "{text:?} is not an IP address with a port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080"
+        )
     })
 }
 
-/// For `#[serde(deserialize_with)]`.
+/// Reads the field; for `#[serde(deserialize_with)]`.
 pub(super) fn field<'de, D: Deserializer<'de>>(reader: D) -> Result<Option<SocketAddr>, D::Error> {
     listen_address(&String::deserialize(reader)?).map(Some).map_err(D::Error::custom)
 }
@@ -34,9 +36,9 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_none_is_told_with_its_line() {
+    fn a_bad_address_is_reported_with_its_line() {
         let error =
             Config::parse("threads = 2\nlisten = \"localhost:80\"\n").expect_err("a name").to_string();
-        assert!(error.starts_with("line 2: listen: \"localhost:80\" is no IP address"), "{error}");
+        assert!(error.starts_with("line 2: listen: \"localhost:80\" is not an IP address"), "{error}");
     }
 }

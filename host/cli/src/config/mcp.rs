@@ -1,4 +1,4 @@
-//! `[mcp.NAME]` of `skep.toml`: servers of tools that agents may be granted as `mcp:NAME/TOOL`.
+//! `[mcp.NAME]` in `skep.toml`: MCP servers whose tools agents may be granted as `mcp:NAME/TOOL`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -13,28 +13,29 @@ use skep_runtime::RuntimeOptions;
 
 use super::number::number;
 
-/// What a process inherits: where programs are, who it is and what language it speaks. Everything else is in `env`.
+/// Environment variables that a process inherits: where programs are, who the user is, and the language. All
+/// others are in `env`.
 const INHERITED: [&str; 6] = ["PATH", "HOME", "USER", "LANG", "TMPDIR", "SYSTEMROOT"];
 const LONGEST_CALL_MS: u64 = 3_600_000;
 
-/// One server: `command` or `url`.
+/// One server, with either `command` or `url`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct McpConfig {
     /// A program and its arguments, started in the folder of this file.
     pub command: Option<Vec<String>>,
-    /// For the program; `${NAME}` is a variable of the host's environment.
+    /// Environment of the program; `${NAME}` is a variable of the host's environment.
     pub env: BTreeMap<String, String>,
-    /// Streamable HTTP.
+    /// Address of a server that speaks streamable HTTP.
     pub url: Option<String>,
     /// Sent with every request; `${NAME}` is a variable of the host's environment.
     pub headers: BTreeMap<String, String>,
-    /// How long a call may take.
+    /// Maximum time of a call.
     #[serde(deserialize_with = "number::<1, LONGEST_CALL_MS, _, _>")]
     pub timeout_ms: Option<u64>,
-    /// The tools that are offered; all of them if it is left out.
+    /// The tools that are offered; all of them by default.
     pub tools: Option<Vec<String>>,
-    /// Of this file.
+    /// Folder of this file.
     #[serde(skip)]
     pub folder: Option<PathBuf>,
 }
@@ -49,7 +50,7 @@ pub(super) fn apply(servers: &BTreeMap<String, McpConfig>, options: &mut Runtime
 }
 
 pub(super) fn relative_to(servers: &mut BTreeMap<String, McpConfig>, folder: &Path) {
-    // The folder of a file that is named without one is the one that we are in.
+    // A file that is given without a folder is in the current folder.
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     for server in servers.values_mut() {
         server.folder = Some(folder.to_owned());
@@ -91,7 +92,7 @@ impl McpConfig {
     }
 
     fn http(&self, url: &str, variable: impl Fn(&str) -> Option<String>) -> Result<McpTransport> {
-        let parsed: Url = url.parse().with_context(|| format!("url {url:?} is no address"))?;
+        let parsed: Url = url.parse().with_context(|| format!("url {url:?} is not an address"))?;
         if !matches!(parsed.scheme(), "http" | "https") {
             bail!("url {url:?} begins with neither https:// nor http://");
         }
@@ -100,7 +101,8 @@ impl McpConfig {
         }
         let mut headers = HashMap::new();
         for (name, value) in &self.headers {
-            let header: HeaderName = name.parse().with_context(|| format!("headers: {name:?} is no name"))?;
+            let header: HeaderName =
+                name.parse().with_context(|| format!("headers: {name:?} is not a header name"))?;
             let mut value = HeaderValue::from_str(&filled(value, &variable)?)
                 .with_context(|| format!("headers: the value of {name} cannot be sent"))?;
             value.set_sensitive(true);
@@ -110,13 +112,13 @@ impl McpConfig {
     }
 }
 
-/// The text with the variables that it names.
+/// Replaces the variables in a text with their values.
 fn filled(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String> {
     let mut parts = text.split("${");
     let mut filled = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let Some((name, rest)) = part.split_once('}') else {
-            bail!("{text:?} begins a variable with ${{ and does not end it");
+            bail!("{text:?} starts a variable with ${{ but does not end it");
         };
         let value = variable(name)
             .with_context(|| format!("{text:?} names the environment variable {name}, which is not set"))?;
@@ -137,16 +139,16 @@ mod tests {
         config.server("files", variable)?;
         match (&config.command, &config.url) {
             (Some(command), _) => config.process(command, variable),
-            (_, url) => config.http(url.as_deref().expect("one of both"), variable),
+            (_, url) => config.http(url.as_deref().expect("a command or a url"), variable),
         }
     }
 
     #[test]
-    fn a_process_gets_what_is_written_and_little_else() {
+    fn a_process_gets_its_own_environment_and_little_else() {
         let text = "command = [\"python3\", \"server.py\"]\nenv = { KEY = \"a ${TOKEN}!\" }";
         let McpTransport::Process { program, arguments, environment, .. } = server(text).expect("valid")
         else {
-            panic!("no process");
+            panic!("not a process");
         };
         assert_eq!((program.as_str(), arguments), ("python3", vec!["server.py".to_owned()]));
         let expected = [("KEY", "a the TOKEN!"), ("PATH", "the PATH")];
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_over_http_gets_its_headers_and_keeps_them_to_itself() {
+    fn headers_of_a_server_are_filled_in_and_marked_as_sensitive() {
         let text = "url = \"https://mcp.example/mcp\"\nheaders = { authorization = \"Bearer ${TOKEN}\" }";
         let McpTransport::Http { url, headers } = server(text).expect("valid") else {
             panic!("not over HTTP")
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn mistakes_are_reported_with_their_reason() {
         for (text, why) in [
             ("", "either `command"),
             ("command = [\"a\"]\nurl = \"http://a\"", "either `command"),
@@ -174,9 +176,9 @@ mod tests {
             ("command = [\"a\"]\nheaders = { a = \"b\" }", "a process gets `env`"),
             ("command = [\"a\"]\nenv = { A = \"${NOWHERE}\" }", "NOWHERE, which is not set"),
             ("command = [\"a\"]\nenv = { A = \"${TOKEN\" }", "does not end it"),
-            ("url = \"files\"", "is no address"),
+            ("url = \"files\"", "is not an address"),
             ("url = \"ftp://files\"", "neither https:// nor http://"),
-            ("url = \"http://a\"\nheaders = { \"a b\" = \"c\" }", "is no name"),
+            ("url = \"http://a\"\nheaders = { \"a b\" = \"c\" }", "is not a header name"),
             ("url = \"http://a\"\nenv = { A = \"b\" }", "gets `headers`"),
         ] {
             let error = server(text).err().unwrap_or_else(|| panic!("{text} is valid"));
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_names_servers_and_an_error_names_theirs() {
+    fn servers_come_from_the_file_and_an_error_names_its_server() {
         let apply = |text: &str| {
             let mut options = ServerOptions::default();
             let applied = Config::parse(text).expect("valid").apply(&mut options);

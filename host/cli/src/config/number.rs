@@ -1,4 +1,5 @@
-//! Numbers of `skep.toml` with their bounds, so that one that cannot work is an error where it is written.
+//! Numbers in `skep.toml` with their bounds, so that a value that cannot work is an error where it is
+//! written.
 
 use std::fmt;
 
@@ -6,7 +7,8 @@ use serde::Deserialize;
 use serde::de::value::U64Deserializer;
 use serde::de::{Deserializer, Error, IntoDeserializer as _, Visitor};
 
-/// For `#[serde(deserialize_with = "number::<LEAST, MOST, _, _>")]`. All numbers of the range must be values of `T`.
+/// Reads a number; for `#[serde(deserialize_with = "number::<LEAST, MOST, _, _>")]`. All numbers in the range
+/// must be values of `T`.
 pub(super) fn number<'de, const LEAST: u64, const MOST: u64, T, D>(reader: D) -> Result<Option<T>, D::Error>
 where
     T: Deserialize<'de>,
@@ -29,7 +31,9 @@ impl<const LEAST: u64, const MOST: u64> Visitor<'_> for InRange<LEAST, MOST> {
     fn visit_i64<E: Error>(self, number: i64) -> Result<u64, E> {
         match u64::try_from(number) {
             Ok(number) if (LEAST..=MOST).contains(&number) => Ok(number),
-            _ => Err(E::custom(format_args!("{number} is out of range; it may be {LEAST} to {MOST}"))),
+            _ => Err(E::custom(format_args!(
+                "{number} is out of range; it must be between {LEAST} and {MOST}"
+            ))),
         }
     }
 }
@@ -47,13 +51,13 @@ mod tests {
     }
 
     #[test]
-    fn a_number_in_range_is_taken_and_any_other_is_told_with_the_range() {
+    fn only_a_number_in_range_is_accepted_and_an_error_names_the_range() {
         let read = |value: &str| skep_runtime::parse_toml::<Some3>(&format!("some = {value}"));
         assert_eq!(read("3"), Ok(Some3 { some: NonZeroUsize::new(3) }));
         for (value, expected) in [
-            ("0", "line 1: some: 0 is out of range; it may be 1 to 3"),
-            ("4", "line 1: some: 4 is out of range; it may be 1 to 3"),
-            ("-1", "line 1: some: -1 is out of range; it may be 1 to 3"),
+            ("0", "line 1: some: 0 is out of range; it must be between 1 and 3"),
+            ("4", "line 1: some: 4 is out of range; it must be between 1 and 3"),
+            ("-1", "line 1: some: -1 is out of range; it must be between 1 and 3"),
             ("1.5", "line 1: some: invalid type: floating point `1.5`, expected a whole number from 1 to 3"),
             ("\"2\"", "line 1: some: invalid type: string \"2\", expected a whole number from 1 to 3"),
         ] {

@@ -1,4 +1,4 @@
-//! `[outbound]`: how requests of agents are made.
+//! `[outbound]` in `skep.toml`: HTTP requests of agents.
 
 use serde::Deserialize;
 use skep_outbound::AddressRange;
@@ -11,7 +11,7 @@ use super::number::number;
 pub struct OutboundConfig {
     /// Addresses that may be connected to although they are not public.
     pub allow_private: Vec<AddressRange>,
-    /// Requests that are under way at once.
+    /// Maximum number of requests in flight at the same time.
     #[serde(deserialize_with = "number::<1, 100_000, _, _>")]
     pub max_running: Option<usize>,
 }
@@ -28,7 +28,7 @@ mod tests {
     use crate::{config::Config, server::ServerOptions};
 
     #[test]
-    fn addresses_are_allowed_that_the_file_names_and_no_others() {
+    fn allowed_addresses_come_from_the_file_and_default_to_none() {
         let applied = |text: &str| {
             let mut options = ServerOptions::default();
             Config::parse(text).expect("valid").apply(&mut options).expect("in range");
@@ -39,7 +39,7 @@ mod tests {
         let said = applied(text);
         let ranges = said.addresses.allow_private.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!((ranges, said.max_running), (vec!["127.0.0.0/8".into(), "10.1.2.3:8080".into()], 7));
-        let error = Config::parse("[outbound]\nallow_private = [\"localhost\"]\n").expect_err("no range");
-        assert!(error.to_string().contains("\"localhost\" is no range"), "{error}");
+        let error = Config::parse("[outbound]\nallow_private = [\"localhost\"]\n").expect_err("not a range");
+        assert!(error.to_string().contains("\"localhost\" is not a valid address range"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! `[sessions]` of `skep.toml`: how long the host keeps the sessions of its agents.
+//! `[sessions]` in `skep.toml`: how long the host keeps the sessions of its agents.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::server::ServerOptions;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionsConfig {
-    /// Hours after a session's last turn after which it is deleted; an agent may ask for fewer.
+    /// Hours after its last turn until a session is deleted; an agent may ask for fewer.
     #[serde(deserialize_with = "number::<0, 876_000, _, _>")]
     pub ttl_h: Option<u32>,
-    /// Hours for which the answer to an idempotency key is kept.
+    /// Hours that the answer to an idempotency key is kept.
     #[serde(deserialize_with = "number::<1, 876_000, _, _>")]
     pub idempotency_h: Option<u32>,
 }
@@ -25,7 +25,7 @@ impl SessionsConfig {
             options.runtime.outcome_retention = Duration::from_secs(u64::from(hours) * 3_600);
         }
         match self.ttl_h {
-            Some(0) => bail!("[sessions] ttl_h must be at least 1; leave it out to keep sessions for ever"),
+            Some(0) => bail!("[sessions] ttl_h must be at least 1; leave it out to keep sessions forever"),
             Some(hours) => {
                 options.runtime.session_ttl = Some(Duration::from_secs(u64::from(hours) * 3_600));
             }
@@ -41,13 +41,13 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn sessions_are_kept_for_so_many_hours_and_for_ever_without_a_word() {
+    fn sessions_are_kept_for_the_configured_hours_and_forever_by_default() {
         let apply = |text: &str| {
             let mut options = ServerOptions::default();
             let config = Config::parse(text).expect("valid");
             config.apply(&mut options).map(|()| options.runtime.session_ttl)
         };
-        assert_eq!(apply("").expect("no word"), None);
+        assert_eq!(apply("").expect("no setting"), None);
         assert_eq!(apply("[sessions]\nttl_h = 2\n").expect("in range"), Some(Duration::from_secs(7_200)));
         let mut options = ServerOptions::default();
         Config::parse("[sessions]\nidempotency_h = 3\n")

@@ -1,5 +1,5 @@
-//! `[tenants.NAME]` of `skep.toml`: how much of the host a tenant may have. `[tenants.default]` is for those that have
-//! no section of their own, and for what such a section does not say.
+//! `[tenants.NAME]` in `skep.toml`: the limits of a tenant. `[tenants.default]` covers tenants without a
+//! section, and settings that a section leaves out.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -16,29 +16,30 @@ use crate::server::ServerOptions;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TenantConfig {
-    /// Requests that invoke something: messages, generations, an agent's own routes. Where no key is asked for, each
-    /// client address has as many as the tenant `local`.
+    /// Requests that invoke something: messages, generations, an agent's own routes. If the host requires no
+    /// keys, each client address has the limit of the tenant `local`.
     #[serde(deserialize_with = "number::<1, MAX_RATE, _, _>")]
     pub requests_per_minute: Option<NonZeroU32>,
-    /// Of those, how many may come at once; without it all of them.
+    /// Number of these requests that may come at once; all of them by default.
     #[serde(deserialize_with = "number::<1, MAX_RATE, _, _>")]
     pub request_burst: Option<NonZeroU32>,
-    /// Tokens that models compute for it: those it gets, and those of prompts that were not cached.
+    /// Tokens that models compute for the tenant: output tokens, and prompt tokens that were not cached.
     #[serde(deserialize_with = "number::<1, MAX_RATE, _, _>")]
     pub tokens_per_minute: Option<NonZeroU32>,
-    /// Tokens that models produce for it on one day of UTC, for its turns and for requests that name a model.
+    /// Tokens that models produce for the tenant in one UTC day, in its turns and for requests that name a
+    /// model.
     #[serde(deserialize_with = "number::<1, MAX_RATE, _, _>")]
     pub tokens_per_day: Option<NonZeroU32>,
-    /// Its share of the model beside other tenants that want it too.
+    /// Share of the model, relative to other tenants that want it at the same time.
     #[serde(deserialize_with = "number::<1, MAX_WEIGHT, _, _>")]
     pub weight: Option<NonZeroU32>,
 }
 
-/// The section of all tenants without one.
+/// The section of all tenants that have none.
 const DEFAULT: &str = "default";
-/// What is asked of a tenant, or an address, of which nobody said anything, where others than this machine can connect.
+/// Limit of a tenant, or of an address, without a setting, if others than this machine can connect.
 const OPEN_REQUESTS_PER_MINUTE: NonZeroU32 = NonZeroU32::new(6_000).unwrap();
-/// More would let the others hardly go on.
+/// A larger weight would leave almost nothing to the others.
 pub(super) const MAX_WEIGHT: u64 = 1_000;
 const MAX_RATE: u64 = u32::MAX as u64;
 
@@ -61,7 +62,8 @@ pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut Serv
     Ok(())
 }
 
-/// What holds for a host to which others than this machine can connect: nobody's requests are without a limit.
+/// Returns the limits of a host that others than this machine can connect to: none of them is unlimited in
+/// requests.
 pub fn rates_of_open_host(mut rates: RateOptions) -> RateOptions {
     for rates in rates.tenants.values_mut().chain([&mut rates.others]) {
         rates.requests_per_minute.get_or_insert(OPEN_REQUESTS_PER_MINUTE);
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_has_what_its_section_says_and_the_rest_of_the_default() {
+    fn a_tenant_gets_its_own_section_and_the_rest_from_the_default() {
         let text = "[tenants.default]\nrequests_per_minute = 60\nweight = 2\n[tenants.acme]\nweight = 3\n\
                     request_burst = 5\ntokens_per_minute = 9000\n[tenants.big]\nrequests_per_minute = 600\n";
         let ServerOptions { rates, engine, .. } = applied(text).expect("in range");
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_have_the_tokens_of_the_day_that_the_file_gives_them() {
+    fn daily_tokens_of_tenants_come_from_the_file() {
         let text =
             "[tenants.default]\ntokens_per_day = 7\n[tenants.acme]\ntokens_per_day = 9\n[tenants.big]\n";
         let budgets = applied(text).expect("in range").runtime.tenant_tokens_per_day;
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_limited_without_a_word_unless_others_can_connect() {
+    fn requests_are_unlimited_by_default_unless_others_can_connect() {
         let rates = applied("[tenants.acme]\nweight = 1\n").expect("in range").rates;
         assert_eq!((rates.others, rates.tenants["acme"]), Default::default());
         let open = rates_of_open_host(rates);
@@ -148,16 +150,16 @@ mod tests {
     }
 
     #[test]
-    fn what_no_tenant_can_have_is_an_error_that_says_why() {
+    fn invalid_settings_of_a_tenant_are_errors_that_say_why() {
         for (text, expected) in [
             ("[tenants.Acme]\nweight = 1\n", "a tenant's name has 1 to 64"),
             (
                 "[tenants.acme]\nweight = 1001\n",
-                "[tenants.acme] weight: 1001 is out of range; it may be 1 to 1000",
+                "[tenants.acme] weight: 1001 is out of range; it must be between 1 and 1000",
             ),
-            ("[tenants.acme]\nweight = 0\n", "0 is out of range; it may be 1 to"),
-            ("[tenants.acme]\nrequests_per_minute = 0\n", "0 is out of range; it may be 1 to"),
-            ("[tenants.acme]\ntokens_per_day = 0\n", "0 is out of range; it may be 1 to"),
+            ("[tenants.acme]\nweight = 0\n", "0 is out of range; it must be between 1 and"),
+            ("[tenants.acme]\nrequests_per_minute = 0\n", "0 is out of range; it must be between 1 and"),
+            ("[tenants.acme]\ntokens_per_day = 0\n", "0 is out of range; it must be between 1 and"),
             ("[tenants.acme]\nrequest_per_minute = 1\n", "did you mean `requests_per_minute`?"),
         ] {
             let error = format!("{:#}", applied(text).expect_err(text));

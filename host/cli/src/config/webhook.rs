@@ -1,4 +1,4 @@
-//! `[[webhook]]` of `skep.toml`: addresses that the operator has events sent to.
+//! `[[webhook]]` in `skep.toml`: webhooks that the operator configures.
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
@@ -9,7 +9,8 @@ use skep_runtime::{NewWebhook, RuntimeOptions, TopicPattern};
 pub struct WebhookConfig {
     pub url: String,
     pub topics: Vec<TopicPattern>,
-    /// `whsec_` and base64 of 24 to 64 bytes. Without it nobody could check a signature.
+    /// `whsec_` and base64 of 24 to 64 bytes. It is required, because without it nobody could check a
+    /// signature.
     pub secret: String,
 }
 
@@ -41,14 +42,14 @@ mod tests {
     }
 
     #[test]
-    fn webhooks_are_those_of_the_file_and_checked_when_it_is_read() {
+    fn webhooks_come_from_the_file_and_are_checked_when_it_is_read() {
         let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
         let url = "https://example.com/hook";
         assert_eq!(applied(url, "\"skep.turn.*\"", secret).expect("valid"), [url]);
         for (url, topics, secret, expected) in [
             ("a b", "\"*\"", secret, "[[webhook]] with the url \"a b\": "),
             ("ftp://example.com", "\"*\"", secret, "[[webhook]] with the url \"ftp://example.com\": "),
-            (url, "", secret, "a webhook has 1 to 32 topics, not 0"),
+            (url, "", secret, "a webhook must have 1 to 32 topics, not 0"),
             (url, "\"*\"", "whsec_x", "24 to 64 bytes"),
             (url, "\"or*\"", secret, "line 3: [[webhook]] topics: "),
         ] {

@@ -1,4 +1,5 @@
-//! Running a program for at most so long. A package tool that waits for a network that is not there must not hang us.
+//! Runs a program with a time limit: a package tool that waits for a network that is not there must not hang
+//! skep.
 
 use std::io::Read;
 use std::process::{Command, ExitStatus, Stdio};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-/// What a program that ended left behind.
+/// Result of a program that has ended.
 pub struct Finished {
     pub status: ExitStatus,
     pub stdout: String,
@@ -15,7 +16,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// The last line that the program wrote to stderr, or its status if it wrote none.
+    /// Returns the last line that the program wrote to stderr, or its status if it wrote none.
     pub fn last_words(&self) -> String {
         match self.stderr.lines().rev().find(|line| !line.trim().is_empty()) {
             Some(line) => line.trim().to_owned(),
@@ -24,7 +25,7 @@ impl Finished {
     }
 }
 
-/// Runs `command` to its end, or kills it after `limit`. Its output is kept, not shown.
+/// Runs `command` to its end, or kills it after `limit`. Its output is captured, not shown.
 pub fn run(mut command: Command, limit: Duration) -> Result<Finished> {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command
@@ -55,7 +56,7 @@ pub fn run(mut command: Command, limit: Duration) -> Result<Finished> {
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A pipe that breaks ends the output; what came before it is still worth showing.
+        // A broken pipe ends the output; what came before is still worth showing.
         let _ = pipe.read_to_end(&mut bytes);
         bytes
     })

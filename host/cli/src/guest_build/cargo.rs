@@ -1,8 +1,8 @@
-//! Running cargo for a guest and finding what it made.
+//! Runs cargo for a guest and finds the module that it built.
 //!
-//! The guest has its own target folder inside the workspace's, so that it neither waits for nor disturbs a build of
-//! the host that may be under way, and always the same release profile, so that a component does not depend on who
-//! built it.
+//! The guest has its own target folder inside the workspace's, so that it neither waits for nor disturbs a
+//! build of the host that may be running. It always has the same release profile, so that a component does
+//! not depend on who built it.
 
 use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -40,7 +40,10 @@ pub fn describe(toolchain: &Toolchain, dir: &Path) -> Result<Package> {
         .find(|package| package.manifest_path.canonicalize().is_ok_and(|path| path == canonical));
     match package {
         Some(package) => Ok(Package { name: package.name, target_dir: metadata.target_directory }),
-        None => bail!("{} is a workspace, not a package; name one of its folders", canonical.display()),
+        None => bail!(
+            "{} is a workspace, not a package; pass the folder of one of its packages",
+            canonical.display()
+        ),
     }
 }
 
@@ -77,13 +80,14 @@ pub fn build(
     match messages.lines().filter_map(|line| wasm_of(line, dir, wanted)).next_back() {
         Some(path) => Ok(path),
         None => bail!(
-            "{} builds, but makes no .wasm file; its Cargo.toml needs `crate-type = [\"cdylib\"]`",
+            "{} builds, but produces no .wasm file; its Cargo.toml needs `crate-type = [\"cdylib\"]`",
             package.name
         ),
     }
 }
 
-/// Runs cargo, saying in `step` what it compiles. Returns success, the JSON messages, and what it wrote for people.
+/// Runs cargo, and reports in `step` what it compiles. Returns whether it succeeded, its JSON messages, and
+/// its output for people.
 fn watch(mut command: Command, step: &dyn Step) -> Result<(bool, String, String)> {
     let mut child = command
         .stdout(Stdio::piped())
@@ -112,7 +116,7 @@ fn watch(mut command: Command, step: &dyn Step) -> Result<(bool, String, String)
     Ok((status.success(), messages, diagnostics))
 }
 
-/// The `.wasm` file of a message about the package in `dir`, if it is one.
+/// Returns the `.wasm` file in a message of cargo about the package in `dir`, if there is one.
 fn wasm_of(line: &str, dir: &Path, example: Option<&str>) -> Option<PathBuf> {
     let message: Message = serde_json::from_str(line).ok()?;
     if message.reason != "compiler-artifact" {

@@ -1,9 +1,9 @@
-//! From a core module to a component: the WIT that the SDK embedded in the module says how.
+//! Turns a core module into a component, as described by the WIT that the SDK embedded in the module.
 
 use anyhow::{Context as _, Result, bail};
 use wit_component::ComponentEncoder;
 
-/// Wraps `module` and validates the result. Bytes that are a component already are returned as they are.
+/// Wraps `module` and validates the result. Bytes that are already a component are returned unchanged.
 pub fn encode(module: &[u8]) -> Result<Vec<u8>> {
     match module.get(..8) {
         Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => {}
@@ -13,7 +13,7 @@ pub fn encode(module: &[u8]) -> Result<Vec<u8>> {
     ComponentEncoder::default()
         .validate(true)
         .module(module)
-        .context("the module's embedded WIT cannot be read; is it built with the same SDK as this `skep`?")?
+        .context("cannot read the module's embedded WIT; was it built with the same SDK as this `skep`?")?
         .encode()
         .context("an agent may import only what the package `skep:agent` offers; look for a dependency that needs more")
 }

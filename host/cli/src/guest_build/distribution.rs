@@ -1,10 +1,10 @@
-//! A Rust toolchain from Debian's packages, unpacked into the cache: for machines that reach a package mirror but not
-//! rustup's server.
+//! A Rust toolchain from Debian's packages, unpacked into the cache, for machines that reach a package mirror
+//! but not rustup's server.
 //!
-//! The packages are downloaded and unpacked as the user, with apt lists and an apt cache of our own; nothing is
-//! installed and no file of the system changes. They bring no standard library for WebAssembly, so it is built once
-//! from the packaged source and put into the unpacked sysroot, which makes every later build an ordinary one.
-//! A toolchain appears under its final name only when all of that has worked.
+//! The packages are downloaded and unpacked as the user, with separate apt lists and a separate apt cache;
+//! nothing is installed and no file of the system changes. They contain no standard library for WebAssembly,
+//! so it is built once from the packaged source and put into the unpacked sysroot, which makes every later
+//! build an ordinary one. A toolchain appears under its final name only when all of that has worked.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ use super::{TARGET, environment, toolchain};
 use crate::places;
 use crate::progress::Progress;
 
-/// Changed whenever the steps below change what they leave behind.
+/// Has to change whenever the steps below change what they leave behind.
 const RECIPE: &str = "debian-1";
 /// The oldest compiler that builds the SDK.
 const MINIMUM_VERSION: (u32, u32) = (1, 95);
 
-/// The newest toolchain that was unpacked before, with its version.
+/// Returns the newest toolchain that was unpacked before, with its version.
 pub fn unpacked() -> Result<Option<(PathBuf, String)>> {
     let Ok(entries) = std::fs::read_dir(places::cache_dir()?.join("toolchain")) else { return Ok(None) };
     let newest = entries
@@ -35,11 +35,11 @@ pub fn unpacked() -> Result<Option<(PathBuf, String)>> {
         })
         .max();
     let Some(root) = newest else { return Ok(None) };
-    // A toolchain that no longer runs (a library of the system went away) is prepared again.
+    // A toolchain that no longer runs, for example because a system library was removed, is prepared again.
     Ok(compiler_version(&root).ok().map(|version| (root, version)))
 }
 
-/// Points `command` at the toolchain in `root`.
+/// Makes `command` use the toolchain in `root`.
 pub fn select(command: &mut Command, root: &Path) {
     let mut libraries = library_dirs(root);
     if let Some(before) = std::env::var_os("LD_LIBRARY_PATH") {
@@ -96,7 +96,7 @@ fn require_minimum(version: &str) -> Result<()> {
     let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if found < MINIMUM_VERSION {
         let (major, minor) = MINIMUM_VERSION;
-        bail!("the newest rustc-web on offer is {version}; agents need {major}.{minor} or newer");
+        bail!("the newest rustc-web available is {version}; agents need {major}.{minor} or newer");
     }
     Ok(())
 }
@@ -112,7 +112,7 @@ fn library_dirs(root: &Path) -> Vec<PathBuf> {
     dirs
 }
 
-/// `wasm-ld` where the compiler looks for its own linker, so that builds need no setting.
+/// Links `wasm-ld` to where the compiler looks for its own linker, so that builds need no setting.
 fn link_rust_lld(root: &Path) -> Result<()> {
     let rustlib = root.join("usr/lib/rustlib");
     let hosts = std::fs::read_dir(&rustlib).with_context(|| format!("cannot read {}", rustlib.display()))?;
@@ -155,11 +155,11 @@ fn build_std(root: &Path, work: &Path) -> Result<()> {
         "-Zbuild-std=std,panic_abort",
     ]);
     command.arg("--target-dir").arg(stub.join("target"));
-    // The bitcode is what guests that link with LTO take from the library.
+    // Guests that link with LTO use the bitcode of the library.
     command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Cembed-bitcode=yes");
     let finished = bounded_command::run(command, Duration::from_secs(900))?;
     if !finished.status.success() {
-        bail!("the standard library does not build: {}", finished.stderr.trim());
+        bail!("cannot build the standard library: {}", finished.stderr.trim());
     }
     let made = stub.join("target").join(TARGET).join("release/deps");
     let library = root.join("usr/lib/rustlib").join(TARGET).join("lib");
@@ -172,9 +172,9 @@ fn build_std(root: &Path, work: &Path) -> Result<()> {
         }
     }
     if !toolchain::has_std(&root.join("usr")) {
-        bail!("building the standard library left no libstd");
+        bail!("building the standard library produced no libstd");
     }
-    // The source has served its purpose and is half of the folder.
+    // The source is no longer needed, and is half of the folder.
     std::fs::remove_dir_all(root.join("usr/src")).ok();
     Ok(())
 }
@@ -199,7 +199,7 @@ fn version_of(root: &Path, program: &Path) -> Result<String> {
     Ok(finished.stdout.trim().to_owned())
 }
 
-/// apt with lists and a cache of its own.
+/// apt with separate lists and a separate cache.
 struct Apt {
     dir: PathBuf,
 }
@@ -227,12 +227,12 @@ impl Apt {
 
     fn update(&self) -> Result<()> {
         let finished = self.run("apt-get", &["update"], Duration::from_secs(180))?;
-        // A source of the user's that fails is not our business as long as the packages turn up.
+        // A package source of the user that fails does not matter, as long as the packages are found.
         tracing::debug!(status = %finished.status, output = finished.stderr, "apt-get update");
         Ok(())
     }
 
-    /// The version of `package` that would be downloaded.
+    /// Returns the version of `package` that would be downloaded.
     fn candidate(&self, package: &str) -> Result<String> {
         let finished = self.run("apt-cache", &["policy", package], Duration::from_secs(60))?;
         match finished.stdout.lines().find_map(|line| line.trim().strip_prefix("Candidate: ")) {
@@ -247,7 +247,8 @@ impl Apt {
         Ok(lines.filter(|name| !name.starts_with('<')).map(str::to_owned).collect())
     }
 
-    /// The compiler, its libraries, the library source, and the linker of the same LLVM.
+    /// Returns the compiler, its libraries, the source of the standard library, and the linker of the same
+    /// LLVM.
     fn compiler_packages(&self) -> Result<Vec<String>> {
         let find = |package: &str, prefix: &str| -> Result<String> {
             let found = self.depends(package)?.into_iter().find(|name| name.starts_with(prefix));
@@ -261,7 +262,7 @@ impl Apt {
         Ok(fixed.into_iter().chain([runtime, llvm, lld]).collect())
     }
 
-    /// What `packages` need beyond the C and C++ runtimes that every machine with a compiler has.
+    /// Returns what `packages` need beyond the C and C++ runtimes that every machine with a compiler has.
     fn libraries(&self, packages: &[String]) -> Result<Vec<String>> {
         const PRESENT: [&str; 5] = ["libc6", "libgcc-s1", "libstdc++6", "libc-dev", "gcc-12-base"];
         let mut found = BTreeSet::new();

@@ -1,11 +1,13 @@
-//! The environment in which a guest is compiled: the user's, without what an outer cargo set for its own build.
+//! The environment in which a guest is compiled: the user's, without what an outer cargo set for its own
+//! build.
 //!
-//! Under `cargo run` and `cargo test` the process inherits dozens of variables about the host's build. A nested cargo
-//! that saw them would build the guest with the host's flags, or lock up on the host's target folder.
+//! Under `cargo run` and `cargo test`, the process inherits dozens of variables about the host's build. A
+//! nested cargo that saw them would build the guest with the host's flags, or lock up on the host's target
+//! folder.
 
 use std::process::Command;
 
-/// A command for `program` with the cleaned environment.
+/// Returns a command for `program` with the cleaned environment.
 pub fn command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {

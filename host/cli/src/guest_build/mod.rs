@@ -1,8 +1,8 @@
-//! From an agent's source to a component: a toolchain that can, cargo, and the wrapping.
+//! Builds the source of an agent to a component: finds a toolchain, runs cargo and wraps the result.
 //!
-//! Agents are `wasm32-unknown-unknown` core modules whose imports are exactly those of the WIT package: nothing of
-//! WASI is linked, so nothing has to be denied. `toolchain` finds or prepares a compiler, `cargo` runs it apart from
-//! the host's own build, and `component` wraps and validates what came out.
+//! Agents are `wasm32-unknown-unknown` core modules whose imports are exactly those of the WIT package:
+//! nothing of WASI is linked, so nothing has to be denied. `toolchain` finds or prepares a compiler, `cargo`
+//! runs it separately from the host's own build, and `component` wraps and validates the module.
 
 pub(crate) mod bounded_command;
 mod cargo;
@@ -23,14 +23,14 @@ pub use toolchain::{Toolchain, ToolchainWay, prepare, probe};
 /// The one target that agents are built for.
 pub const TARGET: &str = "wasm32-unknown-unknown";
 
-/// What to build.
+/// A build to run.
 pub struct BuildRequest {
     /// The package's folder, the one with `Cargo.toml`.
     pub dir: PathBuf,
     pub target: GuestTarget,
 }
 
-/// Which target of the package is the agent.
+/// The target of the package that is the agent.
 pub enum GuestTarget {
     /// The package's library.
     Library,
@@ -41,18 +41,18 @@ pub enum GuestTarget {
 /// A finished agent.
 pub struct BuiltGuest {
     pub component: Vec<u8>,
-    /// Where the same bytes lie: `target/skep/NAME.wasm` of the package's workspace.
+    /// Path of a file with the same bytes: `target/skep/NAME.wasm` in the package's workspace.
     pub path: PathBuf,
     pub seconds: f64,
 }
 
-/// Builds the agent of `request`, preparing a toolchain first if there is none.
+/// Builds the agent of `request`, and prepares a toolchain first if there is none.
 pub fn build(request: &BuildRequest, progress: &dyn Progress) -> Result<BuiltGuest> {
     let started = Instant::now();
     let dir = std::path::absolute(&request.dir)?;
     if !dir.join("Cargo.toml").is_file() {
         bail!(
-            "{} has no Cargo.toml, so there is no crate to build\n  hint: name the folder of one; `skep new NAME` makes it",
+            "{} has no Cargo.toml, so there is no crate to build\n  hint: pass the folder of a crate; `skep new NAME` creates one",
             dir.display()
         );
     }
@@ -67,7 +67,7 @@ pub fn build(request: &BuildRequest, progress: &dyn Progress) -> Result<BuiltGue
     let module =
         std::fs::read(&module_path).with_context(|| format!("cannot read {}", module_path.display()))?;
     let component = component::encode(&module)
-        .with_context(|| format!("{} does not make a component", module_path.display()))?;
+        .with_context(|| format!("cannot turn {} into a component", module_path.display()))?;
     let path = package.target_dir.join("skep").join(format!("{name}.wasm"));
     write_atomically(&path, &component)?;
     step.finish(&indicatif::HumanBytes(component.len() as u64).to_string());
@@ -77,7 +77,7 @@ pub fn build(request: &BuildRequest, progress: &dyn Progress) -> Result<BuiltGue
 fn write_atomically(path: &std::path::Path, bytes: &[u8]) -> Result<()> {
     let dir = path.parent().context("a path inside a folder")?;
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    // Not a temporary file of the system's kind: those are for their owner's eyes only.
+    // A temporary file of the system's kind would be readable by its owner alone.
     let beside = path.with_extension(format!("wasm.{}", std::process::id()));
     std::fs::write(&beside, bytes).with_context(|| format!("cannot write {}", beside.display()))?;
     std::fs::rename(&beside, path).with_context(|| format!("cannot write {}", path.display()))?;

@@ -1,7 +1,8 @@
-//! Which Rust compiler builds agents, and how it comes to be there.
+//! Selects the Rust compiler that builds agents, and prepares one if there is none.
 //!
-//! In this order: the active toolchain has the target; a toolchain that was unpacked earlier; `rustup target add`; the
-//! distribution's packages, unpacked into the user's cache. Nothing outside rustup's folder and the cache changes.
+//! In this order: the active toolchain, if it has the target; a toolchain that was unpacked earlier; `rustup
+//! target add`; the distribution's packages, unpacked into the user's cache. Nothing outside rustup's folder
+//! and the cache changes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,19 +14,19 @@ use super::{TARGET, bounded_command, distribution, environment};
 use crate::places;
 use crate::progress::Progress;
 
-/// A variable that leaves out the ways before the distribution's packages; for trying that way on a machine that has
-/// a better one. Its one value is `distribution`.
+/// Environment variable that skips the options before the distribution's packages, to try these on a machine
+/// that has a better option. Its only value is `distribution`.
 const WAY_VARIABLE: &str = "SKEP_GUEST_TOOLCHAIN";
 
 /// A compiler that can build agents.
 #[derive(Debug, Clone)]
 pub struct Toolchain {
     pub way: ToolchainWay,
-    /// As `rustc -V` prints it.
+    /// Version, as `rustc -V` prints it.
     pub version: String,
 }
 
-/// Where the compiler is from.
+/// Source of the compiler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolchainWay {
     /// The active `rustc` has the target.
@@ -35,7 +36,7 @@ pub enum ToolchainWay {
 }
 
 impl Toolchain {
-    /// A command for `program` with which this toolchain is used.
+    /// Returns a command for `program` that uses this toolchain.
     pub fn command(&self, program: &str) -> Command {
         let mut command = environment::command(program);
         if let ToolchainWay::Distribution(root) = &self.way {
@@ -44,7 +45,7 @@ impl Toolchain {
         command
     }
 
-    /// One line for people.
+    /// Describes the toolchain in one line, for people.
     pub fn describe(&self) -> String {
         match &self.way {
             ToolchainWay::Active => format!("{} with {TARGET}", self.version),
@@ -55,7 +56,7 @@ impl Toolchain {
     }
 }
 
-/// The toolchain that is ready now for the crate in `dir`, if there is one. Changes nothing.
+/// Returns the toolchain that is ready for the crate in `dir`, if there is one. Changes nothing.
 pub fn probe(dir: &Path) -> Result<Option<Toolchain>> {
     if !only_distribution()
         && let Some(toolchain) = active(dir)?
@@ -66,13 +67,13 @@ pub fn probe(dir: &Path) -> Result<Option<Toolchain>> {
         .map(|(root, version)| Toolchain { way: ToolchainWay::Distribution(root), version }))
 }
 
-/// The toolchain for the crate in `dir`, made ready if there is none.
+/// Returns the toolchain for the crate in `dir`, and prepares one if none is ready.
 pub fn prepare(dir: &Path, progress: &dyn Progress) -> Result<Toolchain> {
     if let Some(toolchain) = probe(dir)? {
         return Ok(toolchain);
     }
     let lock_path = places::cache_subdir("toolchain")?.join("prepare.lock");
-    let waiting = || eprintln!("  - another process prepares the toolchain; waiting for it");
+    let waiting = || eprintln!("  - another process is preparing the toolchain; waiting for it");
     let _lock = places::lock(&lock_path, waiting)?;
     if let Some(toolchain) = probe(dir)? {
         return Ok(toolchain);
@@ -87,9 +88,9 @@ pub fn prepare(dir: &Path, progress: &dyn Progress) -> Result<Toolchain> {
     match distribution::install(progress) {
         Ok((root, version)) => Ok(Toolchain { way: ToolchainWay::Distribution(root), version }),
         Err(error) => {
-            tried.push(format!("packages of the distribution: {error:#}"));
+            tried.push(format!("the distribution's packages: {error:#}"));
             bail!(
-                "no Rust toolchain here can build for {TARGET}\n  tried {}\n  hint: with a network, run \
+                "no Rust toolchain on this machine can build for {TARGET}\n  tried {}\n  hint: with a network, run \
                  `rustup target add {TARGET}`; or install your distribution's Rust with that target",
                 tried.join("\n  tried ")
             )
@@ -101,7 +102,7 @@ fn only_distribution() -> bool {
     std::env::var_os(WAY_VARIABLE).is_some_and(|way| way == "distribution")
 }
 
-/// The toolchain that `rustc` means in `dir`, if its sysroot has the target's std.
+/// Returns the toolchain that `rustc` is in `dir`, if its sysroot has the target's standard library.
 fn active(dir: &Path) -> Result<Option<Toolchain>> {
     let ask = |argument: &[&str]| -> Result<Option<String>> {
         let mut command = environment::command("rustc");
@@ -117,7 +118,7 @@ fn active(dir: &Path) -> Result<Option<Toolchain>> {
     Ok(Some(Toolchain { way: ToolchainWay::Active, version }))
 }
 
-/// Whether `sysroot` has the target's standard library.
+/// Returns whether `sysroot` has the target's standard library.
 pub fn has_std(sysroot: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(sysroot.join("lib/rustlib").join(TARGET).join("lib")) else {
         return false;
@@ -133,7 +134,7 @@ fn add_with_rustup(dir: &Path, progress: &dyn Progress) -> Result<Toolchain> {
     let step = progress.begin(&format!("adding the Rust target {TARGET} with rustup"), None);
     let mut command = environment::command("rustup");
     command.current_dir(dir).args(["target", "add", TARGET]);
-    // One attempt: a machine that cannot reach rustup's server has another way to go.
+    // One attempt is enough: a machine that cannot reach rustup's server has another option.
     command.env("RUSTUP_MAX_RETRIES", "1");
     let finished = bounded_command::run(command, Duration::from_secs(60))?;
     if !finished.status.success() {

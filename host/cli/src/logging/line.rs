@@ -1,5 +1,5 @@
-//! A line of the log for people: when, how bad, in which turn, and what happened. What else its spans know is in the JSON
-//! form and in traces.
+//! A log line for people: time, level, the turn that it belongs to, and the event. The other fields of its
+//! spans are only in the JSON log and in traces.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// What is shown of spans, and as what.
+/// Span fields that are shown, each with its short name.
 const SHOWN: [(&str, &str); 3] =
     [("gen_ai.agent.name", "agent"), ("gen_ai.conversation.id", "session"), ("skep.turn.number", "turn")];
 
-/// The fields of a span that say whose it is.
+/// Formats the span fields that identify an agent, a session and a turn.
 pub(super) struct Whose;
 
 impl<'writer> FormatFields<'writer> for Whose {
@@ -39,7 +39,7 @@ impl Visit for Shown<'_> {
     }
 }
 
-/// The whole line.
+/// Formats a whole line.
 pub(super) struct Line;
 
 impl<S, N> FormatEvent<S, N> for Line
@@ -74,7 +74,7 @@ where
     }
 }
 
-/// Each field once, as the innermost span has it that has it: a turn may run inside of another one.
+/// Returns each field once, from the innermost span that has it: a turn may run inside another one.
 fn whose<S, N>(context: &FmtContext<'_, S, N>) -> Vec<String>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -84,7 +84,7 @@ where
     for span in context.event_scope().into_iter().flatten() {
         let extensions = span.extensions();
         let Some(fields) = extensions.get::<FormattedFields<N>>() else { continue };
-        // Names of agents and sessions have no spaces.
+        // Names of agents and sessions contain no spaces.
         for field in fields.fields.split_whitespace() {
             let name =
                 field.split_once('=').and_then(|(name, _)| SHOWN.iter().find(|(_, known)| *known == name));
@@ -113,7 +113,7 @@ mod tests {
 
     impl std::io::Write for Written {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().expect("one writer").extend_from_slice(bytes);
+            self.0.lock().expect("no writer panicked").extend_from_slice(bytes);
             Ok(bytes.len())
         }
 
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_whose_it_is_and_leaves_the_rest_to_the_other_forms() {
+    fn a_text_line_shows_agent_session_and_turn_and_no_other_span_fields() {
         let written = Written::default();
         let lines = tracing_subscriber::fmt().with_ansi(false).fmt_fields(Whose).event_format(Line);
         tracing::subscriber::with_default(lines.with_writer(written.clone()).finish(), || {
@@ -155,7 +155,8 @@ mod tests {
             drop(request);
             tracing::info!("nobody's");
         });
-        let written = String::from_utf8(written.0.lock().expect("one writer").clone()).expect("UTF-8");
+        let written =
+            String::from_utf8(written.0.lock().expect("no writer panicked").clone()).expect("UTF-8");
         let lines: Vec<&str> =
             written.lines().map(|line| line.split_once(' ').expect("the time").1).collect();
         assert_eq!(

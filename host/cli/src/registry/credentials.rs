@@ -1,26 +1,28 @@
-//! Who we are to a registry: what was said on the command line, or what `docker login` keeps, or nobody.
+//! Credentials for a registry: from the command line, from what `docker login` stored, or none.
 
 use anyhow::{Result, bail};
 use docker_credential::{CredentialRetrievalError, DockerCredential};
 use oci_client::secrets::RegistryAuth;
 
-/// The variable that holds the password of `--username`; a flag would show it to everyone on the machine.
+/// Environment variable with the password of `--username`; a flag would show it to everyone on the machine.
 pub const PASSWORD_VARIABLE: &str = "SKEP_REGISTRY_PASSWORD";
 
 #[derive(Debug, Clone)]
 pub enum Login {
-    /// With the password from the environment.
+    /// This user, with the password from the environment.
     As { username: String, password: String },
-    /// As other tools on this machine do.
+    /// The stored credentials, which other tools on this machine use as well.
     Stored,
 }
 
 impl Login {
-    /// `username` as it was given, if it was.
+    /// Returns the login for the user that was given, if any.
     pub fn new(username: Option<String>, password: Option<String>) -> Result<Self> {
         match (username, password) {
             (Some(username), Some(password)) => Ok(Login::As { username, password }),
-            (Some(_), None) => bail!("--username needs its password in the variable {PASSWORD_VARIABLE}"),
+            (Some(_), None) => {
+                bail!("--username needs its password in the environment variable {PASSWORD_VARIABLE}")
+            }
             (None, _) => Ok(Login::Stored),
         }
     }
@@ -38,7 +40,9 @@ impl Login {
                     | CredentialRetrievalError::ConfigReadError
                     | CredentialRetrievalError::NoCredentialConfigured,
                 ) => Ok(RegistryAuth::Anonymous),
-                Err(error) => bail!("the credentials of {registry} that `docker login` keeps: {error}"),
+                Err(error) => {
+                    bail!("cannot read the credentials of {registry} that `docker login` stored: {error}")
+                }
             },
         }
     }

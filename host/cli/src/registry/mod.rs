@@ -1,8 +1,8 @@
 //! Agents in an OCI registry: one artifact is the component and its `agent.toml`.
 //!
-//! The component is stored as other WebAssembly tools store theirs (`application/wasm` under a `wasm` configuration), so
-//! they can pull it; the manifest is a second layer that only we read. What comes back is bounded before it is read and
-//! checked against the digests of the registry's manifest.
+//! The component is stored as other WebAssembly tools store theirs (`application/wasm` under a `wasm`
+//! configuration), so that they can pull it; the manifest is a second layer that only skep reads. Whatever is
+//! pulled is bounded before it is read, and checked against the digests of the registry's manifest.
 
 mod credentials;
 
@@ -30,23 +30,23 @@ const MANIFEST_TYPE: &str = "application/vnd.skep.agent.manifest.v1+toml";
 const MAX_COMPONENT_BYTES: u64 = 1 << 30;
 const MAX_MANIFEST_BYTES: u64 = 256 << 10;
 const MAX_LAYERS: usize = 16;
-/// How long a registry may be silent.
+/// Maximum time that a registry may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Where an artifact lies: `[oci://]REGISTRY/REPOSITORY[:TAG][@DIGEST]`.
+/// Name of an artifact: `[oci://]REGISTRY/REPOSITORY[:TAG][@DIGEST]`.
 #[derive(Debug, Clone)]
 pub struct ArtifactName(Reference);
 
-/// A registry, as a person named it.
+/// The registry of one artifact.
 pub struct Registry {
     client: Client,
     name: ArtifactName,
     login: Login,
 }
 
-/// An artifact as the registry has it.
+/// An artifact that was pulled from a registry.
 pub struct Pulled {
-    /// Of the registry's manifest.
+    /// Digest of the registry's manifest.
     pub digest: String,
     pub manifest_toml: String,
     pub component: Vec<u8>,
@@ -61,15 +61,15 @@ impl std::str::FromStr for ArtifactName {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let name = text.strip_prefix(Self::SCHEME).unwrap_or(text);
-        // Without a registry, the name would mean one of somebody's choice.
+        // Without a registry, the name would mean a default registry that nobody chose.
         let has_registry =
             name.split_once('/').is_some_and(|(host, _)| host.contains(['.', ':']) || host == "localhost");
         if !has_registry {
-            return Err(format!("{text:?} names no registry; write oci://REGISTRY/REPOSITORY:TAG"));
+            return Err(format!("{text:?} does not name a registry; write oci://REGISTRY/REPOSITORY:TAG"));
         }
         let reference = name.parse::<Reference>();
         reference.map(ArtifactName).map_err(|error| {
-            format!("{text:?} is no name of an artifact ({error}); write oci://REGISTRY/REPOSITORY:TAG")
+            format!("{text:?} is not a valid artifact name ({error}); write oci://REGISTRY/REPOSITORY:TAG")
         })
     }
 }
@@ -81,7 +81,8 @@ impl std::fmt::Display for ArtifactName {
 }
 
 impl Registry {
-    /// Nothing is sent yet. Registries on this machine are spoken to without TLS, others only if `plain_http`.
+    /// Creates a client; nothing is sent yet. Registries on this machine are accessed without TLS, others
+    /// only if `plain_http` is set.
     pub fn new(name: ArtifactName, login: Login, plain_http: bool) -> Result<Self> {
         skep_outbound::tls::install_provider();
         let registry = name.0.resolve_registry();
@@ -98,7 +99,7 @@ impl Registry {
         Ok(Registry { client, name, login })
     }
 
-    /// Stores an agent, and gives the digest of what was stored.
+    /// Stores an agent, and returns the digest of what was stored.
     pub async fn push(&self, source: &AgentSource, progress: &dyn Progress) -> Result<String> {
         let auth = self.login.resolve(self.name.0.resolve_registry())?;
         let component = ImageLayer::new(source.component.clone(), COMPONENT_TYPE.to_owned(), None);
@@ -150,13 +151,13 @@ impl Registry {
         let layer = manifest.layers.iter().find(|layer| layer.media_type == media_type);
         let layer = layer.with_context(|| {
             format!(
-                "{} is no agent: it has no layer of the type {media_type}\n  hint: `skep push` makes such artifacts",
+                "{} is not an agent: it has no layer of the type {media_type}\n  hint: store agents with `skep push`",
                 self.name
             )
         })?;
         if !u64::try_from(layer.size).is_ok_and(|size| size <= max_bytes) {
             bail!(
-                "the layer {media_type} of {} says that it has {} bytes; {max_bytes} are allowed",
+                "the layer {media_type} of {} claims to have {} bytes; at most {max_bytes} are allowed",
                 self.name,
                 layer.size
             );
@@ -164,7 +165,8 @@ impl Registry {
         Ok(layer)
     }
 
-    /// The bytes of a layer. A registry that sends others than it described, or more, is an error.
+    /// Returns the bytes of a layer. A registry that sends other bytes than it described, or more, causes an
+    /// error.
     async fn blob(
         &self,
         layer: &OciDescriptor,
@@ -193,7 +195,7 @@ impl Registry {
                 "\n  hint: log in with `docker login`, or pass --username and set SKEP_REGISTRY_PASSWORD"
             }
             OciDistributionError::RequestError(error) if error.is_connect() => {
-                "\n  hint: is the registry there? One that speaks no TLS needs --plain-http"
+                "\n  hint: is the registry running? A registry without TLS needs --plain-http"
             }
             _ => "",
         };

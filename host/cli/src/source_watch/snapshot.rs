@@ -1,7 +1,7 @@
-//! What of an agent's folder is its source, and a digest of it.
+//! The files in an agent's folder that are its source, and a digest of them.
 //!
-//! What tools make is not source: hidden files, the folders of builds and of installed packages, and the component that a
-//! build command leaves.
+//! Files that tools make are not source: hidden files, the folders of builds and of installed packages, and
+//! the component that a build command writes.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use skep_runtime::Manifest;
 
-/// Folders that hold what tools made.
+/// Folders with files that tools made.
 const MADE: [&str; 6] = ["target", "node_modules", "__pycache__", "venv", "dist", "build"];
 const MAX_FILES: usize = 20_000;
-/// Larger files are told apart by their length and time.
+/// Larger files are compared by length and time.
 const MAX_READ_BYTES: u64 = 1 << 20;
 
-/// Where an agent's source lies.
+/// Location of an agent's source.
 #[derive(Debug, Clone)]
 pub(super) enum Sources {
     /// A folder with an `agent.toml`.
@@ -24,11 +24,11 @@ pub(super) enum Sources {
     File(PathBuf),
 }
 
-/// What lay there at one time.
+/// State of the source at one time.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) digest: u64,
-    /// Every folder in which a change may matter.
+    /// All folders in which a change may matter.
     pub(super) dirs: Vec<PathBuf>,
 }
 
@@ -38,7 +38,7 @@ impl Sources {
         Ok(if path.is_dir() { Sources::Folder(path) } else { Sources::File(path) })
     }
 
-    /// The folder under which all changes are.
+    /// Returns the folder that contains all changes.
     pub(super) fn root(&self) -> &Path {
         match self {
             Sources::Folder(dir) => dir,
@@ -70,13 +70,14 @@ impl Sources {
 
 /// The component that the manifest names.
 enum Component {
-    /// By the manifest's own command.
+    /// Made by the manifest's own command.
     Built(PathBuf),
-    /// By somebody else; it is source, wherever it lies.
+    /// Made by somebody else; it is source, wherever it is.
     Given(PathBuf),
 }
 
-/// A manifest that cannot be read is a change like others: the build that follows says what is wrong.
+/// Returns the component in the manifest. A manifest that cannot be read counts as a change like others: the
+/// build that follows reports what is wrong.
 fn component_of(dir: &Path) -> Option<Component> {
     let manifest = std::fs::read_to_string(dir.join("agent.toml")).ok()?;
     let manifest = Manifest::from_toml(&manifest).ok()?;
@@ -94,7 +95,7 @@ struct Scan {
 impl Scan {
     fn folder(&mut self, dir: &Path) -> Result<()> {
         self.dirs.push(dir.to_path_buf());
-        // One that is gone by now is gone from the digest, too.
+        // A folder that is gone by now is not in the digest either.
         let Ok(entries) = std::fs::read_dir(dir) else { return Ok(()) };
         let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
         paths.sort_unstable();
@@ -103,7 +104,7 @@ impl Scan {
             if name.starts_with('.') || name.ends_with('~') || self.except.as_ref() == Some(&path) {
                 continue;
             }
-            // A link to a folder could lead round in circles.
+            // A link to a folder could lead to a cycle.
             if path.is_dir() && !path.is_symlink() {
                 if !MADE.contains(&&*name) {
                     self.folder(&path)?;
@@ -113,7 +114,7 @@ impl Scan {
             self.files += 1;
             if self.files > MAX_FILES {
                 bail!(
-                    "{} has more than {MAX_FILES} files; name the folder of the agent alone",
+                    "{} has more than {MAX_FILES} files; pass the folder of the agent alone",
                     dir.display()
                 );
             }
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_tools_make_is_no_source_and_a_component_that_is_given_is() {
+    fn tool_output_is_not_source_but_a_given_component_is() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let write = |name: &str, text: &str| {
             let path = dir.path().join(name);

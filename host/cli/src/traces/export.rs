@@ -1,5 +1,5 @@
-//! The last stop of a span: what `tracing` cannot say is put right, and a collector that cannot be reached is reported
-//! when that begins and when it is over, not with each batch.
+//! The exporter of spans. It corrects what `tracing` cannot express, and reports a collector that cannot be
+//! reached when the failure starts and when it is over, not with each batch.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 
-/// A list in the conventions; fields of `tracing` are single values.
+/// This attribute is a list in the conventions; fields of `tracing` are single values.
 const FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
 
 #[derive(Debug)]
@@ -34,9 +34,9 @@ impl CollectorExporter {
             Err(OTelSdkError::AlreadyShutdown) => {}
             Err(error) if !was_failing => tracing::warn!(
                 endpoint,
-                "traces are lost until the collector takes them: {error}; is it running, and is this its OTLP/HTTP address?"
+                "traces are lost until the collector accepts them: {error}; is it running, and is this its OTLP/HTTP address?"
             ),
-            Ok(()) if was_failing => tracing::info!(endpoint, "the collector takes traces again"),
+            Ok(()) if was_failing => tracing::info!(endpoint, "the collector accepts traces again"),
             _ => {}
         }
     }

@@ -1,5 +1,5 @@
-//! Streaming is not streaming: however an answer is cut into pieces, and whatever else runs, its events join to the
-//! whole outcome. Each case is its seed, which a failure prints.
+//! Tests that the events of an answer join to the whole outcome, however the answer is cut into chunks, and
+//! whatever else runs. Each case is identified by its seed, which a failure prints.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,7 @@ use crate::tests::draws::Draws;
 const STREAMS: u64 = 600;
 const ANSWERS: u64 = 60;
 
-/// Text, calls in the spellings that models use, calls that are none, and beginnings of markup.
+/// Returns a mix of text, calls in the spellings that models use, invalid calls, and beginnings of markup.
 fn stream(draws: &mut Draws) -> String {
     let texts = [
         "Let me see. ",
@@ -81,7 +81,7 @@ fn arguments(draws: &mut Draws, depth: usize) -> Value {
     members.collect::<Map<_, _>>().into()
 }
 
-/// Some characters beyond ASCII as escapes, with surrogate pairs.
+/// Escapes some characters beyond ASCII, with surrogate pairs.
 fn escaped(json: &str, draws: &mut Draws) -> String {
     let mut out = String::new();
     for c in json.chars() {
@@ -94,7 +94,7 @@ fn escaped(json: &str, draws: &mut Draws) -> String {
 }
 
 #[test]
-fn random_streams_parse_the_same_in_all_pieces() {
+fn random_streams_parse_the_same_in_any_chunks() {
     for seed in 0..STREAMS {
         let mut draws = Draws::new(seed);
         let (text, cut) = (stream(&mut draws), draws.one_in(2));
@@ -105,9 +105,8 @@ fn random_streams_parse_the_same_in_all_pieces() {
         }
         for event in &whole {
             if let ParsedEvent::CallFinished { call, .. } = event {
-                let value: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| {
-                    json!(format!("the grammar would not let through {}", call.arguments))
-                });
+                let value: Value = serde_json::from_str(&call.arguments)
+                    .unwrap_or_else(|_| json!(format!("the grammar would not accept {}", call.arguments)));
                 assert!(value.is_object() || text.contains("[}"), "seed {seed}: {call:?} of {text:?}");
             }
         }
@@ -141,7 +140,7 @@ fn well_formed_calls_are_found_with_their_arguments() {
     }
 }
 
-/// What the events of a stream join to: the text, and id, name and arguments of each call that began.
+/// The joined events of a stream: the text, and the id, name and arguments of each call that was started.
 struct Told {
     text: String,
     calls: Vec<ToolCall>,
@@ -178,7 +177,7 @@ fn tool(name: &str, parameters: Value) -> ToolSpec {
 }
 
 #[tokio::test]
-async fn random_answers_are_told_as_they_are() {
+async fn random_answers_stream_the_same_as_their_outcome() {
     let scripts: Vec<String> = (0..ANSWERS).map(|seed| stream(&mut Draws::new(seed))).collect();
     let scripts: Vec<&str> = scripts.iter().map(String::as_str).collect();
     let engine = fixture::engine(ChatTemplate::chatml_default(), &scripts);
@@ -211,7 +210,7 @@ async fn random_answers_are_told_as_they_are() {
 }
 
 #[tokio::test]
-async fn calls_of_many_requests_at_once_never_mix() {
+async fn calls_of_concurrent_requests_never_mix() {
     let engine = crate::tests::fixture::engine_with_short_prompts();
     let requests = (0..32).map(|n| {
         let parameters = json!({"type": "object", "additionalProperties": false, "required": ["owner", "note"],

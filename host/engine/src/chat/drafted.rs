@@ -1,4 +1,5 @@
-//! A stream is the same whether its tokens come one in a step or several: text, tool calls and what they are made of.
+//! Tests that a stream is the same whether its tokens arrive one per step or several: its text, its tool calls
+//! and their tokens.
 
 use skep_model::ChatTemplate;
 
@@ -6,7 +7,8 @@ use super::fixture;
 use crate::chat::{ChatEvent, ChatMessage, ChatOptions, ToolCall, ToolSpec, chat, markup};
 use crate::{DraftLimits, EngineOptions, Speculation};
 
-/// What a caller is told, without the ids of calls, which are new each time, and what steps it took.
+/// Returns the events that a caller receives, without the call ids, which are new each time, and the number of
+/// accepted tokens.
 async fn told(script: &str, speculation: Speculation) -> (Vec<String>, u32) {
     let options = EngineOptions { speculation, ..EngineOptions::default() };
     let engine = fixture::engine_with(ChatTemplate::chatml_default(), &[script], options);
@@ -16,7 +18,7 @@ async fn told(script: &str, speculation: Speculation) -> (Vec<String>, u32) {
         parameters: serde_json::json!({"type": "object", "additionalProperties": false, "required": ["city"],
             "properties": {"city": {"type": "string"}}}),
     }];
-    // The user quotes what will be said, so that it can be guessed.
+    // The user quotes the output, so that it can be drafted.
     let messages = [ChatMessage::user(format!("Say: {script}"))];
     let mut stream = chat(&engine, &messages, ChatOptions { tools, ..ChatOptions::default() }).unwrap();
     let (mut events, mut accepted) = (Vec::new(), 0);
@@ -51,6 +53,6 @@ async fn bundled_tokens_stream_like_single_ones() {
         let eager = Speculation::PromptLookup(DraftLimits { max_tokens: 12, adaptive: false });
         let (found, accepted) = told(script, eager).await;
         assert_eq!(found, expected, "{script}");
-        assert!(accepted > 5, "{accepted} tokens of {script:?} came together");
+        assert!(accepted > 5, "{accepted} tokens of {script:?} came in a shared step");
     }
 }

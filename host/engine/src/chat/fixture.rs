@@ -1,4 +1,4 @@
-//! A model that says what a test wrote down for it, behind the real engine, tokenizer and template.
+//! A model that produces the text a test scripted for it, behind the real engine, tokenizer and template.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -16,12 +16,13 @@ pub(crate) const EOS: u32 = 2;
 pub(crate) fn tokenizer() -> Tokenizer {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizer/byte-level-chatml.json");
-    Tokenizer::from_json(&std::fs::read(path).expect("the fixture is there"))
+    Tokenizer::from_json(&std::fs::read(path).expect("the fixture exists"))
         .expect("the fixture is a tokenizer")
 }
 
-/// An engine whose model says `scripts`, one for each generation. A text is followed by the end of turn, unless it is
-/// cut by a limit. Where a constraint forbids the next token, the model says the first token that it allows.
+/// Starts an engine whose model produces `scripts`, one for each generation. A text is followed by the end of
+/// turn, unless a limit cuts it. If a constraint forbids the next token, the model produces the first token
+/// that the constraint allows.
 pub(super) fn engine(template: ChatTemplate, scripts: &[&str]) -> Engine {
     engine_with(template, scripts, EngineOptions::default())
 }
@@ -90,7 +91,7 @@ struct Scripted {
     limits: ExecutorLimits,
     plan: MemoryPlan,
     scripts: Mutex<std::vec::IntoIter<Vec<u32>>>,
-    /// The prompt of each generation that runs, and what it says.
+    /// The prompt of each running generation, and its script.
     running: Vec<(Vec<u32>, Vec<u32>)>,
 }
 

@@ -1,7 +1,7 @@
-//! Text beside tools that may not be called: any text, but none of their markup.
+//! The constraint for an answer whose tools may not be called: any text without tool markup.
 //!
-//! Invariant: where tools are described and the choice is that none is called, the answer contains no markup of tools.
-//! Without this a model that has seen calls writes one as text, and nobody answers it.
+//! Invariant: if tools are described but none may be called, the answer contains no tool markup. Without this,
+//! a model that has seen calls writes one as text, and nobody answers it.
 
 use super::markup::{OPEN, RESERVED};
 use super::message::ToolChoice;
@@ -9,7 +9,7 @@ use super::options::ChatOptions;
 use crate::Constraint;
 use crate::constraint::text_without;
 
-/// What constrains the text, if something has to. An answer that has a form of its own is left to it.
+/// Returns the constraint on the text, if one is needed. An answer with a form of its own is left to that form.
 pub(super) fn constraint(options: &ChatOptions) -> Option<Constraint> {
     let is_described = !options.tools.is_empty() && options.tool_choice == ToolChoice::None;
     if !is_described || options.output.is_some() {
@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn text_without_markup_is_left_as_it_is() {
+    async fn text_without_markup_is_unchanged() {
         for text in ["the user\n\nsaid <b>hello</b>", "a < b, <tool, </tool>", "<", "Grüße 🐝 <tool_call"]
         {
             assert_eq!(says(text, ToolChoice::None).await, (text.to_owned(), ChatFinish::Stop));
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_markup_is_written_where_no_call_may_be_made() {
+    async fn no_markup_is_written_when_calls_are_forbidden() {
         let call = "the time: <tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
         for script in [call, "<tools>now</tools>", "so </tool_call>", "<tool_response>noon</tool_response>"] {
             let (text, finish) = says(script, ToolChoice::None).await;

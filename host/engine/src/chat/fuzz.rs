@@ -1,19 +1,19 @@
-//! A way for fuzz targets into the parser of tool calls, which is nobody else's.
+//! An entry point for fuzz targets into the parser of tool calls, which is otherwise private.
 
 use super::message::ToolCall;
 use super::tool_parser::{ParsedEvent, ToolParser};
 
-/// What the events of a text come to.
+/// The joined events of a text.
 #[derive(Debug, Default, PartialEq)]
 struct Told {
     text: String,
-    /// Name and arguments, as they were told.
+    /// Name and arguments of each call that was started, as reported.
     begun: Vec<(String, String)>,
     finished: Vec<(String, String)>,
 }
 
-/// Reads a text that a model may have said, at once and in pieces of so many characters. It panics where the pieces come to
-/// something else, and where what is told of a call is not the call.
+/// Parses a text that a model may have produced, both at once and in chunks of the given number of characters.
+/// It panics if the chunks give another result, or if the events of a call do not add up to the call.
 pub fn read_tool_calls(text: &str, piece: usize, is_cut: bool) {
     let whole = told(&[text], is_cut);
     let characters: Vec<char> = text.chars().collect();

@@ -1,4 +1,4 @@
-//! Finds the end of a JSON object while it comes in, without parsing it.
+//! A scanner that finds the end of a JSON object while it arrives, without parsing it.
 //!
 //! Invariant: braces and brackets within strings do not count.
 
@@ -17,7 +17,7 @@ enum StringState {
 }
 
 impl JsonScan {
-    /// Takes the next character; whether it closed the outermost object.
+    /// Takes the next character. Returns whether it closed the outermost object.
     pub(super) fn push(&mut self, c: char) -> bool {
         match (self.string, c) {
             (StringState::Outside, '"') => self.string = StringState::Inside,
@@ -35,7 +35,7 @@ impl JsonScan {
         false
     }
 
-    /// Takes the next character of a string whose opening quote was seen; whether it closed the string.
+    /// Takes the next character of a string whose opening quote was seen. Returns whether it closed the string.
     pub(super) fn push_in_string(&mut self, c: char) -> bool {
         if self.string == StringState::Outside {
             self.string = StringState::Inside;

@@ -1,7 +1,9 @@
-//! The markup of tools and their calls: the one form in which calls are asked for, forced, found and shown again.
+//! The markup of tools and their calls: the one form in which calls are requested, forced, found and shown
+//! again.
 //!
-//! Invariant: a call that a client sends back is written in the spelling of templates, which the grammar also proposes.
-//! Where the model kept to it the text is what the model produced, and so has the same place in the prefix tree.
+//! Invariant: a call that a client sends back is written in the spelling of templates, which the grammar also
+//! proposes. If the model used that spelling, the text is the text that the model produced, and so it has the
+//! same position in the prefix tree.
 
 use super::message::ToolCall;
 
@@ -9,28 +11,28 @@ pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 pub(super) const RESPONSE_OPEN: &str = "<tool_response>";
 pub(super) const RESPONSE_CLOSE: &str = "</tool_response>";
-/// Around the descriptions of the tools.
+/// Markers around the descriptions of the tools.
 pub(super) const TOOLS_OPEN: &str = "<tools>";
 pub(super) const TOOLS_CLOSE: &str = "</tools>";
-/// Between two calls.
+/// Separator between two calls.
 pub(super) const BETWEEN: &str = "\n";
 
-/// The texts of the markup that never stand in an answer outside of a call.
+/// Markup that never appears in an answer outside of a call.
 pub(super) const RESERVED: [&str; 5] = [CLOSE, RESPONSE_OPEN, RESPONSE_CLOSE, TOOLS_OPEN, TOOLS_CLOSE];
 
-/// What comes before the arguments of a call of `name`.
+/// Returns the text before the arguments of a call of `name`.
 pub(super) fn head(name: &str) -> String {
-    // Tool names have no characters that JSON escapes; those that a client invents may.
+    // Tool names contain no characters that JSON escapes, but a name that a client invents may.
     let name = serde_json::Value::from(name);
     format!("{OPEN}\n{{\"name\": {name}, \"arguments\": ")
 }
 
-/// What comes after the arguments.
+/// Returns the text after the arguments.
 pub(super) fn tail() -> String {
     format!("}}\n{CLOSE}")
 }
 
-/// An assistant message's text with its calls.
+/// Returns the text of an assistant message with its calls.
 pub(super) fn assistant(content: &str, calls: &[ToolCall]) -> String {
     let mut text = content.to_owned();
     for call in calls {

@@ -1,7 +1,7 @@
-//! What is said in a conversation, and the tools that it may call.
+//! The messages of a conversation, and the tools that it may call.
 //!
-//! Invariant: a message knows nothing of any model's markup, except `raw`: the text that a model produced for it, kept
-//! so that it is shown to the model again exactly as it was.
+//! Invariant: a message knows nothing of any model's markup, except for `raw`. That is the text that a model
+//! produced for it, kept so that the model sees it again exactly as it was.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -37,7 +37,7 @@ pub struct ChatMessage {
     /// The call that a tool message answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// The name of the tool that answers, or of the one who speaks.
+    /// The name of the tool that answers, or of the speaker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// An assistant message's text exactly as generated, tool-call markup included.
@@ -63,12 +63,12 @@ impl ChatMessage {
         ChatMessage { tool_call_id: Some(call_id.into()), ..Self::new(Role::Tool, content.into()) }
     }
 
-    /// Bytes of the text, and of the arguments of the tools that it calls.
+    /// Returns the number of bytes of the text, and of the arguments of the tools that it calls.
     pub fn text_bytes(&self) -> usize {
         self.content.len() + self.tool_calls.iter().map(|call| call.arguments.len()).sum::<usize>()
     }
 
-    /// About what it takes, in memory and as JSON.
+    /// Returns the approximate size of the message, in memory and as JSON.
     pub fn bytes(&self) -> usize {
         const OWN: usize = 64;
         let text = |text: &Option<String>| text.as_deref().map_or(0, json_bytes);
@@ -87,7 +87,7 @@ impl ChatMessage {
     }
 }
 
-/// What a text takes between the quotes of JSON.
+/// Returns the number of bytes that a text takes between the quotes of a JSON string.
 pub(super) fn json_bytes(text: &str) -> usize {
     let escaped = |byte: u8| match byte {
         b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 1,
@@ -101,7 +101,7 @@ pub(super) fn json_bytes(text: &str) -> usize {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolSpec {
     pub name: String,
-    /// What it does and when to use it; the model reads this.
+    /// Says what the tool does and when to use it; the model reads this.
     pub description: String,
     /// JSON Schema of the arguments, an object.
     pub parameters: Value,
@@ -116,11 +116,12 @@ pub struct ToolCall {
 }
 
 impl ToolCall {
-    /// An id that no other call has, in this process or any other: models repeat themselves, ids must not.
+    /// Mints an id that no other call has, in this process or any other: models repeat themselves, but ids must
+    /// be unique.
     pub fn mint_id() -> String {
         let mut random = Uuid::now_v7().simple().to_string();
-        // The first digits of a version 7 id are its time in ms; what is left keeps the low 16 bits of it and all 74
-        // random bits.
+        // The first digits of a version 7 id are its time in ms. The rest keeps the low 16 bits of the time and
+        // all 74 random bits.
         random.drain(..8);
         format!("call_{random}")
     }
@@ -134,9 +135,9 @@ pub enum ToolChoice {
     Auto,
     /// The tools are described, but no call is made and none is looked for.
     None,
-    /// At least one call.
+    /// The model makes at least one call.
     Required,
-    /// A call of this tool.
+    /// The model calls this tool.
     Named(String),
 }
 

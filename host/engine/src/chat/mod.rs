@@ -1,8 +1,9 @@
-//! Conversations over the engine: messages and tools in, text and tool calls out.
+//! Conversations on top of the engine: messages and tools in, text and tool calls out.
 //!
-//! The walk of one answer: `message` (what was said) → `render` (the chat template's text) → `prompt` (its tokens) →
-//! `tool_grammar` (what the model may produce) → the engine → `tool_parser` (what it said) → `stream` (events) →
-//! `transcript` (what is remembered, token for token). Knows no HTTP, no agents, no tensors.
+//! One answer passes through `message` (the messages) → `render` (the chat template's text) → `prompt` (its
+//! tokens) → `tool_grammar` (the output that the model may produce) → the engine → `tool_parser` (the output
+//! that it produced) → `stream` (events) → `transcript` (the remembered conversation, token for token). The
+//! module knows nothing of HTTP, agents or tensors.
 
 mod free_text;
 #[cfg(feature = "fuzz")]

@@ -1,4 +1,4 @@
-//! How an answer is to be generated.
+//! The options of an answer.
 
 use std::time::Instant;
 
@@ -8,29 +8,30 @@ use skep_model::Sampling;
 use super::message::{ChatMessage, Role, ToolChoice, ToolSpec};
 use crate::{Affinity, Cancel, Constraint, EngineError, Priority, TakenBack};
 
-/// More than this many tools are refused: each is text in the prompt and a rule in the grammar.
+/// Maximum number of tools. Each tool is text in the prompt and a rule in the grammar.
 const MAX_TOOLS: usize = 128;
 
-/// Written down, they are what was asked for, without who asks and how urgently.
+/// The options of an answer. The serialized form records the request without its caller and its urgency.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChatOptions {
     pub tools: Vec<ToolSpec>,
     pub tool_choice: ToolChoice,
-    /// Earlier turns that the model is shown between the system message and the conversation's first message, as if they
-    /// had been said. No conversation keeps them, and nobody waits for the results of their calls.
+    /// Earlier turns that the model sees between the system message and the conversation's first message, as if
+    /// they were part of the conversation. No conversation stores them, and no results are expected for their
+    /// calls.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub examples: Vec<ChatMessage>,
     /// Whether one answer may make several calls.
     pub parallel_tool_calls: bool,
-    /// The form that the answer has where it makes no call.
+    /// The form of the answer if it makes no call.
     pub output: Option<Constraint>,
-    /// Whether the model writes what it likes: calls are found, but neither they nor the output have to have their form.
-    /// The prompt is the same. With it one can see what the constraint changes.
+    /// Whether the model writes freely: calls are found, but neither they nor the output must have their form.
+    /// The prompt stays the same, so this option shows what the constraint changes.
     #[serde(skip)]
     pub unconstrained: bool,
     pub sampling: Sampling,
     pub seed: Option<u64>,
-    /// `None`: to the end of the context.
+    /// Maximum number of output tokens; `None` allows output up to the end of the context.
     pub max_tokens: Option<usize>,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
@@ -46,7 +47,7 @@ pub struct ChatOptions {
     pub priority: Priority,
     #[serde(skip)]
     pub deadline: Option<Instant>,
-    /// Whether somebody still waits for the generation to begin.
+    /// Reports whether anyone still waits for the generation to start.
     #[serde(skip)]
     pub cancel: Cancel,
 }
@@ -76,8 +77,8 @@ impl Default for ChatOptions {
     }
 }
 
-/// What a prompt says before the first message of its conversation, beside the system message: the same in every
-/// conversation with the same tools, so that it is computed once.
+/// The part of a prompt before the first message of its conversation, besides the system message. It is the
+/// same in every conversation with the same tools, so it is computed once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Opening<'a> {
     pub tools: &'a [ToolSpec],
@@ -90,12 +91,12 @@ impl ChatOptions {
         Opening { tools: &self.tools, examples: &self.examples }
     }
 
-    /// Whether calls are looked for in what the model says.
+    /// Returns whether the output is searched for calls.
     pub(crate) fn calls_tools(&self) -> bool {
         !self.tools.is_empty() && self.tool_choice != ToolChoice::None
     }
 
-    /// Whether the answer has to be a call.
+    /// Returns whether the answer has to be a call.
     pub(crate) fn must_call(&self) -> bool {
         self.calls_tools() && matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
     }
@@ -106,14 +107,15 @@ impl ChatOptions {
         if self.tools.len() > MAX_TOOLS {
             return invalid(
                 "tools".into(),
-                format!("{} tools are given; at most {MAX_TOOLS} may be", self.tools.len()),
+                format!("{} tools are given; at most {MAX_TOOLS} are allowed", self.tools.len()),
             );
         }
         for (index, tool) in self.tools.iter().enumerate() {
             let name = &tool.name;
             if !is_tool_name(name) {
-                let message =
-                    format!("{name:?} is no tool name: 1 to 64 of the characters a-z A-Z 0-9 _ - . are");
+                let message = format!(
+                    "{name:?} is not a valid tool name; use 1 to 64 of the characters a-z A-Z 0-9 _ - ."
+                );
                 return invalid(format!("tools[{index}].name"), message);
             }
             if self.tools[..index].iter().any(|other| other.name == *name) {
@@ -127,7 +129,8 @@ impl ChatOptions {
         }
         if self.examples.iter().any(|message| message.role == Role::System) {
             let message =
-                "an example is what a user, the assistant or a tool says, and no system message".into();
+                "an example must be a message of a user, the assistant or a tool, not a system message"
+                    .into();
             return invalid("examples".into(), message);
         }
         match &self.tool_choice {

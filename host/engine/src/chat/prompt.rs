@@ -1,7 +1,8 @@
-//! From rendered text to tokens.
+//! Encoding of rendered text into tokens.
 //!
-//! Invariant: the template's text is encoded with its special tokens, what people and tools said never becomes one.
-//! Where nothing said contains a special token's text, the tokens are those of the whole text in one piece.
+//! Invariant: the template's text is encoded with its special tokens, and text from people and tools never
+//! becomes one. If no message contains a special token's text, the tokens are those of the whole text encoded
+//! at once.
 
 use skep_model::{SpecialTokens, Tokenizer};
 
@@ -10,7 +11,7 @@ use super::options::Opening;
 use super::render::{self, Rendering};
 use crate::{Cancel, Engine, EngineError};
 
-/// A text with more bytes than this for each token of the context probably does not fit.
+/// A text with more bytes per token of the context than this probably does not fit.
 const USUAL_TOKEN_BYTES: usize = 8;
 const PIECE_BYTES: usize = 16 << 10;
 const PIECE_SLACK_TOKENS: usize = 64;
@@ -21,7 +22,7 @@ pub(super) struct Prompt {
     pub(super) tokens: Vec<u32>,
 }
 
-/// The prompt of a whole conversation, up to where the assistant is to go on.
+/// Renders and encodes the prompt of a whole conversation, up to where the assistant continues.
 pub(super) fn render_and_encode(
     engine: &Engine,
     messages: &[ChatMessage],
@@ -33,7 +34,8 @@ pub(super) fn render_and_encode(
     Ok(Prompt { text: rendering.text, tokens })
 }
 
-/// A plain text as a prompt, without a template: special tokens that it names are special tokens.
+/// Encodes a plain text as a prompt, without a template. Special tokens that the text names are encoded as
+/// special tokens.
 pub fn encode_prompt(engine: &Engine, text: &str, cancel: &Cancel) -> Result<Vec<u32>, EngineError> {
     refuse_hopeless(engine, text, cancel)?;
     Ok(with_bos(engine, engine.tokenizer().encode(text, SpecialTokens::Parse)?))
@@ -56,8 +58,9 @@ fn with_bos(engine: &Engine, mut tokens: Vec<u32>) -> Vec<u32> {
     tokens
 }
 
-/// Refuses a text that is far too long for the context before time is spent on all of it: a tokenizer needs seconds for
-/// a megabyte, and nobody may wait for it any more. Pieces of the text are counted until they are too many; a piece's count is off by a few tokens at most.
+/// Refuses a text that is far too long for the context before time is spent on all of it: a tokenizer needs
+/// seconds for a megabyte, and the caller may not wait any more. Chunks of the text are counted until there are
+/// too many tokens; the count of a chunk is off by a few tokens at most.
 pub fn refuse_hopeless(engine: &Engine, text: &str, cancel: &Cancel) -> Result<(), EngineError> {
     cancel.check()?;
     let limit = engine.info().context_length;
@@ -78,7 +81,7 @@ pub fn refuse_hopeless(engine: &Engine, text: &str, cancel: &Cancel) -> Result<(
     Ok(())
 }
 
-/// The tokens of the text from the byte `start` on.
+/// Encodes the text from the byte offset `start`.
 pub(super) fn encode_from(
     tokenizer: &Tokenizer,
     rendering: &Rendering,
@@ -107,16 +110,16 @@ mod tests {
     use skep_model::ChatTemplate;
 
     #[test]
-    fn a_hopeless_text_is_refused_early_and_a_long_one_is_not() {
+    fn a_hopeless_text_is_refused_early_and_one_that_fits_is_not() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
         for text in ["x".repeat(16 << 20), "the user said hello. ".repeat(1 << 20), "é王🐝".repeat(1 << 20)]
         {
             let error = encode_prompt(&engine, &text, &Cancel::default()).unwrap_err();
             let EngineError::ContextOverflow { limit: 4096, prompt, .. } = error else { panic!("{error}") };
-            // Only the first pieces were looked at.
+            // Only the first chunks were counted.
             assert!(prompt > 4096 && prompt < 40_000, "{prompt}");
         }
-        // Eleven bytes a token: longer than usual, and counted, but no longer than the context.
+        // At eleven bytes per token, the text is longer than usual and is counted, but it fits the context.
         let fits = "<|im_start|>".repeat(4000);
         assert_eq!(encode_prompt(&engine, &fits, &Cancel::default()).unwrap().len(), 4000);
         let given_up = Cancel::default();

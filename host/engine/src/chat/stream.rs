@@ -1,7 +1,7 @@
 //! One answer while it is generated: tokens from the engine become text, tool calls and an outcome.
 //!
-//! Invariant: the text and the calls of the outcome are the concatenation of the events that came before it. Dropping
-//! the stream cancels the generation.
+//! Invariant: the text and the calls of the outcome are the concatenation of the events before it. Dropping the
+//! stream cancels the generation.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -28,7 +28,7 @@ pub enum ChatEvent {
         prompt_tokens: u32,
         cached_tokens: u32,
     },
-    /// `logprobs` are those of the tokens that ended in this delta.
+    /// A chunk of text. `logprobs` are those of the tokens that ended in this delta.
     Text {
         delta: String,
         logprobs: Vec<TokenLogprob>,
@@ -52,16 +52,17 @@ pub enum ChatEvent {
 #[derive(Clone, Debug)]
 pub struct ChatOutcome {
     pub text: String,
-    /// Complete ones only: a call that a limit cut off is not among them.
+    /// Complete calls only: a call that a limit cut off is not included.
     pub tool_calls: Vec<ToolCall>,
     pub finish: ChatFinish,
-    /// What must be whole is not: a tool call, or an answer that has to have a form or to be a call, was cut off.
+    /// Whether output that must be whole was cut off: a tool call, or an answer that must have a form or be a
+    /// call.
     pub cut_off: bool,
     pub usage: Usage,
     pub timing: Timing,
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
-    /// The answer's tokens that count as history: without an end-of-turn token, and without a stop string.
+    /// The answer's tokens that count as history, without an end-of-turn token and without a stop string.
     pub tokens: Vec<u32>,
     /// The text of `tokens`, tool-call markup included.
     pub raw: String,
@@ -71,14 +72,14 @@ pub struct ChatOutcome {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChatFinish {
-    /// The model ended its answer, or a stop string did.
+    /// The model or a stop string ended the answer.
     Stop,
-    /// A token limit did, or a stop string in the middle of what must be whole.
+    /// A token limit ended the answer, or a stop string inside output that must be whole.
     Length,
     ToolCalls,
 }
 
-/// Answers `messages`, remembering nothing.
+/// Answers `messages` without keeping a transcript.
 pub fn chat(
     engine: &Engine,
     messages: &[ChatMessage],
@@ -89,24 +90,24 @@ pub fn chat(
     ChatStream::start(engine, prompt, options)
 }
 
-/// Dropping it cancels the generation.
+/// The events of one answer. Dropping the stream cancels the generation.
 pub struct ChatStream {
     tokens: TokenStream,
     tokenizer: Arc<Tokenizer>,
     end_tokens: Vec<u32>,
     keeps_special: bool,
-    /// `None`: the text is not looked through for calls.
+    /// Finds calls in the text; `None` if the text is not searched for calls.
     parser: Option<ToolParser>,
     prompt: Prompt,
     ready: VecDeque<ChatEvent>,
-    /// Of tokens whose text was not told yet.
+    /// Log-probabilities of tokens whose text has not been reported yet.
     logprobs: Vec<TokenLogprob>,
     produced: Vec<u32>,
     taken_back: TakenBack,
     text: String,
     raw: String,
     tool_calls: Vec<ToolCall>,
-    /// Whether the answer has to have a form or to be a call.
+    /// Whether the answer must have a form or be a call.
     must_be_whole: bool,
     ended: bool,
 }
@@ -157,17 +158,17 @@ impl ChatStream {
         })
     }
 
-    /// The next event; `None` after `Finished` or an error.
+    /// Returns the next event, or `None` after `Finished` or an error.
     pub async fn next(&mut self) -> Option<Result<ChatEvent, EngineError>> {
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }
 
-    /// All tokens of which an event has told so far, in the order of their production.
+    /// Returns all tokens reported by an event so far, in the order of their production.
     pub fn produced(&self) -> &[u32] {
         &self.produced
     }
 
-    /// What in the schemas of the output or the tools looks like a mistake, for their author.
+    /// Returns likely mistakes in the schemas of the output or the tools, for their author.
     pub fn warnings(&self) -> &std::sync::Arc<[String]> {
         self.tokens.warnings()
     }
@@ -177,12 +178,12 @@ impl ChatStream {
         self.tokens.spent_tokens()
     }
 
-    /// What had been taken back when the last of these was settled.
+    /// Returns the output that had been rolled back when the last of these tokens was settled.
     pub fn taken_back(&self) -> TakenBack {
         self.taken_back
     }
 
-    /// Waits for the end.
+    /// Waits for the outcome.
     pub async fn outcome(mut self) -> Result<ChatOutcome, EngineError> {
         while let Some(event) = self.next().await {
             if let ChatEvent::Finished(outcome) = event? {
@@ -253,7 +254,7 @@ impl ChatStream {
                 }
                 ParsedEvent::Arguments { index, delta } => ChatEvent::ToolCallArguments { index, delta },
                 ParsedEvent::CallFinished { index, call } => {
-                    // Those of the call's own tokens belong to no text.
+                    // The log-probabilities of the call's own tokens belong to no text.
                     self.logprobs.clear();
                     self.tool_calls.push(call.clone());
                     ChatEvent::ToolCallFinished { index, call }
@@ -273,7 +274,7 @@ impl ChatStream {
             let logprobs = std::mem::take(&mut self.logprobs);
             self.ready.push_back(ChatEvent::Text { delta: String::new(), logprobs });
         }
-        // A stop string after a whole call has cut nothing off.
+        // A stop string after a whole call cuts nothing off.
         let has_calls = !self.tool_calls.is_empty() && finished.reason != FinishReason::Length;
         let cut_off = cut && (in_call || self.must_be_whole && !has_calls);
         let finish = match finished.reason {
@@ -299,8 +300,8 @@ impl ChatStream {
         self.ended = true;
     }
 
-    /// Produced tokens without what is no part of the message: the end-of-turn token, which the template writes itself,
-    /// and the stop string.
+    /// Returns the produced tokens without those that are not part of the message: the end-of-turn token, which
+    /// the template writes itself, and the stop string.
     fn history_tokens(&self, mut tokens: Vec<u32>, reason: &FinishReason, raw: &str) -> Vec<u32> {
         match reason {
             FinishReason::Stop(_) => self.cut_at_text(tokens, raw),
@@ -314,7 +315,8 @@ impl ChatStream {
         }
     }
 
-    /// The most tokens whose text is within `raw`, and the rest of `raw` encoded anew.
+    /// Returns the longest prefix of `tokens` whose text is within `raw`, followed by the rest of `raw`,
+    /// encoded anew.
     fn cut_at_text(&self, mut tokens: Vec<u32>, raw: &str) -> Vec<u32> {
         let (mut kept, mut kept_bytes, mut bytes) = (0, 0, 0);
         for (index, &id) in tokens.iter().enumerate() {
@@ -334,7 +336,7 @@ impl ChatStream {
                 tokens.extend(rest);
                 tokens
             }
-            // What was produced is still what the model saw, only with the stop string.
+            // The produced tokens are still what the model saw, only with the stop string.
             Err(_) => tokens,
         }
     }

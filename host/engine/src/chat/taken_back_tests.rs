@@ -1,4 +1,5 @@
-//! Arguments of a call that their schema refuses where masks cannot: they are generated again before anyone is told.
+//! Tests of call arguments that violate their schema where masks cannot enforce it: they are generated again
+//! before any of them is reported.
 
 use serde_json::{Value, json};
 use skep_model::ChatTemplate;
@@ -36,7 +37,7 @@ async fn arguments_are_checked_before_a_client_sees_them() {
         let found: Value = serde_json::from_str(&outcome.tool_calls[0].arguments).unwrap();
         assert!(jsonschema::validator_for(&parameters).unwrap().is_valid(&found), "{found}");
         let told: Value = serde_json::from_str(&told).unwrap();
-        assert_eq!(told, found, "what was told is what came of it");
+        assert_eq!(told, found, "the reported arguments are those of the outcome");
         assert_eq!(outcome.usage.taken_back_tokens > 0, is_wrong, "{:?}", outcome.usage);
     }
 }

@@ -1,7 +1,8 @@
-//! What the model may produce in one answer, as a constraint.
+//! The constraint on the output that the model may produce in one answer.
 //!
-//! Invariant: a call that the grammar lets through is one that `tool_parser` finds, with arguments of the tool's schema.
-//! In free text the grammar waits for the opening marker and constrains from there, so a call is never half formed.
+//! Invariant: `tool_parser` finds every call that the grammar allows, with arguments of the tool's schema. In
+//! free text the grammar waits for the opening marker and constrains from there, so a call is never half
+//! formed.
 
 use skep_model::Tokenizer;
 
@@ -10,10 +11,10 @@ use super::message::{ToolChoice, ToolSpec};
 use super::options::ChatOptions;
 use crate::{BeforeCalls, CallMarkup, CallableTool, Constraint, Engine, EngineError, ToolCallForm};
 
-/// The parameter that an error names where the form of the answer is wrong.
+/// The parameter that an error names if the form of the answer is wrong.
 const OUTPUT: &str = "output";
 
-/// What constrains the answer, if anything does.
+/// Returns the constraint on the answer, if there is one.
 pub(super) fn constraint(
     options: &ChatOptions,
     tokenizer: &Tokenizer,
@@ -58,12 +59,13 @@ fn call_markup(open_is_special: bool) -> CallMarkup {
     }
 }
 
-/// Whether the tokenizer has the opening marker as a special token, which text does not contain unless it is kept.
+/// Returns whether the opening marker is a special token of the tokenizer, which text does not contain unless
+/// it is kept.
 pub(super) fn marker_is_special(tokenizer: &Tokenizer) -> bool {
     tokenizer.token_id(OPEN).is_some_and(|id| tokenizer.is_special(id))
 }
 
-/// Names what was given with the options and is why the answer's constraint was refused.
+/// Names the option that caused the answer's constraint to be refused.
 pub(super) fn explain(error: EngineError, engine: &Engine, options: &ChatOptions) -> EngineError {
     let EngineError::Constraint { message, .. } = error else { return error };
     if options.calls_tools() {
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn text_beside_calls_contains_no_other_markup() {
+    async fn text_next_to_calls_contains_no_other_markup() {
         for script in ["<tool_response>noon</tool_response>", "so <tools>", "</tool_call>"] {
             let options = ChatOptions { tools: tools(), max_tokens: Some(60), ..Default::default() };
             let outcome = says(script, options).await;
@@ -163,7 +165,7 @@ mod tests {
         assert_eq!(outcome.raw, script);
         assert!(
             outcome.usage.forced_tokens > 10,
-            "some of the envelope has no other spelling: {:?}",
+            "parts of the envelope have only one spelling: {:?}",
             outcome.usage
         );
     }
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_in_any_white_space_are_let_through_and_found_as_written() {
+    async fn calls_with_any_white_space_are_accepted_and_found_as_written() {
         let arguments = "{\n    \"city\": \"Porto\"\n  }";
         for (script, arguments) in [
             (
@@ -214,7 +216,7 @@ mod tests {
                         ..Default::default()
                     };
                     let outcome = says(script, options).await;
-                    assert_eq!(outcome.raw.trim_end(), script.trim_end(), "the constraint changed nothing");
+                    assert_eq!(outcome.raw.trim_end(), script.trim_end(), "the constraint changes nothing");
                     assert_eq!(calls(&outcome), [("weather", arguments)], "{script:?}");
                     assert_eq!(outcome.text, "");
                 }
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn every_call_that_is_let_through_is_found_as_written() {
+    fn every_accepted_call_is_found_as_written() {
         use crate::chat::tool_parser::{ParsedEvent, tests::joined};
         use crate::constraint::{ConstraintCompiler, Spelling};
         use crate::tests::{draws::Draws, fixture, schema_fuzz::walk};
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn required_and_named_choices_call_at_once() {
+    async fn required_and_named_choices_start_with_a_call() {
         for (choice, names) in [
             (ToolChoice::Required, vec!["weather", "now"]),
             (ToolChoice::Named("now".into()), vec!["now"]),
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn parallel_calls_are_all_made_or_only_the_first() {
+    async fn without_parallel_calls_only_the_first_call_is_made() {
         let script = format!("{}\n{}", call("now", "{}"), call("weather", "{\"city\": \"Ulm\"}"));
         for (parallel_tool_calls, expected) in [(true, 2), (false, 1)] {
             for tool_choice in [ToolChoice::Auto, ToolChoice::Required] {
@@ -305,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_output_form_and_calls_go_together() {
+    async fn an_output_form_can_be_combined_with_calls() {
         let output =
             Some(Constraint::JsonSchema(json!({"type": "object", "properties": {"ok": {"type": "boolean"}},
                                                         "required": ["ok"], "additionalProperties": false})));
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_in_the_spelling_of_templates_is_cached_when_it_is_sent_back() {
+    async fn a_call_in_template_spelling_is_cached_when_sent_back() {
         let script = call("weather", "{\"city\":\"Porto\"}");
         let engine = fixture::engine(ChatTemplate::chatml_default(), &[&script, "Sunny."]);
         let options = ChatOptions { tools: tools(), ..Default::default() };
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_choice_means_no_calls() {
+    async fn tool_choice_none_makes_no_calls() {
         let script = call("now", "{}");
         let options = ChatOptions { tools: tools(), tool_choice: ToolChoice::None, ..Default::default() };
         let outcome = says(&script, ChatOptions { max_tokens: Some(40), ..options }).await;
@@ -372,7 +374,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_cut_off_by_a_limit_is_no_call() {
+    async fn a_call_cut_off_by_a_limit_is_dropped() {
         let script = call("weather", "{\"city\": \"Porto\"}");
         let options = ChatOptions {
             tools: tools(),
@@ -386,7 +388,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whatever_cuts_off_what_must_be_whole_says_length() {
+    async fn cutting_off_output_that_must_be_whole_reports_length() {
         let script = call("weather", "{\"city\": \"Porto\"}");
         let output = Constraint::JsonSchema(json!({"const": {"key": "value"}}));
         let formed = ChatOptions { output: Some(output), ..Default::default() };
@@ -395,7 +397,7 @@ mod tests {
         let cases = [
             ("", ChatOptions { stop: stop("val"), ..formed.clone() }, true),
             ("", ChatOptions { max_tokens: Some(3), ..formed }, true),
-            // In the head of a call, in its name, in its arguments, after them.
+            // The limits cut the answer in the head of a call, in its name, and in its arguments.
             (&script, ChatOptions { max_tokens: Some(13), ..calling.clone() }, true),
             (&script, ChatOptions { stop: stop("weath"), ..calling.clone() }, true),
             (&script, ChatOptions { stop: stop("Port"), ..calling.clone() }, true),
@@ -439,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_that_make_no_sense_are_refused() {
+    fn invalid_tools_are_refused() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &[]);
         let two_of_one_name = vec![tools().remove(0), tools().remove(0)];
         let nameless = vec![ToolSpec { name: "a b".into(), ..tools().remove(0) }];

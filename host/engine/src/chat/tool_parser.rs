@@ -1,11 +1,11 @@
-//! Finds tool calls in text while it is generated.
+//! A parser that finds tool calls in text while it is generated.
 //!
-//! Invariant: the parser moves one character at a time, so the events, with neighbouring deltas joined, are the same
-//! however the text was cut into pieces. Text that may still become a marker is held back.
+//! Invariant: the parser moves one character at a time, so the events, with neighboring deltas joined, are the
+//! same however the text was cut into chunks. Text that may still become a marker is held back.
 //!
-//! What is not a call: white space beside a call is dropped. A call whose body is not `{"name": …, "arguments": {…}}`
-//! in JSON comes out as text, markup and all, once it is complete. A call that a limit cut off is dropped; one that the
-//! model itself left open is text, unless its arguments had begun to be told.
+//! White space next to a call is dropped. A call whose body is not `{"name": …, "arguments": {…}}` in JSON
+//! becomes text, markup included, once it is complete. A call that a limit cut off is dropped; a call that the
+//! model itself left open becomes text, unless some of its arguments have been reported.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use super::json_scan::JsonScan;
 use super::markup::{CLOSE, OPEN};
 use super::message::ToolCall;
 
-/// A head is read again with each character of it, so it may not grow.
+/// Maximum size of a call's head. The head is parsed again for each of its characters, so it must stay short.
 const MAX_HEAD_BYTES: usize = 512;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -26,13 +26,14 @@ pub(super) enum ParsedEvent {
 
 pub(super) struct ToolParser {
     state: State,
-    /// Calls that began to be told.
+    /// Number of calls that have been started in the events.
     started: usize,
     events: Vec<ParsedEvent>,
 }
 
 enum State {
-    /// `space` is white space that is dropped if a call comes next; `marker` is the beginning of `OPEN`.
+    /// Outside of a call. `space` is white space that is dropped if a call comes next; `marker` is the
+    /// beginning of `OPEN`.
     Text {
         space: String,
         marker: String,
@@ -51,7 +52,7 @@ enum State {
         call: ToolCall,
         rest: String,
     },
-    /// In a call of another form, which is read as a whole.
+    /// In a call of another form, which is parsed as a whole.
     Body {
         body: String,
         scan: Option<JsonScan>,
@@ -70,7 +71,7 @@ impl ToolParser {
         ToolParser { state: State::text(false), started: 0, events: Vec::new() }
     }
 
-    /// Takes the next piece of text and gives what it completed.
+    /// Takes the next chunk of text and returns the events that it completed.
     pub(super) fn push(&mut self, delta: &str) -> Vec<ParsedEvent> {
         for c in delta.chars() {
             self.step(c);
@@ -78,7 +79,7 @@ impl ToolParser {
         std::mem::take(&mut self.events)
     }
 
-    /// The end of the text; `cut` if a limit or a stop string ended it, not the model.
+    /// Ends the text. `cut` says that a limit or a stop string ended it, not the model.
     pub(super) fn finish(&mut self, cut: bool) -> Vec<ParsedEvent> {
         match std::mem::replace(&mut self.state, State::text(false)) {
             State::Text { space, marker, after_call } => {
@@ -98,7 +99,7 @@ impl ToolParser {
         std::mem::take(&mut self.events)
     }
 
-    /// Whether a call has begun whose arguments are not complete.
+    /// Returns whether a call has started whose arguments are not complete.
     pub(super) fn is_in_call(&self) -> bool {
         match self.state {
             State::Head { .. } | State::Arguments { .. } | State::Body { .. } => true,
@@ -142,7 +143,7 @@ impl ToolParser {
 
     fn step_text(&mut self, mut space: String, mut marker: String, mut after_call: bool, c: char) -> State {
         if !OPEN[marker.len()..].starts_with(c) && !marker.is_empty() {
-            // No call after all.
+            // The text is not a call after all.
             if !after_call {
                 self.text(&space);
             }
@@ -203,7 +204,7 @@ impl ToolParser {
             json_ended = scan.push(c);
             in_string = scan.in_string();
         }
-        // `CLOSE` within a string of the arguments is not the end.
+        // `CLOSE` within a string of the arguments does not end the call.
         if in_string || !body.ends_with(CLOSE) {
             return State::Body { body, scan, json_ended };
         }
@@ -260,7 +261,7 @@ enum Head {
     Other,
 }
 
-/// `{"name": "…", "arguments": {` with any white space between.
+/// Parses `{"name": "…", "arguments": {` with any white space between.
 fn read_head(body: &str) -> Head {
     if body.len() > MAX_HEAD_BYTES {
         return Head::Other;
@@ -283,7 +284,7 @@ fn read_head(body: &str) -> Head {
     }
     let mut scan = JsonScan::default();
     let end = rest.char_indices().skip(1).find_map(|(at, c)| {
-        // A string stands for itself: inside an array it ends where the scan leaves it.
+        // The scan treats the string as a whole value: it ends where the scan leaves the string state.
         scan.push_in_string(c).then_some(at + 1)
     });
     let Some(end) = end else { return Head::Partial };
@@ -300,7 +301,7 @@ fn read_head(body: &str) -> Head {
     Head::Complete(name)
 }
 
-/// Name and arguments of a call in any order and spelling that models use.
+/// Parses the name and arguments of a call in any order and spelling that models use.
 fn read_body(body: &str) -> Option<(String, String)> {
     let Value::Object(call) = serde_json::from_str::<Value>(body.trim()).ok()? else { return None };
     let name = call.get("name")?.as_str()?.to_owned();
@@ -320,7 +321,7 @@ fn read_body(body: &str) -> Option<(String, String)> {
 pub(super) mod tests {
     use super::*;
 
-    /// The events with neighbouring deltas joined and ids made comparable.
+    /// Returns the events with neighboring deltas joined and ids cleared, so that they can be compared.
     pub(in crate::chat) fn joined(pieces: &[&str], cut: bool) -> Vec<ParsedEvent> {
         let mut parser = ToolParser::new();
         let mut events: Vec<ParsedEvent> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
@@ -419,14 +420,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_call_that_was_cut_off_is_not_a_call() {
+    fn a_call_that_was_cut_off_is_dropped() {
         let end = CALL.find("}}\n</tool_call>").unwrap();
         for at in "<tool_call>".len()..=end {
             check(&CALL[..at], true, "", &[]);
         }
         check("<tool_c", true, "<tool_c", &[]);
         check("<tool_call>{\"na", false, "<tool_call>{\"na", &[]);
-        // Only the closing marker is missing: the arguments are whole.
+        // Only the closing marker is missing; the arguments are complete.
         check(&CALL[..end + 2], true, "", &[("f", ARGUMENTS)]);
     }
 
@@ -457,7 +458,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn text_is_told_as_soon_as_it_cannot_be_a_marker() {
+    fn text_is_emitted_once_it_cannot_be_a_marker() {
         let mut parser = ToolParser::new();
         assert_eq!(parser.push("a <tool"), [ParsedEvent::Text("a".into())]);
         assert_eq!(parser.push("s> b"), [ParsedEvent::Text(" <tools> b".into())]);

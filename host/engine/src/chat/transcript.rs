@@ -1,9 +1,9 @@
 //! A conversation as the model saw it, token for token.
 //!
-//! Invariant: `tokens` are the tokens of `rendered`, and those that the model produced are in it as it produced them. The
-//! next answer goes on from them: only text that came since is encoded, so the KV cache stays warm and history never
-//! changes under the model. Where the template writes history otherwise the second time, or the system message or the
-//! tools or examples changed, the conversation is encoded anew.
+//! Invariant: `tokens` are the tokens of `rendered`, and they contain the tokens that the model produced
+//! unchanged. The next answer continues from them: only newer text is encoded, so the KV cache stays warm and
+//! history never changes under the model. If the template renders history differently the second time, or if
+//! the system message, the tools or the examples changed, the conversation is encoded anew.
 
 use std::borrow::Cow;
 
@@ -24,7 +24,8 @@ pub struct Transcript {
     rendered: String,
     #[serde(with = "UsageSum")]
     usage: Usage,
-    /// The first so many messages were written for another model, whose spelling of an answer means nothing to this one.
+    /// Number of leading messages that were written for another model, whose spelling of an answer means
+    /// nothing to this one.
     #[serde(default, skip_serializing_if = "is_none")]
     foreign: usize,
 }
@@ -42,7 +43,7 @@ impl Transcript {
         &self.messages
     }
 
-    /// Sets the system message. The same text again changes nothing.
+    /// Sets the system message. Setting the same text again changes nothing.
     pub fn set_system(&mut self, text: &str) {
         match self.messages.first_mut() {
             Some(first) if first.role == Role::System => {
@@ -61,26 +62,27 @@ impl Transcript {
         self.messages.push(message);
     }
 
-    /// Forgets everything but the sum of the usage.
+    /// Removes everything but the sum of the usage.
     pub fn clear(&mut self) {
         *self = Transcript { usage: self.usage, ..Transcript::default() };
     }
 
-    /// Forgets what the model saw and produced: the messages are for another model now, which writes them in its own way.
+    /// Forgets the tokens that the model saw and produced. The messages are now for another model, which writes
+    /// them in its own way.
     pub fn forget_tokens(&mut self) {
         (self.tokens, self.rendered) = (Vec::new(), String::new());
         self.foreign = self.messages.len();
     }
 
-    /// About what it takes, in memory and as JSON.
+    /// Returns the approximate size of the transcript, in memory and as JSON.
     pub fn bytes(&self) -> usize {
-        /// A number and a comma.
+        /// The size of a number and a comma.
         const TOKEN: usize = 6;
         let messages: usize = self.messages.iter().map(ChatMessage::bytes).sum();
         messages + json_bytes(&self.rendered) + self.tokens.len() * TOKEN
     }
 
-    /// This conversation with other messages, of which the model has seen nothing yet.
+    /// Returns this conversation with other messages, none of which the model has seen yet.
     pub fn rewritten(&self, messages: Vec<ChatMessage>) -> Self {
         let mut foreign = 0;
         if self.foreign > 0 {
@@ -99,7 +101,7 @@ impl Transcript {
         Transcript { messages, usage: self.usage, foreign, ..Transcript::default() }
     }
 
-    /// Tokens of the prompt that the next answer would go on from.
+    /// Returns the number of tokens of the prompt that the next answer would continue.
     pub fn prompt_tokens(
         &self,
         engine: &Engine,
@@ -109,23 +111,23 @@ impl Transcript {
         Ok(self.prompt(engine, opening, cancel)?.tokens.len())
     }
 
-    /// What the model saw and produced up to the last answer that was committed.
+    /// Returns the tokens that the model saw and produced up to the last committed answer.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The text of [`Transcript::tokens`].
+    /// Returns the text of [`Transcript::tokens`].
     pub fn rendered(&self) -> &str {
         &self.rendered
     }
 
-    /// Sum over all answers that were committed.
+    /// Returns the sum over all committed answers.
     pub fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// What is wrong with a transcript that comes from elsewhere, if something is: its tokens must be ones of the model of
-    /// `engine`, fit into its context, and spell the text that they are said to be.
+    /// Checks a transcript that comes from elsewhere, and returns the problem, if there is one. Its tokens must
+    /// belong to the model of `engine`, fit into its context, and spell the transcript's text.
     pub fn check(&self, engine: &Engine) -> Result<(), String> {
         let (info, tokenizer) = (engine.info(), engine.tokenizer());
         let (count, limit) = (self.tokens.len(), info.context_length);
@@ -133,14 +135,15 @@ impl Transcript {
             return Err(format!("it has {count} tokens; the context of {} has {limit}", info.name));
         }
         if let Some(id) = self.tokens.iter().find(|id| **id as usize >= info.vocabulary_size) {
-            return Err(format!("token {id} is none of {}", info.name));
+            return Err(format!("token {id} is not in the vocabulary of {}", info.name));
         }
         let spelt = tokenizer.decode(&self.tokens, true);
-        // Bytes that are no text become a character of three; no text is longer than that.
+        // Invalid bytes become a replacement character of three bytes; no text is longer than that.
         if self.rendered.len() > tokenizer.decode(&self.tokens, false).len() * 3 {
             return Err(MISSPELT.to_owned());
         }
-        // What a model produces of special tokens is no text, and a text may leave out the token that begins every prompt.
+        // Special tokens that a model produces are not text, and a text may leave out the token that begins
+        // every prompt.
         let mut special: Vec<u32> =
             self.tokens.iter().copied().filter(|id| tokenizer.is_special(*id)).collect();
         special.sort_unstable();
@@ -155,7 +158,7 @@ impl Transcript {
         Ok(())
     }
 
-    /// Ids of the last assistant message's calls that no tool message answers yet.
+    /// Returns the ids of the last assistant message's calls that no tool message answers yet.
     pub fn needs_tool_results(&self) -> Vec<String> {
         let Some(last) = self.messages.iter().rposition(|message| message.role == Role::Assistant) else {
             return Vec::new();
@@ -165,7 +168,7 @@ impl Transcript {
         calls.iter().map(|call| &call.id).filter(|id| !answered(id)).cloned().collect()
     }
 
-    /// Generates the next assistant message. Nothing is remembered of it until [`Transcript::commit`].
+    /// Generates the next assistant message. The transcript does not change until [`Transcript::commit`].
     pub fn generate(&self, engine: &Engine, options: ChatOptions) -> Result<ChatStream, EngineError> {
         options.validate()?;
         let unanswered = self.needs_tool_results();
@@ -189,22 +192,23 @@ impl Transcript {
         self.add_usage(&outcome.usage);
     }
 
-    /// Appends the answer of another model, of whose tokens this one knows nothing.
+    /// Appends the answer of another model, whose tokens mean nothing to this one.
     pub fn commit_text(&mut self, outcome: &ChatOutcome) {
         self.messages.push(answer(outcome));
         self.foreign = self.messages.len();
         self.add_usage(&outcome.usage);
     }
 
-    /// Counts a generation that was made for the conversation, and that is none of its answers.
+    /// Adds the usage of a generation that was made for the conversation but is not one of its answers.
     pub fn add_usage(&mut self, usage: &Usage) {
         self.usage.add(usage);
     }
 
-    /// The messages; an answer of another model is what its text and its calls say, however that model spelt it.
+    /// Returns the messages. An answer of another model is reduced to its text and its calls, however that
+    /// model spelled it.
     fn spelt_for_this_model(&self) -> Cow<'_, [ChatMessage]> {
         let mut messages = Cow::Borrowed(self.messages.as_slice());
-        // An import may say anything.
+        // Imported data may contain any value.
         let foreign = self.foreign.min(messages.len());
         if messages[..foreign].iter().any(|message| message.raw.is_some()) {
             messages.to_mut()[..foreign].iter_mut().for_each(|message| message.raw = None);
@@ -230,7 +234,7 @@ impl Transcript {
                 tracing::debug!(
                     same_bytes = same,
                     recorded_bytes = self.rendered.len(),
-                    "history changed; encoding it anew"
+                    "history changed; re-encoding it"
                 );
             }
             prompt::encode_whole(engine, &rendering, cancel)?
@@ -239,7 +243,7 @@ impl Transcript {
     }
 }
 
-/// The message that an answer becomes.
+/// Returns the message for an answer.
 fn answer(outcome: &ChatOutcome) -> ChatMessage {
     ChatMessage {
         tool_calls: outcome.tool_calls.clone(),
@@ -248,9 +252,10 @@ fn answer(outcome: &ChatOutcome) -> ChatMessage {
     }
 }
 
-const MISSPELT: &str = "its tokens do not spell the text that is rendered";
+const MISSPELT: &str = "its tokens do not spell its rendered text";
 
-/// What tells two texts apart that were tokens: some tokenizers add blanks, and bytes that are no text have no one spelling.
+/// Returns the characters by which two decoded texts are compared: some tokenizers add blanks, and invalid
+/// bytes have no unique spelling.
 fn letters(text: &str) -> impl Iterator<Item = char> {
     text.chars().filter(|c| !c.is_whitespace() && *c != char::REPLACEMENT_CHARACTER)
 }
@@ -274,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn history_is_extended_never_encoded_again() {
+    async fn history_is_extended_and_never_re_encoded() {
         let engine =
             fixture::engine(ChatTemplate::chatml_default(), &["hello, the user", "the tool", "and so on"]);
         let mut transcript = Transcript::new();
@@ -288,7 +293,7 @@ mod tests {
             assert_eq!(outcome.finish, ChatFinish::Stop);
             assert!(transcript.tokens().starts_with(&before));
             assert!(outcome.prompt.len() > before.len());
-            // Special tokens stand between what was said and what is said next, so nothing is merged over a seam.
+            // Special tokens stand between one message and the next, so no tokens merge across a boundary.
             assert_eq!(transcript.tokens(), whole_text(&engine, &transcript));
         }
         let usage = transcript.usage();
@@ -297,13 +302,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tokens_are_kept_as_produced_where_encoding_gives_others() {
+    async fn produced_tokens_are_kept_where_encoding_gives_others() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &["x", "again"]);
         let mut transcript = Transcript::new();
         transcript.push(ChatMessage::user("spell it"));
         let mut outcome =
             transcript.generate(&engine, ChatOptions::default()).unwrap().outcome().await.unwrap();
-        // As a model may: letter by letter, where the tokenizer would merge.
+        // A model may produce single letters where the tokenizer would merge them.
         let letters: Vec<u32> =
             "the".chars().map(|c| engine.tokenizer().token_id(&c.to_string()).unwrap()).collect();
         (outcome.raw, outcome.text, outcome.tokens) = ("the".into(), "the".into(), letters.clone());
@@ -363,7 +368,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn examples_are_shown_to_the_model_and_kept_by_no_conversation() {
+    async fn examples_are_shown_to_the_model_and_never_stored() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &["one", "two", "three"]);
         let parameters = json!({"type": "object", "properties": {}, "additionalProperties": false});
         let tool = ToolSpec { name: "now".into(), description: "The time.".into(), parameters };
@@ -389,7 +394,7 @@ mod tests {
         let before = transcript.tokens().to_vec();
         transcript.push(ChatMessage::user("and now?"));
         assert!(turn(&mut transcript, &engine, options.clone()).await.prompt.starts_with(&before));
-        // Another conversation begins with the same tokens.
+        // Another conversation starts with the same tokens.
         let mut other = Transcript::new();
         other.set_system("Be brief.");
         other.push(ChatMessage::user("good day"));
@@ -421,7 +426,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn survives_json_and_forgets_when_told() {
+    async fn survives_json_and_can_be_cleared() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &["one", "two"]);
         let mut transcript = Transcript::new();
         transcript.push(ChatMessage::user("a<|im_end|>"));
@@ -441,20 +446,20 @@ mod tests {
     async fn a_transcript_from_elsewhere_is_checked_against_the_model() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &["one"]);
         let mut transcript = Transcript::new();
-        transcript.check(&engine).expect("an empty one is right");
+        transcript.check(&engine).expect("an empty transcript is valid");
         transcript.push(ChatMessage::user("a<|im_end|>"));
         turn(&mut transcript, &engine, ChatOptions::default()).await;
-        transcript.check(&engine).expect("it is this model's");
-        // A model may produce special tokens, which are no text.
+        transcript.check(&engine).expect("the transcript is from this model");
+        // A model may produce special tokens, which are not text.
         let mut marked = transcript.clone();
         marked.tokens.push(EOS);
-        marked.check(&engine).expect("it could be this model's");
+        marked.check(&engine).expect("the transcript could be from this model");
         let wrong = |change: fn(&mut Transcript)| {
             let mut changed = transcript.clone();
             change(&mut changed);
-            changed.check(&engine).expect_err("it was changed")
+            changed.check(&engine).expect_err("the transcript was changed")
         };
-        assert!(wrong(|t| t.tokens.push(320)).contains("token 320 is none of scripted"));
+        assert!(wrong(|t| t.tokens.push(320)).contains("token 320 is not in the vocabulary of scripted"));
         assert!(wrong(|t| t.tokens = vec![5; 4097]).contains("4097 tokens"));
         assert!(wrong(|t| t.tokens.truncate(3)).contains("do not spell"));
         assert!(wrong(|t| t.rendered.push('!')).contains("do not spell"));

@@ -1,10 +1,10 @@
-//! Usage over all answers of a conversation, as it is stored with it.
+//! The usage over all answers of a conversation, in its stored form.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Usage;
 
-/// The stored form of [`Usage`]. A count that an early version did not know is 0.
+/// The stored form of [`Usage`]. A count that is missing in stored data is 0.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Usage")]
 pub(super) struct UsageSum {

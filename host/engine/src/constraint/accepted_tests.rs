@@ -1,4 +1,5 @@
-//! The accepted set: in how many ways JSON may be written, place by place, and when a document is complete.
+//! Tests of the accepted set: the ways in which JSON may be written, position by position, and when a document
+//! is complete.
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ fn schema(schema: Value) -> Constraint {
     Constraint::JsonSchema(schema)
 }
 
-/// Follows a text byte by byte; the place where it is stopped, if it is.
+/// Follows a text byte by byte. Returns the position where it is stopped, if it is.
 fn stopped_at(state: &mut OutputConstraint, text: &str) -> Option<usize> {
     text.bytes().position(|byte| !state.try_accept(u32::from(byte)))
 }
@@ -27,7 +28,7 @@ fn check(compiler: &ConstraintCompiler, constraint: &Constraint, accepted: &[&st
 }
 
 #[test]
-fn white_space_is_free_at_every_place_within_bounds() {
+fn bounded_white_space_is_accepted_at_every_position() {
     let compiler = compiler();
     let constraint = schema(json!({
         "type": "object",
@@ -77,17 +78,17 @@ fn a_document_is_complete_when_only_white_space_could_follow() {
     for (wanted, text) in [(json!({"type": "integer"}), "12"), (json!({"type": "number"}), "-1.5e3")] {
         let mut state = compiler.compile(&schema(wanted)).unwrap();
         assert_eq!(stopped_at(&mut state, text), None);
-        assert!(!state.is_complete(), "{text} may go on");
+        assert!(!state.is_complete(), "{text} may continue");
         state.accept(u32::from(b' ')).unwrap();
-        assert!(state.is_complete(), "{text} cannot go on behind white space");
+        assert!(state.is_complete(), "{text} cannot continue after white space");
     }
     let mut own = compiler.compile(&Constraint::Regex("ab *".to_string())).unwrap();
     assert_eq!(stopped_at(&mut own, "ab"), None);
-    assert!(!own.is_complete(), "the blanks of a regular expression are its own");
+    assert!(!own.is_complete(), "the blanks of a regular expression belong to it");
 }
 
 #[test]
-fn one_spelling_is_forced_and_within_the_accepted_set() {
+fn a_single_spelling_is_forced_and_within_the_accepted_set() {
     let compiler = compiler();
     let constraint = schema(json!({"const": {"a": [1, null], "b": {}}}));
     for (spelling, text) in [
@@ -103,7 +104,7 @@ fn one_spelling_is_forced_and_within_the_accepted_set() {
 }
 
 #[test]
-fn unicode_escapes_stand_only_in_strings_without_further_form() {
+fn unicode_escapes_are_accepted_only_in_unrestricted_strings() {
     let compiler = compiler();
     let free = schema(json!({"type": "string"}));
     let surrogates = r#""\ud83d\udc1d""#;
@@ -132,7 +133,7 @@ fn unicode_escapes_stand_only_in_strings_without_further_form() {
 }
 
 #[test]
-fn an_additional_property_cannot_be_spelled_like_one_that_is_described() {
+fn an_additional_property_cannot_be_spelled_like_a_described_one() {
     let compiler = compiler();
     let described = |additional: Value| {
         schema(
@@ -153,7 +154,7 @@ fn an_additional_property_cannot_be_spelled_like_one_that_is_described() {
 }
 
 #[test]
-fn numbers_are_written_as_json_writes_them() {
+fn numbers_follow_the_syntax_of_json() {
     let compiler = compiler();
     let number = schema(json!({"type": "number"}));
     check(&compiler, &number, &["1e5", "-1.25E-3", "0.0", "1.50"], &["01", "1.", ".5", "+1"]);
@@ -162,7 +163,7 @@ fn numbers_are_written_as_json_writes_them() {
 }
 
 #[test]
-fn an_integer_may_be_written_with_a_point_and_a_zero() {
+fn an_integer_may_have_a_zero_fraction() {
     let compiler = compiler();
     let bounded = schema(json!({"type": "integer", "minimum": -3, "exclusiveMaximum": 120}));
     check(
@@ -208,7 +209,7 @@ fn an_integer_may_be_written_with_a_point_and_a_zero() {
 }
 
 #[test]
-fn properties_come_in_any_order_where_the_schema_asks_for_it() {
+fn properties_come_in_any_order_if_the_schema_requests_it() {
     let compiler = compiler();
     let constraint = |extra: Value| {
         let mut wanted = json!({
@@ -255,5 +256,5 @@ fn properties_come_in_any_order_where_the_schema_asks_for_it() {
     assert_eq!(warnings(json!({"type": "object", "x-key-order": "any", "properties": many})), 1);
     assert_eq!(warnings(json!({"type": "object", "x-key-order": "any", "properties": {"a": true}})), 0);
     let merged = json!({"allOf": [{"type": "object", "x-key-order": "any", "properties": {"a": true}}]});
-    assert_eq!(warnings(merged), 1, "where schemas are merged it is not followed");
+    assert_eq!(warnings(merged), 1, "the order is not followed where schemas are merged");
 }

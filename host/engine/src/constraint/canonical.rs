@@ -1,8 +1,8 @@
-//! A schema of any draft as one of 2020-12 that means the same, with nothing in it but what asserts.
+//! Converts a schema of any draft into a schema of 2020-12 that means the same and contains only assertions.
 //!
-//! Invariant: a value validates against the result exactly if it validates against the schema. Every reference in the
-//! result is `#` or `#/$defs/NAME`, and the root's `$defs` hold whatever is referred to, so any part of it can stand
-//! alone with its definitions ([`standing_alone`]).
+//! Invariant: a value validates against the result exactly if it validates against the schema. Every reference
+//! in the result is `#` or `#/$defs/NAME`, and the root's `$defs` hold every schema that is referred to, so any
+//! part of it can stand alone with its definitions ([`standing_alone`]).
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,7 +11,8 @@ use serde_json::{Map, Value, json};
 use super::drafts::Draft;
 use super::schema_keywords::{Checked, Members, count, pointer};
 
-/// String formats that are enforced, as syntax: 30 February is refused, 29 February is a date in every year.
+/// String formats that are enforced, as syntax only: 30 February is refused, 29 February is a date in every
+/// year.
 const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
@@ -20,7 +21,7 @@ const DEFINITIONS: &str = "#/$defs/";
 /// The name of the root among the definitions of a part that refers to it.
 const ROOT_NAME: &str = "root";
 
-/// The canonical form of a document that `checked` is about.
+/// Returns the canonical form of the document that `checked` describes.
 pub(super) fn canonical(root: &Value, checked: &Checked) -> Value {
     let mut writer = Writer { root, checked, names: HashMap::new(), queue: Vec::new() };
     let mut document = match writer.schema(root, "") {
@@ -39,17 +40,17 @@ pub(super) fn canonical(root: &Value, checked: &Checked) -> Value {
     Value::Object(document)
 }
 
-/// The name of the definition that a canonical reference leads to; `None` for the root.
+/// Returns the name of the definition that a canonical reference leads to, or `None` for the root.
 pub(super) fn definition_name(reference: &str) -> Option<&str> {
     reference.strip_prefix(DEFINITIONS)
 }
 
-/// The pointer that a canonical reference leads to.
+/// Returns the pointer that a canonical reference leads to.
 pub(super) fn target(reference: &str) -> &str {
     reference.strip_prefix(ROOT_REFERENCE).unwrap_or(reference)
 }
 
-/// A part of a canonical document as a schema of its own, with the definitions that it needs.
+/// Returns a part of a canonical document as a schema of its own, with the definitions that it needs.
 pub(super) fn standing_alone(part: &Value, document: &Value) -> Value {
     let mut part = part.clone();
     let is_root = part.get("$defs").is_some();
@@ -86,7 +87,7 @@ pub(super) fn standing_alone(part: &Value, document: &Value) -> Value {
     Value::Object(members)
 }
 
-/// The schemas directly within a canonical schema, with their pointers.
+/// Returns the schemas directly within a canonical schema, with their keywords and pointers.
 pub(super) fn children<'a>(schema: &'a Value, at: &str) -> Vec<(&'a str, String, &'a Value)> {
     let mut found = Vec::new();
     for (key, value) in schema.as_object().into_iter().flatten() {
@@ -148,7 +149,7 @@ fn rename_root(schema: &mut Value) {
 struct Writer<'a> {
     root: &'a Value,
     checked: &'a Checked,
-    /// The names of definitions by the pointers of what they define.
+    /// The names of definitions, by the pointers of their schemas.
     names: HashMap<String, String>,
     queue: Vec<(String, String)>,
 }
@@ -251,7 +252,7 @@ impl Writer<'_> {
         numbered.map(|(index, schema)| self.schema(schema, &format!("{place}/{index}"))).collect()
     }
 
-    /// The canonical reference to the schema at `target`, which becomes a definition.
+    /// Returns the canonical reference to the schema at `target`, which becomes a definition.
     fn reference(&mut self, target: &str) -> String {
         if target.is_empty() {
             return ROOT_REFERENCE.to_string();
@@ -275,7 +276,7 @@ impl Writer<'_> {
     }
 }
 
-/// Where no other schema describes the same value, what is left unevaluated is what is additional.
+/// If no other schema describes the same value, unevaluated members are the additional ones.
 fn close_plainly(members: &mut Members) {
     let applicators = ["$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "contains"];
     if applicators.iter().any(|key| members.contains_key(*key)) {

@@ -1,7 +1,8 @@
-//! How much of the compiler one tenant has at a time. Compiling a new constraint takes up to a second of a core, and
-//! constraints come from anyone who may send a request.
+//! Limits how much of the compiler one tenant uses at a time. Compiling a new constraint takes up to a second
+//! of a core, and anyone who may send a request can send constraints.
 //!
-//! Invariant: however many new constraints one tenant sends at once, the others' are compiled beside at most a few of them.
+//! Invariant: however many new constraints one tenant sends at once, the constraints of others are compiled
+//! alongside at most a few of them.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -9,26 +10,27 @@ use std::time::Duration;
 
 use crate::EngineError;
 
-/// Constraints of one tenant that are compiled at the same time.
+/// Maximum number of one tenant's constraints that are compiled at the same time.
 const AT_ONCE: usize = 2;
-/// Longer than most constraints take; a request that has to wait for more is told to come again.
+/// Longest wait for a slot, which is longer than most constraints take. A request that has to wait longer is
+/// told to retry.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 pub(crate) struct CompileShares {
-    /// Tenants that compile something now.
+    /// Number of constraints that each tenant is compiling now.
     running: Mutex<HashMap<String, usize>>,
     freed: Condvar,
 }
 
-/// A place at the compiler, for as long as it lives.
+/// A slot at the compiler; dropping it frees the slot.
 pub(crate) struct CompilePlace<'a> {
     shares: &'a CompileShares,
     tenant: String,
 }
 
 impl CompileShares {
-    /// Waits for a place, not for long.
+    /// Waits for a slot, for a limited time.
     pub fn enter(&self, tenant: &str) -> Result<CompilePlace<'_>, EngineError> {
         self.enter_within(tenant, LONGEST_WAIT)
     }
@@ -66,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_tenant_waits_for_itself_and_no_other_for_it() {
+    fn a_tenant_waits_only_for_its_own_constraints() {
         let shares = CompileShares::default();
         let full: Vec<_> = (0..AT_ONCE).map(|_| shares.enter("a").unwrap()).collect();
         let refused = shares.enter_within("a", Duration::ZERO);

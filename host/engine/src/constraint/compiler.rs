@@ -1,7 +1,8 @@
-//! Compiles constraints with llguidance, within bounds that make a hostile schema an error in well under a second.
+//! Compiles constraints with llguidance, within bounds that turn a hostile schema into an error in well under a
+//! second.
 //!
-//! Schemas, patterns and grammars come from anyone who can reach the HTTP port, so their size, nesting and repetition
-//! counts are checked first, and llguidance runs with limited fuel on a thread with a large stack.
+//! Schemas, patterns and grammars come from anyone who can reach the HTTP port, so their size, nesting and
+//! repetition counts are checked first, and llguidance runs with limited fuel on a thread with a large stack.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -24,41 +25,42 @@ use super::{OutputConstraint, PARAMETER, schema_bounds};
 use crate::request::BeforeCalls;
 use crate::{Constraint, EngineError};
 
-/// Longest source of a constraint.
+/// Maximum length of a constraint's source.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
-/// Compiled and refused constraints that are kept.
+/// Maximum number of compiled and refused constraints that are cached.
 const CACHED_CONSTRAINTS: usize = 64;
-/// llguidance descends recursively into what it compiles.
+/// Stack size of a compiling thread. llguidance descends recursively into what it compiles.
 const COMPILE_STACK_BYTES: usize = 64 << 20;
 
-/// One per engine: the tokenizer's trie and the compiled constraints.
+/// The tokenizer's trie and the compiled constraints. There is one compiler per engine.
 pub(crate) struct ConstraintCompiler {
     factory: ParserFactory,
     vocabulary_size: usize,
-    /// Tokens of white space, and those that end the output.
+    /// Tokens of white space, and tokens that end the output.
     blank: Arc<SimpleVob>,
     model: SharedString,
-    /// Compiled or refused, and asked for again.
+    /// Number of constraints that were compiled or refused.
     pub(super) misses: AtomicU64,
+    /// Number of constraints that were found in the cache.
     pub(super) hits: AtomicU64,
-    /// Most recently used last.
+    /// Cached constraints, most recently used last.
     cache: Mutex<Vec<Kept>>,
 }
 
-/// A constraint in the cache, and the tenant that was the first to ask for it.
+/// A cached constraint, and the tenant that was the first to request it.
 struct Kept {
     key: CacheKey,
     tenant: String,
     slot: Arc<Slot>,
 }
 
-/// Filled by the first who asks; who asks for the same meanwhile waits for it.
+/// Filled by the first request; concurrent requests for the same constraint wait for it.
 type Slot = OnceLock<Result<Compiled, Failure>>;
 
-/// A constraint that can be followed.
+/// A compiled constraint.
 struct Compiled {
     matcher: Mutex<Matcher>,
-    /// In one spelling each, by [`Spelling`].
+    /// Matchers for a single spelling each, by [`Spelling`].
     spelled: [OnceLock<Result<Mutex<Matcher>, Failure>>; 2],
     form: Form,
     parts: Vec<RelaxedSchema>,
@@ -68,13 +70,13 @@ struct Compiled {
 
 #[derive(Debug, Clone)]
 enum Failure {
-    /// It will be refused the next time too.
+    /// The constraint will be refused the next time too.
     Refused(String),
-    /// The host could not; it may the next time.
+    /// The host could not compile it; it may be able to the next time.
     Host(String),
 }
 
-/// The kind and the text of a constraint, compared exactly.
+/// The kind and the source of a constraint, compared exactly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct CacheKey {
     kind: &'static str,
@@ -124,12 +126,12 @@ impl ConstraintCompiler {
         })
     }
 
-    /// A fresh state at the beginning of the constraint, which lets the whole accepted set through.
+    /// Returns a fresh state at the beginning of the constraint, which accepts the whole accepted set.
     pub fn compile(&self, constraint: &Constraint) -> Result<OutputConstraint, EngineError> {
         self.compile_for("", constraint)
     }
 
-    /// The same on behalf of a tenant.
+    /// Compiles a constraint on behalf of a tenant.
     pub fn compile_for(
         &self,
         tenant: &str,
@@ -138,7 +140,7 @@ impl ConstraintCompiler {
         self.state(tenant, constraint, Written::AnyWay)
     }
 
-    /// The same constraint in one spelling of JSON, for drafts. It is compiled when it is first asked for.
+    /// Returns the same constraint in a single spelling of JSON, for drafts. It is compiled at its first use.
     pub fn strict(
         &self,
         constraint: &Constraint,
@@ -153,7 +155,7 @@ impl ConstraintCompiler {
         constraint: &Constraint,
         written: Written,
     ) -> Result<OutputConstraint, EngineError> {
-        // Before anything that descends into the constraint without a bound.
+        // The bounds are checked before anything that descends into the constraint without a bound.
         check_bounds(constraint).map_err(refused)?;
         let key = CacheKey::of(constraint);
         if key.source.len() > MAX_SOURCE_BYTES {
@@ -196,7 +198,7 @@ impl ConstraintCompiler {
             }
             _ => &compiled.matcher,
         };
-        // A deep clone, because clones share a lexer whose states only grow.
+        // The clone is deep, because shallow clones share a lexer whose states only grow.
         let matcher = pristine.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
         Ok(OutputConstraint {
             matcher,
@@ -214,7 +216,7 @@ impl ConstraintCompiler {
         let mut parts = form.parts();
         let mut attempt = self.matcher(form.grammar(&parts, Written::AnyWay));
         if attempt.is_err() {
-            // Rules of our own may be what is too much.
+            // The additional rules of `spine` may be too much for the compiler.
             parts.iter_mut().for_each(|part| part.as_rules = false);
             attempt = self
                 .matcher(form.grammar(&parts, Written::AnyWay))
@@ -243,7 +245,7 @@ impl ConstraintCompiler {
         let forced = self.factory.tok_env().tokenize_bytes_marker(&forced).0;
         probe.consume_tokens(&forced).map_err(|error| plain_message(&error.to_string()))?;
         let trie = self.factory.tok_env().tok_trie();
-        // The first names of an object are behind white space and a brace.
+        // The first names of an object come after white space and a brace.
         let failed = |error: &dyn std::fmt::Display| plain_message(&error.to_string());
         for token in [None, trie.token_id(b"{"), trie.token_id(b"\"")] {
             if let Some(token) = token
@@ -266,13 +268,13 @@ impl ConstraintCompiler {
                 .name("constraint".to_string())
                 .stack_size(COMPILE_STACK_BYTES)
                 .spawn_scoped(scope, work)
-                .map_err(|error| Failure::Host(format!("no thread for compiling: {error}")))?
+                .map_err(|error| Failure::Host(format!("cannot start a thread for compiling: {error}")))?
                 .join()
-                .unwrap_or_else(|_| Err(Failure::Refused("the compiler failed on it".to_string())))
+                .unwrap_or_else(|_| Err(Failure::Refused("the compiler panicked on it".to_string())))
         })
     }
 
-    /// The place of this constraint, which becomes the most recently used.
+    /// Returns the cache slot of this constraint, which becomes the most recently used.
     fn slot(&self, tenant: &str, key: &CacheKey) -> Arc<Slot> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = match cache.iter().position(|kept| kept.key == *key) {
@@ -308,8 +310,8 @@ impl ConstraintCompiler {
     }
 }
 
-/// Removes the least recently used one of the tenant that has the most, so that nobody's new constraints push out those of
-/// others.
+/// Removes the least recently used constraint of the tenant that has the most, so that no tenant's new
+/// constraints push out those of others.
 fn evict(cache: &mut Vec<Kept>) {
     let count = |tenant: &str| cache.iter().filter(|kept| kept.tenant == tenant).count();
     let most = cache.iter().map(|kept| count(&kept.tenant)).max();

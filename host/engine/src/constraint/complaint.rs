@@ -1,16 +1,17 @@
-//! Where in a schema a complaint of the compiler comes from: the compiler itself does not say.
+//! The location in a schema that causes a complaint of the compiler, which does not report it.
 //!
-//! A subschema that draws the same complaint alone is its place. Subschemas that refer to more than definitions may
-//! complain differently alone; then the place is the schema around them, which is true as well.
+//! A subschema that draws the same complaint on its own is the location. Subschemas that refer to more than
+//! definitions may draw a different complaint on their own; then the location is the schema around them, which
+//! is correct as well.
 
 use serde_json::{Map, Value};
 
 use super::canonical::children;
 
-/// Subschemas that are tried; a schema may have thousands.
+/// Maximum number of subschemas that are tried; a schema may have thousands.
 const MAX_TRIALS: usize = 128;
 
-/// The pointer of the innermost subschema that draws `complaint`, as `complain` tells it.
+/// Returns the pointer of the innermost subschema that draws `complaint`, as reported by `complain`.
 pub(super) fn place(root: &Value, complaint: &str, complain: impl Fn(Value) -> Option<String>) -> String {
     let (mut schema, mut at, mut trials) = (root, String::new(), 0);
     loop {
@@ -24,7 +25,7 @@ pub(super) fn place(root: &Value, complaint: &str, complain: impl Fn(Value) -> O
     }
 }
 
-/// The subschema as a document that has the root's definitions.
+/// Returns the subschema as a document with the root's definitions.
 fn alone(schema: &Value, root: &Value) -> Value {
     let Value::Object(members) = schema else { return schema.clone() };
     let mut document: Map<String, Value> = members.clone();

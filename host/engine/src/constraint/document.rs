@@ -1,7 +1,8 @@
 //! One JSON Schema on its way into a grammar: checked, canonical, and relaxed as far as the compiler needs it.
 //!
-//! Invariant: a schema is only refused here because it is malformed, refers outside itself, or nothing satisfies it;
-//! what the compiler cannot follow is given up place by place, and the values concerned are named.
+//! Invariant: a schema is refused here only because it is malformed, refers outside itself, or nothing
+//! satisfies it. The parts that the compiler cannot follow are relaxed one location at a time, and the affected
+//! values are named.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,21 +19,22 @@ use super::spelling::Written;
 use super::unenforced::UnenforcedValue;
 use super::{canonical, complaint, naming, schema_bounds, schema_keywords, spine};
 
-/// Places that are given up at most before the whole document is.
+/// Maximum number of locations that are relaxed before the whole document is.
 const MAX_ROUNDS: usize = 6;
-/// Looking for the place that the compiler cannot follow ends after this, and the whole document is given up.
+/// Maximum duration of the search for a location that the compiler cannot follow. After it, the whole document
+/// is relaxed.
 const MAX_SEARCH: Duration = Duration::from_millis(1500);
-/// A longer pattern is not tried as a check.
+/// Maximum length of a pattern that is tried as a check.
 const MAX_CHECKED_PATTERN_BYTES: usize = 4096;
 
-/// A schema, and what was given up of it so far.
+/// A schema, and the parts of it that have been relaxed so far.
 pub(super) struct Document {
     canonical: Value,
     draft: Draft,
     given_up: GivenUp,
     warnings: Vec<String>,
     limits: ParserLimits,
-    /// Patterns and sets of patterns that were tried.
+    /// Patterns and sets of patterns that were tried, with the results.
     tried: Mutex<HashMap<String, bool>>,
 }
 
@@ -42,7 +44,7 @@ impl Document {
             Value::Bool(true) => &json!({}),
             Value::Bool(false) => return Err("no value satisfies the schema `false`".to_string()),
             Value::Object(_) => schema,
-            other => return Err(format!("a schema is an object, not {other}")),
+            other => return Err(format!("a schema must be an object, not {other}")),
         };
         schema_bounds::check_size(schema)?;
         let mut document = Document {
@@ -57,13 +59,13 @@ impl Document {
             document.compiles_pattern(pattern) || document.checks_pattern(pattern)
         })?;
         document.canonical = canonical::canonical(schema, &checked);
-        // What is referred to is copied; a few references to large parts could make it much larger.
+        // Referenced schemas are copied; a few references to large parts could make the document much larger.
         schema_bounds::check_size(&document.canonical)?;
         document.warnings = checked.warnings;
         Ok(document)
     }
 
-    /// What looks like a mistake in it, or is not followed.
+    /// Returns likely mistakes in the schema, and requests in it that are not followed.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.warnings.clone();
         let relaxed = self.relaxed();
@@ -72,7 +74,7 @@ impl Document {
         warnings
     }
 
-    /// The schema for the compiler.
+    /// Returns the schema for the compiler.
     pub fn relaxed(&self) -> RelaxedSchema {
         RelaxedSchema { pointed_integers: self.draft > Draft::Draft4, ..self.relax(&self.canonical) }
     }
@@ -81,7 +83,8 @@ impl Document {
         naming::unenforced(&self.canonical, &relaxed.lost)
     }
 
-    /// Gives up what the compiler does not follow when it compiles this document alone; whether anything was.
+    /// Relaxes the parts that the compiler cannot follow when it compiles this document alone. Returns whether
+    /// there were any.
     pub fn settle(&mut self) -> Result<bool, String> {
         let began = Instant::now();
         for round in 0.. {
@@ -101,14 +104,14 @@ impl Document {
                     false => self.complaint(&part),
                 }),
             };
-            // The place cannot be told closer than one that was given up already: the whole is.
+            // If the search stops at a location that is already relaxed, the whole document is relaxed.
             let place = if self.given_up.places.contains(&place) { String::new() } else { place };
             self.given_up.places.insert(place);
         }
         Ok(true)
     }
 
-    /// The complaint with the place that it is about.
+    /// Adds the location to a complaint.
     fn placed(&self, complaint: String) -> String {
         let place = complaint::place(&self.canonical, &complaint, |part| self.complaint(&part));
         if place.is_empty() { complaint } else { format!("at `{place}`: {complaint}") }
@@ -142,7 +145,7 @@ impl Document {
         })
     }
 
-    /// Whether a complete string can be checked against the pattern.
+    /// Returns whether a complete string can be checked against the pattern.
     fn checks_pattern(&self, pattern: &str) -> bool {
         pattern.len() <= MAX_CHECKED_PATTERN_BYTES
             && schema_bounds::check_nesting(pattern).is_ok()
@@ -175,7 +178,7 @@ impl Document {
     }
 }
 
-/// Whether giving something up would not help, or must not.
+/// Returns whether relaxing the schema would not help, or must not be done.
 pub(super) fn is_final(complaint: &str) -> bool {
     is_unsatisfiable(complaint) || is_size(complaint)
 }
@@ -199,7 +202,7 @@ fn is_size(complaint: &str) -> bool {
     .any(|part| complaint.contains(part))
 }
 
-/// The compiler's own words without its options and the dump of its state.
+/// Returns the compiler's own message without its options and the dump of its state.
 pub(super) fn plain_message(message: &str) -> String {
     message.split("\n<").next().unwrap_or_default().trim().to_string()
 }

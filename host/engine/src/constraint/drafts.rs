@@ -1,7 +1,7 @@
-//! The drafts of JSON Schema, and what each of them reads differently.
+//! The drafts of JSON Schema, and the differences between them.
 //!
-//! Invariant: a schema that names no draft is read as 2020-12, but the older forms that have no meaning there (a list
-//! of `items`, a boolean `exclusiveMinimum`) keep their old one.
+//! Invariant: a schema that names no draft is read as 2020-12, but older forms that have no meaning there (a
+//! list of `items`, a boolean `exclusiveMinimum`) keep their old meaning.
 
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ pub(super) enum Draft {
 }
 
 impl Draft {
-    /// The draft that the root names in `$schema`.
+    /// Returns the draft that the root names in `$schema`.
     pub fn of(root: &Value) -> Draft {
         let named = root.get("$schema").and_then(Value::as_str).unwrap_or_default();
         let known = [
@@ -33,12 +33,12 @@ impl Draft {
         if self == Draft::Draft4 { "id" } else { "$id" }
     }
 
-    /// Whether `$ref` stands alone, whatever is beside it.
+    /// Returns whether `$ref` makes its sibling keywords ineffective.
     pub fn ignores_siblings_of_ref(self) -> bool {
         self <= Draft::Draft7
     }
 
-    /// Whether `prefixItems` means something; before, `items` was a list.
+    /// Returns whether `prefixItems` has a meaning; in earlier drafts, `items` was a list.
     pub fn has_prefix_items(self) -> bool {
         self == Draft::Draft2020
     }

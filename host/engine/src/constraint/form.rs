@@ -1,7 +1,7 @@
-//! The shape of a whole output as a grammar: a JSON document, tool calls, or what the caller wrote.
+//! The whole output as a grammar: a JSON document, tool calls, or a grammar that the caller wrote.
 //!
-//! Invariant: the grammar lets through what the documents in it do, with the same white space everywhere; a tool call
-//! that it lets through is one that the chat's parser finds.
+//! Invariant: the grammar accepts what the documents in it accept, with the same white space everywhere. The
+//! chat's parser finds every tool call that the grammar accepts.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -17,24 +17,24 @@ use super::unenforced::UnenforcedValue;
 use super::{schema_keywords, spine};
 use crate::request::{BeforeCalls, Constraint, ToolCallForm};
 
-/// Calls in one answer where parallel calls are allowed.
+/// Maximum number of calls in one answer if parallel calls are allowed.
 const MAX_CALLS: usize = 16;
 
-/// How the end of an output is known.
+/// The condition under which an output is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// When nothing but white space could follow.
+    /// The output is complete when only white space could follow.
     Document,
-    /// The same, which only the end of a call can bring about.
+    /// Same as `Document`, but only the end of a call can meet the condition.
     Calls,
-    /// When nothing could follow.
+    /// The output is complete when nothing could follow.
     Own,
 }
 
 /// A constraint before it is compiled.
 pub(super) struct Form {
     kind: Kind,
-    /// The JSON documents in it, and the tool whose arguments each is.
+    /// The JSON documents in the constraint, each with the tool whose arguments it describes.
     pub documents: Vec<(Option<String>, Document)>,
 }
 
@@ -101,17 +101,18 @@ impl Form {
         }
     }
 
-    /// Whether there is more than one way to write it.
+    /// Returns whether there is more than one way to write the output.
     pub fn has_spellings(&self) -> bool {
         !matches!(self.kind, Kind::Own(_))
     }
 
-    /// The schemas of its documents as they are now.
+    /// Returns the current schemas of the documents.
     pub fn parts(&self) -> Vec<RelaxedSchema> {
         self.documents.iter().map(|(_, document)| document.relaxed()).collect()
     }
 
-    /// Gives up what the compiler does not follow in the single documents; whether anything was.
+    /// Relaxes the parts of the single documents that the compiler cannot follow. Returns whether there were
+    /// any.
     pub fn settle(&mut self) -> Result<bool, String> {
         let mut changed = false;
         for (tool, document) in &mut self.documents {
@@ -123,7 +124,7 @@ impl Form {
         Ok(changed)
     }
 
-    /// The values that a mask made of `parts` does not enforce in full.
+    /// Returns the values that a mask made of `parts` does not enforce in full.
     pub fn unenforced(&self, parts: &[RelaxedSchema]) -> Arc<[UnenforcedValue]> {
         let of_part = |((tool, document), part): (&(Option<String>, Document), &RelaxedSchema)| {
             let values = document.unenforced(part);
@@ -162,7 +163,7 @@ impl Form {
     }
 }
 
-/// A document as a grammar within another.
+/// Returns a document as a grammar within another grammar.
 fn nested(part: &RelaxedSchema, written: Written) -> String {
     let rules = part.as_rules.then(|| spine::rules(part, written)).flatten();
     match rules {
@@ -171,7 +172,8 @@ fn nested(part: &RelaxedSchema, written: Written) -> String {
     }
 }
 
-/// Every call is `OPEN {"name": NAME, "arguments": ARGUMENTS} CLOSE`, with white space wherever JSON has it.
+/// Returns the grammar of calls. Every call is `OPEN {"name": NAME, "arguments": ARGUMENTS} CLOSE`, with white
+/// space wherever JSON has it.
 fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: Written) -> String {
     let mut grammar = String::from("%llguidance {}\n");
     let mut line = |text: std::fmt::Arguments<'_>| {
@@ -200,7 +202,7 @@ fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: Written) -> Stri
         BeforeCalls::Text if markup.open_is_special => {
             line(format_args!("start: TEXT | TEXT opened{more} {gap}\n{text}"));
         }
-        // The lazy rule ends with the first opening marker, whatever comes after it in the same token.
+        // The lazy rule ends with the first opening marker, whatever follows it in the same token.
         BeforeCalls::Text => {
             line(format_args!("start: TEXT | lead body{more} {gap}\nlead[lazy]: TEXT {open}\n{text}"))
         }
@@ -209,7 +211,7 @@ fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: Written) -> Stri
     if form.parallel || !lazy {
         line(format_args!("opened: {open} body"));
     }
-    // In one spelling the call stands on lines of its own, as templates write it.
+    // In a single spelling, the call stands on separate lines, as templates write it.
     let edge = |spaced| match written {
         Written::AnyWay => written.pattern(""),
         Written::Only(_) => spaced,
@@ -222,7 +224,7 @@ fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: Written) -> Stri
     let names = (0..form.tools.len()).map(|index| format!("call_{index}")).collect::<Vec<_>>().join(" | ");
     line(format_args!("body: HEAD ({names}) TAIL"));
     for (index, (tool, part)) in form.tools.iter().zip(parts).enumerate() {
-        // Tool names have no characters that JSON escapes.
+        // Tool names contain no characters that JSON escapes.
         let name = literal(&Value::from(tool.name.as_str()).to_string());
         let arguments = nested(part, written);
         line(format_args!("call_{index}: {name} MIDDLE arguments_{index}\narguments_{index}: {arguments}"));
@@ -233,7 +235,7 @@ fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: Written) -> Stri
     grammar
 }
 
-/// The terminal `TEXT`: any text that contains none of `reserved`.
+/// Returns the terminal `TEXT`, which is any text that contains none of `reserved`.
 pub(crate) fn text_without<'a>(reserved: impl Iterator<Item = &'a str>) -> String {
     let reserved: Vec<String> = reserved.map(regex_literal).collect();
     match reserved.is_empty() {
@@ -242,19 +244,19 @@ pub(crate) fn text_without<'a>(reserved: impl Iterator<Item = &'a str>) -> Strin
     }
 }
 
-/// Arguments are an object even where the schema does not say so.
+/// Returns the schema of arguments, which are an object even if the schema does not say so.
 fn object_schema(schema: &Value) -> Result<Value, String> {
     let Value::Object(members) = schema else { return Ok(schema.clone()) };
     let mut members = members.clone();
     let is_alone = members.contains_key("$ref") && Draft::of(schema).ignores_siblings_of_ref();
     match members.get("type") {
-        // What is referred to decides.
+        // The referenced schema decides.
         None if is_alone => {}
         Some(Value::String(kind)) if kind != "object" && schema_keywords::TYPES.contains(&kind.as_str()) => {
-            return Err(format!("arguments are an object, but `type` at `/type` is {kind:?}"));
+            return Err(format!("arguments must be an object, but `type` at `/type` is {kind:?}"));
         }
         Some(Value::Array(kinds)) if !kinds.iter().any(|kind| kind == "object") => {
-            return Err("arguments are an object, which `type` at `/type` does not allow".to_string());
+            return Err("arguments must be an object, which `type` at `/type` does not allow".to_string());
         }
         Some(Value::Array(_)) | None => _ = members.insert("type".to_string(), json!("object")),
         Some(_) => {}
@@ -266,7 +268,7 @@ fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// The text as a regular expression between slashes.
+/// Returns the text as a regular expression that may stand between slashes.
 fn regex_literal(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
@@ -278,7 +280,8 @@ fn regex_literal(text: &str) -> String {
     escaped
 }
 
-/// A regular expression between slashes: those within it are escaped, those that are already are left.
+/// Escapes the slashes of a regular expression, so that it may stand between slashes. Escaped ones are left as
+/// they are.
 fn slashes_escaped(regex: &str) -> String {
     let mut out = String::with_capacity(regex.len());
     let mut escaped = false;

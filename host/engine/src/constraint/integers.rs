@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::schema_keywords::Members;
 
-/// The whole numbers that a schema's bounds leave; `None` if there are none, or more than 64 bits hold.
+/// Returns a pattern for the whole numbers within a schema's bounds; `None` if there are none, or more than 64
+/// bits hold.
 pub(super) fn range_of(members: &Members) -> Option<String> {
     let bound = |key: &str| members.get(key).and_then(Value::as_f64);
     let exact = |bound: f64| (bound.abs() <= 9.1e18).then_some(bound as i64);
@@ -25,7 +26,7 @@ pub(super) fn range_of(members: &Members) -> Option<String> {
     range(least, most)
 }
 
-/// Every number from `least` to `most`, in its shortest form.
+/// Returns a pattern for every number from `least` to `most`, in its shortest form.
 fn range(least: i64, most: i64) -> Option<String> {
     if least > most || least == i64::MIN {
         return None;
@@ -41,7 +42,7 @@ fn range(least: i64, most: i64) -> Option<String> {
     Some(format!("({})", ways.join("|")))
 }
 
-/// Alternatives for the numbers from `least` to `most`, by their number of digits.
+/// Returns alternatives for the numbers from `least` to `most`, by their number of digits.
 fn natural(least: u64, most: u64) -> Vec<String> {
     let mut ways = Vec::new();
     let mut from = least;
@@ -56,7 +57,7 @@ fn natural(least: u64, most: u64) -> Vec<String> {
     }
 }
 
-/// Both ends have the same number of digits.
+/// Returns a pattern for a range whose ends have the same number of digits.
 fn same_length(least: &[u8], most: &[u8]) -> String {
     let (Some((&low, below)), Some((&high, above))) = (least.split_first(), most.split_first()) else {
         return String::new();
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_has_its_numbers_and_no_others() {
+    fn a_range_matches_exactly_its_numbers() {
         for (least, most) in [(0, 0), (-3, 12), (7, 7), (10, 1000), (-120, -9), (99, 101), (1, 365)] {
             let pattern = range(least, most).unwrap();
             for number in least - 130..most + 130 {

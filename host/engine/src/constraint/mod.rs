@@ -1,9 +1,12 @@
-//! What the output must look like, token by token.
+//! Constraints on the output, enforced token by token.
 //!
-//! A constraint is compiled once and cached; each generation gets its own [`OutputConstraint`]. The walk of a schema:
-//! `schema_bounds` and `schema_keywords` (is it one) → `canonical` (one draft) → `relaxed` (what a mask can follow) →
-//! `naming` (what is left to check) → `form` (the whole output as a grammar) → `compiler`. Invariant: a keyword is
-//! enforced by the mask, or the value that it is about is among [`OutputConstraint::unenforced`]; none is forgotten.
+//! A constraint is compiled once and cached; each generation gets its own [`OutputConstraint`]. A schema passes
+//! through `schema_bounds` and `schema_keywords` (validation) → `canonical` (conversion to one draft) →
+//! `relaxed` (the part that a mask can follow) → `naming` (the values that are left to check) → `form` (the
+//! whole output as a grammar) → `compiler`.
+//!
+//! Invariant: a keyword is enforced by the mask, or the value that it applies to is among
+//! [`OutputConstraint::unenforced`]; no keyword is left out.
 
 #[cfg(test)]
 mod accepted_tests;
@@ -45,7 +48,7 @@ pub(crate) use form::text_without;
 pub(crate) use spelling::Spelling;
 pub(crate) use unenforced::{PathStep, UnenforcedValue};
 
-/// The parameter that an error names where the constraint is the request's own.
+/// The parameter that an error names if the constraint is the request's own.
 pub(crate) const PARAMETER: &str = "constraint";
 
 /// The state of one constrained generation.
@@ -54,7 +57,7 @@ pub(crate) struct OutputConstraint {
     vocabulary_size: usize,
     ending: Ending,
     last_token: Option<u32>,
-    /// Tokens of white space, and those that end the output.
+    /// Tokens of white space, and tokens that end the output.
     blank: Arc<SimpleVob>,
     unenforced: Arc<[UnenforcedValue]>,
     warnings: Arc<[String]>,
@@ -71,7 +74,7 @@ impl TokenMask {
         &self.set.as_slice()[..self.words]
     }
 
-    /// How many tokens outside `banned` are allowed.
+    /// Returns how many tokens outside `banned` are allowed.
     pub fn choices(&self, banned: &[u32]) -> usize {
         self.set.num_set() - banned.iter().filter(|id| self.set.is_allowed(**id)).count()
     }
@@ -84,8 +87,8 @@ impl TokenMask {
 }
 
 impl OutputConstraint {
-    /// The next token if the mask allows only this one. It is not accepted yet. `None` does not mean that there are
-    /// several: finding out would take a mask.
+    /// Returns the next token if the mask allows only this one. The token is not accepted yet. `None` does not
+    /// mean that there are several: finding out would take a mask.
     pub fn only_token(&mut self) -> Option<u32> {
         let forced = self.forced_bytes();
         if forced.is_empty() {
@@ -95,7 +98,8 @@ impl OutputConstraint {
         only_token(env.tok_trie(), &forced)
     }
 
-    /// The tokens that the tokenizer would make of the text that has to come next. Other tokens may spell it too.
+    /// Returns the tokens that the tokenizer would make of the text that has to come next. Other tokens may
+    /// spell it too.
     pub fn forced(&mut self) -> Vec<u32> {
         let forced = self.forced_bytes();
         match self.matcher.tok_env() {
@@ -115,7 +119,8 @@ impl OutputConstraint {
         Ok(())
     }
 
-    /// The same state again, to look ahead from. It shares the lexer with the original, so the two are used in turns.
+    /// Returns a copy of the state, to look ahead with. It shares the lexer with the original, so the two are
+    /// used in turns.
     pub fn fork(&self) -> Self {
         OutputConstraint {
             matcher: self.matcher.clone(),
@@ -128,7 +133,7 @@ impl OutputConstraint {
         }
     }
 
-    /// Accepts a token if it may come next, and leaves the state as it is if not.
+    /// Accepts a token if it may come next, and leaves the state unchanged if not.
     pub fn try_accept(&mut self, token: u32) -> bool {
         let is_accepted = self.matcher.try_consume_tokens(&[token]).is_ok_and(|accepted| accepted == 1);
         if is_accepted {
@@ -137,18 +142,20 @@ impl OutputConstraint {
         is_accepted
     }
 
-    /// Takes the last `tokens` accepted tokens back. False if that is not possible; the state is then of no use.
+    /// Rolls back the last `tokens` accepted tokens. Returns false if that is not possible; the state is then
+    /// unusable.
     pub fn take_back(&mut self, tokens: usize) -> bool {
         self.last_token = None;
         self.matcher.rollback(tokens).is_ok()
     }
 
-    /// Complete, and nothing more may follow.
+    /// Returns whether the output is complete and nothing more may follow.
     pub fn is_done(&self) -> bool {
         self.matcher.is_stopped()
     }
 
-    /// Complete, and at most white space may follow. A number that could go on is not complete.
+    /// Returns whether the output is complete and at most white space may follow. A number that could continue
+    /// is not complete.
     pub(crate) fn is_complete(&mut self) -> bool {
         if self.is_done() {
             return true;
@@ -156,18 +163,18 @@ impl OutputConstraint {
         let may_be = match self.ending {
             Ending::Own => false,
             Ending::Document => true,
-            // Text may end anywhere, and go on anywhere but after a call.
+            // Text may end anywhere, and may continue anywhere except after a call.
             Ending::Calls => self.last_token.is_some_and(|token| self.ends_markup(token)),
         };
         may_be && self.matcher.is_accepting().unwrap_or(false) && self.allows_only_blanks()
     }
 
-    /// The values that the mask does not enforce in full.
+    /// Returns the values that the mask does not enforce in full.
     pub(crate) fn unenforced(&self) -> &Arc<[UnenforcedValue]> {
         &self.unenforced
     }
 
-    /// What in the constraint looks like a mistake, for its author.
+    /// Returns likely mistakes in the constraint, for its author.
     pub(crate) fn warnings(&self) -> &Arc<[String]> {
         &self.warnings
     }
@@ -187,14 +194,15 @@ impl OutputConstraint {
     }
 }
 
-/// The only token of `trie` with which text that begins with `forced` can go on, if there is only one.
+/// Returns the only token of `trie` with which text that begins with `forced` can continue, if there is only
+/// one.
 fn only_token(trie: &TokTrie, forced: &[u8]) -> Option<u32> {
     let mut only = None;
     let mut node = trie.root();
     for byte in forced {
         let mut alike = trie.node_children(node).filter(|child| child.byte() == *byte);
         let Some(child) = alike.next() else { return only };
-        // Two tokens of the same text.
+        // Two tokens have the same text.
         if alike.next().is_some() {
             return None;
         }
@@ -212,5 +220,5 @@ fn only_token(trie: &TokTrie, forced: &[u8]) -> Option<u32> {
 fn failed(error: impl std::fmt::Display) -> EngineError {
     let text = error.to_string();
     let message = text.split("\n<").next().unwrap_or_default();
-    EngineError::Failed(format!("the output constraint cannot go on: {message}"))
+    EngineError::Failed(format!("the output constraint cannot continue: {message}"))
 }

@@ -1,9 +1,9 @@
-//! Whether the `multipleOf`s of a document are within what the compiler can compute with: it multiplies in 32 bits
-//! where several meet.
+//! Checks that the `multipleOf`s of a document are within the range that the compiler can compute with: it
+//! multiplies in 32 bits where several of them meet.
 
 use serde_json::Value;
 
-/// Also reads numbers that are data, which only makes the answer stricter.
+/// Returns whether all of them fit. Numbers that are data are read too, which only makes the answer stricter.
 pub(super) fn fit(schema: &Value) -> bool {
     let mut found = Vec::new();
     collect(schema, &mut found);

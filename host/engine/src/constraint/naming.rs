@@ -1,8 +1,9 @@
-//! The values of an output that its mask does not enforce in full, named by the way to them.
+//! The values of an output that its mask does not enforce in full, named by their paths.
 //!
-//! Invariant: every place that the mask is looser at lies within a named value, and the schema of a named value holds
-//! for every value that the way leads to. Where no plain steps lead to a place (it is in one of several alternatives,
-//! or a schema that contains itself), the nearest value around it is named.
+//! Invariant: every location at which the mask is looser than the schema lies within a named value, and the
+//! schema of a named value holds for every value that its path leads to. If no plain steps lead to a location
+//! (it is in one of several alternatives, or in a schema that contains itself), the nearest value around it is
+//! named.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,14 +14,14 @@ use super::canonical::{children, standing_alone, target};
 use super::relaxed::cycles;
 use super::unenforced::{PathStep, UnenforcedValue};
 
-/// Values that are named at most; past it, the whole document is checked at its end.
+/// Maximum number of named values; past it, the whole document is checked at its end.
 const MAX_VALUES: usize = 64;
-/// Schemas that are looked through at most.
+/// Maximum number of schemas that are visited.
 const MAX_VISITS: usize = 20_000;
-/// What the schemas of the named values may hold together.
+/// Maximum total size of the schemas of the named values.
 const MAX_SCHEMA_BYTES: usize = 1 << 20;
 
-/// Names the values for which `lost` places of the canonical document decide.
+/// Names the values that the `lost` locations of the canonical document affect.
 pub(super) fn unenforced(document: &Value, lost: &HashSet<String>) -> Arc<[UnenforcedValue]> {
     if lost.is_empty() {
         return Arc::new([]);
@@ -48,7 +49,7 @@ pub(super) fn unenforced(document: &Value, lost: &HashSet<String>) -> Arc<[Unenf
             schema: standing_alone(document, document),
         }];
     }
-    // A value within another that is checked as well is checked with it.
+    // A value within another value that is checked too is checked with it.
     let covered =
         |value: &UnenforcedValue| value.path.is_empty() && value.schema == standing_alone(document, document);
     if let Some(whole) = values.iter().position(covered) {
@@ -57,7 +58,7 @@ pub(super) fn unenforced(document: &Value, lost: &HashSet<String>) -> Arc<[Unenf
     values.into()
 }
 
-/// A value that can be named, and the schema that it has there.
+/// A value that can be named, and the location of its schema.
 #[derive(Clone, PartialEq)]
 struct Anchor {
     path: Vec<PathStep>,
@@ -73,7 +74,8 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// `hidden`: no plain steps lead on from the anchor to what is within the schema.
+    /// Visits a schema. `hidden` means that no plain steps lead from the anchor to the values within the
+    /// schema.
     fn visit(&mut self, schema: &Value, at: &str, anchor: &Anchor, hidden: bool) {
         self.visits += 1;
         if self.visits > MAX_VISITS || self.named.len() > MAX_VALUES {
@@ -92,7 +94,7 @@ impl Walk<'_> {
                     .rsplit('/')
                     .next()
                     .map(|name| PathStep::Property(name.replace("~1", "/").replace("~0", "~"))),
-                // What all have in common is only known where nothing else is described.
+                // The schema that all members have in common is known only where nothing else is described.
                 "additionalProperties" if !has("properties") && !has("patternProperties") => {
                     Some(PathStep::AnyProperty)
                 }
@@ -103,7 +105,7 @@ impl Walk<'_> {
                 _ => None,
             };
             match (key, step) {
-                // What a whole schema asserts beside others: the value is the same one.
+                // A schema in `allOf` describes the same value.
                 ("allOf", _) if !hidden => {
                     let beside = Anchor { path: anchor.path.clone(), at: place.clone() };
                     self.visit(child, &place, &beside, false);
@@ -124,7 +126,7 @@ impl Walk<'_> {
                     | "oneOf",
                     _,
                 ) => self.visit(child, &place, anchor, true),
-                // Definitions are visited where they are referred to; the others are not compiled.
+                // Definitions are visited where they are referred to; the other keywords are not compiled.
                 _ => {}
             }
         }
@@ -134,12 +136,13 @@ impl Walk<'_> {
         let at = target(reference).to_string();
         let Some(schema) = self.document.pointer(&at) else { return };
         if !self.cycles.contains(reference) {
-            // The reference's schema has siblings' place: the anchor keeps its own, which includes them.
+            // The referenced schema gets an anchor with the same path. The anchor of the reference itself
+            // covers its siblings.
             let place = Anchor { path: anchor.path.clone(), at: at.clone() };
             let anchor = if hidden { anchor } else { &place };
             return self.visit(schema, &at, anchor, hidden);
         }
-        // Whatever is lost anywhere in the cycle can be anywhere within the value.
+        // Anything that is lost in the cycle can be anywhere within the value.
         let mut seen = HashSet::new();
         if self.loses_something(reference, &mut seen) && !self.named.contains(anchor) {
             self.named.push(anchor.clone());
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_steps_lead_to_a_value_and_alternatives_to_the_value_around_it() {
+    fn plain_steps_name_a_value_and_alternatives_name_the_value_around_it() {
         let unique = json!({"type": "array", "uniqueItems": true});
         let document = json!({
             "properties": {
@@ -230,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_loses_nothing_names_nothing() {
+    fn a_document_without_losses_names_no_values() {
         assert!(named(&json!({"properties": {"a": true}}), &[]).is_empty());
     }
 

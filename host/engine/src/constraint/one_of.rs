@@ -1,16 +1,17 @@
-//! `oneOf` where its alternatives exclude each other: then it is `anyOf`, which a grammar can follow.
+//! Detects a `oneOf` whose alternatives exclude each other: it is equivalent to `anyOf`, which a grammar can
+//! follow.
 //!
-//! Invariant: alternatives are only exclusive where no value can validate against two of them: their types differ, or
-//! their constants do, or a property that one of them requires excludes the other (the tag of a tagged union).
-//! References are looked through. Where it is not seen here, the mask lets all alternatives pass, and the value is
-//! checked when it is complete.
+//! Invariant: alternatives count as exclusive only if no value can validate against two of them: their types
+//! differ, or their constants do, or a property that one of them requires excludes the other (the tag of a
+//! tagged union). References are followed. If exclusion is not detected here, the mask accepts all
+//! alternatives, and the value is checked when it is complete.
 
 use serde_json::Value;
 
-/// Schemas that are looked through at most, one within the other.
+/// Maximum nesting of schemas that are looked through.
 const MAX_DEPTH: usize = 8;
 
-/// Whether no value validates against two of the alternatives.
+/// Returns whether no value validates against two of the alternatives.
 pub(super) fn is_exclusive(alternatives: &[Value], root: &Value) -> bool {
     alternatives
         .iter()
@@ -18,13 +19,13 @@ pub(super) fn is_exclusive(alternatives: &[Value], root: &Value) -> bool {
         .all(|(index, one)| alternatives[index + 1..].iter().all(|other| excludes(one, other, root, 0)))
 }
 
-/// Whether no value validates against both.
+/// Returns whether no value validates against both schemas.
 fn excludes(one: &Value, other: &Value, root: &Value, depth: usize) -> bool {
     if depth > MAX_DEPTH {
         return false;
     }
     let (ones, others) = (conjuncts(one, root), conjuncts(other, root));
-    // What is no object has no properties to tell it by.
+    // A value that is not an object has no properties to distinguish it by.
     let objects = types(&ones) == ["object"] && types(&others) == ["object"];
     let names = if objects { [required(&ones), required(&others)].concat() } else { Vec::new() };
     ones.iter().any(|one| {
@@ -39,7 +40,7 @@ fn excludes(one: &Value, other: &Value, root: &Value, depth: usize) -> bool {
         || alternatives_exclude(&others, one, root, depth)
 }
 
-/// The schema, what it refers to, and the members of `allOf`: all of them hold.
+/// Returns the schema, the schemas that it refers to, and the members of `allOf`: all of them must hold.
 fn conjuncts<'a>(schema: &'a Value, root: &'a Value) -> Vec<&'a Value> {
     let mut found = vec![schema];
     let mut next = 0;
@@ -52,7 +53,7 @@ fn conjuncts<'a>(schema: &'a Value, root: &'a Value) -> Vec<&'a Value> {
     found
 }
 
-/// The only types that a value may have. Integers are numbers.
+/// Returns the only types that a value may have. Integers count as numbers.
 fn types(conjuncts: &[&Value]) -> Vec<&'static str> {
     let mut possible = vec!["null", "boolean", "number", "string", "array", "object"];
     for schema in conjuncts {
@@ -97,7 +98,8 @@ fn constants_differ(one: &Value, other: &Value) -> bool {
     ones.iter().all(|one| others.iter().all(|other| surely_differ(one, other)))
 }
 
-/// 1 and 1.0 are the same number; what contains numbers is not looked into.
+/// Returns whether two values certainly differ. 1 and 1.0 are the same number; values that may contain numbers
+/// are not looked into.
 fn surely_differ(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => one.as_f64() != other.as_f64(),
@@ -106,7 +108,7 @@ fn surely_differ(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// A property that is there in any case, and that cannot be what both say of it.
+/// Returns whether some property that is always present cannot satisfy both schemas.
 fn property_excludes((one, other): (&Value, &Value), required: &[&str], root: &Value, depth: usize) -> bool {
     required.iter().any(|name| match (property(one, name), property(other, name)) {
         (Property::Forbidden, _) | (_, Property::Forbidden) => true,
@@ -115,7 +117,7 @@ fn property_excludes((one, other): (&Value, &Value), required: &[&str], root: &V
     })
 }
 
-/// What a schema says of a property.
+/// A schema's statement about a property.
 enum Property<'a> {
     Is(&'a Value),
     Forbidden,
@@ -139,7 +141,7 @@ fn required<'a>(conjuncts: &[&'a Value]) -> Vec<&'a str> {
     lists.flatten().filter_map(Value::as_str).collect()
 }
 
-/// Whether one of `conjuncts` is a choice of which every alternative excludes `other`.
+/// Returns whether one of `conjuncts` is a choice of which every alternative excludes `other`.
 fn alternatives_exclude(conjuncts: &[&Value], other: &Value, root: &Value, depth: usize) -> bool {
     conjuncts.iter().any(|schema| {
         ["anyOf", "oneOf"].iter().filter_map(|key| schema.get(*key)?.as_array()).any(|alternatives| {

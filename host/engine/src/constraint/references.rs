@@ -1,7 +1,7 @@
-//! Where references of a JSON Schema lead: pointers, anchors and identifiers within the document.
+//! The targets of references in a JSON Schema: pointers, anchors and identifiers within the document.
 //!
-//! Invariant: a target is always a place of the same document. A reference that leaves it is an error that says so,
-//! because nothing is fetched.
+//! Invariant: a target is always a location in the same document. A reference out of the document is an error
+//! that says so, because nothing is fetched.
 
 use std::collections::HashMap;
 
@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use super::drafts::Draft;
 
-/// Identified places of one document.
+/// The identified locations in one document.
 pub(super) struct Anchors {
-    /// Absolute identifier, with `#name` for an anchor, to the pointer of the schema.
+    /// The pointer of each schema, by its absolute identifier, with `#name` for an anchor.
     places: HashMap<String, String>,
-    /// Base identifier of each schema place that has one of its own, by pointer.
+    /// The base identifier of each schema that has its own, with the schema's pointer.
     bases: Vec<(String, String)>,
 }
 
@@ -22,12 +22,12 @@ impl Anchors {
         Anchors { places: HashMap::new(), bases: Vec::new() }
     }
 
-    /// Notes the identifiers that a schema at `at` gives itself.
+    /// Records the identifiers that the schema at `at` gives itself.
     pub fn record(&mut self, schema: &Value, at: &str, draft: Draft) {
         let base = self.base_of(at).to_string();
         let text = |key: &str| schema.get(key).and_then(Value::as_str);
         let id = text(draft.id_keyword()).or_else(|| text("$id"));
-        // A sibling of `$ref` is not read in the older drafts.
+        // The older drafts ignore siblings of `$ref`.
         let ignored = draft.ignores_siblings_of_ref() && schema.get("$ref").is_some();
         let mut base = base;
         match id.filter(|_| !ignored) {
@@ -51,7 +51,8 @@ impl Anchors {
         }
     }
 
-    /// The pointer that a reference at the schema `at` leads to, whether or not something is there.
+    /// Returns the pointer that a reference in the schema at `at` leads to, whether or not the document
+    /// contains it.
     pub fn resolve(&self, at: &str, reference: &str) -> Option<String> {
         let (document, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let base = self.base_of(at);
@@ -70,7 +71,8 @@ impl Anchors {
         self.places.get(&format!("{target}#{}", decoded(fragment))).cloned()
     }
 
-    /// Where a `$dynamicRef` leads: to the root's own anchor of that name, if it has one.
+    /// Returns the target of a `$dynamicRef`: the root's own anchor of that name, if it has one, or else the
+    /// target that the reference has at `at`.
     pub fn resolve_dynamic(&self, at: &str, reference: &str) -> Option<String> {
         let outermost = reference.starts_with('#').then(|| self.resolve("", reference)).flatten();
         outermost.or_else(|| self.resolve(at, reference))
@@ -85,8 +87,8 @@ impl Anchors {
     }
 }
 
-/// `reference` read relative to `base`. Dot segments are not folded; an identifier that has them has to be referred to
-/// as it is written.
+/// Resolves `reference` relative to `base`. Dot segments are not folded; an identifier that has them must be
+/// referred to as it is written.
 fn join(base: &str, reference: &str) -> String {
     let has_scheme = reference.split_once(':').is_some_and(|(scheme, _)| {
         !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
@@ -105,7 +107,7 @@ fn join(base: &str, reference: &str) -> String {
     }
 }
 
-/// A fragment without its percent signs.
+/// Decodes the percent escapes of a fragment.
 fn decoded(fragment: &str) -> String {
     let mut bytes = Vec::with_capacity(fragment.len());
     let mut rest = fragment.as_bytes();

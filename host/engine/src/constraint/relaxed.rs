@@ -1,9 +1,9 @@
-//! A canonical schema as the compiler gets it: what a mask can follow, and a note of every place where that is less
-//! than what the schema says.
+//! Relaxes a canonical schema for the compiler: keeps the part that a mask can follow, and records every
+//! location where that is less than what the schema says.
 //!
-//! Invariant: whatever validates against the schema and is written within the bounds of the accepted set validates
-//! against the result; whatever validates against the result also validates against the schema, except at the places
-//! in `lost`.
+//! Invariant: every value that validates against the schema and is written within the bounds of the accepted
+//! set validates against the result. Every value that validates against the result also validates against the
+//! schema, except at the locations in `lost`.
 
 use std::collections::HashSet;
 
@@ -13,43 +13,43 @@ use super::canonical::{children, target};
 use super::schema_keywords::{Members, pointer};
 use super::{multiples, one_of, schema_bounds};
 
-/// Keywords that bring in whole schemas. The compiler intersects them with what stands before them, so they come last:
-/// `additionalProperties` must not be read without the `patternProperties` that it goes with.
+/// Keywords that apply whole schemas. The compiler intersects them with the keywords before them, so they come
+/// last: `additionalProperties` must not be read without the `patternProperties` that it belongs to.
 const APPLICATORS: [&str; 6] = ["const", "enum", "allOf", "anyOf", "oneOf", "$ref"];
 
-/// Up to here a float holds every whole number.
+/// A float holds every whole number up to this one.
 const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
-/// Past this, whole numbers are not exact in the compiler, which computes in 64 bits.
+/// Past this number, whole numbers are not exact in the compiler, which computes in 64 bits.
 const LARGEST_BOUND: f64 = 9e18;
 
-/// What can be tried of a document before the whole is compiled.
+/// Checks of parts of a document that can be made before the whole is compiled.
 pub(super) struct Abilities<'a> {
-    /// Whether the compiler takes the regular expression.
+    /// Whether the compiler accepts the regular expression.
     pub pattern: &'a dyn Fn(&str) -> bool,
     /// Whether the compiler can tell the `patternProperties` of this object apart.
     pub names: &'a dyn Fn(&Members) -> bool,
 }
 
-/// What had to be given up after compiling failed.
+/// The parts of a document that are relaxed after compiling failed.
 #[derive(Debug, Clone, Default)]
 pub(super) struct GivenUp {
-    /// Places of which only the type is kept.
+    /// Locations of which only the type is kept.
     pub places: HashSet<String>,
-    /// What stands beside a reference that leads back to itself.
+    /// Whether to drop the keywords next to a reference that leads back to itself.
     pub beside_cycles: bool,
 }
 
 /// A schema for the compiler.
 pub(super) struct RelaxedSchema {
     pub schema: Value,
-    /// Pointers into the canonical document.
+    /// Locations where the schema was relaxed, as pointers into the canonical document.
     pub lost: HashSet<String>,
-    /// Whether strings may have `\u` escapes: not where an additional property has a schema of its own, because the
-    /// compiler does not see that `"\u0061"` is the `a` that is described.
+    /// Whether strings may have `\u` escapes. They may not where an additional property has a schema of its
+    /// own, because the compiler does not see that `"\u0061"` is the `a` that is described.
     pub unicode_escapes: bool,
     /// Whether `1.0` is an integer, as it is since draft 6.
     pub pointed_integers: bool,
-    /// Whether rules may stand for what the compiler cannot write.
+    /// Whether rules may replace what the compiler cannot write.
     pub as_rules: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn relaxed(document: &Value, given_up: &GivenUp, abilities: &Abilitie
     }
 }
 
-/// The references of a canonical document that lead back to themselves.
+/// Returns the references of a canonical document that lead back to themselves.
 pub(super) fn cycles(document: &Value) -> HashSet<String> {
     let definitions = document.get("$defs").and_then(Value::as_object);
     let names = definitions.into_iter().flatten().map(|(name, _)| format!("#/$defs/{name}"));
@@ -97,7 +97,7 @@ pub(super) fn cycles(document: &Value) -> HashSet<String> {
     all.iter().filter(leads_back).cloned().collect()
 }
 
-/// References of a schema, not those of its definitions.
+/// Collects the references of a schema, but not those of its definitions.
 fn references_within(schema: &Value, found: &mut Vec<String>) {
     if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
         found.push(reference.to_string());
@@ -164,14 +164,14 @@ impl Relaxer<'_> {
             kept.insert("type".to_string(), kind.clone());
         }
         bound_numbers(&mut kept);
-        // The root's definitions stay for those who refer to them.
+        // The root's definitions stay for the schemas that refer to them.
         if let Some(definitions) = members.get("$defs") {
             kept.insert("$defs".to_string(), self.each_member(definitions, &pointer(at, "$defs")));
         }
         kept.into()
     }
 
-    /// The keyword's value for the compiler; `None` if it has to go.
+    /// Returns the keyword's value for the compiler, or `None` if the keyword has to be dropped.
     fn keyword(&mut self, key: &str, value: &Value, members: &Members, at: &str) -> Option<Value> {
         let place = pointer(at, key);
         let is_array = value.is_array();
@@ -179,7 +179,7 @@ impl Relaxer<'_> {
             "$defs" | "properties" => Some(self.each_member(value, &place)),
             "patternProperties" if self.tells_names_apart(members) => Some(self.each_member(value, &place)),
             "patternProperties" => None,
-            // Without the patterns it would forbid what they describe.
+            // Without the patterns, it would forbid the properties that they describe.
             "additionalProperties"
                 if members.contains_key("patternProperties") && !self.tells_names_apart(members) =>
             {
@@ -197,7 +197,7 @@ impl Relaxer<'_> {
                 (speakable && (self.abilities.pattern)(pattern)).then(|| value.clone())
             }
             "const" | "enum" => (self.unicode_escapes || !has_control(value)).then(|| value.clone()),
-            // The last is for the rules of the document; the compiler does not see it.
+            // The last one is for the rules of the document; the compiler does not see it.
             "type" | "required" | "format" | "$ref" | "x-key-order" => Some(value.clone()),
             _ if asserts_nothing(key, value, members) => return None,
             _ => None,
@@ -227,7 +227,8 @@ impl Relaxer<'_> {
         patterns.is_none_or(|patterns| patterns.keys().all(speakable)) && (self.abilities.names)(members)
     }
 
-    /// `oneOf` is `anyOf` where its alternatives exclude each other, and less than that where they do not.
+    /// Replaces `oneOf` by `anyOf`, which is equivalent if its alternatives exclude each other and looser if
+    /// they do not.
     fn settle_alternatives(&mut self, applied: &mut Members, at: &str) {
         let Some(alternatives) = applied.remove("oneOf") else { return };
         let said = self.document.pointer(at).and_then(|schema| schema.get("oneOf")?.as_array());
@@ -245,7 +246,8 @@ impl Relaxer<'_> {
         }
     }
 
-    /// The compiler does not intersect a schema with one that it is still reading.
+    /// Drops schemas that the compiler would have to intersect with one that it is still reading, which it
+    /// cannot do.
     fn break_cycles(&mut self, plain: &mut Members, applied: &mut Members, at: &str) {
         let leads_back = |schema: &Value| {
             schema.get("$ref").and_then(Value::as_str).is_some_and(|to| self.cycles.contains(to))
@@ -271,8 +273,9 @@ impl Relaxer<'_> {
         }
     }
 
-    /// The compiler tells a described name from an additional one only as it is written, escapes and all; a name that
-    /// matches a pattern is compared as what it means.
+    /// Describes additional names by a pattern that matches every name. The compiler distinguishes a described
+    /// name from an additional one only by its spelling, escapes included; a name that matches a pattern is
+    /// compared by its meaning.
     fn open_names(&self, plain: &mut Members) {
         let describes = ["properties", "required"].iter().any(|key| plain.contains_key(*key));
         let is_open = plain.get("additionalProperties").is_none_or(says_nothing);
@@ -295,7 +298,7 @@ impl Relaxer<'_> {
     }
 }
 
-/// Whether the keyword with this value asserts nothing.
+/// Returns whether the keyword with this value asserts nothing.
 fn asserts_nothing(keyword: &str, value: &Value, members: &Members) -> bool {
     match keyword {
         "uniqueItems" => {
@@ -313,7 +316,7 @@ fn asserts_nothing(keyword: &str, value: &Value, members: &Members) -> bool {
             .as_object()
             .is_some_and(|entries| entries.values().all(|names| names.as_array().is_some_and(Vec::is_empty))),
         "dependentSchemas" => value.as_object().is_some_and(|entries| entries.values().all(says_nothing)),
-        // Names are strings anyway.
+        // Names are always strings.
         "propertyNames" => {
             says_nothing(value)
                 || value
@@ -328,8 +331,8 @@ fn within_count(value: &Value) -> Option<Value> {
     value.as_u64().is_some_and(|count| count <= schema_bounds::MAX_REPETITIONS).then(|| value.clone())
 }
 
-/// Whether the compiler can count the properties of this object. Names that the schema does not spell out may be
-/// generated twice, so only the first of them is sure to count.
+/// Returns whether the compiler can count the properties of this object. Names that the schema does not spell
+/// out may be generated twice, so only the first of them is sure to count.
 fn counts_properties(members: &Members) -> bool {
     let number = |key: &str| members.get(key).and_then(Value::as_u64);
     let required: HashSet<&str> = members
@@ -346,14 +349,14 @@ fn counts_properties(members: &Members) -> bool {
     let least = number("minProperties").unwrap_or(0).saturating_sub(required.len() as u64);
     let most = number("maxProperties").map(|most| most.saturating_sub(required.len() as u64));
     if optional {
-        // At least one, at most one, or exactly one.
+        // The count must be at least one, at most one, or exactly one.
         return least == 0 && most.is_none() || closed && least <= 1 && most.unwrap_or(1) == 1;
     }
     closed || least <= 1
 }
 
-/// An integer has 64 bits, and a multiple of something is one after it was read as a float too. Without a bound a
-/// model may also write digits for ever.
+/// Adds bounds to numbers. An integer has 64 bits, and a multiple must remain one after it was read as a float.
+/// Without a bound, a model may also write digits forever.
 fn bound_numbers(members: &mut Members) {
     let says = |kind: &str| match members.get("type") {
         Some(Value::Array(kinds)) => kinds.iter().any(|said| said == kind),
@@ -373,8 +376,8 @@ fn bound_numbers(members: &mut Members) {
     }
 }
 
-/// A bound that the compiler, which reads 64-bit floats and computes in 64-bit integers, cannot round outward; `None`
-/// where nothing that it can count is left within.
+/// Returns a bound that the compiler, which reads 64-bit floats and computes in 64-bit integers, cannot round
+/// outward; `None` if nothing that it can count is left within the bound.
 fn exact_bound(key: &str, value: &Value) -> Option<Value> {
     let bound = value.as_f64()?;
     if bound.abs() < LARGEST_EXACT {
@@ -384,12 +387,12 @@ fn exact_bound(key: &str, value: &Value) -> Option<Value> {
     if (if is_lower { bound } else { -bound }) >= LARGEST_BOUND {
         return None;
     }
-    // Past 2^53 one float in may be several numbers in: stricter than asked, never looser.
+    // Past 2^53, one float inward may be several numbers inward: stricter than requested, never looser.
     let inward = if is_lower { bound.next_up() } else { bound.next_down() };
     Some(json!(inward.clamp(-LARGEST_BOUND, LARGEST_BOUND)))
 }
 
-/// A control character in a text, which only a `\u` escape can stand for.
+/// Returns whether a text contains a control character that only a `\u` escape can represent.
 fn has_control(value: &Value) -> bool {
     let is_control = |c: char| c.is_ascii_control() && !matches!(c, '\n' | '\r' | '\t' | '\u{8}' | '\u{c}');
     match value {

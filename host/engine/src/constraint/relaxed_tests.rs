@@ -1,5 +1,5 @@
-//! What a mask cannot follow: the schema is taken, the mask lets a superset through, and the value concerned is named
-//! with a schema that decides about it.
+//! Tests of keywords that a mask cannot follow: the schema is accepted, the mask accepts a superset, and the
+//! affected value is named with a schema that decides about it.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use super::{PathStep, UnenforcedValue};
 use crate::Constraint;
 use crate::tests::unenforced::rejects;
 
-/// A document that is valid, one that only the check refuses, and one that the mask refuses already.
+/// A valid document, one that only the check refuses, and one that the mask refuses already.
 struct Case {
     schema: Value,
     valid: &'static str,
@@ -21,7 +21,7 @@ fn case(schema: Value, valid: &'static str, checked: &'static str, masked: Optio
 }
 
 #[test]
-fn what_the_mask_cannot_follow_is_named_and_checked() {
+fn keywords_that_the_mask_cannot_follow_are_named_and_checked() {
     let tree = json!({"type": "object", "required": ["v"], "properties": {"v": {"type": "integer"},
         "next": {"$ref": "#/$defs/tree", "required": ["name"], "properties": {"name": {"type": "string"}}}}});
     let cases = [
@@ -103,7 +103,7 @@ fn what_the_mask_cannot_follow_is_named_and_checked() {
 }
 
 #[test]
-fn older_drafts_mean_what_they_meant() {
+fn older_drafts_keep_their_meaning() {
     let compiler = compiler();
     let draft = |version: &str, mut schema: Value| {
         schema["$schema"] = format!("http://json-schema.org/{version}/schema#").into();
@@ -124,7 +124,7 @@ fn older_drafts_mean_what_they_meant() {
             "[null, 1]",
             "[1]",
         ),
-        // Beside `$ref` nothing counts.
+        // Siblings of `$ref` have no effect.
         (
             draft(
                 "draft-07",
@@ -186,7 +186,7 @@ fn older_drafts_mean_what_they_meant() {
 }
 
 #[test]
-fn the_way_to_a_value_leads_through_references() {
+fn the_path_to_a_value_leads_through_references() {
     let compiler = compiler();
     let schema = json!({
         "type": "object",

@@ -1,14 +1,15 @@
-//! Checks that come before compiling: what a few bytes of schema could blow up into. A schema that passes is not yet
-//! supported; one that fails would take too long or too much memory to find out.
+//! Checks before compiling, against schemas of a few bytes that blow up into something large. A schema that
+//! passes is not necessarily supported; for one that fails, finding out would take too much time or memory.
 
 use serde_json::Value;
 
 const MAX_DEPTH: usize = 64;
 const MAX_VALUES: usize = 20_000;
-/// Repetitions that one keyword or quantifier may ask for.
+/// Maximum number of repetitions that one keyword or quantifier may request.
 pub(super) const MAX_REPETITIONS: u64 = 10_000;
 
-/// Nesting and size of a JSON Schema. llguidance's own option key is refused: it could switch checks off.
+/// Checks the nesting and size of a JSON Schema. llguidance's own option key is refused: it could switch checks
+/// off.
 pub(super) fn check_size(schema: &Value) -> Result<(), String> {
     if schema.get("x-guidance").is_some() {
         return Err("the keyword `x-guidance` at `/x-guidance` is not allowed".to_string());
@@ -34,13 +35,13 @@ fn check_value(value: &Value, depth: usize, values: &mut usize) -> Result<(), St
     }
 }
 
-/// Nesting and repetition counts of a regular expression.
+/// Checks the nesting and the repetition counts of a regular expression.
 pub(super) fn check_pattern(pattern: &str) -> Result<(), String> {
     check_nesting(pattern)?;
     check_repetitions(pattern)
 }
 
-/// Whether a regular expression spells out no character that only a `\u…` of JSON could stand for.
+/// Returns whether a regular expression contains no character that JSON can only write as `\u…`.
 pub(super) fn spells_no_control(pattern: &str) -> bool {
     let mut rest = pattern;
     while let Some((before, after)) = rest.split_once('\\') {
@@ -66,13 +67,13 @@ pub(super) fn spells_no_control(pattern: &str) -> bool {
     !rest.contains(|c: char| c.is_ascii_control())
 }
 
-/// Nesting and repetition counts of a grammar.
+/// Checks the nesting and the repetition counts of a grammar.
 pub(super) fn check_grammar(source: &str) -> Result<(), String> {
     check_nesting(source)?;
     check_repetitions(source)
 }
 
-/// Counts brackets without regard to quoting or classes, so the bound is generous.
+/// Checks the nesting of brackets. Quoting and classes are ignored, so the bound is generous.
 pub(super) fn check_nesting(source: &str) -> Result<(), String> {
     let (mut depth, mut escaped) = (0usize, false);
     for byte in source.bytes() {
@@ -90,7 +91,7 @@ pub(super) fn check_nesting(source: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Every `{n}`, `{n,}`, `{n,m}`. Nested ones multiply; the compiler's fuel bounds their product.
+/// Checks every `{n}`, `{n,}`, `{n,m}`. Nested ones multiply; the compiler's fuel bounds their product.
 fn check_repetitions(source: &str) -> Result<(), String> {
     for piece in source.split('{').skip(1) {
         let Some((inside, _)) = piece.split_once('}') else { continue };

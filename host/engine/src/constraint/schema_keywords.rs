@@ -1,9 +1,11 @@
-//! Whether a JSON Schema is well formed, where its references lead, and what in it looks like a mistake.
+//! Validation of a JSON Schema: whether it is well formed, where its references lead, and what in it looks like
+//! a mistake.
 //!
-//! Invariant: a known keyword has a value of the right kind, and every reference leads to a place of the document;
-//! anything else is refused with the keyword and its JSON pointer. Unknown keywords are annotations; one that is a
-//! letter away from a known keyword gets a warning. Only places where a schema stands are read: the members of
-//! `properties` are names, and what is in `const`, `enum`, `default` or `examples` is data.
+//! Invariant: a known keyword has a value of the right kind, and every reference leads to a location in the
+//! document; anything else is refused with the keyword and its JSON pointer. Unknown keywords are annotations;
+//! one that is a letter away from a known keyword gets a warning. Only positions that hold a schema are read:
+//! the members of `properties` are names, and the contents of `const`, `enum`, `default` and `examples` are
+//! data.
 
 use std::collections::HashMap;
 
@@ -71,15 +73,15 @@ const KNOWN: [&str; 52] = [
     "examples",
 ];
 
-/// Annotations that are a letter away from a known keyword and are meant.
+/// Annotations that are a letter away from a known keyword but are intended.
 const MEANT: [&str; 3] = ["example", "definition", "itemsType"];
 
 pub(super) const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
 
-/// What a walk over a document found.
+/// The result of a walk over a document.
 pub(super) struct Checked {
     pub draft: Draft,
-    /// The pointer that each reference leads to, by the pointer of the schema that has it.
+    /// The pointer that each reference leads to, by the pointer of the schema that contains it.
     pub targets: HashMap<String, String>,
     pub warnings: Vec<String>,
 }
@@ -97,7 +99,8 @@ pub(super) fn check(root: &Value, takes_pattern: &dyn Fn(&str) -> bool) -> Resul
     };
     walk.schema(root, "")?;
     let mut targets = HashMap::new();
-    // What a reference leads to is a schema, wherever in the document it stands, and may have references too.
+    // The target of a reference is a schema, wherever in the document it stands, and may contain references
+    // too.
     while let Some(reference) = walk.references.pop() {
         let Reference { keyword, at, to } = &reference;
         let place = pointer(at, keyword);
@@ -108,8 +111,8 @@ pub(super) fn check(root: &Value, takes_pattern: &dyn Fn(&str) -> bool) -> Resul
         let target = found.and_then(|target| Some((root.pointer(&target)?, target)));
         let Some((schema, target)) = target else {
             return Err(format!(
-                "`{keyword}` at `{place}` is {to:?}, which is no schema of this document, and none is fetched; \
-                 put it into `$defs` and refer to it as `#/$defs/NAME`"
+                "`{keyword}` at `{place}` is {to:?}, which is not a schema in this document, and no other document \
+                 is fetched; put it into `$defs` and refer to it as `#/$defs/NAME`"
             ));
         };
         if !walk.seen.contains(&target) {
@@ -126,7 +129,7 @@ pub(super) fn pointer(at: &str, key: &str) -> String {
     format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"))
 }
 
-/// A keyword's value as a whole number from 0 on. Also `2.0` is one.
+/// Returns a keyword's value as a whole number from 0 on. `2.0` counts as one.
 pub(super) fn count(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| {
         let number = value.as_f64()?;
@@ -166,9 +169,10 @@ impl Walk<'_> {
                 }
                 Ok(())
             }
-            other => {
-                Err(format!("a schema is an object or a boolean, but at `{at}` stands {}", brief(other)))
-            }
+            other => Err(format!(
+                "a schema must be an object or a boolean, but at `{at}` there is {}",
+                brief(other)
+            )),
         }
     }
 
@@ -178,7 +182,9 @@ impl Walk<'_> {
             |wanted: &str| Err(format!("`{key}` at `{place}` must be {wanted}, but is {}", brief(value)));
         match key {
             "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas" => {
-                let Value::Object(schemas) = value else { return wrong("an object of schemas") };
+                let Value::Object(schemas) = value else {
+                    return wrong("an object whose values are schemas");
+                };
                 for (name, schema) in schemas {
                     if key == "patternProperties" {
                         self.pattern(key, name, &place)?;
@@ -193,20 +199,20 @@ impl Walk<'_> {
                     match entry {
                         Value::Array(names) if names.iter().all(Value::is_string) => {}
                         entry if key == "dependencies" => self.schema(entry, &pointer(&place, name))?,
-                        _ => return wrong("an object of lists of names"),
+                        _ => return wrong("an object whose values are lists of names"),
                     }
                 }
                 Ok(())
             }
             "prefixItems" if !self.draft.has_prefix_items() => {
                 self.warnings.push(format!(
-                    "`prefixItems` at `{place}` is of draft 2020-12, and the schema names an older one, \
-                     in which it says nothing; use a list of `items`"
+                    "`prefixItems` at `{place}` belongs to draft 2020-12, but the schema names an older one, \
+                     in which it has no effect; use a list of `items`"
                 ));
                 self.list(key, value, &place)
             }
             "items" if !value.is_array() => self.schema(value, &place),
-            // An empty list of `items` is one that says nothing.
+            // An empty list of `items` asserts nothing.
             "items" if value.as_array().is_some_and(Vec::is_empty) => Ok(()),
             "items" | "prefixItems" | "anyOf" | "oneOf" | "allOf" => self.list(key, value, &place),
             "additionalProperties"
@@ -231,7 +237,7 @@ impl Walk<'_> {
                     wrong(&format!("one of {}", TYPES.join(", ")))
                 }
             }
-            "enum" if value.as_array().is_none_or(Vec::is_empty) => wrong("a list that is not empty"),
+            "enum" if value.as_array().is_none_or(Vec::is_empty) => wrong("a non-empty list"),
             "required" => match value.as_array() {
                 Some(names) if names.iter().all(Value::is_string) => Ok(()),
                 _ => wrong("a list of strings"),
@@ -240,10 +246,10 @@ impl Walk<'_> {
             | "minContains" | "maxContains"
                 if count(value).is_none() =>
             {
-                wrong("a whole number from 0 on")
+                wrong("a whole number of at least 0")
             }
             "minimum" | "maximum" if value.as_f64().is_none() => wrong("a number"),
-            // Draft 4 has a boolean here.
+            // Draft 4 uses a boolean here.
             "exclusiveMinimum" | "exclusiveMaximum" if value.is_boolean() => {
                 let newer = self.root.get("$schema").is_some() && self.draft > Draft::Draft4;
                 if newer { wrong("a number") } else { Ok(()) }
@@ -261,8 +267,8 @@ impl Walk<'_> {
             "format" if !value.is_string() => wrong("a string"),
             "nullable" if value == &Value::Bool(true) => {
                 self.warnings.push(format!(
-                    "`nullable` at `{place}` is a keyword of OpenAPI and says nothing in JSON Schema; \
-                     to allow null write `\"type\": [\"…\", \"null\"]`"
+                    "`nullable` at `{place}` is an OpenAPI keyword and has no effect in JSON Schema; \
+                     to allow null, write `\"type\": [\"…\", \"null\"]`"
                 ));
                 Ok(())
             }
@@ -288,7 +294,10 @@ impl Walk<'_> {
 
     fn list(&mut self, key: &str, value: &Value, place: &str) -> Result<(), String> {
         let Some(schemas) = value.as_array().filter(|list| !list.is_empty()) else {
-            return Err(format!("`{key}` at `{place}` must be a list of schemas, but is {}", brief(value)));
+            return Err(format!(
+                "`{key}` at `{place}` must be a non-empty list of schemas, but is {}",
+                brief(value)
+            ));
         };
         schemas
             .iter()
@@ -296,14 +305,14 @@ impl Walk<'_> {
             .try_for_each(|(index, schema)| self.schema(schema, &format!("{place}/{index}")))
     }
 
-    /// A pattern that neither a mask nor a check could follow is an error.
+    /// Refuses a pattern that neither a mask nor a check could follow.
     fn pattern(&self, key: &str, pattern: &str, place: &str) -> Result<(), String> {
         if (self.takes_pattern)(pattern) {
             return Ok(());
         }
         let fault = schema_bounds::check_pattern(pattern).err().unwrap_or_default();
         Err(format!(
-            "`{key}` at `{place}`: {:?} is no regular expression that can be enforced or checked{}{fault}",
+            "`{key}` at `{place}`: {:?} is not a regular expression that can be enforced or checked{}{fault}",
             brief(&Value::from(pattern)),
             if fault.is_empty() { "" } else { ": " },
         ))
@@ -318,13 +327,13 @@ impl Walk<'_> {
             |known: &&&str| strsim::osa_distance(key, known) == 1 || key.eq_ignore_ascii_case(known);
         if let Some(known) = KNOWN.iter().find(is_near) {
             self.warnings.push(format!(
-                "`{key}` at `{place}` is not a keyword and says nothing; did you mean `{known}`?"
+                "`{key}` at `{place}` is not a keyword and has no effect; did you mean `{known}`?"
             ));
         }
     }
 }
 
-/// A value in an error: schemas can be large.
+/// Returns a value for an error message, shortened because schemas can be large.
 fn brief(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {

@@ -1,4 +1,4 @@
-//! How JSON may be written: the accepted set, and the single spelling that drafts are made of.
+//! The ways to write JSON: the accepted set, and the single spellings that drafts use.
 //!
 //! Invariant: every single spelling is within the accepted set.
 
@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::spine::without_key_order;
 
-/// White space between two parts of a document: nothing, a space, or a line break and the indentation of the next line.
+/// White space between two parts of a document: nothing, a space, or a line break and the indentation of the
+/// next line.
 pub(super) const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,20}";
 
 /// One spelling of JSON white space.
@@ -19,7 +20,7 @@ pub(crate) enum Spelling {
     Spaced,
 }
 
-/// What of the accepted set is let through.
+/// The part of the accepted set that a grammar accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Written {
     AnyWay,
@@ -27,7 +28,7 @@ pub(super) enum Written {
 }
 
 impl Written {
-    /// The schema with how it may be written, for `%json` in a grammar.
+    /// Returns the schema with the options for its spelling, for `%json` in a grammar.
     pub fn schema(self, schema: &Value, unicode_escapes: bool) -> Value {
         let mut schema = match schema {
             Value::Object(_) => schema.clone(),
@@ -38,7 +39,7 @@ impl Written {
         schema
     }
 
-    /// An optional white-space terminal, or nothing.
+    /// Returns an optional white-space terminal, or an empty string.
     pub fn gap(self) -> &'static str {
         match self {
             Written::AnyWay => "GAP? ",
@@ -46,7 +47,7 @@ impl Written {
         }
     }
 
-    /// The rules that [`Written::gap`] needs.
+    /// Returns the rules that [`Written::gap`] needs.
     pub fn rules(self) -> String {
         match self {
             Written::AnyWay => format!("GAP: /{WHITE_SPACE}/\n"),
@@ -54,7 +55,8 @@ impl Written {
         }
     }
 
-    /// A regular expression for the white space at a place where this spelling has `spaced` or nothing.
+    /// Returns a regular expression for the white space at a position where this spelling has `spaced` or
+    /// nothing.
     pub fn pattern(self, spaced: &'static str) -> String {
         match self {
             Written::AnyWay => format!("({WHITE_SPACE})?"),

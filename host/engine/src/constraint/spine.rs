@@ -1,9 +1,10 @@
-//! The parts of a document that the JSON Schema compiler cannot write: integers spelled `1.0`, and objects whose
-//! properties come in any order. They are written as rules, with everything that contains them; the rest stays
-//! `%json`.
+//! Grammar rules for the parts of a document that the JSON Schema compiler cannot write: integers spelled
+//! `1.0`, and objects whose properties come in any order. These parts are written as rules, together with
+//! everything that contains them; the rest stays `%json`.
 //!
-//! Invariant: the rules let through what the schema does, in more spellings. Where the structure on the way to such a
-//! part is not plain (`allOf`, patterns, counts of properties), there are no rules and the compiler's own way stands.
+//! Invariant: the rules accept what the schema accepts, in more spellings. If the structure on the path to such
+//! a part is not plain (`allOf`, patterns, counts of properties), there are no rules, and the compiler's own
+//! grammar is used.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -16,14 +17,15 @@ use super::relaxed::RelaxedSchema;
 use super::schema_keywords::Members;
 use super::spelling::{Spelling, WHITE_SPACE, Written};
 
-/// More properties than this in any order are too many states: they come in the order of the schema.
+/// Maximum number of properties in any order. More would take too many states, so they come in the order of the
+/// schema.
 pub(super) const MAX_IN_ANY_ORDER: usize = 8;
-/// Rules of one document.
+/// Maximum number of rules of one document.
 const MAX_RULES: usize = 4000;
-/// Schemas that are looked through.
+/// Maximum nesting of schemas that are looked through.
 const MAX_DEPTH: usize = 64;
 
-/// `\u` escapes of control characters, and of all characters, surrogates in pairs.
+/// Patterns for `\u` escapes of control characters, and of all characters, with surrogates in pairs.
 const CONTROL_ESCAPE: &str = r"|\\u00([01][0-9a-fA-F]|7[fF])";
 const ANY_ESCAPE: &str = concat!(
     r"|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}",
@@ -32,7 +34,7 @@ const ANY_ESCAPE: &str = concat!(
 
 const KEY_ORDER: &str = "x-key-order";
 
-/// The rules of a document in a grammar of its own; `None` where none are needed or possible.
+/// Returns the rules of a document as a separate grammar; `None` if none are needed or possible.
 pub(super) fn rules(part: &RelaxedSchema, written: Written) -> Option<String> {
     let schema = &part.schema;
     let mut spine = Spine {
@@ -67,18 +69,18 @@ struct Spine<'a> {
     written: Written,
     rules: String,
     count: usize,
-    /// Rules of schemas that the compiler writes, by their text.
+    /// Rules of schemas that the compiler writes, by the text of the schema.
     leaves: HashMap<String, String>,
     references: HashMap<String, String>,
 }
 
-/// A property of an object: its name, its schema and whether it has to be there.
+/// A property of an object: its name, its schema and whether it is required.
 type Entry<'a> = (&'a str, &'a Value, bool);
 
 static ANYTHING: Value = Value::Bool(true);
 
 impl<'a> Spine<'a> {
-    /// Whether there is something to write as rules within the schema, reached by plain structure only.
+    /// Returns whether anything within the schema, reached by plain structure only, has to be written as rules.
     fn is_wanted(&self, schema: &Value, seen: &mut HashSet<String>, depth: usize) -> bool {
         let Some(members) = schema.as_object().filter(|_| depth <= MAX_DEPTH) else { return false };
         if let Some(reference) = lone_reference(members) {
@@ -105,7 +107,7 @@ impl<'a> Spine<'a> {
         is_plain_array(members) && members.get("items").is_some_and(|schema| any(vec![schema]))
     }
 
-    /// An expression for the schema's values.
+    /// Returns an expression for the schema's values.
     fn value(&mut self, schema: &'a Value) -> Option<String> {
         let members = match schema.as_object() {
             Some(members) if self.is_wanted(schema, &mut HashSet::new(), 0) => members,
@@ -213,12 +215,13 @@ impl<'a> Spine<'a> {
         self.rule(&format!("\"{{\" {body} \"}}\""))
     }
 
-    /// A property that is not described: its name is none of `names`, however it is written.
+    /// Returns a rule for a property that is not described: its name is not among `names`, however it is
+    /// written.
     fn additional(&mut self, names: &[&str], schema: &'a Value) -> Option<String> {
         let value = self.value(schema)?;
         let terminal = format!("NAME_{}", self.count);
         let speaks_control = |name: &&str| name.contains(|c: char| c.is_ascii_control());
-        // Only where no name is taken may it be spelled in any way.
+        // The name may be spelled in any way only if no name is taken.
         let escapes = match (names.is_empty(), names.iter().any(speaks_control)) {
             _ if !self.unicode_escapes => "",
             (true, _) => ANY_ESCAPE,
@@ -236,7 +239,7 @@ impl<'a> Spine<'a> {
 
     fn in_order(&mut self, items: &[(String, bool)], more: Option<&str>) -> Option<String> {
         let comma = self.comma();
-        // What comes after the last: behind a property, and with none before.
+        // The text after the last property: `behind` follows a property, `first` has none before it.
         let mut behind = self.rule(&more.map_or("\"\"".to_string(), |more| format!("({comma} {more})*")))?;
         let mut first = match more {
             Some(more) => self.rule(&format!("({more} {behind})?"))?,
@@ -255,7 +258,8 @@ impl<'a> Spine<'a> {
         Some(first)
     }
 
-    /// A rule for each set of properties that are there already. Those that are not described come last.
+    /// Writes a rule for each set of properties that are already present. Properties that are not described
+    /// come last.
     fn in_any_order(&mut self, items: &[(String, bool)], more: Option<&str>) -> Option<String> {
         let comma = self.comma();
         let last = more.map_or("\"\"".to_string(), |more| format!("({comma} {more})*"));
@@ -277,7 +281,7 @@ impl<'a> Spine<'a> {
         Some(states[0].clone())
     }
 
-    /// What the compiler writes itself.
+    /// Returns a rule for a schema that the compiler writes itself.
     fn leaf(&mut self, schema: &Value) -> Option<String> {
         let alone = match schema {
             Value::Object(_) => standing_alone(schema, self.document),
@@ -331,7 +335,8 @@ fn lone_alternatives(members: &Members) -> Option<&Vec<Value>> {
     only_has(members, &["anyOf"]).then(|| members.get("anyOf")?.as_array()).flatten()
 }
 
-/// An integer whose range is all that is said of it. Alternatives to it may say more.
+/// Returns whether the schema describes an integer by its range alone. Alternatives to the integer may have
+/// more keywords.
 fn has_integer(members: &Members) -> bool {
     let bounds = ["type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
     let said = members.get("type").is_some_and(Value::is_array);
@@ -362,7 +367,7 @@ fn is_plain_array(members: &Members) -> bool {
         && only_has(members, &["type", "items", "minItems", "maxItems"])
 }
 
-/// The schema of what is not described; `None` where nothing else may be there.
+/// Returns the schema of properties that are not described; `None` if there may be no others.
 fn additional(members: &Members) -> Option<&Value> {
     // Open objects have a pattern that matches every name.
     let by_pattern = members.get("patternProperties").and_then(|patterns| patterns.get(""));
@@ -373,7 +378,7 @@ fn additional(members: &Members) -> Option<&Value> {
     })
 }
 
-/// The compiler does not know the keyword.
+/// Removes the keyword for the order of properties, which the compiler does not know.
 pub(super) fn without_key_order(schema: &mut Value) {
     match schema {
         Value::Object(members) => {
@@ -392,19 +397,20 @@ fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// What asks for any order and does not get it. `has_rules`: there are rules for the document.
+/// Collects warnings about requests for any order that are not followed. `has_rules` says that there are rules
+/// for the document.
 pub(super) fn order_warnings(schema: &Value, at: &str, has_rules: bool, found: &mut Vec<String>) {
     if let Some(members) = schema.as_object().filter(|members| members.contains_key(KEY_ORDER)) {
         let count = members.get("properties").and_then(Value::as_object).map_or(0, Map::len);
         let place = format!("`{KEY_ORDER}` at `{at}/{KEY_ORDER}`");
         if count > MAX_IN_ANY_ORDER {
             found.push(format!(
-                "{place} is only possible for at most {MAX_IN_ANY_ORDER} properties, and there are {count}; \
+                "{place} is possible only for at most {MAX_IN_ANY_ORDER} properties, but there are {count}; \
                  they come in the order of the schema"
             ));
         } else if !has_rules {
             found.push(format!(
-                "{place} is only possible where nothing but `properties`, `required`, `additionalProperties`, \
+                "{place} is possible only if nothing but `properties`, `required`, `additionalProperties`, \
                  `items`, `anyOf` and `$ref` leads to it; the properties come in the order of the schema"
             ));
         }

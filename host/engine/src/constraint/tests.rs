@@ -1,4 +1,5 @@
-//! What compiles, what is refused by name, and that hostile input is refused quickly and without harm.
+//! Tests of what compiles, of what is refused with which message, and that hostile input is refused quickly and
+//! without harm.
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ pub(super) fn compiler() -> ConstraintCompiler {
     ConstraintCompiler::new(&tokenizer, 320, &[crate::tests::fixture::EOS], "bytes").unwrap()
 }
 
-/// The message of a refusal, or `None` if the constraint compiles.
+/// Returns the message of a refusal, or `None` if the constraint compiles.
 pub(super) fn refusal(compiler: &ConstraintCompiler, constraint: Constraint) -> Option<String> {
     match compiler.compile(&constraint) {
         Ok(_) => None,
@@ -19,7 +20,7 @@ pub(super) fn refusal(compiler: &ConstraintCompiler, constraint: Constraint) -> 
     }
 }
 
-/// Whether the constraint accepts exactly this text.
+/// Returns whether the constraint accepts exactly this text.
 pub(super) fn accepts(compiler: &ConstraintCompiler, constraint: &Constraint, text: &str) -> bool {
     let mut state = compiler.compile(constraint).unwrap();
     for byte in text.bytes() {
@@ -34,7 +35,7 @@ pub(super) fn accepts(compiler: &ConstraintCompiler, constraint: &Constraint, te
 }
 
 #[test]
-fn malformed_schemas_are_refused_with_keyword_and_place() {
+fn malformed_schemas_are_refused_with_keyword_and_pointer() {
     let compiler = compiler();
     let nested = |schema: Value| json!({"type": "object", "properties": {"a/b": {"items": schema}}});
     let cases = [
@@ -87,7 +88,7 @@ fn malformed_schemas_are_refused_with_keyword_and_place() {
 }
 
 #[test]
-fn schemas_that_nothing_satisfies_are_refused_as_such() {
+fn unsatisfiable_schemas_are_refused() {
     let compiler = compiler();
     for schema in [
         json!(false),
@@ -120,7 +121,7 @@ fn misspelt_keywords_are_annotations_with_a_warning() {
 }
 
 #[test]
-fn notes_and_keywords_that_assert_nothing_are_allowed_everywhere() {
+fn annotations_and_vacuous_keywords_are_allowed_everywhere() {
     let compiler = compiler();
     let noted = |mut schema: Value| {
         let notes = json!({"title": "T", "description": "{\"not\": \"a keyword\"}", "default": {"if": 1}, "examples": [{"not": 1}],
@@ -144,11 +145,11 @@ fn notes_and_keywords_that_assert_nothing_are_allowed_everywhere() {
     let schema = Constraint::JsonSchema(json!({"const": data}));
     let text =
         "{\"uniqueItems\": true, \"minItems\": 1000000000, \"pattern\": \"((\", \"$ref\": \"#/nowhere\"}";
-    assert!(accepts(&compiler, &schema, text), "what stands in `const` is data");
+    assert!(accepts(&compiler, &schema, text), "the content of `const` is data");
 }
 
 #[test]
-fn bounds_past_what_is_exact_are_never_looser_than_asked() {
+fn inexact_bounds_are_never_looser_than_requested() {
     let compiler = compiler();
     let integer = |extra: Value| {
         let mut schema = json!({"type": "integer"});
@@ -189,7 +190,7 @@ fn threads_that_need_the_same_constraint_compile_it_once() {
 }
 
 #[test]
-fn alternatives_that_exclude_each_other_compile_also_through_references() {
+fn exclusive_alternatives_compile_even_through_references() {
     let compiler = compiler();
     let variant = |tag: &str, kind: &str| {
         json!({"type": "object", "properties": {"tag": {"const": tag}, "value": {"type": kind}},
@@ -226,7 +227,7 @@ fn alternatives_that_exclude_each_other_compile_also_through_references() {
 }
 
 #[test]
-fn schemas_that_tools_really_have_compile() {
+fn typical_tool_schemas_compile() {
     let compiler = compiler();
     for schema in [
         json!({"type": ["string", "null"], "maxLength": 4}),
@@ -257,7 +258,7 @@ fn a_cached_constraint_starts_afresh() {
 }
 
 #[test]
-fn one_tenant_s_new_constraints_push_out_only_its_own() {
+fn new_constraints_of_a_tenant_push_out_only_its_own() {
     let compiler = compiler();
     let compile = |tenant: &str, number: usize| {
         compiler.compile_for(tenant, &Constraint::Regex(format!("{tenant}{number}"))).unwrap();
@@ -299,14 +300,15 @@ fn hostile_input_is_refused_without_harm() {
         Constraint::Regex("a".repeat(300_000)),
         Constraint::Lark(format!("start: {}\"a\"{}", "(".repeat(50_000), ")".repeat(50_000))),
         Constraint::Lark("start: \"a\"{1000000000}".to_string()),
-        // Optional members can be left out in any combination, which the parser has to follow all at once.
+        // Optional members can be left out in any combination, and the parser has to follow all combinations at
+        // once.
         Constraint::JsonSchema(json!({"type": "object", "properties": many_properties})),
     ];
     for constraint in hostile {
         let shown: String = format!("{constraint:?}").chars().take(80).collect();
         assert!(refusal(&compiler, constraint).is_some(), "{shown}");
     }
-    // What the mask leaves to a check is taken.
+    // Keywords that the mask leaves to a check are accepted.
     for schema in [
         json!({"type": "array", "minItems": 1_000_000_000u64}),
         json!({"type": "string", "maxLength": u64::MAX}),
@@ -319,7 +321,7 @@ fn hostile_input_is_refused_without_harm() {
 }
 
 #[test]
-fn what_explodes_only_later_fails_in_its_own_generation() {
+fn a_late_explosion_fails_only_its_own_generation() {
     let compiler = compiler();
     for pattern in
         ["(a|b|c){0,9999}{0,9999}{0,9999}", "([ab]*a[ab]{60}|[ab]*b[ab]{61})*x", "((a?){500}){500}"]

@@ -1,6 +1,7 @@
-//! The model's tokenizer as llguidance wants it: the bytes of every token in a trie, special tokens marked so that no
-//! text can spell them, and a way to tokenise forced bytes. Forced bytes must come back exactly: where the tokenizer
-//! would add or change something (a leading space, a normalised character), the longest tokens of the trie are taken.
+//! The model's tokenizer in the form that llguidance needs: the bytes of every token in a trie, special tokens
+//! marked so that no text can spell them, and a way to tokenize forced bytes. Forced bytes must come back
+//! exactly: where the tokenizer would add or change something (a leading space, a normalized character), the
+//! longest tokens of the trie are taken.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ pub(super) struct TokenizerWithTrie {
 }
 
 impl TokenizerWithTrie {
-    /// `vocabulary_size` is the width of the model's logits; ids without text get no bytes, so nothing allows them.
+    /// Builds the trie. `vocabulary_size` is the width of the model's logits; ids without text get no bytes, so
+    /// no mask allows them.
     pub fn new(tokenizer: Arc<Tokenizer>, vocabulary_size: usize, eos: &[u32]) -> Self {
         let size = u32::try_from(vocabulary_size).expect("token ids have 32 bits");
         let words: Vec<Vec<u8>> = (0..size).map(|id| trie_bytes(&tokenizer, id)).collect();
@@ -43,8 +45,8 @@ impl TokenizerEnv for TokenizerWithTrie {
         self.trie.tokenize_with_greedy_fallback(bytes, |text| self.tokenize_text(text))
     }
 
-    /// A mask allows every token that can spell forced text: llguidance would otherwise leave only the one that
-    /// this tokenizer makes of it, and a model may have learned another.
+    /// Returns false, so that a mask allows every token that can spell forced text. Otherwise llguidance would
+    /// leave only the tokens that this tokenizer makes of it, and a model may have learned others.
     fn tokenize_is_canonical(&self) -> bool {
         false
     }

@@ -1,8 +1,8 @@
 //! The parts of a constraint that its mask does not enforce in full, and the schemas that decide about them.
 //!
-//! The compiler lets the mask accept a superset where a keyword cannot be followed token by token (`uniqueItems`,
-//! `not`, …) and names the values concerned here. A value is checked when it is complete; until then nothing of it is
-//! told to the caller.
+//! The compiler lets the mask accept a superset where a keyword cannot be followed token by token
+//! (`uniqueItems`, `not`, …) and names the affected values here. A value is checked when it is complete; until
+//! then no part of it is reported to the caller.
 
 use serde_json::Value;
 
@@ -11,7 +11,8 @@ use serde_json::Value;
 pub(crate) struct UnenforcedValue {
     /// The tool whose arguments hold the value; `None` where the output itself is the JSON document.
     pub tool: Option<String>,
-    /// The way to the value from the document's root, or from the root of the tool's arguments. Empty: the root.
+    /// The path to the value from the root of the document or of the tool's arguments. An empty path means the
+    /// root.
     pub path: Vec<PathStep>,
     /// A self-contained schema (references resolve within it) that the value must validate against.
     pub schema: Value,

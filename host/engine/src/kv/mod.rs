@@ -1,15 +1,16 @@
-//! Who owns which KV page. Every page is free, in the prefix tree, or private to one sequence, never two of these.
+//! Ownership of KV pages. Every page is free, in the prefix tree, or private to one sequence, and never two of
+//! these.
 //!
 //! A sequence first borrows the longest cached prefix of its tokens from the tree (locked, so that it cannot be
-//! evicted), then allocates private pages for the rest. As soon as a private page is full and computed it moves into
-//! the tree, still locked by its sequence, so that others with the same beginning can use it at once.
+//! evicted), then allocates private pages for the rest. As soon as a private page is full and computed it moves
+//! into the tree, still locked by its sequence, so that others with the same beginning can use it at once.
 //!
 //! ```text
 //! sequence:  [ shared page | shared page | shared page ][ private page | private page ]
 //! owner:       prefix tree (locked)                       this sequence
 //! ```
 //!
-//! It knows page numbers and token ids, nothing of requests or of what is in a page.
+//! The module knows page numbers and token ids. It knows nothing of requests or of the contents of a page.
 
 mod page_allocator;
 mod prefix_tree;
@@ -38,7 +39,7 @@ impl SequencePages {
         &self.pages
     }
 
-    /// Tokens that the pages have room for.
+    /// Returns the number of tokens that the pages have room for.
     pub fn capacity_tokens(&self) -> usize {
         self.pages.len() * PAGE_TOKENS
     }
@@ -60,7 +61,7 @@ impl KvCache {
         self.allocator.page_count()
     }
 
-    /// Pages that an allocation could get: free ones and those that the tree would give up.
+    /// Returns the number of pages that an allocation could get: free pages and evictable pages of the tree.
     pub fn available_pages(&self) -> usize {
         self.allocator.free_count() + self.tree.evictable_pages()
     }
@@ -69,8 +70,8 @@ impl KvCache {
         self.tree.page_count()
     }
 
-    /// Borrows the longest cached prefix of whole pages, but never the page that holds the last token: that one is
-    /// always computed, because its logits are wanted.
+    /// Borrows the longest cached prefix of whole pages, but never the page that holds the last token. That
+    /// token is always computed, because its logits are needed.
     pub fn borrow_prefix(&mut self, tenant: &str, tokens: &[u32]) -> SequencePages {
         let usable = tokens.len().saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS;
         let Some((node, pages)) = self.tree.longest_prefix(tenant, &tokens[..usable]) else {
@@ -80,7 +81,8 @@ impl KvCache {
         SequencePages { shared: pages.len(), pages, lock: Some(node) }
     }
 
-    /// Extends a sequence to `page_count` pages, evicting cached ones where needed. All or nothing.
+    /// Extends a sequence to `page_count` pages and evicts cached pages where needed. Allocates all pages or
+    /// none.
     pub fn grow(&mut self, sequence: &mut SequencePages, page_count: usize) -> bool {
         let wanted = page_count.saturating_sub(sequence.pages.len());
         let missing = wanted.saturating_sub(self.allocator.free_count());
@@ -88,7 +90,7 @@ impl KvCache {
             return false;
         }
         self.allocator.release(self.tree.evict(missing));
-        sequence.pages.extend(self.allocator.allocate(wanted).expect("the pages were just made free"));
+        sequence.pages.extend(self.allocator.allocate(wanted).expect("the pages were just freed"));
         true
     }
 
@@ -98,8 +100,8 @@ impl KvCache {
         self.allocator.release(sequence.pages.split_off(keep));
     }
 
-    /// Moves the sequence's full computed pages into the tree. Where the tree already has the same tokens, the
-    /// sequence goes on with the tree's pages and its own copies are freed.
+    /// Moves the sequence's full computed pages into the tree. If the tree already has the same tokens, the
+    /// sequence continues with the tree's pages, and its own copies are freed.
     pub fn share(&mut self, tenant: &str, sequence: &mut SequencePages, computed: &[u32]) {
         let full = computed.len() / PAGE_TOKENS;
         if full <= sequence.shared {
@@ -131,8 +133,8 @@ impl KvCache {
         }
     }
 
-    /// Panics unless every page is owned exactly once and the tree's counters are true. `live` is every sequence that
-    /// holds pages.
+    /// Panics unless every page is owned exactly once and the tree's counters are correct. `live` contains
+    /// every sequence that holds pages.
     pub fn check_integrity<'a>(&self, live: impl Iterator<Item = &'a SequencePages>) {
         let mut owners = vec![0u32; self.page_count()];
         let mut locks = Vec::new();
@@ -148,7 +150,7 @@ impl KvCache {
     }
 }
 
-/// Pages that `tokens` tokens take.
+/// Returns the number of pages that `tokens` tokens take.
 pub(crate) fn pages_for(tokens: usize) -> usize {
     tokens.div_ceil(PAGE_TOKENS)
 }

@@ -1,4 +1,5 @@
-//! The free pages. Last freed, first used, so that a warm page is used again. It never hands out a page twice.
+//! The free pages. The page freed last is allocated first, so that a warm page is reused. No page is handed out
+//! twice.
 
 use skep_model::PageId;
 
@@ -26,7 +27,7 @@ impl PageAllocator {
         &self.free
     }
 
-    /// All or nothing.
+    /// Allocates `count` pages, or none if fewer are free.
     pub fn allocate(&mut self, count: usize) -> Option<Vec<PageId>> {
         let keep = self.free.len().checked_sub(count)?;
         Some(self.free.split_off(keep))

@@ -1,11 +1,12 @@
-//! A radix tree over whole pages of token ids, one root per tenant, so that sequences that begin alike share pages.
+//! A radix tree over whole pages of token ids, with one root per tenant, so that sequences with a common prefix
+//! share pages.
 //!
-//! Keys are the tenant's name and the token ids themselves, compared exactly: no hash decides whether two prefixes are
-//! the same. A lock on a node holds all nodes above it; what is unlocked can be evicted, least recently used leaves
-//! first, from their ends. Because a lock covers its ancestors, every unlocked node's descendants are unlocked too, so
-//! all unlocked pages can be reached by evicting leaves.
+//! Keys are the tenant's name and the token ids themselves, compared exactly: no hash decides whether two
+//! prefixes are the same. A lock on a node holds all nodes above it. Unlocked pages can be evicted, least
+//! recently used leaves first, from the ends of the leaves. Because a lock covers its ancestors, every unlocked
+//! node's descendants are unlocked too, so all unlocked pages can be reached by evicting leaves.
 //!
-//! When a node is split, the lower part keeps the node's id, so locks that others hold on it stay true.
+//! When a node is split, the lower part keeps the node's id, so locks that others hold on it stay valid.
 //!
 //! Each page has a digest, which is published while the page is in the tree.
 
@@ -20,7 +21,7 @@ use crate::keyed_hash::Digest;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct NodeId(usize);
 
-/// The ids of one page; the edge to a child is labelled by the child's first page.
+/// The ids of one page. The edge to a child is labeled by the child's first page.
 type PageKey = [u32; PAGE_TOKENS];
 
 #[derive(Debug)]
@@ -28,7 +29,7 @@ struct Node {
     parent: Parent,
     tokens: Vec<u32>,
     pages: Vec<PageId>,
-    /// Of each page.
+    /// The digest of each page.
     digests: Vec<Digest>,
     children: HashMap<PageKey, NodeId>,
     locks: usize,
@@ -42,10 +43,11 @@ enum Parent {
     Node(NodeId),
 }
 
-/// What an insertion found or made.
+/// The result of an insertion.
 pub(super) struct Inserted {
     pub node: NodeId,
-    /// The pages that now stand for the inserted tokens: the given ones where they were new, the tree's where not.
+    /// The pages that now represent the inserted tokens: the given pages where they were new, the tree's pages
+    /// where they were not.
     pub pages: Vec<PageId>,
 }
 
@@ -75,14 +77,15 @@ impl PrefixTree {
         self.evictable_pages
     }
 
-    /// The node at which the longest cached prefix of `tokens` (whole pages) ends, and the pages of that prefix.
+    /// Returns the node at which the longest cached prefix of `tokens` (whole pages) ends, and the pages of
+    /// that prefix.
     pub fn longest_prefix(&mut self, tenant: &str, tokens: &[u32]) -> Option<(NodeId, Vec<PageId>)> {
         let root = *self.roots.get(tenant)?;
         let (node, pages) = self.descend(root, tokens);
         (!pages.is_empty()).then_some((node, pages))
     }
 
-    /// Makes `tokens` (whole pages) a path in the tenant's tree.
+    /// Inserts `tokens` (whole pages) as a path in the tenant's tree.
     pub fn insert(&mut self, tenant: &str, tokens: &[u32], pages: &[PageId]) -> Inserted {
         debug_assert!(!pages.is_empty() && tokens.len() == pages.len() * PAGE_TOKENS);
         let root = match self.roots.get(tenant) {
@@ -134,7 +137,8 @@ impl PrefixTree {
         });
     }
 
-    /// Gives up `count` pages, least recently used leaves first. The caller has checked that so many are evictable.
+    /// Evicts `count` pages, least recently used leaves first. The caller must check that this many are
+    /// evictable.
     pub fn evict(&mut self, count: usize) -> Vec<PageId> {
         let mut evicted = Vec::with_capacity(count);
         while evicted.len() < count {
@@ -157,7 +161,8 @@ impl PrefixTree {
         evicted
     }
 
-    /// Panics if a counter or link is wrong; gives all pages of the tree. `locks` are the nodes that are locked.
+    /// Panics if a counter or link is wrong, and otherwise returns all pages of the tree. `locks` are the
+    /// locked nodes.
     pub fn check_integrity(&self, locks: &[NodeId]) -> Vec<PageId> {
         let mut expected_locks = vec![0; self.nodes.len()];
         for &lock in locks {
@@ -195,7 +200,8 @@ impl PrefixTree {
         pages
     }
 
-    /// Follows `tokens` as far as whole pages match, splitting a node in which they part. Marks the path as used.
+    /// Follows `tokens` as far as whole pages match, and splits a node in which they diverge. Marks the path as
+    /// used.
     fn descend(&mut self, root: NodeId, tokens: &[u32]) -> (NodeId, Vec<PageId>) {
         self.clock += 1;
         let (mut at, mut pages) = (root, Vec::new());
@@ -212,7 +218,7 @@ impl PrefixTree {
         }
     }
 
-    /// Cuts a node after `keep` pages and gives the new upper part; the lower part keeps the id.
+    /// Splits a node after `keep` pages and returns the new upper part; the lower part keeps the id.
     fn split(&mut self, id: NodeId, keep: usize) -> NodeId {
         let node = self.node_mut(id);
         let lower_tokens = node.tokens.split_off(keep * PAGE_TOKENS);
@@ -290,7 +296,7 @@ impl PrefixTree {
         }
     }
 
-    /// The digest of the prefix that ends with this node.
+    /// Returns the digest of the prefix that ends with this node.
     fn digest_at(&self, id: NodeId) -> Digest {
         let node = self.node(id);
         match (node.digests.last(), &node.parent) {
@@ -328,7 +334,7 @@ fn first_page(tokens: &[u32]) -> PageKey {
     tokens[..PAGE_TOKENS].try_into().expect("keys are whole pages")
 }
 
-/// Whole pages at the beginning of both.
+/// Counts the whole pages that both slices begin with.
 fn matching_pages(a: &[u32], b: &[u32]) -> usize {
     a.chunks_exact(PAGE_TOKENS).zip(b.chunks_exact(PAGE_TOKENS)).take_while(|(a, b)| a == b).count()
 }

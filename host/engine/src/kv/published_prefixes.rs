@@ -1,8 +1,9 @@
-//! Which prefixes a replica has cached, as other threads may see it: one digest for each page in its prefix tree.
+//! The prefixes that a replica has cached, published for other threads as one digest for each page in its
+//! prefix tree.
 //!
-//! Invariant: between two operations of the tree the set holds exactly the digests of its pages, so it is as bounded
-//! as the pages are. A digest covers the tenant and every token up to the end of its page; readers use it to estimate
-//! what a replica would not have to compute, never to share pages.
+//! Invariant: between two operations of the tree, the set holds exactly the digests of its pages, so it is as
+//! bounded as the pages are. A digest covers the tenant and every token up to the end of its page. Readers use
+//! it to estimate what a replica would not have to compute, never to share pages.
 
 use std::collections::HashSet;
 use std::sync::{PoisonError, RwLock};
@@ -18,15 +19,15 @@ pub(crate) struct PublishedPrefixes {
 }
 
 impl PublishedPrefixes {
-    /// Replicas whose sets are to be compared hash with the same keys.
+    /// Creates an empty set. Replicas whose sets are compared must hash with the same keys.
     pub fn new(hash: &KeyedHash) -> Self {
         PublishedPrefixes { hash: hash.clone(), digests: RwLock::default() }
     }
 
-    /// How many of the pages with these digests, in the order of a prompt, are cached.
+    /// Returns how many of the pages with these digests, in the order of a prompt, are cached.
     pub fn matching_pages(&self, digests: &[Digest]) -> usize {
         let cached = self.digests.read().unwrap_or_else(PoisonError::into_inner);
-        // Whoever has a page has all pages before it.
+        // A tree that has a page has all pages before it.
         digests.partition_point(|digest| cached.contains(digest))
     }
 
@@ -54,12 +55,12 @@ impl PublishedPrefixes {
     }
 }
 
-/// The digest of a tenant's empty prefix.
+/// Returns the digest of a tenant's empty prefix.
 pub(super) fn tenant_digest(hash: &KeyedHash, tenant: &str) -> Digest {
     hash.digest(tenant)
 }
 
-/// The digests of the whole pages of `tokens`, which follow a prefix with the digest `before`.
+/// Returns the digests of the whole pages of `tokens`, which follow a prefix with the digest `before`.
 pub(super) fn digests_after(hash: &KeyedHash, before: Digest, tokens: &[u32]) -> Vec<Digest> {
     let chain = tokens.chunks_exact(PAGE_TOKENS).scan(before, |last, page| {
         *last = hash.digest((*last, page));
@@ -68,7 +69,7 @@ pub(super) fn digests_after(hash: &KeyedHash, before: Digest, tokens: &[u32]) ->
     chain.collect()
 }
 
-/// The digests of all pages of a prompt that may be reused: the page of the last token never is.
+/// Returns the digests of all pages of a prompt that may be reused. The page of the last token is never reused.
 pub(crate) fn prompt_digests(hash: &KeyedHash, tenant: &str, prompt: &[u32]) -> Vec<Digest> {
     digests_after(hash, tenant_digest(hash, tenant), &prompt[..prompt.len().saturating_sub(1)])
 }

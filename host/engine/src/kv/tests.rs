@@ -1,4 +1,4 @@
-//! Behaviour of the KV cache, and random operations after each of which every page has exactly one owner.
+//! Tests of the KV cache, and random operations after each of which every page must have exactly one owner.
 
 use super::*;
 use crate::tests::dice::Dice;
@@ -26,7 +26,7 @@ fn borrowed_pages(kv: &mut KvCache, tenant: &str, tokens: &[u32]) -> usize {
 }
 
 #[test]
-fn the_next_turn_finds_the_pages_of_the_last() {
+fn the_next_turn_reuses_the_pages_of_the_last() {
     let mut kv = cache(16);
     let mut tokens = pages_of_tokens(&[1, 2, 3]);
     warm(&mut kv, "t", &tokens);
@@ -52,7 +52,7 @@ fn tenants_do_not_share() {
 }
 
 #[test]
-fn prefixes_that_part_inside_a_node_share_its_beginning() {
+fn prefixes_that_diverge_inside_a_node_share_its_beginning() {
     let mut kv = cache(16);
     warm(&mut kv, "t", &pages_of_tokens(&[1, 2, 3, 4]));
     assert_eq!(borrowed_pages(&mut kv, "t", &pages_of_tokens(&[1, 2, 9, 9])), 2);
@@ -64,7 +64,7 @@ fn prefixes_that_part_inside_a_node_share_its_beginning() {
 }
 
 #[test]
-fn a_copy_of_cached_pages_is_freed_and_the_cached_ones_are_used() {
+fn duplicate_pages_are_freed_and_the_cached_ones_are_used() {
     let mut kv = cache(16);
     let tokens = pages_of_tokens(&[1, 2]);
     let mut first = kv.borrow_prefix("t", &tokens);
@@ -78,7 +78,7 @@ fn a_copy_of_cached_pages_is_freed_and_the_cached_ones_are_used() {
 }
 
 #[test]
-fn borrowed_pages_are_not_evicted_and_the_least_recently_used_go_first() {
+fn borrowed_pages_stay_and_the_least_recently_used_are_evicted_first() {
     let mut kv = cache(6);
     let (old, young) = (pages_of_tokens(&[1, 2]), pages_of_tokens(&[3, 4]));
     warm(&mut kv, "t", &old);
@@ -87,7 +87,7 @@ fn borrowed_pages_are_not_evicted_and_the_least_recently_used_go_first() {
     let mut other = SequencePages::default();
     assert!(!kv.grow(&mut other, 5), "only four pages are free or evictable");
     assert!(kv.grow(&mut other, 3));
-    assert_eq!(kv.cached_pages(), 3, "one page of the older prefix went");
+    assert_eq!(kv.cached_pages(), 3, "one page of the older prefix was evicted");
     assert_eq!(borrowed_pages(&mut kv, "t", &pages_of_tokens(&[1, 2, 5])), 1);
     kv.check_integrity([&held, &other].into_iter());
 }
@@ -105,7 +105,7 @@ fn a_tenant_without_pages_leaves_no_trace() {
 }
 
 #[test]
-fn what_is_cached_is_published_until_it_is_evicted() {
+fn cached_prefixes_are_published_until_evicted() {
     let hash = crate::keyed_hash::KeyedHash::default();
     let published = Arc::new(PublishedPrefixes::new(&hash));
     let mut kv = KvCache::new(4, published.clone());

@@ -1,7 +1,8 @@
-//! How much work a replica has, in tokens, exact from the moment at which a request is sent to it.
+//! The work of a replica in tokens, exact from the moment at which a request is sent to it.
 //!
-//! A request counts from its placement on, on the caller's thread, so a burst of requests sees what its own first ones
-//! have already put on a replica. The engine loop then lowers the request's share as its prompt is computed.
+//! A request counts from its placement on, which happens on the caller's thread, so a burst of requests sees
+//! the load that its own first requests have already put on a replica. The engine loop then lowers the
+//! request's share as its prompt is computed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -16,23 +17,23 @@ pub(crate) struct ReplicaLoad {
 }
 
 impl ReplicaLoad {
-    /// Prompt tokens that are still to be computed, queued ones included.
+    /// Returns the number of prompt tokens that are still to be computed, including those of queued requests.
     pub fn prefill_tokens(&self) -> usize {
         self.prefill_tokens.load(Relaxed)
     }
 
-    /// Sequences that run or wait.
+    /// Returns the number of sequences that run or wait.
     pub fn sequences(&self) -> usize {
         self.sequences.load(Relaxed)
     }
 
-    /// Those of them that make room for the others.
+    /// Returns how many of these sequences are background work, which makes room for the others.
     pub fn background_sequences(&self) -> usize {
         self.background.load(Relaxed)
     }
 }
 
-/// What one request adds to the load of its replica; gone when dropped.
+/// One request's share of the load of its replica. Dropping it removes the share.
 #[derive(Debug)]
 pub(crate) struct LoadShare {
     load: Arc<ReplicaLoad>,
@@ -50,7 +51,7 @@ impl LoadShare {
         LoadShare { load: load.clone(), prefill_tokens, priority }
     }
 
-    /// So many tokens are still to be computed before the next one can be sampled.
+    /// Sets the number of tokens that must be computed before the next one can be sampled.
     pub fn set(&mut self, prefill_tokens: usize) {
         // Wrapping addition of the difference, so that the total never passes through a wrong value.
         let change = prefill_tokens.wrapping_sub(self.prefill_tokens);
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_add_up_shrink_and_go() {
+    fn shares_add_up_shrink_and_are_released() {
         let load = Arc::new(ReplicaLoad::default());
         let mut first = LoadShare::take(&load, 100, Priority::Interactive);
         let second = LoadShare::take(&load, 30, Priority::Background);

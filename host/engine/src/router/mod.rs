@@ -1,9 +1,10 @@
-//! Decides which replica of a model a request goes to, on the caller's thread: where its session is at home, else where
-//! the longest prefix of its prompt is cached, weighed against the tokens that are to be computed there first.
+//! The choice of a replica for a request, made on the caller's thread: the home of its session, or else the
+//! replica with the longest cached prefix of its prompt, weighed against the tokens to be computed there first.
 //!
-//! It knows of each replica what that publishes: the digests of its cached pages, exact and bounded by its pages, and
-//! its load. It keeps no record of its own of what it sent where, which would have to guess what was evicted since.
-//! A placement is decided and counted under one lock, so that a burst of requests never herds to one replica.
+//! The router knows of each replica what the replica publishes: the digests of its cached pages, which are
+//! exact and bounded by its pages, and its load. The router does not record what it sent to which replica,
+//! because it would have to guess what was evicted since. A placement is decided and counted under one lock, so
+//! a burst of requests never herds to one replica.
 
 mod load;
 mod policy;
@@ -23,29 +24,30 @@ pub(crate) use load::{LoadShare, ReplicaLoad};
 use policy::{Candidate, Choice, choose, take_turns};
 use session_table::SessionTable;
 
-/// Sessions whose home is remembered.
+/// Maximum number of sessions whose home is remembered.
 const MAX_SESSIONS: usize = 65_536;
 
-/// How requests are spread over the replicas of a model.
+/// The policy that spreads requests over the replicas of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Routing {
-    /// Session, then cached prefix and load.
+    /// Routes by session, then by cached prefix and load.
     #[default]
     Affinity,
-    /// One after the other, whatever is cached where: for comparison, and for work without sessions or common prefixes.
+    /// Routes in turn, whatever is cached where. This is for comparison, and for work without sessions or
+    /// common prefixes.
     RoundRobin,
 }
 
 pub(crate) struct Router {
     routing: Routing,
     hash: KeyedHash,
-    /// Requests that may wait at each replica.
+    /// Maximum number of requests that wait at each replica.
     max_queue: usize,
     replicas: Vec<ReplicaView>,
     memory: Mutex<Memory>,
 }
 
-/// What the router sees of a replica.
+/// The router's view of a replica.
 #[derive(Clone)]
 pub(crate) struct ReplicaView {
     pub load: Arc<ReplicaLoad>,
@@ -56,18 +58,18 @@ pub(crate) struct ReplicaView {
     pub max_sequences: usize,
 }
 
-/// A place at a replica; dropping it gives the place back.
+/// A slot at a replica; dropping it frees the slot.
 pub(crate) struct Placement {
     pub replica: usize,
     pub queue: QueuePlace,
     pub load: LoadShare,
 }
 
-/// What the router remembers from one request to the next.
+/// The state that the router keeps from one request to the next.
 struct Memory {
     sessions: SessionTable,
     turn: usize,
-    /// By replica; one whose loop has ended never comes back.
+    /// Whether the loop of each replica has terminated; such a replica never comes back.
     gone: Vec<bool>,
 }
 
@@ -78,7 +80,7 @@ impl Router {
         Router { routing, hash, max_queue, replicas, memory: Mutex::new(memory) }
     }
 
-    /// Finds a replica with room and takes a place there.
+    /// Finds a replica with room and takes a slot there.
     pub fn place(&self, request: &GenerateRequest) -> Result<Placement, EngineError> {
         let affinity = &request.affinity;
         let session = affinity.session.as_deref().map(|session| self.session_digest(affinity, session));
@@ -86,12 +88,12 @@ impl Router {
         let pages = self.reusable_pages(request);
         let mut memory = self.memory();
         let home = [session, parent].into_iter().flatten().find_map(|known| memory.sessions.home(known));
-        // Between a replica's snapshot and the attempt to enter its queue nobody else can enter, because of the lock;
-        // so each replica is tried once at most.
+        // Because of the lock, no other request can enter a replica's queue between its snapshot and the
+        // attempt to enter it, so each replica is tried once at most.
         let mut full = vec![false; self.replicas.len()];
         let is_ready: Vec<bool> =
             self.replicas.iter().map(|replica| replica.health.problem().is_none()).collect();
-        // Where none is ready, trying is the only way to find out whether one is again.
+        // If no replica is ready, trying one is the only way to find out whether it is ready again.
         let any_ready = (0..is_ready.len()).any(|at| is_ready[at] && !memory.gone[at]);
         let mut wait_ms = u32::MAX;
         loop {
@@ -133,14 +135,16 @@ impl Router {
         }
     }
 
-    /// The replica's loop has ended: nothing is sent there again, and its sessions find a new home.
+    /// Records that the replica's loop has terminated: no request is sent there again, and its sessions get a
+    /// new home.
     pub fn forget(&self, replica: usize) {
         let mut memory = self.memory();
         memory.gone[replica] = true;
         memory.sessions.forget_replica(replica);
     }
 
-    /// The digests of the pages that the request could reuse. Empty where they could not change the choice.
+    /// Returns the digests of the pages that the request could reuse. The list is empty if they could not
+    /// change the choice.
     fn reusable_pages(&self, request: &GenerateRequest) -> Vec<Digest> {
         let are_compared = self.replicas.len() > 1 && self.routing == Routing::Affinity;
         if !are_compared || request.prompt_logprobs.is_some() {

@@ -1,33 +1,37 @@
-//! Where a request goes, as a function of what is known of the replicas: no clock, no randomness, no state.
+//! The routing policy, as a function of what is known of the replicas: no clock, no randomness, no state.
 //!
-//! Everything is counted in prompt tokens that have to be computed before the request gets its first token, or that
-//! someone else will have to compute again because of it: the work that a replica has already, the part of the prompt
-//! that is not cached there, and what would be evicted to make room. In that currency "the longest cached prefix" and
-//! "the least load" need no order of their own: a prefix wins unless the wait in front of it costs more than it saves.
-//! The shape is that of dynamo's KV router; the rule of imbalance is that of cache-aware routing in smg.
+//! All costs are counted in prompt tokens that must be computed before the request gets its first token, or
+//! that another request must compute again because of it: the work that a replica already has, the part of the
+//! prompt that is not cached there, and the pages that would be evicted to make room. In that unit, "the
+//! longest cached prefix" and "the least load" need no order between them: a prefix wins unless waiting for it
+//! costs more than it saves. The design is that of dynamo's KV router; the imbalance rule is that of
+//! cache-aware routing in smg.
 //!
-//! A session stays where it is at home, even if another replica were a little cheaper now, because its next turns will
-//! profit. It moves only away from a replica that is far more loaded than another *and* where waiting costs more than
-//! computing its prefix elsewhere.
+//! A session stays at its home, even if another replica is a little cheaper now, because its next turns will
+//! profit. It moves only away from a replica that is far more loaded than another *and* where waiting costs
+//! more than computing its prefix elsewhere.
 
-/// What a sequence that runs or waits costs beside its prompt: its decodes share each step with the newcomer's prefill.
+/// The cost of a running or waiting sequence besides its prompt: its decodes share each step with the new
+/// request's prefill.
 const SEQUENCE_TOKENS: usize = 128;
-/// A home is left only if it has more load than the least loaded replica by so many tokens …
+/// Number of tokens by which the load of a home must exceed the load of the least loaded replica before a
+/// session leaves. The home's load must also exceed [`IMBALANCE_RATIO`] times that load.
 const IMBALANCE_TOKENS: usize = 1024;
-/// … and more than so many times its load.
+/// Multiple of the least load that the load of a home must exceed before a session leaves. See
+/// [`IMBALANCE_TOKENS`].
 const IMBALANCE_RATIO: usize = 2;
 
-/// A replica as one request sees it.
+/// A replica from the perspective of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub is_open: bool,
-    /// Prompt tokens that it still has to compute for others.
+    /// Prompt tokens that the replica still has to compute for other requests.
     pub prefill_tokens: usize,
     /// Sequences that run or wait there.
     pub sequences: usize,
-    /// Tokens of this prompt that it has cached.
+    /// Tokens of this prompt that the replica has cached.
     pub cached_tokens: usize,
-    /// Room in its KV cache that nothing occupies.
+    /// Unused capacity of its KV cache, in tokens.
     pub vacant_tokens: usize,
 }
 
@@ -39,13 +43,13 @@ pub(crate) struct Choice {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// The session, or its parent, is at home there.
+    /// The replica is the home of the session or of its parent.
     Home,
     /// The home was overloaded or closed.
     Moved,
-    /// It has the beginning of the prompt cached.
+    /// The replica has the beginning of the prompt cached.
     Prefix,
-    /// It has least to do.
+    /// The replica has the least work.
     Load,
     Turn,
 }
@@ -74,10 +78,10 @@ impl Candidate {
     }
 }
 
-/// `None` only if no candidate is open.
+/// Chooses a replica. Returns `None` only if no candidate is open.
 pub(crate) fn choose(prompt_tokens: usize, home: Option<usize>, candidates: &[Candidate]) -> Option<Choice> {
     let open = || candidates.iter().enumerate().filter(|(_, candidate)| candidate.is_open);
-    // Of equals the first, so that the choice is the same every time.
+    // The first of equal candidates is chosen, so that the choice is deterministic.
     let (best, cheapest) = open().min_by_key(|(_, candidate)| candidate.cost(prompt_tokens))?;
     let least_load = open().map(|(_, candidate)| candidate.load()).min()?;
     let reason = match home.and_then(|home| Some((home, candidates.get(home)?))) {
@@ -96,7 +100,7 @@ pub(crate) fn choose(prompt_tokens: usize, home: Option<usize>, candidates: &[Ca
     Some(Choice { replica: best, reason })
 }
 
-/// The open candidate whose turn it is, beginning with `turn`.
+/// Returns the next open candidate in turn, starting with `turn`.
 pub(crate) fn take_turns(turn: usize, candidates: &[Candidate]) -> Option<Choice> {
     let mut in_turn = (0..candidates.len()).map(|n| (turn + n) % candidates.len());
     let replica = in_turn.find(|replica| candidates[*replica].is_open)?;
@@ -130,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn a_session_goes_home_though_another_replica_is_cheaper() {
+    fn a_session_stays_home_though_another_replica_is_cheaper() {
         check(Some(1), &[IDLE, busy(500, 1)], 1, Reason::Home);
         check(Some(1), &[warm(990), IDLE], 1, Reason::Home);
     }
 
     #[test]
-    fn a_session_leaves_a_home_that_is_far_more_loaded_if_the_wait_costs_more_than_its_prefix() {
+    fn an_overloaded_home_is_left_if_waiting_costs_more_than_the_prefix() {
         let crowded = Candidate { cached_tokens: 600, ..busy(2000, 4) };
         check(Some(1), &[IDLE, crowded], 0, Reason::Moved);
         // The whole prompt is cached at home, and computing it costs more than waiting there.
@@ -144,7 +148,7 @@ mod tests {
         let stays = Candidate { cached_tokens: 3900, ..crowded };
         assert_eq!(long(stays), Some(Choice { replica: 1, reason: Reason::Home }));
         assert_eq!(long(crowded), Some(Choice { replica: 0, reason: Reason::Moved }));
-        // Everyone is loaded: not an imbalance.
+        // All replicas are loaded, so there is no imbalance.
         check(Some(1), &[busy(2500, 4), crowded], 1, Reason::Home);
         check(Some(1), &[busy(1400, 4), crowded], 1, Reason::Home);
     }
@@ -164,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_prefix_the_least_loaded_wins_and_equals_go_in_order() {
+    fn without_a_prefix_the_least_loaded_wins_and_ties_go_in_order() {
         check(None, &[busy(300, 1), busy(0, 2), busy(200, 1)], 1, Reason::Load);
         check(None, &[IDLE, IDLE], 0, Reason::Load);
     }
@@ -184,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_go_round_and_skip_who_is_closed() {
+    fn round_robin_skips_closed_replicas() {
         let turns = (0..6).map(|turn| take_turns(turn, &[IDLE, CLOSED, IDLE]).map(|choice| choice.replica));
         assert_eq!(turns.collect::<Option<Vec<_>>>(), Some(vec![0, 2, 2, 0, 2, 2]));
     }

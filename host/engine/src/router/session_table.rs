@@ -1,5 +1,5 @@
-//! Which replica a session is at home on. Bounded: the session that was asked for longest ago is forgotten first; it
-//! then finds its pages by prefix, if they are still there.
+//! The home replica of each session. The table is bounded: the least recently used session is forgotten first.
+//! A forgotten session then finds its pages by prefix, if they are still cached.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,7 +8,7 @@ use crate::keyed_hash::Digest;
 #[derive(Debug)]
 pub(super) struct SessionTable {
     capacity: usize,
-    /// Counts up with each use, so it is unique.
+    /// Counts up with each use, so each value is unique.
     clock: u64,
     homes: HashMap<Digest, Home>,
     by_use: BTreeMap<u64, Digest>,
@@ -29,7 +29,7 @@ impl SessionTable {
         self.homes.get(&session).map(|home| home.replica)
     }
 
-    /// The session's requests go to `replica` from now on.
+    /// Makes `replica` the home of the session from now on.
     pub fn settle(&mut self, session: Digest, replica: usize) {
         self.clock += 1;
         let home = Home { replica, used: self.clock };
@@ -43,7 +43,7 @@ impl SessionTable {
         }
     }
 
-    /// Nobody is at home on `replica` any more.
+    /// Removes all homes on `replica`.
     pub fn forget_replica(&mut self, replica: usize) {
         self.homes.retain(|_, home| home.replica != replica);
         self.by_use.retain(|_, session| self.homes.contains_key(session));
@@ -56,7 +56,7 @@ mod tests {
     use crate::keyed_hash::KeyedHash;
 
     #[test]
-    fn the_session_used_longest_ago_is_forgotten_first() {
+    fn the_least_recently_used_session_is_forgotten_first() {
         let hash = KeyedHash::default();
         let of = |session: &str| hash.digest(session);
         let mut table = SessionTable::new(2);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_is_gone_is_nobodys_home() {
+    fn sessions_of_a_removed_replica_have_no_home() {
         let hash = KeyedHash::default();
         let mut table = SessionTable::new(8);
         (0..6usize).for_each(|n| table.settle(hash.digest(n), n % 2));

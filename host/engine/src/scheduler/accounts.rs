@@ -1,9 +1,10 @@
-//! What each tenant has had of the model, and within it each of its agents: whoever has had least for its weight is next.
+//! The service that each tenant has received from the model, and within a tenant each of its agents. The one
+//! with the least service for its weight is next.
 //!
-//! These are the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), with
-//! weights, two levels deep. Two that always have work waiting get service in the ratio of their weights, up to what one
-//! admission costs; so nobody waits for ever. Whoever comes back after a pause is lifted to the least of those that wait,
-//! so that nobody saves up service for later.
+//! These are the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
+//! 2024), with weights, two levels deep. Two accounts that always have work waiting get service in the ratio of
+//! their weights, up to the cost of one admission, so no account waits forever. An account that returns after a
+//! pause is lifted to the least of those that wait, so none saves up service for later.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -11,20 +12,20 @@ use std::sync::Arc;
 
 use crate::{Affinity, Weights};
 
-/// A token of the output costs as much as so many of the prompt, as in the paper: it needs a step of its own.
+/// Cost of an output token in prompt tokens, as in the paper: it needs a step of its own.
 const OUTPUT_COST: usize = 2;
-/// Past so many accounts the host forgets what they had: all are equal again.
+/// Maximum number of accounts. Past it, all accounts are dropped and everyone is equal again.
 pub(super) const MAX_ACCOUNTS: usize = 4_096;
 
-/// Tokens that a sequence got.
+/// The tokens that a sequence got.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Service {
-    /// Of the prompt, but for those that were cached.
+    /// Prompt tokens, except for cached ones.
     pub prompt: usize,
     pub output: usize,
 }
 
-/// What was had for one unit of weight: first by the tenant, then by the agent within it.
+/// The service received per unit of weight: first by the tenant, then by the agent within it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Had {
     tenant: f64,
@@ -36,16 +37,16 @@ pub(super) struct Accounts {
     weights: Arc<Weights>,
     tenants: Level,
     agents: HashMap<String, Level>,
-    /// Accounts of agents.
+    /// Number of accounts of agents.
     count: usize,
 }
 
-/// Those who share something.
+/// The accounts that share one resource.
 #[derive(Default)]
 struct Level {
-    /// By tenant or agent; requests of no agent are at the empty name.
+    /// Service by tenant or agent. Requests without an agent use the empty name.
     had: HashMap<String, f64>,
-    /// Whose turn it was last.
+    /// The account that had the last turn.
     last: String,
 }
 
@@ -80,7 +81,7 @@ impl Accounts {
         Had { tenant: self.tenants.had(tenant), agent }
     }
 
-    /// An agent that had nothing waiting has something now. `waiting`: who waits already.
+    /// Records that an agent without waiting work has some now. `waiting` lists the agents that wait already.
     pub fn come<'a>(
         &mut self,
         affinity: &Affinity,
@@ -97,7 +98,7 @@ impl Accounts {
         self.count += usize::from(is_new);
     }
 
-    /// An agent has its turn.
+    /// Records that an agent has its turn.
     pub fn take_turn(&mut self, affinity: &Affinity) {
         self.tenants.last.clone_from(&affinity.tenant);
         if let Some(agents) = self.agents.get_mut(&affinity.tenant) {
@@ -120,7 +121,7 @@ impl Level {
         self.had.get(who).copied().unwrap_or(0.0)
     }
 
-    /// `others`: who waits beside it. Says whether the account is new.
+    /// Lifts an account to the least of `others`, which wait alongside it. Returns whether the account is new.
     fn lift<'a>(&mut self, who: &str, others: impl Iterator<Item = &'a str>) -> bool {
         let least = others.map(|other| self.had(other)).min_by(f64::total_cmp);
         let floor = least.unwrap_or_else(|| self.had(&self.last));
@@ -133,7 +134,7 @@ impl Level {
         }
     }
 
-    /// What was forgotten meanwhile stays so.
+    /// Charges an account, unless it has been dropped in the meantime.
     fn charge(&mut self, who: &str, cost: f64) {
         if let Some(had) = self.had.get_mut(who) {
             *had += cost;

@@ -1,8 +1,8 @@
 //! Drafts in a step that is otherwise planned.
 //!
-//! They get only what nobody else wanted: tokens and logit rows that are left of the step, and pages that are free or
-//! evictable. Pages of drafts that do not come true are taken back right after the step, so a draft never makes a
-//! sequence wait or be preempted.
+//! Drafts get only what no sequence needs otherwise: tokens and logit rows that are left of the step, and pages
+//! that are free or evictable. Pages of rejected drafts are freed right after the step, so a draft never makes
+//! a sequence wait or be preempted.
 
 use skep_model::PAGE_TOKENS;
 
@@ -32,14 +32,14 @@ impl Scheduler {
             let draft = speculator.draft(sequence, room.min(tokens_left).min(rows_left), &mut load);
             let count = draft.tokens.len();
             let grown = self.kv.grow(&mut sequence.pages, pages_for(sequence.tokens.len() + count));
-            debug_assert!(grown, "a draft is no longer than there are pages for");
+            debug_assert!(grown, "a draft is no longer than the available pages allow");
             tokens_left -= count;
             rows_left -= count;
             planned.draft = draft;
         }
     }
 
-    /// Rows with logits that the step has without drafts, at most.
+    /// Returns the maximum number of logit rows that the step has without drafts.
     fn logit_rows(&self, plan: &[PlannedSequence]) -> usize {
         let scoring = |planned: &PlannedSequence| {
             self.sequence(planned.id).is_some_and(|sequence| sequence.next_scored_row().is_some())
@@ -48,7 +48,7 @@ impl Scheduler {
     }
 }
 
-/// The step computes all that is known of the sequence, and then draws.
+/// Returns whether the step computes all known tokens of the sequence and then draws one.
 fn draws(sequence: &Sequence, planned: &PlannedSequence) -> bool {
     planned.tokens == sequence.pending()
         && sequence.next_scored_row().is_none()

@@ -1,18 +1,18 @@
-//! Decides what the next step computes.
+//! The scheduler decides what the next step computes.
 //!
-//! - Decodes go first, one token each; prefill chunks fill the rest of the token budget, interactive before background,
-//!   shared out by weight among those that want more than their share. Beside decodes the chunks are only as large as
-//!   keeps the step short, and as long as there are enough each gets a token.
-//! - A sequence is admitted only if there are pages for its tokens, for what those already admitted still have to
-//!   compute, and a reserve. Admission is in order: a large request is not overtaken for ever by small ones. Only those
-//!   are passed over that gain by waiting for another's prefill.
-//! - Background work is admitted only with room to spare, and makes room for interactive work that waits. Beside
-//!   interactive work it gets only as many tokens of a step as leave that nearly as short, in turns.
-//! - When pages run out, the youngest sequence is preempted: its pages go into the prefix tree, so it finds them again
-//!   unless they were needed, and it is the next to be admitted. The oldest sequence can always take all pages, and no
-//!   request is accepted that would need more, so there is always progress.
+//! - Decodes go first, one token each. Prefill chunks fill the rest of the token budget, interactive before
+//!   background, divided by weight among those that want more than their share. Alongside decodes, the chunks are
+//!   only as large as keeps the step short; as long as there are enough tokens, each prefill gets at least one.
+//! - A sequence is admitted only if there are pages for its tokens, for the tokens that admitted sequences
+//!   still have to compute, and for a reserve. Admission is in order, so small requests cannot overtake a large
+//!   one forever. Only requests that gain by waiting for another's prefill are passed over.
+//! - Background work is admitted only with room to spare, and makes room for waiting interactive work. Beside
+//!   interactive work, it gets only as many tokens of a step as keep the step nearly as short, in turns.
+//! - When pages run out, the youngest sequence is preempted: its pages go into the prefix tree, so it finds
+//!   them again unless they were needed, and it is the next to be admitted. The oldest sequence can always take
+//!   all pages, and no request that would need more is accepted, so there is always progress.
 //!
-//! It computes nothing, and only the engine loop's thread touches it.
+//! The scheduler computes nothing, and only the engine loop's thread touches it.
 
 mod accounts;
 mod drafts;
@@ -42,43 +42,44 @@ use step_pace::{MIN_CHUNK_TOKENS, StepPace, StepShape};
 pub(crate) use step_plan::{PlannedSequence, StepLimits};
 use waiting::Waiting;
 
-/// Output tokens that admission keeps room for, so that a sequence is not admitted only to be preempted.
+/// Output tokens that admission reserves pages for, so that a sequence is not admitted only to be preempted.
 const RESERVE_TOKENS: usize = 64;
-/// Share of the pages, as a divisor, that background work leaves to interactive work.
+/// The fraction of the pages, as a divisor, that background work leaves to interactive work.
 pub(crate) const BACKGROUND_HEADROOM: usize = 8;
-/// What sums of shares may be off by.
+/// Maximum rounding error of a sum of shares.
 const ROUNDING: f64 = 1e-6;
 
 pub(crate) struct Scheduler {
     limits: StepLimits,
     kv: KvCache,
     waiting: Waiting,
-    /// In the order of admission.
+    /// Running sequences in the order of admission.
     running: Vec<Sequence>,
     pace: StepPace,
-    /// Whose turn it is among the background decodes, where not all of them fit into a step.
+    /// The position of the next background decode, for when not all of them fit into a step.
     background_turn: usize,
     weights: Arc<Weights>,
     meter: Option<Arc<dyn TokenMeter>>,
     telemetry: Arc<Telemetry>,
 }
 
-/// A sequence that runs and has tokens to compute before it draws one.
+/// A running sequence with tokens to compute before it draws one.
 struct Prefill {
     at: usize,
     pending: usize,
-    /// Of the class's budget.
+    /// Share of the budget of the sequence's class.
     share: f64,
 }
 
 impl Prefill {
-    /// Steps that it would take if it got its share of each, in some unit.
+    /// Returns the number of steps that the prefill would take if it got its share of each, in an arbitrary
+    /// unit.
     fn steps(&self) -> f64 {
         self.pending as f64 / self.share
     }
 }
 
-/// How a sequence ended.
+/// The result of a sequence.
 pub(crate) type Ending = Result<FinishReason, EngineError>;
 
 impl Scheduler {
@@ -135,7 +136,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends everything.
+    /// Ends all sequences with an error.
     pub fn abort(&mut self, error: impl Fn() -> EngineError) {
         for sequence in self.waiting.remove_if(|_| true) {
             sequence.fail(error());
@@ -145,7 +146,7 @@ impl Scheduler {
         }
     }
 
-    /// Lets waiting sequences run while there is room.
+    /// Admits waiting sequences while there is room.
     pub fn admit(&mut self) {
         loop {
             let decodes = self.running.iter().filter(|sequence| is_decode(sequence)).count();
@@ -179,12 +180,12 @@ impl Scheduler {
         }
     }
 
-    /// The step that was planned last took so long.
+    /// Records the duration of the step that was planned last.
     pub fn record_step_time(&mut self, took: Duration) {
         self.pace.end(took);
     }
 
-    /// The next step. Empty only if nothing runs.
+    /// Plans the next step. The plan is empty only if no sequence runs.
     pub fn plan(&mut self) -> Vec<PlannedSequence> {
         loop {
             let mut plan = Vec::new();
@@ -198,12 +199,12 @@ impl Scheduler {
                 self.pace.begin(StepShape { decodes, prefill_tokens });
                 return plan;
             }
-            // Only prefills are left and none gets a page.
+            // Only prefills are left, and none of them gets a page.
             self.preempt_youngest(&mut plan);
         }
     }
 
-    /// Marks tokens as computed, shares the pages that they filled and takes back those of drafts that came to nothing.
+    /// Marks tokens as computed, shares the pages that they filled, and frees the pages of rejected drafts.
     pub fn computed(&mut self, id: SequenceId, tokens: usize) {
         let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else { return };
         let sequence = &mut self.running[at];
@@ -214,7 +215,7 @@ impl Scheduler {
         bill(sequence, &mut self.waiting, self.meter.as_deref());
     }
 
-    /// Takes a running sequence out, keeps its computed pages for the next turn, and tells its caller.
+    /// Removes a running sequence, keeps its computed pages for the next turn, and sends its caller the ending.
     pub fn end(&mut self, id: SequenceId, ending: Ending) {
         let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else { return };
         let mut sequence = self.running.remove(at);
@@ -226,7 +227,8 @@ impl Scheduler {
         }
     }
 
-    /// The pages of a sequence once it has drawn one more token than it knows, if it may draw two and there is room.
+    /// Returns the pages of a sequence for one drawn token more than it knows, if it may draw two and there is
+    /// room.
     pub fn pages_ahead(&mut self, id: SequenceId) -> Option<Vec<PageId>> {
         let sequence = self.running.iter_mut().find(|sequence| sequence.id == id)?;
         let pages = pages_for(sequence.tokens.len() + 1);
@@ -235,7 +237,7 @@ impl Scheduler {
             .then(|| sequence.pages.pages()[..pages].to_vec())
     }
 
-    /// A page whose contents nobody needs, until the next step.
+    /// Returns a page whose contents no sequence needs, until the next step.
     pub fn unused_page(&mut self) -> Option<PageId> {
         let mut pages = SequencePages::default();
         let page = self.kv.grow(&mut pages, 1).then(|| pages.pages()[0]);
@@ -248,7 +250,8 @@ impl Scheduler {
         self.kv.check_integrity(self.running.iter().map(|sequence| &sequence.pages));
     }
 
-    /// `background` is how many tokens background work may have, and then how many it has left.
+    /// Plans the decodes. `background` is the number of tokens for background work; it is reduced by those that
+    /// are used.
     fn plan_decodes(&mut self, plan: &mut Vec<PlannedSequence>, background: &mut usize) {
         let decodes = self.running.iter().filter(|sequence| is_decode(sequence));
         let (mut later, mut decodes): (Vec<_>, Vec<_>) =
@@ -284,7 +287,7 @@ impl Scheduler {
                 budget = budget.min(background);
             }
             let mut prefills = self.prefills(class);
-            // Whoever wants less than its share comes first and leaves the rest of it to the others.
+            // Sequences that want less than their share come first and leave the rest of it to the others.
             prefills.sort_by(|one, other| one.steps().total_cmp(&other.steps()));
             let mut unserved = prefills.iter().map(|prefill| prefill.share).sum::<f64>();
             let mut others = prefills.len();
@@ -312,7 +315,7 @@ impl Scheduler {
         }
     }
 
-    /// What is to be prefilled of one class.
+    /// Returns the sequences of one class that have tokens to prefill.
     fn prefills(&self, class: Priority) -> Vec<Prefill> {
         let wanted = |sequence: &Sequence| !is_decode(sequence) && sequence.request.priority == class;
         let sequences = self.running.iter().enumerate().filter(|(_, sequence)| wanted(sequence));
@@ -325,8 +328,8 @@ impl Scheduler {
         let Some(at) = self.youngest() else { return };
         let id = self.running[at].id;
         if self.running.len() == 1 {
-            // Requests that need more than all pages are refused, so this is a defect, not load.
-            let message = "the KV cache has no room for the only sequence that runs".to_string();
+            // Requests that need more than all pages are refused, so this is a defect and not a result of load.
+            let message = "the KV cache has no room for the only running sequence".to_string();
             self.end(id, Err(EngineError::Failed(message)));
             return;
         }
@@ -334,12 +337,12 @@ impl Scheduler {
         self.preempt(at);
     }
 
-    /// Background before interactive, the youngest of them.
+    /// Returns the sequence to preempt: background before interactive, and the youngest within the class.
     fn youngest(&self) -> Option<usize> {
         (0..self.running.len()).max_by_key(|at| (is_background(&self.running[*at]), self.running[*at].id))
     }
 
-    /// Takes a running sequence's pages away; it goes on later.
+    /// Takes the pages of a running sequence; it is resumed later.
     fn preempt(&mut self, at: usize) {
         let mut sequence = self.running.remove(at);
         tracing::debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "preempted");
@@ -348,7 +351,7 @@ impl Scheduler {
         self.waiting.push_preempted(sequence);
     }
 
-    /// Whether a sequence that begins with these pages may run beside the others.
+    /// Returns whether a sequence that begins with these pages may run alongside the others.
     fn has_room(&self, next: &Sequence, pages: &SequencePages) -> bool {
         if self.running.is_empty() {
             return true;
@@ -369,14 +372,15 @@ impl Scheduler {
         self.kv.release(&sequence.request.affinity.tenant, pages, &sequence.tokens[..computed]);
     }
 
-    /// Pages that running sequences will still allocate for tokens which are known already.
+    /// Returns the number of pages that running sequences will still allocate for tokens that are already
+    /// known.
     fn promised_pages(&self) -> usize {
         let missing = |s: &Sequence| pages_for(s.tokens.len()).saturating_sub(s.pages.pages().len());
         self.running.iter().map(missing).sum()
     }
 }
 
-/// Tells what a sequence got since the last time.
+/// Reports the service that a sequence got since the last report.
 fn bill(sequence: &mut Sequence, waiting: &mut Waiting, meter: Option<&dyn TokenMeter>) {
     let service = sequence.take_service();
     if service.tokens() == 0 {

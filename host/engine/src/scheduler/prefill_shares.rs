@@ -1,5 +1,5 @@
-//! How the prompt tokens of a step are shared out among sequences that want more than there are: by the weights of their
-//! tenants, within a tenant by those of its agents, and equally within an agent.
+//! The division of a step's prompt tokens among sequences that want more than the step has: by the weights of
+//! their tenants, within a tenant by the weights of its agents, and equally within an agent.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use crate::{Affinity, Weights};
 
 type Agent<'a> = (&'a str, Option<&'a str>);
 
-/// The share of each, in the order of `sequences`; together one.
+/// Returns the share of each sequence, in the order of `sequences`; the shares add up to one.
 pub(super) fn shares<'a>(
     weights: &Weights,
     sequences: impl Iterator<Item = &'a Sequence> + Clone,

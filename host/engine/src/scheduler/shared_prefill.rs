@@ -1,19 +1,22 @@
-//! Requests that begin alike and come at the same time: all but the first wait until it has computed what they share.
+//! Requests with a common prefix that arrive at the same time: all but the first wait until the first has
+//! computed the prefix.
 //!
-//! A sequence is held back only for one that runs and still has tokens to compute. Every step computes some of them or
-//! ends a sequence, so the wait is bounded by one prefill; when the leader has passed the shared part, has ended or was
-//! preempted, nobody waits for it any more.
+//! A sequence waits only for a running sequence that still has tokens to compute. Every step computes some of
+//! them or ends a sequence, so the wait is bounded by one prefill. When the leader has passed the shared part,
+//! has finished or was preempted, no sequence waits for it any more.
 
 use skep_model::PAGE_TOKENS;
 
 use crate::Priority;
 use crate::sequence::Sequence;
 
-/// Whether `follower` gets its first token sooner if it starts only when `leader` has computed what they share.
+/// Returns whether `follower` gets its first token sooner if it starts only after `leader` has computed their
+/// shared prefix.
 ///
-/// Next to each other both would get half of each step, of `step_tokens` in all. Alone the leader gets all of it, but
-/// the pages that it fills are there only at the end of a step. So waiting for `shared` tokens takes the steps that hold
-/// them (or the rest of the leader), and saves computing them at half the speed.
+/// Side by side, each would get half of every step of `step_tokens` tokens. Alone, the leader gets the whole
+/// step, but the pages that it fills become available only at the end of a step. Waiting for `shared` tokens
+/// therefore takes the steps that hold them (or the rest of the leader), and saves computing them at half the
+/// speed.
 pub(super) fn is_worth_waiting(follower: &Sequence, leader: &Sequence, step_tokens: usize) -> bool {
     let outranked =
         leader.request.priority == Priority::Background && follower.request.priority != Priority::Background;
@@ -25,7 +28,8 @@ pub(super) fn is_worth_waiting(follower: &Sequence, leader: &Sequence, step_toke
     wait < 2 * shared
 }
 
-/// Tokens of the whole pages with which both begin, of those that the follower may reuse.
+/// Returns the number of tokens in the whole pages that both begin with, among the tokens that the follower may
+/// reuse.
 fn shared_tokens(follower: &Sequence, leader: &Sequence) -> usize {
     let reusable = follower.reusable_tokens();
     let usable = &reusable[..reusable.len().saturating_sub(1)];

@@ -1,17 +1,19 @@
-//! How much of prompts a step may compute beside decodes, so that a long prompt does not make others wait for their
-//! next token: as much as keeps the step within a target time, by what steps took so far.
+//! The number of prompt tokens that a step may compute alongside decodes, so that a long prompt does not delay the
+//! next token of others: as many as keep the step within a target time, estimated from earlier steps.
 //!
-//! It is told how long steps took and has no clock.
+//! The module has no clock; its caller reports how long each step took.
 
 use std::time::Duration;
 
-/// A prefill goes on by at least so much in a step, however slow the machine.
+/// Minimum number of tokens by which a prefill advances in a step, however slow the machine.
 pub(super) const MIN_CHUNK_TOKENS: usize = 16;
-/// Without a target of the operator's a step may take so many times what decodes alone take …
+/// Maximum duration of a step without an operator's target, as a multiple of the duration of decodes alone.
+/// [`LEAST_TARGET_S`] is the lower bound.
 const DECODE_STEPS: f64 = 4.0;
-/// … and at least so long: under it nobody sees a difference, and small chunks compute at lower rates.
+/// Lower bound of the derived target: below it nobody sees a difference, and small chunks compute at lower
+/// rates.
 const LEAST_TARGET_S: f64 = 0.03;
-/// Background work may make a step with interactive work longer by this share of what decodes take.
+/// The fraction of the decodes' duration by which background work may lengthen a step with interactive work.
 const BACKGROUND_SHARE: f64 = 0.25;
 /// Weight of the newest step in the moving averages.
 const NEWEST: f64 = 0.25;
@@ -19,13 +21,13 @@ const NEWEST: f64 = 0.25;
 #[derive(Debug)]
 pub(super) struct StepPace {
     target_s: Option<f64>,
-    /// Of a step with decodes only.
+    /// Duration of a step with decodes only.
     decode_s: Option<f64>,
     prefill_token_s: Option<f64>,
     planned: StepShape,
 }
 
-/// What a step holds.
+/// The contents of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct StepShape {
     pub decodes: usize,
@@ -33,7 +35,8 @@ pub(super) struct StepShape {
 }
 
 impl StepPace {
-    /// `target`: the longest step with both, `None` for one that follows from what decodes take.
+    /// Creates a pace. `target` is the maximum duration of a step with both decodes and prompts; `None` derives
+    /// it from the decodes.
     pub fn new(target: Option<Duration>) -> Self {
         StepPace {
             target_s: target.map(|target| target.as_secs_f64()),
@@ -43,7 +46,7 @@ impl StepPace {
         }
     }
 
-    /// Prompt tokens for a step that has room for `room` of them beside the decodes.
+    /// Returns the number of prompt tokens for a step that has room for `room` of them alongside the decodes.
     pub fn prefill_tokens(&self, decodes: usize, room: usize) -> usize {
         let (Some(decode_s), Some(token_s)) = (self.decode_s, self.prefill_token_s) else { return room };
         if decodes == 0 {
@@ -54,7 +57,8 @@ impl StepPace {
         affordable.max(MIN_CHUNK_TOKENS).min(room)
     }
 
-    /// Tokens for background work in a step with interactive work. At least one, so that it goes on too.
+    /// Returns the number of tokens for background work in a step with interactive work. It is at least one, so
+    /// that background work progresses too.
     pub fn background_tokens(&self) -> usize {
         let (Some(decode_s), Some(token_s)) = (self.decode_s, self.prefill_token_s) else { return 1 };
         ((BACKGROUND_SHARE * decode_s / token_s) as usize).max(1)
@@ -64,14 +68,14 @@ impl StepPace {
         self.planned = planned;
     }
 
-    /// The step that was begun took so long.
+    /// Records the duration of the step that was started last.
     pub fn end(&mut self, took: Duration) {
         let (StepShape { decodes, prefill_tokens }, took_s) = (self.planned, took.as_secs_f64());
         match (decodes, prefill_tokens) {
             (1.., 0) => average(&mut self.decode_s, took_s),
             (_, MIN_CHUNK_TOKENS..) => {
                 let decode_s = if decodes > 0 { self.decode_s.unwrap_or(0.0) } else { 0.0 };
-                // A step that was quicker than decodes alone says nothing of prefill.
+                // A step that was quicker than decodes alone says nothing about prefill.
                 if took_s > decode_s {
                     average(&mut self.prefill_token_s, (took_s - decode_s) / prefill_tokens as f64);
                 }
@@ -93,7 +97,8 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// A machine on which decodes take `decode_ms` together and a prompt token 1 ms.
+    /// Returns the pace of a machine on which all decodes take `decode_ms` together, and a prompt token takes 1
+    /// ms.
     fn measured(target: Option<Duration>, decode_ms: u64) -> StepPace {
         let mut pace = StepPace::new(target);
         pace.begin(StepShape { decodes: 0, prefill_tokens: 200 });
@@ -104,33 +109,33 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_beside_decodes_takes_the_time_that_the_target_leaves() {
+    fn a_chunk_beside_decodes_fills_the_target_time() {
         let pace = measured(Some(ms(50)), 10);
         assert_eq!(pace.prefill_tokens(4, 256), 40);
         assert_eq!(pace.prefill_tokens(4, 24), 24);
-        assert_eq!(pace.prefill_tokens(0, 256), 256, "nobody waits for a token");
+        assert_eq!(pace.prefill_tokens(0, 256), 256, "no sequence waits for a token");
     }
 
     #[test]
-    fn the_target_follows_the_decodes_where_nobody_set_one() {
+    fn the_default_target_follows_the_decodes() {
         assert_eq!(measured(None, 5).prefill_tokens(4, 256), 25);
         assert_eq!(measured(None, 20).prefill_tokens(4, 256), 60);
     }
 
     #[test]
-    fn prefill_always_goes_on() {
+    fn prefill_always_progresses() {
         assert_eq!(measured(Some(ms(1)), 10).prefill_tokens(4, 256), MIN_CHUNK_TOKENS);
     }
 
     #[test]
-    fn background_work_lengthens_steps_by_a_share_and_always_goes_on() {
+    fn background_work_lengthens_steps_by_a_share_and_always_progresses() {
         assert_eq!(measured(None, 20).background_tokens(), 5);
         assert_eq!(measured(None, 2).background_tokens(), 1);
         assert_eq!(StepPace::new(None).background_tokens(), 1);
     }
 
     #[test]
-    fn without_measurements_the_step_is_used() {
+    fn without_measurements_the_whole_step_is_used() {
         assert_eq!(StepPace::new(Some(ms(1))).prefill_tokens(4, 256), 256);
     }
 

@@ -1,4 +1,4 @@
-//! What one step may hold and what it will hold.
+//! The bounds of a step, and its plan.
 
 use std::time::Duration;
 
@@ -15,19 +15,21 @@ pub(crate) struct StepLimits {
     pub sequences: usize,
     pub logit_rows: usize,
     pub page_count: usize,
-    /// The longest step in which prompts are computed beside decodes; `None`: by what decodes alone take.
+    /// Maximum duration of a step that computes prompts alongside decodes; `None` derives it from the duration of
+    /// decodes alone.
     pub target: Option<Duration>,
 }
 
 impl StepLimits {
-    /// Every running sequence can decode in every step, so there are no more of them than tokens or logit rows.
+    /// Derives the limits. Every running sequence can decode in every step, so there are no more of them than
+    /// tokens or logit rows.
     pub fn new(options: &EngineOptions, limits: &ExecutorLimits) -> Result<Self, EngineError> {
         let tokens = options.step_tokens.unwrap_or(limits.step_tokens).min(limits.max_batch_tokens);
         let sequences =
             options.max_sequences.min(limits.max_sequences).min(tokens).min(limits.max_logit_rows);
         if sequences == 0 || limits.page_count == 0 {
             let message = format!(
-                "max_sequences {}, step_tokens {:?} and the executor's limits {limits:?} leave room for no sequence",
+                "max_sequences {}, step_tokens {:?} and the executor's limits {limits:?} leave no room for a sequence",
                 options.max_sequences, options.step_tokens
             );
             return Err(EngineError::invalid("max_sequences", message));
@@ -42,8 +44,8 @@ impl StepLimits {
     }
 }
 
-/// The next `tokens` pending tokens of a sequence and a draft behind the last of them. Pages have been allocated for
-/// all.
+/// The next `tokens` pending tokens of a sequence, and a draft after the last of them. Pages are allocated for
+/// all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlannedSequence {
     pub id: SequenceId,

@@ -1,4 +1,4 @@
-//! The scheduler without an executor: what it plans, step by step, with the time that steps take made up.
+//! Tests of the scheduler without an executor: the steps that it plans, with simulated step times.
 
 use std::collections::HashMap;
 
@@ -23,12 +23,12 @@ pub(super) struct Harness {
     view: ReplicaView,
     streams: HashMap<u64, TokenStream>,
     submitted: u64,
-    /// In order.
+    /// Ids in the order in which they finished.
     pub(super) finished: Vec<u64>,
     now: Instant,
 }
 
-/// What one step held: sequence and tokens.
+/// The contents of one step: sequence ids and token counts.
 pub(super) type Planned = Vec<(u64, usize)>;
 
 impl Harness {
@@ -97,12 +97,12 @@ impl Harness {
         id
     }
 
-    /// One turn of the loop. A step takes 5 ms and one more for each prompt token beside decodes.
+    /// Runs one iteration of the loop. A step takes 5 ms plus 1 ms for each prompt token alongside decodes.
     pub(super) fn step(&mut self) -> Planned {
         self.scheduler.end_interrupted(self.now);
         self.scheduler.admit();
         let plan = self.scheduler.plan();
-        assert!(!plan.is_empty() || self.scheduler.running.is_empty(), "whoever runs makes progress");
+        assert!(!plan.is_empty() || self.scheduler.running.is_empty(), "running sequences make progress");
         let planned: Planned = plan.iter().map(|planned| (planned.id.0, planned.tokens)).collect();
         let took = took(&planned);
         for planned in plan {
@@ -124,7 +124,7 @@ impl Harness {
         planned
     }
 
-    /// Runs until nothing is left; gives the ids in the order in which they finished.
+    /// Runs until all sequences have finished; returns their ids in the order in which they finished.
     pub(super) fn run(&mut self) -> &[u64] {
         for _ in 0..100_000 {
             if self.scheduler.is_idle() {
@@ -132,14 +132,14 @@ impl Harness {
             }
             self.step();
         }
-        panic!("it does not end");
+        panic!("the sequences do not finish");
     }
 
     fn running(&self) -> Vec<u64> {
         self.scheduler.running.iter().map(|sequence| sequence.id.0).collect()
     }
 
-    /// Of the prompt of an admitted sequence.
+    /// Returns the number of cached prompt tokens of an admitted sequence.
     fn cached_tokens(&mut self, id: u64) -> u32 {
         let stream = self.streams.get_mut(&id).expect("it has not been cancelled");
         match stream.next().now_or_never() {
@@ -169,7 +169,7 @@ fn background(mut request: GenerateRequest) -> GenerateRequest {
     request
 }
 
-/// A prompt of `shared` tokens that all such prompts begin with, and 20 of its own.
+/// Returns a prompt of `shared` tokens that all such prompts begin with, and 20 tokens of its own.
 fn prompt(shared: usize, own: u8) -> String {
     let mut text: String = (0..shared).map(|at| char::from(b'a' + (at % 23) as u8)).collect();
     text.extend(std::iter::repeat_n(char::from(own), 20));
@@ -177,7 +177,7 @@ fn prompt(shared: usize, own: u8) -> String {
 }
 
 #[test]
-fn agents_take_turns_and_so_do_the_sessions_of_each() {
+fn agents_and_their_sessions_take_turns() {
     let mut harness = Harness::new(8, 1, 16);
     for (agent, session) in [("a", "1"), ("a", "1"), ("a", "2"), ("a", "3"), ("b", "1")] {
         harness.submit(of(agent, session));
@@ -186,12 +186,12 @@ fn agents_take_turns_and_so_do_the_sessions_of_each() {
 }
 
 #[test]
-fn waiting_interactive_work_takes_the_place_of_background_work() {
+fn waiting_interactive_work_preempts_background_work() {
     let mut harness = Harness::new(32, 2, 16);
     let first = harness.submit(background(greedy("background", 40)));
     let second = harness.submit(background(greedy("more of it", 40)));
     harness.step();
-    assert_eq!(harness.running(), [first], "one place is kept for interactive work");
+    assert_eq!(harness.running(), [first], "one slot is kept for interactive work");
     let chats = [harness.submit(greedy("a chat", 5)), harness.submit(greedy("another", 5))];
     harness.step();
     assert_eq!(harness.running(), chats);
@@ -213,25 +213,25 @@ fn background_work_leaves_pages_for_interactive_work() {
 }
 
 #[test]
-fn who_begins_like_a_running_prefill_waits_for_it() {
+fn a_request_waits_for_a_running_prefill_of_its_prefix() {
     let mut harness = Harness::new(200, 8, 64);
     for own in [b'1', b'2', b'3'] {
         harness.submit(greedy(&prompt(320, own), 4));
     }
     let other = harness.submit(greedy("something else", 4));
     harness.step();
-    assert_eq!(harness.running(), [0, other], "only those wait that share");
+    assert_eq!(harness.running(), [0, other], "only requests that share the prefix wait");
     while harness.running().len() < 3 {
         harness.step();
     }
     let cached = [0, 1, 2].map(|id| harness.cached_tokens(id));
-    // The first to follow begins when waiting for the last page or two would take longer than computing them.
+    // The first follower starts when waiting for the last page or two would take longer than computing them.
     assert!(cached[0] == 0 && cached[1] >= 288 && cached[2] == 320, "{cached:?}");
     harness.run();
 }
 
 #[test]
-fn nobody_waits_for_what_is_computed_sooner_by_oneself() {
+fn a_request_does_not_wait_if_computing_is_sooner() {
     let mut harness = Harness::new(200, 8, 64);
     harness.submit(greedy(&format!("{}{}", prompt(16, b'1'), "y".repeat(500)), 4));
     harness.submit(greedy(&prompt(16, b'2'), 4));
@@ -241,7 +241,7 @@ fn nobody_waits_for_what_is_computed_sooner_by_oneself() {
 }
 
 #[test]
-fn interactive_work_does_not_wait_for_a_background_prefill_nor_one_tenant_for_another() {
+fn requests_do_not_wait_for_a_background_prefill_or_another_tenant() {
     let mut harness = Harness::new(200, 8, 64);
     let mut of_other_tenant = greedy(&prompt(320, b'3'), 4);
     of_other_tenant.affinity.tenant = "other".to_string();
@@ -256,7 +256,7 @@ fn interactive_work_does_not_wait_for_a_background_prefill_nor_one_tenant_for_an
 }
 
 #[test]
-fn when_the_leader_goes_the_next_one_leads() {
+fn when_the_leader_is_cancelled_the_next_one_leads() {
     let mut harness = Harness::new(200, 8, 64);
     for own in [b'1', b'2', b'3'] {
         harness.submit(greedy(&prompt(320, own), 4));
@@ -265,7 +265,7 @@ fn when_the_leader_goes_the_next_one_leads() {
     harness.step();
     harness.streams.remove(&0);
     harness.step();
-    assert_eq!(harness.running(), [1], "it goes on where the leader was");
+    assert_eq!(harness.running(), [1], "it continues where the leader was");
     assert_eq!(harness.cached_tokens(1), 128);
     assert_eq!(harness.run(), [1, 2]);
     assert_eq!(harness.cached_tokens(2), 320);
@@ -277,32 +277,32 @@ fn a_long_prompt_keeps_the_steps_of_decodes_short() {
     for own in b'1'..=b'4' {
         harness.submit(greedy(&prompt(0, own), 200));
     }
-    // The first steps measure what prefill and decodes take.
+    // The first steps measure the durations of prefill and decodes.
     while harness.step().iter().any(|(_, tokens)| *tokens > 1) {}
     let long = harness.submit(greedy(&prompt(3000, b'5'), 4));
     let mut chunks = 0;
     loop {
         let planned = harness.step();
         let Some((_, chunk)) = planned.iter().find(|(id, _)| *id == long) else {
-            panic!("it is not passed over")
+            panic!("the long prompt was passed over")
         };
         if *chunk == 1 {
             break;
         }
         chunks += 1;
-        assert_eq!(planned.len(), 5, "everyone gets a token in every step");
+        assert_eq!(planned.len(), 5, "every sequence gets a token in every step");
         assert!(took(&planned) <= Duration::from_millis(51), "{planned:?}");
     }
-    assert!((60..=90).contains(&chunks), "chunks of what the target leaves: {chunks}");
+    assert!((60..=90).contains(&chunks), "chunks that fit the target: {chunks}");
 }
 
 #[test]
-fn background_work_beside_interactive_work_gets_few_tokens_in_turns_and_goes_on() {
+fn background_work_beside_interactive_work_gets_few_tokens_in_turns() {
     let mut harness = Harness::new(400, 8, 256);
     let backgrounds: Vec<u64> =
         (b'1'..=b'3').map(|own| harness.submit(background(greedy(&prompt(0, own), 40)))).collect();
     while harness.step().iter().any(|(_, tokens)| *tokens > 1) {}
-    assert_eq!(harness.step().len(), 3, "alone they all decode");
+    assert_eq!(harness.step().len(), 3, "all of them decode when alone");
     let chat = harness.submit(greedy("a chat", 100));
     harness.submit(background(greedy(&prompt(200, b'4'), 4)));
     let mut tokens_of = HashMap::new();
@@ -310,17 +310,17 @@ fn background_work_beside_interactive_work_gets_few_tokens_in_turns_and_goes_on(
         let planned = harness.step();
         assert!(planned.iter().any(|(id, _)| *id == chat), "the chat is in every step");
         let others = planned.iter().filter(|(id, _)| *id != chat);
-        // A quarter of a step of 5 ms, where a token takes 1 ms.
+        // A quarter of a step of 5 ms, in which a token takes 1 ms.
         assert_eq!(others.clone().map(|(_, tokens)| tokens).sum::<usize>(), 1, "{planned:?}");
         others.for_each(|(id, tokens)| *tokens_of.entry(*id).or_insert(0) += tokens);
     }
     let shares: Vec<usize> = backgrounds.iter().map(|id| tokens_of[id]).collect();
     assert!(shares.iter().all(|share| (30..=37).contains(share)), "they take turns: {tokens_of:?}");
-    assert_eq!(harness.run().len(), 5, "all come to their end");
+    assert_eq!(harness.run().len(), 5, "all sequences finish");
 }
 
 #[test]
-fn random_work_always_ends_and_gives_all_pages_back() {
+fn random_work_always_finishes_and_frees_all_pages() {
     for seed in 0..80 {
         let mut dice = Dice(seed);
         let pages = 6 + dice.roll(40);
@@ -342,7 +342,7 @@ fn random_work_always_ends_and_gives_all_pages_back() {
             }
             harness.step();
         }
-        assert!(harness.scheduler.is_idle(), "seed {seed} does not end");
+        assert!(harness.scheduler.is_idle(), "seed {seed} does not finish");
         assert_eq!(harness.scheduler.kv.available_pages(), pages, "seed {seed}");
         assert_eq!(
             (harness.view.load.prefill_tokens(), harness.view.load.sequences()),
@@ -350,7 +350,7 @@ fn random_work_always_ends_and_gives_all_pages_back() {
             "seed {seed}"
         );
         for (id, mut stream) in harness.streams {
-            let events = std::iter::from_fn(|| stream.next().now_or_never().expect("it has ended"));
+            let events = std::iter::from_fn(|| stream.next().now_or_never().expect("the stream has ended"));
             let last = events.last();
             assert!(
                 matches!(last, Some(Ok(TokenEvent::Finished(_)) | Err(EngineError::DeadlineExceeded))),

@@ -1,7 +1,8 @@
-//! Sequences that wait to run. Interactive before background; within each, sequences that were preempted first (they
-//! are the oldest work), then the tenant that had least for its weight, within it the agent that had least, and of those
-//! that had the same the one whose last turn was longest ago. Within an agent its sessions take turns, so that neither a
-//! busy session nor an agent with many sessions holds up the others. Requests of one session go in order.
+//! Sequences that wait to run. Interactive sequences come before background ones. Within each class, preempted
+//! sequences come first (they are the oldest work), then the tenant with the least service for its weight,
+//! within it the agent with the least service, and among equals the one whose last turn was longest ago. The
+//! sessions of an agent take turns, so that neither a busy session nor an agent with many sessions holds up the
+//! others. Requests of one session run in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ pub(super) struct Waiting {
 #[derive(Default)]
 struct Lanes {
     preempted: VecDeque<Sequence>,
-    /// None is empty; the front one's last turn was longest ago.
+    /// Lanes that are not empty; the front one's last turn was longest ago.
     agents: VecDeque<AgentLane>,
     accounts: Accounts,
 }
@@ -26,7 +27,7 @@ struct Lanes {
 struct AgentLane {
     tenant: String,
     agent: Option<String>,
-    /// None is empty; it is the front one's turn.
+    /// Sessions that are not empty; the front one has the next turn.
     sessions: VecDeque<SessionLane>,
 }
 
@@ -65,26 +66,26 @@ impl Waiting {
         }
     }
 
-    /// Puts a preempted sequence before all that have not run yet, oldest first.
+    /// Puts a preempted sequence before all sequences that have not run yet, oldest first.
     pub fn push_preempted(&mut self, sequence: Sequence) {
         let preempted = &mut self.class(sequence.request.priority).preempted;
         let at = preempted.partition_point(|other| other.id < sequence.id);
         preempted.insert(at, sequence);
     }
 
-    /// Whose turn it is, past those that are held back.
+    /// Returns the sequence whose turn it is, skipping those that are held back.
     pub fn next(&self, is_held: impl Fn(&Sequence) -> bool) -> Option<&Sequence> {
         [&self.interactive, &self.background]
             .into_iter()
             .find_map(|lanes| lanes.in_order().find(|sequence| !is_held(sequence)))
     }
 
-    /// Takes out a sequence; its agent and its session have had their turn.
+    /// Removes a sequence and ends the turn of its agent and its session.
     pub fn take(&mut self, id: SequenceId) -> Option<Sequence> {
         [&mut self.interactive, &mut self.background].into_iter().find_map(|lanes| lanes.take(id))
     }
 
-    /// A sequence got this of the model.
+    /// Charges a sequence's tenant and agent for service that it got.
     pub fn charge(&mut self, sequence: &Sequence, service: Service) {
         let request = &sequence.request;
         self.class(request.priority).accounts.charge(&request.affinity, service);
@@ -99,7 +100,7 @@ impl Waiting {
         self.interactive.len() + self.background.len()
     }
 
-    /// Takes out all sequences for which `gone` holds.
+    /// Removes and returns all sequences for which `gone` holds.
     pub fn remove_if(&mut self, mut gone: impl FnMut(&Sequence) -> bool) -> Vec<Sequence> {
         let mut removed = Vec::new();
         for class in [&mut self.interactive, &mut self.background] {
@@ -125,7 +126,7 @@ impl Waiting {
 }
 
 impl Lanes {
-    /// Everyone in the order in which they would run if none of them used up a turn.
+    /// Iterates over all sequences in the order in which they would run if none of them used up a turn.
     fn in_order(&self) -> impl Iterator<Item = &Sequence> {
         let had = |lane: &AgentLane| self.accounts.had(&lane.tenant, lane.agent.as_deref());
         let mut agents: Vec<(Had, &AgentLane)> = self.agents.iter().map(|lane| (had(lane), lane)).collect();

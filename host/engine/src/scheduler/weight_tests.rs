@@ -1,4 +1,4 @@
-//! What agents and tenants get of the model while all of them want more than there is.
+//! Tests of the shares that agents and tenants get while all of them want more than there is.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
@@ -24,11 +24,11 @@ fn request((tenant, agent): Who, prompt: &str, max_tokens: usize) -> GenerateReq
     request
 }
 
-/// The scheduler, and who sent what.
+/// The scheduler, and the sender of each request.
 struct Contest {
     harness: Harness,
     senders: HashMap<u64, Who>,
-    /// Sequences of everyone that have begun.
+    /// The tokens of each sequence that has started.
     begun: HashMap<u64, usize>,
 }
 
@@ -47,7 +47,7 @@ impl Contest {
         }
     }
 
-    /// Tokens that each computes in so many steps.
+    /// Runs `steps` steps and returns the number of tokens that each sender computes.
     fn tokens(&mut self, steps: usize) -> HashMap<Who, usize> {
         let mut tokens = HashMap::new();
         for _ in 0..steps {
@@ -72,7 +72,7 @@ const A: Who = ("t", "a");
 const B: Who = ("t", "b");
 
 #[test]
-fn agents_that_always_want_more_get_tokens_by_their_weights() {
+fn busy_agents_get_tokens_by_weight() {
     for (weight, share) in [(1, 0.5), (2, 2.0 / 3.0), (4, 0.8), (9, 0.9)] {
         let mut contest = Contest::new(weights(&[], &[("a", weight)]), 4, 64);
         contest.send(B, 400, 8, 20);
@@ -82,12 +82,12 @@ fn agents_that_always_want_more_get_tokens_by_their_weights() {
 }
 
 #[test]
-fn tokens_are_shared_out_and_not_turns() {
+fn agents_share_tokens_rather_than_turns() {
     let mut contest = Contest::new(Weights::default(), 4, 64);
     contest.send(A, 400, 8, 40);
     contest.send(B, 400, 8, 4);
     let tokens = contest.tokens(1_000);
-    // A prompt's token costs half of one that is drawn.
+    // A prompt token costs half of a drawn token.
     let cost_of_a_token = |max_tokens: f64| (8.0 + 2.0 * max_tokens) / (8.0 + max_tokens - 1.0);
     let cost = |who, max_tokens| tokens[&who] as f64 * cost_of_a_token(max_tokens);
     let ratio = cost(A, 40.0) / cost(B, 4.0);
@@ -95,7 +95,7 @@ fn tokens_are_shared_out_and_not_turns() {
 }
 
 #[test]
-fn a_tenants_share_is_shared_out_among_its_agents() {
+fn a_tenants_share_is_divided_among_its_agents() {
     let mut contest = Contest::new(weights(&[("one", 3)], &[("a", 2)]), 4, 64);
     let (a, b, other) = (("one", "a"), ("one", "b"), ("two", "a"));
     for who in [other, a, b] {
@@ -105,7 +105,7 @@ fn a_tenants_share_is_shared_out_among_its_agents() {
 }
 
 #[test]
-fn tenants_that_are_not_named_have_the_weight_of_all_others() {
+fn unnamed_tenants_have_the_weight_of_other_tenants() {
     let other_tenants = NonZeroU32::new(3);
     let mut contest = Contest::new(Weights { other_tenants, ..weights(&[("one", 1)], &[]) }, 4, 64);
     let (one, two) = (("one", "a"), ("two", "a"));
@@ -115,7 +115,7 @@ fn tenants_that_are_not_named_have_the_weight_of_all_others() {
 }
 
 #[test]
-fn prompts_that_are_computed_side_by_side_get_tokens_of_each_step_by_weight() {
+fn concurrent_prefills_share_each_step_by_weight() {
     let mut contest = Contest::new(weights(&[], &[("a", 4)]), 8, 200);
     contest.send(A, 1, 1_000, 1);
     contest.send(B, 2, 1_000, 1);
@@ -127,7 +127,7 @@ fn prompts_that_are_computed_side_by_side_get_tokens_of_each_step_by_weight() {
 }
 
 #[test]
-fn whoever_has_the_least_weight_goes_on_in_every_step_and_comes_to_its_end() {
+fn the_lightest_agent_progresses_in_every_step_and_finishes() {
     let mut contest = Contest::new(weights(&[], &[("a", 1_000)]), 4, 16);
     contest.send(A, 1_000, 12, 1);
     contest.send(B, 1, 100, 10);
@@ -137,15 +137,19 @@ fn whoever_has_the_least_weight_goes_on_in_every_step_and_comes_to_its_end() {
     }
     let before = contest.begun.get(&light).copied().expect("it was admitted");
     contest.tokens(10);
-    assert!(contest.begun[&light] >= before + 10, "a token in each step: {:?}", contest.begun[&light]);
+    assert!(
+        contest.begun[&light] >= before + 10,
+        "at least one token in each step: {:?}",
+        contest.begun[&light]
+    );
     while !contest.harness.finished.contains(&light) {
         contest.tokens(1);
-        assert!(contest.harness.finished.len() < 1_000, "all the others came first");
+        assert!(contest.harness.finished.len() < 1_000, "all other requests finished first");
     }
 }
 
 #[test]
-fn a_pause_saves_nothing_up() {
+fn a_pause_saves_up_no_service() {
     let mut contest = Contest::new(Weights::default(), 2, 64);
     contest.send(A, 1_000, 8, 20);
     contest.tokens(2_000);
@@ -166,7 +170,7 @@ fn sessions_of_an_agent_take_turns_whatever_its_weight() {
 }
 
 #[test]
-fn work_of_many_names_is_forgotten_and_still_done() {
+fn accounts_stay_bounded_for_many_agents() {
     let mut harness = Harness::new(400, 8, 64);
     for name in 0..10_000 {
         let mut request = request(A, "x", 1);

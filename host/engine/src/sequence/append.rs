@@ -1,6 +1,7 @@
-//! How a sequence's output grows, and how its end is taken back.
+//! The growth of a sequence's output, and the rollback of its end.
 //!
-//! Invariant: what is told stays. A token is told at once, or held until the values that it touches have been checked.
+//! Invariant: a reported token is never rolled back. A token is reported at once, or held until the values that
+//! it belongs to have been checked.
 
 use std::time::Instant;
 
@@ -14,13 +15,13 @@ use crate::{EngineError, FinishReason, Token, TokenEvent, TokenLogprob};
 /// A token that was drawn.
 pub(crate) struct Draw {
     pub row: RowOutput,
-    /// Tokens that it was drawn from.
+    /// Number of tokens that it was drawn from.
     pub choices: usize,
-    /// It was drafted, so that it took no step of its own.
+    /// Whether the token was drafted, so that it took no step of its own.
     pub accepted: bool,
 }
 
-/// A token that comes next.
+/// The next token of the output.
 struct Next {
     id: u32,
     origin: Origin,
@@ -38,16 +39,16 @@ enum Origin {
     Resumed,
 }
 
-/// What became of an output.
+/// The result of appending a token.
 enum Appended {
     GoesOn,
-    /// It is shorter than it was.
+    /// The output is shorter than it was.
     TakenBack,
     Ends(FinishReason),
 }
 
 impl Sequence {
-    /// Takes a sampled token and what the constraint forces after it. `Some` ends the sequence.
+    /// Appends a sampled token and the tokens that the constraint forces after it. `Some` ends the sequence.
     pub fn append_sampled(&mut self, draw: Draw) -> Result<Option<FinishReason>, EngineError> {
         let now = Instant::now();
         let telemetry = &self.telemetry;
@@ -72,7 +73,8 @@ impl Sequence {
         }
     }
 
-    /// The constraint allows nothing more. `None`: the output was taken back and goes on.
+    /// Ends output after which the constraint allows nothing more. `None` means that output was rolled back and
+    /// the sequence continues.
     pub fn end_complete(&mut self) -> Result<Option<FinishReason>, EngineError> {
         let verdict = match &mut self.checked {
             Some(checked) => checked.complete()?,
@@ -88,13 +90,14 @@ impl Sequence {
         }
     }
 
-    /// Tells what is held of an output that ends here.
+    /// Reports the held tokens of an output that ends here.
     pub(super) fn tell_held(&mut self) {
         let held = self.checked.as_mut().map_or_else(Vec::new, |checked| checked.release());
         self.tell(held);
     }
 
-    /// What is forced at the very beginning, and what an earlier run produced.
+    /// Appends the tokens that are forced at the beginning of the output, and those that an earlier run
+    /// produced.
     pub(super) fn append_known(&mut self) -> Result<Option<FinishReason>, EngineError> {
         let resume = std::mem::take(&mut self.request.resume);
         let mut ended = None;
@@ -109,16 +112,18 @@ impl Sequence {
         if ended.is_some() {
             return Ok(ended);
         }
-        // Values that the earlier run had checked, and told only in part: it repeats how it came to them.
+        // The earlier run had checked values and reported them only in part. This run generates them again in
+        // the same way.
         if let Some(position) = self.checked.as_mut().and_then(|checked| checked.begin_again()) {
             self.drop_output(position)?;
-            // None of it was computed.
+            // None of the dropped output was computed.
             self.recompute_from = None;
         }
         self.append_forced()
     }
 
-    /// A token that an earlier run told. What the constraint forces now must be what it forced then.
+    /// Appends a token that an earlier run reported. A token that the constraint forces now must be the one it
+    /// forced then.
     fn append_told(&mut self, id: u32) -> Result<Appended, EngineError> {
         let forced = match &mut self.constraint {
             Constrained::By(constraint) => constraint.only_token(),
@@ -126,7 +131,7 @@ impl Sequence {
         };
         match forced {
             Some(only) if only != id => {
-                let message = "the output to go on from does not fit the constraint".to_string();
+                let message = "the output to resume from does not fit the constraint".to_string();
                 Err(EngineError::Failed(message))
             }
             Some(_) => self.append_only(id),
@@ -173,7 +178,7 @@ impl Sequence {
                 Constrained::No => {}
                 Constrained::By(constraint) => constraint.accept(id)?,
                 Constrained::Lent => {
-                    return Err(EngineError::Failed("the output constraint is lost".to_string()));
+                    return Err(EngineError::Failed("the output constraint was lost".to_string()));
                 }
             }
             let delta = self.text.push(id);
@@ -213,20 +218,20 @@ impl Sequence {
         Ok(reason.map_or(Appended::GoesOn, Appended::Ends))
     }
 
-    /// The value that the output ended with failed its check: the output goes on from `position`.
+    /// Rolls the output back to `position`, because the value that it ended with failed its check.
     fn take_back(&mut self, position: usize) -> Result<(), EngineError> {
         self.telemetry.record_tokens(TokenKind::TakenBack, self.output().len() - position);
         self.drop_output(position)
     }
 
-    /// Makes the sequence what it was before it had the output from `position` on.
+    /// Restores the state that the sequence had before the output from `position` on.
     fn drop_output(&mut self, position: usize) -> Result<(), EngineError> {
         let Some(checked) = &mut self.checked else { return Ok(()) };
         let Some((before, from, dropped)) = checked.take_back(position) else { return Ok(()) };
         self.forced_tokens -= dropped.iter().filter(|held| held.token.forced).count();
         self.accepted_tokens -= dropped.iter().filter(|held| held.accepted).count();
         self.tokens.truncate(self.prompt_len + position);
-        // The row that draws the next token belongs to the last one.
+        // The row that draws the next token belongs to the last known token.
         let known = self.tokens.len() - 1;
         self.recompute_from = Some(self.recompute_from.unwrap_or(usize::MAX).min(known));
         let mut constraint = before.constraint.fork();
@@ -247,7 +252,7 @@ impl Sequence {
     }
 }
 
-/// The bytes of a token in the output; the text of a special one.
+/// Returns the bytes of a token in the output, or the text of a special token.
 fn spelling(tokenizer: &skep_model::Tokenizer, id: u32) -> &[u8] {
     match tokenizer.is_special(id) {
         true => tokenizer.token_text(id).unwrap_or_default().as_bytes(),

@@ -1,7 +1,7 @@
-//! One generation from submission to its end: its tokens, text, constraint and what its caller was told.
+//! One generation from submission to its end: its tokens, text, constraint and reported events.
 //!
-//! Invariant: whatever happens, the caller's stream ends with `Finished` or an error, once. It knows how far it has
-//! been computed and which pages it holds, but does not decide what is computed when.
+//! Invariant: whatever happens, the caller's stream ends with `Finished` or an error, exactly once. A sequence
+//! knows how far it has been computed and which pages it holds, but does not decide when it is computed.
 
 mod append;
 
@@ -24,11 +24,11 @@ use crate::{EngineError, FinishReason, Finished, GenerateRequest, Timing, TokenE
 
 pub(crate) use append::Draw;
 
-/// Counts up in the order of submission, so a greater id is a younger sequence.
+/// Sequence number in the order of submission, so a greater id is a younger sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SequenceId(pub u64);
 
-/// What all sequences of an engine share.
+/// State shared by all sequences of an engine.
 pub(crate) struct SequenceContext {
     pub tokenizer: Arc<Tokenizer>,
     pub eos: Vec<u32>,
@@ -39,9 +39,9 @@ pub(crate) struct Sequence {
     pub id: SequenceId,
     /// The prompt has moved into `tokens`.
     pub request: GenerateRequest,
-    /// Prompt and output.
+    /// Tokens of the prompt and the output.
     pub tokens: Vec<u32>,
-    /// Tokens whose keys and values are in the pages.
+    /// Number of tokens whose keys and values are in the pages.
     pub computed: usize,
     pub pages: SequencePages,
     pub seed: u64,
@@ -50,19 +50,19 @@ pub(crate) struct Sequence {
     prompt_len: usize,
     max_tokens: usize,
     constraint: Constrained,
-    /// What the form of the output says next, as a guess.
+    /// Predicts the next tokens from the form of the output.
     drafter: Option<GrammarDrafter>,
-    /// `None` where the constraint's masks enforce everything.
+    /// Checks values that the constraint's masks cannot enforce; `None` if they enforce everything.
     checked: Option<Box<CheckedOutput>>,
-    /// Tokens were taken back: what is computed counts only up to here.
+    /// Set when tokens were rolled back: computed tokens count only up to this position.
     recompute_from: Option<usize>,
     text: Detokeniser,
     events: EventSender,
     spent: SpentTokens,
-    /// Scores of the prompt so far, where they were asked for; the first entry is there from the start.
+    /// Scores of the prompt so far, if they were requested. The first entry exists from the start.
     scores: Option<Vec<Option<TokenLogprob>>>,
     cached_tokens: usize,
-    /// What was asked for with [`Sequence::take_service`].
+    /// Service reported by the last call of [`Sequence::take_service`].
     told: Service,
     forced_tokens: usize,
     accepted_tokens: usize,
@@ -73,17 +73,17 @@ pub(crate) struct Sequence {
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     place: Option<QueuePlace>,
-    /// `None` once it has ended.
+    /// `None` once the sequence has ended.
     load: Option<LoadShare>,
-    /// That it held when they were last taken from it.
+    /// Number of pages that the sequence held when they were last taken from it.
     pages_given_up: usize,
 }
 
-/// What must hold of the output.
+/// The constraint on the output.
 enum Constrained {
     No,
     By(Box<OutputConstraint>),
-    /// Its masks are being computed elsewhere. It comes back before anything is appended.
+    /// The masks of the constraint are being computed elsewhere. It comes back before anything is appended.
     Lent,
 }
 
@@ -150,44 +150,45 @@ impl Sequence {
         &self.tokens[self.prompt_len..]
     }
 
-    /// Tokens that are known but not computed.
+    /// Returns the number of tokens that are known but not computed.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// Tokens that it may still produce.
+    /// Returns the number of tokens that the sequence may still produce.
     pub fn tokens_left(&self) -> usize {
         self.max_tokens - self.output().len()
     }
 
-    /// The first position whose row must still be scored.
+    /// Returns the first position whose row must still be scored.
     pub fn next_scored_row(&self) -> Option<usize> {
         let scored = self.scores.as_ref()?.len();
         (scored < self.prompt_len).then_some(scored - 1)
     }
 
-    /// Tokens of which a cached prefix may be used: rows that must be scored have to be computed.
+    /// Returns the tokens for which a cached prefix may be used: rows that must be scored have to be computed.
     pub fn reusable_tokens(&self) -> &[u32] {
         let unscored = self.next_scored_row().map_or(self.tokens.len(), |row| row + 1);
         &self.tokens[..unscored.min(self.held_from().unwrap_or(usize::MAX))]
     }
 
-    /// Computed tokens whose pages may be shared. If tokens are taken back, the last one before them is computed again.
+    /// Returns the number of computed tokens whose pages may be shared. If tokens are rolled back, the last
+    /// token before them is computed again.
     pub fn settled(&self) -> usize {
         self.held_from().map_or(self.computed, |held| self.computed.min(held.saturating_sub(1)))
     }
 
-    /// The first token that may be taken back.
+    /// Returns the position of the first token that may be rolled back.
     fn held_from(&self) -> Option<usize> {
         Some(self.prompt_len + self.checked.as_ref()?.held_from()?)
     }
 
-    /// Ids that are never drawn.
+    /// Returns the ids that are never drawn.
     pub fn banned(&self) -> &[u32] {
         if self.request.ignore_eos { &self.context.eos } else { &[] }
     }
 
-    /// Why the sequence must end before its next step, if it must.
+    /// Returns the reason that the sequence must end before its next step, if there is one.
     pub fn interruption(&self, now: Instant) -> Option<EngineError> {
         if self.events.is_closed() {
             return Some(EngineError::Cancelled);
@@ -195,14 +196,14 @@ impl Sequence {
         (now >= self.deadline).then_some(EngineError::DeadlineExceeded)
     }
 
-    /// The sequence starts to run (again) with `pages` of which all are computed. On the first time the caller is
-    /// told, and what is known of the output already joins the prompt's prefill.
+    /// Starts or resumes the sequence with `pages`, all of which are computed. The first time, `Started` is
+    /// sent to the caller, and the known tokens of the output join the prompt's prefill.
     pub fn admit(&mut self, pages: SequencePages) -> Result<Option<FinishReason>, EngineError> {
         self.computed = pages.capacity_tokens();
         self.pages = pages;
         self.record_load();
         if self.admitted.is_some() {
-            // What was evicted since is computed after all.
+            // Pages that were evicted since are computed after all.
             self.cached_tokens = self.cached_tokens.min(self.computed);
             return Ok(None);
         }
@@ -226,7 +227,7 @@ impl Sequence {
         }
     }
 
-    /// What it got of the model since the last call, from its admission on.
+    /// Returns the service that the sequence got since the last call, counted from its admission on.
     pub fn take_service(&mut self) -> Service {
         let Some(_) = self.admitted else { return Service::default() };
         let total = Service {
@@ -236,7 +237,7 @@ impl Sequence {
         total.since(std::mem::replace(&mut self.told, total))
     }
 
-    /// The next `tokens` pending tokens are in the pages.
+    /// Records that the next `tokens` pending tokens are in the pages.
     pub fn mark_computed(&mut self, tokens: usize) {
         self.computed += tokens;
         if let Some(known) = self.recompute_from.take() {
@@ -245,7 +246,7 @@ impl Sequence {
         self.record_load();
     }
 
-    /// The pages are taken away; the sequence will compute again what is not cached then.
+    /// Takes the pages away. When the sequence is resumed, it computes again whatever is not cached then.
     pub fn give_up_pages(&mut self) -> SequencePages {
         self.computed = 0;
         self.pages_given_up = self.pages.pages().len();
@@ -256,7 +257,7 @@ impl Sequence {
         !matches!(self.constraint, Constrained::No)
     }
 
-    /// Takes the constraint out, for as long as nothing is appended.
+    /// Lends the constraint out, while no token is appended.
     pub fn lend_constraint(&mut self) -> Option<Box<OutputConstraint>> {
         match std::mem::replace(&mut self.constraint, Constrained::Lent) {
             Constrained::By(constraint) => Some(constraint),
@@ -271,12 +272,12 @@ impl Sequence {
         self.constraint = Constrained::By(constraint);
     }
 
-    /// Whether a token was drawn. The first token never waits for a search of the prompt.
+    /// Returns whether a token was drawn. The first token never waits for a search of the prompt.
     pub fn has_begun(&self) -> bool {
         self.first_token.is_some()
     }
 
-    /// What the form of the output says next: at most `limit` tokens.
+    /// Returns the tokens that the form of the output predicts next, at most `limit` of them.
     pub fn likely(&mut self, limit: usize) -> Vec<u32> {
         let Constrained::By(constraint) = &mut self.constraint else { return Vec::new() };
         let output = &self.tokens[self.prompt_len..];
@@ -288,7 +289,8 @@ impl Sequence {
         })
     }
 
-    /// The part of a proposal that can come true, of at most `limit` tokens and within the sequence's own limits.
+    /// Returns the part of a proposal that can come true, at most `limit` tokens and within the sequence's own
+    /// limits.
     pub fn admissible(&self, proposal: &Proposal, limit: usize) -> Draft {
         if proposal.tokens.is_empty() {
             return Draft::default();
@@ -298,12 +300,13 @@ impl Sequence {
             Constrained::By(constraint) => Some(constraint.fork()),
             Constrained::Lent => return Draft::default(),
         };
-        // One token is drawn behind the draft.
+        // One token is drawn after the draft.
         let limit = limit.min(self.tokens_left().saturating_sub(1));
         Walk { constraint, ends: &self.context.eos, limit }.admit(proposal)
     }
 
-    /// Tokens that may not be drawn again behind the output, with how far behind it.
+    /// Returns the tokens that may not be drawn again after the output, each with its offset from the end of
+    /// the output.
     pub fn excluded(&self) -> Vec<(usize, u32)> {
         self.checked.as_ref().map_or_else(Vec::new, |checked| checked.excluded_from(self.output().len()))
     }
@@ -319,7 +322,7 @@ impl Sequence {
         self.report_scores_if_complete();
     }
 
-    /// The prompt is computed and nothing is to be sampled.
+    /// Returns whether the sequence only computes its prompt and samples nothing.
     pub fn is_prefill_only(&self) -> bool {
         self.max_tokens == 0
     }
@@ -392,15 +395,16 @@ impl Sequence {
     }
 
     fn record_end(&mut self, outcome: Outcome) {
-        // Before the caller is told, so that its next request does not meet the load of this one.
+        // The load is released before the caller is notified, so that its next request does not meet the load
+        // of this one.
         self.load = None;
         let service = self.admitted.map_or(Duration::ZERO, |at| at.elapsed());
         self.telemetry.record_end(outcome, service, self.pages_given_up);
     }
 
     fn emit(&self, event: Result<TokenEvent, EngineError>) {
-        // The channel has room for all that a generation can produce, so this only fails when nobody listens any
-        // more, and the next step's check for cancellation deals with that.
+        // The channel has room for everything that a generation can produce. Sending therefore fails only if
+        // the receiver is gone, which the next step's check for cancellation handles.
         let _ = self.events.try_send(event);
     }
 }

@@ -1,11 +1,11 @@
-//! A draft, and cutting a proposal down to what may become one.
+//! Drafts, and the reduction of a proposal to the part that may become one.
 //!
-//! Invariant: behind the last token of a draft a token is drawn. A row that only repeats what is certain, or that could
-//! not come true, is not worth computing.
+//! Invariant: a token is drawn after the last token of a draft. A row that only repeats what is certain, or
+//! that cannot come true, is not worth computing.
 
 use crate::constraint::OutputConstraint;
 
-/// Tokens that may follow a sequence. Empty: none.
+/// Tokens that may follow a sequence; empty if there are none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Draft {
     pub tokens: Vec<DraftToken>,
@@ -14,29 +14,30 @@ pub(crate) struct Draft {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DraftToken {
     pub id: u32,
-    /// If the tokens before it come true, the constraint leaves no choice but this one: it is not drawn.
+    /// Whether the constraint leaves no other choice if the tokens before it come true. Such a token is not
+    /// drawn.
     pub forced: bool,
     pub source: Source,
 }
 
-/// Who proposed a token.
+/// The source of a proposed token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// It spells what the output's form says next.
+    /// The token spells what the output's form predicts.
     Grammar,
-    /// It followed the same tokens before.
+    /// The token followed the same tokens before.
     Lookup,
 }
 
-/// Tokens that may come next, before it is known whether they can.
+/// Tokens that may come next, before it is known whether they are allowed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Proposal {
     pub tokens: Vec<u32>,
-    /// So many of them, the first ones, are the grammar's.
+    /// Number of leading tokens that the grammar proposed.
     pub by_grammar: usize,
 }
 
-/// A drawn token's draft, and whether the draw gave it.
+/// The source of a drafted token, and whether the draw produced it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tried {
     pub source: Source,
@@ -54,18 +55,18 @@ impl Draft {
     }
 }
 
-/// What bounds a proposal.
+/// The bounds of a proposal.
 pub(crate) struct Walk<'a> {
-    /// At the end of the known tokens.
+    /// The state of the constraint at the end of the known tokens.
     pub constraint: Option<OutputConstraint>,
-    /// Tokens that end the sequence: there is nothing to compute behind them.
+    /// Tokens that end the sequence, so that nothing after them is computed.
     pub ends: &'a [u32],
     pub limit: usize,
 }
 
 impl Walk<'_> {
-    /// Follows the proposal as far as it can come true. Where the constraint forces something else than proposed,
-    /// that takes the proposal's place.
+    /// Follows the proposal as far as it can come true. If the constraint forces a token other than the
+    /// proposed one, the forced token replaces it.
     pub fn admit(mut self, proposal: &Proposal) -> Draft {
         let mut draft = Draft::default();
         let mut rest = proposal.tokens.as_slice();
@@ -83,7 +84,8 @@ impl Walk<'_> {
         draft
     }
 
-    /// Takes one token and gives what is then forced; `None` if the token cannot come true or nothing is drawn after.
+    /// Takes one token and returns the tokens that are then forced. Returns `None` if the token cannot come
+    /// true or no token is drawn after it.
     fn step(&mut self, id: u32) -> Option<Vec<u32>> {
         if self.ends.contains(&id) {
             return None;

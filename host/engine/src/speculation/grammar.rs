@@ -1,35 +1,36 @@
-//! What the form of an output says next, as a guess: the constraint with one spelling of JSON leaves no choice about keys
-//! and punctuation, where the constraint itself allows white space and every tokenisation.
+//! Drafts from the form of the output. A constraint with a single spelling of JSON leaves no choice about keys
+//! and punctuation, whereas the constraint itself allows white space and every tokenization.
 //!
-//! Invariant: it proposes and decides nothing. What it says is checked against the constraint's own masks, so a form
-//! that the output has left costs a row and changes no output.
+//! Invariant: the drafter proposes and decides nothing. Its drafts are checked against the constraint's own
+//! masks, so a form that the output has left costs a row and changes no output.
 
 use skep_model::Tokenizer;
 
 use crate::Constraint;
 use crate::constraint::{ConstraintCompiler, OutputConstraint, Spelling};
 
-/// The end of a prompt in which its spelling of JSON is looked for.
+/// Number of tokens at the end of a prompt in which its spelling of JSON is looked for.
 const LOOKED_AT_TOKENS: usize = 2048;
 
 /// The forms that the output of one sequence may have.
 pub(crate) struct GrammarDrafter {
-    /// The likelier one first.
+    /// Possible forms, the likelier one first.
     forms: Vec<Form>,
 }
 
-/// One form, and how far the output has it.
+/// One form, and how far the output follows it.
 struct Form {
     beginning: OutputConstraint,
     state: OutputConstraint,
-    /// Tokens of the output that have this form.
+    /// Number of output tokens that have this form.
     tokens: usize,
-    /// Whether all of them had it when they were last looked at.
+    /// Whether all output tokens had this form at the last check.
     fits: bool,
 }
 
 impl GrammarDrafter {
-    /// For the output of a conversation; the spelling that it used last is the likelier one.
+    /// Creates a drafter for the output of a conversation. The spelling that the prompt used last is the
+    /// likelier one.
     pub fn new(
         compiler: &ConstraintCompiler,
         constraint: &Constraint,
@@ -37,12 +38,12 @@ impl GrammarDrafter {
         tokenizer: &Tokenizer,
     ) -> Self {
         let spellings = match (constraint, last_spelling(prompt, tokenizer)) {
-            // Its text has one form already.
+            // The text of these constraints has a single form already.
             (Constraint::Regex(_) | Constraint::Lark(_), _) => Vec::new(),
             (_, Spelling::Spaced) => vec![Spelling::Spaced, Spelling::Compact],
             (_, Spelling::Compact) => vec![Spelling::Compact, Spelling::Spaced],
         };
-        // A form that cannot be compiled is one guess less.
+        // A form that cannot be compiled is left out.
         let forms = spellings.into_iter().filter_map(|spelling| compiler.strict(constraint, spelling).ok());
         Self::of_forms(forms)
     }
@@ -52,7 +53,7 @@ impl GrammarDrafter {
         GrammarDrafter { forms: forms.into_iter().map(form).collect() }
     }
 
-    /// What the first form that fits the output says next: at most `limit` tokens.
+    /// Returns the tokens that the first form that fits the output predicts, at most `limit` of them.
     pub fn propose(&mut self, output: &[u32], limit: usize) -> Vec<u32> {
         self.forms.iter_mut().for_each(|form| form.follow(output));
         let Some(form) = self.forms.iter_mut().find(|form| form.fits) else { return Vec::new() };
@@ -61,7 +62,7 @@ impl GrammarDrafter {
         likely
     }
 
-    /// Only the first `tokens` of the output are left.
+    /// Rolls back to the first `tokens` tokens of the output.
     pub fn take_back(&mut self, tokens: usize) {
         for form in &mut self.forms {
             form.fits = true;
@@ -85,7 +86,7 @@ impl Form {
     }
 }
 
-/// How JSON was spelled where the prompt last had some; as models mostly spell it, if it never had.
+/// Returns the spelling of the last JSON in the prompt, or the usual spelling of models if it contains none.
 fn last_spelling(prompt: &[u32], tokenizer: &Tokenizer) -> Spelling {
     let end = &prompt[prompt.len().saturating_sub(LOOKED_AT_TOKENS)..];
     let text: Vec<u8> =
@@ -113,7 +114,7 @@ mod tests {
         tokens.iter().map(|id| char::from(u8::try_from(*id).expect("a byte"))).collect()
     }
 
-    /// Spaced and compact, in that order.
+    /// Returns a drafter with a spaced and a compact form, in that order.
     fn drafter() -> GrammarDrafter {
         let compiler = ConstraintCompiler::new(&Arc::new(byte_tokenizer()), 320, &[EOS], "bytes").unwrap();
         let forms = [r#"\{"a": [0-9], "bc": [0-9]\}"#, r#"\{"a":[0-9],"bc":[0-9]\}"#];
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_is_drafted_again_also_in_a_form_that_had_been_left() {
+    fn rolled_back_tokens_are_drafted_again_even_in_an_abandoned_form() {
         let mut drafter = drafter();
         assert_eq!(text(&drafter.propose(&bytes("{\"a\":1,\"b"), 40)), "c\":");
         drafter.take_back(4);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spelling_that_a_prompt_used_last_is_the_likelier() {
+    fn the_last_spelling_of_a_prompt_is_the_likelier_one() {
         for (prompt, expected) in [
             ("", Spelling::Spaced),
             ("no JSON: at all", Spelling::Spaced),

@@ -1,15 +1,17 @@
-//! Guessing ahead: draft tokens that enter a step as further rows of their sequence and are checked all at once.
+//! Speculative decoding: draft tokens enter a step as further rows of their sequence and are all checked at
+//! once.
 //!
-//! The output is the same as without drafts, for greedy decoding and for every seed. A draft is a point mass, so exact
-//! rejection sampling (Leviathan et al. 2023) is: draw the next token from the model's own distribution, and keep the
-//! draft while the two are the same token. The draw at a position is a function of the seed and the position alone,
-//! so it is the draw that would have been made there anyway, and the first one that differs from its draft is itself
-//! the next token. Nothing is ever drawn from another distribution.
+//! The output is the same as without drafts, for greedy decoding and for every seed. A draft is a point mass,
+//! so exact rejection sampling (Leviathan et al. 2023) amounts to this: draw the next token from the model's
+//! own distribution, and keep the draft while the two are the same token. The draw at a position is a function
+//! of the seed and the position alone, so it is the draw that would have been made there anyway, and the first
+//! draw that differs from its draft is itself the next token. No token is ever drawn from another distribution.
 //!
-//! What the form of an output says next is a guess as well, and mostly right. It is made for every constrained sequence;
-//! guesses from what was said before are made where speculation is on.
+//! The form of an output predicts tokens as well, mostly correctly. Drafts from the form are made for every
+//! constrained sequence; drafts from earlier text are made if speculation is on.
 //!
-//! It decides how much to guess and knows neither pages nor budgets; the scheduler says what is left over.
+//! The module decides how much to draft. It knows neither pages nor budgets; the scheduler passes in what is
+//! left over.
 
 mod draft;
 mod grammar;
@@ -29,22 +31,23 @@ pub(crate) use pace::Load;
 use pace::{History, Pace};
 use prompt_lookup::PromptLookup;
 
-/// How the engine guesses ahead.
+/// The speculative decoding of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speculation {
-    /// Only what the form of an output says next.
+    /// Drafts only what the form of an output predicts.
     Off,
-    /// What followed the same tokens earlier in the prompt or the output is the guess.
+    /// Also drafts the tokens that followed the same tokens earlier in the prompt or the output.
     PromptLookup(DraftLimits),
 }
 
-/// How much is guessed.
+/// Bounds on drafting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DraftLimits {
-    /// Of one sequence in one step.
+    /// Maximum number of draft tokens of one sequence in one step.
     pub max_tokens: usize,
-    /// Draft as much as is expected to pay by the measured time of steps and the sequence's own history, which may be
-    /// nothing. False drafts all that can be guessed, to measure what guesses are worth.
+    /// Whether to draft only as much as is expected to pay, by the measured time of steps and the sequence's
+    /// own history; that may be nothing. False drafts everything that can be predicted, to measure what drafts
+    /// are worth.
     pub adaptive: bool,
 }
 
@@ -60,23 +63,24 @@ impl Speculation {
     }
 }
 
-/// Guesses how sequences go on. One per engine; what it remembers of a sequence is keyed by its id.
+/// Predicts how sequences continue. There is one per engine; its state for a sequence is keyed by the
+/// sequence's id.
 pub(crate) trait Proposer: Send {
-    /// At most `limit` tokens that may come after `tokens`, which are a sequence's prompt and output so far. Between
-    /// two calls for one sequence its tokens only grow.
+    /// Returns at most `limit` tokens that may come after `tokens`, which are a sequence's prompt and output so
+    /// far. Between two calls for one sequence, its tokens only grow.
     fn propose(&mut self, id: SequenceId, tokens: &[u32], limit: usize) -> Vec<u32>;
 
-    /// Forgets one sequence: it begins anew with its next call.
+    /// Forgets one sequence, which starts over with its next call.
     fn forget(&mut self, id: SequenceId);
 
     /// Forgets the sequences that are not `alive`.
     fn retain(&mut self, alive: &dyn Fn(SequenceId) -> bool);
 }
 
-/// The drafts of one engine: who proposes them and how many pay.
+/// The drafts of one engine: their sources, and how many of them pay.
 pub(crate) struct Speculator {
     limits: DraftLimits,
-    /// Guesses from what was said before; `None` where speculation is off.
+    /// Drafts from earlier text; `None` if speculation is off.
     lookup: Option<Box<dyn Proposer>>,
     pace: Pace,
     histories: HashMap<SequenceId, History>,
@@ -93,13 +97,13 @@ impl Speculator {
         Speculator { limits, lookup, pace: Pace::default(), histories: HashMap::new() }
     }
 
-    /// Whether sequences without a constraint get drafts too.
+    /// Returns whether sequences without a constraint get drafts too.
     pub fn looks_up(&self) -> bool {
         self.lookup.is_some()
     }
 
-    /// What follows `sequence` perhaps, in a step of that `load`: at most `room` tokens, all of which its constraint
-    /// and limits allow. The load then includes it.
+    /// Returns the draft for `sequence` in a step of that `load`: at most `room` tokens, all of which its
+    /// constraint and limits allow. The draft is added to the load.
     pub fn draft(&mut self, sequence: &mut Sequence, room: usize, load: &mut Load) -> Draft {
         let room = room.min(self.limits.max_tokens);
         if room == 0 {
@@ -120,7 +124,8 @@ impl Speculator {
         draft
     }
 
-    /// What the form of the output says, and what was said before where that agrees with it.
+    /// Returns the tokens that the form of the output predicts, extended from earlier text if that agrees with
+    /// them.
     fn propose(&mut self, sequence: &mut Sequence, room: usize, load: &Load) -> Proposal {
         let tokens = sequence.likely(room);
         let by_grammar = tokens.len();
@@ -137,7 +142,7 @@ impl Speculator {
         Proposal { tokens, by_grammar }
     }
 
-    /// A sequence's draft was checked.
+    /// Records the result of a sequence's draft.
     pub fn record_draft(&mut self, id: SequenceId, tried: &[Tried]) {
         if let Some(history) = self.histories.get_mut(&id) {
             history.record(tried);
@@ -145,14 +150,14 @@ impl Speculator {
         }
     }
 
-    /// Tokens of a sequence were taken back.
+    /// Forgets a sequence's tokens after some of them were rolled back.
     pub fn forget_tokens(&mut self, id: SequenceId) {
         if let Some(lookup) = &mut self.lookup {
             lookup.forget(id);
         }
     }
 
-    /// A step of `rows` tokens, each with logits, took so long.
+    /// Records the duration of a step of `rows` tokens, each with logits.
     pub fn record_step(&mut self, rows: usize, time: Duration) {
         self.pace.record_step(rows, time);
     }

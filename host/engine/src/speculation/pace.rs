@@ -1,61 +1,67 @@
-//! How much drafting pays, from what steps were measured to take and how often drafts came true.
+//! The length of drafts that pays, by the measured durations of steps and the acceptance of earlier drafts.
 //!
-//! A step costs more with more rows, and a draft's row is a gain only if the draft comes true. So a draft has the
-//! length at which the expected tokens of the step, over its expected time, are the most; often that is nothing. What
-//! is off is tried again from time to time, ever more rarely, because both the text and the machine's load change.
+//! A step costs more with more rows, and a draft's row is a gain only if the draft is accepted. A draft
+//! therefore has the length that maximizes the step's expected tokens over its expected time; often that length
+//! is zero. Drafting that is off is tried again from time to time, ever more rarely, because both the text and
+//! the machine's load change.
 //!
-//! It reads no clock: times are given to it.
+//! The module reads no clock; times are passed to it.
 
 use std::time::Duration;
 
 use super::draft::{Draft, DraftToken, Source, Tried};
 
-/// Steps with more rows are bound by arithmetic, where a row costs its full price; they get no drafts.
+/// Maximum rows of a step with drafts from earlier text. Steps with more rows are bound by arithmetic, where a
+/// row costs its full price.
 const MAX_ROWS: usize = 64;
-/// Weight of a new measurement. What slows a step down is mostly other work on the machine, so an average falls fast
-/// and rises slowly.
+/// Weights of a new measurement. Steps are slowed down mostly by other work on the machine, so an average falls
+/// fast and rises slowly.
 const FASTER_STEP: f64 = 0.5;
 const SLOWER_STEP: f64 = 0.05;
 const NEW_DRAFT: f64 = 0.05;
-/// Rows that are tried, over the most that were measured.
+/// Maximum number of rows to try, as a multiple of the largest measured number.
 const TRIED_GROWTH: usize = 4;
-/// What a history forgets with each token that was tried.
+/// Factor by which a history decays with each token that was tried.
 const HISTORY_DECAY: f64 = 0.95;
-/// Tokens for which the engine's own experience counts in a new sequence.
+/// Number of tokens that the engine's own experience counts for in a new sequence.
 const PRIOR_TOKENS: f64 = 4.0;
-/// Of drafts that nobody has tried yet: what a grammar says mostly comes true, what was said before half of the time.
+/// Assumed acceptance of drafts that have not been tried yet: a grammar's drafts are mostly right, drafts from
+/// earlier text half of the time.
 const FIRST_ACCEPTANCE: [f64; Source::ALL.len()] = [0.9, 0.5];
-/// A step with so many rows is bound by arithmetic, where a further row costs less than a step of its own would.
+/// A step with this many rows is bound by arithmetic, where a further row costs less than a step of its own
+/// would.
 const LONG_STEP_ROWS: usize = 32;
-/// What a grammar says is drafted into a long step if it is as likely as this.
+/// Minimum probability of a grammar's draft in a long step.
 const LONG_STEP_ACCEPTANCE: f64 = 0.5;
-/// Drafted when it is tried again, after so many steps that had something to draft but did not.
+/// Number of tokens that are drafted when drafting is tried again.
 const PROBE_TOKENS: usize = 4;
+/// Number of steps that could have a draft but had none, before drafting is tried again for the first time.
 const FIRST_PROBE_AFTER: u32 = 16;
+/// Maximum of that number, which doubles with each try.
 const LAST_PROBE_AFTER: u32 = 512;
 
 /// The load of one step so far.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
     pub rows: usize,
-    /// Tokens that it is expected to give.
+    /// Number of tokens that the step is expected to produce.
     pub tokens: f64,
 }
 
-/// What all sequences of an engine have taught.
+/// Measurements from all sequences of an engine.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Seconds of a step by its rows, as moving averages.
+    /// Duration of a step in seconds, by its rows, as moving averages.
     step_s: [Option<f64>; MAX_ROWS + 1],
-    /// Share of drafted tokens that came true, by source.
+    /// Fraction of drafted tokens that were accepted, by source.
     acceptance: [f64; Source::ALL.len()],
-    /// Drafts not made since the last one, and after how many it is tried again. Of all sequences together: most are
-    /// too short to find out for themselves.
+    /// Number of drafts not made since the last one, and the number after which drafting is tried again. Both
+    /// count all sequences together: most are too short to find out for themselves.
     quiet: u32,
     probe_after: u32,
 }
 
-/// How the drafts of one sequence fared, by source.
+/// The results of one sequence's drafts, by source.
 #[derive(Debug, Clone)]
 pub(super) struct History([Fared; Source::ALL.len()]);
 
@@ -86,7 +92,7 @@ impl Pace {
         History(self.acceptance.map(prior))
     }
 
-    /// The number of the draft's tokens with which a step of that load gives most tokens per second.
+    /// Returns the number of the draft's tokens that gives the most tokens per second in a step of that load.
     pub fn worth(&mut self, draft: &Draft, history: &History, load: &Load) -> usize {
         if load.rows >= LONG_STEP_ROWS && self.step_s(load.rows).is_none_or(|_| load.rows > MAX_ROWS) {
             return worth_in_long_step(draft, history);
@@ -96,7 +102,7 @@ impl Pace {
             Some(tokens / self.step_s(load.rows + count)?)
         };
         let counts = (1..=draft.tokens.len()).filter(|count| draft.draws_after(*count));
-        // Without drafts it must be known what a step takes, or there is nothing to compare.
+        // The duration of a step without drafts must be known, or there is nothing to compare with.
         let Some(mut best) = rate(0).map(|rate| (rate, 0)) else { return 0 };
         for count in counts.clone() {
             best = rate(count).filter(|rate| *rate > best.0).map_or(best, |rate| (rate, count));
@@ -132,8 +138,9 @@ impl Pace {
         *average = Some(average.map_or(time, |old| old + weight(old) * (time - old)));
     }
 
-    /// What a step of so many rows takes: as measured, or between its measured neighbours. More rows than ever
-    /// measured are taken to cost what the most did, so that they are tried, but not too many more at once.
+    /// Returns the duration of a step with `rows` rows: as measured, or interpolated between its measured
+    /// neighbors. More rows than ever measured are assumed to cost what the most rows did, so that they are
+    /// tried, but not too many more at once.
     fn step_s(&self, rows: usize) -> Option<f64> {
         let known = |rows: usize| self.step_s.get(rows).copied().flatten().map(|time| (rows, time));
         let below = (1..=rows.min(MAX_ROWS)).rev().find_map(known);
@@ -149,7 +156,8 @@ impl Pace {
     }
 }
 
-/// The first tokens that are the grammar's and likely. What was only said before is not worth a long step's row.
+/// Returns the number of leading tokens that are the grammar's and likely. Drafts from earlier text are not
+/// worth a long step's row.
 fn worth_in_long_step(draft: &Draft, history: &History) -> usize {
     let mut expected = 1.0;
     let likely = draft.tokens.iter().take_while(|token| {
@@ -165,10 +173,10 @@ impl Source {
 }
 
 impl History {
-    /// Tokens of the draft that come true, as far as can be known.
+    /// Returns the expected number of the draft's tokens that come true.
     pub fn expected(&self, draft: &[DraftToken]) -> f64 {
         let drawn = draft.iter().filter(|token| !token.forced);
-        // A token counts only if all before it came true.
+        // A token counts only if all tokens before it come true.
         let mut all = 1.0;
         let likely = drawn.map(|token| {
             all *= self.acceptance(token.source);
@@ -195,7 +203,8 @@ impl History {
 mod tests {
     use super::*;
 
-    /// A machine on which a step of `rows` takes `step_us(rows)`, and a text of which every `period`th guess is wrong.
+    /// A machine on which a step of `rows` rows takes `step_us(rows)`, and a text in which every `period`th
+    /// guess is wrong.
     struct Scripted {
         pace: Pace,
         history: History,
@@ -208,7 +217,7 @@ mod tests {
         DraftToken { id: 1, forced, source: Source::Lookup }
     }
 
-    /// What a run came to.
+    /// The totals of a run.
     #[derive(Debug, Default)]
     struct Run {
         us: u64,
@@ -245,7 +254,7 @@ mod tests {
         }
     }
 
-    /// Memory-bound: rows are nearly free up to sixteen.
+    /// The machine is memory-bound: rows are nearly free up to sixteen.
     fn cheap_rows(rows: usize) -> u64 {
         5000 + 50 * rows as u64
     }
@@ -254,37 +263,37 @@ mod tests {
         5000 + 500 * rows as u64
     }
 
-    /// Compute-bound: a row costs what a step does.
+    /// The machine is compute-bound: a row costs as much as a step.
     fn dear_rows(rows: usize) -> u64 {
         5000 * rows as u64
     }
 
     #[test]
-    fn guesses_that_come_true_are_used_where_rows_are_cheap() {
+    fn correct_guesses_are_used_where_rows_are_cheap() {
         let run = Scripted::new(cheap_rows, 1000).run(2000);
         assert!(run.us < 2000 * cheap_rows(1) / 8, "{run:?}");
     }
 
     #[test]
-    fn dear_rows_switch_it_off_however_good_the_guesses_are() {
+    fn expensive_rows_switch_drafting_off_however_good_the_guesses_are() {
         let mut scripted = Scripted::new(dear_rows, 1000);
         scripted.run(200);
         let run = scripted.run(4000);
         assert!(run.us < 4000 * dear_rows(1) * 21 / 20, "{run:?}");
-        assert!(run.steps_with_drafts > 0, "it tries again: {run:?}");
+        assert!(run.steps_with_drafts > 0, "drafting is tried again: {run:?}");
     }
 
     #[test]
-    fn wrong_guesses_switch_it_off() {
+    fn wrong_guesses_switch_drafting_off() {
         let mut scripted = Scripted::new(fair_rows, 1);
         scripted.run(200);
         let run = scripted.run(4000);
         assert!(run.drafted < 200, "{run:?}");
-        assert!(run.drafted > 0, "it tries again: {run:?}");
+        assert!(run.drafted > 0, "drafting is tried again: {run:?}");
     }
 
     #[test]
-    fn it_comes_back_when_the_text_starts_to_repeat() {
+    fn drafting_resumes_when_the_text_starts_to_repeat() {
         let mut scripted = Scripted::new(fair_rows, 1);
         scripted.run(2000);
         scripted.period = 1000;
@@ -294,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn short_sequences_find_out_together_that_steps_have_become_cheap() {
+    fn short_sequences_together_detect_that_steps_became_cheap() {
         let mut scripted = Scripted::new(dear_rows, 1000);
         scripted.run(2000);
         scripted.step_us = cheap_rows;
@@ -307,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_begins_with_what_others_have_taught() {
+    fn a_new_sequence_starts_from_the_experience_of_others() {
         let mut scripted = Scripted::new(fair_rows, 1);
         for _ in 0..10 {
             scripted.history = scripted.pace.new_history();
@@ -315,7 +324,7 @@ mod tests {
         }
         scripted.history = scripted.pace.new_history();
         let run = scripted.run(15);
-        assert!(run.steps_with_drafts <= 1, "one at most is a new try: {run:?}");
+        assert!(run.steps_with_drafts <= 1, "at most one step tries a draft: {run:?}");
     }
 
     #[test]
@@ -330,7 +339,7 @@ mod tests {
     fn a_draft_never_ends_where_the_next_token_is_forced() {
         let mut pace = Pace::default();
         pace.record_step(1, Duration::from_millis(5));
-        // The last of these costs more than it is worth, and with it the forced tokens before it.
+        // The last draft token costs more than it is worth, and so do the forced tokens before it.
         (2..=3).for_each(|rows| pace.record_step(rows, Duration::from_millis(5)));
         (4..=MAX_ROWS).for_each(|rows| pace.record_step(rows, Duration::from_millis(50)));
         let draft = Draft { tokens: [false, false, true, true, false].map(token).to_vec() };
@@ -339,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_step_takes_what_the_grammar_says_until_it_is_refuted_too_often() {
+    fn a_long_step_takes_grammar_drafts_until_they_are_rejected_too_often() {
         let mut pace = Pace::default();
         let mut history = pace.new_history();
         let grammar = DraftToken { source: Source::Grammar, ..token(false) };

@@ -1,21 +1,22 @@
-//! Guesses that a sequence goes on as it did after the same tokens before: good at quoting, at JSON that repeats its
-//! keys, at code that is edited, and free of a second model. After Saxena's prompt lookup decoding (2023).
+//! Drafts that continue a sequence as it continued after the same tokens before. They work well for quotations,
+//! for JSON that repeats its keys and for edited code, and need no second model. After Saxena's prompt lookup
+//! decoding (2023).
 //!
-//! Every n-gram's earlier ends are kept as a chain, newest first, as LZ77 compressors keep them, so that a step costs
-//! one insertion for each new token and a bounded walk, however long the sequence is.
+//! The earlier end positions of every n-gram are kept as a chain, newest first, as LZ77 compressors keep them.
+//! A step therefore costs one insertion for each new token and a bounded walk, however long the sequence is.
 
 use std::collections::HashMap;
 
 use super::Proposer;
 use crate::sequence::SequenceId;
 
-/// Fewer equal tokens are chance more often than not.
+/// Length of an n-gram. Fewer equal tokens are a coincidence more often than not.
 const GRAM: usize = 3;
-/// Earlier places that are compared in one step.
+/// Number of earlier positions that are compared in one step.
 const CANDIDATES: usize = 16;
-/// A match is not measured beyond this; the newest of several so long is taken.
+/// Maximum measured length of a match; of several matches this long, the newest is taken.
 const LONGEST_MATCH: usize = 64;
-/// Tokens that are indexed in one step; a longer prompt takes several before the first guess.
+/// Number of tokens that are indexed in one step; a longer prompt takes several steps before the first draft.
 const INDEXED_AT_ONCE: usize = 8192;
 
 #[derive(Default)]
@@ -23,12 +24,12 @@ pub(super) struct PromptLookup {
     sequences: HashMap<SequenceId, Index>,
 }
 
-/// Where each n-gram of a sequence ended before.
+/// The earlier end positions of each n-gram of a sequence.
 #[derive(Default)]
 struct Index {
-    /// The newest place after an n-gram.
+    /// The newest position after an n-gram.
     newest: HashMap<[u32; GRAM], usize>,
-    /// For the place `GRAM + i`, the one before it after the same n-gram.
+    /// The entry `i` is the previous position after the n-gram that ends at the position `GRAM + i`.
     previous: Vec<Option<usize>>,
 }
 
@@ -54,14 +55,15 @@ impl Index {
         let Some(place) = self.longest_match(tokens) else { return Vec::new() };
         let mut guess = Vec::with_capacity(limit);
         for at in place..place + limit {
-            // A match that reaches the end goes on with the guess itself: that is what a repetition looks like.
+            // A match that reaches the end continues with the guess itself: that is what a repetition looks
+            // like.
             let token = tokens.get(at).copied().unwrap_or_else(|| guess[at - tokens.len()]);
             guess.push(token);
         }
         guess
     }
 
-    /// Indexes the places before the last one. False: there is more to do in the next steps.
+    /// Indexes the positions before the last one. Returns false if more is left for the next steps.
     fn catch_up(&mut self, tokens: &[u32]) -> bool {
         let first = GRAM + self.previous.len();
         let end = tokens.len().min(first + INDEXED_AT_ONCE);
@@ -72,7 +74,8 @@ impl Index {
         end == tokens.len()
     }
 
-    /// The place after the earlier tokens that agree longest with the last ones; of several the newest.
+    /// Returns the position after the longest earlier match of the last tokens; of several equally long ones,
+    /// the newest.
     fn longest_match(&self, tokens: &[u32]) -> Option<usize> {
         if tokens.len() < GRAM {
             return None;
@@ -95,7 +98,7 @@ impl Index {
 }
 
 fn gram_before(tokens: &[u32], place: usize) -> [u32; GRAM] {
-    tokens[place - GRAM..place].try_into().expect("a place has an n-gram before it")
+    tokens[place - GRAM..place].try_into().expect("a position has an n-gram before it")
 }
 
 #[cfg(test)]
@@ -107,20 +110,20 @@ mod tests {
         let guess = Index::default().propose(&tokens, limit);
         guess
             .into_iter()
-            .map(|token| char::from_u32(token).expect("a guess is made of what was there"))
+            .map(|token| char::from_u32(token).expect("a guess consists of earlier tokens"))
             .collect()
     }
 
     #[test]
-    fn the_guess_is_what_followed_the_longest_match() {
+    fn the_guess_follows_the_longest_match() {
         for (text, expected) in [
             ("", ""),
             ("ab", ""),
             ("no such thing", ""),
             ("the cat sat; the cat", " sat"),
-            // The newest has three tokens in common, the one before it more.
+            // The newest match has three tokens in common, the one before it more.
             ("one cat sat, two cats, one cat", " sat"),
-            // Of matches that are as long as each other, the newest.
+            // Of equally long matches, the newest is taken.
             ("xabc1 yabc2 zabc", "2 za"),
         ] {
             assert_eq!(guess(text, 4), expected, "{text:?}");
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repetition_goes_on_beyond_its_end() {
+    fn a_repetition_continues_beyond_its_end() {
         assert_eq!(guess("na na na", 9), " na na na");
         assert_eq!(guess("....", 5), ".....");
     }
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_sequences_are_forgotten() {
+    fn finished_sequences_are_forgotten() {
         let mut lookup = PromptLookup::default();
         for id in 0..4 {
             lookup.propose(SequenceId(id), &[1, 2, 3, 4], 4);

@@ -1,19 +1,19 @@
-//! Where in the text of a JSON value an instance ends that a validator names.
+//! Locates an instance that a validator names within the text of a JSON value.
 //!
-//! It also sees what a parsed value no longer shows: a key that an object has twice.
+//! The module also detects what a parsed value no longer shows: a key that occurs twice in an object.
 
 use serde_json::Value;
 
-/// A value in its text.
+/// A cursor over the text of a value.
 #[derive(Debug)]
 pub(super) struct Spans<'a> {
     text: &'a [u8],
     at: usize,
-    /// The byte after the key that was entered last.
+    /// Offset of the byte after the key that was entered last.
     key_end: usize,
 }
 
-/// A key that an object has twice, and the byte after its second time.
+/// A key that occurs twice in an object, and the offset of the byte after its second occurrence.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RepeatedKey {
     pub key: String,
@@ -21,8 +21,8 @@ pub(super) struct RepeatedKey {
     pub end: usize,
 }
 
-/// The byte after the instance that `pointer` names in `text`, which is valid JSON. The value's own end if there is no such
-/// instance.
+/// Returns the offset of the byte after the instance that `pointer` names in `text`, which is valid JSON. If
+/// there is no such instance, returns the end of the text.
 pub(super) fn end_of(text: &[u8], pointer: &str) -> usize {
     let steps = pointer.split('/').skip(1).map(|step| step.replace("~1", "/").replace("~0", "~"));
     let mut spans = Spans { text, at: 0, key_end: 0 };
@@ -36,7 +36,7 @@ pub(super) fn end_of(text: &[u8], pointer: &str) -> usize {
     spans.at.min(text.len())
 }
 
-/// The byte after the key `name` of the object that `pointer` names.
+/// Returns the offset of the byte after the key `name` of the object that `pointer` names.
 pub(super) fn end_of_key(text: &[u8], pointer: &str, name: &str) -> usize {
     let mut spans = Spans { text, at: 0, key_end: 0 };
     let steps = pointer.split('/').skip(1).map(|step| step.replace("~1", "/").replace("~0", "~"));
@@ -48,7 +48,7 @@ pub(super) fn end_of_key(text: &[u8], pointer: &str, name: &str) -> usize {
     spans.key_end.min(text.len())
 }
 
-/// The first key of `text`, which is valid JSON, that its object has twice.
+/// Returns the first key of `text`, which is valid JSON, that occurs twice in its object.
 pub(super) fn repeated_key(text: &[u8]) -> Option<RepeatedKey> {
     let mut repeated = None;
     let mut spans = Spans { text, at: 0, key_end: 0 };
@@ -57,12 +57,12 @@ pub(super) fn repeated_key(text: &[u8]) -> Option<RepeatedKey> {
     repeated
 }
 
-/// The second of the first two items that are equal, in the sense of JSON Schema.
+/// Returns the index of the second of the first two items that are equal in the sense of JSON Schema.
 pub(super) fn second_equal(items: &[Value]) -> Option<usize> {
     (1..items.len()).find(|at| items[..*at].iter().any(|earlier| is_equal(earlier, &items[*at])))
 }
 
-/// Numbers are equal by their value, objects whatever the order of their members.
+/// Compares two values: numbers by their value, objects whatever the order of their members.
 fn is_equal(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {
@@ -92,7 +92,7 @@ impl Spans<'_> {
         }
     }
 
-    /// Goes to the member or item of the value here. False if it has none of that name.
+    /// Moves to the member or item of the current value. Returns false if the value has none of that name.
     fn enter(&mut self, step: &str) -> bool {
         self.skip_blanks();
         let is_object = self.byte() == Some(b'{');
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_an_object_has_twice_is_found() {
+    fn a_repeated_key_is_found() {
         assert_eq!(repeated_key(TEXT.as_bytes()), None);
         let text = r#"[{"a": 1, "b": {"a": 2}}, {"x": 0, "\u0078": 1}]"#;
         let repeated = repeated_key(text.as_bytes()).unwrap();

@@ -1,27 +1,27 @@
-//! Follows the JSON of an output byte by byte and says where the values begin and end that have to be checked: those that
-//! the masks do not enforce, and numbers that may be too large for a double.
+//! Follows the JSON of an output byte by byte and finds the beginning and end of the values that have to be
+//! checked: those that the masks do not enforce, and numbers that may be too large for a double.
 //!
-//! Invariant: it says the same however the bytes were cut. The masks keep the output in form; of bytes that are not JSON
-//! it says nothing sensible and does not panic.
+//! Invariant: the result does not depend on how the bytes were cut. The masks keep the output in form; for
+//! bytes that are not JSON, the result is meaningless, but nothing panics.
 
 use crate::constraint::{PathStep, UnenforcedValue};
 
 /// The members of a call's object.
 const NAME: &str = "name";
 const ARGUMENTS: &str = "arguments";
-/// A number without an exponent is a finite double as long as it has no more bytes than this.
+/// A number without an exponent is a finite double if it has no more bytes than this.
 const MAX_PLAIN_NUMBER_BYTES: usize = 300;
 
-/// Which check a value has to pass.
+/// The check that a value has to pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Check {
-    /// The schema of the entry with this number.
+    /// The value validates against the schema of the entry with this number.
     Schema(usize),
-    /// It is a number, and a finite double.
+    /// The value is a number, and a finite double.
     FiniteNumber,
 }
 
-/// Where an output has JSON.
+/// The parts of an output that are JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
     Document,
@@ -33,23 +33,23 @@ pub(super) enum Layout {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
     pub check: Check,
-    /// The tool whose arguments hold it.
+    /// The tool whose arguments contain the value.
     pub tool: Option<String>,
-    /// Its first byte in the output.
+    /// Offset of the value's first byte in the output.
     pub start: usize,
-    /// The JSON pointer to it, from the document or from the call's arguments.
+    /// The JSON pointer to the value, from the document or from the call's arguments.
     pub place: String,
 }
 
-/// One that is complete.
+/// A found value that is complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Complete {
     pub found: Found,
-    /// The byte after its last one.
+    /// Offset of the byte after the value.
     pub end: usize,
 }
 
-/// Where an output stands.
+/// The current position in an output.
 #[derive(Debug)]
 pub(super) struct JsonValues {
     /// The text before a call's object.
@@ -57,18 +57,19 @@ pub(super) struct JsonValues {
     region: Region,
     token: Token,
     frames: Vec<Frame>,
-    /// Values that have to be checked and are not complete, with how many frames are around them; outermost first.
+    /// Values that have to be checked and are not complete, each with the number of frames around it; outermost
+    /// first.
     open: Vec<(Found, usize)>,
-    /// Bytes so far.
+    /// Number of bytes so far.
     offset: usize,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Region {
-    /// Nothing but white space so far, and it may become either.
+    /// Only white space so far, so the output may become a document or calls.
     Undecided,
     Document,
-    /// Before a call.
+    /// Text before a call.
     Text,
     Call {
         name: Option<String>,
@@ -114,13 +115,13 @@ impl JsonValues {
         }
     }
 
-    /// Whether a value is not complete that has to be checked.
+    /// Returns whether a value that has to be checked is not complete yet.
     pub fn is_within(&self) -> bool {
         !self.open.is_empty()
     }
 
-    /// Takes the bytes of `output` that it has not seen. Gives the values that they complete, inner ones first, and
-    /// whether one began.
+    /// Takes the bytes of `output` that it has not seen. Returns the values that they complete, inner ones
+    /// first, and whether a value to check began.
     pub fn follow(&mut self, output: &[u8], wanted: &[UnenforcedValue]) -> (Vec<Complete>, bool) {
         let (mut complete, mut began) = (Vec::new(), false);
         while self.offset < output.len() {
@@ -130,7 +131,7 @@ impl JsonValues {
         (complete, began)
     }
 
-    /// The output has ended: so has a number at its end.
+    /// Ends the output, and with it a number at its end.
     pub fn finish(&mut self, output: &[u8]) -> Vec<Complete> {
         let mut complete = Vec::new();
         if let Token::Plain { .. } = self.token {
@@ -233,7 +234,8 @@ impl JsonValues {
         }
     }
 
-    /// The tool and what is around the value that is being read; `None` outside documents and arguments.
+    /// Returns the tool and the frames around the value that is being read; `None` outside documents and
+    /// arguments.
     fn inside(&self) -> Option<(Option<&String>, &[Frame])> {
         match &self.region {
             Region::Call { name: Some(name) } => match self.frames.split_first() {
@@ -247,7 +249,8 @@ impl JsonValues {
         }
     }
 
-    /// The number at `start` may not be a finite double when it is complete.
+    /// Adds the number at `start` to the values to check, because it may not be a finite double when it is
+    /// complete.
     fn begin_large_number(&mut self, start: usize) {
         let Some((tool, frames)) = self.inside() else { return };
         let place = frames.iter().map(Frame::pointer).collect();
@@ -255,7 +258,7 @@ impl JsonValues {
         self.open.push((found, self.frames.len()));
     }
 
-    /// Whether it is one that has to be checked.
+    /// Begins a value. Returns whether it has to be checked.
     fn begin_value(&mut self, wanted: &[UnenforcedValue]) -> bool {
         let Some((tool, frames)) = self.inside() else { return false };
         let is_here = |value: &UnenforcedValue| {
@@ -302,7 +305,7 @@ impl JsonValues {
 }
 
 impl Frame {
-    /// Whether the value that is being read in it is the one that the step leads to.
+    /// Returns whether the value that is being read in this frame is the one that the step leads to.
     fn is_at(&self, step: &PathStep) -> bool {
         match (self, step) {
             (Frame::Object { key: Some(key), .. }, PathStep::Property(name)) => key == name,
@@ -339,7 +342,7 @@ mod tests {
         PathStep::Property(name.to_string())
     }
 
-    /// The texts of the values that were complete, with their entry and place, in their order.
+    /// Returns the completed values in order, each with its check, place and text.
     fn values(wanted: &[UnenforcedValue], output: &str, piece: usize) -> Vec<(Check, String, String)> {
         let layout = match wanted.iter().partition::<Vec<_>, _>(|value| value.tool.is_none()) {
             (documents, calls) if documents.is_empty() == calls.is_empty() => Layout::DocumentOrCalls,
@@ -371,7 +374,7 @@ mod tests {
             let found = values(wanted, output, piece);
             let found: Vec<_> =
                 found.iter().map(|(e, place, text)| (*e, place.as_str(), text.as_str())).collect();
-            assert_eq!(found, expected, "{output} in pieces of {piece}");
+            assert_eq!(found, expected, "{output} in chunks of {piece}");
         }
     }
 

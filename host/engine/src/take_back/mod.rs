@@ -1,9 +1,10 @@
-//! Values that masks cannot enforce: they are checked when they are complete, and one that fails is taken back to the last
-//! token that could be another, which is then excluded, and generated again.
+//! Values that masks cannot enforce. They are checked when they are complete. A value that fails is rolled back
+//! to the last token that could have been another one; that token is then excluded, and the value is generated
+//! again.
 //!
-//! Invariant: nothing that was told is taken back. From the first token that touches an unchecked value until it has been
-//! checked, tokens are held back here; and what happens then is a function of the tokens before them and of how much was
-//! taken back before, so a generation that is resumed repeats it.
+//! Invariant: a reported token is never rolled back. From the first token of an unchecked value until the value
+//! has been checked, tokens are held here. What happens then is a function of the tokens before them and of how
+//! much was rolled back before, so a generation that is resumed repeats it.
 
 mod checks;
 mod instance;
@@ -20,15 +21,16 @@ use checks::Flaw;
 pub(crate) use checks::{Checks, ChecksCache};
 use json_values::{Check, Complete, JsonValues, Layout};
 
-/// Times that one generation is taken back: most values are right after one or two, and a schema that nothing satisfies
-/// should not keep a place in the batch for long.
+/// Maximum number of rollbacks of one generation: most values are right after one or two, and a schema that
+/// nothing satisfies should not keep a slot in the batch for long.
 const MAX_TIMES: u32 = 64;
-/// Tokens that one generation takes back: what a long answer takes, produced twice.
+/// Maximum number of tokens that one generation rolls back: enough to produce a long answer twice.
 const MAX_TOKENS: u32 = 4096;
-/// Failures of one value after which it is taken back further each time: the choice that was wrong may be an early one.
+/// Number of failures of one value after which it is rolled back further each time: the wrong choice may be an
+/// early one.
 const NEAR_RETRIES: u32 = 4;
 
-/// One generation's output while parts of it have to be checked.
+/// The output of one generation, parts of which have to be checked.
 pub(crate) struct CheckedOutput {
     checks: Arc<Checks>,
     layout: Layout,
@@ -36,55 +38,55 @@ pub(crate) struct CheckedOutput {
     opener: String,
     values: JsonValues,
     bytes: Vec<u8>,
-    /// For each token of the output, the byte after its last one.
+    /// The offset of the byte after each token of the output.
     ends: Vec<usize>,
     held: Option<Held>,
     /// Tokens that are not drawn again at their position in the output.
     excluded: Vec<(usize, u32)>,
-    /// How often each held value failed, by its check and its first byte.
+    /// Number of failures of each held value, by its check and its first byte.
     failures: Vec<((Check, usize), u32)>,
     taken_back: TakenBack,
-    /// When the last token was told.
+    /// The value of `taken_back` when the last token was reported.
     told: TakenBack,
-    /// What the region that is held began with in the run that is resumed.
+    /// The tokens that the held region began with in the run that is resumed.
     expected: Vec<u32>,
 }
 
-/// Tokens that are not told yet.
+/// Tokens that have not been reported yet.
 struct Held {
-    /// The position of the first one in the output.
+    /// The position of the first held token in the output.
     from: usize,
     before: Before,
     tokens: Vec<HeldToken>,
 }
 
-/// What the sequence was before the first held token.
+/// The state of the sequence before the first held token.
 pub(crate) struct Before {
     pub constraint: OutputConstraint,
     pub text: Detokeniser,
 }
 
-/// A token of the output with what its draw was.
+/// A token of the output, and the circumstances of its draw.
 #[derive(Debug)]
 pub(crate) struct HeldToken {
     pub token: Token,
-    /// Tokens that it was drawn from; one if it was not drawn.
+    /// Number of tokens that it was drawn from; one if it was not drawn.
     pub choices: usize,
-    /// It had been drafted.
+    /// Whether it had been drafted.
     pub accepted: bool,
 }
 
-/// What becomes of tokens.
+/// The decision about tokens.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     Hold,
     Tell(Vec<Token>),
-    /// All of the output from this position on.
+    /// Rolls back the output from this position on.
     TakeBack(usize),
 }
 
 impl CheckedOutput {
-    /// `taken_back` is what the run that is resumed had taken back.
+    /// Creates the state of an output. `taken_back` is what the resumed run had rolled back.
     pub fn new(checks: Arc<Checks>, constraint: Option<&Constraint>, taken_back: TakenBack) -> Self {
         let (layout, opener) = match constraint {
             Some(Constraint::ToolCalls(form)) => (layout(&form.before), form.markup.open.clone()),
@@ -110,18 +112,20 @@ impl CheckedOutput {
         self.taken_back
     }
 
-    /// The position of the first token that may be taken back, if there is one.
+    /// Returns the position of the first token that may be rolled back, if there is one.
     pub fn held_from(&self) -> Option<usize> {
         self.held.as_ref().map(|held| held.from)
     }
 
-    /// Tokens that may not be drawn at a position of the output or behind it, with how far behind it.
+    /// Returns the tokens that may not be drawn at or after a position of the output, each with its offset from
+    /// that position.
     pub fn excluded_from(&self, position: usize) -> Vec<(usize, u32)> {
         let behind = |(at, token): &(usize, u32)| Some((at.checked_sub(position)?, *token));
         self.excluded.iter().filter_map(behind).collect()
     }
 
-    /// Takes the bytes of the next token. `before` gives the sequence's state without that token, if it has to be kept.
+    /// Takes the bytes of the next token. `before` returns the sequence's state without that token, in case it
+    /// has to be kept.
     pub fn follow(&mut self, bytes: &[u8], before: impl FnOnce() -> Before) -> Following {
         self.bytes.extend_from_slice(bytes);
         self.ends.push(self.bytes.len());
@@ -132,7 +136,8 @@ impl CheckedOutput {
         Following { complete }
     }
 
-    /// What becomes of the token that was followed. With `is_last`, it completes a number at the end of the output.
+    /// Decides about the token that was followed. With `is_last`, it completes a number at the end of the
+    /// output.
     pub fn judge(
         &mut self,
         following: Following,
@@ -152,13 +157,13 @@ impl CheckedOutput {
         self.check(complete)
     }
 
-    /// The output ended with the token before.
+    /// Decides about an output that ended with the previous token.
     pub fn complete(&mut self) -> Result<Verdict, EngineError> {
         let complete = self.values.finish(&self.bytes);
         self.check(complete)
     }
 
-    /// Held tokens of an output that was cut off: nobody takes half a value for a whole one.
+    /// Releases the held tokens of an output that was cut off: no caller takes half a value for a whole one.
     pub fn release(&mut self) -> Vec<Token> {
         self.excluded.clear();
         self.failures.clear();
@@ -172,21 +177,21 @@ impl CheckedOutput {
         tokens
     }
 
-    /// Forgets the output from `position` on, which is held. Gives the state from before the held tokens, the position
-    /// of the first of them, and those that are dropped.
+    /// Drops the output from `position` on, which is held. Returns the state before the held tokens, the
+    /// position of the first of them, and the dropped tokens.
     pub fn take_back(&mut self, position: usize) -> Option<(&Before, usize, Vec<HeldToken>)> {
         let held = self.held.as_mut()?;
         let dropped = held.tokens.split_off(position.checked_sub(held.from)?);
         self.ends.truncate(position);
         self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
         self.values = JsonValues::new(self.layout, &self.opener);
-        // What is left was checked before.
+        // The remaining output was checked before.
         self.values.follow(&self.bytes, self.checks.values());
         Some((&held.before, held.from, dropped))
     }
 
-    /// The output is what a run that is resumed had told. What is held of it is generated again from the position that
-    /// this gives; `None` if nothing is.
+    /// Marks the end of the output that the earlier run had reported. The part of it that is held is generated
+    /// again from the returned position; `None` if no token is held.
     pub fn begin_again(&mut self) -> Option<usize> {
         let held = self.held.as_ref()?;
         self.expected = held.tokens.iter().map(|held| held.token.id).collect();
@@ -206,13 +211,15 @@ impl CheckedOutput {
         let tokens = self.release();
         let expected = std::mem::take(&mut self.expected);
         if !expected.iter().eq(tokens.iter().map(|token| &token.id).take(expected.len())) {
-            let message = "the output to go on from is not what is generated again".to_string();
+            let message =
+                "the output to resume from differs from the output that is generated again".to_string();
             return Err(EngineError::Failed(message));
         }
         Ok(Verdict::Tell(tokens))
     }
 
-    /// The position from which the output is generated again, where the token that was drawn is excluded from now on.
+    /// Returns the position from which the output is generated again. The token that was drawn there is
+    /// excluded from now on.
     fn retreat(&mut self, complete: &Complete, flaw: Flaw) -> Result<usize, EngineError> {
         let Complete { found, .. } = complete;
         let value = (found.check, found.start);
@@ -232,8 +239,8 @@ impl CheckedOutput {
         Ok(position)
     }
 
-    /// The position of the token, from `start` to before `end`, that could be another one; `back` earlier ones of that
-    /// kind are passed over.
+    /// Returns the position of the last token from `start` to before `end` that could have been another one.
+    /// Passes over `back` such tokens, as far as there are earlier ones.
     fn position(&self, start: usize, end: usize, back: usize) -> Option<usize> {
         let held = self.held.as_ref()?;
         let token_of = |byte: usize| self.ends.partition_point(|end| *end <= byte);
@@ -256,7 +263,7 @@ impl CheckedOutput {
     }
 }
 
-/// Whether the output of a form with tool calls may be a JSON document instead.
+/// Returns the layout of a form with tool calls, whose output may be a JSON document instead.
 fn layout(before: &BeforeCalls) -> Layout {
     let answer = match before {
         BeforeCalls::Answer(answer) => Some(answer.as_ref()),
@@ -274,7 +281,7 @@ pub(crate) struct Following {
     complete: Vec<Complete>,
 }
 
-/// How many tokens that could differ are passed over after so many failures of one value.
+/// Returns how many tokens that could differ are passed over after the given number of failures of one value.
 fn further_back(failures: u32) -> usize {
     match failures.checked_sub(NEAR_RETRIES + 1) {
         None => 0,

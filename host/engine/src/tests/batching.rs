@@ -1,4 +1,4 @@
-//! The output of a request is its own, whatever else runs.
+//! Tests that the output of a request does not depend on other requests.
 
 use futures::future::join_all;
 use skep_model::Sampling;
@@ -45,7 +45,7 @@ async fn output_does_not_depend_on_how_prefill_is_cut() {
 }
 
 #[tokio::test]
-async fn preempted_sequences_go_on_where_they_were() {
+async fn preempted_sequences_continue_where_they_were() {
     let requests = || (0..6).map(|n| greedy(&format!("request {n} of several"), 150)).collect::<Vec<_>>();
     let expected = join_all(requests().into_iter().map(alone)).await;
     let engine = engine_with(256, EngineOptions::default());
@@ -54,7 +54,7 @@ async fn preempted_sequences_go_on_where_they_were() {
 }
 
 #[tokio::test]
-async fn a_seed_gives_the_same_draws_and_other_seeds_others() {
+async fn draws_depend_on_the_seed() {
     let engine = engine();
     let draw = async |seed: Option<u64>| {
         let mut request = greedy("seed", 32);

@@ -1,5 +1,5 @@
-//! The text of a generation does not depend on how its bytes became tokens, nor on where the tokens were cut. Each
-//! case is its seed, which a failure prints.
+//! Tests that the text of a generation depends neither on how its bytes became tokens nor on where the tokens
+//! were cut. Each case is identified by its seed, which a failure prints.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::detokenise::Detokeniser;
 
 const CASES: u64 = 2000;
 
-/// Bytes of whole and broken characters.
+/// Returns bytes of whole and broken characters.
 fn bytes(draws: &mut Draws) -> Vec<u8> {
     let pieces: [&[u8]; 14] = [
         b"a",
@@ -30,7 +30,7 @@ fn bytes(draws: &mut Draws) -> Vec<u8> {
     (0..draws.below(24)).flat_map(|_| draws.pick(&pieces).to_vec()).collect()
 }
 
-/// Tokens of exactly these bytes, each of random length.
+/// Returns tokens of exactly these bytes, each of random length.
 fn tokens(bytes: &[u8], vocabulary: &[(Vec<u8>, u32)], draws: &mut Draws) -> Vec<u32> {
     let (mut tokens, mut rest) = (Vec::new(), bytes);
     while !rest.is_empty() {
@@ -42,7 +42,8 @@ fn tokens(bytes: &[u8], vocabulary: &[(Vec<u8>, u32)], draws: &mut Draws) -> Vec
     tokens
 }
 
-/// The text before the stop string that is complete first, of several the one that began first.
+/// Returns the text before the stop string that is complete first, or among several of these, the one that
+/// began first.
 fn expected(text: &str, stops: &[String]) -> (String, Option<String>) {
     let found = stops.iter().filter_map(|stop| {
         let at = text.find(stop.as_str())?;

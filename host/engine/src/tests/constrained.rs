@@ -1,4 +1,4 @@
-//! Constrained output: it always fits, forced tokens cost no sampling, and a cut is visible.
+//! Tests of constrained output: it always fits, forced tokens cost no sampling, and a cut is visible.
 
 use serde_json::{Value, json};
 use skep_model::Sampling;
@@ -16,7 +16,7 @@ fn constrained(constraint: Constraint, seed: u64) -> GenerateRequest {
 }
 
 #[tokio::test]
-async fn output_fits_the_schema_in_the_order_of_its_properties() {
+async fn output_follows_the_schema_and_its_property_order() {
     let engine = engine();
     let schema = json!({
         "type": "object",
@@ -40,7 +40,7 @@ async fn output_fits_the_schema_in_the_order_of_its_properties() {
 }
 
 #[tokio::test]
-async fn output_without_any_choice_needs_no_sampling() {
+async fn output_without_choices_needs_no_sampling() {
     let run =
         generate(&engine(), constrained(Constraint::Regex("\\{\"a\": \\[1, null\\]\\}".to_string()), 0))
             .await;
@@ -86,7 +86,7 @@ async fn a_limit_also_cuts_forced_tokens() {
 }
 
 #[tokio::test]
-async fn the_end_token_may_end_what_is_complete_but_could_go_on() {
+async fn the_end_token_may_end_output_that_could_continue() {
     let engine = engine();
     let mut request = constrained(Constraint::Regex("a{1,200}".to_string()), 1);
     request.sampling.logit_bias = vec![(EOS, 100.0)];

@@ -1,10 +1,10 @@
-//! Random choices of tests that can be made again.
+//! Reproducible random choices for tests.
 
-/// A small deterministic generator, so that a failure names its seed and can be run again.
+/// A small deterministic generator: a failure names its seed and can be reproduced.
 pub struct Dice(pub u64);
 
 impl Dice {
-    /// A number below `sides`.
+    /// Returns a number below `sides`.
     pub fn roll(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;

@@ -1,4 +1,4 @@
-//! What tests draw with dice: choices, odds, pieces of a text. A test that fails says its seed.
+//! Random choices, odds and text chunks for tests. A failing test prints its seed.
 
 use super::dice::Dice;
 
@@ -9,12 +9,12 @@ impl Draws {
         Draws(Dice(seed))
     }
 
-    /// From 0 to `end - 1`.
+    /// Returns a number from 0 to `end - 1`.
     pub fn below(&mut self, end: usize) -> usize {
         self.0.roll(end)
     }
 
-    /// True in one of `times` draws.
+    /// Returns true in one of `times` draws.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -23,7 +23,7 @@ impl Draws {
         &from[self.below(from.len())]
     }
 
-    /// The text in pieces of random length, cut between characters.
+    /// Splits the text into chunks of random length, cut between characters.
     pub fn pieces<'a>(&mut self, text: &'a str) -> Vec<&'a str> {
         let longest = *self.pick(&[1, 2, 3, 8, 40]);
         let (mut pieces, mut rest) = (Vec::new(), text);

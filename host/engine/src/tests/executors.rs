@@ -1,4 +1,4 @@
-//! Executors that a test controls. They compute with the real one.
+//! Executors that a test controls. All of them compute with the real executor.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -9,10 +9,11 @@ use skep_model::{
     Batch, CpuExecutor, Executor, ExecutorLimits, KernelError, LogitRow, MemoryPlan, ModelError, RowOutput,
 };
 
-/// A test that fails before it opens its gate must not hang.
+/// Bounds the wait at a gate: a test that fails before it opens its gate must not hang.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Holds every step of the executors that it guards until it is opened, so that a test can arrange what waits.
+/// Holds every step of the executors that it guards until it is opened, so that a test can arrange the waiting
+/// requests.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
@@ -35,11 +36,11 @@ impl Gate {
         let (is_open, opened) = &*self.0;
         let is_open = is_open.lock().unwrap();
         let waited = opened.wait_timeout_while(is_open, LONGEST_WAIT, |is_open| !*is_open).unwrap();
-        assert!(!waited.1.timed_out(), "nobody opened the gate");
+        assert!(!waited.1.timed_out(), "the gate was not opened in time");
     }
 }
 
-/// Notes which positions of prompts made by [`Recorder::prompt`] are computed.
+/// Records which positions of prompts made by [`Recorder::prompt`] are computed.
 #[derive(Clone, Default)]
 pub struct Recorder(Arc<Mutex<HashSet<(u32, usize)>>>);
 
@@ -53,12 +54,12 @@ impl Recorder {
         Hooked { executor, before }
     }
 
-    /// A prompt whose tokens tell at each position whose they are: one of 26 owners.
+    /// Returns a prompt whose token at each position identifies its owner, one of 26.
     pub fn prompt(owner: u32, length: usize) -> Vec<u32> {
         (0..length).map(|position| u32::from(b'a') + (owner * 7 + position as u32) % 26).collect()
     }
 
-    /// How many positions of the owner's first `length` were computed since the last call.
+    /// Returns how many of the owner's first `length` positions were computed since the last call.
     pub fn take(&self, owner: u32, length: usize) -> usize {
         let mut computed = self.0.lock().unwrap();
         let before = computed.len();
@@ -77,7 +78,7 @@ impl Recorder {
     }
 }
 
-/// While it is off, every step fails.
+/// Fails every step while it is broken.
 #[derive(Clone, Default)]
 pub struct Breaker(Arc<AtomicBool>);
 
@@ -91,7 +92,8 @@ impl Breaker {
         Hooked { executor, before }
     }
 
-    /// Returns from a step before it is done, and tells of its failure when its tokens are asked for.
+    /// Returns an executor that returns from a step before it is done, and reports the step's failure when its
+    /// tokens are requested.
     pub fn guard_late(&self, executor: CpuExecutor) -> impl Executor + use<> {
         Late { executor, breaker: self.clone() }
     }
@@ -142,7 +144,8 @@ impl Executor for Late {
     }
 }
 
-/// Begins the next step with what it has drawn, as an executor on a device does, and counts how often that was the next one.
+/// Starts the next step with the tokens that it has drawn, as an executor on a device does, and counts how
+/// often that was the right step.
 #[derive(Clone, Default)]
 pub struct Ahead(Arc<Mutex<AheadCounts>>);
 
@@ -213,7 +216,7 @@ impl Executor for GoesOn {
     }
 }
 
-/// Calls `before` ahead of each step, and fails the step if that fails.
+/// Calls `before` ahead of each step, and fails the step if `before` fails.
 struct Hooked<F> {
     executor: CpuExecutor,
     before: F,

@@ -15,15 +15,16 @@ use crate::{
     TokenLogprob, TokenStream,
 };
 
-/// End of generation in the test tokenizer; ids below 256 are bytes.
+/// The end-of-generation token of the test tokenizer; ids below 256 are bytes.
 pub const EOS: u32 = 257;
 
-/// A byte-level tokenizer without merges: every byte is a token of the same number.
+/// Returns a byte-level tokenizer without merges: every byte is a token of the same number.
 pub fn byte_tokenizer() -> Tokenizer {
     tokenizer(&[])
 }
 
-/// The bytes, and longer tokens for what JSON is made of: most texts can be spelled in several ways.
+/// Returns a tokenizer with the bytes, and longer tokens for parts of JSON: most texts can be spelled in
+/// several ways.
 pub fn merging_tokenizer() -> Tokenizer {
     tokenizer(&[
         ("{", "\""),
@@ -75,7 +76,7 @@ fn tokenizer(merges: &[(&str, &str)]) -> Tokenizer {
             (symbol.to_string(), json!(byte))
         })
         .collect();
-    // The byte alphabet's names of a blank and a line break.
+    // These are the names of a blank and a line break in the byte alphabet.
     let symbols = |text: &str| text.replace(' ', "Ġ").replace('\n', "Ċ");
     let merges: Vec<(String, String)> =
         merges.iter().map(|(one, other)| (symbols(one), symbols(other))).collect();
@@ -99,7 +100,7 @@ fn tokenizer(merges: &[(&str, &str)]) -> Tokenizer {
     Tokenizer::from_json(tokenizer.to_string().as_bytes()).expect("the generated tokenizer is valid")
 }
 
-/// How the test model is run, if a test does not say otherwise.
+/// Returns the options of the test model, unless a test sets others.
 pub fn executor_options(kv_tokens: usize) -> ExecutorOptions {
     ExecutorOptions {
         threads: Some(1),
@@ -122,13 +123,13 @@ fn checkpoint() -> Checkpoint {
     Checkpoint::open(&path).expect("the fixture opens")
 }
 
-/// A model whose executor is wrapped by `wrap`.
+/// Loads a model whose executor is wrapped by `wrap`.
 pub fn model(kv_tokens: usize, wrap: impl FnOnce(CpuExecutor) -> Box<dyn Executor>) -> LoadedModel {
     let (checkpoint, executor) = executor(kv_tokens);
     loaded(&checkpoint, wrap(executor))
 }
 
-/// A model whose executor is made with these options.
+/// Loads a model whose executor is created with these options.
 pub fn model_with(options: ExecutorOptions) -> LoadedModel {
     let checkpoint = checkpoint();
     let weights = ModelWeights::load(&checkpoint, &options).expect("the fixture loads");
@@ -154,13 +155,13 @@ pub fn engine_with(kv_tokens: usize, options: EngineOptions) -> Engine {
     Engine::start(model(kv_tokens, |executor| Box::new(executor)), options).expect("the engine starts")
 }
 
-/// An engine with this many replicas.
+/// Starts an engine with this many replicas.
 pub fn replicas(count: usize, options: EngineOptions) -> Engine {
     let models = (0..count).map(|_| model(4096, |executor| Box::new(executor))).collect();
     Engine::start_replicas(models, options).expect("the engine starts")
 }
 
-/// For chats whose tools have long schemas: the prompt is the last message alone.
+/// Starts an engine for chats whose tools have long schemas: the prompt is the last message alone.
 pub fn engine_with_short_prompts() -> Engine {
     let mut model = model(8192, |executor| Box::new(executor));
     let template = "{# shows no tools, and knows of <tool_call> #}{{ messages[-1].content }}";
@@ -168,7 +169,7 @@ pub fn engine_with_short_prompts() -> Engine {
     Engine::start(model, EngineOptions::default()).expect("the engine starts")
 }
 
-/// With longer tokens than bytes.
+/// Starts an engine whose tokenizer has longer tokens than bytes.
 pub fn merging_engine(kv_tokens: usize, speculation: Speculation) -> Engine {
     let mut model = model(kv_tokens, |executor| Box::new(executor));
     model.tokenizer = Arc::new(merging_tokenizer());
@@ -180,7 +181,7 @@ pub fn engine() -> Engine {
     engine_with(4096, EngineOptions::default())
 }
 
-/// A greedy request that runs to exactly `max_tokens` unless a constraint or stop string ends it.
+/// Returns a greedy request that runs to exactly `max_tokens` unless a constraint or stop string ends it.
 pub fn greedy(prompt: &str, max_tokens: usize) -> GenerateRequest {
     let mut request = GenerateRequest::new(prompt.bytes().map(u32::from).collect());
     request.sampling = Sampling { temperature: 0.0, ..Sampling::default() };
@@ -205,7 +206,7 @@ impl Generated {
     }
 }
 
-/// What requests that run at the same time give, in their order.
+/// Runs requests at the same time and returns their results in order.
 pub async fn together(engine: &Engine, requests: &[GenerateRequest]) -> Vec<Generated> {
     let streams: Vec<_> = requests.iter().map(|request| engine.generate(request.clone()).unwrap()).collect();
     join_all(streams.into_iter().map(collect)).await.into_iter().map(|run| run.unwrap()).collect()

@@ -1,4 +1,4 @@
-//! A replica whose steps fail is avoided, and comes back by itself.
+//! Tests that a replica whose steps fail is avoided, and recovers by itself.
 
 use std::time::{Duration, Instant};
 
@@ -18,17 +18,17 @@ async fn fails(engine: &Engine) {
     assert!(matches!(generate(engine, greedy("x", 1)).await, Err(EngineError::Failed(_))));
 }
 
-/// The loop finds out by itself, so there is nothing else to wait for.
+/// Waits until the engine is ready. The loop detects it by itself, so there is nothing else to wait for.
 async fn becomes_ready(engine: &Engine) {
     let started = Instant::now();
     while engine.problem().is_some() {
-        assert!(started.elapsed() < Duration::from_secs(60), "it stays broken");
+        assert!(started.elapsed() < Duration::from_secs(60), "the engine stays broken");
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn an_engine_whose_steps_fail_says_so_until_one_succeeds() {
+async fn an_engine_reports_failing_steps_until_one_succeeds() {
     let breaker = Breaker::default();
     let engine = engine(1, &breaker);
     generate(&engine, greedy("x", 1)).await.unwrap();
@@ -47,7 +47,7 @@ async fn an_engine_whose_steps_fail_says_so_until_one_succeeds() {
 }
 
 #[tokio::test]
-async fn requests_go_to_the_replica_that_works() {
+async fn requests_go_to_the_working_replica() {
     let breaker = Breaker::default();
     let engine = engine(2, &breaker);
     breaker.set_broken(true);
@@ -63,7 +63,7 @@ async fn requests_go_to_the_replica_that_works() {
 }
 
 #[tokio::test]
-async fn a_failure_that_is_told_with_the_tokens_is_one_of_the_executor() {
+async fn a_failure_reported_while_sampling_counts_against_the_executor() {
     let breaker = Breaker::default();
     let engine = Engine::start_replicas(
         vec![model(1024, |executor| Box::new(breaker.guard_late(executor)))],

@@ -1,4 +1,4 @@
-//! Queueing, refusal, cancellation, deadlines, failure and shutdown.
+//! Tests of queueing, refusal, cancellation, deadlines, failure and shutdown.
 
 use std::time::{Duration, Instant};
 
@@ -29,19 +29,19 @@ async fn a_full_queue_refuses_with_an_estimate() {
 }
 
 #[tokio::test]
-async fn room_is_what_could_begin_at_once_and_background_work_leaves_a_place() {
+async fn room_counts_sequences_that_could_start_now() {
     let engine = engine_with(4096, EngineOptions { max_sequences: 3, ..EngineOptions::default() });
     let room = || (engine.room(Priority::Interactive), engine.room(Priority::Background));
     assert_eq!(room(), (3, 3));
     let mut background = greedy("in the background", 400);
     background.priority = Priority::Background;
     let background = engine.generate(background).unwrap();
-    assert_eq!(room(), (3, 1), "background work gives up its place");
+    assert_eq!(room(), (3, 1), "background work gives up its slot");
     let interactive = engine.generate(greedy("in the foreground", 400)).unwrap();
     assert_eq!(room(), (2, 0));
     drop((background, interactive));
     engine.drain(Duration::from_secs(60)).await;
-    assert_eq!(room(), (0, 0), "nothing begins in an engine that drains");
+    assert_eq!(room(), (0, 0), "an engine that drains starts no request");
 }
 
 #[tokio::test]
@@ -59,7 +59,7 @@ async fn dropping_a_stream_frees_its_pages() {
 }
 
 #[tokio::test]
-async fn under_pressure_nothing_is_lost_and_all_pages_come_back() {
+async fn under_pressure_no_output_is_lost_and_all_pages_are_freed() {
     let engine = engine_with(
         320,
         EngineOptions { step_tokens: Some(48), max_sequences: 6, ..EngineOptions::default() },
@@ -122,7 +122,8 @@ async fn interactive_work_is_admitted_before_background_work_and_sessions_take_t
             ended.send(name).unwrap();
         });
     }
-    // One runs after the other, and this runtime has one thread: tasks go on in the order in which streams end.
+    // The requests run one after the other, and this runtime has one thread, so tasks continue in the order in
+    // which streams finish.
     drop((running, ended));
     let mut names = Vec::new();
     while let Some(name) = order.recv().await {
@@ -132,12 +133,12 @@ async fn interactive_work_is_admitted_before_background_work_and_sessions_take_t
 }
 
 #[tokio::test]
-async fn what_cannot_run_is_refused_by_name() {
+async fn invalid_requests_are_refused_with_their_parameter() {
     let engine = engine_with(256, EngineOptions::default());
     let refused = |change: &dyn Fn(&mut crate::GenerateRequest)| {
         let mut request = greedy("prompt", 4);
         change(&mut request);
-        engine.generate(request).expect_err("it must be refused").to_string()
+        engine.generate(request).expect_err("the request must be refused").to_string()
     };
     assert!(refused(&|r| r.prompt.clear()).contains("prompt"));
     assert!(refused(&|r| r.prompt.push(320)).contains("320"));
@@ -162,7 +163,7 @@ async fn the_longest_request_that_fits_runs_to_the_end_of_the_context() {
 }
 
 #[tokio::test]
-async fn dropping_the_last_handle_ends_what_runs() {
+async fn dropping_the_last_handle_ends_running_requests() {
     let engine = engine();
     let mut stream = engine.generate(greedy("running", 400)).unwrap();
     first_token(&mut stream).await;
@@ -180,7 +181,7 @@ async fn draining_lets_running_work_finish_and_refuses_new_work() {
 }
 
 #[tokio::test]
-async fn draining_past_its_deadline_ends_what_runs() {
+async fn draining_past_its_deadline_ends_running_requests() {
     let engine = engine();
     let mut stream = engine.generate(greedy("running", 400)).unwrap();
     first_token(&mut stream).await;
@@ -227,7 +228,7 @@ impl Executor for Flaky {
 }
 
 #[tokio::test]
-async fn a_step_that_fails_or_panics_fails_its_requests_and_the_engine_goes_on() {
+async fn a_failed_step_fails_only_its_requests() {
     let model = model(4096, |executor| Box::new(Flaky(executor)));
     let engine = Engine::start(model, EngineOptions::default()).unwrap();
     let letters = || {

@@ -1,4 +1,4 @@
-//! The next step is begun before its tokens are known, and no output tells.
+//! Tests that starting the next step before its tokens are known changes no output.
 
 use super::executors::Ahead;
 use super::fixture::{generate, greedy, ids_together, model};
@@ -21,7 +21,7 @@ fn requests() -> Vec<GenerateRequest> {
 }
 
 #[tokio::test]
-async fn a_sequence_alone_is_begun_again_at_once_for_each_token_but_the_first_and_the_last() {
+async fn every_decode_step_of_a_single_sequence_is_started_ahead() {
     let (engine, ahead) = engine(4096, Speculation::Off);
     let run = generate(&engine, greedy("The quick brown fox", 40)).await.unwrap();
     let counts = ahead.counts();
@@ -29,7 +29,7 @@ async fn a_sequence_alone_is_begun_again_at_once_for_each_token_but_the_first_an
 }
 
 #[tokio::test]
-async fn outputs_are_those_of_an_engine_that_waits() {
+async fn outputs_match_an_engine_without_lookahead() {
     let plain = super::fixture::engine();
     let expected = ids_together(&plain, &requests()).await;
     for (kv_tokens, speculation) in

@@ -1,4 +1,5 @@
-//! A constrained output is what masked draws give, one after the other: what is drafted, forced or resumed changes nothing.
+//! Tests that a constrained output equals masked draws made one after the other: drafts, forced tokens and
+//! resumption change nothing.
 
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use super::fixture::{EOS, executor, generate, greedy, merging_engine, merging_to
 use crate::constraint::ConstraintCompiler;
 use crate::{Constraint, DraftLimits, Engine, GenerateRequest, Speculation};
 
-/// The tokens of a request by the plainest way: a mask, a draw, and the whole sequence computed anew for the next one.
+/// Returns the tokens of a request, computed in the plainest way: a mask, a draw, and the whole sequence
+/// computed anew for the next one.
 fn masked_draws(request: &GenerateRequest) -> Vec<u32> {
     let tokenizer = Arc::new(merging_tokenizer());
     let compiler = ConstraintCompiler::new(&tokenizer, 320, &[EOS], "reference").unwrap();
@@ -43,7 +45,8 @@ fn masked_draws(request: &GenerateRequest) -> Vec<u32> {
     output
 }
 
-/// Drafts whatever can be guessed, so that the tests do not depend on what steps take.
+/// Returns an engine that drafts everything that can be predicted, so that the tests do not depend on the
+/// duration of steps.
 fn eager() -> Engine {
     let limits = DraftLimits { adaptive: false, ..DraftLimits::default() };
     merging_engine(4096, Speculation::PromptLookup(limits))
@@ -85,7 +88,7 @@ fn constraints() -> Vec<Constraint> {
 }
 
 #[tokio::test]
-async fn every_seed_gives_the_masked_draws_with_drafts_and_without() {
+async fn every_seed_gives_the_masked_draws_with_and_without_drafts() {
     let engines = [eager(), merging_engine(4096, Speculation::Off)];
     let mut accepted = 0;
     for (number, constraint) in constraints().into_iter().enumerate() {
@@ -101,13 +104,13 @@ async fn every_seed_gives_the_masked_draws_with_drafts_and_without() {
             }
         }
     }
-    assert!(accepted > 100, "{accepted} drafted tokens came true");
+    assert!(accepted > 100, "{accepted} drafted tokens were accepted");
 }
 
 #[tokio::test]
-async fn what_the_form_says_next_takes_fewer_steps() {
+async fn output_predicted_by_the_form_takes_fewer_steps() {
     let engine = eager();
-    // A model that has learned nothing says what a bias makes it say.
+    // A model with random weights produces what a bias makes it produce.
     let mut request = request(forecast(), "{\"city\": \"a\"} then: ", 4);
     let likely = merging_tokenizer().encode(
         "{\"city\": \"ab\", \"days\": 12, \"units\": \"metric\"}",
@@ -123,7 +126,7 @@ async fn what_the_form_says_next_takes_fewer_steps() {
 }
 
 #[tokio::test]
-async fn a_resumed_output_goes_on_with_the_same_draws() {
+async fn a_resumed_output_continues_with_the_same_draws() {
     let engine = eager();
     for seed in 0..4 {
         let request = request(forecast(), "{\"city\":\"a\"} then: ", seed);
@@ -137,9 +140,10 @@ async fn a_resumed_output_goes_on_with_the_same_draws() {
 }
 
 #[tokio::test]
-async fn only_where_no_other_token_is_allowed_is_one_taken_without_a_draw() {
+async fn a_token_is_taken_without_a_draw_only_if_no_other_is_allowed() {
     let engine = eager();
-    // In a text of longer tokens there is a choice of spelling; where a byte has no longer token there is none.
+    // A text of longer tokens can be spelled in several ways; a byte that no longer token contains has one
+    // spelling.
     let constraint = Constraint::Regex("zzz(city){3}zzz".to_string());
     let run = generate(&engine, request(constraint, "Answer: ", 1)).await.unwrap();
     assert_eq!(run.text, "zzzcitycitycityzzz");

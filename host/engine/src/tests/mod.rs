@@ -1,5 +1,5 @@
-//! Behaviour of a whole engine over a small model with random weights and a byte-level tokenizer: what is generated
-//! must not depend on what else runs, on what is cached, or on how steps are cut.
+//! Tests of a whole engine over a small model with random weights and a byte-level tokenizer: the output must
+//! not depend on concurrent requests, on cached pages, or on how steps are cut.
 
 mod batching;
 mod chunking;

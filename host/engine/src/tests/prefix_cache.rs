@@ -1,4 +1,4 @@
-//! A cached prefix saves work and changes nothing.
+//! Tests that a cached prefix saves work and changes no output.
 
 use futures::future::join_all;
 
@@ -19,7 +19,7 @@ async fn a_warm_cache_gives_the_same_output() {
 }
 
 #[tokio::test]
-async fn the_next_turn_finds_the_output_of_the_last() {
+async fn the_next_turn_reuses_the_output_of_the_last() {
     let engine = engine();
     let first = generate(&engine, greedy(PROMPT, 40)).await.unwrap();
     let mut next = greedy(PROMPT, 20);
@@ -57,7 +57,7 @@ async fn tenants_do_not_see_each_others_prefixes() {
 }
 
 #[tokio::test]
-async fn a_cache_smaller_than_the_work_evicts_and_stays_right() {
+async fn a_cache_smaller_than_the_work_evicts_and_stays_correct() {
     let small = super::fixture::engine_with(128, crate::EngineOptions::default());
     for round in 0..3 {
         for prompt in ["first topic ", "second topic ", "third topic "] {
@@ -68,7 +68,7 @@ async fn a_cache_smaller_than_the_work_evicts_and_stays_right() {
     }
 }
 
-/// A request whose prompt's positions the recorder can tell apart.
+/// Returns a request whose prompt positions the recorder can tell apart.
 fn recorded(owner: u32, length: usize, max_tokens: usize) -> GenerateRequest {
     let mut request = greedy("", max_tokens);
     request.prompt = Recorder::prompt(owner, length);
@@ -76,14 +76,15 @@ fn recorded(owner: u32, length: usize, max_tokens: usize) -> GenerateRequest {
 }
 
 #[tokio::test]
-async fn what_is_reported_as_cached_was_not_computed_and_the_rest_was() {
+async fn exactly_the_tokens_not_reported_as_cached_are_computed() {
     let recorder = Recorder::default();
     let model = model(4096, |executor| Box::new(recorder.watch(executor)));
     let engine =
         Engine::start(model, EngineOptions { step_tokens: Some(24), ..EngineOptions::default() }).unwrap();
     for length in [100, 100, 161, 160, 176, 50, 1] {
         let mut request = recorded(0, length, 9);
-        // What it forces at the beginning joins the prefill of the prompt, and is no part of the prompt.
+        // Tokens that the constraint forces at the beginning join the prefill of the prompt, but are not part
+        // of the prompt.
         request.constraint = Some(Constraint::Regex("FORCED[A-Z]{3}".to_string()));
         let usage = generate(&engine, request).await.unwrap().finished.usage;
         assert!(usage.forced_tokens >= 6);
@@ -92,7 +93,7 @@ async fn what_is_reported_as_cached_was_not_computed_and_the_rest_was() {
 }
 
 #[tokio::test]
-async fn preempted_sequences_report_as_cached_what_was_never_computed() {
+async fn preempted_sequences_report_only_never_computed_tokens_as_cached() {
     let recorder = Recorder::default();
     let model = model(512, |executor| Box::new(recorder.watch(executor)));
     let engine =
@@ -101,7 +102,7 @@ async fn preempted_sequences_report_as_cached_what_was_never_computed() {
         generate(&engine, recorded(owner, 64, 1)).await.unwrap();
         recorder.take(owner, 64);
     }
-    // They begin with what is cached of them, and then grow until there is no room for all.
+    // The sequences start with their cached pages, and then grow until there is no room for all of them.
     let streams = (0..4).map(|owner| engine.generate(recorded(owner, 96, 160)).unwrap());
     let runs = join_all(streams.collect::<Vec<_>>().into_iter().map(collect)).await;
     for (owner, run) in (0..4).zip(runs) {
@@ -130,7 +131,7 @@ async fn sessions_that_start_together_compute_their_common_prompt_once() {
     let runs = join_all(streams.into_iter().map(collect)).await;
     let cached: Vec<_> = runs.into_iter().map(|run| run.unwrap().finished.usage.cached_tokens).collect();
     assert_eq!(cached[0], 0);
-    // At the most one page is computed again: where waiting for it would have taken longer.
+    // At most one page is computed again, where waiting for it would have taken longer.
     let shared = (PROMPT.len() / 16 * 16) as u32;
     assert!(cached[1..].iter().all(|cached| *cached + 16 >= shared), "{cached:?} of {shared}");
 }

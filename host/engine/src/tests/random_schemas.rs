@@ -1,4 +1,4 @@
-//! Random JSON Schemas of every keyword that is enforced, of bounded depth.
+//! Random JSON Schemas of bounded depth, with every keyword that is enforced.
 
 use serde_json::{Map, Value, json};
 
@@ -21,7 +21,7 @@ const NAME_PATTERNS: [&str; 3] = ["^x_", "^[0-9]+$", "_s$"];
 const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
-/// A schema that may refer to `#/$defs/leaf` and to itself in `#/$defs/tree`.
+/// Returns a schema that may refer to `#/$defs/leaf` and to the recursive `#/$defs/tree`.
 pub fn schema(draws: &mut Draws) -> Value {
     let mut root = value(draws, 0);
     if let Some(members) = root.as_object_mut() {
@@ -30,7 +30,7 @@ pub fn schema(draws: &mut Draws) -> Value {
     root
 }
 
-/// Adds keywords that a mask cannot follow, and annotations that nobody knows.
+/// Adds keywords that a mask cannot follow, and unknown annotations.
 pub fn loosen(draws: &mut Draws, schema: &mut Value) {
     let Value::Object(members) = schema else { return };
     for (key, value) in members.iter_mut() {
@@ -69,7 +69,7 @@ pub fn loosen(draws: &mut Draws, schema: &mut Value) {
     }
 }
 
-/// As a tool's parameters: an object.
+/// Returns a schema for a tool's parameters, which are an object.
 pub fn object_schema(draws: &mut Draws) -> Value {
     let mut root = object(draws, 0);
     root["$defs"] = json!({"leaf": scalar(draws), "tree": tree(draws)});
@@ -98,7 +98,7 @@ fn value(draws: &mut Draws, depth: usize) -> Value {
     }
 }
 
-/// Notes and keywords that assert nothing, beside some that do.
+/// Returns a schema with annotations and keywords that assert nothing, along with some that do.
 fn noted(draws: &mut Draws, depth: usize) -> Value {
     let mut schema = value(draws, depth + 1);
     if let Some(members) = schema.as_object_mut() {
@@ -244,7 +244,7 @@ fn object(draws: &mut Draws, depth: usize) -> Value {
     schema.into()
 }
 
-/// Alternatives that exclude each other: by a tag, by type or by value.
+/// Returns alternatives that exclude each other: by a tag, by type or by value.
 fn one_of(draws: &mut Draws, depth: usize) -> Value {
     let alternatives = match draws.below(3) {
         0 => ["one", "two", "three"][..2 + draws.below(2)]
@@ -265,7 +265,7 @@ fn one_of(draws: &mut Draws, depth: usize) -> Value {
     json!({"oneOf": alternatives})
 }
 
-/// Members that can hold together.
+/// Returns members of `allOf` that can hold together.
 fn all_of(draws: &mut Draws, depth: usize) -> Value {
     match draws.below(4) {
         0 => json!({"allOf": [string(draws), {"minLength": 1}]}),

@@ -1,4 +1,5 @@
-//! A generation that was cut off and is asked for again with what it had produced: it ends as if nothing had happened.
+//! Tests of a generation that was cut off and is requested again with the output it had produced: it finishes
+//! as if it had not been interrupted.
 
 use serde_json::json;
 use skep_model::Sampling;
@@ -6,7 +7,7 @@ use skep_model::Sampling;
 use super::fixture::{engine, generate, greedy};
 use crate::{Constraint, EngineError, GenerateRequest};
 
-/// Every kind of request whose next token depends on more than the tokens before it.
+/// Returns every kind of request whose next token depends on more than the tokens before it.
 fn requests() -> Vec<GenerateRequest> {
     let drawn = GenerateRequest {
         sampling: Sampling { repetition_penalty: 1.3, frequency_penalty: 0.5, ..Sampling::default() },
@@ -30,7 +31,7 @@ fn requests() -> Vec<GenerateRequest> {
 }
 
 #[tokio::test]
-async fn a_resumed_generation_goes_on_with_the_next_draw() {
+async fn a_resumed_generation_continues_with_the_next_draw() {
     let engine = engine();
     for request in requests() {
         let whole = generate(&engine, request.clone()).await.unwrap();
@@ -45,7 +46,7 @@ async fn a_resumed_generation_goes_on_with_the_next_draw() {
 }
 
 #[tokio::test]
-async fn output_that_cannot_have_been_produced_is_refused() {
+async fn resuming_from_impossible_output_is_refused() {
     let engine = engine();
     let schema = json!({"const": {"a": 1}});
     let constrained = GenerateRequest {

@@ -1,4 +1,4 @@
-//! Which replica serves a request, seen from outside: by what each of them has admitted.
+//! Tests of routing, seen from outside: by the requests that each replica has admitted.
 
 use std::time::Duration;
 
@@ -18,20 +18,20 @@ fn of_session(session: &str, prompt: &str) -> GenerateRequest {
     request
 }
 
-/// Prompt tokens that each replica has admitted.
+/// Returns the number of prompt tokens that each replica has admitted.
 fn admitted(engine: &Engine) -> Vec<u64> {
     engine.replica_stats().iter().map(|stats| stats.prompt_tokens).collect()
 }
 
-/// The replica that `request` goes to.
+/// Returns the index of the replica that `request` goes to.
 async fn replica_of(engine: &Engine, request: GenerateRequest) -> usize {
     let before = admitted(engine);
-    generate(engine, request).await.expect("it runs");
+    generate(engine, request).await.expect("the request runs");
     let after = admitted(engine);
-    (0..before.len()).find(|at| before[*at] != after[*at]).expect("some replica has admitted it")
+    (0..before.len()).find(|at| before[*at] != after[*at]).expect("some replica has admitted the request")
 }
 
-/// Replicas of which the first has a request that it does not get on with until the gate opens.
+/// Starts replicas of which the first is blocked by a request until the gate opens.
 async fn first_occupied(count: usize) -> (Engine, Gate, TokenStream) {
     let gate = Gate::default();
     let models = (0..count).map(|at| match at {
@@ -63,7 +63,7 @@ async fn a_session_stays_where_its_pages_are() {
 }
 
 #[tokio::test]
-async fn a_sub_agent_begins_where_its_parent_is_at_home() {
+async fn a_sub_agent_starts_on_the_home_of_its_parent() {
     let (engine, gate, occupied) = first_occupied(2).await;
     assert_eq!(replica_of(&engine, of_session("parent", PROMPT)).await, 1);
     gate.open();
@@ -71,7 +71,7 @@ async fn a_sub_agent_begins_where_its_parent_is_at_home() {
     let mut child = of_session("child", "short");
     child.affinity.parent = Some("parent".to_string());
     assert_eq!(replica_of(&engine, child).await, 1);
-    assert_eq!(replica_of(&engine, of_session("child", "short")).await, 1, "then it has a home of its own");
+    assert_eq!(replica_of(&engine, of_session("child", "short")).await, 1, "the child has its own home");
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn a_new_session_goes_where_its_prefix_is_cached() {
 }
 
 #[tokio::test]
-async fn a_burst_is_spread_though_nothing_of_it_has_run_yet() {
+async fn a_burst_is_spread_before_any_of_it_has_run() {
     let gate = Gate::default();
     let models = (0..4).map(|_| model(4096, |executor| Box::new(gate.guard(executor)))).collect();
     let engine = Engine::start_replicas(models, EngineOptions::default()).unwrap();
@@ -99,7 +99,7 @@ async fn a_burst_is_spread_though_nothing_of_it_has_run_yet() {
 }
 
 #[tokio::test]
-async fn round_robin_takes_no_notice_of_sessions() {
+async fn round_robin_ignores_sessions() {
     let engine = replicas(3, EngineOptions { routing: Routing::RoundRobin, ..EngineOptions::default() });
     let mut order = Vec::new();
     for _ in 0..6 {
@@ -118,7 +118,7 @@ async fn all_replicas_give_the_same_output() {
 }
 
 #[tokio::test]
-async fn a_full_queue_sends_a_session_elsewhere_and_only_full_queues_refuse() {
+async fn a_full_queue_moves_a_session_and_only_full_queues_refuse() {
     let gate = Gate::default();
     let models = (0..2).map(|_| model(4096, |executor| Box::new(gate.guard(executor)))).collect();
     let options = EngineOptions { max_sequences: 1, max_queue: 1, ..EngineOptions::default() };
@@ -129,7 +129,7 @@ async fn a_full_queue_sends_a_session_elsewhere_and_only_full_queues_refuse() {
     let waiting = submit().unwrap();
     let mut elsewhere = submit().unwrap();
     started(&mut elsewhere).await;
-    assert!(admitted(&engine).iter().all(|tokens| *tokens > 0), "both replicas work for the session");
+    assert!(admitted(&engine).iter().all(|tokens| *tokens > 0), "both replicas run requests of the session");
     let also_waiting = submit().unwrap();
     assert!(matches!(submit(), Err(EngineError::Busy { .. })));
     gate.open();
@@ -143,7 +143,7 @@ async fn a_full_queue_sends_a_session_elsewhere_and_only_full_queues_refuse() {
 }
 
 #[tokio::test]
-async fn replicas_are_of_one_model() {
+async fn replicas_must_be_of_one_model() {
     let models = vec![model(1024, |executor| Box::new(executor)), model(2048, |executor| Box::new(executor))];
     let error = Engine::start_replicas(models, EngineOptions::default()).unwrap_err();
     assert!(error.to_string().contains("not a replica"), "{error}");
@@ -151,7 +151,7 @@ async fn replicas_are_of_one_model() {
 }
 
 #[tokio::test]
-async fn the_places_that_replicas_run_in_are_told_once_each() {
+async fn each_device_of_the_replicas_is_listed_once() {
     let mut models: Vec<_> = (0..3).map(|_| model(1024, |executor| Box::new(executor))).collect();
     models[0].device = "cuda:0".to_owned();
     let engine = Engine::start_replicas(models, EngineOptions::default()).unwrap();

@@ -1,4 +1,5 @@
-//! The tokens and log-probabilities of a request are the same bits as alone, whatever the engine does beside it.
+//! Tests that the tokens and log-probabilities of a request are bit-identical to those of the request alone,
+//! whatever else the engine does.
 
 use futures::future::{BoxFuture, join_all};
 use skep_model::{ExecutorOptions, Sampling};
@@ -10,11 +11,11 @@ use super::fixture::{
 use crate::{DraftLimits, Engine, EngineOptions, EngineStats, GenerateRequest, Speculation};
 
 const PROMPT: &str = "one two three, one two four, ";
-/// Engines that each run another schedule.
+/// Number of engines, each with another schedule.
 const ROUNDS: u64 = 30;
 
-/// Requests that are looked at: greedy and drawn, and long enough for several blocks of attention. A model with random
-/// weights repeats itself when it is kept to a few letters, so that there is something to draft.
+/// Returns the requests to compare: greedy and drawn, and long enough for several blocks of attention. A model
+/// with random weights repeats itself when it is restricted to a few letters, which gives drafts a chance.
 fn observed() -> Vec<GenerateRequest> {
     let mut greedy = greedy(&PROMPT.repeat(7), 70);
     greedy.sampling.logit_bias = "abcd".bytes().map(|letter| (u32::from(letter), 4.0)).collect();
@@ -30,7 +31,7 @@ fn observed() -> Vec<GenerateRequest> {
     vec![greedy, warm, hot]
 }
 
-/// All numbers that a caller gets.
+/// All numbers that a caller receives.
 type Bits = Vec<(u32, u32, Vec<(u32, u32)>)>;
 
 fn bits(run: &Generated) -> Bits {
@@ -44,7 +45,7 @@ fn bits(run: &Generated) -> Bits {
         .collect()
 }
 
-/// An engine whose threads, stages, replicas, pages, budget and drafts are random.
+/// Starts an engine whose threads, stages, replicas, pages, budget and drafts are random.
 fn random_engine(dice: &mut Dice) -> (Engine, String) {
     let executor = ExecutorOptions {
         threads: Some(1 + dice.roll(3)),
@@ -66,7 +67,7 @@ fn random_engine(dice: &mut Dice) -> (Engine, String) {
     (Engine::start_replicas(models, options).expect("the engine starts"), described)
 }
 
-/// A request whose prompt may begin like those that are looked at.
+/// Returns a request whose prompt may share a prefix with the compared requests.
 fn neighbour(dice: &mut Dice) -> GenerateRequest {
     let mut request = greedy(&PROMPT.repeat(7), 1 + dice.roll(80));
     request.prompt.truncate(dice.roll(180));
@@ -76,7 +77,7 @@ fn neighbour(dice: &mut Dice) -> GenerateRequest {
     request
 }
 
-/// Runs the requests together with random neighbours, of which some are withdrawn.
+/// Runs the requests together with random neighbors, some of which are cancelled.
 async fn among_others(engine: &Engine, dice: &mut Dice, requests: &[GenerateRequest]) -> Vec<Generated> {
     let mut all: Vec<BoxFuture<'_, Option<(usize, Generated)>>> = Vec::new();
     for (index, request) in requests.iter().enumerate() {
@@ -89,13 +90,15 @@ async fn among_others(engine: &Engine, dice: &mut Dice, requests: &[GenerateRequ
                 match withdrawn {
                     0 => drop(stream),
                     1 => first_token(&mut stream).await,
-                    _ => drop(collect(stream).await.expect("the neighbour ends")),
+                    _ => drop(collect(stream).await.expect("the neighbor finishes")),
                 }
                 None
             }));
         }
         let stream = engine.generate(request.clone()).expect("there is room");
-        all.push(Box::pin(async move { Some((index, collect(stream).await.expect("the request ends"))) }));
+        all.push(Box::pin(
+            async move { Some((index, collect(stream).await.expect("the request finishes"))) },
+        ));
     }
     let mut runs: Vec<(usize, Generated)> = join_all(all).await.into_iter().flatten().collect();
     runs.sort_by_key(|(index, _)| *index);
@@ -103,11 +106,11 @@ async fn among_others(engine: &Engine, dice: &mut Dice, requests: &[GenerateRequ
 }
 
 #[tokio::test]
-async fn tokens_and_log_probabilities_are_those_of_a_request_alone() {
+async fn tokens_and_log_probabilities_match_a_request_alone() {
     let requests = observed();
     let mut alone = Vec::new();
     for request in &requests {
-        // A fresh engine each, so that nothing is cached.
+        // Each request gets a fresh engine, so that nothing is cached.
         alone.push(bits(&generate(&engine(), request.clone()).await.unwrap()));
     }
     let seed = u64::from(std::process::id());
@@ -129,11 +132,11 @@ async fn tokens_and_log_probabilities_are_those_of_a_request_alone() {
         total.cached_tokens += stats.cached_tokens;
     }
     let met = [total.preemptions, total.accepted_tokens, total.rejected_tokens, total.cached_tokens];
-    assert!(met.iter().all(|count| *count > 0), "something never happened: {total:?}");
+    assert!(met.iter().all(|count| *count > 0), "one of the counts is zero: {total:?}");
 }
 
 #[tokio::test]
-async fn scores_of_a_prompt_are_the_same_bits_in_any_company() {
+async fn prompt_scores_are_bit_identical_among_other_requests() {
     let mut request = greedy(&PROMPT.repeat(7), 1);
     request.prompt_logprobs = Some(2);
     let scores = |run: &Generated| -> Vec<Option<u32>> {

@@ -1,8 +1,8 @@
-//! Random schemas and random sampling: what ends by itself validates, by another implementation; what does not, says
-//! that it was cut off.
+//! Random schemas and random sampling: output that finishes by itself validates with another implementation,
+//! and output that does not reports that it was cut off.
 //!
-//! Each case is its seed, which a failure prints: to repeat one, let the loop run over that seed only. For a longer
-//! run raise `WALKS` and `GENERATIONS`, or move `FIRST_SEED`.
+//! Each case is identified by its seed, which a failure prints. To repeat a case, let the loop run over that
+//! seed only. For a longer run, raise `WALKS` and `GENERATIONS`, or move `FIRST_SEED`.
 
 use futures::StreamExt;
 use serde_json::Value;
@@ -17,17 +17,17 @@ use crate::constraint::{ConstraintCompiler, OutputConstraint, Spelling, Unenforc
 use crate::{Constraint, Engine, EngineError, FinishReason};
 
 const FIRST_SEED: u64 = 0;
-/// Cases without a model: any allowed token may come next.
+/// Number of cases without a model, in which any allowed token may come next.
 const WALKS: u64 = 400;
-/// Cases through the engine, half of them tool calls.
+/// Number of cases through the engine, half of them tool calls.
 const GENERATIONS: u64 = 120;
 const MAX_TOKENS: usize = 160;
 
-/// Panics with the seed if the text is not what the schema asks for.
+/// Panics with the seed if the text does not satisfy the schema.
 fn validate(seed: u64, schema: &Value, text: &str) {
     let value: Value = match serde_json::from_str(text) {
         Ok(value) => value,
-        // JSON has no largest number; this reader has.
+        // JSON has no largest number, but this parser has one.
         Err(error) if error.to_string().contains("number out of range") => return,
         Err(error) => panic!("seed {seed}: {error}: {text}\nof {schema}"),
     };
@@ -38,7 +38,7 @@ fn validate(seed: u64, schema: &Value, text: &str) {
     }
 }
 
-/// Panics with the seed if the text is neither what the schema asks for nor one that a named check refuses.
+/// Panics with the seed if the text neither satisfies the schema nor is refused by a named check.
 fn validate_or_reject(seed: u64, schema: &Value, text: &str, unenforced: &[UnenforcedValue]) -> bool {
     let value: Value = match serde_json::from_str(text) {
         Ok(value) => value,
@@ -52,7 +52,8 @@ fn validate_or_reject(seed: u64, schema: &Value, text: &str, unenforced: &[Unenf
     !rejected
 }
 
-/// A walk through what a constraint allows, and its tokens; `None` where it was not complete after `limit` tokens.
+/// Walks at random through the text that a constraint allows. Returns the text and its tokens; `None` if it was
+/// not complete after `limit` tokens.
 pub fn walk(
     state: &mut OutputConstraint,
     tokenizer: &Tokenizer,
@@ -74,7 +75,8 @@ pub fn walk(
         let mask = state.mask()?;
         let allowed: Vec<u32> =
             (0..320).filter(|id| mask.words()[*id as usize / 32] >> (id % 32) & 1 == 1).collect();
-        // Closing characters are taken more often, or strings and lists would rarely end; blanks less often.
+        // Closing characters are taken more often, or strings and lists would rarely end; blanks are taken less
+        // often.
         let is = |id: u32, bytes: &[u8]| {
             tokenizer.token_bytes(id).is_some_and(|of| of.iter().all(|b| bytes.contains(b)))
         };
@@ -114,7 +116,7 @@ fn every_walk_through_a_random_schema_validates_or_is_checked() {
             let mut state = match compiler.compile(&constraint) {
                 Ok(state) => state,
                 Err(EngineError::Constraint { message, .. }) => {
-                    assert!(!message.contains("the compiler failed"), "seed {seed}: {message}\n{schema}");
+                    assert!(!message.contains("the compiler panicked"), "seed {seed}: {message}\n{schema}");
                     refused += 1;
                     if turn == 0 {
                         println!("seed {seed} is refused: {message}");
@@ -142,13 +144,13 @@ fn every_walk_through_a_random_schema_validates_or_is_checked() {
             }
         }
     }
-    println!("{finished} walks finished, {rejected} of them for a check to refuse, {refused} were refused");
+    println!("{finished} walks finished, {rejected} of them refused by a check, {refused} were refused");
     assert!(finished > WALKS && refused < WALKS, "{finished} walks finished and {refused} were refused");
-    assert!(rejected > 0, "no walk met a check");
+    assert!(rejected > 0, "no walk was refused by a check");
 }
 
 #[tokio::test]
-async fn every_generation_of_a_random_schema_validates_or_says_length() {
+async fn every_generation_of_a_random_schema_validates_or_reports_length() {
     let engine = engine_with_short_prompts();
     let tokenizer = std::sync::Arc::new(byte_tokenizer());
     let compiler = ConstraintCompiler::new(&tokenizer, 320, &[EOS], "fuzz").expect("a compiler");

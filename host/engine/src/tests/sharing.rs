@@ -1,4 +1,4 @@
-//! The operator's weights and meter in a running engine.
+//! Tests of the operator's weights and meter in a running engine.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -12,7 +12,7 @@ use super::fixture::{collect, engine_with, generate, greedy, model};
 use crate::{Engine, EngineOptions, Priority, TokenMeter, Weights};
 
 #[tokio::test]
-async fn weights_decide_whose_requests_begin() {
+async fn weights_decide_whose_requests_start() {
     let gate = Gate::default();
     let weight = |weight| NonZeroU32::new(weight).unwrap();
     let weights = Weights { agents: [("much".to_string(), weight(3))].into(), ..Weights::default() };
@@ -31,7 +31,8 @@ async fn weights_decide_whose_requests_begin() {
             });
         }
     }
-    // From now on they are polled in the order in which the engine wakes them, hence come to their end in its order.
+    // From now on the streams are polled in the order in which the engine wakes them, and so finish in the
+    // engine's order.
     assert!(ended.next().now_or_never().is_none(), "the gate holds all of them");
     gate.open();
     collect(started).await.unwrap();
@@ -49,7 +50,7 @@ impl TokenMeter for Counted {
 }
 
 #[tokio::test]
-async fn the_meter_is_told_what_each_tenant_got_but_for_what_was_cached() {
+async fn the_meter_counts_the_uncached_tokens_of_each_tenant() {
     let counted = Arc::new(Counted::default());
     let engine =
         engine_with(4096, EngineOptions { meter: Some(counted.clone()), ..EngineOptions::default() });

@@ -1,4 +1,4 @@
-//! Drafts change how many steps an output takes, and nothing else.
+//! Tests that drafts change the number of steps that an output takes, and nothing else.
 
 use serde_json::json;
 use skep_model::Sampling;
@@ -8,7 +8,8 @@ use crate::{
     Constraint, DraftLimits, Engine, EngineOptions, EngineStats, FinishReason, GenerateRequest, Speculation,
 };
 
-/// Drafts whatever can be guessed, so that the tests do not depend on what steps take.
+/// Returns an engine that drafts everything that can be predicted, so that the tests do not depend on the
+/// duration of steps.
 fn speculating(kv_tokens: usize) -> Engine {
     let limits = DraftLimits { adaptive: false, ..DraftLimits::default() };
     let speculation = Speculation::PromptLookup(limits);
@@ -19,7 +20,8 @@ fn plain(kv_tokens: usize) -> Engine {
     engine_with(kv_tokens, EngineOptions { speculation: Speculation::Off, ..EngineOptions::default() })
 }
 
-/// A model with random weights repeats itself when it is kept to a few letters.
+/// Returns a request for a repetitive output: a model with random weights repeats itself when it is restricted
+/// to a few letters.
 fn repetitive(max_tokens: usize) -> GenerateRequest {
     let mut request = greedy(&"one two three, ".repeat(6), max_tokens);
     request.sampling.logit_bias = few_letters();
@@ -30,7 +32,7 @@ fn few_letters() -> Vec<(u32, f32)> {
     "abcd".bytes().map(|letter| (u32::from(letter), 4.0)).collect()
 }
 
-/// Now and then leaves what was said before, and comes back to it.
+/// Returns a request whose output now and then leaves the earlier text, and returns to it.
 fn drawn(seed: u64) -> GenerateRequest {
     let mut request = repetitive(80);
     request.sampling = Sampling { temperature: 1.0, top_k: 2, ..request.sampling };
@@ -38,13 +40,13 @@ fn drawn(seed: u64) -> GenerateRequest {
     request
 }
 
-/// All that a caller is told, but for the times and the counts of drafts.
+/// Returns everything that a caller receives, except the times and the counts of drafts.
 fn told(run: &Generated) -> (&str, &[u32], &FinishReason, u32, Vec<Option<u32>>) {
     let logprobs = run.logprobs.iter().map(|l| l.as_ref().map(|l| l.id)).collect();
     (&run.text, &run.ids, run.reason(), run.finished.usage.forced_tokens, logprobs)
 }
 
-/// Runs the requests one after the other with and without drafts; gives the totals with them.
+/// Runs the requests one after the other with and without drafts. Returns the totals with drafts.
 async fn assert_same_alone(requests: &[GenerateRequest]) -> EngineStats {
     let (with, without) = (speculating(4096), plain(4096));
     for request in requests {
@@ -171,7 +173,7 @@ async fn logprobs_are_those_of_every_row() {
     assert_eq!(found.prompt_logprobs.unwrap().len(), expected.prompt_logprobs.unwrap().len());
 }
 
-/// Requests of all kinds, some long enough to be prefilled in chunks beside the drafts of others.
+/// Returns requests of all kinds, some long enough to be prefilled in chunks alongside the drafts of others.
 fn mixed() -> Vec<GenerateRequest> {
     let mut requests: Vec<_> = (0..4).map(drawn).collect();
     requests.push(repetitive(150));
@@ -184,7 +186,7 @@ fn mixed() -> Vec<GenerateRequest> {
 }
 
 #[tokio::test]
-async fn company_in_the_batch_changes_nothing() {
+async fn other_requests_in_the_batch_change_nothing() {
     let mut expected = Vec::new();
     for request in mixed() {
         expected.push(generate(&plain(4096), request).await.unwrap());
@@ -206,7 +208,7 @@ async fn company_in_the_batch_changes_nothing() {
 }
 
 #[tokio::test]
-async fn drafts_hold_while_pages_run_out() {
+async fn drafts_change_nothing_while_pages_run_out() {
     let requests: Vec<_> =
         (0..6).map(|n| greedy(&format!("{n} request {n} of several, request {n} of several"), 150)).collect();
     let mut expected = Vec::new();
@@ -224,8 +226,8 @@ async fn drafts_hold_while_pages_run_out() {
 }
 
 #[tokio::test]
-async fn drafts_preempt_nobody() {
-    // Room for both outputs to the last page, and for none of the drafts beyond.
+async fn drafts_preempt_no_sequence() {
+    // There is room for both outputs to the last page, and for none of the drafts beyond.
     let request = |n: usize| greedy(&format!("{n}{}", "ab".repeat(7)), 64 - 15 + 1);
     let engine = speculating(2 * 64 + 16);
     together(&engine, &[request(1), request(2)]).await;
@@ -234,7 +236,7 @@ async fn drafts_preempt_nobody() {
 }
 
 #[tokio::test]
-async fn what_was_accepted_is_cached_and_what_was_rejected_is_not() {
+async fn accepted_drafts_are_cached_and_rejected_ones_are_not() {
     let engine = speculating(4096);
     let first = generate(&engine, drawn(1)).await.unwrap();
     assert!(first.finished.usage.rejected_tokens > 0, "{:?}", first.finished.usage);
@@ -248,17 +250,17 @@ async fn what_was_accepted_is_cached_and_what_was_rejected_is_not() {
 }
 
 #[tokio::test]
-async fn forced_tokens_take_one_step_together_also_amid_an_output_and_beside_drafts() {
-    // Three letters are drawn; what stands between them is forced.
+async fn consecutive_forced_tokens_take_one_step_even_beside_drafts() {
+    // Three letters are drawn; the text between them is forced.
     let pattern = "[ab] and then, after a while, [ab] and then, after a while, [ab] and that is all";
     let mut request = greedy("x", 200);
     request.constraint = Some(Constraint::Regex(pattern.to_string()));
     let without = plain(4096);
     let expected = generate(&without, request.clone()).await.unwrap();
     assert_eq!(expected.ids.len() - 3, expected.finished.usage.forced_tokens as usize);
-    assert_eq!(without.stats().steps, 3, "the prompt and two letters with what is forced before them");
+    assert_eq!(without.stats().steps, 3, "the prompt and two letters with the text forced before them");
 
-    // The prompt says it all, so the drafts hold the forced tokens too.
+    // The prompt contains the whole output, so the drafts hold the forced tokens too.
     let said = format!("{} {}", expected.text, &expected.text);
     request.prompt = said.bytes().map(u32::from).collect();
     request.sampling.logit_bias = vec![(u32::from(expected.text.as_bytes()[0]), 100.0)];
@@ -270,7 +272,7 @@ async fn forced_tokens_take_one_step_together_also_amid_an_output_and_beside_dra
 }
 
 #[tokio::test]
-async fn measured_pace_keeps_the_output_too() {
+async fn adaptive_drafting_keeps_the_output() {
     let engine = engine_with(
         4096,
         EngineOptions { speculation: Speculation::prompt_lookup(), ..EngineOptions::default() },

@@ -1,4 +1,5 @@
-//! Values that masks cannot enforce: a wrong one is generated again, nobody is told of it, and nothing else changes.
+//! Tests of values that masks cannot enforce: a wrong one is generated again without being reported, and
+//! nothing else changes.
 
 use serde_json::{Value, json};
 use skep_model::Sampling;
@@ -13,7 +14,7 @@ use crate::{
 
 fn request(schema: Value, seed: u64) -> GenerateRequest {
     GenerateRequest {
-        // Random weights say as much white space as they may.
+        // Random weights produce as much white space as they may.
         sampling: Sampling {
             temperature: 1.0,
             logit_bias: vec![(9, -50.0), (10, -50.0), (13, -50.0), (32, -3.0)],
@@ -26,7 +27,7 @@ fn request(schema: Value, seed: u64) -> GenerateRequest {
     }
 }
 
-/// Few items to choose from, so that two are often equal.
+/// Returns a schema with few items to choose from, so that two are often equal.
 fn unique() -> Value {
     json!({"type": "array", "items": {"enum": [1, 2, 3, 4, 5]}, "minItems": 4, "maxItems": 5,
            "uniqueItems": true})
@@ -65,7 +66,7 @@ fn eager() -> Engine {
 }
 
 #[tokio::test]
-async fn what_the_masks_let_through_is_generated_again_until_it_is_valid() {
+async fn invalid_values_are_generated_again_until_they_are_valid() {
     let engine = engine();
     let mut taken_back = 0;
     for schema in [unique(), record()] {
@@ -81,7 +82,7 @@ async fn what_the_masks_let_through_is_generated_again_until_it_is_valid() {
 }
 
 #[tokio::test]
-async fn a_number_that_only_the_end_completes_is_checked_too() {
+async fn a_number_completed_by_the_end_of_the_output_is_checked() {
     let engine = engine();
     let schema = json!({"type": "integer", "minimum": 1, "maximum": 99, "not": {"multipleOf": 3}});
     let mut taken_back = 0;
@@ -93,20 +94,20 @@ async fn a_number_that_only_the_end_completes_is_checked_too() {
     assert!(taken_back > 0);
 }
 
-/// All that a caller is told, but for the times.
+/// Returns everything that a caller receives, except the times.
 fn told(run: &Generated) -> (&str, &[u32], &FinishReason, u32) {
     (&run.text, &run.ids, run.reason(), run.finished.usage.taken_back_tokens)
 }
 
 #[tokio::test]
-async fn drafts_company_and_scarce_pages_change_nothing() {
+async fn drafts_other_requests_and_scarce_pages_change_nothing() {
     let requests: Vec<_> = (0..8).map(|seed| request(record(), seed)).collect();
     let alone = engine();
     let mut expected = Vec::new();
     for request in &requests {
         expected.push(generate(&alone, request.clone()).await.unwrap());
     }
-    // Pages for about two of them: the others are preempted and go on later.
+    // There are pages for about two of the requests: the others are preempted and resumed later.
     for engine in [eager(), engine_with(512, EngineOptions::default())] {
         let found = together(&engine, &requests).await;
         for (found, expected) in found.iter().zip(&expected) {
@@ -116,7 +117,7 @@ async fn drafts_company_and_scarce_pages_change_nothing() {
 }
 
 #[tokio::test]
-async fn longer_tokens_that_end_one_value_and_begin_another_are_taken_back_whole() {
+async fn tokens_that_span_two_values_are_rolled_back_whole() {
     let limits = DraftLimits { adaptive: false, ..DraftLimits::default() };
     let engines =
         [merging_engine(4096, Speculation::Off), merging_engine(4096, Speculation::PromptLookup(limits))];
@@ -136,7 +137,7 @@ async fn longer_tokens_that_end_one_value_and_begin_another_are_taken_back_whole
 }
 
 #[tokio::test]
-async fn the_cache_holds_what_stayed() {
+async fn the_cache_holds_only_the_final_output() {
     let engine = engine();
     for seed in 0..6 {
         let first = generate(&engine, request(record(), seed)).await.unwrap();
@@ -149,7 +150,7 @@ async fn the_cache_holds_what_stayed() {
 }
 
 #[tokio::test]
-async fn what_comes_before_and_after_an_unchecked_value_is_told_at_once() {
+async fn output_around_an_unchecked_value_is_reported_at_once() {
     let engine = engine();
     let mut stream = engine.generate(request(record(), 3)).unwrap();
     let (mut text, mut counts) = (String::new(), Vec::new());
@@ -159,14 +160,14 @@ async fn what_comes_before_and_after_an_unchecked_value_is_told_at_once() {
             counts.push(token.taken_back);
         }
     }
-    // The count grows only with the last token of what was held.
+    // The count grows only with the last token of the held output.
     assert!(counts.is_sorted_by_key(|count| (count.times, count.tokens)), "{counts:?}");
     assert!(counts.last().unwrap().times > 0, "{text}");
     assert_eq!(counts[0], TakenBack::default());
 }
 
 #[tokio::test]
-async fn a_resumed_generation_repeats_what_was_taken_back() {
+async fn a_resumed_generation_repeats_its_rollbacks() {
     let engine = engine();
     let mut taken_back = 0;
     for seed in 0..4 {
@@ -201,7 +202,7 @@ async fn a_resumed_generation_repeats_what_was_taken_back() {
 }
 
 #[tokio::test]
-async fn a_limit_amid_a_value_says_length_and_tells_what_there_was() {
+async fn a_limit_inside_a_value_reports_length_and_the_partial_value() {
     let engine = engine();
     let whole = generate(&engine, request(record(), 1)).await.unwrap();
     for max_tokens in 1..whole.ids.len() {
@@ -211,14 +212,14 @@ async fn a_limit_amid_a_value_says_length_and_tells_what_there_was() {
     }
 }
 
-/// Its masks let through what it then refuses, always.
+/// Returns a schema whose masks always accept what it then refuses.
 fn unsatisfiable() -> Value {
     json!({"type": "object", "additionalProperties": false, "required": ["a", "b"], "properties": {
         "a": {"const": "fine"}, "b": {"type": "string", "pattern": "^[ab]{2}$", "not": {"pattern": "a|b"}}}})
 }
 
 #[tokio::test]
-async fn what_nothing_satisfies_is_an_error_that_says_where_and_why() {
+async fn an_unsatisfiable_schema_is_an_error_with_place_and_reason() {
     let engine = engine();
     match generate(&engine, request(unsatisfiable(), 1)).await {
         Err(EngineError::SchemaUnsatisfied { place, reason, taken_back }) => {
@@ -231,12 +232,12 @@ async fn what_nothing_satisfies_is_an_error_that_says_where_and_why() {
 }
 
 #[tokio::test]
-async fn an_error_comes_only_after_what_was_told_and_nothing_of_the_value_is() {
+async fn an_error_follows_the_reported_output_without_the_failed_value() {
     let engine = engine();
     let mut stream = engine.generate(request(unsatisfiable(), 1)).unwrap();
     let mut text = String::new();
     let error = loop {
-        match stream.next().await.expect("the stream says how it ended") {
+        match stream.next().await.expect("the stream reports how it ended") {
             Ok(TokenEvent::Token(token)) => text += &token.text,
             Ok(_) => {}
             Err(error) => break error,
@@ -288,13 +289,13 @@ async fn a_generated_number_is_a_finite_double() {
 }
 
 #[tokio::test]
-async fn a_finite_number_is_what_masked_draws_give() {
+async fn a_finite_number_equals_the_masked_draws() {
     let engine = engine();
     let schema = Constraint::JsonSchema(json!({"type": "number"}));
     let mut finite = 0;
     for seed in 0..40 {
         let run = generate(&engine, large_numbers(schema.clone(), seed)).await.unwrap();
-        // The same draws under the same mask, without anything that is checked.
+        // The regular expression makes the same draws under the same mask, without anything to check.
         let regex = Constraint::Regex(
             r"( |\r?\n[ \t]{0,20})?-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?( |\r?\n[ \t]{0,20})?"
                 .into(),
@@ -302,7 +303,7 @@ async fn a_finite_number_is_what_masked_draws_give() {
         let masked = generate(&engine, large_numbers(regex, seed)).await.unwrap();
         let number = masked.text.trim();
         if run.finished.usage.taken_back_tokens > 0 {
-            assert!(number.parse::<f64>().unwrap().is_infinite(), "{number} was taken back");
+            assert!(number.parse::<f64>().unwrap().is_infinite(), "{number} was rolled back");
         } else if !masked.reason().cuts_off() {
             finite += 1;
             assert_eq!(run.text.trim(), number, "seed {seed}");

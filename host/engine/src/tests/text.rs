@@ -1,11 +1,11 @@
-//! Text, stop strings, scores and how a generation ends.
+//! Tests of text, stop strings, scores and how a generation finishes.
 
 use std::time::Duration;
 
 use super::fixture::{EOS, engine, engine_with, generate, greedy};
 use crate::{Constraint, EngineOptions, FinishReason, GenerateRequest};
 
-/// Letters only, so that text and bytes are the same.
+/// Returns a request for letters only, so that text and bytes are the same.
 fn letters(max_tokens: usize) -> GenerateRequest {
     let mut request = greedy("letters: ", max_tokens);
     request.constraint = Some(Constraint::Regex("[a-z]{64}".to_string()));
@@ -42,7 +42,7 @@ async fn text_held_back_for_a_stop_string_is_released_at_the_end() {
 }
 
 #[tokio::test]
-async fn the_end_token_ends_unless_it_is_ignored() {
+async fn the_end_token_ends_the_output_unless_it_is_ignored() {
     let engine = engine();
     let mut request = greedy("end", 8);
     request.sampling.logit_bias = vec![(EOS, 100.0)];
@@ -56,7 +56,7 @@ async fn the_end_token_ends_unless_it_is_ignored() {
 }
 
 #[tokio::test]
-async fn without_tokens_to_produce_only_the_prompt_is_computed() {
+async fn with_max_tokens_zero_only_the_prompt_is_computed() {
     let engine = engine();
     let run = generate(&engine, greedy("only the prompt, please", 0)).await.unwrap();
     assert_eq!((run.reason(), run.ids.len()), (&FinishReason::Length, 0));
@@ -80,7 +80,10 @@ async fn a_scored_prompt_agrees_with_the_logprobs_of_generation() {
             engine_with(4096, EngineOptions { step_tokens: Some(step_tokens), ..EngineOptions::default() });
         for _warm in [false, true] {
             let scored = generate(&engine, echo.clone()).await.unwrap();
-            assert_eq!(scored.finished.usage.cached_tokens, 0, "every position is scored, so none is reused");
+            assert_eq!(
+                scored.finished.usage.cached_tokens, 0,
+                "every position is scored, so no prefix is reused"
+            );
             let scores = scored.prompt_logprobs.unwrap();
             assert_eq!(scores.len(), echo.prompt.len());
             assert!(scores[0].is_none());

@@ -1,10 +1,10 @@
-//! Whether a complete document is refused by the schema of a value that its mask did not enforce.
+//! Checks complete documents against the schemas of the values that their masks did not enforce.
 
 use serde_json::Value;
 
 use crate::constraint::{PathStep, UnenforcedValue};
 
-/// Whether one of the named values does not validate against its schema.
+/// Returns whether one of the named values does not validate against its schema.
 pub fn rejects(unenforced: &[UnenforcedValue], document: &Value) -> bool {
     unenforced.iter().any(|named| {
         let validator = jsonschema::validator_for(&named.schema)

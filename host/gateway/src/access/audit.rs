@@ -1,7 +1,7 @@
-//! The audit log: one line for each act of an operator, at the target `skep::audit`: who did what, and what came of it.
+//! The audit log: one line for each operator action, at the target `skep::audit`, with who did what and the result.
 //!
-//! Which requests are acts is a table, so that a handler cannot forget to tell. What only a handler knows, such as the id of
-//! what it made, it puts on its answer as [`Details`].
+//! A table defines which requests are logged, so a handler cannot forget to log one. A handler adds details that only
+//! it knows, such as the id of a created object, to its response as [`Details`].
 
 use super::{Caller, Requester};
 use crate::{client_address::ClientAddress, trace::RequestId};
@@ -11,7 +11,8 @@ use axum::{
 };
 use std::{fmt::Write, net::IpAddr};
 
-/// By method and path as the router knows it, what the act is called, and whether it is one only if an admin does it.
+/// The logged actions by method and route: the action's name, and whether it is logged for all callers or only for
+/// admins.
 const ACTS: &[(Method, &str, &str, Of)] = &[
     (Method::POST, "/v1/agents", "agent.deploy", Of::Everyone),
     (Method::DELETE, "/v1/agents/{agent}", "agent.delete", Of::Everyone),
@@ -32,19 +33,20 @@ const ACTS: &[(Method, &str, &str, Of)] = &[
     (Method::DELETE, "/v1/secrets/{name}", "secret.delete", Of::Everyone),
 ];
 
-/// Whose acts are told. Those who may not do something are told too, as refused.
+/// The callers whose actions are logged. Requests that are denied are logged, too, as refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
     Everyone,
-    /// What clients do to their own sessions is no act of an operator.
+    /// Actions of clients on their own sessions are not operator actions.
     Admins,
 }
 
-/// What a handler adds to the line of its act.
+/// Details that a handler adds to the audit line.
 #[derive(Clone, Debug)]
 pub(crate) struct Details(pub(crate) String);
 
-/// A line that is written when it is dropped: also if the client went away before it was answered.
+/// An audit line, written when it is dropped, so that it is logged even if the client disconnects before the
+/// response.
 pub(super) struct Act {
     name: &'static str,
     requester: Requester,
@@ -53,13 +55,13 @@ pub(super) struct Act {
     request_id: Option<String>,
     /// The parameters of the path.
     subject: String,
-    /// `None` until the act is over: what came of it is not known, if the client went away.
+    /// `None` until the action is complete. If the client disconnects before, the result is unknown.
     status: Option<StatusCode>,
     details: Option<Details>,
 }
 
 impl Act {
-    /// What the request is an act of, if it is one.
+    /// Returns the action of a request, if it is one that is logged.
     pub(super) fn of(parts: &Parts, caller: &Caller, parameters: Option<&RawPathParams>) -> Option<Act> {
         let route = parts.extensions.get::<MatchedPath>()?.as_str();
         let known = ACTS.iter().find(|(known, path, ..)| *known == parts.method && *path == route);
@@ -82,7 +84,7 @@ impl Act {
     }
 }
 
-/// The parameters of a path, as `agent=concierge version=2`.
+/// Formats the parameters of a path, such as `agent=concierge version=2`.
 fn subject(parameters: &RawPathParams) -> String {
     let mut subject = String::new();
     for (name, value) in parameters {
@@ -113,7 +115,7 @@ impl Drop for Act {
             details = self.details.as_ref().map(|details| details.0.as_str()),
             result,
             status = self.status.map(|status| status.as_u16()),
-            "act of an operator"
+            "operator action"
         );
     }
 }
@@ -123,7 +125,7 @@ mod tests {
     use super::{super::roles, *};
 
     #[test]
-    fn every_route_that_changes_something_and_needs_an_admin_is_an_act() {
+    fn every_changing_admin_route_is_audited() {
         let changing = roles::of_admins().filter(|(method, _)| *method != Method::GET);
         let mut known = 0;
         for (method, path) in changing {
@@ -134,7 +136,7 @@ mod tests {
         assert_eq!(
             known,
             ACTS.iter().filter(|(.., of)| *of == Of::Everyone).count(),
-            "a line that is no route"
+            "an entry of ACTS is not a route"
         );
     }
 }

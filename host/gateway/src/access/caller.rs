@@ -1,4 +1,4 @@
-//! Who asks. Handlers take it as an argument; there is no other way to learn it.
+//! The caller of a request. Handlers take it as an argument; there is no other way to obtain it.
 
 use crate::{ApiError, spent::Spent};
 use axum::{
@@ -9,29 +9,29 @@ use skep_engine::Affinity;
 use skep_runtime::{AgentName, ApiKey, Role, Tenant, plain_session, tenant_of};
 use std::num::NonZeroU32;
 
-/// A tenant, in a role.
+/// An authenticated caller: a tenant in a role.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(crate) tenant: Tenant,
     role: Role,
-    /// The agents that it may reach; `None` is all of them, and the models.
+    /// The agents that the caller may reach. `None` means all agents, and the models.
     agents: Option<Vec<AgentName>>,
-    /// The key's id; `None` where no key is asked for.
+    /// The key's id, or `None` where no key is required.
     key: Option<String>,
     requests_per_minute: Option<NonZeroU32>,
     spent: Spent,
 }
 
-/// Who asks, for logs.
+/// The caller's identity, for logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Requester {
     pub(crate) tenant: Tenant,
-    /// The key's id; `None` where no key is asked for.
+    /// The key's id, or `None` where no key is required.
     pub(crate) key: Option<String>,
 }
 
 impl Caller {
-    /// Everyone, where no key is asked for.
+    /// Returns the caller of every request where no key is required.
     pub(super) fn operator() -> Self {
         Caller {
             tenant: Tenant::local(),
@@ -48,7 +48,7 @@ impl Caller {
         Caller { tenant, role, agents, key: Some(id), requests_per_minute, spent: Spent::default() }
     }
 
-    /// The key's id, where one is asked for.
+    /// Returns the key's id, if a key was required.
     pub(crate) fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }
@@ -61,22 +61,23 @@ impl Caller {
         self.role.as_str()
     }
 
-    /// Where the tokens of the answer are counted for the access log.
+    /// Returns the token counts of this request for the access log.
     pub(crate) fn spent(&self) -> &Spent {
         &self.spent
     }
 
-    /// The key's own limit.
+    /// Returns the key's own rate limit.
     pub(crate) fn requests_per_minute(&self) -> Option<NonZeroU32> {
         self.requests_per_minute
     }
 
-    /// How a deployment names who made it.
+    /// Returns the name that deployments and approvals record for the caller.
     pub(crate) fn name(&self) -> String {
         self.key.clone().unwrap_or_else(|| self.tenant.to_string())
     }
 
-    /// The host's id of a session that the caller names. An admin may name one of any tenant, as `TENANT/ID`.
+    /// Returns the host's id of a session that the caller names. An admin may name a session of any tenant as
+    /// `TENANT/ID`.
     pub(crate) fn session(&self, id: &str) -> Result<String, ApiError> {
         match id.split_once('/') {
             Some((tenant, id)) if self.is_admin() => Ok(Tenant::new(tenant)?.session(id)?),
@@ -84,13 +85,13 @@ impl Caller {
         }
     }
 
-    /// What the caller calls a session, by the host's id of it.
+    /// Returns the name that the caller uses for a session, given the host's id.
     pub(crate) fn name_of(&self, session: &str) -> String {
         let is_own = tenant_of(session) == self.tenant.as_str();
         if is_own { plain_session(session).to_owned() } else { session.to_owned() }
     }
 
-    /// The tenant whose sessions are asked for, if it is not the caller's own.
+    /// Returns the tenant whose sessions are requested. Naming another tenant needs an admin.
     pub(crate) fn tenant(&self, named: Option<&str>) -> Result<Tenant, ApiError> {
         match named {
             Some(name) if name != self.tenant.as_str() => {
@@ -105,7 +106,7 @@ impl Caller {
         self.role == Role::Admin
     }
 
-    /// Where this tenant's prefixes may be warm.
+    /// Returns the affinity for this tenant's cached prefixes.
     pub(crate) fn affinity(&self, session: Option<String>, parent: Option<String>) -> Affinity {
         Affinity { tenant: self.tenant.to_string(), agent: None, session, parent }
     }
@@ -114,11 +115,12 @@ impl Caller {
         if self.role.may(role) {
             return Ok(());
         }
-        let message = format!("this needs a key with the role `{role}`; {} has `{}`", self.name(), self.role);
+        let message =
+            format!("this request needs a key with the role `{role}`; {} has `{}`", self.name(), self.role);
         Err(forbidden("role_missing", message))
     }
 
-    /// Whether it may reach some agents only.
+    /// Whether the caller may reach only some agents.
     pub(super) fn is_narrow(&self) -> bool {
         self.agents.is_some()
     }
@@ -127,17 +129,17 @@ impl Caller {
         forbidden("key_is_for_agents", format!("{} is for {} only", self.name(), self.agent_names()))
     }
 
-    /// Whether it sees an agent in a list.
+    /// Whether the caller may reach an agent and sees it in lists.
     pub(crate) fn reaches(&self, agent: &str) -> bool {
         self.agents.as_ref().is_none_or(|agents| agents.iter().any(|known| known.as_str() == agent))
     }
 
-    /// For handlers that learn the agent from anything but the path.
+    /// Checks access to an agent, for handlers that learn the agent from something other than the path.
     pub(crate) fn may_reach(&self, agent: &str) -> Result<(), ApiError> {
         if self.reaches(agent) { Ok(()) } else { Err(self.refuse_wide()) }
     }
 
-    /// For handlers that ask a model without an agent.
+    /// Checks access to models, for handlers that use a model without an agent.
     pub(crate) fn may_reach_models(&self) -> Result<(), ApiError> {
         if self.is_narrow() { Err(self.refuse_wide()) } else { Ok(()) }
     }
@@ -153,7 +155,7 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
         let caller = parts.extensions.get::<Caller>().cloned();
-        caller.ok_or_else(|| ApiError::internal("a route that is open to everyone asks who asks"))
+        caller.ok_or_else(|| ApiError::internal("a route without authentication requires a caller"))
     }
 }
 

@@ -1,9 +1,10 @@
-//! Who asks, and whether they may: before any handler sees a request.
+//! Authenticates and authorizes requests before any handler sees them.
 //!
-//! [`guard`] keeps web pages out that the operator did not name. [`identify`] runs before a request finds its route: it finds the tenant, and writes the tenant's own name into the path
-//! of a session, so that no handler can reach a session of another tenant by forgetting to look. [`authorize`] runs
-//! behind the route and knows what it needs; a route that is not in the table of `roles` needs the most. What invokes
-//! something is then counted (`rates`).
+//! [`guard`] refuses web pages that the operator did not allow. [`identify`] runs before a request is matched to its
+//! route: it determines the caller's tenant and writes the tenant's name into the path of a session, so that no
+//! handler can reach a session of another tenant by omitting a check. [`authorize`] runs after the route is known and
+//! checks the role that it needs; a route that is not in the table of `roles` needs an admin. Requests that invoke
+//! something are then counted (`rates`).
 
 mod audit;
 mod caller;
@@ -30,19 +31,20 @@ use skep_runtime::RuntimeError;
 /// Whether requests need a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccessOptions {
-    /// Without a key nothing is answered but whether the server lives. Else everyone is the operator.
+    /// Whether every request except health checks needs a key. If not, every caller is the operator.
     pub keys_required: bool,
-    /// `/metrics` is for everyone.
+    /// Whether `/metrics` needs no key.
     pub open_metrics: bool,
-    /// Only names that mean this machine everywhere are answered to, because whoever reaches the host is the operator.
+    /// Whether only requests to names of the local machine are accepted. This protects a host without keys, where
+    /// every caller is the operator.
     pub local_names_only: bool,
 }
 
-/// What [`identify`] found, for [`authorize`].
+/// The result of [`identify`], for [`authorize`].
 #[derive(Clone)]
 struct Identity(Result<Caller, ApiError>);
 
-/// Who asks, and where the tokens of the answer are counted, for the log of a request.
+/// Returns the caller of a request and its token counts, for logs.
 pub(crate) fn requester(extensions: &Extensions) -> (Option<Requester>, Spent) {
     match extensions.get::<Identity>() {
         Some(Identity(Ok(caller))) => (Some(caller.requester()), caller.spent().clone()),
@@ -50,7 +52,7 @@ pub(crate) fn requester(extensions: &Extensions) -> (Option<Requester>, Spent) {
     }
 }
 
-/// Finds out who asks. What that means is decided where the route is known.
+/// Determines the caller. [`authorize`] decides about the result, because only then the route is known.
 pub(crate) async fn identify(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let caller = if gateway.options.access.keys_required {
         caller_by_key(&gateway, request.headers()).await
@@ -71,8 +73,7 @@ pub(crate) async fn identify(State(gateway): State<Gateway>, mut request: Reques
 
 async fn caller_by_key(gateway: &Gateway, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let Some(key) = presented_key::of(headers)? else {
-        let message =
-            "this host asks for an API key: send `authorization: Bearer skep_…`; `skep key create` makes one";
+        let message = "this host requires an API key: send `authorization: Bearer skep_…`; `skep key create` creates one";
         let error = ApiError::new(StatusCode::UNAUTHORIZED, "missing_api_key", message);
         return Err(error.with_header(header::WWW_AUTHENTICATE, "Bearer realm=\"skep\""));
     };
@@ -84,7 +85,7 @@ async fn caller_by_key(gateway: &Gateway, headers: &HeaderMap) -> Result<Caller,
     }
 }
 
-/// Lets a request through to its handler, or not.
+/// Passes a request to its handler if the caller may make it, and writes its audit line.
 pub(crate) async fn authorize(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
     let (request, act) = act_of(request).await;
     let mut response = match admit(&gateway, request).await {
@@ -101,7 +102,7 @@ pub(crate) async fn authorize(State(gateway): State<Gateway>, request: Request, 
     response
 }
 
-/// What the audit log tells of a request, if it is to.
+/// Returns the audit action of a request, if it has one.
 async fn act_of(request: Request) -> (Request, Option<Act>) {
     let (mut parts, body) = request.into_parts();
     let Some(Identity(Ok(caller))) = parts.extensions.get::<Identity>().cloned() else {
@@ -116,7 +117,8 @@ async fn admit(gateway: &Gateway, request: Request) -> Result<(Request, Standing
     let (mut parts, body) = request.into_parts();
     let route = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let identity = parts.extensions.remove::<Identity>();
-    let identity = identity.map_or_else(|| Err(ApiError::internal("nobody asked who asks")), |found| found.0);
+    let identity = identity
+        .map_or_else(|| Err(ApiError::internal("the request was not authenticated")), |found| found.0);
     let need = roles::need(&parts.method, route.as_deref(), &gateway.options.access);
     let Some(role) = need else {
         return Ok((Request::from_parts(parts, body), Standing::default()));
@@ -129,7 +131,7 @@ async fn admit(gateway: &Gateway, request: Request) -> Result<(Request, Standing
         let agent = parameters.iter().find(|(name, _)| *name == "agent").map(|(_, agent)| agent);
         let narrowed = match agent {
             Some(agent) => caller.may_reach(agent),
-            // Whose handlers look for themselves.
+            // The handlers of these routes check the agents themselves.
             None if roles::is_narrowed(route.as_deref()) => Ok(()),
             None => Err(caller.refuse_wide()),
         };

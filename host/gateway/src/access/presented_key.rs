@@ -1,9 +1,9 @@
-//! Where clients put their keys: `authorization: Bearer`, as OpenAI's do, or `x-api-key`, as Anthropic's do.
+//! Reads the API key from `authorization: Bearer`, as OpenAI's clients send it, or `x-api-key`, as Anthropic's do.
 
 use crate::ApiError;
 use axum::http::{HeaderMap, StatusCode, header};
 
-/// Longer strings are no key of ours.
+/// Maximum length of a key; longer strings cannot be keys of this host.
 const MAX_BYTES: usize = 256;
 
 pub(super) fn of(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
@@ -11,7 +11,7 @@ pub(super) fn of(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     let text = |value: &axum::http::HeaderValue| value.len() <= MAX_BYTES;
     for name in ["authorization", "x-api-key"] {
         if headers.get_all(name).iter().nth(1).is_some() {
-            let message = format!("the header {name} came more than once; send one API key");
+            let message = format!("the header {name} is given more than once; send one API key");
             return Err(ApiError::parameter(name, message));
         }
     }
@@ -20,7 +20,7 @@ pub(super) fn of(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
         let scheme_and_key = value.and_then(|value| value.split_once(' '));
         return match scheme_and_key {
             Some((scheme, key)) if scheme.eq_ignore_ascii_case("bearer") => Ok(Some(key.trim())),
-            _ => Err(bad("the header authorization must be `Bearer` and an API key")),
+            _ => Err(bad("the header authorization must be `Bearer` followed by an API key")),
         };
     }
     match headers.get("x-api-key") {
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_keys_none_is_taken() {
+    fn rejects_two_keys_in_one_header() {
         for name in ["authorization", "x-api-key"] {
             let mut headers = HeaderMap::new();
             for value in ["Bearer a", "Bearer b"] {
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_comes_in_either_header() {
+    fn accepts_a_key_in_either_header() {
         assert!(of(&HeaderMap::new()).unwrap().is_none());
         for (name, value) in
             [("authorization", "Bearer k"), ("authorization", "bearer  k"), ("x-api-key", "k")]

@@ -1,10 +1,10 @@
-//! What each route needs. One that is not in this table needs an admin.
+//! The role that each route needs. A route that is not in this table needs an admin.
 
 use super::AccessOptions;
 use axum::http::Method;
 use skep_runtime::Role::{self, Admin, Invoke, Metrics, Read};
 
-/// By method and path as the router knows it. HEAD is as GET.
+/// Roles by method and route. HEAD is treated as GET.
 const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/agents", Read),
     (Method::POST, "/v1/agents", Admin),
@@ -25,7 +25,7 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::DELETE, "/v1/agents/{agent}/sessions/{session}/turns/{turn}", Invoke),
     (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", Read),
     (Method::GET, "/v1/approvals", Read),
-    // These have what is of all tenants.
+    // The following routes concern all tenants.
     (Method::POST, "/v1/approvals/{id}", Admin),
     (Method::DELETE, "/v1/agents/{agent}/schedules/{id}", Admin),
     (Method::POST, "/v1/agents/{agent}/schedules/{id}/run", Admin),
@@ -62,14 +62,16 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/metrics", Metrics),
 ];
 
-/// Whether the process lives is nobody's secret.
+/// Routes without authentication: the health of the process is not secret.
 const OPEN: [&str; 2] = ["/healthz", "/readyz"];
 
-/// Routes without an agent in their path that keys for some agents may use, because their handlers ask the caller.
+/// Routes without an agent in their path that keys for specific agents may use, because their handlers check the
+/// caller.
 const NARROWED: [&str; 5] =
     ["/v1/agents", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/mcp"];
 
-/// The role that a request needs, or none. What matches no route may be one of an agent's own.
+/// Returns the role that a request needs, or `None` if it is open. A request that matches no route may be for an
+/// agent's own route.
 pub(super) fn need(method: &Method, route: Option<&str>, options: &AccessOptions) -> Option<Role> {
     let Some(route) = route else { return Some(Invoke) };
     if OPEN.contains(&route) || (route == "/metrics" && options.open_metrics) {
@@ -80,26 +82,26 @@ pub(super) fn need(method: &Method, route: Option<&str>, options: &AccessOptions
     Some(known.map_or(Admin, |(_, _, role)| *role))
 }
 
-/// The routes that only an admin may use.
+/// Returns the routes that only an admin may use.
 #[cfg(test)]
 pub(super) fn of_admins() -> impl Iterator<Item = (Method, &'static str)> {
     let of_admins = ROUTES.iter().filter(|(.., role)| *role == Admin);
     of_admins.map(|(method, path, _)| (method.clone(), *path))
 }
 
-/// Whether the handler itself looks at which agents the caller may reach.
+/// Whether the handler itself checks which agents the caller may reach.
 pub(super) fn is_narrowed(route: Option<&str>) -> bool {
     route.is_none_or(|route| NARROWED.contains(&route))
 }
 
-/// Whether the request invokes something, so that it counts for its caller's rate. Whoever sends too much may still cancel,
-/// delete and listen.
+/// Whether the request invokes something and counts toward the caller's rate limit. A caller over the limit may still
+/// cancel, delete and listen.
 pub(super) fn is_counted(method: &Method, route: Option<&str>, options: &AccessOptions) -> bool {
     let invokes = route.is_none() || matches!(*method, Method::POST | Method::PUT | Method::PATCH);
     invokes && need(method, route, options) == Some(Invoke)
 }
 
-/// Whether it answers in the shapes of Workers AI.
+/// Whether the route responds in the shapes of Workers AI.
 pub(crate) fn is_of_workers_ai(route: Option<&str>) -> bool {
     route.is_some_and(|route| route.ends_with("/ai/run/{*model}"))
 }
@@ -108,7 +110,7 @@ pub(crate) fn is_of_workers_ai(route: Option<&str>) -> bool {
 mod tests {
     use super::*;
 
-    /// The router cannot be asked for its routes; its source can.
+    /// Returns the routes from the router's source, because the router cannot list them.
     fn routes_of_the_router() -> Vec<(Method, String)> {
         let source: String = include_str!("../lib.rs").split_whitespace().collect();
         let mut routes = Vec::new();
@@ -129,27 +131,27 @@ mod tests {
     }
 
     #[test]
-    fn every_route_is_in_the_table_and_every_line_of_it_is_a_route() {
+    fn the_table_and_the_router_have_the_same_routes() {
         let routes = routes_of_the_router();
-        assert!(routes.len() > ROUTES.len(), "the source was read: {routes:?}");
+        assert!(routes.len() > ROUTES.len(), "too few routes were found in the source: {routes:?}");
         for (method, path) in &routes {
             let listed = ROUTES.iter().any(|(known, route, _)| known == method && route == path);
             assert!(listed || OPEN.contains(&path.as_str()), "{method} {path} needs a line in ROUTES");
         }
         for (method, path, _) in ROUTES {
-            assert!(routes.contains(&(method.clone(), (*path).to_owned())), "{method} {path} is no route");
+            assert!(routes.contains(&(method.clone(), (*path).to_owned())), "{method} {path} is not a route");
         }
     }
 
     #[test]
-    fn a_session_in_a_path_is_where_its_tenant_is_written() {
+    fn session_routes_have_the_path_that_the_tenant_is_written_into() {
         for (_, path, _) in ROUTES.iter().filter(|(_, path, _)| path.contains("{session}")) {
             assert!(path.starts_with("/v1/agents/{agent}/sessions/{session}"), "{path}");
         }
     }
 
     #[test]
-    fn a_route_that_nobody_listed_needs_an_admin() {
+    fn a_route_that_is_not_listed_needs_an_admin() {
         let options = AccessOptions { keys_required: true, ..AccessOptions::default() };
         let need = |method, route| need(&method, route, &options);
         assert_eq!(need(Method::GET, Some("/v1/secrets")), Some(Admin));
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_invokes_is_counted_and_nothing_else() {
+    fn only_requests_that_invoke_something_are_counted() {
         let options = AccessOptions { keys_required: true, ..AccessOptions::default() };
         let counted: Vec<String> = ROUTES
             .iter()

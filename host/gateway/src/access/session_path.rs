@@ -1,20 +1,21 @@
-//! Sessions in paths: each tenant names its own and no other's, but for the operator.
+//! Adds the caller's tenant to the session in a path. A tenant can only name its own sessions; the operator can name
+//! any.
 
 use super::Caller;
 use crate::ApiError;
 use axum::http::{StatusCode, Uri, uri::PathAndQuery};
 
-/// A session is the sixth segment of `/v1/agents/{agent}/sessions/{session}`.
+/// The session is the segment at index 5 of `/v1/agents/{agent}/sessions/{session}`.
 const BEFORE: [(usize, &str); 3] = [(1, "v1"), (2, "agents"), (4, "sessions")];
 const AT: usize = 5;
 
-/// Writes the name of the tenant in front of the session that the path names, if it names one.
+/// Prefixes the session in the path with the name of its tenant. Other paths are unchanged.
 pub(super) fn name_tenant(uri: &mut Uri, caller: &Caller) -> Result<(), ApiError> {
     let mut segments: Vec<&str> = uri.path().split('/').collect();
     if segments.len() <= AT || BEFORE.iter().any(|(at, name)| segments[*at] != *name) {
         return Ok(());
     }
-    // Only the slash could name another tenant, and in a segment it is always escaped.
+    // Only a slash could name another tenant, and in a segment it is always escaped.
     let plain = segments[AT].replace("%2f", "/").replace("%2F", "/");
     let session = caller.session(&plain)?.replace('/', "%2F");
     if session == segments[AT] {
@@ -26,7 +27,7 @@ pub(super) fn name_tenant(uri: &mut Uri, caller: &Caller) -> Result<(), ApiError
         ApiError::new(
             StatusCode::BAD_REQUEST,
             "invalid_request",
-            "the path is too long to be one of a session",
+            "the path is too long for the path of a session",
         )
     })?;
     let mut parts = std::mem::take(uri).into_parts();
@@ -61,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_always_one_of_the_tenants_own() {
+    fn a_session_is_resolved_within_the_callers_tenant() {
         for (uri, expected) in [
             ("/v1/agents/a/sessions/s", "/v1/agents/a/sessions/acme%2Fs"),
             (
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_another_tenant_is_refused() {
+    fn rejects_sessions_of_other_tenants() {
         for (uri, tenant) in [
             ("/v1/agents/a/sessions/other%2Fs", "acme"),
             ("/v1/agents/a/sessions/other%2fs/turns/t", "acme"),
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_names_those_of_all_tenants() {
+    fn the_operator_can_name_sessions_of_all_tenants() {
         let operator = Caller::operator();
         for (session, expected) in [("acme%2Fs", "acme%2Fs"), ("s", "s"), ("local%2Fs", "s")] {
             let uri = format!("/v1/agents/a/sessions/{session}/export");

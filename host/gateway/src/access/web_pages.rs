@@ -1,8 +1,8 @@
-//! Which web pages may make a browser ask, and by which names a host without keys may be asked for.
+//! Decides which web pages may send requests, and which host names a host without keys responds to.
 //!
-//! A browser reaches hosts that a page's author does not: the one on its own machine, which asks for no key. So a page is
-//! refused unless the operator named its origin, and a host that is for its own machine answers only to that machine's
-//! names, because a page may have any other name mean its address (DNS rebinding).
+//! A browser can reach hosts that the author of a page cannot, such as the one on its own machine, which requires no
+//! key. So a page is refused unless the operator granted its origin. A host for the local machine responds only to
+//! names of the local machine, because a page can make any other name resolve to its address (DNS rebinding).
 
 use crate::{ApiError, Gateway};
 use axum::{
@@ -15,16 +15,16 @@ use std::net::IpAddr;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// What a page may send. `*` would leave out the API key.
+/// Methods that a page may use.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, PUT, PATCH, DELETE");
-/// What a page may read, which is everything.
+/// Response headers that a page may read: all of them.
 const EVERYTHING: HeaderValue = HeaderValue::from_static("*");
-/// How long a browser remembers what it was told, in seconds.
+/// Maximum time that a browser may cache the response to a preflight request, in seconds.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
-/// Of a header that an error repeats.
+/// Maximum length of a header value that an error repeats.
 const MAX_SHOWN: usize = 200;
 
-/// Before every route, those that ask for no key and the agents' own too.
+/// Checks the origin of every request, including those to routes without a key and to the agents' own routes.
 pub(crate) async fn guard(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
     let granted = &gateway.options.origins;
     let page = match page(request.headers(), granted) {
@@ -57,7 +57,7 @@ pub(crate) async fn guard(State(gateway): State<Gateway>, request: Request, next
     response
 }
 
-/// The origin of the page that makes a browser ask, if one does. Programs send none.
+/// Returns the origin of the page that sends the request, if a page does. Programs send no origin.
 fn page(headers: &HeaderMap, granted: &[String]) -> Result<Option<HeaderValue>, ApiError> {
     let mut page = None;
     for origin in headers.get_all(header::ORIGIN) {
@@ -70,9 +70,9 @@ fn page(headers: &HeaderMap, granted: &[String]) -> Result<Option<HeaderValue>, 
     let comes_from_elsewhere =
         headers.get_all(FETCH_SITE).iter().any(|site| site != "none" && site != "same-origin");
     if page.is_none() && comes_from_elsewhere {
-        let message = "a web page of another site makes the browser ask, and no origin comes with the request; pages may \
-                       use this host if skep.toml names their origins, such as `[http] origins = \
-                       [\"https://app.example.com\"]`, and if they ask with CORS";
+        let message = "the request comes from a web page of another site and has no origin; a page may use this host if \
+                       skep.toml names its origin, such as `[http] origins = [\"https://app.example.com\"]`, and if it \
+                       sends CORS requests";
         return Err(forbidden(message.to_owned()));
     }
     Ok(page)
@@ -81,10 +81,9 @@ fn page(headers: &HeaderMap, granted: &[String]) -> Result<Option<HeaderValue>, 
 fn foreign_page(origin: &str) -> ApiError {
     let shown: String = origin.chars().take(MAX_SHOWN).collect();
     forbidden(match shown.as_str() {
-        "null" | "" => "web pages without an origin of their own may not use this host".to_owned(),
+        "null" | "" => "web pages without an origin may not use this host".to_owned(),
         shown => format!(
-            "web pages of {shown} may not use this host; if they may, say so in skep.toml: `[http] origins = \
-             [\"{shown}\"]`"
+            "web pages of {shown} may not use this host; to allow them, set `[http] origins = [\"{shown}\"]` in skep.toml"
         ),
     })
 }
@@ -93,9 +92,10 @@ fn forbidden(message: String) -> ApiError {
     ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
 }
 
-/// Whether the request is for this machine by a name that cannot mean another one, or by that of a granted origin.
+/// Checks that the request addresses this machine by a name that cannot mean another machine, or by the host of a
+/// granted origin.
 fn is_local_name(request: &Request, granted: &[String]) -> Result<(), ApiError> {
-    // HTTP/2 has the name there, and only there. No browser leaves out both.
+    // HTTP/2 has the name only in the authority. No browser omits both.
     let in_path = request.uri().authority().map(|authority| Ok(authority.clone()));
     let in_headers = request.headers().get_all(header::HOST).iter();
     for name in in_headers.map(|host| Authority::try_from(host.as_bytes())).chain(in_path) {
@@ -107,8 +107,8 @@ fn is_local_name(request: &Request, granted: &[String]) -> Result<(), ApiError> 
         if !is_loopback(name) && !is_granted() {
             let shown: String = name.chars().take(MAX_SHOWN).collect();
             let message = format!(
-                "this host asks for no key, so it answers only as localhost, 127.0.0.1 and [::1], and not as {shown:?}; \
-                 ask for keys with `[auth] required = true` in skep.toml, or name what {shown:?} is with `[http] origins = \
+                "this host requires no key, so it responds only to localhost, 127.0.0.1 and [::1], and not to {shown:?}; \
+                 require keys with `[auth] required = true` in skep.toml, or allow {shown:?} with `[http] origins = \
                  [\"http://{shown}\"]`"
             );
             return Err(ApiError::new(StatusCode::MISDIRECTED_REQUEST, "host_not_allowed", message));
@@ -122,7 +122,7 @@ fn is_loopback(name: &str) -> bool {
     same(name, "localhost") || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Whether an origin is a granted one, which has any port if it ends in `:*`.
+/// Whether an origin matches a granted one. A granted origin that ends in `:*` matches any port.
 fn matches(granted: &str, origin: &str) -> bool {
     match granted.strip_suffix(":*") {
         Some(granted) => same(granted, without_port(origin)),
@@ -138,7 +138,7 @@ fn authority(origin: &str) -> Option<&str> {
     origin.split_once("://").map(|(_, authority)| authority.trim_end_matches(":*"))
 }
 
-/// An origin without a port means its scheme's own.
+/// Appends the scheme's default port to an origin without a port.
 fn with_port(origin: &str) -> String {
     let port = match origin.split_once("://") {
         Some(("https", rest)) if port(rest).is_none() => ":443",
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_is_of_one_port_unless_all_are_granted() {
+    fn an_origin_matches_one_port_unless_all_are_granted() {
         for (granted, origin, expected) in [
             ("https://app.example.com", "https://app.example.com", true),
             ("https://app.example.com", "https://APP.example.com:443", true),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_this_machine_mean_this_machine() {
+    fn only_local_names_are_loopback() {
         for name in ["localhost", "LocalHost", "127.0.0.1", "127.8.0.1", "[::1]"] {
             assert!(is_loopback(name), "{name}");
         }

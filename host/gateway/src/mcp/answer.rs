@@ -1,4 +1,4 @@
-//! What a call is answered with: the outcome of its turn, what went wrong, or that a person has not decided yet.
+//! Builds the result of a call: the outcome of its turn, an error, or the report that an approval is pending.
 
 use super::catalog::Target;
 use futures::FutureExt;
@@ -11,40 +11,41 @@ use skep_runtime::{Outcome, RunEvent, RunHandle, RuntimeError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Names the session in a request's `_meta`, and in a result's.
+/// The key of `_meta` that names the session, in requests and results.
 pub(super) const SESSION: &str = "skep.dev/session";
-/// Calls with the same one in the same session are the same turn. Of a request, and of a result that is not there yet.
+/// The key of `_meta` for an idempotency key. Calls with the same one in the same session are the same turn. It is in
+/// requests, and in results that are not available yet.
 pub(super) const KEY: &str = "skep.dev/idempotency_key";
 const TURN: &str = "skep.dev/turn";
-/// By which a turn is known over HTTP.
+/// The key of `_meta` for the turn's id in the HTTP API.
 const TURN_ID: &str = "skep.dev/turn_id";
-/// What a person is asked: an id, and until when.
+/// The key of `_meta` for a pending approval: its id, tool and expiry.
 const APPROVAL: &str = "skep.dev/approval";
-/// A stable name for what went wrong.
+/// The key of `_meta` for a stable error code.
 const CODE: &str = "skep.dev/code";
-/// How long a client may take to read what it is told of progress.
+/// Timeout of sending a progress notification.
 const TELLING: Duration = Duration::from_secs(10);
 
-/// How far a call has come.
+/// The state of a call when it is answered.
 pub(super) enum Answer {
     Outcome(Outcome),
     Asked(Asked),
 }
 
-/// A person is asked, and has not decided.
+/// An approval that is still pending.
 pub(super) struct Asked {
     approval_id: String,
     tool: String,
     expires_at_ms: u64,
 }
 
-/// How the client finds a turn again that goes on without it.
+/// The key and the id by which the client finds a turn that continues without it.
 pub(super) struct Again {
     pub(super) key: String,
     pub(super) turn_id: String,
 }
 
-/// The end of the turn; or that a person is asked, after so much patience with that, if there is a bound to it.
+/// Follows a turn to its end, or until an approval has been pending for `patience`, if that is set.
 pub(super) async fn follow(
     mut run: RunHandle,
     mut progress: Option<Progress>,
@@ -52,7 +53,7 @@ pub(super) async fn follow(
 ) -> Result<Answer, RuntimeError> {
     let mut waits: Option<(Asked, Instant)> = None;
     loop {
-        // What was said meanwhile is told together.
+        // Text that arrived in the meantime is sent in one notification.
         let event = match run.next().now_or_never() {
             Some(event) => event,
             None => {
@@ -81,7 +82,7 @@ pub(super) async fn follow(
             }
             Some(Ok(RunEvent::ApprovalRequired { id, tool, expires_at_ms, .. })) => {
                 if let Some(progress) = &mut progress {
-                    progress.unsaid.push_str(&format!("{tool} waits for a person's word; approval {id}\n"));
+                    progress.unsaid.push_str(&format!("{tool} is waiting for approval {id}\n"));
                 }
                 let asked = Asked { approval_id: id, tool, expires_at_ms };
                 waits = patience.map(|patience| (asked, Instant::now() + patience));
@@ -115,12 +116,13 @@ pub(super) fn result(outcome: Outcome, session: String, is_tool: bool, is_object
     result
 }
 
-/// No error of the turn, but there is no result either, and clients hold what is no error to the tool's output schema.
+/// Returns an error result for a pending approval. The turn has not failed, but there is no result yet, and clients
+/// validate results that are not errors against the tool's output schema.
 pub(super) fn not_yet(asked: &Asked, target: &Target<'_>, session: &str, again: &Again) -> CallToolResult {
     let Asked { approval_id, tool, expires_at_ms } = asked;
     let Again { key, turn_id } = again;
     let text = format!(
-        "{tool} was not called yet: a person decides about it first, with `skep approval approve {approval_id}` or a POST of \
+        "{tool} has not been called yet: a person must approve it first, with `skep approval approve {approval_id}` or a POST of \
          {{\"decision\": \"approve\"}} to /v1/approvals/{approval_id}. Make the same call with {KEY:?}: {key:?} and \
          {SESSION:?}: {session:?} in its `_meta` to get the result, or read \
          /v1/agents/{}/sessions/{session}/turns/{turn_id}",
@@ -150,12 +152,12 @@ fn meta_object(meta: Value) -> Option<MetaObject> {
     }
 }
 
-/// Tells the client what is generated while it is.
+/// Sends generated text to the client as progress notifications.
 pub(super) struct Progress {
     token: ProgressToken,
     peer: Peer<RoleServer>,
     unsaid: String,
-    /// Characters so far.
+    /// Number of characters sent so far.
     said: usize,
 }
 
@@ -164,7 +166,7 @@ impl Progress {
         Progress { token, peer, unsaid: String::new(), said: 0 }
     }
 
-    /// An error if nobody reads it.
+    /// Sends the pending text. Fails if the client does not read it.
     async fn tell(&mut self) -> Result<(), ()> {
         if self.unsaid.is_empty() {
             return Ok(());

@@ -1,10 +1,10 @@
-//! A call of a tool: a turn of the agent.
+//! A call of a tool, which is a turn of the agent.
 //!
-//! A name that is none is an error of the protocol. Everything else that goes wrong is a result that says so, which the
-//! client's model can read: arguments that do not fit, a turn that failed, a host that is busy.
+//! An unknown name is a protocol error. All other errors are results that the client's model can read: invalid
+//! arguments, a failed turn, a busy host.
 //!
-//! A call that a person decides about is a durable turn. Its client waits a while for the decision; then it is told what is
-//! asked, and by which key the same call gets the result.
+//! A call that needs an approval is a durable turn. Its client waits for the decision for a limited time; then it is
+//! told which approval is pending and which key the same call can use to get the result.
 
 use super::{
     RequestSpan,
@@ -26,23 +26,23 @@ use skep_runtime::{AgentHost, Invocation, Json, Origin, RuntimeError, ToolOrigin
 use std::{fmt::Display, time::Duration};
 use tracing::{Instrument, Span, field::Empty};
 
-/// What one client is to the host.
+/// The client of a call, and its options.
 pub(super) struct Client<'a> {
     pub(super) host: &'a AgentHost,
-    /// The session that it talks to unless it names one.
+    /// The session of calls that do not name one.
     pub(super) session: &'a str,
     pub(super) approval_wait: Duration,
     pub(super) durable: &'a DurableCalls,
 }
 
-/// What is to be known of a tool that is called.
+/// Properties of the called tool.
 struct Shape {
-    /// Its result is an object as it is.
+    /// Whether its result is an object that is returned unwrapped.
     is_object: bool,
     needs_approval: bool,
 }
 
-/// Arguments of a message.
+/// The arguments of a message to an agent.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MessageArguments {
@@ -61,14 +61,14 @@ pub(super) async fn call(
     let target = Target::of(&name);
     let shape = match caller.reaches(target.agent) {
         true => shape(client.host, &target).map_err(|error| unknown(&name, &error))?,
-        false => return Err(unknown(&name, &"this key is for other agents")),
+        false => return Err(unknown(&name, &"this key is not for this agent")),
     };
     let kind = if target.tool.is_some() { "tool" } else { "message" };
     let span = span(&name, &context);
     let work = make(&client, &caller, &target, &shape, request.arguments, &context);
     let ended = tokio::select! {
         ended = work.instrument(span.clone()) => ended,
-        // Dropping the work cancels the turn, unless it is durable.
+        // Dropping the work cancels the turn, unless the turn is durable.
         () = context.ct.cancelled() => Err(RuntimeError::Cancelled),
     };
     let outcome = ended.as_ref().map_or_else(RuntimeError::code, |_| "ok");
@@ -114,14 +114,13 @@ async fn make(
             answer::result(outcome, session, target.tool.is_some(), shape.is_object)
         }
         (Answer::Asked(asked), again) => {
-            let again =
-                again.expect("only for a turn that goes on is there a bound to its client's patience");
+            let again = again.expect("only durable turns, which have a key, limit how long the client waits");
             answer::not_yet(&asked, target, &session, &again)
         }
     })
 }
 
-/// What a call's `_meta` names. A name that is not a text would be one that nobody takes note of.
+/// Returns a string from a call's `_meta`. Other types are an error, because they would be ignored silently.
 fn named<'a>(meta: &'a JsonObject, key: &str) -> Result<Option<&'a str>, RuntimeError> {
     match meta.get(key) {
         None => Ok(None),
@@ -142,16 +141,16 @@ fn shape(host: &AgentHost, target: &Target<'_>) -> Result<Shape, RuntimeError> {
     }
 }
 
-/// Who sent the request that the call came with.
+/// Returns the caller of the HTTP request that the call was received in.
 pub(super) fn caller(context: &RequestContext<RoleServer>) -> Result<Caller, ErrorData> {
     let caller = context.extensions.get::<Parts>().and_then(|parts| parts.extensions.get::<Caller>());
-    caller.cloned().ok_or_else(|| ErrorData::internal_error("nobody asked who asks", None))
+    caller.cloned().ok_or_else(|| ErrorData::internal_error("the request was not authenticated", None))
 }
 
 fn unknown(name: &str, error: &dyn Display) -> ErrorData {
     let name: String = name.chars().take(160).collect();
     ErrorData::invalid_params(
-        format!("unknown tool {name:?}: {error}; tools/list names those that there are"),
+        format!("unknown tool {name:?}: {error}; tools/list lists the available tools"),
         None,
     )
 }

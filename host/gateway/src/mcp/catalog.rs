@@ -1,6 +1,6 @@
-//! The agents and their tools as MCP tools, a page at a time.
+//! Lists the agents and their tools as MCP tools, in pages.
 //!
-//! Agents' names have no underscore, so `AGENT__TOOL` is read in one way only.
+//! Names of agents contain no underscore, so `AGENT__TOOL` is unambiguous.
 
 use crate::access::Caller;
 use rmcp::model::{JsonObject, ListToolsResult, MetaObject, Tool, ToolAnnotations};
@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 const PAGE: usize = 100;
 const BETWEEN: &str = "__";
-/// Of a tool's `_meta`: a person decides about each call.
+/// The key of a tool's `_meta` that says that each call needs an approval.
 const NEEDS_APPROVAL: &str = "skep.dev/needs_approval";
 
-/// What a tool's name means.
+/// The agent, and the agent's tool, that an MCP tool name refers to.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Target<'a> {
     pub(super) agent: &'a str,
-    /// `None`: a message to the agent.
+    /// The agent's tool, or `None` for a message to the agent.
     pub(super) tool: Option<&'a str>,
 }
 
@@ -30,7 +30,8 @@ impl<'a> Target<'a> {
     }
 }
 
-/// The tools that the caller may call after the one with the cursor's name, whether that still exists or not.
+/// Returns a page of the tools that the caller may call. The page starts after the name in the cursor, whether or not
+/// that tool still exists.
 pub(super) fn page(host: &AgentHost, caller: &Caller, cursor: Option<&str>) -> ListToolsResult {
     let after = cursor.map(Target::of);
     let agents = host.agents();
@@ -38,7 +39,7 @@ pub(super) fn page(host: &AgentHost, caller: &Caller, cursor: Option<&str>) -> L
     let agents = agents.filter(|agent| after.as_ref().is_none_or(|after| agent.name.as_str() >= after.agent));
     let mut tools: Vec<Tool> = Vec::new();
     let mut next_cursor = None;
-    // An agent that was removed meanwhile has no tools.
+    // An agent that has been removed in the meantime has no tools.
     for agent in agents.filter_map(|agent| host.agent(&agent.name).ok()) {
         for tool in tools_of(&agent) {
             if after.as_ref().is_some_and(|after| Target::of(&tool.name) <= *after) {
@@ -54,7 +55,7 @@ pub(super) fn page(host: &AgentHost, caller: &Caller, cursor: Option<&str>) -> L
     ListToolsResult { next_cursor, ..ListToolsResult::with_all_items(tools) }
 }
 
-/// The agent itself, then its tools by name.
+/// Returns the tool for messages to the agent and the agent's tools, sorted by name.
 fn tools_of(agent: &AgentDetail) -> Vec<Tool> {
     let name = &agent.summary.name;
     let mut tools: Vec<Tool> = match agent.takes_tool_calls {
@@ -101,7 +102,7 @@ fn conversation(name: &str, description: &str) -> Tool {
 
 fn described(agent: &str, tool: &ToolDefinition) -> Tool {
     let mut input = tool.input_schema.clone();
-    // Which the runtime takes for granted and the protocol wants said.
+    // The runtime implies the type, but the protocol requires it.
     input["type"] = json!("object");
     let name = format!("{agent}{BETWEEN}{}", tool.name);
     let mut described =
@@ -116,7 +117,7 @@ fn described(agent: &str, tool: &ToolDefinition) -> Tool {
     }
 }
 
-/// All of them are said: what is left out means the worse.
+/// All hints are set explicitly, because a missing hint means the less safe value.
 fn annotations(hints: ToolHints) -> ToolAnnotations {
     ToolAnnotations::new()
         .read_only(hints.read_only)
@@ -125,8 +126,8 @@ fn annotations(hints: ToolHints) -> ToolAnnotations {
         .open_world(hints.open_world)
 }
 
-/// Whether a result is an object as it is; any other is the `result` of one, because clients of the older revisions take
-/// nothing else.
+/// Whether a result is an object and is returned as it is. Any other value is wrapped as the `result` of an object,
+/// because clients of older revisions accept only objects.
 pub(super) fn is_object(schema: Option<&Value>) -> bool {
     schema.is_some_and(|schema| schema["type"] == "object")
 }
@@ -135,8 +136,8 @@ fn output_schema(schema: &Value) -> Option<Value> {
     if is_object(Some(schema)) {
         return Some(schema.clone());
     }
-    // What it refers to by a path from the root has to stay at the root, and a schema that refers to its own root cannot
-    // be moved.
+    // Definitions that are referenced by a path from the root must stay at the root, and a schema that refers to its
+    // own root cannot be wrapped.
     if refers_to_root(schema) {
         return None;
     }
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_read_in_one_way() {
+    fn tool_names_are_unambiguous() {
         let targets = [
             ("a", "a", None),
             ("a-b", "a-b", None),
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_that_is_no_object_becomes_the_result_of_one() {
+    fn an_output_that_is_not_an_object_is_wrapped() {
         let definitions = json!({"Day": {"enum": ["mon"]}});
         for (schema, expected) in [
             (json!({"type": "object", "title": "A"}), Some(json!({"type": "object", "title": "A"}))),

@@ -1,4 +1,5 @@
-//! Calls whose turns go on without their client: found again by their key, and cancelled by name.
+//! Tracks calls whose durable turns continue without their client, so that a cancellation notification reaches the
+//! turn.
 
 use rmcp::model::RequestId;
 use skep_runtime::AgentHost;
@@ -7,13 +8,13 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Those of one client that it waits for, and the turns that they are.
+/// The durable calls that one client is waiting for, and their turns.
 #[derive(Default)]
 pub(super) struct DurableCalls(Mutex<HashMap<RequestId, Turn>>);
 
 pub(super) struct Turn {
     pub(super) agent: String,
-    /// The host's id of it.
+    /// The host's id of the session.
     pub(super) session: String,
     pub(super) id: String,
 }
@@ -27,11 +28,11 @@ impl DurableCalls {
         self.lock().remove(call);
     }
 
-    /// The client does not want it any more.
+    /// Cancels the turn of a call that the client has cancelled.
     pub(super) async fn cancel(&self, host: &AgentHost, call: &RequestId) {
         let Some(Turn { agent, session, id }) = self.lock().remove(call) else { return };
         if let Err(error) = host.cancel_turn(&agent, &session, &id).await {
-            tracing::debug!(agent, turn = id, "the turn of a call that was cancelled is not there: {error}");
+            tracing::debug!(agent, turn = id, "the turn of a cancelled call cannot be cancelled: {error}");
         }
     }
 

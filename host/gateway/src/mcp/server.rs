@@ -1,4 +1,5 @@
-//! What the protocol asks of a server: who it is, its tools, their calls, and a word when the tools change.
+//! Implements the server side of the protocol: identification, the list of tools, calls, and notifications of
+//! changes.
 
 use super::{
     call::{self, Client},
@@ -24,18 +25,18 @@ use tokio::{sync::watch, task::JoinSet};
 const INSTRUCTIONS: &str = "Each agent is a tool of its own name that takes a message; the tools of an agent are called \
      AGENT__TOOL. An agent remembers its session: calls of one connection share one, unless they name another.";
 
-/// Of a name that an error repeats.
+/// Maximum length of a name that an error repeats.
 const MAX_SHOWN: usize = 80;
 
-/// The server that one client sees.
+/// The server as one client sees it.
 pub(super) struct AgentServer {
     host: AgentHost,
-    /// The session of the agents' that this client talks to unless it names one.
+    /// The agent session of calls that do not name one.
     session: String,
     approval_wait: Duration,
     durable: DurableCalls,
     closing: watch::Receiver<bool>,
-    /// Tells the client of changes, and ends with this.
+    /// Sends notifications of changes to the client, and is aborted when this server is dropped.
     news: Mutex<JoinSet<()>>,
 }
 
@@ -79,11 +80,12 @@ impl ServerHandler for AgentServer {
         _context: RequestContext<RoleServer>,
     ) -> Result<CustomResult, ErrorData> {
         let method: String = request.method.chars().take(MAX_SHOWN).collect();
-        let message = format!("no method {method:?}; there are initialize, ping, tools/list and tools/call");
+        let message =
+            format!("no method {method:?}; the methods are initialize, ping, tools/list and tools/call");
         Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, message, None))
     }
 
-    /// The calls that end with their client have ended by then; the others are cancelled by name.
+    /// Cancels the turn of a durable call. Other calls have already been cancelled.
     async fn on_cancelled(
         &self,
         notification: CancelledNotificationParam,
@@ -94,7 +96,7 @@ impl ServerHandler for AgentServer {
         }
     }
 
-    /// Clients of the revisions with sessions are told of changes without asking.
+    /// Starts notifications of changes, which clients of the revisions with sessions get without subscribing.
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
         let mut changes = self.host.changes();
         let mut news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +112,7 @@ impl ServerHandler for AgentServer {
         });
     }
 
-    /// The others ask for it.
+    /// Accepts the subscription to changes, which clients of the revision without sessions request.
     fn accepted_subscription_filter(&self, _requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
         Some(SubscriptionFilter::builder().tools_list_changed().build())
     }

@@ -1,8 +1,9 @@
-//! The sessions of MCP clients, of which there are only so many. Where there is no room for another, the tenant that has the
-//! most of them loses the one that it has not used for longest, so no tenant can end the sessions of another that has fewer.
+//! Bounds the number of sessions of MCP clients. To make room for another session, the tenant with the most sessions
+//! loses its least recently used one, so a tenant cannot end the sessions of another tenant that has fewer.
 //!
-//! The crate's own sessions, and beside them in which order they were used: it bounds how long an idle one lives but not
-//! how many there are. Every session that ends, whyever, ends through [`SessionManager::close_session`].
+//! This wraps the protocol crate's session manager, which limits how long idle sessions live but not how many there
+//! are, and records the order of use. Every session ends through [`SessionManager::close_session`], whatever the
+//! reason.
 
 use crate::{access::Requester, metrics::MCP_SESSIONS};
 use futures::Stream;
@@ -32,9 +33,9 @@ struct Uses {
 }
 
 struct Use {
-    /// When it was used last, by the clock.
+    /// The value of the clock at the last use.
     last: u64,
-    /// Who began it; known as soon as the client can know its id.
+    /// The caller that started the session. It is set before the client can know the session's id.
     owner: Option<Requester>,
 }
 
@@ -47,14 +48,14 @@ impl BoundedSessions {
         BoundedSessions { inner, uses: Mutex::default(), max: max.max(1) }
     }
 
-    /// A session that was just begun is this one's.
+    /// Sets the owner of a new session.
     pub(super) fn belongs_to(&self, id: &str, owner: Requester) {
         if let Some(used) = self.uses().sessions.get_mut(id) {
             used.owner = Some(owner);
         }
     }
 
-    /// Whether somebody may use a session: nobody but who began it. One that is not there is nobody's.
+    /// Whether `requester` may use a session, which only its owner may. An unknown session belongs to nobody.
     pub(super) fn is_of(&self, id: &str, requester: &Requester) -> bool {
         self.uses().sessions.get(id).is_some_and(|used| used.owner.as_ref() == Some(requester))
     }
@@ -91,7 +92,7 @@ impl Uses {
         }
     }
 
-    /// The one to end if there is no room for another.
+    /// Returns the session to end if there is no room for another.
     fn surplus(&self, max: usize) -> Option<SessionId> {
         if self.sessions.len() < max {
             return None;
@@ -129,7 +130,7 @@ impl SessionManager for BoundedSessions {
         self.inner.initialize_session(id, message).await
     }
 
-    /// Asked first for every request of a session.
+    /// Records a use of the session. The protocol crate calls this first for every request of a session.
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
         self.uses().of(id);
         self.inner.has_session(id).await
@@ -174,7 +175,7 @@ mod tests {
     use skep_runtime::Tenant;
 
     #[test]
-    fn a_tenant_with_many_sessions_ends_none_of_another() {
+    fn a_tenant_with_many_sessions_cannot_end_those_of_another() {
         let mut uses = Uses::default();
         let begin = |uses: &mut Uses, tenant: &str, number: usize| {
             while let Some(surplus) = uses.surplus(10) {
@@ -195,8 +196,12 @@ mod tests {
         };
         assert_eq!(of(&uses, "small"), ["small 0", "small 1", "small 2"]);
         let newest: Vec<String> = (93..100).map(|number| format!("greedy {number}")).collect();
-        assert_eq!(of(&uses, "greedy"), newest, "its oldest ones made room");
+        assert_eq!(of(&uses, "greedy"), newest, "the oldest ones were removed");
         (3..10).for_each(|number| begin(&mut uses, "small", number));
-        assert_eq!((of(&uses, "small").len(), of(&uses, "greedy").len()), (6, 4), "it gets its part");
+        assert_eq!(
+            (of(&uses, "small").len(), of(&uses, "greedy").len()),
+            (6, 4),
+            "the small tenant gets its share"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The body of `/v1/chat/completions`.
+//! Reads the body of `/v1/chat/completions`.
 
 use super::{
     fields::Fields,
@@ -16,9 +16,9 @@ use skep_engine::{
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("functions", "use tools"),
     ("function_call", "use tool_choice"),
-    ("audio", "text is the only modality"),
-    ("prediction", "leave it out"),
-    ("web_search_options", "offer a tool instead"),
+    ("audio", "the only supported modality is text"),
+    ("prediction", "remove it"),
+    ("web_search_options", "define a tool instead"),
 ];
 const MAX_TOP_LOGPROBS: u32 = 20;
 
@@ -51,7 +51,7 @@ struct MessageBody {
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
-    expecting = "the content is a text or a list of parts such as {\"type\": \"text\", \"text\": …}"
+    expecting = "the content must be a string or a list of parts such as {\"type\": \"text\", \"text\": …}"
 )]
 enum Content {
     Text(String),
@@ -70,11 +70,11 @@ struct FunctionCallBody {
     arguments: String,
 }
 
-/// OpenAI's `{type, function}`, or the function itself.
+/// A tool as OpenAI's `{type, function}`, or as the bare function.
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
-    expecting = "a tool is {\"type\": \"function\", \"function\": {\"name\": …, \"description\": …, \"parameters\": …}}"
+    expecting = "a tool must be {\"type\": \"function\", \"function\": {\"name\": …, \"description\": …, \"parameters\": …}}"
 )]
 enum ToolBody {
     Wrapped { function: FunctionBody },
@@ -91,17 +91,18 @@ struct FunctionBody {
 }
 
 impl ChatBody {
-    /// What this server does not know is left alone: most of it is harmless, and clients send a lot.
+    /// Reads the fields of a body. Unknown fields are ignored, because most are harmless and clients send many.
     pub(crate) fn read(mut fields: Fields) -> Result<Self, ApiError> {
         fields.refuse(UNSUPPORTED)?;
         let modalities: Vec<String> = fields.take("modalities")?.unwrap_or_default();
         if modalities.iter().any(|modality| modality != "text") {
-            return Err(ApiError::parameter("modalities", "text is the only modality"));
+            return Err(ApiError::parameter("modalities", "the only supported modality is text"));
         }
         let max_completion_tokens = fields.take("max_completion_tokens")?;
         let parameters = Parameters::take(&mut fields)?;
         let tool_choice = tool_choice(fields.take("tool_choice")?)?;
-        // A model that has to call and may go on calling does: small ones repeat themselves up to their token limit.
+        // If calls are forced, parallel calls are off by default, because small models repeat calls up to their token
+        // limit.
         let parallel_tool_calls =
             fields.take("parallel_tool_calls")?.unwrap_or(tool_choice == ToolChoice::Auto);
         Ok(ChatBody {
@@ -119,22 +120,22 @@ impl ChatBody {
 
     pub(crate) fn messages(&self) -> Result<Vec<ChatMessage>, ApiError> {
         if self.messages.is_empty() {
-            return Err(ApiError::parameter("messages", "messages is empty; send at least one"));
+            return Err(ApiError::parameter("messages", "messages is empty; send at least one message"));
         }
         self.messages.iter().enumerate().map(|(index, message)| message.read(index)).collect()
     }
 
-    /// The text of the last user message: what an agent is told.
+    /// Returns the text of the last user message, which is the message to an agent.
     pub(crate) fn last_user_text(&self) -> Result<String, ApiError> {
         let last = self.messages()?.into_iter().rfind(|message| message.role == Role::User);
         last.map(|message| message.content)
-            .ok_or_else(|| ApiError::parameter("messages", "an agent needs a message with the role user"))
+            .ok_or_else(|| ApiError::parameter("messages", "an agent requires a message with the role user"))
     }
 
-    /// The options of one choice.
+    /// Returns the options of one choice.
     pub(crate) fn options(&self, choice: usize, affinity: &Affinity) -> Result<ChatOptions, ApiError> {
         if self.max_tokens == Some(0) {
-            return Err(ApiError::parameter("max_tokens", "max_tokens is 0; ask for at least one token"));
+            return Err(ApiError::parameter("max_tokens", "max_tokens is 0; request at least one token"));
         }
         Ok(ChatOptions {
             tools: self.tools.iter().map(ToolBody::read).collect(),
@@ -152,18 +153,18 @@ impl ChatBody {
         })
     }
 
-    /// Whether a constraint is compiled for the answer.
+    /// Whether a constraint is compiled for the response.
     pub(crate) fn is_constrained(&self) -> bool {
         self.output.is_some() || !self.tools.is_empty()
     }
 
-    /// Whether the answer is to be JSON.
+    /// Whether the response must be JSON.
     pub(crate) fn wants_json(&self) -> bool {
         let constraint = self.output.as_ref().map(|form| &form.constraint);
         matches!(constraint, Some(Constraint::JsonSchema(_) | Constraint::JsonObject))
     }
 
-    /// The field that gives the form of the answer.
+    /// Returns the field that specifies the form of the response.
     pub(crate) fn form_field(&self) -> Option<&'static str> {
         self.output.as_ref().map(|form| form.field)
     }
@@ -171,16 +172,18 @@ impl ChatBody {
     fn top_logprobs(&self) -> Result<Option<u32>, ApiError> {
         match (self.logprobs, self.top_logprobs) {
             (false, None | Some(0)) => Ok(None),
-            (false, Some(_)) => Err(ApiError::parameter("top_logprobs", "top_logprobs needs logprobs: true")),
+            (false, Some(_)) => {
+                Err(ApiError::parameter("top_logprobs", "top_logprobs requires logprobs: true"))
+            }
             (true, top) if top.unwrap_or(0) <= MAX_TOP_LOGPROBS => Ok(Some(top.unwrap_or(0))),
             (true, _) => Err(ApiError::parameter(
                 "top_logprobs",
-                format!("top_logprobs may be at most {MAX_TOP_LOGPROBS}"),
+                format!("top_logprobs must be at most {MAX_TOP_LOGPROBS}"),
             )),
         }
     }
 
-    /// An agent brings its own tools and forms: what a client says of them cannot be honoured.
+    /// Refuses fields that an agent determines itself, such as tools and the form of the output.
     pub(crate) fn refuse_for_agent(&self) -> Result<(), ApiError> {
         let refused = [
             ("tools", !self.tools.is_empty()),
@@ -196,7 +199,7 @@ impl ChatBody {
         }
     }
 
-    /// Bytes of what was said: how much work it is to read it.
+    /// Returns the size of the message texts, which is a measure of the work to read them.
     pub(crate) fn text_bytes(&self) -> usize {
         self.messages.iter().map(MessageBody::text_bytes).sum()
     }
@@ -212,7 +215,7 @@ fn tool_choice(choice: Option<Value>) -> Result<ToolChoice, ApiError> {
         (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
         _ => Err(ApiError::parameter(
             "tool_choice",
-            "tool_choice may be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}",
+            "tool_choice must be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}",
         )),
     }
 }
@@ -252,14 +255,15 @@ impl MessageBody {
                 let id = id.ok_or_else(|| {
                     ApiError::parameter(
                         at("tool_call_id"),
-                        "a message with the role tool names the call that it answers",
+                        "a message with the role tool must name the call that it answers",
                     )
                 })?;
                 ChatMessage::tool(id, content)
             }
             role => {
-                let message =
-                    format!("{role:?} is no role; the roles are system, developer, user, assistant and tool");
+                let message = format!(
+                    "{role:?} is not a role; the roles are system, developer, user, assistant and tool"
+                );
                 return Err(ApiError::parameter(at("role"), message));
             }
         };
@@ -283,7 +287,7 @@ impl ToolBody {
     }
 }
 
-/// Only an assistant that called tools may say nothing.
+/// Whether a message lacks content. Only an assistant message with tool calls may omit it.
 fn content_is_missing(message: &MessageBody) -> bool {
     message.content.is_none() && !(message.role == "assistant" && message.tool_calls.is_some())
 }
@@ -295,7 +299,7 @@ fn text_of_parts(parts: &[Value], at: &str) -> Result<String, ApiError> {
             (Some("text" | "input_text"), Some(part)) => text.push_str(part),
             (kind, _) => {
                 let message = format!(
-                    "a part of type {:?} is not supported; this model reads text",
+                    "a part of type {:?} is not supported; this model accepts only text",
                     kind.unwrap_or("?")
                 );
                 return Err(ApiError::parameter(format!("{at}[{index}]"), message));
@@ -332,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn errors_name_the_invalid_field() {
         for (value, param) in [
             (json!({"messages": []}), "messages"),
             (json!({"messages": [{"role": "wizard", "content": "x"}]}), "messages[0].role"),
@@ -366,15 +370,15 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_kind_is_told_which_kinds_there_are() {
+    fn a_type_error_names_the_accepted_types() {
         for (request, param, rule) in [
             (
                 json!({"messages": [{"role": "user", "content": 7}]}),
                 "messages[0].content",
-                "a text or a list",
+                "a string or a list",
             ),
-            (json!({"messages": [], "stop": 7}), "stop", "a text or a list of texts"),
-            (json!({"messages": [], "tools": [7]}), "tools[0]", "a tool is {"),
+            (json!({"messages": [], "stop": 7}), "stop", "a string or a list of strings"),
+            (json!({"messages": [], "tools": [7]}), "tools[0]", "a tool must be {"),
         ] {
             let error = ChatBody::read(serde_json::from_value(request).unwrap()).unwrap_err().body();
             let message = error["error"]["message"].as_str().unwrap();

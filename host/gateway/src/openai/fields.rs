@@ -1,10 +1,10 @@
-//! The fields of a request, taken one by one, so that an error names the field that it is about.
+//! Takes the fields of a request one by one, so that an error names its field.
 
 use crate::ApiError;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-/// A JSON object. `null` is as good as nothing.
+/// A JSON object. A field that is `null` counts as missing.
 #[derive(Debug, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Fields(Map<String, Value>);
@@ -27,17 +27,17 @@ impl Fields {
         self.take(name)?.ok_or_else(|| ApiError::parameter(name, format!("`{name}` is missing")))
     }
 
-    /// Whether a field is there and says something.
+    /// Whether a field exists and is not `null`.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|value| !value.is_null())
     }
 
-    /// Puts a field where another shape has it.
+    /// Sets a field that another shape has under a different name.
     pub(crate) fn put(&mut self, name: &str, value: Value) {
         self.0.insert(name.to_owned(), value);
     }
 
-    /// Refuses what would change the meaning of the answer and is not supported here.
+    /// Refuses fields that are not supported and would change the meaning of the response.
     pub(crate) fn refuse(&self, unsupported: &[(&str, &str)]) -> Result<(), ApiError> {
         for (field, instead) in unsupported {
             if self.has(field) {
@@ -54,7 +54,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn errors_name_the_place() {
+    fn errors_name_the_field() {
         let fields = json!({"stop": 7, "prompt": [{"id": "x"}], "n": null});
         let mut fields: Fields = serde_json::from_value(fields).unwrap();
         #[derive(Deserialize, Debug)]

@@ -1,28 +1,28 @@
-//! Log-probabilities in the two shapes that OpenAI's routes have.
+//! Log-probabilities in the two shapes of OpenAI's routes.
 
 use serde_json::{Map, Value, json};
 use skep_engine::{Engine, TokenLogprob};
 
-/// An entry of a chat choice's `logprobs.content`.
+/// Returns an entry of a chat choice's `logprobs.content`.
 pub(crate) fn chat_entry(engine: &Engine, token: &TokenLogprob) -> Value {
     let mut entry = named(engine, token.id, token.logprob);
     entry["top_logprobs"] = token.top.iter().map(|(id, logprob)| named(engine, *id, *logprob)).collect();
     entry
 }
 
-/// The `logprobs` of a text completion, as it grows.
+/// The `logprobs` of a text completion, collected while it is generated.
 #[derive(Default)]
 pub(crate) struct TextLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
     top_logprobs: Vec<Option<Map<String, Value>>>,
     text_offset: Vec<usize>,
-    /// Characters of all tokens so far.
+    /// Number of characters in all tokens so far.
     offset: usize,
 }
 
 impl TextLogprobs {
-    /// `logprob` is `None` for a token that nothing comes before, and for one that a grammar forced.
+    /// Adds a token. `logprob` is `None` for a token without a predecessor and for one that a grammar forced.
     pub(crate) fn push(&mut self, engine: &Engine, id: u32, logprob: Option<&TokenLogprob>) {
         let text = text_of(engine, id);
         self.text_offset.push(self.offset);
@@ -35,7 +35,7 @@ impl TextLogprobs {
         self.top_logprobs.push(top);
     }
 
-    /// What came since the last call.
+    /// Returns the entries since the last call.
     pub(crate) fn take(&mut self) -> Value {
         json!({
             "tokens": std::mem::take(&mut self.tokens),

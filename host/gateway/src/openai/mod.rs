@@ -1,4 +1,4 @@
-//! OpenAI's shapes: what requests may say, and the parts that answers share.
+//! OpenAI's request and response shapes: the fields of requests, and the parts that responses share.
 
 pub(crate) mod chat_request;
 pub(crate) mod fields;
@@ -21,7 +21,7 @@ pub(crate) fn usage_json(usage: &Usage) -> Value {
             "rejected_prediction_tokens": usage.rejected_tokens,
         },
     });
-    // OpenAI's shape has no such count.
+    // OpenAI's shape has no such count, so it is added only if it is not 0.
     if usage.taken_back_tokens > 0 {
         value["completion_tokens_details"]["taken_back_tokens"] = usage.taken_back_tokens.into();
     }
@@ -32,7 +32,7 @@ pub(crate) fn tool_call_json(call: &ToolCall) -> Value {
     json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
 }
 
-/// What the answers to one request have in common.
+/// The fields that all responses to one request share.
 #[derive(Clone)]
 pub(crate) struct Envelope {
     id: String,
@@ -52,7 +52,7 @@ impl Envelope {
         json!({"id": self.id, "object": self.object, "created": self.created_s, "model": self.model, "choices": choices})
     }
 
-    /// The last chunk of a stream whose client asked for usage.
+    /// Returns the last chunk of a stream whose client requested the usage.
     pub(crate) fn with_usage(&self, usage: &Usage) -> Value {
         let mut value = self.with_choices(Vec::new());
         value["usage"] = usage_json(usage);
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_that_were_taken_back_are_told_where_there_are_some() {
+    fn taken_back_tokens_are_reported_only_if_there_are_some() {
         let details = |taken_back_tokens| {
             let usage = Usage { completion_tokens: 5, taken_back_tokens, ..Usage::default() };
             let value = usage_json(&usage);

@@ -6,11 +6,11 @@ use serde::Deserialize;
 use skep_engine::Sampling;
 use std::collections::HashMap;
 
-/// Choices of one request: each is a sequence in the engine.
+/// Maximum number of choices of one request; each is a sequence in the engine.
 const MAX_CHOICES: u32 = 16;
 const MAX_LOGIT_BIASES: usize = 1024;
 
-/// As sent. Everything is optional.
+/// The parameters as sent. All are optional.
 #[derive(Debug)]
 pub(crate) struct Parameters {
     pub model: Option<String>,
@@ -40,7 +40,7 @@ pub(crate) struct StreamOptions {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "stop is a text or a list of texts")]
+#[serde(untagged, expecting = "stop must be a string or a list of strings")]
 pub(crate) enum Stop {
     One(String),
     Many(Vec<String>),
@@ -74,12 +74,12 @@ impl Parameters {
         if self.best_of.is_some_and(|best_of| best_of != self.n.unwrap_or(1)) {
             return Err(ApiError::parameter(
                 "best_of",
-                "best_of is not supported; use n and choose yourself",
+                "best_of is not supported; use n and select a choice yourself",
             ));
         }
         match self.n.unwrap_or(1) {
             n @ 1..=MAX_CHOICES => Ok(n as usize),
-            n => Err(ApiError::parameter("n", format!("n is {n}; it may be 1 to {MAX_CHOICES}"))),
+            n => Err(ApiError::parameter("n", format!("n is {n}; it must be 1 to {MAX_CHOICES}"))),
         }
     }
 
@@ -99,7 +99,7 @@ impl Parameters {
         }
     }
 
-    /// The seed of a choice: each of several draws its own.
+    /// Returns the seed of a choice; each choice draws with a different one.
     pub(crate) fn seed_of(&self, choice: usize) -> Option<u64> {
         self.seed.map(|seed| (seed as u64).wrapping_add(choice as u64))
     }
@@ -109,15 +109,18 @@ impl Parameters {
         Ok(Sampling {
             temperature: within("temperature", self.temperature, 0.0..=2.0)?.unwrap_or(1.0),
             top_k: match self.top_k {
-                // Clients send -1 for "all".
+                // Clients send -1 for "all tokens".
                 None | Some(-1) => 0,
                 Some(top_k) => u32::try_from(top_k).map_err(|_| {
-                    ApiError::parameter("top_k", format!("top_k is {top_k}; 0 keeps all tokens"))
+                    ApiError::parameter(
+                        "top_k",
+                        format!("top_k is {top_k}; it must be positive, or 0 to keep all tokens"),
+                    )
                 })?,
             },
             top_p: match within("top_p", self.top_p, 0.0..=1.0)? {
                 Some(0.0) => {
-                    return Err(ApiError::parameter("top_p", "top_p is 0; it must be over 0, up to 1"));
+                    return Err(ApiError::parameter("top_p", "top_p is 0; it must be over 0 and at most 1"));
                 }
                 top_p => top_p.unwrap_or(1.0),
             },
@@ -135,7 +138,7 @@ impl Parameters {
         let Some(biases) = &self.logit_bias else { return Ok(Vec::new()) };
         if biases.len() > MAX_LOGIT_BIASES {
             let message =
-                format!("logit_bias has {} entries; at most {MAX_LOGIT_BIASES} may be", biases.len());
+                format!("logit_bias has {} entries; at most {MAX_LOGIT_BIASES} are allowed", biases.len());
             return Err(ApiError::parameter("logit_bias", message));
         }
         let mut found = Vec::with_capacity(biases.len());
@@ -157,7 +160,7 @@ fn within(
 ) -> Result<Option<f32>, ApiError> {
     match value {
         Some(value) if !range.contains(&value) => {
-            let message = format!("{name} is {value}; it may be {} to {}", range.start(), range.end());
+            let message = format!("{name} is {value}; it must be {} to {}", range.start(), range.end());
             Err(ApiError::parameter(name, message))
         }
         value => Ok(value),

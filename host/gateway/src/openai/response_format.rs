@@ -1,18 +1,18 @@
-//! `response_format` and its kin, as the engine's constraints.
+//! Reads `response_format` and related fields as the engine's constraints.
 
 use super::fields::Fields;
 use crate::ApiError;
 use serde_json::Value;
 use skep_engine::Constraint;
 
-/// The form that the answer must have, and the field that says so.
+/// The form that the response must have, and the field that specifies it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Form {
     pub field: &'static str,
     pub constraint: Constraint,
 }
 
-/// From `response_format` or one of the `guided_…` fields.
+/// Takes the form from `response_format` or one of the `guided_…` fields.
 pub(crate) fn take(fields: &mut Fields) -> Result<Option<Form>, ApiError> {
     let mut found = Vec::new();
     let format = fields.take::<Value>("response_format")?;
@@ -29,7 +29,9 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Option<Form>, ApiError> {
         found.push(Form { field: "guided_grammar", constraint: Constraint::Lark(grammar) });
     }
     match found.as_slice() {
-        [_, second, ..] => Err(ApiError::parameter(second.field, "the answer can have one form only")),
+        [_, second, ..] => {
+            Err(ApiError::parameter(second.field, "only one form of the answer can be specified"))
+        }
         _ => Ok(found.pop()),
     }
 }
@@ -48,7 +50,7 @@ fn of_format(format: &Value) -> Result<Option<Constraint>, ApiError> {
         Some("grammar") => Ok(Some(Constraint::Lark(text("grammar")?))),
         other => {
             let message = format!(
-                "response_format.type is {:?}; it may be text, json_object, json_schema, regex or grammar",
+                "response_format.type is {:?}; it must be text, json_object, json_schema, regex or grammar",
                 other.unwrap_or("missing")
             );
             Err(ApiError::parameter("response_format.type", message))
@@ -56,7 +58,7 @@ fn of_format(format: &Value) -> Result<Option<Constraint>, ApiError> {
     }
 }
 
-/// OpenAI's envelope `{name, strict, schema}`, or the schema itself.
+/// Returns the schema from OpenAI's envelope `{name, strict, schema}`, or the bare schema.
 fn schema(format: &Value) -> Result<Value, ApiError> {
     let given = [&format["json_schema"], &format["schema"]].into_iter().find(|value| !value.is_null());
     let given =
@@ -64,7 +66,7 @@ fn schema(format: &Value) -> Result<Value, ApiError> {
     let in_envelope = given.get("schema").filter(|_| given.get("type").is_none());
     match in_envelope.unwrap_or(given) {
         schema @ (Value::Object(_) | Value::Bool(_)) => Ok(schema.clone()),
-        _ => Err(ApiError::parameter("response_format.json_schema", "a JSON Schema is an object")),
+        _ => Err(ApiError::parameter("response_format.json_schema", "a JSON Schema must be an object")),
     }
 }
 
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_comes_in_an_envelope_or_bare() {
+    fn accepts_a_schema_in_an_envelope_or_bare() {
         let schema = json!({"type": "object"});
         let enveloped =
             json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}});
@@ -93,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_or_a_second_form_is_refused() {
+    fn rejects_an_unknown_or_a_second_form() {
         assert!(of(json!({"type": "yaml"})).is_err());
         assert!(of(json!({"type": "json_schema"})).is_err());
         assert!(

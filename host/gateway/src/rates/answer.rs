@@ -1,4 +1,4 @@
-//! What clients are told of their limits: OpenAI's headers on every answer, and a refusal in the shape of its route.
+//! Reports rate limits to clients: OpenAI's headers on every response, and refusals in the shape of their route.
 
 use super::bucket::Window;
 use crate::{ApiError, access, workers_ai::failure::Failure};
@@ -8,17 +8,17 @@ use axum::{
 };
 use std::time::Duration;
 
-/// How far a caller is from its limits. Where several are in force, the one of which least is left.
+/// The remaining allowance of a caller. If several limits apply, the one with the least remaining is reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Standing {
     pub requests: Option<Window>,
     pub tokens: Option<Window>,
 }
 
-/// A request that came too soon.
+/// The refusal of a request over a limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
-    /// Which limit, whose it is, and what would change it.
+    /// Names the limit, its owner, and the setting that changes it.
     pub message: String,
     pub retry_after: Duration,
     pub standing: Standing,
@@ -59,7 +59,7 @@ impl Refusal {
     }
 }
 
-/// As OpenAI writes it: `17ms`, `8.64s`, `6m0s`. Rounded up to a millisecond.
+/// Formats a duration as OpenAI does: `17ms`, `8.64s`, `6m0s`. It is rounded up to a millisecond.
 fn duration(time: Duration) -> HeaderValue {
     let ms = milliseconds(time);
     let (minutes, ms) = (ms / 60_000, ms % 60_000);
@@ -71,7 +71,7 @@ fn duration(time: Duration) -> HeaderValue {
         (0, minutes) => format!("{minutes}m{seconds}s"),
         (hours, minutes) => format!("{hours}h{minutes}m{seconds}s"),
     };
-    HeaderValue::try_from(text).expect("digits, letters and a point are a header's value")
+    HeaderValue::try_from(text).expect("digits, letters and a dot are a valid header value")
 }
 
 fn milliseconds(time: Duration) -> u128 {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_as_openai_writes_them() {
+    fn durations_are_formatted_as_by_openai() {
         for (microseconds, expected) in [
             (0, "0ms"),
             (1, "1ms"),

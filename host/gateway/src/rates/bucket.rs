@@ -1,7 +1,7 @@
 //! A bucket that fills at a steady rate: the virtual scheduling form of the generic cell rate algorithm (ITU-T I.371).
 //!
-//! It remembers one time only, at which it will be full. More may be taken out than is in it, for what is counted only once
-//! it has been had. It has no clock.
+//! It stores a single time, at which the bucket will be full. More may be taken than the bucket holds, for amounts
+//! that are known only after they have been used. The bucket has no clock.
 
 use std::{
     num::NonZeroU32,
@@ -10,35 +10,35 @@ use std::{
 
 const MINUTE_NS: u128 = 60_000_000_000;
 
-/// How fast a bucket fills, and how much it holds.
+/// The rate at which a bucket fills, and its capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rate {
     pub per_minute: NonZeroU32,
     pub burst: NonZeroU32,
 }
 
-/// A full one is as good as none.
+/// A token bucket. A full bucket is equivalent to a missing one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bucket {
     full_at: Instant,
 }
 
-/// What a client is told of a bucket.
+/// The state of a bucket as it is reported to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub limit: u32,
     pub remaining: u32,
-    /// Until it is full.
+    /// The time until the bucket is full.
     pub reset: Duration,
 }
 
 impl Rate {
-    /// As much as is in a minute may come at once.
+    /// Creates a rate whose capacity is the amount of one minute.
     pub fn per_minute(per_minute: NonZeroU32) -> Self {
         Rate { per_minute, burst: per_minute }
     }
 
-    /// In which so much comes in.
+    /// Returns the time in which `count` is added.
     fn time(self, count: u64) -> Duration {
         let nanoseconds = u128::from(count) * MINUTE_NS / u128::from(self.per_minute.get());
         Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
@@ -54,13 +54,13 @@ impl Bucket {
         self.full_at <= now
     }
 
-    /// Until there is one to take; zero if there is.
+    /// Returns the time until one can be taken, which is zero if one is available.
     pub fn wait(self, rate: Rate, now: Instant) -> Duration {
         (self.missing(now) + rate.time(1)).saturating_sub(rate.time(rate.burst.get().into()))
     }
 
     pub fn take(&mut self, count: u64, rate: Rate, now: Instant) {
-        // What is too far away to be a point in time is not added.
+        // An amount whose time is too far in the future to be represented is not added.
         self.full_at = self.full_at.max(now).checked_add(rate.time(count)).unwrap_or(self.full_at);
     }
 
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_taken_at_once_and_the_rest_as_it_comes_in() {
+    fn a_burst_is_available_at_once_and_then_refills_at_the_rate() {
         for (per_minute, burst) in [(60, 60), (60, 5), (7, 7), (1, 1), (1_000_000, 3)] {
             let (rate, start) = (rate(per_minute, burst), Instant::now());
             let mut bucket = Bucket::full(start);
@@ -110,12 +110,12 @@ mod tests {
                 bucket.take(1, rate, now);
             }
             let passed = (now - start).as_secs_f64() * f64::from(per_minute) / 60.0;
-            assert!((passed - 3.0).abs() < 1e-3, "{rate:?}: three came in, not {passed}");
+            assert!((passed - 3.0).abs() < 1e-3, "{rate:?}: three were added, not {passed}");
         }
     }
 
     #[test]
-    fn what_was_had_beyond_it_is_waited_for() {
+    fn an_overdraft_extends_the_wait() {
         let (rate, now) = (rate(600, 600), Instant::now());
         let mut bucket = Bucket::full(now);
         bucket.take(900, rate, now);
@@ -126,11 +126,15 @@ mod tests {
         assert_eq!(bucket.wait(rate, now), Duration::from_millis(30_100));
         let later = now + Duration::from_secs(90);
         assert!(bucket.is_full(later) && !bucket.is_full(later - Duration::from_nanos(1)));
-        assert_eq!(bucket.window(rate, later + Duration::from_secs(900)).remaining, 600, "it holds no more");
+        assert_eq!(
+            bucket.window(rate, later + Duration::from_secs(900)).remaining,
+            600,
+            "the bucket holds no more than its capacity"
+        );
     }
 
     #[test]
-    fn no_count_is_too_large() {
+    fn the_largest_count_does_not_overflow() {
         let (rate, now) = (rate(1, u32::MAX), Instant::now());
         let mut bucket = Bucket::full(now);
         for _ in 0..10 {

@@ -1,7 +1,7 @@
-//! Who has asked for how much, and whether the next request may come.
+//! Counts the requests and tokens of each caller and decides whether the next request is admitted.
 //!
-//! Memory is bounded: what is full again is forgotten, tenants and keys are as many as the operator makes, and addresses that
-//! find no place share one account, so that nobody gets past a limit by coming from everywhere.
+//! Memory is bounded: full buckets are removed, tenants and keys are limited by what the operator creates, and
+//! addresses that exceed the maximum share one account, so the limit cannot be bypassed by using many addresses.
 
 use super::{
     RateOptions,
@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Of one host; the gateway asks it, and engines tell it of tokens.
+/// The rate limiter of one host. The gateway checks requests with it, and engines report tokens to it.
 pub struct RateLimiter {
     options: RateOptions,
     clock: Clock,
@@ -28,9 +28,9 @@ pub struct RateLimiter {
 
 pub(crate) type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 
-/// Past these no address gets an account of its own. One takes about a hundred bytes.
+/// Maximum number of accounts; above it, addresses share one. An account takes about a hundred bytes.
 const MAX_ACCOUNTS: usize = 65_536;
-/// Between two looks for accounts that are not needed any more, once there are too many.
+/// Minimum time between two removals of full buckets when there are too many accounts.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -39,21 +39,22 @@ struct Accounts {
     tidied_at: Option<Instant>,
 }
 
-/// What is counted alone.
+/// An entity with its own bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Account {
-    /// Requests of all keys of a tenant.
+    /// The requests of all keys of a tenant.
     Tenant(String),
     Key(String),
-    /// Requests without a key, by the network that one client has.
+    /// Requests without a key, by the network of the client.
     Address(IpAddr),
-    /// All addresses that have no account, and where none is known.
+    /// The requests of all addresses without an account, and of clients whose address is unknown.
     Crowd,
-    /// Of a tenant.
+    /// The tokens of a tenant.
     Tokens(String),
 }
 
 impl RateLimiter {
+    /// Creates a limiter in which all buckets are full.
     pub fn new(options: RateOptions) -> Self {
         Self::with_clock(options, Arc::new(Instant::now), MAX_ACCOUNTS)
     }
@@ -62,7 +63,7 @@ impl RateLimiter {
         RateLimiter { options, clock, max_accounts, accounts: Mutex::default() }
     }
 
-    /// Counts a request, if it may come now.
+    /// Counts a request if it is within the limits, and refuses it otherwise.
     pub(crate) fn admit(&self, caller: &Caller, address: Option<IpAddr>) -> Result<Standing, Refusal> {
         let now = (self.clock)();
         let requests = self.requests_of(caller, address);
@@ -144,7 +145,7 @@ impl TokenMeter for RateLimiter {
 }
 
 impl Default for RateLimiter {
-    /// Without any limit but those of keys.
+    /// Creates a limiter without any limits except those of keys.
     fn default() -> Self {
         RateLimiter::new(RateOptions::default())
     }
@@ -161,7 +162,7 @@ impl Accounts {
         self.buckets.get(account).copied().unwrap_or(Bucket::full(now))
     }
 
-    /// Where this is counted.
+    /// Returns the account that the request is counted for.
     fn place(&mut self, account: Account, max: usize, now: Instant) -> Account {
         if self.buckets.len() >= max && !self.buckets.contains_key(&account) {
             self.tidy(now);
@@ -179,7 +180,7 @@ impl Accounts {
 }
 
 impl Account {
-    /// As the metric calls it.
+    /// Returns the label value of the metric.
     fn limit(&self) -> &'static str {
         match self {
             Account::Tenant(_) => "tenant_requests",
@@ -199,13 +200,13 @@ impl Account {
         };
         let setting = match self {
             Account::Key(_) => {
-                "`skep key create --requests-per-minute N` makes a key with another limit".to_owned()
+                "`skep key create --requests-per-minute N` creates a key with a different limit".to_owned()
             }
-            _ => format!("the operator sets it as {unit}_per_minute under [tenants.{tenant}] in skep.toml"),
+            _ => format!("the operator sets it with {unit}_per_minute under [tenants.{tenant}] in skep.toml"),
         };
         let (limit, seconds) = (rate.per_minute, retry_after.as_secs_f64());
         format!(
-            "the rate limit of {who} is reached ({unit} per minute: {limit}); the next request may come in {seconds:.1} s; {setting}"
+            "the rate limit of {who} is reached ({unit} per minute: {limit}); retry in {seconds:.1} s; {setting}"
         )
     }
 }

@@ -1,8 +1,9 @@
-//! How much each tenant, key and anonymous address may ask for in a minute.
+//! Rate limits per minute of tenants, keys and anonymous addresses.
 //!
-//! Requests are counted when they come, tokens when models have computed them: so a request is let through while its tenant
-//! has tokens left, and what it takes beyond them is waited for by the next ones. A tenant's limit is for all of its keys
-//! together; a key may have a lower one of its own. Where no key is asked for, each client address is counted alone.
+//! Requests are counted when they are received, tokens when models have computed them. So a request is admitted while
+//! its tenant has tokens left, and if it uses more, later requests are refused until the excess has been made up. A
+//! tenant's limit applies to all its keys together; a key may have a lower limit. Without keys, each client address
+//! is counted separately.
 
 mod answer;
 mod bucket;
@@ -15,21 +16,23 @@ pub use limiter::RateLimiter;
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
-/// Limits of one tenant. `None`: as many as it likes.
+/// Limits of one tenant. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantRates {
+    /// Requests of all keys of the tenant together.
     pub requests_per_minute: Option<NonZeroU32>,
-    /// Requests that may come at once. `None`: all of a minute.
+    /// Requests that may be sent at once. `None` means the requests of one minute.
     pub request_burst: Option<NonZeroU32>,
-    /// Prompt tokens that were not cached and tokens of outputs, of interactive work.
+    /// Prompt tokens that were not cached plus output tokens, of interactive requests.
     pub tokens_per_minute: Option<NonZeroU32>,
 }
 
 /// Limits of all tenants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RateOptions {
+    /// Limits of tenants by name.
     pub tenants: BTreeMap<String, TenantRates>,
-    /// Of tenants that are not named.
+    /// Limits of all other tenants.
     pub others: TenantRates,
 }
 

@@ -1,4 +1,4 @@
-//! `/v1/agents`: deploying agents, and what is deployed.
+//! `/v1/agents`: deploys, lists and deletes agents.
 
 use crate::{
     ApiError, Gateway,
@@ -15,7 +15,7 @@ use skep_runtime::{AgentDetail, AgentSummary, Manifest};
 use std::time::Duration;
 
 const MAX_MANIFEST_BYTES: usize = 64 << 10;
-/// How long a client may take to send a form, which has a component in it.
+/// Timeout of receiving the form, which contains a component.
 const FORM_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(crate) async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
@@ -29,7 +29,8 @@ pub(crate) async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json
     Json(json!({"object": "list", "data": agents, "failed": failed}))
 }
 
-/// Deploys: `multipart/form-data` with the parts `manifest` (the text of an agent.toml) and `component` (its bytes).
+/// Deploys an agent from `multipart/form-data` with the parts `manifest` (the text of an agent.toml) and `component`
+/// (its bytes).
 pub(crate) async fn deploy(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -44,7 +45,7 @@ pub(crate) async fn deploy(
         )
     })?;
     let (manifest, component) = tokio::time::timeout(FORM_TIMEOUT, read(form)).await.map_err(|_| {
-        let message = format!("the form did not come within {} s", FORM_TIMEOUT.as_secs());
+        let message = format!("the form was not received within {} s", FORM_TIMEOUT.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     })??;
     let deployed = gateway.host.deploy(manifest, component.into(), &caller.name()).await?;
@@ -59,7 +60,7 @@ async fn read(mut form: Multipart) -> Result<(Manifest, Bytes), ApiError> {
                 let bytes = part.bytes().await.map_err(form_error)?;
                 if bytes.len() > MAX_MANIFEST_BYTES {
                     let message = format!(
-                        "the manifest has {} bytes; at most {MAX_MANIFEST_BYTES} may be",
+                        "the manifest has {} bytes; at most {MAX_MANIFEST_BYTES} are allowed",
                         bytes.len()
                     );
                     return Err(ApiError::parameter("manifest", message));
@@ -99,7 +100,7 @@ pub(crate) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What the audit log tells of a version that comes into force.
+/// Returns the audit details of a version that becomes active.
 pub(super) fn version_details(agent: &AgentSummary) -> Details {
     Details(format!("agent={} version={} digest={}", agent.name, agent.version, agent.digest))
 }

@@ -1,4 +1,4 @@
-//! Batches of Workers AI: queued and fetched at `/ai/run/{model}`, looked at and cancelled at `/ai/batches/{id}`.
+//! Batches of Workers AI: queued and fetched at `/ai/run/{model}`, inspected and cancelled at `/ai/batches/{id}`.
 
 use super::apart;
 use crate::{
@@ -17,7 +17,7 @@ use serde_json::Value;
 use skep_engine::Cancel;
 use skep_runtime::{AGENT_MODEL, BatchItem, NewBatch};
 
-/// Stores the requests of a body of this size: those under `requests`, or the body itself.
+/// Queues the requests of a body of this size: those under `requests`, or the body itself.
 pub(super) async fn queue(
     gateway: &Gateway,
     caller: Caller,
@@ -27,8 +27,9 @@ pub(super) async fn queue(
 ) -> Result<Response, ApiError> {
     if body_bytes >= batch::MAX_BATCH_BYTES {
         let most = batch::MAX_BATCH_BYTES;
-        let message =
-            format!("a batch has to be under {most} bytes, this one has {body_bytes}; send several");
+        let message = format!(
+            "a batch must be smaller than {most} bytes, and this one has {body_bytes}; split it into several"
+        );
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
     }
     let is_for_agent = model.starts_with(AGENT_MODEL);
@@ -46,7 +47,7 @@ pub(super) async fn queue(
     Ok(Json(success(batch::standing(&status))).into_response())
 }
 
-/// The results of a batch, or how it stands.
+/// Returns the results of a batch, or its status if it is not done.
 pub(super) async fn fetch(
     gateway: &Gateway,
     caller: &Caller,
@@ -55,7 +56,8 @@ pub(super) async fn fetch(
 ) -> Result<Response, ApiError> {
     let (status, results) = gateway.host.batch_results(caller.tenant.as_str(), id).await?;
     if status.model != model {
-        let message = format!("the batch {} is of the model {}; ask for it there", status.id, status.model);
+        let message =
+            format!("the batch {} belongs to the model {}; request it there", status.id, status.model);
         return Err(ApiError::parameter("request_id", message));
     }
     let answer = match results {

@@ -1,4 +1,5 @@
-//! `/ai/run/{model}`: inference as Workers AI has it, answered in its schema or in OpenAI's, at once or from a queue.
+//! `/ai/run/{model}`: inference as in Workers AI, with responses in its schema or OpenAI's, immediate or from a
+//! queue.
 
 use super::{ai_batches, apart, chat_completions::Begun};
 use crate::{
@@ -24,24 +25,24 @@ use skep_engine::{Cancel, Engine, EngineError, Priority, chat::ChatEvent};
 use skep_runtime::AGENT_MODEL;
 use std::sync::Arc;
 
-/// Options that may stand in the query or in the body's `options`.
+/// Options that may be in the query, in the body, or in the body's `options`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct RunOptions {
-    /// Refuse rather than wait until there is room.
+    /// Whether to refuse the request instead of waiting until there is room.
     reject_if_busy: bool,
-    /// Answer with the id of a batch, and work when there is room.
+    /// Whether to respond with the id of a batch and run the request when there is room.
     queue_request: bool,
 }
 
-/// What a path names.
+/// The model that a path names.
 enum Model {
     Engine(Engine),
-    /// `agent:NAME`
+    /// An agent, named as `agent:NAME`.
     Agent(String),
 }
 
-/// The path's last part, whatever stands before it.
+/// The last part of the path, with any prefix.
 #[derive(Deserialize)]
 pub(crate) struct ModelPath {
     model: String,
@@ -74,7 +75,7 @@ pub(crate) async fn run(
         return Ok(ai_batches::queue(&gateway, caller, model.name().to_owned(), fields, size).await?);
     }
     if fields.has("requests") {
-        let message = "several `requests` are a batch: add ?queueRequest=true to the address";
+        let message = "several `requests` are a batch: add ?queueRequest=true to the URL";
         return Err(ApiError::parameter("requests", message).into());
     }
     let engine = match model {
@@ -83,8 +84,8 @@ pub(crate) async fn run(
             let bare = name.strip_prefix(AGENT_MODEL).unwrap_or(&name);
             gateway.host.agent(bare).map_err(ApiError::from)?;
             let message = format!(
-                "{name} is an agent; it answers at /v1/agents, at /v1/chat/completions, and here in a batch: add \
-                 ?queueRequest=true to the address"
+                "{name} is an agent; use it at /v1/agents, at /v1/chat/completions, or here in a batch: add \
+                 ?queueRequest=true to the URL"
             );
             return Err(ApiError::new(StatusCode::BAD_REQUEST, "model_not_found", message).into());
         }
@@ -107,7 +108,7 @@ pub(crate) async fn run(
     Ok(headers::warned(response, &warnings))
 }
 
-/// What a client is told to wait that would not wait for room.
+/// Retry delay that is sent to a client that asked to be refused instead of waiting for room.
 const RETRY_AFTER_MS: u32 = 1_000;
 
 impl Model {
@@ -119,8 +120,8 @@ impl Model {
     }
 }
 
-/// What a path names: an agent, or a model by the operator's other names for models, by its own, or by its own behind a vendor
-/// (`@cf/vendor/model`).
+/// Returns the agent or the model that a path names. A model is named by one of the operator's aliases, by its name,
+/// or by its name after a vendor (`@cf/vendor/model`).
 fn model_of(gateway: &Gateway, path: &str) -> Result<Model, ApiError> {
     let models = gateway.host.models();
     let name = gateway.options.model_names.get(path).map_or(path, String::as_str);
@@ -136,7 +137,7 @@ fn model_of(gateway: &Gateway, path: &str) -> Result<Model, ApiError> {
     }
     let known: Vec<&str> = models.iter().map(|engine| engine.info().name.as_str()).collect();
     let message = format!(
-        "no such model {:?}; there are: {}; `[ai.models]` in skep.toml gives one of them another name",
+        "model {:?} does not exist; the models are: {}; define an alias with `[ai.models]` in skep.toml",
         path.chars().take(80).collect::<String>(),
         known.join(", ")
     );

@@ -1,4 +1,4 @@
-//! `/v1/approvals`: calls of tools that wait for a person's word.
+//! `/v1/approvals`: tool calls that wait for a person's approval.
 
 use super::page_limit;
 use crate::{
@@ -22,7 +22,7 @@ pub(crate) struct ListQuery {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DecisionBody {
-    /// It must be there.
+    /// The required decision. It is optional here so that the error for a missing one lists the values.
     decision: Option<DecisionWord>,
     reason: Option<String>,
 }
@@ -34,7 +34,7 @@ enum DecisionWord {
     Deny,
 }
 
-/// Those of the caller's tenant; an admin's are those of all, because an admin decides.
+/// Lists the approvals of the caller's tenant. An admin sees those of all tenants, because admins decide.
 pub(crate) async fn list(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -46,14 +46,15 @@ pub(crate) async fn list(
     Ok(Json(json!({"object": "list", "data": approvals})))
 }
 
-/// Decides once: 409 if somebody was faster, or if nobody decided in time.
+/// Records a decision; 409 if a decision has already been made or the approval has expired.
 pub(crate) async fn decide(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DecisionBody>,
 ) -> Result<(Extension<Details>, Json<Value>), ApiError> {
-    let missing = || ApiError::parameter("decision", "`decision` is missing; it is \"approve\" or \"deny\"");
+    let missing =
+        || ApiError::parameter("decision", "`decision` is missing; it must be \"approve\" or \"deny\"");
     let approve = body.decision.ok_or_else(missing)? == DecisionWord::Approve;
     let approval = gateway.host.decide(&id, approve, body.reason, &caller.name()).await?;
     let mut value = approval_json(&approval, &caller);

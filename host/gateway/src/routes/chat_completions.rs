@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`: chat with a model, or with an agent as if it were one.
+//! `/v1/chat/completions`: chat with a model, or with an agent as the model.
 
 use crate::{
     ApiError, Gateway,
@@ -45,7 +45,7 @@ impl FromFields for ChatBody {
     }
 }
 
-/// The engine of a request: its model's, or the default one.
+/// Returns the engine of the requested model, or the default one.
 pub(super) fn engine_of(gateway: &Gateway, model: Option<&str>) -> Result<Engine, ApiError> {
     let name = model.filter(|name| !name.is_empty() && *name != "default");
     Ok(gateway.host.models().get(name)?)
@@ -68,14 +68,14 @@ async fn with_model(
     Ok(headers::warned(response, &warnings))
 }
 
-/// A completion that was admitted: what a client asked for wrongly, or what there is no room for, was refused before.
+/// A completion that was admitted. Invalid requests, and those for which there is no room, have been refused before.
 pub(super) struct Begun {
     pub engine: Engine,
-    /// Of choice 0.
+    /// The first event of choice 0.
     pub first: ChatEvent,
     pub choices: Vec<Metered<ChatStream>>,
     wants_logprobs: bool,
-    /// What looks like a mistake in the request's schemas.
+    /// Likely mistakes in the request's schemas.
     pub warnings: Arc<[String]>,
 }
 
@@ -108,12 +108,12 @@ impl Begun {
         let warnings = choices[0].warnings().clone();
         let metered = choices.into_iter().map(|stream| Metered::new(stream, budget.meter(), spent.clone()));
         let mut choices: Vec<_> = metered.collect();
-        // A refusal is a status, not an event: wait for the first event before the answer begins.
+        // A refusal is a status, not an event, so the first event is awaited before the response starts.
         let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
         Ok(Begun { engine, first, choices, wants_logprobs, warnings })
     }
 
-    /// The answer as chunks.
+    /// Returns a streamed response.
     pub(super) fn stream(self, sends_usage: bool) -> Response {
         let model = self.engine.info().name.clone();
         let rest = self.choices.into_iter().enumerate();
@@ -128,7 +128,7 @@ impl Begun {
         sse::respond(events, writer)
     }
 
-    /// The whole answer.
+    /// Returns the whole response.
     pub(super) async fn whole(self) -> Result<Value, ApiError> {
         let Begun { engine, choices, wants_logprobs, .. } = self;
         let mut usage = Usage::default();
@@ -140,14 +140,14 @@ impl Begun {
     }
 }
 
-/// A whole answer with these choices.
+/// Returns a whole response with these choices.
 fn completion(model: &str, choices: Vec<Value>, usage: &Usage) -> Value {
     let mut answer = Envelope::new("chatcmpl", "chat.completion", model).with_choices(choices);
     answer["usage"] = usage_json(usage);
     answer
 }
 
-/// A whole answer of one choice.
+/// Returns a whole response with one choice.
 pub(crate) fn whole_answer(
     model: &str,
     text: &str,
@@ -257,7 +257,7 @@ impl Writer for ChunkWriter {
     }
 }
 
-/// An agent answers the last user message; its session is named by the affinity header or by `user`.
+/// Lets an agent answer the last user message. The session header or `user` names its session.
 async fn with_agent(
     gateway: &Gateway,
     caller: Caller,
@@ -271,7 +271,10 @@ async fn with_agent(
     let take = move |_: &Cancel| asked.last_user_text();
     let text = apart(gateway, caller.tenant.as_str(), body.text_bytes(), take).await?;
     if text.is_empty() {
-        return Err(ApiError::parameter("messages", "the last user message is empty; an agent needs a text"));
+        return Err(ApiError::parameter(
+            "messages",
+            "the last user message is empty; an agent requires text",
+        ));
     }
     let spent = caller.spent().clone();
     let named = headers::session(headers)?.or_else(|| body.parameters.user.clone());
@@ -326,7 +329,7 @@ struct AgentChunkWriter {
     envelope: Envelope,
     usage: Usage,
     sends_usage: bool,
-    /// Text that was streamed.
+    /// The text that has been streamed.
     said: String,
     spent: Spent,
 }
@@ -354,8 +357,8 @@ impl Writer for AgentChunkWriter {
             Ok(RunEvent::Done(outcome)) => {
                 self.spent.add(&outcome.usage);
                 self.usage = outcome.usage;
-                // What the model said aloud before it called tools is no part of the reply, and an agent may reply
-                // with more than it let its model say.
+                // Text that the model generated before it called tools is not part of the reply, and an agent may
+                // reply with more than it let its model stream.
                 let rest = match outcome.text.strip_prefix(&self.said) {
                     Some(rest) => rest,
                     None if self.said.ends_with(&outcome.text) => "",

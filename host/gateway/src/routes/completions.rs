@@ -1,4 +1,4 @@
-//! `/v1/completions`: continuing texts or token ids.
+//! `/v1/completions`: continues texts or token ids.
 
 use crate::{
     ApiError, Gateway,
@@ -47,7 +47,7 @@ pub(crate) struct CompletionBody {
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
-    expecting = "the prompt is a text, a list of texts, a list of token ids, or a list of such lists"
+    expecting = "the prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
 )]
 enum Prompt {
     Text(String),
@@ -76,7 +76,7 @@ pub(crate) async fn create(
         .into_iter()
         .map(|(choice, stream)| (choice, Metered::new(stream, budget.meter(), caller.spent().clone())));
     let mut choices: Vec<_> = metered.collect();
-    // A refusal is a status, not an event: the first event is awaited before the answer begins.
+    // A refusal is a status, not an event, so the first event is awaited before the response starts.
     let first = choices[0].1.next().await.unwrap_or(Err(EngineError::Cancelled))?;
     choices[0].0.take(first);
     let model = engine.info().name.clone();
@@ -98,7 +98,7 @@ pub(crate) async fn create(
 impl FromFields for CompletionBody {
     fn read(mut fields: Fields) -> Result<Self, ApiError> {
         fields.refuse(&[
-            ("suffix", "put everything into the prompt"),
+            ("suffix", "put the whole text into the prompt"),
             ("messages", "use /v1/chat/completions"),
         ])?;
         Ok(CompletionBody {
@@ -112,7 +112,7 @@ impl FromFields for CompletionBody {
 }
 
 impl CompletionBody {
-    /// What is encoded, unless a constraint has to be compiled.
+    /// Returns the size of the text to encode, or `LONG` if a constraint has to be compiled.
     fn bytes(&self) -> usize {
         match &self.prompt {
             _ if self.output.is_some() => LONG,
@@ -158,14 +158,14 @@ impl CompletionBody {
             Prompt::IdLists(lists) => return Err(too_many(lists.len())),
         };
         match prompts.iter().any(Vec::is_empty) || prompts.is_empty() {
-            true => Err(ApiError::parameter("prompt", "the prompt is empty; give at least one token")),
+            true => Err(ApiError::parameter("prompt", "the prompt is empty; send at least one token")),
             false => Ok(prompts),
         }
     }
 
     fn request(&self, prompt: Vec<u32>, choice: usize) -> Result<GenerateRequest, ApiError> {
         if self.logprobs.is_some_and(|logprobs| logprobs > MAX_LOGPROBS) {
-            return Err(ApiError::parameter("logprobs", format!("logprobs may be at most {MAX_LOGPROBS}")));
+            return Err(ApiError::parameter("logprobs", format!("logprobs must be at most {MAX_LOGPROBS}")));
         }
         Ok(GenerateRequest {
             sampling: self.parameters.sampling()?,
@@ -182,19 +182,22 @@ impl CompletionBody {
 }
 
 fn too_many(prompts: usize) -> ApiError {
-    ApiError::parameter("prompt", format!("{prompts} prompts are given; at most {MAX_PROMPTS} may be"))
+    ApiError::parameter(
+        "prompt",
+        format!("the request has {prompts} prompts; at most {MAX_PROMPTS} are allowed"),
+    )
 }
 
-/// One choice while it is generated.
+/// One choice while it is being generated.
 struct Choice {
     index: usize,
     engine: Engine,
-    /// Text that has not been sent: the prompt's first, if it is to be echoed.
+    /// Text that has not been sent yet. It starts with the prompt if the prompt is to be echoed.
     text: String,
     /// The prompt, if it is to be echoed and scored.
     scored_prompt: Vec<u32>,
     logprobs: Option<TextLogprobs>,
-    /// The text has to have a form: half of it is not what was asked for.
+    /// Whether the text must have a form, so that an incomplete one is reported as cut off.
     must_be_whole: bool,
     finish: Option<&'static str>,
     usage: Usage,
@@ -226,7 +229,7 @@ impl Choice {
             }
             TokenEvent::Token(token) => {
                 self.text.push_str(&token.text);
-                // The token that ends the text is no part of it.
+                // The token that ends the text is not part of it.
                 let ends = token.text.is_empty() && self.engine.info().eos.contains(&token.id);
                 if let Some(logprobs) = self.logprobs.as_mut().filter(|_| !ends) {
                     logprobs.push(&self.engine, token.id, token.logprob.as_ref());
@@ -244,7 +247,7 @@ impl Choice {
         }
     }
 
-    /// What came since the last call.
+    /// Returns the JSON of everything generated since the last call.
     fn json(&mut self) -> Value {
         let logprobs = self.logprobs.as_mut().map_or(Value::Null, TextLogprobs::take);
         let text = std::mem::take(&mut self.text);

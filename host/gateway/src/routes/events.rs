@@ -1,4 +1,4 @@
-//! `/v1/events`: something that happened, as a plain object or as a CloudEvent in structured JSON.
+//! `/v1/events`: publishes and lists events, as plain objects or as CloudEvents in structured JSON.
 
 use super::{apart, page_limit};
 use crate::{ApiError, Gateway, access::Caller, body};
@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use skep_engine::Cancel;
 use skep_runtime::{Event, EventSummary, unix_ms};
 
-/// Of events that do not say where they come from.
+/// The source of events that do not specify one.
 const SOURCE: &str = "http";
 const SPECIFICATION: &str = "1.0";
 
-/// What tells a CloudEvent from an event of ours.
+/// The field that distinguishes a CloudEvent from a plain event.
 #[derive(Deserialize)]
 struct Envelope {
     specversion: Option<String>,
@@ -27,14 +27,14 @@ struct Envelope {
 struct PlainEvent {
     topic: String,
     data: Option<skep_runtime::Json>,
-    /// Unique; the same one again is the same event.
+    /// The event's unique id. Publishing it again refers to the same event.
     id: Option<String>,
-    /// RFC 3339.
+    /// A time in RFC 3339.
     time: Option<String>,
     source: Option<String>,
 }
 
-/// Extensions are allowed, and not looked at.
+/// A CloudEvent. Extensions are allowed and ignored.
 #[derive(Deserialize)]
 struct CloudEvent {
     id: String,
@@ -48,7 +48,7 @@ struct CloudEvent {
 
 #[derive(Deserialize)]
 pub(crate) struct ListQuery {
-    /// Events older than the one with this key.
+    /// Lists only events older than the one with this key.
     before: Option<i64>,
     limit: Option<u32>,
 }
@@ -65,12 +65,13 @@ pub(crate) async fn publish(
         None => plain(body::parse(&bytes)?, principal),
         Some(version) if version == SPECIFICATION => cloud(body::parse(&bytes)?, principal),
         Some(version) => {
-            let message = format!("specversion is {version:?}; CloudEvents {SPECIFICATION} are taken");
+            let message =
+                format!("specversion is {version:?}; only CloudEvents {SPECIFICATION} is supported");
             Err(ApiError::parameter("specversion", message))
         }
     };
     let mut event = apart(&gateway, caller.tenant.as_str(), size, read).await?;
-    // Ids are unique in a source, and no tenant may use up those of another.
+    // Ids are unique within a source, and a tenant must not be able to use up those of another one.
     if !caller.tenant.is_local() {
         event.source = format!("{}/{}", caller.tenant, event.source);
     }
@@ -104,7 +105,7 @@ fn plain(event: PlainEvent, principal: String) -> Result<Event, ApiError> {
 fn cloud(event: CloudEvent, principal: String) -> Result<Event, ApiError> {
     let CloudEvent { id, source, kind, time, data, data_base64 } = event;
     if data_base64.is_some() {
-        let message = "data_base64 is not taken; send JSON in data";
+        let message = "data_base64 is not supported; send JSON in data";
         return Err(ApiError::parameter("data_base64", message));
     }
     let at_ms = time.as_deref().map(at_ms).transpose()?;
@@ -113,7 +114,7 @@ fn cloud(event: CloudEvent, principal: String) -> Result<Event, ApiError> {
 
 fn at_ms(time: &str) -> Result<u64, ApiError> {
     unix_ms(time).ok_or_else(|| {
-        let rule = "time is no time of RFC 3339 since 1970, such as 2026-11-21T10:40:18Z";
+        let rule = "time is not a valid RFC 3339 time since 1970, such as 2026-11-21T10:40:18Z";
         ApiError::parameter("time", rule)
     })
 }

@@ -1,4 +1,4 @@
-//! Whether the server lives, whether it takes work, its figures, and methods that a path does not have.
+//! Liveness, readiness, metrics, and errors for methods that a path does not support.
 
 use crate::{ApiError, Gateway, metrics::recorder, process_figures, store_figures};
 use axum::{
@@ -9,12 +9,13 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-/// The process lives.
+/// Responds as long as the process is alive.
 pub(crate) async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Whether new work is welcome: not while the server drains, while a model's steps fail, or while nothing can be stored.
+/// Reports whether the server accepts work. It does not while it drains, while a model fails, or while the store is
+/// not writable.
 pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
     if *gateway.draining.borrow() {
         let error =
@@ -23,12 +24,12 @@ pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
     }
     for engine in gateway.host.models().iter() {
         if let Some(problem) = engine.problem() {
-            let message = format!("the model {} cannot compute: {problem}", engine.info().name);
+            let message = format!("the model {} is failing: {problem}", engine.info().name);
             return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "model_failing", message).into_response();
         }
     }
     if let Err(error) = gateway.host.store_ready().await {
-        let message = format!("nothing can be stored: {error}");
+        let message = format!("the store is not writable: {error}");
         return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.code(), message).into_response();
     }
     let models: Vec<String> = gateway.host.models().iter().map(|engine| engine.info().name.clone()).collect();
@@ -46,6 +47,6 @@ pub(crate) async fn metrics(State(gateway): State<Gateway>) -> Response {
 }
 
 pub(crate) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{} has no method {method}", uri.path());
+    let message = format!("{} does not support the method {method}", uri.path());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }

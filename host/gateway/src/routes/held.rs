@@ -1,4 +1,4 @@
-//! `/v1/held`: what a restored host holds back, and what becomes of it.
+//! `/v1/held`: the work that a restored host holds back, and the decision about it.
 
 use crate::{ApiError, Gateway, access::Details, body::JsonBody};
 use axum::{Extension, Json, extract::State};
@@ -9,7 +9,7 @@ use skep_runtime::Held;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DecisionBody {
-    /// It must be there.
+    /// The required decision. It is optional here so that the error for a missing one lists the values.
     decision: Option<Decision>,
 }
 
@@ -24,12 +24,13 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Result<Json<Value>, 
     Ok(Json(held_json(gateway.host.held().await?)))
 }
 
-/// Decides about all of it at once; 409 if nothing is held.
+/// Decides about all held work at once; 409 if nothing is held.
 pub(crate) async fn decide(
     State(gateway): State<Gateway>,
     JsonBody(body): JsonBody<DecisionBody>,
 ) -> Result<(Extension<Details>, Json<Value>), ApiError> {
-    let missing = || ApiError::parameter("decision", "`decision` is missing; it is \"resume\" or \"drop\"");
+    let missing =
+        || ApiError::parameter("decision", "`decision` is missing; it must be \"resume\" or \"drop\"");
     let (word, held) = match body.decision.ok_or_else(missing)? {
         Decision::Resume => ("resume", gateway.host.resume_held().await?),
         Decision::Drop => ("drop", gateway.host.drop_held().await?),

@@ -18,17 +18,17 @@ const DAY_MS: u64 = 24 * 3600 * 1000;
 pub(crate) struct CreateBody {
     tenant: Tenant,
     role: Role,
-    /// Without it: all of them, and the models.
+    /// The agents that the key is for; the default is all agents, and the models.
     agents: Option<Vec<AgentName>>,
     #[serde(default)]
     name: String,
-    /// Without it the key does not expire.
+    /// The lifetime of the key; by default it does not expire.
     expires_in_s: Option<u64>,
-    /// Without it: what its tenant may send.
+    /// A rate limit of the key; by default only the tenant's limit applies.
     requests_per_minute: Option<NonZeroU32>,
 }
 
-/// The answer is the only one that has the key itself.
+/// Creates a key. No other response contains the key itself.
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
     JsonBody(body): JsonBody<CreateBody>,
@@ -67,7 +67,7 @@ fn key_json(key: &ApiKey) -> Value {
         "expires_at_ms": key.expires_at_ms,
         "revoked_at_ms": key.revoked_at_ms,
         "requests_per_minute": key.requests_per_minute,
-        // To the day.
+        // The precision is one day.
         "last_used_at_ms": key.last_used_day.map(|day| u64::from(day) * DAY_MS),
     })
 }

@@ -1,4 +1,5 @@
-//! What agents logged: `/v1/agents/{agent}/logs`, and `/v1/logs` for all agents; a page, or the lines as they come.
+//! The logs of agents: `/v1/agents/{agent}/logs` for one, and `/v1/logs` for all; as a page, or as a stream of new
+//! lines.
 
 use super::page_limit;
 use crate::{
@@ -18,16 +19,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use skep_runtime::{LogFilter, LogFollower, LogLine};
 
-/// The least first.
+/// The levels, in ascending order.
 const LEVELS: [&str; 4] = ["debug", "info", "warn", "error"];
 
 #[derive(Deserialize)]
 pub(crate) struct LogQuery {
-    /// Lines after this id; without it the newest ones.
+    /// Returns lines after this id; the default is the newest ones.
     after: Option<i64>,
     limit: Option<u32>,
     session: Option<String>,
-    /// This one and those above it.
+    /// The lowest level to return.
     level: Option<String>,
     since_ms: Option<u64>,
 }
@@ -51,7 +52,8 @@ pub(crate) async fn of_all(
     answer(gateway, caller, None, query, headers).await
 }
 
-/// A page, or a stream that goes on where the page would end. A client that lost the stream sends `Last-Event-ID`.
+/// Responds with a page, or with a stream that continues where the page would end. A client that lost the stream
+/// sends `Last-Event-ID`.
 async fn answer(
     gateway: Gateway,
     caller: Caller,
@@ -62,7 +64,7 @@ async fn answer(
     let LogQuery { after, limit, session, level, since_ms } = query;
     let levels = level.map_or(Ok(Vec::new()), |level| at_least(&level))?;
     let session = session.map(|id| caller.session(&id)).transpose()?;
-    // An admin sees what is of all tenants.
+    // An admin sees the logs of all tenants.
     let folder = (!caller.is_admin()).then(|| caller.tenant.folder());
     let filter = LogFilter { agent, session, folder, since_ms, levels };
     let limit = page_limit(limit)?;
@@ -73,7 +75,7 @@ async fn answer(
     }
     let last_seen = headers::last_event_id(&headers)?.and_then(|id| i64::try_from(id).ok()).or(after);
     let page = match last_seen {
-        // The follower begins there.
+        // The follower starts at the last seen line.
         Some(_) => Vec::new(),
         None => gateway.host.logs(&filter, None, limit).await?,
     };
@@ -83,7 +85,8 @@ async fn answer(
     Ok(sse::respond(lines.boxed(), LogEvents { caller }))
 }
 
-/// Ends when the server stops: it would wait for a stream that has no end.
+/// Returns a stream of new lines. It ends when the server shuts down, which would otherwise wait for an endless
+/// stream.
 fn follow(gateway: Gateway, follower: LogFollower) -> impl Stream<Item = Vec<LogLine>> {
     let draining = gateway.draining.subscribe();
     futures::stream::unfold((follower, draining), |(mut follower, mut draining)| async move {
@@ -94,7 +97,7 @@ fn follow(gateway: Gateway, follower: LogFollower) -> impl Stream<Item = Vec<Log
         match lines {
             Ok(lines) => Some((lines, (follower, draining))),
             Err(error) => {
-                tracing::debug!(%error, "a stream of log lines ends");
+                tracing::debug!(%error, "a stream of log lines ended early");
                 None
             }
         }
@@ -126,7 +129,7 @@ fn at_least(level: &str) -> Result<Vec<&'static str>, ApiError> {
     match LEVELS.iter().position(|known| *known == level) {
         Some(least) => Ok(LEVELS[least..].to_vec()),
         None => {
-            let message = format!("level is {level:?}; it may be {}", LEVELS.join(", "));
+            let message = format!("level is {level:?}; it must be one of {}", LEVELS.join(", "));
             Err(ApiError::parameter("level", message))
         }
     }

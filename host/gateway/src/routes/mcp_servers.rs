@@ -1,4 +1,4 @@
-//! `/v1/mcp`: the servers whose tools agents may be granted, and what they offer now.
+//! `/v1/mcp`: the MCP servers whose tools agents may be granted, and the tools that they currently offer.
 
 use crate::Gateway;
 use axum::{Json, extract::State};
@@ -6,7 +6,7 @@ use futures::future::join_all;
 use serde_json::{Value, json};
 use skep_runtime::{ServedTool, ToolServer};
 
-/// Asks all of them at once; each answers, or fails, within its own bounds.
+/// Queries all servers at once; each responds or fails within its bounds.
 pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
     let servers = gateway.host.tool_servers();
     let data = join_all(servers.iter().map(|(name, server)| server_json(name, server.as_ref()))).await;

@@ -1,4 +1,4 @@
-//! `/v1/agents/{agent}/sessions/{session}/messages`: a message to a session, answered as JSON or as events.
+//! `/v1/agents/{agent}/sessions/{session}/messages`: sends a message to a session and responds with JSON or events.
 
 use crate::{
     ApiError, Gateway,
@@ -33,7 +33,7 @@ pub(crate) struct MessageBody {
 
 #[derive(Deserialize)]
 pub(crate) struct SendQuery {
-    /// Answer as soon as the message is durable, and let the turn go on by itself.
+    /// Whether to respond as soon as the message is durable and let the turn continue on its own.
     #[serde(default)]
     detach: bool,
 }
@@ -66,7 +66,7 @@ pub(crate) async fn send(
     answer(&gateway, invocation, headers::wants_events(&headers), spent).await
 }
 
-/// Runs a turn and answers in the form that the client asked for.
+/// Runs a turn and responds in the form that the client requested.
 pub(crate) async fn answer(
     gateway: &Gateway,
     invocation: Invocation,
@@ -88,7 +88,7 @@ pub(crate) async fn answer(
         }
         return Err(RuntimeError::Cancelled.into());
     }
-    // A refusal is a status, not an event: wait for the first event before the answer begins.
+    // A refusal is a status, not an event, so the first event is awaited before the response starts.
     let first = match run.next().await {
         Some(Err(error)) => return Err(error.into()),
         first => first,
@@ -97,12 +97,12 @@ pub(crate) async fn answer(
     Ok(sse::respond(stream::iter(first).chain(numbered_events(run)).boxed(), turn))
 }
 
-/// The events of a run; dropping the stream drops the run's handle.
+/// Returns the events of a run. Dropping the stream drops the run's handle.
 pub(crate) fn run_events(run: RunHandle) -> impl Stream<Item = Result<RunEvent, RuntimeError>> + Send {
     numbered_events(run).map(|(_, event)| event)
 }
 
-/// The same, each with its number.
+/// Returns the events of a run, each with its number.
 pub(super) fn numbered_events(run: RunHandle) -> impl Stream<Item = NumberedEvent> + Send {
     stream::unfold(run, |mut run| async move {
         let event = run.next().await?;
@@ -113,11 +113,11 @@ pub(super) fn numbered_events(run: RunHandle) -> impl Stream<Item = NumberedEven
 
 pub(super) type NumberedEvent = (Option<u64>, Result<RunEvent, RuntimeError>);
 
-/// The answer of a turn as it grows.
+/// The JSON of a turn, built from its events.
 pub(super) struct TurnJson {
     session: String,
     turn_id: String,
-    /// The client has seen the events up to this one.
+    /// The number of the last event that the client has seen.
     seen: Option<u64>,
     tool_calls: Vec<ToolCallJson>,
     first_token_us: Option<u64>,
@@ -129,12 +129,12 @@ impl TurnJson {
         TurnJson { session, turn_id, seen: None, tool_calls: Vec::new(), first_token_us: None, spent }
     }
 
-    /// For a client that has seen the events up to `seen`.
+    /// Skips the events up to `seen`, which the client has already received.
     pub(super) fn after(self, seen: Option<u64>) -> Self {
         TurnJson { seen, ..self }
     }
 
-    /// The event for a stream, and the whole answer when the turn is done.
+    /// Returns the message for a stream and, when the turn is done, the whole response.
     fn take(&mut self, event: RunEvent) -> (Message, Option<String>) {
         let message = match event {
             RunEvent::Started { turn } => {
@@ -192,11 +192,11 @@ impl TurnJson {
                 "total_ms": milliseconds(outcome.elapsed_us),
             }),
         };
-        serde_json::to_string(&done).expect("strings, numbers and JSON are always JSON")
+        serde_json::to_string(&done).expect("strings, numbers and JSON always serialize")
     }
 }
 
-/// The whole answer. Data that agents gave is in it as they wrote it.
+/// The whole response. It contains the data of agents exactly as they wrote it.
 #[derive(Serialize)]
 struct DoneJson<'a> {
     text: &'a str,
@@ -226,7 +226,7 @@ struct ToolResultJson {
     outcome: OutcomeJson,
 }
 
-/// What came of a call: one of the two members.
+/// The outcome of a call, which has one of the two members.
 #[derive(Clone, Serialize)]
 struct OutcomeJson {
     #[serde(skip_serializing_if = "Option::is_none")]

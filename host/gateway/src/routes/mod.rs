@@ -1,4 +1,4 @@
-//! The handlers, a file for each noun of the paths.
+//! The handlers, in one file for each noun in the paths.
 
 pub(crate) mod agents;
 pub(crate) mod ai_batches;
@@ -29,16 +29,16 @@ use skep_runtime::QUICK_BYTES;
 
 const MAX_PAGE: u32 = 1000;
 
-/// How many rows a listing gives: what was asked for, within bounds.
+/// Returns the number of rows of a listing: the requested number, within bounds.
 fn page_limit(asked: Option<u32>) -> Result<u32, ApiError> {
     match asked.unwrap_or(100) {
         limit @ 1..=MAX_PAGE => Ok(limit),
-        limit => Err(ApiError::parameter("limit", format!("limit is {limit}; it may be 1 to {MAX_PAGE}"))),
+        limit => Err(ApiError::parameter("limit", format!("limit is {limit}; it must be 1 to {MAX_PAGE}"))),
     }
 }
 
-/// Does work for a tenant about so many bytes: where no other request waits for it, if it may take long. A client that goes
-/// away gives it up.
+/// Runs work on about `bytes` bytes for a tenant. Work that may take long runs where it does not block other
+/// requests, and is cancelled if the client disconnects.
 pub(crate) async fn apart<T: Send + 'static>(
     gateway: &Gateway,
     tenant: &str,
@@ -48,5 +48,5 @@ pub(crate) async fn apart<T: Send + 'static>(
     gateway.host.compute().run_unless(bytes <= QUICK_BYTES, tenant, work).await
 }
 
-/// Stands for work that takes long whatever it is about.
+/// The size given for work that takes long whatever its size.
 const LONG: usize = usize::MAX;

@@ -1,4 +1,4 @@
-//! `/v1/models`: the models and the agents, which are models too.
+//! `/v1/models`: the models, and the agents, which can be used as models.
 
 use crate::{ApiError, Gateway, access::Caller};
 use axum::{
@@ -20,12 +20,12 @@ pub(crate) async fn show(
     let known = models(&gateway, &caller);
     let found = known.iter().find(|known| known["id"] == model);
     found.cloned().map(Json).ok_or_else(|| {
-        let message = format!("no model {model:?}; GET /v1/models lists them");
+        let message = format!("model {model:?} does not exist; GET /v1/models lists the models");
         ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message)
     })
 }
 
-/// Those that the caller may use.
+/// Returns the models and agents that the caller may use.
 fn models(gateway: &Gateway, caller: &Caller) -> Vec<Value> {
     let models = gateway.host.models().iter().filter(|_| caller.may_reach_models().is_ok()).map(|engine| {
         let info = engine.info();

@@ -1,4 +1,4 @@
-//! `/v1/schedules` and `/v1/agents/{agent}/schedules/{id}`: what wakes agents.
+//! `/v1/schedules` and `/v1/agents/{agent}/schedules/{id}`: the schedules of agents.
 
 use super::page_limit;
 use crate::{ApiError, Gateway};
@@ -13,7 +13,7 @@ use skep_runtime::{ScheduleState, ScheduleSummary, ScheduleTiming};
 
 #[derive(Deserialize)]
 pub(crate) struct ListQuery {
-    /// Only those of this agent.
+    /// Lists only the schedules of this agent.
     agent: Option<String>,
     limit: Option<u32>,
 }
@@ -29,7 +29,7 @@ pub(crate) async fn list(
     Ok(Json(json!({"object": "list", "data": schedules, "has_more": has_more})))
 }
 
-/// Makes it due now.
+/// Makes a schedule due immediately.
 pub(crate) async fn run(
     State(gateway): State<Gateway>,
     Path((agent, id)): Path<(String, String)>,

@@ -1,4 +1,4 @@
-//! `/v1/secrets`: what the operator lets agents send without their seeing it. A value comes in and is in no answer.
+//! `/v1/secrets`: values that agents can send without seeing them. No response contains a value.
 
 use crate::{ApiError, Gateway, access::Details, body::JsonBody};
 use axum::{
@@ -14,9 +14,9 @@ use skep_runtime::{Origins, SecretSummary};
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewSecret {
     value: String,
-    /// Where it may be sent.
+    /// Origins that the value may be sent to.
     hosts: Origins,
-    /// Without it: of every agent that is granted it.
+    /// The agent that may use the secret; the default is every agent that is granted it.
     agent: Option<String>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) async fn delete(
 }
 
 fn owner_details(agent: Option<&str>) -> Details {
-    Details(agent.map_or_else(|| "of every agent".to_owned(), |agent| format!("agent={agent}")))
+    Details(agent.map_or_else(|| "for every agent".to_owned(), |agent| format!("agent={agent}")))
 }
 
 fn secret_json(secret: &SecretSummary) -> Value {

@@ -1,7 +1,9 @@
-//! A session as one JSON document: what `GET …/sessions/{session}/export` gives and `PUT …/sessions/{session}` takes.
+//! A session as one JSON document, which `GET …/sessions/{session}/export` returns and `PUT …/sessions/{session}`
+//! accepts.
 //!
-//! The document has a version of its own. It holds what a session needs to go on token for token: state, messages, and
-//! the tokens that the model saw and produced. An import is checked as a whole before anything of it is written.
+//! The document has its own version. It contains everything that a session needs to continue token for token: state,
+//! messages, and the tokens that the model has seen and produced. An import is validated as a whole before anything
+//! is written.
 
 use super::{LONG, sessions::created};
 use crate::{ApiError, Gateway, body};
@@ -17,12 +19,12 @@ use skep_engine::{ModelDigest, chat::Transcript};
 use skep_runtime::{PortableConversation, PortableSession, SessionSummary, tenant_of};
 use std::{borrow::Cow, collections::BTreeMap};
 
-/// Of a document that is imported. A session that can be exported fits.
+/// Maximum size of a document to import. Every session that can be exported fits.
 pub(crate) const MAX_BYTES: usize = 64 << 20;
 const FORMAT: &str = "skep.session";
 const VERSION: u32 = 1;
 
-/// What every version begins with.
+/// The fields that every version starts with.
 #[derive(Deserialize)]
 struct Header {
     format: String,
@@ -48,22 +50,22 @@ struct Document {
 struct Conversation {
     name: String,
     model: String,
-    /// The model whose tokens these are. Without it, the tokens have to spell the text.
+    /// The model whose tokens these are. If it is missing, the tokens must spell the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     digest: Option<ModelDigest>,
-    /// Messages, tokens, the text that the tokens are of, and the sum of the usage.
+    /// The messages, the tokens, the text that the tokens encode, and the total usage.
     transcript: Transcript,
 }
 
-/// Bytes that may be no text.
+/// Bytes, which may not be text, encoded as base64.
 struct Base64(Vec<u8>);
 
 #[derive(Deserialize)]
 pub(crate) struct ImportQuery {
-    /// Whether a session that is there is replaced.
+    /// Whether an existing session is replaced.
     #[serde(default)]
     replace: bool,
-    /// Whether the document may be one of an agent with another name.
+    /// Whether the document may come from an agent with a different name.
     #[serde(default)]
     from_other_agent: bool,
 }
@@ -89,7 +91,8 @@ pub(crate) async fn export(
     super::apart(&gateway, tenant_of(&full), LONG, move |_| Ok(Json(document).into_response())).await
 }
 
-/// The ids in the path count: a document may be imported under another name and, if that is said, into another agent.
+/// Imports a document under the ids in the path: the session may have a different name and, if `from_other_agent` is
+/// set, belong to a different agent.
 pub(crate) async fn import(
     State(gateway): State<Gateway>,
     Path((agent, session)): Path<(String, String)>,
@@ -102,8 +105,8 @@ pub(crate) async fn import(
     if exported_from != agent && !query.from_other_agent {
         let exported_from: String = exported_from.chars().take(80).collect();
         let message = format!(
-            "the session was exported from agent {exported_from:?} and is imported into {agent:?}; if that is meant, say \
-             from_other_agent=true (`skep session import --from-other-agent`)"
+            "the session was exported from agent {exported_from:?} but is being imported into {agent:?}; if this is \
+             intended, set from_other_agent=true (`skep session import --from-other-agent`)"
         );
         return Err(ApiError::new(StatusCode::CONFLICT, "other_agent", message));
     }
@@ -111,11 +114,11 @@ pub(crate) async fn import(
     Ok(created(&agent, &summary))
 }
 
-/// The agent that it is from, and the session as what it is imported.
+/// Parses a document. Returns the agent that it was exported from, and the session to import.
 fn read(bytes: &[u8], session: String) -> Result<(String, PortableSession), ApiError> {
     let Header { format, version } = body::parse(bytes)?;
     if format != FORMAT {
-        let message = format!("`format` is {format:?}; an exported session has {FORMAT:?}");
+        let message = format!("`format` is {format:?}; it must be {FORMAT:?} in an exported session");
         return Err(ApiError::parameter("format", message));
     }
     if version != VERSION {

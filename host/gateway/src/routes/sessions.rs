@@ -1,4 +1,4 @@
-//! `/v1/agents/{agent}/sessions`: what an agent's sessions hold, copies of them, and their end.
+//! `/v1/agents/{agent}/sessions`: listing, reading, forking and deleting an agent's sessions.
 
 use super::page_limit;
 use crate::{ApiError, Gateway, access::Caller, body::JsonBody, openai};
@@ -15,9 +15,9 @@ use skep_runtime::SessionSummary;
 
 #[derive(Deserialize)]
 pub(crate) struct ListQuery {
-    /// An admin may ask for those of any.
+    /// The tenant whose sessions are listed; an admin may name any.
     tenant: Option<String>,
-    /// Sessions whose id comes after this one.
+    /// Lists only sessions whose id comes after this one.
     after: Option<String>,
     limit: Option<u32>,
 }
@@ -66,14 +66,14 @@ pub(crate) async fn show(
 
 #[derive(Deserialize)]
 pub(crate) struct MessagesQuery {
-    /// The conversation's name; without it: `main`.
+    /// The conversation's name; the default is `main`.
     conversation: Option<String>,
-    /// Messages whose number is over this one.
+    /// Lists only messages whose number is greater than this one.
     after: Option<u64>,
     limit: Option<u32>,
 }
 
-/// A page of one conversation's messages, with their numbers.
+/// Returns a page of one conversation's messages, with their numbers.
 pub(crate) async fn messages(
     State(gateway): State<Gateway>,
     Path((agent, session)): Path<(String, String)>,
@@ -99,7 +99,7 @@ pub(crate) async fn messages(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Fork {
-    /// The id of the copy; there must be no session of this id.
+    /// The id of the copy. A session with this id must not exist.
     session: String,
 }
 
@@ -113,7 +113,7 @@ pub(crate) async fn fork(
     Ok(created(&agent, &summary))
 }
 
-/// The answer to what made a session.
+/// Returns the response to a request that created a session.
 pub(super) fn created(agent: &str, session: &SessionSummary) -> Response {
     let mut response = (StatusCode::CREATED, Json(summary_json(session))).into_response();
     // Names of agents and sessions are plain ASCII.
@@ -135,7 +135,7 @@ fn summary_json(session: &SessionSummary) -> Value {
     named_json(session, &session.id)
 }
 
-/// Under the name that the caller has for it.
+/// Returns the summary of a session under the name that the caller uses for it.
 fn named_json(session: &SessionSummary, id: &str) -> Value {
     json!({
         "object": "session",

@@ -1,4 +1,4 @@
-//! The routes that agents' manifests name, and 404 for everything else.
+//! Handles the routes that agents' manifests declare, and responds with 404 to everything else.
 
 use super::{apart, messages};
 use crate::{ApiError, Gateway, access::Caller, body, headers};
@@ -15,8 +15,8 @@ use skep_engine::{Cancel, Priority};
 use skep_runtime::{HttpOrigin, Invocation, Json, Origin};
 use std::fmt;
 
-/// A JSON body is the message's data, and its `text` (or `message`), if it has one, the message's text. Any other body
-/// is the text.
+/// Sends the request to its agent as a message. A JSON body is the message's data, and its `text` (or `message`)
+/// member, if it has one, is the message's text. Any other body is the text.
 pub(crate) async fn run(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -25,13 +25,13 @@ pub(crate) async fn run(
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
     let Some(found) = gateway.host.match_route(parts.method.as_str(), path) else {
-        // One of the paths that have a method, but not this one?
+        // The path may exist with a different method.
         let others = ["GET", "POST", "PUT", "PATCH", "DELETE"];
         if others.iter().any(|method| gateway.host.match_route(method, path).is_some()) {
-            let message = format!("{path} has no method {}", parts.method);
+            let message = format!("{path} does not support the method {}", parts.method);
             return Err(ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
         }
-        let message = format!("nothing answers at {path}; agents' own routes are listed at /v1/agents");
+        let message = format!("no route matches {path}; /v1/agents lists the routes of agents");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "route_not_found", message));
     };
     caller.may_reach(&found.agent)?;
@@ -76,14 +76,14 @@ pub(crate) async fn run(
     messages::answer(&gateway, invocation, headers::wants_events(&headers), spent).await
 }
 
-/// What a JSON body says is its text.
+/// Returns the text of a JSON body.
 fn text_of(data: &Json) -> String {
     let Texts { text, message } = data.read().unwrap_or_default();
     let text = text.and_then(|text| text.read::<String>().ok());
     text.or_else(|| message.and_then(|text| text.read::<String>().ok())).unwrap_or_default()
 }
 
-/// Two members of an object, whatever else it has. Of two with one name the last counts.
+/// The two members of an object that may be its text. If a name occurs twice, the last one counts.
 #[derive(Default)]
 struct Texts {
     text: Option<Json>,
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_of_a_body_is_a_member_of_it() {
+    fn the_text_of_a_body_is_its_text_or_message_member() {
         for (body, text) in [
             ("{\"text\": \"a\", \"message\": \"b\"}", "a"),
             ("{\"x\": [{\"text\": \"no\"}], \"message\": \"b\\n\"}", "b\n"),

@@ -1,5 +1,5 @@
-//! `/v1/agents/{agent}/sessions/{session}/turns/{turn}`: how a turn stands, and its events, for clients that did not stay
-//! or that lost their stream.
+//! `/v1/agents/{agent}/sessions/{session}/turns/{turn}`: the status of a turn and its events, for clients that did
+//! not wait or that lost their stream.
 
 use super::messages::{TurnJson, numbered_events};
 use crate::{ApiError, Gateway, access::Caller, headers, openai::usage_json, spent::Spent, sse};
@@ -15,7 +15,7 @@ use skep_runtime::{Outcome, TurnDetail, TurnPhase, plain_session};
 
 type Place = Path<(String, String, String)>;
 
-/// The answer to a message whose turn goes on by itself.
+/// Returns the response to a message whose turn continues on its own.
 pub(super) fn accepted(agent: &str, session: &str, turn_id: &str) -> Response {
     let path = format!("/v1/agents/{agent}/sessions/{session}/turns/{turn_id}");
     let body = json!({
@@ -46,20 +46,21 @@ pub(crate) async fn show(
     Ok(Json(value))
 }
 
-/// The turn's events, those after `Last-Event-ID` if it is sent; the stream stays until the turn has ended.
+/// Streams the turn's events, starting after `Last-Event-ID` if it is sent, until the turn has ended.
 pub(crate) async fn events(
     State(gateway): State<Gateway>,
     Path((agent, session, turn)): Place,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let last_id = headers::last_event_id(&headers)?;
-    // From the beginning, because the whole answer at the end tells of all events; the client gets what it has not seen.
+    // The run is followed from the beginning, because the whole response at the end includes all events; the client
+    // gets only those that it has not seen.
     let run = gateway.host.follow(&agent, &session, &turn).await?;
-    // An EventSource would connect again and again, unless it is told that there is no content.
+    // An EventSource would reconnect forever, unless it gets 204.
     if last_id.is_some_and(|seen| run.has_ended_by(seen)) {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    // Whoever asked for the turn has taken its tokens.
+    // The request that started the turn has counted its tokens.
     let spent = Spent::default();
     let writer =
         TurnJson::new(plain_session(&session).to_owned(), run.turn_id().to_owned(), spent).after(last_id);

@@ -1,4 +1,5 @@
-//! `/v1/agents/{agent}/versions` and `/v1/agents/{agent}/rollback`: what was deployed, and going back to it.
+//! `/v1/agents/{agent}/versions` and `/v1/agents/{agent}/rollback`: lists deployed versions and returns to one of
+//! them.
 
 use super::agents;
 use crate::{ApiError, Gateway, access::Details, body};
@@ -13,7 +14,7 @@ use skep_runtime::AgentVersion;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rollback {
-    /// Without it: the version before the one in force.
+    /// The version to activate; the default is the one before the active version.
     version: Option<u64>,
 }
 
@@ -26,7 +27,7 @@ pub(crate) async fn list(
     Ok(Json(json!({"object": "list", "data": versions})))
 }
 
-/// The body may be left out.
+/// Rolls an agent back. The body is optional.
 pub(crate) async fn rollback(
     State(gateway): State<Gateway>,
     Path(agent): Path<String>,

@@ -1,4 +1,4 @@
-//! `/v1/webhooks`: addresses that events are sent to, and what could not be delivered.
+//! `/v1/webhooks`: URLs that events are sent to, and deliveries that failed.
 
 use super::page_limit;
 use crate::{ApiError, Gateway, access::Details, body::JsonBody};
@@ -18,18 +18,18 @@ use skep_runtime::{
 pub(crate) struct NewWebhookBody {
     url: String,
     topics: Vec<TopicPattern>,
-    /// `whsec_` and base64.
+    /// `whsec_` followed by base64.
     secret: Option<String>,
 }
 
 #[derive(Deserialize)]
 pub(crate) struct DeadLettersQuery {
-    /// Dead letters older than the one with this id.
+    /// Lists only dead letters older than the one with this id.
     before: Option<i64>,
     limit: Option<u32>,
 }
 
-/// The secret is in this answer and in no other.
+/// Adds a webhook. No other response contains its secret.
 pub(crate) async fn add(
     State(gateway): State<Gateway>,
     JsonBody(body): JsonBody<NewWebhookBody>,
@@ -38,7 +38,7 @@ pub(crate) async fn add(
     let (webhook, secret) = gateway.host.add_webhook(NewWebhook { url, topics, secret }).await?;
     let mut value = webhook_json(&webhook);
     value["secret"] = json!(secret);
-    // A path or a query may be secret.
+    // The path and the query may be secret, so only the origin is logged.
     let origin = webhook.url.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
     let details = Details(format!("webhook={} origin={origin}", webhook.id));
     Ok((StatusCode::CREATED, Extension(details), Json(value)))
@@ -50,7 +50,7 @@ pub(crate) async fn list(State(gateway): State<Gateway>) -> Result<Json<Value>, 
     Ok(Json(json!({"object": "list", "data": webhooks, "has_more": false})))
 }
 
-/// Sends one test event and says what came back, whatever it is.
+/// Sends one test event and reports the receiver's response, whatever it is.
 pub(crate) async fn test(
     State(gateway): State<Gateway>,
     Path(id): Path<String>,

@@ -1,4 +1,4 @@
-//! How many connections there may be, in all and for each client.
+//! Bounds the number of connections, in total and for each client.
 
 use crate::client_address::network;
 use std::{
@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// The counts of one server. A place is given back when its [`Place`] is dropped.
+/// The connection counts of one server. Dropping a [`Place`] frees its slot.
 #[derive(Debug)]
 pub(super) struct Bounds {
     max: usize,
@@ -18,18 +18,19 @@ pub(super) struct Bounds {
 #[derive(Debug, Default)]
 struct Open {
     connections: usize,
-    /// By client network; no entry is 0, so there are no more entries than connections and requests.
+    /// Counts by client network. Entries that reach 0 are removed, so there are no more entries than connections and
+    /// requests.
     by_client: HashMap<IpAddr, usize>,
 }
 
-/// Which bound is reached.
+/// The bound that is exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exceeded {
     All,
     Address,
 }
 
-/// A place of a connection, or of a request that a proxy forwards.
+/// The slot of a connection, or of a request that a proxy forwards.
 #[derive(Debug)]
 pub(super) struct Place {
     bounds: Arc<Bounds>,
@@ -42,12 +43,12 @@ impl Bounds {
         Bounds { max, max_per_address, open: Mutex::default() }
     }
 
-    /// A place for a connection, counted for `client` unless that is a proxy.
+    /// Reserves a slot for a connection, counted for `client` unless it comes from a proxy.
     pub(super) fn admit_connection(self: &Arc<Self>, client: Option<IpAddr>) -> Result<Place, Exceeded> {
         self.admit(true, client)
     }
 
-    /// A place for a request that a proxy forwards for `client`.
+    /// Reserves a slot for a request that a proxy forwards for `client`.
     pub(super) fn admit_request(self: &Arc<Self>, client: IpAddr) -> Result<Place, Exceeded> {
         self.admit(false, Some(client))
     }
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_given_back_when_it_is_dropped() {
+    fn dropping_a_slot_frees_it() {
         let bounds = Arc::new(Bounds::new(2, 1));
         let first = bounds.admit_connection(address("192.0.2.1")).unwrap();
         assert_eq!(bounds.admit_connection(address("192.0.2.1")).unwrap_err(), Exceeded::Address);
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_of_one_ipv6_network_share_its_bound() {
+    fn ipv6_clients_are_counted_by_network() {
         let bounds = Arc::new(Bounds::new(9, 1));
         let _first = bounds.admit_connection(address("2001:db8::1")).unwrap();
         assert_eq!(bounds.admit_connection(address("2001:db8::2")).unwrap_err(), Exceeded::Address);

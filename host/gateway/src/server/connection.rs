@@ -1,4 +1,4 @@
-//! One connection: its requests one after the other, until it ends, is overdue, or the server stops.
+//! One connection: it handles its requests one after the other until it closes, is overdue, or the server stops.
 
 use super::{
     Counted, Server,
@@ -24,7 +24,8 @@ use std::{convert::Infallible, future::Future, net::SocketAddr, pin::pin, sync::
 use tokio::{net::TcpStream, sync::watch};
 use tower_service::Service;
 
-/// What is kept of a request's head, and of an answer before the socket takes it. A longer head gets 431.
+/// Size of the buffers for a request's head and for a response that the socket has not taken yet. A longer head gets
+/// 431.
 const BUFFER_BYTES: usize = 64 << 10;
 
 pub(super) struct Connection {
@@ -35,12 +36,12 @@ pub(super) struct Connection {
     _counted: Counted,
 }
 
-/// How a connection came to its end.
+/// The reason why a connection ended.
 enum End {
-    /// The client or a request ended it.
+    /// The client closed the connection, or a request ended it.
     Closed,
     Overdue(Overdue),
-    /// The server stops, and nothing was under way.
+    /// The server stops, and no request is in flight.
     Stopped,
 }
 
@@ -49,11 +50,12 @@ impl Connection {
         Connection { server, peer, pace: Arc::new(Pace::new()), _place: place, _counted: Counted::new() }
     }
 
-    /// What is dropped with the future is cancelled: the request under way, and all that its answer's body owns.
+    /// Drives the connection to its end. Dropping the future cancels the request in flight and everything that its
+    /// response body owns.
     pub(super) async fn run(self, stream: TcpStream, stopping: watch::Receiver<bool>) {
         if let End::Overdue(overdue) = self.drive(stream, stopping).await {
             metrics::counter!(CONNECTIONS_ENDED, "reason" => overdue.reason()).increment(1);
-            tracing::debug!(peer = %self.peer, reason = overdue.reason(), "a connection was ended");
+            tracing::debug!(peer = %self.peer, reason = overdue.reason(), "a connection was closed");
         }
     }
 
@@ -75,7 +77,7 @@ impl Connection {
                 stops = true;
                 connection.as_mut().graceful_shutdown();
             }
-            // First, because it may change what is waited for.
+            // The connection is polled first, because that may change the pace.
             if connection.as_mut().poll(context).is_ready() {
                 return Poll::Ready(End::Closed);
             }
@@ -109,7 +111,7 @@ impl Connection {
         response
     }
 
-    /// A place for the client that a trusted proxy forwards the request for.
+    /// Reserves a slot for the client that a trusted proxy forwards the request for.
     fn place_of(&self, request: &Request<Incoming>) -> Result<Option<Place>, Exceeded> {
         let proxies = &self.server.trusted_proxies;
         if !is_trusted(self.peer.ip(), proxies) {
@@ -117,7 +119,7 @@ impl Connection {
         }
         let ClientAddress(client) = ClientAddress::of(self.peer.ip(), request.headers(), proxies);
         if is_trusted(client, proxies) {
-            // The proxy itself asks, as for its own checks.
+            // The proxy itself is the client, for example for its health checks.
             return Ok(None);
         }
         self.server.bounds.admit_request(client).map(Some)

@@ -1,8 +1,8 @@
-//! Connections: accepting them within bounds, and ending those that keep the host waiting.
+//! Accepts connections within bounds and closes those that keep the host waiting.
 //!
-//! Every connection is always waiting for one thing (a request's head, its answer, the next request, or the client's
-//! reading), and each of these but the answer has a deadline. How many connections there may be is bounded in all and for
-//! each client, so that one client cannot take the places of the others.
+//! A connection always waits for one thing: a request's head, its response, the next request, or the client to read.
+//! Each of these except the response has a deadline. The number of connections is bounded in total and for each
+//! client, so that one client cannot exhaust the connections of the others.
 
 mod bounds;
 mod connection;
@@ -33,16 +33,18 @@ use tokio::{
 /// Bounds of connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionOptions {
-    /// Connections at the same time; more get 503 and are closed.
+    /// Maximum number of open connections; further ones get 503 and are closed.
     pub max: usize,
-    /// The same of one client address (an IPv6 client is its /64 network); more get 429. Those of a trusted proxy are not
-    /// counted as its own: each request that it forwards counts for the client that it names.
+    /// Maximum number of connections of one client address (for IPv6, a /64 network); further ones get 429.
+    /// Connections of a trusted proxy do not count for its own address; each request that it forwards counts for the
+    /// client that it names.
     pub max_per_address: usize,
-    /// From the first byte of a request, or the opening of a connection, to the end of the request's head.
+    /// Timeout of a request's head, counted from its first byte or, for the first request, from the opening of the
+    /// connection.
     pub header_timeout: Duration,
-    /// How long a connection may stay open between requests.
+    /// Maximum time that a connection may stay open between requests.
     pub idle_timeout: Duration,
-    /// How long a client may read next to nothing (less than 64 KiB) while an answer waits to be sent.
+    /// Maximum time in which a client may read less than 64 KiB while a response waits to be sent.
     pub send_timeout: Duration,
 }
 
@@ -58,13 +60,14 @@ impl Default for ConnectionOptions {
     }
 }
 
-/// What the kernel keeps of an answer for one connection before the connection counts as blocked (Linux doubles it). With
-/// what a client's own system keeps, this bounds the memory and the lag of a slow reader.
+/// Size of the kernel's send buffer of a connection, above which the connection counts as blocked (Linux doubles it).
+/// Together with the buffers of the client's system, this bounds the memory and the lag of a slow reader.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
-/// Between two tries to accept when the process has no file handle left.
+/// Delay before accepting is retried when the process has no file handle left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts connections until `stopping` is true, then lets requests under way finish. Dropping it ends all connections.
+/// Accepts connections until `stopping` is true, then lets running requests finish. Dropping the future closes all
+/// connections.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
@@ -72,7 +75,7 @@ pub(crate) async fn serve(
     trusted_proxies: Vec<IpNet>,
     mut stopping: watch::Receiver<bool>,
 ) {
-    // So that what never happened is 0 and not absent.
+    // Registers the counters, so that they are 0 and not absent before their first event.
     for bound in ["all", "address", "files"] {
         metrics::counter!(CONNECTIONS_REFUSED, "bound" => bound).increment(0);
     }
@@ -90,7 +93,7 @@ pub(crate) async fn serve(
                 report_panic(ended);
                 continue;
             }
-            // A sender that is gone will never say that it stops.
+            // If the sender is gone, the server will never be asked to stop.
             Ok(_) = stopping.wait_for(|stopping| *stopping) => break,
         };
         match accepted {
@@ -115,7 +118,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// What all connections share.
+/// The state that all connections share.
 struct Server {
     router: Router,
     options: ConnectionOptions,
@@ -131,21 +134,21 @@ impl Server {
 }
 
 fn prepare(stream: &TcpStream, send_timeout: Duration) {
-    // Events are small and must not wait for the client's acknowledgement of the last one.
+    // Events are small and must not wait for the acknowledgement of the previous one.
     let set = stream.set_nodelay(true);
     let socket = socket2::SockRef::from(stream);
     let set = set.and_then(|()| socket.set_send_buffer_size(SEND_BUFFER_BYTES));
-    // A client that vanished acknowledges nothing, and little may be on its way to it.
+    // A client that vanished acknowledges nothing, and its connection must time out even if little data is in flight.
     #[cfg(target_os = "linux")]
     let set = set.and_then(|()| socket.set_tcp_user_timeout(Some(2 * send_timeout)));
     #[cfg(not(target_os = "linux"))]
     let _ = send_timeout;
     if let Err(error) = set {
-        tracing::debug!(%error, "a connection keeps the system's settings");
+        tracing::debug!(%error, "socket options cannot be set; the connection uses the system's defaults");
     }
 }
 
-/// Whether the next connection can be accepted all the same.
+/// Whether the error concerns only one connection, so that the next one can be accepted.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
@@ -159,7 +162,7 @@ fn report_panic(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-/// Counts one connection while it is open.
+/// Counts a connection in the metrics while it is open.
 struct Counted;
 
 impl Counted {

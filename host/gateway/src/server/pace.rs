@@ -1,4 +1,4 @@
-//! What a connection waits for, and until when.
+//! Tracks what a connection waits for, and until when.
 
 use super::ConnectionOptions;
 use std::{
@@ -7,10 +7,12 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// What a client must read within the send time-out while an answer waits to be sent, if it does not read all of it.
+/// Minimum number of bytes that a client must read within the send timeout while a response waits to be sent, unless
+/// it reads all of it.
 const MIN_READ_BYTES: usize = 64 << 10;
 
-/// The state of one connection. Its socket, its requests and its answers report to it, all from the connection's task.
+/// The state of one connection. The socket, the requests and the responses report to it, all from the connection's
+/// task.
 #[derive(Debug)]
 pub(super) struct Pace(Mutex<State>);
 
@@ -22,24 +24,24 @@ struct State {
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// Nothing came over the connection yet.
+    /// No data has been received over the connection.
     Opened(Instant),
-    /// A request's head began to come.
+    /// A part of a request's head has been received.
     Head(Instant),
-    /// A request is answered; only that has the time that it takes.
+    /// A request is being handled. This is the only phase without a deadline.
     Answering,
-    /// Between requests.
+    /// The connection is idle between requests.
     Idle(Instant),
 }
 
-/// An answer waits until the client reads.
+/// A response that waits for the client to read.
 #[derive(Clone, Copy, Debug)]
 struct Blocked {
     since: Instant,
     read_bytes: usize,
 }
 
-/// Why a connection was ended.
+/// The reason why the host closed a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overdue {
     Head,
@@ -48,7 +50,7 @@ pub(super) enum Overdue {
 }
 
 impl Overdue {
-    /// As the metric calls it.
+    /// Returns the label value of the metric.
     pub(super) fn reason(self) -> &'static str {
         match self {
             Overdue::Head => "slow_head",
@@ -75,7 +77,7 @@ impl Pace {
         self.state().phase = Phase::Idle(Instant::now());
     }
 
-    /// The client has not read what was sent before.
+    /// Records that the socket is full because the client has not read earlier data.
     pub(super) fn send_blocked(&self) {
         self.state().send_blocked(Instant::now());
     }
@@ -84,7 +86,7 @@ impl Pace {
         self.state().sent(bytes, Instant::now());
     }
 
-    /// Nothing waits to be sent.
+    /// Records that all data has been sent.
     pub(super) fn sent_all(&self) {
         self.state().sent_all(Instant::now());
     }
@@ -93,7 +95,7 @@ impl Pace {
         self.state().deadline(options)
     }
 
-    /// Whether closing the connection now takes nothing from the client.
+    /// Whether the connection can be closed now without losing a request or a response.
     pub(super) fn is_quiet(&self) -> bool {
         self.state().is_quiet()
     }
@@ -159,7 +161,7 @@ mod tests {
         Duration::from_secs(number)
     }
 
-    /// When it is overdue, in seconds after `begin`.
+    /// Returns when the connection is overdue, in seconds after `begin`.
     fn overdue(state: &State, begin: Instant) -> Option<(u64, Overdue)> {
         let options = ConnectionOptions {
             header_timeout: second(1),
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_one_by_one_do_not_put_off_the_end_of_a_head() {
+    fn sending_single_bytes_does_not_extend_the_header_timeout() {
         let begin = Instant::now();
         let mut state = State::opened(begin);
         state.received(begin + second(5));
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_must_read_something_all_the_time() {
+    fn a_slow_reader_is_overdue_unless_it_keeps_reading() {
         let begin = Instant::now();
         let mut state = State::opened(begin);
         state.phase = Phase::Answering;
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_idle_only_when_its_answer_is_sent() {
+    fn a_connection_is_idle_only_after_its_response_is_sent() {
         let begin = Instant::now();
         let mut state = State::opened(begin);
         state.phase = Phase::Answering;

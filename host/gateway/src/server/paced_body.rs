@@ -1,4 +1,4 @@
-//! The body of an answer, whose end is the end of its request.
+//! A response body that marks its request as finished when it is dropped.
 
 use super::{bounds::Place, pace::Pace};
 use axum::body::{Body, Bytes, HttpBody};
@@ -12,7 +12,7 @@ use std::{
 pub(super) struct PacedBody {
     body: Body,
     pace: Arc<Pace>,
-    /// Of the client for whom a proxy forwarded the request.
+    /// The slot of the client for whom a proxy forwarded the request.
     _place: Option<Place>,
 }
 

@@ -1,4 +1,4 @@
-//! A connection's socket, which tells the connection's [`Pace`] what the client does.
+//! A connection's socket, which reports the client's activity to the connection's [`Pace`].
 
 use super::pace::Pace;
 use std::{
@@ -70,7 +70,7 @@ impl AsyncWrite for PacedStream {
         self.stream.is_write_vectored()
     }
 
-    /// Called when all that there was to send was taken by the socket.
+    /// Called when the socket has taken all data that was to be sent.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.pace.sent_all();
         Pin::new(&mut self.stream).poll_flush(context)

@@ -1,5 +1,5 @@
-//! What a client is told for which there is no place, and what the log says of it, which is not much: whoever floods the
-//! host must not flood its log.
+//! Refuses connections over the bounds: the error that the client gets, and few log lines, so that a flood of
+//! connections does not flood the log.
 
 use super::bounds::Exceeded;
 use crate::{ApiError, metrics::CONNECTIONS_REFUSED};
@@ -15,13 +15,14 @@ use std::{
 };
 use tokio::{io::AsyncReadExt, net::TcpStream, sync::Semaphore};
 
-/// Between two lines of the log.
+/// Minimum time between two log lines.
 const QUIET: Duration = Duration::from_secs(10);
 const RETRY_AFTER_MS: u32 = 1_000;
-/// Refused connections that stay open until their clients have read why. Past these they are just closed.
+/// Maximum number of refused connections that stay open until their clients have read the error. Further ones are
+/// closed immediately.
 const MAX_LINGERING: usize = 64;
 const LINGER: Duration = Duration::from_secs(1);
-/// Of a request that nobody answers.
+/// Maximum number of bytes read from a refused client.
 const MAX_UNREAD_BYTES: usize = 64 << 10;
 
 /// The refusals of one server.
@@ -38,27 +39,27 @@ impl Default for Refusals {
     }
 }
 
-/// The error that says so.
+/// Returns the error for an exceeded bound.
 pub(super) fn of(exceeded: Exceeded) -> ApiError {
     let error = match exceeded {
         Exceeded::All => ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "too_many_connections",
-            "this host has as many connections as it may have; try again in a moment; the operator sets the bound as \
-             max_connections under [http] in skep.toml",
+            "this host has reached its maximum number of connections; try again in a moment; the operator sets the \
+             limit with max_connections under [http] in skep.toml",
         ),
         Exceeded::Address => ApiError::new(
             StatusCode::TOO_MANY_REQUESTS,
             "too_many_connections",
-            "your address has as many connections as it may have; close some, or use them again; the operator sets the \
-             bound as max_connections_per_address under [http] in skep.toml",
+            "your address has reached its maximum number of connections; close or reuse some; the operator sets the \
+             limit with max_connections_per_address under [http] in skep.toml",
         ),
     };
     ApiError { retry_after_ms: Some(RETRY_AFTER_MS), ..error }
 }
 
 impl Refusals {
-    /// Tells why, and closes the connection.
+    /// Sends the error and closes the connection.
     pub(super) fn refuse(&self, stream: TcpStream, peer: SocketAddr, exceeded: Exceeded) {
         let bound = match exceeded {
             Exceeded::All => "all",
@@ -70,10 +71,10 @@ impl Refusals {
             let refused = self.refused.swap(0, Ordering::Relaxed);
             tracing::warn!(
                 %peer, bound, refused,
-                "connections are refused: the bound of [http] max_connections or max_connections_per_address is reached"
+                "connections are refused: the limit max_connections or max_connections_per_address under [http] is reached"
             );
         }
-        // The socket's buffer is empty, so this takes all of it or the connection is gone.
+        // The socket's buffer is empty, so it either takes the whole response or the connection is gone.
         let _ = stream.try_write(&answer(exceeded));
         if let Ok(permit) = self.lingering.clone().try_acquire_owned() {
             tokio::spawn(async move {
@@ -83,7 +84,7 @@ impl Refusals {
         }
     }
 
-    /// The process has no file handles left, most likely.
+    /// Records that accepting failed, most likely because the process has no file handles left.
     pub(super) fn accepting_failed(&self, error: &io::Error) {
         metrics::counter!(CONNECTIONS_REFUSED, "bound" => "files").increment(1);
         if self.may_tell() {
@@ -105,7 +106,8 @@ impl Refusals {
     }
 }
 
-/// Closing a connection with something unread resets it, and the client would not see the answer.
+/// Reads what the client still sends, because closing a connection with unread data resets it and the client would
+/// not see the response.
 async fn linger(mut stream: TcpStream) {
     use tokio::io::AsyncWriteExt;
     let _ = stream.shutdown().await;
@@ -119,7 +121,7 @@ async fn linger(mut stream: TcpStream) {
     }
 }
 
-/// The bytes of the whole answer.
+/// Returns the bytes of the whole HTTP response.
 fn answer(exceeded: Exceeded) -> Vec<u8> {
     let error = of(exceeded);
     let body = error.body().to_string();

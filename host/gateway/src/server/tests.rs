@@ -1,4 +1,4 @@
-//! Readers of a stream that has no end, over real sockets.
+//! Tests clients that read an endless stream over real sockets.
 
 use super::{ConnectionOptions, serve};
 use axum::{
@@ -24,12 +24,12 @@ use tokio::{
 
 const EVENT: &[u8] = &[b'x'; 1_000];
 
-/// A server with one route, whose answer never ends.
+/// A server with one route, whose response never ends.
 struct Endless {
     address: SocketAddr,
-    /// Bytes that were taken from the answer.
+    /// Bytes taken from the response so far.
     produced_bytes: Arc<AtomicUsize>,
-    /// Resolves when the answer is dropped.
+    /// Resolves when the response is dropped.
     dropped: oneshot::Receiver<()>,
     _stopping: watch::Sender<bool>,
 }
@@ -57,7 +57,7 @@ impl Endless {
         Endless { address, produced_bytes, dropped, _stopping: stopping }
     }
 
-    /// Asks for the stream, over a socket that keeps little.
+    /// Requests the stream over a socket with a small receive buffer.
     async fn ask(&self) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(16 << 10).unwrap();
@@ -67,7 +67,7 @@ impl Endless {
     }
 }
 
-/// Tells that it was dropped.
+/// Sends a message when it is dropped.
 struct Guard(Option<oneshot::Sender<()>>);
 
 impl Drop for Guard {
@@ -77,18 +77,18 @@ impl Drop for Guard {
 }
 
 #[tokio::test]
-async fn a_client_that_stops_reading_an_endless_stream_is_ended_and_little_is_kept_for_it() {
+async fn a_client_that_stops_reading_is_disconnected_and_little_is_buffered() {
     let mut server = Endless::start(Duration::from_millis(300)).await;
     let stream = server.ask().await;
     let ended = tokio::time::timeout(Duration::from_secs(20), &mut server.dropped).await;
-    ended.expect("a reader that reads nothing is ended").expect("the stream is dropped");
+    ended.expect("a client that reads nothing is disconnected").expect("the stream is dropped");
     let produced = server.produced_bytes.load(Ordering::Relaxed);
-    assert!(produced < 2 << 20, "{produced} bytes were taken for a client that read none");
+    assert!(produced < 2 << 20, "{produced} bytes were produced for a client that read nothing");
     drop(stream);
 }
 
 #[tokio::test]
-async fn a_client_that_reads_too_little_is_ended_too() {
+async fn a_client_that_reads_too_slowly_is_disconnected() {
     let mut server = Endless::start(Duration::from_millis(300)).await;
     let mut stream = server.ask().await;
     let mut byte = [0; 1];
@@ -102,20 +102,20 @@ async fn a_client_that_reads_too_little_is_ended_too() {
         }
     }
     let produced = server.produced_bytes.load(Ordering::Relaxed);
-    assert!(produced < 2 << 20, "{produced} bytes were taken for a client that read a few");
+    assert!(produced < 2 << 20, "{produced} bytes were produced for a client that read a few");
 }
 
 #[tokio::test]
-async fn a_client_that_goes_on_reading_is_not_ended_however_long_the_stream_is() {
+async fn a_client_that_keeps_reading_stays_connected() {
     let mut server = Endless::start(Duration::from_millis(300)).await;
     let mut stream = server.ask().await;
     let mut piece = vec![0; 256 << 10];
-    // Three times as long as a client may read nothing.
+    // This takes three times as long as a client may read nothing.
     for _ in 0..9 {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        stream.read_exact(&mut piece).await.expect("the stream goes on");
+        stream.read_exact(&mut piece).await.expect("the stream continues");
     }
-    assert!(server.dropped.try_recv().is_err(), "the stream is still there");
+    assert!(server.dropped.try_recv().is_err(), "the stream is still open");
     drop(stream);
-    server.dropped.await.expect("a client that goes away ends its stream");
+    server.dropped.await.expect("a client that disconnects cancels its stream");
 }

@@ -1,4 +1,4 @@
-//! Keys, roles and tenants, with real keys.
+//! Tests keys, roles and tenants, with real keys.
 
 use super::{
     fixture::{Answer, Server},
@@ -14,7 +14,7 @@ use skep_runtime::{AgentName, Manifest, NewApiKey, Role, Tenant};
 
 const SESSION: &str = "/v1/agents/echo/sessions/s";
 
-/// Asks for keys, and has an agent with a route of its own.
+/// Starts a server that requires keys and has agents with routes.
 pub(super) async fn guarded() -> Server {
     let access = AccessOptions { keys_required: true, ..AccessOptions::default() };
     let server = Server::with(GatewayOptions { access, ..GatewayOptions::default() }).await;
@@ -58,7 +58,7 @@ async fn say(server: &Server, key: &str, text: &str) -> Answer {
 }
 
 #[tokio::test]
-async fn without_a_key_only_the_state_of_health_is_told() {
+async fn without_a_key_only_health_checks_respond() {
     let server = guarded().await;
     for path in ["/healthz", "/readyz"] {
         assert_eq!(server.get(path).await.status, 200, "{path}");
@@ -79,7 +79,7 @@ async fn without_a_key_only_the_state_of_health_is_told() {
 }
 
 #[tokio::test]
-async fn each_role_does_what_it_may_and_is_told_which_it_would_need() {
+async fn each_role_has_its_permissions_and_refusals_name_the_required_role() {
     let server = guarded().await;
     let message = json!({"text": "hi"});
     let chat = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1});
@@ -143,7 +143,7 @@ async fn tenants_do_not_see_each_others_sessions() {
         }
         assert_eq!(get(&server, stranger, "/v1/agents/echo/sessions").await.json()["data"], json!([]));
     }
-    // The same name is another session: its first turn.
+    // The same name is a different session: this is its first turn.
     for stranger in [&rival, &local] {
         assert_eq!(say(&server, stranger, "mine").await.json()["turn"], 1);
     }
@@ -178,7 +178,7 @@ async fn tenants_do_not_see_each_others_sessions() {
 }
 
 #[tokio::test]
-async fn the_operator_sees_and_deletes_sessions_of_all_tenants_and_speaks_in_none_of_them() {
+async fn the_operator_can_see_and_delete_sessions_of_all_tenants_but_not_send_to_them() {
     let server = guarded().await;
     let (acme, reader, admin) = (
         key(&server, "acme", Role::Invoke, None).await,
@@ -202,7 +202,7 @@ async fn the_operator_sees_and_deletes_sessions_of_all_tenants_and_speaks_in_non
         assert_eq!(get(&server, key, &of_acme).await.status, status);
         assert_eq!(get(&server, key, one).await.status, 400);
     }
-    assert_eq!(say(&server, &acme, "!").await.status, 500, "a trap is a line of the log");
+    assert_eq!(say(&server, &acme, "!").await.status, 500, "a trap is logged");
     for (key, session) in [(&admin, json!("acme/s")), (&acme, json!("s")), (&reader, Value::Null)] {
         for path in ["/v1/logs", "/v1/agents/echo/logs"] {
             assert_eq!(get(&server, key, path).await.json()["data"][0]["session"], session, "{path}");
@@ -214,11 +214,15 @@ async fn the_operator_sees_and_deletes_sessions_of_all_tenants_and_speaks_in_non
     assert_eq!(said.status, 404, "{}", said.text);
     assert_eq!(ask(&server, &admin, Method::DELETE, one, Value::Null).await.status, 204);
     assert_eq!(get(&server, &acme, SESSION).await.status, 404);
-    assert_eq!(get(&server, &admin, SESSION).await.json()["turns"], 1, "its own is another one");
+    assert_eq!(
+        get(&server, &admin, SESSION).await.json()["turns"],
+        1,
+        "the operator's session of that name is a different one"
+    );
 }
 
 #[tokio::test]
-async fn a_key_for_one_agent_reaches_and_sees_no_other() {
+async fn a_key_for_one_agent_cannot_reach_or_see_others() {
     let server = guarded().await;
     let narrow = key(&server, "acme", Role::Invoke, Some("echo")).await;
     let chat = |model: &str| json!({"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1});
@@ -254,7 +258,7 @@ async fn a_key_for_one_agent_reaches_and_sees_no_other() {
 }
 
 #[tokio::test]
-async fn an_admin_makes_keys_lists_and_revokes_them() {
+async fn an_admin_creates_lists_and_revokes_keys() {
     let server = guarded().await;
     let admin = key(&server, "local", Role::Admin, None).await;
     let body =
@@ -265,11 +269,11 @@ async fn an_admin_makes_keys_lists_and_revokes_them() {
     let secret = made["key"].as_str().unwrap();
     assert_eq!(say(&server, secret, "hi").await.status, 200);
 
-    // A request does not wait until it is written down that its key was used.
+    // A request does not wait until the use of its key is stored.
     let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
     let ours = loop {
         let list = get(&server, &admin, "/v1/keys").await;
-        assert!(!list.text.contains(&secret[5..]), "the key itself is told once");
+        assert!(!list.text.contains(&secret[5..]), "the key itself is returned only once");
         let listed = list.json()["data"].as_array().unwrap().clone();
         let ours = listed.into_iter().find(|key| key["id"] == made["id"]).unwrap();
         if ours["last_used_at_ms"].is_u64() {

@@ -1,4 +1,4 @@
-//! Batches of `/ai/run/{model}`: queueing, fetching, cancelling, and what is refused.
+//! Tests batches of `/ai/run/{model}`: queueing, fetching, cancelling, and refusals.
 
 use super::{
     fixture::{Answer, Server},
@@ -15,7 +15,7 @@ fn prompt(text: &str, extra: Value) -> Value {
     body
 }
 
-/// Queues and waits until it is done.
+/// Queues a batch and waits until it is done.
 async fn answered(server: &Server, body: &Value) -> Value {
     let queued = result(&server.ok(QUEUE, body).await);
     assert_eq!((&queued["status"], &queued["model"]), (&json!("queued"), &json!("tiny")));
@@ -62,7 +62,7 @@ async fn each_request_of_a_batch_is_answered_in_its_own_schema() {
     let ends: Vec<bool> = responses.iter().map(|response| response["success"].as_bool().unwrap()).collect();
     assert_eq!(ends, [true, true, true, false, false]);
     let now = result(&server.ok("/ai/run/tiny", &requests[0]).await);
-    assert_eq!(responses[0]["result"]["response"], now["response"], "as if it had been asked at once");
+    assert_eq!(responses[0]["result"]["response"], now["response"], "the same answer as without a batch");
     assert_eq!(responses[0]["external_reference"], "mine");
     assert_eq!(responses[1]["result"]["choices"][0]["message"]["content"], now["response"]);
     assert!(responses[1].get("external_reference").is_none());
@@ -73,11 +73,11 @@ async fn each_request_of_a_batch_is_answered_in_its_own_schema() {
     );
     let usage = answer["usage"]["completion_tokens"].as_u64().unwrap();
     let used = |at: usize| responses[at]["result"]["usage"]["completion_tokens"].as_u64().unwrap();
-    assert_eq!(usage, used(0) + used(1) + used(2) + 4, "what was cut off was generated too");
+    assert_eq!(usage, used(0) + used(1) + used(2) + 4, "tokens of a cut-off answer count, too");
 }
 
 #[tokio::test]
-async fn one_request_alone_is_a_batch_of_one() {
+async fn a_single_request_can_be_queued_as_a_batch() {
     let server = Server::start().await;
     for body in [
         prompt("hello", json!({"options": {"queueRequest": true}})),
@@ -91,7 +91,7 @@ async fn one_request_alone_is_a_batch_of_one() {
 }
 
 #[tokio::test]
-async fn a_batch_says_how_it_stands_and_can_be_cancelled() {
+async fn a_batch_reports_its_status_and_can_be_cancelled() {
     let server = Server::start().await;
     let long = prompt("hello", json!({"max_tokens": 1000}));
     let requests: Vec<&Value> = std::iter::repeat_n(&long, 40).collect();
@@ -103,11 +103,15 @@ async fn a_batch_says_how_it_stands_and_can_be_cancelled() {
     assert_eq!((&cancelled["status"], &cancelled["items"]["waiting"]), (&json!("cancelled"), &json!(0)));
     let answer = fetched(&server, &queued["request_id"]).await;
     assert!(answer["responses"].as_array().unwrap().iter().any(|response| response["error"]["code"] == 3008));
-    assert_eq!(result(&delete(&server, &path).await)["status"], "cancelled", "twice is once");
+    assert_eq!(
+        result(&delete(&server, &path).await)["status"],
+        "cancelled",
+        "cancelling twice is the same as once"
+    );
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_refused_as_a_whole_and_named() {
+async fn a_batch_with_an_invalid_request_is_refused_and_the_field_is_named() {
     let server = Server::start().await;
     let large = prompt(&"x".repeat(10_000_000), json!({}));
     for (path, body, status, code, pointer) in [
@@ -143,7 +147,7 @@ async fn what_is_wrong_is_refused_as_a_whole_and_named() {
         );
     }
     let (_, unknown) = failure(&server.post("/ai/run/agent:none", &prompt("a", json!({}))).await);
-    assert!(unknown["message"].as_str().unwrap().starts_with("no agent \"none\""), "{unknown}");
+    assert!(unknown["message"].as_str().unwrap().starts_with("agent \"none\" is not deployed"), "{unknown}");
     for answer in [server.get("/ai/batches/none").await, delete(&server, "/ai/batches/none").await] {
         assert_eq!(failure(&answer).0, 404);
     }

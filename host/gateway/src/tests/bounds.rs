@@ -1,4 +1,4 @@
-//! Errors, bounds, health and figures.
+//! Tests errors, bounds, health and metrics.
 
 use super::fixture::Server;
 use crate::GatewayOptions;
@@ -6,7 +6,7 @@ use axum::{body::Body, http::Request};
 use serde_json::json;
 
 #[tokio::test]
-async fn everything_that_is_refused_has_one_shape() {
+async fn all_errors_have_one_shape() {
     let server = Server::with(GatewayOptions { max_body_bytes: 4096, ..GatewayOptions::default() }).await;
     let request = |method: &str, path: &str, body: String| {
         Request::builder()
@@ -61,7 +61,7 @@ async fn everything_that_is_refused_has_one_shape() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_announced_too_large_is_refused_before_it_comes() {
+async fn a_body_announced_over_the_limit_is_refused_before_it_is_sent() {
     let server = Server::start().await;
     let body = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
     let request = Request::post("/v1/completions").header("content-length", "99999999").body(body).unwrap();
@@ -69,7 +69,7 @@ async fn a_body_that_is_announced_too_large_is_refused_before_it_comes() {
 }
 
 #[tokio::test]
-async fn deploying_checks_its_parts() {
+async fn deploying_validates_the_parts_of_the_form() {
     let options = GatewayOptions { max_component_bytes: 1 << 20, ..GatewayOptions::default() };
     let server = Server::with(options).await;
     let form = |parts: &[(&str, &[u8])]| {
@@ -109,7 +109,7 @@ async fn deploying_checks_its_parts() {
 }
 
 #[tokio::test]
-async fn health_models_and_figures() {
+async fn health_models_and_metrics() {
     let server = Server::start().await;
     assert_eq!(server.get("/healthz").await.json()["status"], "ok");
     assert_eq!(server.get("/readyz").await.json()["models"], json!(["tiny"]));
@@ -117,7 +117,7 @@ async fn health_models_and_figures() {
     assert_eq!((&models["data"][0]["id"], &models["data"][0]["object"]), (&json!("tiny"), &json!("model")));
     assert_eq!(server.get("/v1/models/tiny").await.json()["id"], "tiny");
     assert_eq!(server.get("/v1/agents").await.json()["data"], json!([]));
-    // A second server in the process records into the same figures.
+    // A second server in the process records into the same metrics.
     let other = Server::start().await;
     other.get("/healthz").await;
     let metrics = server.get("/metrics").await;
@@ -130,12 +130,12 @@ async fn health_models_and_figures() {
 }
 
 #[tokio::test]
-async fn a_host_that_cannot_store_anything_is_not_ready_and_says_why() {
+async fn a_host_whose_store_fails_is_not_ready_and_reports_why() {
     let server = Server::start().await;
     assert_eq!(server.get("/readyz").await.status, 200);
     server.store.close().await;
     let began = std::time::Instant::now();
-    // The last answer holds for a second.
+    // The previous result is cached for a second.
     let answer = loop {
         let answer = server.get("/readyz").await;
         if answer.status != 200 {
@@ -146,12 +146,12 @@ async fn a_host_that_cannot_store_anything_is_not_ready_and_says_why() {
     };
     let error = answer.error();
     assert_eq!((answer.status.as_u16(), &error["code"]), (503, &json!("store_failed")));
-    assert!(error["message"].as_str().unwrap().contains("nothing can be stored"), "{error}");
-    assert_eq!(server.get("/healthz").await.status, 200, "the process lives");
+    assert!(error["message"].as_str().unwrap().contains("the store is not writable"), "{error}");
+    assert_eq!(server.get("/healthz").await.status, 200, "the process is alive");
 }
 
 #[tokio::test]
-async fn figures_of_the_process_and_of_open_work_are_taken_when_they_are_asked_for() {
+async fn process_and_open_work_metrics_are_updated_on_request() {
     let server = Server::start().await;
     let metrics = server.get("/metrics").await.text;
     let value = |name: &str| {
@@ -172,7 +172,7 @@ async fn figures_of_the_process_and_of_open_work_are_taken_when_they_are_asked_f
 }
 
 #[tokio::test]
-async fn headers_are_bounded_and_ids_come_back() {
+async fn headers_are_bounded_and_request_ids_are_returned() {
     let server = Server::start().await;
     let chat = |name: &str, value: &str| {
         let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1});

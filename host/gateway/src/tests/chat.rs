@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`.
+//! Tests `/v1/chat/completions`.
 
 use super::fixture::Server;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ fn weather() -> Value {
 }
 
 #[tokio::test]
-async fn an_answer_has_openai_s_form_and_counts_cached_tokens() {
+async fn an_answer_has_openais_shape_and_counts_cached_tokens() {
     let server = Server::start().await;
     let first = server.ok(CHAT, &hello(json!({}))).await;
     assert!(first.headers.contains_key("x-request-id"));
@@ -35,7 +35,7 @@ async fn an_answer_has_openai_s_form_and_counts_cached_tokens() {
     assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     let second = server.ok(CHAT, &hello(json!({}))).await.json();
     assert!(second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() >= 16, "{second}");
-    assert_eq!(second["choices"], first["choices"], "a warm cache changes nothing");
+    assert_eq!(second["choices"], first["choices"], "a warm cache does not change the answer");
 }
 
 #[tokio::test]
@@ -86,11 +86,11 @@ async fn calls_and_results_sent_back_extend_the_cached_prefix() {
     let second = server.ok(CHAT, &body).await.json();
     let prompt = first["usage"]["prompt_tokens"].as_u64().unwrap();
     let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
-    // The random model spells its call in its own way, so only the prompt is sure to be the same, in whole pages.
+    // The random model formats its call differently, so only the prompt is sure to be the same, in whole pages.
     assert!(cached + 16 > prompt, "the prompt is in the cache: {cached} of {prompt}");
 }
 
-/// Its masks let through what it then refuses, always.
+/// Returns a schema whose masks always accept what the validation then rejects.
 fn unsatisfiable() -> Value {
     json!({"type": "object", "required": ["word"], "additionalProperties": false, "properties": {
         "word": {"type": "string", "pattern": "^[ab]{2}$", "not": {"pattern": "a|b"}}}})
@@ -116,7 +116,7 @@ async fn a_schema_that_no_output_satisfies_is_unprocessable() {
 }
 
 #[tokio::test]
-async fn what_looks_like_a_mistake_in_a_schema_is_a_header() {
+async fn likely_mistakes_in_a_schema_are_reported_in_a_header() {
     let server = Server::start().await;
     let schema = json!({"type": "object", "requird": ["ok"], "properties": {"ok": {"type": "boolean"}}});
     let mut body = hello(json!({"guided_json": schema, "max_tokens": 3}));
@@ -131,13 +131,13 @@ async fn what_looks_like_a_mistake_in_a_schema_is_a_header() {
 }
 
 #[tokio::test]
-async fn forms_of_the_answer_are_enforced() {
+async fn response_formats_are_enforced() {
     let server = Server::start().await;
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
                         "additionalProperties": false});
     let formats = [
         json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}}}),
-        // OpenAI's word for "as well as it can be done"; here nothing is done by halves.
+        // In OpenAI's API, `false` means best effort; here the schema is enforced nevertheless.
         json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": false, "schema": schema}}}),
         json!({"response_format": {"type": "json_schema", "json_schema": schema}}),
         json!({"guided_json": schema}),
@@ -168,7 +168,7 @@ async fn forms_of_the_answer_are_enforced() {
 }
 
 #[tokio::test]
-async fn half_an_object_is_never_presented_as_done() {
+async fn an_incomplete_object_is_never_reported_as_complete() {
     let server = Server::start().await;
     let form = json!({"guided_json": {"const": {"key": "value"}}, "max_tokens": 40, "ignore_eos": false});
     for cut in [json!({"stop": "val"}), json!({"max_tokens": 3}), json!({"stop": ["}"], "stream": true})] {
@@ -188,7 +188,7 @@ async fn half_an_object_is_never_presented_as_done() {
 }
 
 #[tokio::test]
-async fn a_schema_that_is_none_is_an_error_that_names_the_keyword() {
+async fn an_invalid_schema_is_an_error_that_names_the_keyword() {
     let server = Server::start().await;
     let schema = json!({"type": "array", "uniqueItems": "yes"});
     for (field, form) in [
@@ -243,7 +243,7 @@ async fn log_probabilities_belong_to_the_tokens_of_the_text() {
 }
 
 #[tokio::test]
-async fn models_that_are_not_there_are_404() {
+async fn unknown_models_are_404() {
     let server = Server::start().await;
     for (model, names) in [("gpt-9", "tiny"), ("agent:nobody", "nobody")] {
         let answer = server.post(CHAT, &hello(json!({"model": model}))).await;

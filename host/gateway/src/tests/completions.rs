@@ -1,4 +1,4 @@
-//! `/v1/completions`.
+//! Tests `/v1/completions`.
 
 use super::fixture::Server;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ fn body(prompt: Value, extra: Value) -> Value {
 }
 
 #[tokio::test]
-async fn prompts_come_as_texts_or_as_token_ids() {
+async fn prompts_may_be_texts_or_token_ids() {
     let server = Server::start().await;
     let ids = server.engine.tokenizer().encode("the tool", skep_engine::SpecialTokens::Parse).unwrap();
     let text_of = |answer: &Value, index: usize| answer["choices"][index]["text"].clone();
@@ -28,7 +28,7 @@ async fn prompts_come_as_texts_or_as_token_ids() {
     let indexes: Vec<u64> =
         answer["choices"].as_array().unwrap().iter().map(|c| c["index"].as_u64().unwrap()).collect();
     assert_eq!(indexes, [0, 1, 2, 3]);
-    assert_eq!(text_of(&answer, 0), text_of(&answer, 1), "greedy choices are the same");
+    assert_eq!(text_of(&answer, 0), text_of(&answer, 1), "greedy choices are equal");
 }
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn echo_scores_the_prompt() {
 }
 
 #[tokio::test]
-async fn stops_and_streams_agree_with_the_whole() {
+async fn stops_and_streams_agree_with_the_whole_response() {
     let server = Server::start().await;
     let whole = server.ok(COMPLETIONS, &body(json!("once"), json!({"max_tokens": 24}))).await.json();
     let text = whole["choices"][0]["text"].as_str().unwrap().to_owned();
@@ -78,7 +78,7 @@ async fn stops_and_streams_agree_with_the_whole() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused() {
+async fn invalid_parameters_are_refused() {
     let server = Server::start().await;
     for (request, param) in [
         (body(json!(""), json!({})), "prompt"),

@@ -1,4 +1,4 @@
-//! Connections that keep the server waiting, over real sockets: they end, and others do not notice them.
+//! Connections that keep the server waiting, over real sockets: they are closed, and others are not affected.
 
 use super::fixture::Server;
 use crate::{ConnectionOptions, GatewayOptions, serve};
@@ -15,7 +15,7 @@ use tokio::{
 };
 
 const HEALTH: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
-/// Longer than anything here takes, so that a test ends when the server does not do what it should.
+/// A timeout longer than any step here takes, so that a test fails instead of hanging.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 struct Running {
@@ -42,7 +42,7 @@ impl Running {
         Running { address, stop, serving, _server: server }
     }
 
-    /// A connection from 127.0.0.`host`.
+    /// Connects from 127.0.0.`host`.
     async fn connect(&self, host: u8) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(SocketAddr::from((Ipv4Addr::new(127, 0, 0, host), 0))).unwrap();
@@ -56,7 +56,7 @@ impl Running {
     }
 }
 
-/// Sends a request and reads the answer, which ends with its body.
+/// Sends a request and reads the response to the end of its body.
 async fn ask(stream: &mut TcpStream, request: &[u8]) -> String {
     stream.write_all(request).await.unwrap();
     let mut answer = Vec::new();
@@ -73,16 +73,16 @@ async fn ask(stream: &mut TcpStream, request: &[u8]) -> String {
     }
 }
 
-/// All that comes until the server closes the connection.
+/// Reads everything until the server closes the connection.
 async fn read_to_end(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes)).await;
-    // What was still on its way when the connection was cut is lost.
-    let _ = end.expect("the server ends the connection");
+    // Data in flight is lost when the connection is closed.
+    let _ = end.expect("the server closes the connection");
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The value of a counter under its only label.
+/// Returns the value of a counter with a single label.
 fn counted(metrics: &str, name: &str, label: &str) -> u64 {
     let line =
         metrics.lines().find(|line| line.starts_with(name) && line.contains(&format!("=\"{label}\"}}")));
@@ -99,7 +99,7 @@ fn short() -> ConnectionOptions {
 }
 
 #[tokio::test]
-async fn a_head_that_comes_byte_by_byte_is_cut_off() {
+async fn a_head_that_is_sent_byte_by_byte_times_out() {
     let running = Running::with(short()).await;
     for begins_with_a_request in [false, true] {
         let mut stream = running.connect(1).await;
@@ -117,14 +117,14 @@ async fn a_head_that_comes_byte_by_byte_is_cut_off() {
         });
         let mut rest = Vec::new();
         let end = tokio::time::timeout(PATIENCE, reading.read_to_end(&mut rest)).await;
-        let _ = end.expect("the connection is cut");
+        let _ = end.expect("the connection is closed");
         assert!(rest.is_empty());
         drip.await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_connection_that_says_nothing_is_ended_before_and_after_its_requests() {
+async fn idle_connections_are_closed_before_and_after_requests() {
     let running = Running::with(short()).await;
     let mut silent = running.connect(1).await;
     let mut idle = running.connect(1).await;
@@ -140,7 +140,7 @@ async fn a_connection_that_says_nothing_is_ended_before_and_after_its_requests()
 }
 
 #[tokio::test]
-async fn an_answer_that_takes_longer_than_any_time_out_is_waited_for() {
+async fn a_response_may_take_longer_than_any_timeout() {
     let running = Running::with(ConnectionOptions {
         header_timeout: Duration::from_millis(50),
         idle_timeout: Duration::from_millis(50),
@@ -151,11 +151,11 @@ async fn an_answer_that_takes_longer_than_any_time_out_is_waited_for() {
     let began = Instant::now();
     let answer = ask(&mut stream, &chat(900, false)).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(began.elapsed() > Duration::from_millis(50), "the answer took {:?}", began.elapsed());
+    assert!(began.elapsed() > Duration::from_millis(50), "the response took {:?}", began.elapsed());
 }
 
 #[tokio::test]
-async fn connections_are_bounded_in_all_and_by_address() {
+async fn connections_are_bounded_in_total_and_by_address() {
     let running =
         Running::with(ConnectionOptions { max: 3, max_per_address: 2, ..ConnectionOptions::default() }).await;
     let mut first = running.connect(1).await;
@@ -169,7 +169,7 @@ async fn connections_are_bounded_in_all_and_by_address() {
         refusal.starts_with("HTTP/1.1 429 ") && refusal.contains("max_connections_per_address"),
         "{refusal}"
     );
-    // Another client has its own places.
+    // Another client has a separate limit.
     let mut other = running.connect(2).await;
     assert!(ask(&mut other, HEALTH).await.starts_with("HTTP/1.1 200"));
     let mut surplus = running.connect(3).await;
@@ -179,7 +179,7 @@ async fn connections_are_bounded_in_all_and_by_address() {
     let (_, body) = refusal.split_once("\r\n\r\n").unwrap();
     let body: serde_json::Value = serde_json::from_str(body).unwrap();
     assert_eq!(body["error"]["code"], "too_many_connections");
-    // A place that is left is free again.
+    // A closed connection frees its slot.
     drop(first);
     let metrics = loop {
         let mut stream = running.connect(3).await;
@@ -196,18 +196,18 @@ async fn connections_are_bounded_in_all_and_by_address() {
 }
 
 #[tokio::test]
-async fn a_reader_that_stops_reading_its_stream_is_ended() {
+async fn a_client_that_stops_reading_its_stream_is_disconnected() {
     let running = Running::with(short()).await;
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(8 << 10).unwrap();
     let mut stream = socket.connect(running.address).await.unwrap();
-    // With probabilities, so that it is several megabytes.
+    // Log-probabilities make the response several megabytes large.
     let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 3_000, "n": 2, "ignore_eos": true,
                       "stream": true, "logprobs": true, "top_logprobs": 20});
     stream.write_all(&post_chat(&body)).await.unwrap();
     let began = Instant::now();
     while counted(&running.metrics().await, "skep_http_connections_ended_total", "slow_reader") == 0 {
-        assert!(began.elapsed() < PATIENCE, "the reader is still there");
+        assert!(began.elapsed() < PATIENCE, "the slow reader is still connected");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let read = read_to_end(&mut stream).await;
@@ -215,20 +215,20 @@ async fn a_reader_that_stops_reading_its_stream_is_ended() {
 }
 
 #[tokio::test]
-async fn connections_without_a_request_do_not_hold_up_the_end_of_the_server() {
+async fn connections_without_a_request_do_not_delay_shutdown() {
     let running = Running::with(ConnectionOptions::default()).await;
     let mut idle = running.connect(1).await;
     assert!(ask(&mut idle, HEALTH).await.starts_with("HTTP/1.1 200"));
     let mut silent = running.connect(1).await;
     running.stop.send(()).unwrap();
     let served = tokio::time::timeout(Duration::from_secs(5), running.serving).await;
-    served.expect("nothing is waited for").unwrap().unwrap();
+    served.expect("shutdown does not wait").unwrap().unwrap();
     assert_eq!(read_to_end(&mut idle).await, "");
     assert_eq!(read_to_end(&mut silent).await, "");
 }
 
 #[tokio::test]
-async fn a_trusted_proxy_is_not_bounded_but_each_client_that_it_names_is() {
+async fn a_trusted_proxy_is_not_limited_but_its_clients_are() {
     let running = Running::start(GatewayOptions {
         connections: ConnectionOptions { max_per_address: 1, ..ConnectionOptions::default() },
         trusted_proxies: vec![IpAddr::from([127, 0, 0, 9]).into()],
@@ -243,7 +243,7 @@ async fn a_trusted_proxy_is_not_bounded_but_each_client_that_it_names_is() {
         );
         text.into_bytes()
     };
-    // A stream of the first client is under way.
+    // A stream of the first client is in flight.
     let mut streaming = running.connect(9).await;
     streaming.write_all(&forwarded("198.51.100.1", &chat(3_500, true))).await.unwrap();
     let mut began = Vec::new();
@@ -260,24 +260,24 @@ async fn a_trusted_proxy_is_not_bounded_but_each_client_that_it_names_is() {
     drop(streaming);
     let began = Instant::now();
     while !ask(&mut proxy, &forwarded("198.51.100.1", HEALTH)).await.starts_with("HTTP/1.1 200") {
-        assert!(began.elapsed() < PATIENCE, "the place was not given back");
+        assert!(began.elapsed() < PATIENCE, "the slot was not freed");
     }
-    // Who is no trusted proxy names nobody.
+    // The header of an untrusted client is ignored.
     let _held = running.connect(1).await;
     let mut liar = running.connect(1).await;
     liar.write_all(&forwarded("198.51.100.7", HEALTH)).await.unwrap();
     assert!(read_to_end(&mut liar).await.starts_with("HTTP/1.1 429 "));
 }
 
-/// With all options as they are by default.
+/// Uses the default options.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_thousand_idle_and_two_hundred_slow_connections_are_not_noticed() {
+async fn two_thousand_idle_and_two_hundred_slow_connections_do_not_affect_others() {
     raise_open_files();
     let running = Running::with(ConnectionOptions::default()).await;
     let alone = latencies(&running).await;
     let mut idle = Vec::new();
     for connection in 0..2_000_u32 {
-        // More than one address may have.
+        // One address may not have all of them.
         let mut stream = running.connect(2 + (connection % 2) as u8).await;
         assert!(ask(&mut stream, HEALTH).await.starts_with("HTTP/1.1 200"), "connection {connection}");
         idle.push(stream);
@@ -306,7 +306,7 @@ async fn two_thousand_idle_and_two_hundred_slow_connections_are_not_noticed() {
     slow.iter().for_each(JoinHandle::abort);
 }
 
-/// The median and the 99th percentile of requests on new connections, each with a short chat.
+/// Returns the median and the 99th percentile of requests on new connections, each with a short chat.
 async fn latencies(running: &Running) -> [Duration; 2] {
     let mut times = Vec::new();
     for _ in 0..100 {
@@ -333,7 +333,7 @@ fn post_chat(body: &serde_json::Value) -> Vec<u8> {
     format!("{head}content-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// Both ends of each connection are in this process.
+/// Raises the open-file limit, because both ends of each connection are in this process.
 fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -341,6 +341,6 @@ fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile).current;
     assert!(
         limit.is_none_or(|limit| limit >= 6_000),
-        "this test needs 6,000 open files, and may have {limit:?}"
+        "this test needs 6,000 open files, and the limit is {limit:?}"
     );
 }

@@ -1,4 +1,4 @@
-//! A real listener that is told to stop while an answer is on its way.
+//! Shuts down a server with a real listener while a response is in flight.
 
 use super::fixture::Server;
 use crate::{GatewayOptions, serve};
@@ -28,7 +28,7 @@ async fn run(server: &Server, drain: Duration) -> Running {
     Running { address, stop, serving: tokio::spawn(serve(listener, server.host.clone(), options, shutdown)) }
 }
 
-/// Begins a stream and reads until it has begun.
+/// Requests a stream and reads until its first event.
 async fn begin(address: SocketAddr, max_tokens: u32) -> (TcpStream, String) {
     let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": max_tokens, "ignore_eos": true,
                       "stream": true});
@@ -49,7 +49,7 @@ async fn rest(mut stream: TcpStream, mut text: String) -> String {
 }
 
 #[tokio::test]
-async fn an_answer_on_its_way_is_finished_first() {
+async fn a_response_in_flight_is_finished_before_shutdown() {
     let server = Server::start().await;
     let running = run(&server, Duration::from_secs(60)).await;
     let (stream, text) = begin(running.address, 400).await;
@@ -57,11 +57,11 @@ async fn an_answer_on_its_way_is_finished_first() {
     let text = rest(stream, text).await;
     assert!(text.contains("\"finish_reason\":\"length\"") && text.contains("data: [DONE]"), "{text}");
     running.serving.await.unwrap().unwrap();
-    assert!(TcpStream::connect(running.address).await.is_err(), "nothing listens any more");
+    assert!(TcpStream::connect(running.address).await.is_err(), "the listener is closed");
 }
 
 #[tokio::test]
-async fn an_answer_that_takes_too_long_ends_with_an_error() {
+async fn a_response_that_exceeds_the_drain_timeout_ends_with_an_error() {
     let server = Server::start().await;
     let running = run(&server, Duration::ZERO).await;
     let (stream, text) = begin(running.address, 3500).await;

@@ -1,11 +1,11 @@
-//! Schedules, events and webhooks over HTTP.
+//! Tests schedules, events and webhooks over HTTP.
 
 use super::fixture::Server;
 use axum::{body::Body, http::Request};
 use serde_json::json;
 
 #[tokio::test]
-async fn an_event_is_taken_in_both_forms_and_once() {
+async fn events_are_accepted_in_both_formats_and_only_once() {
     let server = Server::start().await;
     let plain = json!({"topic": "order.paid", "id": "1", "data": {"n": 1}, "time": "2026-11-21T10:40:18Z"});
     let answer = server.post("/v1/events", &plain).await;
@@ -28,13 +28,13 @@ async fn an_event_is_taken_in_both_forms_and_once() {
 }
 
 #[tokio::test]
-async fn what_is_no_event_says_which_field_is_wrong() {
+async fn an_invalid_event_is_refused_and_the_error_names_the_field() {
     let server = Server::start().await;
     for (body, code, word) in [
         (json!({"data": 1}), 400, "topic"),
         (json!({"topic": "a", "tpoic": "b"}), 400, "tpoic"),
-        (json!({"topic": "a b"}), 400, "is no topic"),
-        (json!({"topic": "skep.turn.done"}), 400, "the host's own"),
+        (json!({"topic": "a b"}), 400, "is not a valid topic"),
+        (json!({"topic": "skep.turn.done"}), 400, "reserved for the host"),
         (json!({"topic": "a", "time": "yesterday"}), 400, "RFC 3339"),
         (json!({"specversion": "0.3", "id": "1", "source": "s", "type": "t"}), 400, "CloudEvents 1.0"),
         (
@@ -50,7 +50,7 @@ async fn what_is_no_event_says_which_field_is_wrong() {
 }
 
 #[tokio::test]
-async fn a_webhook_is_added_listed_without_its_secret_and_removed() {
+async fn a_webhook_can_be_added_listed_without_its_secret_and_removed() {
     let server = Server::start().await;
     let body = json!({"url": "https://example.com/hook", "topics": ["order.*"]});
     let added = server.post("/v1/webhooks", &body).await;
@@ -80,7 +80,7 @@ async fn a_webhook_is_added_listed_without_its_secret_and_removed() {
 }
 
 #[tokio::test]
-async fn schedules_and_dead_letters_that_are_not_there_are_404() {
+async fn unknown_schedules_and_dead_letters_are_404() {
     let server = Server::start().await;
     assert_eq!(server.get("/v1/schedules").await.json()["data"], json!([]));
     assert_eq!(server.get("/v1/schedules?agent=nobody").await.status, 404);

@@ -34,7 +34,7 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
 
-    /// The body of an error, which has OpenAI's shape and a fitting status.
+    /// Returns the error of a response, after checking that it has OpenAI's shape and a fitting status.
     pub fn error(&self) -> Value {
         let mut body = self.json();
         let error = body["error"].take();
@@ -45,7 +45,7 @@ impl Answer {
         error
     }
 
-    /// The `data:` lines, the last of which is `[DONE]`.
+    /// Returns the `data:` lines, after checking that the last one is `[DONE]`.
     pub fn chunks(&self) -> Vec<Value> {
         let mut data: Vec<&str> = self.text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
         assert_eq!(data.pop(), Some("[DONE]"), "{}", self.text);
@@ -87,7 +87,7 @@ impl Server {
         self.send(request.body(Body::from(body.to_string())).unwrap()).await
     }
 
-    /// An answer that must be 200.
+    /// Sends a request whose response must be 200.
     pub async fn ok(&self, path: &str, body: &Value) -> Answer {
         let answer = self.post(path, body).await;
         assert_eq!(answer.status, 200, "{}", answer.text);
@@ -95,7 +95,7 @@ impl Server {
     }
 }
 
-/// Random weights behind a tokenizer of bytes, with room for prompts that describe tools.
+/// Returns a model with random weights and a byte tokenizer, with room for prompts that describe tools.
 fn tiny_model() -> LoadedModel {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let source = fixtures.join("tiny/llama-gqa");

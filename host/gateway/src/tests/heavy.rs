@@ -1,4 +1,4 @@
-//! Requests that are much work, and everyone else meanwhile.
+//! Expensive requests must not delay other requests.
 
 use super::fixture::{Answer, Server};
 use axum::{body::Body, http::Request};
@@ -9,13 +9,13 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// How long others may wait. A machine that does much else may stop everything for as long, so it gets several tries.
+/// Maximum delay of other requests. A busy machine may stop everything for as long, so a case gets several attempts.
 const BOUND: Duration = Duration::from_secs(1);
 const TRIES: usize = 5;
-/// More than threads that answer requests.
+/// More clients than threads that serve requests.
 const CLIENTS: usize = 4;
 
-/// What a request is answered with, besides its body.
+/// A request and its expected error.
 struct Case {
     path: &'static str,
     body: String,
@@ -61,7 +61,7 @@ fn cases() -> Vec<Case> {
             404,
             "agent_not_found",
         ),
-        // However long it takes to compile, with the prompt it does not fit.
+        // The schema takes long to compile, and then the request exceeds the context.
         case(
             "/v1/chat/completions",
             json!({"messages": said("x"), "response_format": format, "max_tokens": 1 << 20}).to_string(),
@@ -76,7 +76,7 @@ async fn send(server: Arc<Server>, path: &'static str, body: String) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn health_is_answered_while_clients_send_what_is_much_work() {
+async fn health_checks_respond_while_clients_send_expensive_requests() {
     let server = Arc::new(Server::start().await);
     for Case { path, body, status, code } in cases() {
         let mut slowest = Vec::new();
@@ -113,7 +113,7 @@ async fn slowest_beside(
             );
         }
         let began = Instant::now();
-        // On one of the threads that serve.
+        // The request runs on one of the threads that serve requests.
         let server = server.clone();
         let health = tokio::spawn(async move { server.get("/healthz").await }).await.expect("no panic");
         assert_eq!(health.status, 200);
@@ -123,12 +123,12 @@ async fn slowest_beside(
 }
 
 #[tokio::test]
-async fn messages_over_the_bytes_that_may_wait_are_429_with_what_to_do() {
+async fn messages_over_the_waiting_bytes_are_429_with_a_retry_delay() {
     let waiting_bytes = skep_runtime::WaitingBytes { session: 64, ..Default::default() };
     let runtime = skep_runtime::RuntimeOptions { waiting_bytes, ..Default::default() };
     let server = Server::with_runtime(Default::default(), runtime).await;
     let answer = server.post("/v1/agents/none/sessions/s/messages", &json!({"text": "x".repeat(100)})).await;
-    assert_eq!(answer.status, 404, "what is wrong with a message for ever is said first: {}", answer.text);
+    assert_eq!(answer.status, 404, "a permanent error takes precedence: {}", answer.text);
     let error = skep_runtime::RuntimeError::IntakeFull { message: "full".into(), retry_after_ms: 1_000 };
     let response = axum::response::IntoResponse::into_response(crate::ApiError::from(error));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! `/mcp` with the official client, over a socket; and with requests that no client sends.
+//! Tests `/mcp` with the official client over a socket, and with requests that no client sends.
 
 use super::{
     access,
@@ -29,7 +29,7 @@ use tokio::{
 };
 use tower::ServiceExt as _;
 
-/// A client that takes note of changes.
+/// A client that records notifications of changes.
 #[derive(Clone, Default)]
 struct Listener(Arc<Notify>);
 
@@ -91,7 +91,7 @@ fn message(agent: &str, arguments: Value) -> CallToolRequestParams {
 }
 
 #[tokio::test]
-async fn a_message_is_a_call_and_the_connection_is_a_session() {
+async fn messages_are_calls_and_share_the_session_of_the_connection() {
     let running = Running::start(GatewayOptions::default()).await;
     let (client, _) = running.client().await;
     let info = client.peer_info().unwrap();
@@ -119,7 +119,7 @@ async fn a_message_is_a_call_and_the_connection_is_a_session() {
 }
 
 #[tokio::test]
-async fn what_goes_wrong_is_a_result_and_an_unknown_name_an_error() {
+async fn failures_are_results_and_unknown_names_are_protocol_errors() {
     let running = Running::start(GatewayOptions::default()).await;
     let (client, _) = running.client().await;
     for (arguments, code, text) in [
@@ -135,17 +135,17 @@ async fn what_goes_wrong_is_a_result_and_an_unknown_name_an_error() {
         let said = &result.content[0].as_text().unwrap().text;
         assert!(said.contains(text), "{arguments}: {said}");
     }
-    for (name, why) in [("nobody", "no agent"), ("echo__nothing", "does not let others call its tools")] {
+    for (name, why) in [("nobody", "is not deployed"), ("echo__nothing", "does not let others call its tools")] {
         let error = client.call_tool(message(name, json!({}))).await.unwrap_err().to_string();
         assert!(error.contains("unknown tool") && error.contains(why), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_client_hears_of_what_is_deployed_and_removed() {
+async fn a_client_is_notified_of_deployed_and_removed_agents() {
     let running = Running::start(GatewayOptions::default()).await;
     let (client, changed) = running.client().await;
-    // Its answer shows that the client's introduction has been read.
+    // The response shows that the server has read the client's initialization.
     client.list_all_tools().await.unwrap();
     running.deploy("other").await;
     changed.notified().await;
@@ -156,7 +156,7 @@ async fn a_client_hears_of_what_is_deployed_and_removed() {
 }
 
 #[tokio::test]
-async fn a_client_of_the_revision_without_sessions_does_the_same() {
+async fn the_revision_without_sessions_is_supported() {
     let running = Running::start(GatewayOptions::default()).await;
     let lifecycle = ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::V_2026_07_28] };
     let client = Listener::default().serve_with_lifecycle(running.transport(), lifecycle).await.unwrap();
@@ -167,7 +167,7 @@ async fn a_client_of_the_revision_without_sessions_does_the_same() {
         assert_eq!((&structured["text"], &structured["turn"]), (&json!("hello"), &json!(1)));
         session.insert(structured["session"].to_string());
     }
-    assert_eq!(session.len(), 2, "each call that names no session has one of its own");
+    assert_eq!(session.len(), 2, "each call that names no session gets a new one");
 
     let filter = SubscriptionFilter::builder().tools_list_changed().build();
     let mut subscription = client.listen(filter).await.unwrap();
@@ -181,7 +181,7 @@ async fn a_client_of_the_revision_without_sessions_does_the_same() {
 }
 
 #[tokio::test]
-async fn tools_come_in_pages() {
+async fn tools_are_listed_in_pages() {
     let running = Running::start(GatewayOptions::default()).await;
     for number in 0..104 {
         running.deploy(&format!("agent-{number:03}")).await;
@@ -196,7 +196,7 @@ async fn tools_come_in_pages() {
 }
 
 #[tokio::test]
-async fn a_client_that_only_listens_does_not_keep_the_server_from_stopping() {
+async fn a_listening_client_does_not_delay_shutdown() {
     let running =
         Running::start(GatewayOptions { drain: Duration::from_secs(3600), ..GatewayOptions::default() })
             .await;
@@ -206,7 +206,7 @@ async fn a_client_that_only_listens_does_not_keep_the_server_from_stopping() {
     running.serving.await.unwrap().unwrap();
 }
 
-/// A request as clients of the revisions with sessions send it.
+/// Builds a request as clients of the revisions with sessions send it.
 fn post(body: &Value, headers: &[(&str, &str)]) -> Request<Body> {
     raw(body.to_string(), headers)
 }
@@ -235,7 +235,7 @@ fn initialize() -> Value {
 }
 
 #[tokio::test]
-async fn requests_that_are_none_are_refused_in_the_shape_of_all_others() {
+async fn invalid_requests_are_refused_in_the_common_error_shape() {
     let origins = vec!["https://app.example".into()];
     let options = GatewayOptions { max_body_bytes: 4096, origins, ..GatewayOptions::default() };
     let server = Server::with(options).await;
@@ -275,7 +275,7 @@ async fn requests_that_are_none_are_refused_in_the_shape_of_all_others() {
 }
 
 #[tokio::test]
-async fn the_client_unused_for_longest_makes_room_and_is_told_so() {
+async fn the_least_recently_used_session_is_removed_to_make_room() {
     let mcp = McpOptions { max_sessions: 2, ..McpOptions::default() };
     let server = Server::with(GatewayOptions { mcp, ..GatewayOptions::default() }).await;
     let begin = async || {
@@ -292,7 +292,7 @@ async fn the_client_unused_for_longest_makes_room_and_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_session_is_there_for_the_caller_that_began_it_and_for_nobody_else() {
+async fn a_session_exists_only_for_the_caller_that_started_it() {
     let server = access::guarded().await;
     let key = async |tenant| access::key(&server, tenant, Role::Invoke, None).await;
     let (first, colleague, stranger) = (key("acme").await, key("acme").await, key("rival").await);
@@ -329,13 +329,17 @@ async fn a_session_is_there_for_the_caller_that_began_it_and_for_nobody_else() {
             assert_eq!(body["error"]["code"], "session_not_found", "{method}");
         }
     }
-    assert_eq!(send(Method::POST, &first, Some(&id), list.clone()).await.status(), 200, "it is still there");
+    assert_eq!(
+        send(Method::POST, &first, Some(&id), list.clone()).await.status(),
+        200,
+        "the session still exists"
+    );
     assert!(send(Method::DELETE, &first, Some(&id), Value::Null).await.status().is_success());
     assert_eq!(send(Method::POST, &first, Some(&id), list).await.status(), 404);
 }
 
 #[tokio::test]
-async fn names_in_the_meta_of_a_call_are_checked_as_those_in_headers_are() {
+async fn names_in_the_meta_of_a_call_are_validated() {
     let running = Running::start(GatewayOptions::default()).await;
     let (client, _) = running.client().await;
     for (name, value, code) in [

@@ -1,4 +1,4 @@
-//! Our client of MCP servers against our own server, and the list of those that are named.
+//! Tests the client for MCP servers against the gateway's own MCP server, and the list of configured servers.
 
 use super::{fixture::Server, mcp::Running};
 use crate::GatewayOptions;
@@ -14,7 +14,7 @@ fn server_at(url: &str) -> McpServer {
 }
 
 #[tokio::test]
-async fn a_server_over_http_is_listed_and_called_until_it_goes_away() {
+async fn a_server_over_http_can_be_listed_and_called_until_it_stops() {
     let running = Running::start(GatewayOptions::default()).await;
     let other = server_at(&running.url);
     let names = async || {
@@ -29,7 +29,7 @@ async fn a_server_over_http_is_listed_and_called_until_it_goes_away() {
 
     running.deploy("new").await;
     while names().await.len() == 1 {
-        // The word of it is on its way; each question and answer takes turns with it.
+        // The notification is still on its way; a round trip gives it time to arrive.
         other.call("echo", json!({"text": "still there?"})).await.unwrap();
     }
     running.stop.send(()).unwrap();
@@ -39,7 +39,7 @@ async fn a_server_over_http_is_listed_and_called_until_it_goes_away() {
 }
 
 #[tokio::test]
-async fn servers_are_listed_with_what_they_offer_or_why_they_do_not() {
+async fn servers_are_listed_with_their_tools_or_their_error() {
     let running = Running::start(GatewayOptions::default()).await;
     let (there, away) = (server_at(&running.url), server_at("http://127.0.0.1:1/mcp"));
     let tool_servers = [
@@ -51,7 +51,7 @@ async fn servers_are_listed_with_what_they_offer_or_why_they_do_not() {
     let listed = server.get("/v1/mcp").await.json();
     let (away, there) = (&listed["data"][0], &listed["data"][1]);
     assert_eq!((&away["name"], &away["state"]), (&json!("away"), &json!("unavailable")));
-    assert!(away["error"].as_str().unwrap().contains("does not introduce itself"), "{away}");
+    assert!(away["error"].as_str().unwrap().contains("the handshake failed"), "{away}");
     assert_eq!((&there["state"], &there["error"]), (&json!("connected"), &json!(null)));
     assert_eq!(there["tools"][0]["name"], "echo");
 }

@@ -1,4 +1,5 @@
-//! The routes, against a tiny model with random weights: forms, statuses and bounds, not what is said.
+//! Tests of the routes against a tiny model with random weights: formats, statuses and bounds, but not the generated
+//! text.
 
 mod access;
 mod ai_batches;

@@ -1,4 +1,4 @@
-//! Limits through the routes, by a clock that only the tests move.
+//! Tests rate limits through the routes, with a clock that only the tests advance.
 
 use super::{
     fixture::{Answer, Server},
@@ -22,7 +22,7 @@ use std::{
 
 const MESSAGES: &str = "/v1/agents/echo/sessions/s/messages";
 
-/// A host with an agent that answers without a model.
+/// A host with an agent that replies without a model.
 struct Limited {
     server: Server,
     rates: Arc<RateLimiter>,
@@ -95,7 +95,7 @@ fn everyone(others: TenantRates) -> RateOptions {
     RateOptions { others, ..RateOptions::default() }
 }
 
-/// Status and what the headers say of requests: limit, remaining, reset, and when to come again.
+/// Returns the status and the rate-limit headers of requests: limit, remaining, reset, and the retry delay.
 fn told(answer: &Answer) -> (u16, [&str; 4]) {
     let header = |name: &str| answer.headers.get(name).map_or("", |value| value.to_str().unwrap());
     let names = ["limit", "remaining", "reset"].map(|what| format!("x-ratelimit-{what}-requests"));
@@ -104,7 +104,7 @@ fn told(answer: &Answer) -> (u16, [&str; 4]) {
 }
 
 #[tokio::test]
-async fn a_burst_is_answered_and_then_refused_with_the_time_to_come_again() {
+async fn requests_over_the_burst_are_refused_with_a_retry_delay() {
     let host = Limited::start(true, everyone(requests(20, 2)), 100).await;
     let key = host.key("acme", None).await;
     let from = From::Key(&key);
@@ -119,15 +119,11 @@ async fn a_burst_is_answered_and_then_refused_with_the_time_to_come_again() {
     assert!(message.contains("requests per minute: 20") && message.contains("[tenants.acme]"), "{message}");
     host.pass(Duration::from_millis(1_500));
     assert_eq!(told(&host.say(from).await), (200, ["20", "0", "6s", ""]));
-    assert_eq!(
-        told(&host.say(from).await).0,
-        429,
-        "a refused request takes nothing, and an answered one does"
-    );
+    assert_eq!(told(&host.say(from).await).0, 429, "only answered requests count");
 }
 
 #[tokio::test]
-async fn clients_behind_a_trusted_proxy_have_limits_of_their_own() {
+async fn clients_behind_a_trusted_proxy_have_separate_limits() {
     let rates = Arc::new(RateLimiter::new(everyone(requests(20, 1))));
     let trusted_proxies = vec!["10.0.0.0/8".parse().unwrap()];
     let server = Server::with(GatewayOptions { rates, trusted_proxies, ..GatewayOptions::default() }).await;
@@ -142,14 +138,14 @@ async fn clients_behind_a_trusted_proxy_have_limits_of_their_own() {
     };
     assert_eq!(send("10.0.0.1:1", "198.51.100.1").await, 400);
     assert_eq!(send("10.0.0.1:1", "198.51.100.1").await, 429);
-    assert_eq!(send("10.0.0.2:1", "6.6.6.6, 198.51.100.1").await, 429, "whatever the client says");
+    assert_eq!(send("10.0.0.2:1", "6.6.6.6, 198.51.100.1").await, 429, "entries from the client are ignored");
     assert_eq!(send("10.0.0.1:1", "198.51.100.2").await, 400);
     assert_eq!(send("203.0.113.5:1", "198.51.100.3").await, 400);
-    assert_eq!(send("203.0.113.5:1", "198.51.100.4").await, 429, "nobody else is believed");
+    assert_eq!(send("203.0.113.5:1", "198.51.100.4").await, 429, "other senders are not trusted");
 }
 
 #[tokio::test]
-async fn tenants_do_not_disturb_each_other_and_have_their_own_limits() {
+async fn tenants_have_independent_limits() {
     let mut options = everyone(requests(60, 1));
     options.tenants.insert("big".to_owned(), requests(600, 3));
     let host = Limited::start(true, options, 100).await;
@@ -169,7 +165,7 @@ async fn tenants_do_not_disturb_each_other_and_have_their_own_limits() {
 }
 
 #[tokio::test]
-async fn a_key_has_a_limit_of_its_own_within_its_tenants() {
+async fn a_key_can_have_a_limit_below_its_tenants() {
     let host = Limited::start(true, everyone(requests(60, 3)), 100).await;
     let (narrow, wide) = (host.key("acme", Some(1)).await, host.key("acme", None).await);
     assert_eq!(told(&host.say(From::Key(&narrow)).await), (200, ["1", "0", "1m0s", ""]));
@@ -179,12 +175,12 @@ async fn a_key_has_a_limit_of_its_own_within_its_tenants() {
     assert_eq!(
         told(&host.say(From::Key(&wide)).await).1[1],
         "1",
-        "what was refused took nothing of the tenant's"
+        "the refused request did not count for the tenant"
     );
 }
 
 #[tokio::test]
-async fn whatever_invokes_is_refused_in_its_own_shape_and_nothing_else_is() {
+async fn only_invocations_are_refused_each_in_its_routes_shape() {
     let host = Limited::start(true, everyone(requests(1, 1)), 100).await;
     let key = host.key("acme", None).await;
     let from = From::Key(&key);
@@ -207,13 +203,13 @@ async fn whatever_invokes_is_refused_in_its_own_shape_and_nothing_else_is() {
     }
     let cancelled =
         host.ask(from, Method::DELETE, "/v1/agents/echo/sessions/s/turns/none", Value::Null).await;
-    assert_eq!(cancelled.status, 404, "who sends too much may cancel");
+    assert_eq!(cancelled.status, 404, "a caller over the limit may cancel");
     let metrics = host.server.get("/metrics").await.text;
     assert!(metrics.contains("skep_rate_limited_total{limit=\"tenant_requests\"}"), "{metrics}");
 }
 
 #[tokio::test]
-async fn without_keys_each_address_is_counted_alone() {
+async fn without_keys_each_address_has_a_separate_limit() {
     let host = Limited::start(false, everyone(requests(60, 1)), 100).await;
     for (address, status) in [
         ("10.0.0.1:5000", 200),
@@ -230,7 +226,7 @@ async fn without_keys_each_address_is_counted_alone() {
 }
 
 #[tokio::test]
-async fn addresses_without_end_take_no_memory_and_get_past_no_limit() {
+async fn many_addresses_take_bounded_memory_and_cannot_bypass_the_limit() {
     let host = Limited::start(false, everyone(requests(60, 1)), 10).await;
     let mut answered = 0;
     for n in 0..50 {
@@ -238,19 +234,19 @@ async fn addresses_without_end_take_no_memory_and_get_past_no_limit() {
         answered += u32::from(answer.status == 200);
         assert!(host.rates.len() <= 11);
     }
-    assert_eq!(answered, 11, "ten of their own, and one of all others");
+    assert_eq!(answered, 11, "ten with separate accounts, and one for all others");
     host.pass(Duration::from_secs(60));
     for n in 0..10 {
         assert_eq!(
             host.say(From::Address(&format!("10.0.1.{n}:1"))).await.status,
             200,
-            "places are free again"
+            "accounts are available again"
         );
     }
 }
 
 #[tokio::test]
-async fn who_has_had_its_tokens_waits_and_others_do_not() {
+async fn a_tenant_without_tokens_waits_and_others_do_not() {
     let tokens =
         |per_minute| TenantRates { tokens_per_minute: NonZeroU32::new(per_minute), ..TenantRates::default() };
     let host = Limited::start(true, everyone(tokens(600)), 100).await;

@@ -1,4 +1,4 @@
-//! What the access log and the audit log say of requests, and what they keep to themselves.
+//! Tests what the access log and the audit log record, and what they must not contain.
 
 use super::{
     access::{ask, guarded, key},
@@ -22,7 +22,7 @@ use tower::ServiceExt;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// The log of this test's thread, which is the only one that it runs on.
+/// The log of this test's thread. The test runs only on this thread.
 struct Log {
     written: Written,
     _guard: DefaultGuard,
@@ -58,7 +58,7 @@ impl Log {
         Log { written, _guard: guard }
     }
 
-    /// The lines of a target since the last call for any.
+    /// Returns the lines of a target since the last call for any target.
     fn take(&self, target: &str) -> Vec<Value> {
         let bytes = std::mem::take(&mut *self.written.0.lock().unwrap());
         let text = String::from_utf8(bytes).unwrap();
@@ -74,7 +74,7 @@ impl Log {
 }
 
 #[tokio::test]
-async fn each_request_is_one_line_without_what_is_the_clients_own() {
+async fn each_request_is_logged_once_without_client_data() {
     let server = guarded().await;
     let acme = key(&server, "acme", Role::Invoke, None).await;
     let log = Log::start();
@@ -108,7 +108,7 @@ async fn each_request_is_one_line_without_what_is_the_clients_own() {
 }
 
 #[tokio::test]
-async fn a_line_has_the_tokens_of_the_answer_however_it_is_given() {
+async fn a_line_has_the_tokens_of_the_response_in_every_format() {
     let server = Server::start().await;
     let log = Log::start();
     let messages = json!([{"role": "user", "content": "x"}]);
@@ -133,7 +133,7 @@ async fn a_line_has_the_tokens_of_the_answer_however_it_is_given() {
 }
 
 #[tokio::test]
-async fn a_stream_is_a_line_when_it_ends_also_if_its_client_ends_it() {
+async fn a_stream_is_logged_when_it_ends_even_if_the_client_disconnects() {
     let server = Server::start().await;
     let log = Log::start();
     let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 3_000, "ignore_eos": true,
@@ -142,14 +142,14 @@ async fn a_stream_is_a_line_when_it_ends_also_if_its_client_ends_it() {
     let response = server.router.clone().oneshot(request).await.unwrap();
     let mut stream = response.into_body().into_data_stream();
     stream.next().await.unwrap().unwrap();
-    assert!(log.take("skep::access").is_empty(), "the stream goes on");
+    assert!(log.take("skep::access").is_empty(), "the stream continues");
     drop(stream);
     let line = log.take_one("skep::access");
     assert_eq!((&line["status"], &line["cut_off"]), (&json!(200), &json!(true)));
 }
 
 #[tokio::test]
-async fn a_line_has_the_client_that_a_trusted_proxy_names() {
+async fn a_line_has_the_client_reported_by_a_trusted_proxy() {
     let options =
         GatewayOptions { trusted_proxies: vec!["10.0.0.0/8".parse().unwrap()], ..GatewayOptions::default() };
     let server = Server::with(options).await;
@@ -163,7 +163,7 @@ async fn a_line_has_the_client_that_a_trusted_proxy_names() {
 }
 
 #[tokio::test]
-async fn acts_of_operators_are_told_with_who_did_what_and_what_came_of_it() {
+async fn operator_actions_are_logged_with_the_caller_and_the_result() {
     let server = guarded().await;
     let admin = key(&server, "local", Role::Admin, None).await;
     let invoke = key(&server, "acme", Role::Invoke, None).await;
@@ -257,7 +257,7 @@ async fn acts_of_operators_are_told_with_who_did_what_and_what_came_of_it() {
             assert!(!line.to_string().contains(secret), "{line}");
         }
     }
-    // One who may not is told too, and what a client does with its own session is no act of an operator.
+    // A caller without permission is logged, too; an action of a client on its own session is not an operator action.
     ask(&server, &invoke, Method::DELETE, "/v1/agents/echo", Value::Null).await;
     let line = log.take_one("skep::audit");
     assert_eq!(
@@ -269,7 +269,7 @@ async fn acts_of_operators_are_told_with_who_did_what_and_what_came_of_it() {
 }
 
 #[tokio::test]
-async fn a_host_without_keys_tells_the_acts_of_whoever_reaches_it() {
+async fn a_host_without_keys_logs_the_actions_of_every_caller() {
     let access = AccessOptions { keys_required: false, ..AccessOptions::default() };
     let server = Server::with(GatewayOptions { access, ..GatewayOptions::default() }).await;
     let log = Log::start();

@@ -11,7 +11,7 @@ use skep_runtime::{Manifest, PortableConversation, PortableSession, SessionSumma
 
 const SESSION: &str = "/v1/agents/echo/sessions/s";
 
-/// A server whose agent has the session `s`, with a value and a conversation.
+/// Starts a server whose agent has the session `s`, with a state value and a conversation.
 async fn server() -> Server {
     let server = Server::start().await;
     let manifest = Manifest::from_toml("name = \"echo\"").unwrap();
@@ -40,7 +40,7 @@ async fn put(server: &Server, path: &str, body: &Value) -> Answer {
 }
 
 #[tokio::test]
-async fn messages_come_in_pages_with_their_numbers() {
+async fn messages_are_returned_in_pages_with_their_numbers() {
     let server = server().await;
     let page = async |query: &str| server.get(&format!("{SESSION}/messages{query}")).await;
     let first = page("?limit=3").await.json();
@@ -64,7 +64,7 @@ async fn messages_come_in_pages_with_their_numbers() {
 }
 
 #[tokio::test]
-async fn a_session_cannot_be_called_what_a_path_means_otherwise() {
+async fn dot_segments_are_not_valid_session_ids() {
     let server = server().await;
     for id in [".", "..", "%2e", "%2e%2e", "%2E."] {
         let path = format!("/v1/agents/echo/sessions/{id}/messages");
@@ -82,7 +82,7 @@ async fn a_session_cannot_be_called_what_a_path_means_otherwise() {
 }
 
 #[tokio::test]
-async fn a_fork_is_a_session_of_its_own_and_a_second_one_is_a_conflict() {
+async fn a_fork_is_a_new_session_and_forking_twice_is_a_conflict() {
     let server = server().await;
     let path = format!("{SESSION}/fork");
     let fork = server.post(&path, &json!({"session": "copy"})).await;
@@ -97,7 +97,7 @@ async fn a_fork_is_a_session_of_its_own_and_a_second_one_is_a_conflict() {
 }
 
 #[tokio::test]
-async fn an_exported_document_is_imported_as_it_was() {
+async fn an_exported_document_is_imported_unchanged() {
     let server = server().await;
     let exported = server.get(&format!("{SESSION}/export")).await.json();
     assert_eq!((&exported["format"], &exported["version"]), (&json!("skep.session"), &json!(1)));
@@ -116,7 +116,7 @@ async fn an_exported_document_is_imported_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_session_of_another_agent_is_imported_only_if_that_is_said() {
+async fn a_session_of_another_agent_is_imported_only_on_request() {
     let server = server().await;
     let exported = server.get(&format!("{SESSION}/export")).await.json();
     let manifest = Manifest::from_toml("name = \"other\"").unwrap();
@@ -138,7 +138,7 @@ async fn a_session_of_another_agent_is_imported_only_if_that_is_said() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_document_is_named() {
+async fn errors_in_a_document_are_described() {
     let server = server().await;
     let right = server.get(&format!("{SESSION}/export")).await.json();
     for (change, status, expected) in [

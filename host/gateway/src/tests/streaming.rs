@@ -1,11 +1,12 @@
-//! A stream is the whole answer in pieces, for random requests. Each case is its seed, which a failure prints.
+//! Checks that streamed responses equal whole responses, for random requests. Each case is a seed, which a failure
+//! prints.
 
 use super::fixture::{Answer, Server};
 use serde_json::{Map, Value, json};
 
 const CASES: u64 = 48;
 
-/// Random choices that a seed repeats (SplitMix64).
+/// A reproducible random generator (SplitMix64).
 struct Draws(u64);
 
 impl Draws {
@@ -26,7 +27,7 @@ impl Draws {
     }
 }
 
-/// What chat and text completions share.
+/// Returns the parameters that chat and text completions share.
 fn request(draws: &mut Draws, seed: u64) -> Map<String, Value> {
     let mut body = Map::new();
     let mut set = |key: &str, value: Value| _ = body.insert(key.into(), value);
@@ -80,7 +81,7 @@ fn completion(draws: &mut Draws, seed: u64) -> Value {
     body.into()
 }
 
-/// The choices of a whole answer, without ids that are drawn anew each time.
+/// Returns the choices of a whole response, without ids, which are random.
 fn whole(answer: &Answer) -> Vec<Value> {
     let mut answer = answer.json();
     let choices = answer["choices"].as_array_mut().unwrap();
@@ -94,12 +95,12 @@ fn whole(answer: &Answer) -> Vec<Value> {
     std::mem::take(choices)
 }
 
-/// The choices that the chunks of a stream join to.
+/// Joins the chunks of a stream to choices.
 fn joined(chunks: &[Value], is_chat: bool, count: usize, wants_logprobs: bool) -> Vec<Value> {
     let mut choices: Vec<Value> = (0..count).map(|index| blank(index, is_chat, wants_logprobs)).collect();
     for piece in chunks.iter().filter_map(|chunk| chunk["choices"].get(0)) {
         let choice = &mut choices[piece["index"].as_u64().unwrap() as usize];
-        assert!(choice["finish_reason"].is_null(), "nothing comes after the end: {piece}");
+        assert!(choice["finish_reason"].is_null(), "a chunk follows the end: {piece}");
         choice["finish_reason"] = piece["finish_reason"].clone();
         let (said, text) = match is_chat {
             true => (&piece["delta"]["content"], &mut choice["message"]["content"]),
@@ -138,7 +139,8 @@ fn blank(index: usize, is_chat: bool, wants_logprobs: bool) -> Value {
     }
 }
 
-/// A call that was cut off has begun in the stream, and is no part of the whole answer; no calls are no list.
+/// Removes the differences that are expected: a stream contains the start of a call that was cut off, and a whole
+/// response does not; without calls there is no list of calls.
 fn settled(mut choices: Vec<Value>) -> Vec<Value> {
     for message in choices.iter_mut().filter_map(|choice| choice.get_mut("message")) {
         let calls = message["tool_calls"].as_array_mut().unwrap();
@@ -156,7 +158,7 @@ fn settled(mut choices: Vec<Value>) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_random_request_streams_what_it_answers() {
+async fn streamed_and_whole_responses_are_equal() {
     let server = Server::start().await;
     let (mut calls, mut cut) = (0, 0);
     for seed in 0..CASES {
@@ -173,5 +175,8 @@ async fn a_random_request_streams_what_it_answers() {
         calls += answered.iter().filter(|choice| choice["finish_reason"] == "tool_calls").count();
         cut += answered.iter().filter(|choice| choice["finish_reason"] == "length").count();
     }
-    assert!(calls > 0 && cut > 0, "{calls} calls and {cut} cut answers are too few to mean anything");
+    assert!(
+        calls > 0 && cut > 0,
+        "{calls} calls and {cut} cut-off responses are too few for a meaningful test"
+    );
 }

@@ -1,4 +1,4 @@
-//! Streams of chat answers, and what becomes of one that nobody reads.
+//! Tests streamed chat responses, and the cancellation of one that nobody reads.
 
 use super::fixture::Server;
 use axum::{body::Body, http::Request};
@@ -16,7 +16,7 @@ fn hello(extra: Value) -> Value {
 }
 
 #[tokio::test]
-async fn streamed_text_is_the_whole_text() {
+async fn streamed_text_equals_the_whole_text() {
     let server = Server::start().await;
     let whole = server.ok(CHAT, &hello(json!({"n": 2, "seed": 1, "temperature": 1}))).await.json();
     let extra = json!({"n": 2, "seed": 1, "temperature": 1, "stream": true, "stream_options": {"include_usage": true}});
@@ -77,10 +77,10 @@ async fn a_refusal_is_a_status_even_for_a_stream() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_cancels_its_generation() {
+async fn a_client_that_disconnects_cancels_its_generation() {
     let body = hello(json!({"stream": true, "max_tokens": 3000}));
-    // An engine may have produced everything before this task gets to run again, so one cut-off generation of several
-    // is proof: without cancellation none would be.
+    // An engine may have produced everything before this task runs again, so one cancelled generation in several
+    // attempts is proof: without cancellation there would be none.
     for _ in 0..20 {
         let server = Server::start().await;
         let request = Request::post(CHAT).body(Body::from(body.to_string())).unwrap();
@@ -88,7 +88,7 @@ async fn a_client_that_goes_away_cancels_its_generation() {
         let mut stream = response.into_body().into_data_stream();
         stream.next().await.unwrap().unwrap();
         drop(stream);
-        // Nothing else is said to the engine: it ends the generation by itself.
+        // The engine gets no other signal and must end the generation on its own.
         server.engine.drain(std::time::Duration::from_secs(60)).await;
         let stats = server.engine.stats();
         assert_eq!(stats.running, 0);

@@ -1,4 +1,4 @@
-//! A tenant's tokens of a day, on the routes that name a model themselves.
+//! Tests a tenant's daily token budget on the routes that name a model directly.
 
 use super::{
     fixture::{Answer, Server},
@@ -23,7 +23,7 @@ fn asking(mut body: Value) -> Value {
     body
 }
 
-/// Until midnight.
+/// Checks that the response refuses the request until midnight.
 fn refused(answer: &Answer) {
     assert_eq!(answer.status, 429, "{}", answer.text);
     let seconds: u64 = answer.headers["retry-after"].to_str().unwrap().parse().unwrap();
@@ -32,7 +32,7 @@ fn refused(answer: &Answer) {
 }
 
 #[tokio::test]
-async fn what_a_tenant_generates_by_any_route_ends_at_its_tokens_of_the_day() {
+async fn all_routes_share_a_tenants_daily_token_budget() {
     let chat = asking(json!({"messages": [{"role": "user", "content": "hello"}]}));
     let completion = asking(json!({"prompt": "hello"}));
     let streamed = |body: &Value| {
@@ -65,5 +65,5 @@ async fn what_a_tenant_generates_by_any_route_ends_at_its_tokens_of_the_day() {
     let server = with_tokens(4).await;
     server.ok("/ai/run/tiny", &completion).await;
     let (status, error) = failure(&server.post("/ai/run/tiny", &completion).await);
-    assert_eq!((status, &error["code"]), (429, &json!(3036)), "the number of Workers AI");
+    assert_eq!((status, &error["code"]), (429, &json!(3036)), "the error code of Workers AI");
 }

@@ -1,4 +1,4 @@
-//! Turns that go on without their client, and clients that come back to them.
+//! Tests turns that continue without their client, and clients that reconnect to them.
 
 use super::fixture::{Answer, Server};
 use axum::{body::Body, http::Request};
@@ -9,7 +9,7 @@ use wit_parser::Resolve;
 
 const MESSAGES: &str = "/v1/agents/echo/sessions/s/messages";
 
-/// Replies with the message's own text.
+/// Returns an agent that replies with the message's text.
 pub(super) fn echo() -> Vec<u8> {
     let mut module = wat::parse_str(
         r#"(module
@@ -60,7 +60,7 @@ async fn events(server: &Server, path: &str, last_id: Option<&str>) -> Answer {
     server.send(request.body(Body::empty()).unwrap()).await
 }
 
-/// The ids and names of the events.
+/// Returns the ids and names of the events.
 fn names(answer: &Answer) -> Vec<(String, String)> {
     let field = |event: &str, name: &str| {
         let line = event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
@@ -75,7 +75,7 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn an_asynchronous_turn_is_accepted_and_found_again() {
+async fn an_asynchronous_turn_is_accepted_and_can_be_read_later() {
     let server = server().await;
     for (path, headers) in
         [(MESSAGES, &[("prefer", "respond-async, wait=1")][..]), (&format!("{MESSAGES}?detach=true"), &[])]
@@ -93,7 +93,7 @@ async fn an_asynchronous_turn_is_accepted_and_found_again() {
 }
 
 #[tokio::test]
-async fn a_client_that_comes_back_gets_what_it_has_not_seen() {
+async fn a_reconnecting_client_gets_the_events_it_has_not_seen() {
     let server = server().await;
     let stream = send(&server, MESSAGES, "hello", &[("accept", "text/event-stream")]).await;
     assert_eq!(names(&stream), pairs(&[("0", "turn"), ("1", "done")]));
@@ -111,7 +111,7 @@ async fn a_client_that_comes_back_gets_what_it_has_not_seen() {
 }
 
 #[tokio::test]
-async fn a_message_that_says_nothing_is_no_turn() {
+async fn an_empty_message_is_refused() {
     let server = server().await;
     for body in [json!({}), json!({"text": ""}), json!({"data": null})] {
         let refused = server.post(MESSAGES, &body).await;
@@ -125,7 +125,7 @@ async fn a_message_that_says_nothing_is_no_turn() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_sent_again_is_the_same_turn_and_another_message_is_refused() {
+async fn a_repeated_key_is_the_same_turn_and_with_another_message_is_refused() {
     let server = server().await;
     let key = &[("idempotency-key", "k")];
     let first = send(&server, MESSAGES, "hello", key).await;
@@ -138,7 +138,7 @@ async fn a_key_that_is_sent_again_is_the_same_turn_and_another_message_is_refuse
 }
 
 #[tokio::test]
-async fn a_turn_that_failed_says_why_and_one_that_is_none_is_404() {
+async fn a_failed_turn_reports_why_and_an_unknown_turn_is_404() {
     let server = server().await;
     let accepted = send(&server, MESSAGES, "!", &[("prefer", "respond-async")]).await.json();
     let url = accepted["url"].as_str().unwrap();

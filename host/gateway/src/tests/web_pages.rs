@@ -1,4 +1,4 @@
-//! Web pages that make a browser ask, and names of a host that asks for no key.
+//! Requests from web pages, and names of a host that requires no key.
 
 use super::{
     fixture::{Answer, Server},
@@ -31,7 +31,7 @@ async fn ask(server: &Server, method: Method, path: &str, headers: &[(&str, &str
 }
 
 #[tokio::test]
-async fn a_page_that_nobody_named_reaches_no_route_and_has_no_turn() {
+async fn a_page_that_is_not_allowed_reaches_no_route_and_starts_no_turn() {
     let server = server(AccessOptions::default()).await;
     let routes = [
         (Method::POST, "/v1/agents/echo/sessions/s/messages"),
@@ -50,7 +50,7 @@ async fn a_page_that_nobody_named_reaches_no_route_and_has_no_turn() {
             ("origin", "http://localhost:8080"),
             ("origin", "null"),
             ("sec-fetch-site", "cross-site"),
-            // Another port of this machine.
+            // A page from another port of this machine.
             ("sec-fetch-site", "same-site"),
         ] {
             let answer = ask(&server, method.clone(), path, &[page]).await;
@@ -70,14 +70,14 @@ async fn a_page_that_nobody_named_reaches_no_route_and_has_no_turn() {
     let two = [("origin", PAGE), ("origin", "https://evil.example")];
     assert_eq!(ask(&server, Method::GET, "/v1/agents", &two).await.status, 403);
     assert_eq!(server.get("/v1/agents/echo").await.status, 200, "it was not deleted");
-    assert_eq!(server.get("/v1/agents/echo/sessions/s").await.status, 404, "no turn began");
+    assert_eq!(server.get("/v1/agents/echo/sessions/s").await.status, 404, "no turn was started");
     for typed in ["none", "same-origin"] {
         assert_eq!(ask(&server, Method::GET, "/v1/agents", &[("sec-fetch-site", typed)]).await.status, 200);
     }
 }
 
 #[tokio::test]
-async fn a_named_page_asks_first_and_then_reads_the_answer() {
+async fn an_allowed_page_gets_cors_headers_but_still_needs_a_key() {
     let server = server(AccessOptions { keys_required: true, ..AccessOptions::default() }).await;
     let asks_first = [
         ("origin", PAGE),
@@ -92,7 +92,7 @@ async fn a_named_page_asks_first_and_then_reads_the_answer() {
         assert_eq!(allowed.headers["access-control-allow-headers"], "authorization,content-type");
         let methods = allowed.headers["access-control-allow-methods"].to_str().unwrap();
         assert!(methods.contains("POST") && methods.contains("DELETE"), "{methods}");
-        // The page is no key.
+        // An allowed origin does not replace a key.
         let answer = ask(&server, Method::POST, path, &[("origin", PAGE)]).await;
         assert_eq!(answer.status, 401, "{path}: {}", answer.text);
         assert_eq!(answer.headers["access-control-allow-origin"], PAGE);
@@ -101,7 +101,7 @@ async fn a_named_page_asks_first_and_then_reads_the_answer() {
 }
 
 #[tokio::test]
-async fn a_host_without_keys_answers_only_to_names_of_its_machine() {
+async fn a_host_without_keys_accepts_only_local_names() {
     let server = server(AccessOptions { local_names_only: true, ..AccessOptions::default() }).await;
     for path in ["/v1/agents", "/healthz", "/mcp", "/echo/s"] {
         for name in ["evil.example:8080", "localhost.evil.example", "10.0.0.7:8080", "", "a b"] {
@@ -121,5 +121,5 @@ async fn a_host_without_keys_answers_only_to_names_of_its_machine() {
         assert_eq!(ask(&server, Method::GET, "/v1/agents", &[("host", name)]).await.status, 200, "{name}");
     }
     let rebound = ask(&server, Method::GET, "http://evil.example/v1/agents", &[]).await;
-    assert_eq!(rebound.status, 421, "the name that HTTP/2 has in the path");
+    assert_eq!(rebound.status, 421, "HTTP/2 sends the name in the URI");
 }

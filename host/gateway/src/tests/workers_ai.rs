@@ -1,4 +1,4 @@
-//! `/ai/run/{model}`: shapes, streams and errors of Workers AI.
+//! Tests `/ai/run/{model}`: shapes, streams and errors of Workers AI.
 
 use super::fixture::{Answer, Server};
 use crate::GatewayOptions;
@@ -14,7 +14,7 @@ fn prompt(extra: Value) -> Value {
     body
 }
 
-/// The result of an envelope that says that all went well.
+/// Returns the result of an envelope that reports success.
 pub fn result(answer: &Answer) -> Value {
     let mut envelope = answer.json();
     assert_eq!(answer.status, 200, "{envelope}");
@@ -25,7 +25,7 @@ pub fn result(answer: &Answer) -> Value {
     envelope["result"].take()
 }
 
-/// The status and the one error of an envelope that says that it did not.
+/// Returns the status and the single error of an envelope that reports failure.
 pub fn failure(answer: &Answer) -> (u16, Value) {
     let mut envelope = answer.json();
     assert_eq!((&envelope["success"], &envelope["result"]), (&json!(false), &Value::Null), "{envelope}");
@@ -34,7 +34,7 @@ pub fn failure(answer: &Answer) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn a_prompt_and_a_chat_are_answered_in_the_envelope() {
+async fn prompts_and_chats_are_answered_in_the_envelope() {
     let server = Server::start().await;
     let first = result(&server.ok(RUN, &prompt(json!({}))).await);
     assert!(first["response"].is_string() && first.get("choices").is_none(), "{first}");
@@ -48,7 +48,7 @@ async fn a_prompt_and_a_chat_are_answered_in_the_envelope() {
 }
 
 #[tokio::test]
-async fn the_operator_gives_models_other_names() {
+async fn models_can_have_aliases() {
     let model_names = [("@cf/meta/llama-3.1-8b-instruct".to_owned(), "tiny".to_owned())].into();
     let server = Server::with(GatewayOptions { model_names, ..GatewayOptions::default() }).await;
     result(&server.ok("/ai/run/@cf/meta/llama-3.1-8b-instruct", &prompt(json!({}))).await);
@@ -59,7 +59,7 @@ async fn the_operator_gives_models_other_names() {
 }
 
 #[tokio::test]
-async fn openai_s_schema_is_answered_in_openai_s_inside_the_envelope() {
+async fn requests_in_openais_schema_are_answered_in_it_inside_the_envelope() {
     let server = Server::start().await;
     let body = json!({"model": "x", "messages": [{"role": "user", "content": "hello, is it you?"}],
                       "max_completion_tokens": 8, "temperature": 0, "ignore_eos": true});
@@ -74,7 +74,7 @@ async fn openai_s_schema_is_answered_in_openai_s_inside_the_envelope() {
 }
 
 #[tokio::test]
-async fn a_native_stream_is_the_whole_answer_in_pieces() {
+async fn a_native_stream_joins_to_the_whole_answer() {
     let server = Server::start().await;
     let whole = result(&server.ok(RUN, &prompt(json!({}))).await);
     let chunks = server.ok(RUN, &prompt(json!({"stream": true}))).await.chunks();
@@ -85,7 +85,7 @@ async fn a_native_stream_is_the_whole_answer_in_pieces() {
 }
 
 #[tokio::test]
-async fn json_is_told_as_json_and_calls_have_their_arguments_as_json() {
+async fn json_answers_and_call_arguments_are_json_values() {
     let server = Server::start().await;
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
                         "additionalProperties": false});
@@ -96,7 +96,7 @@ async fn json_is_told_as_json_and_calls_have_their_arguments_as_json() {
     let mut cut = form;
     cut["max_tokens"] = json!(2);
     let (status, error) = failure(&server.post(RUN, &prompt(cut.clone())).await);
-    assert_eq!((status, &error["code"]), (422, &json!(5024)), "half an object is an error");
+    assert_eq!((status, &error["code"]), (422, &json!(5024)), "an incomplete object is an error");
     cut["stream"] = json!(true);
     let streamed = server.ok(RUN, &prompt(cut)).await.text;
     assert!(streamed.contains("\"code\":5024") && !streamed.contains("[DONE]"), "{streamed}");
@@ -119,7 +119,7 @@ async fn json_is_told_as_json_and_calls_have_their_arguments_as_json() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_has_its_number_and_names_its_field() {
+async fn errors_have_a_number_and_name_their_field() {
     let server = Server::with(GatewayOptions { max_body_bytes: 65_536, ..GatewayOptions::default() }).await;
     let long = "x".repeat(20_000);
     for (body, status, code, pointer) in [
@@ -138,7 +138,7 @@ async fn what_is_wrong_has_its_number_and_names_its_field() {
     assert_eq!((status, &error["code"]), (400, &json!(5006)));
 }
 
-/// As many sequences as the engine runs at once, so that a further one has to wait.
+/// Starts as many sequences as the engine runs at once, so that another one has to wait.
 async fn occupy(engine: &Engine) -> Vec<TokenStream> {
     let mut streams = Vec::new();
     while engine.room(skep_engine::Priority::Interactive) > 0 {
@@ -151,7 +151,7 @@ async fn occupy(engine: &Engine) -> Vec<TokenStream> {
 }
 
 #[tokio::test]
-async fn a_busy_model_is_waited_for_unless_the_client_would_rather_not() {
+async fn requests_wait_for_a_busy_model_unless_they_ask_to_be_rejected() {
     let server = Server::start().await;
     let streams = occupy(&server.engine).await;
     for (path, body) in [

@@ -1,4 +1,4 @@
-//! Batches: `{"requests": […]}` in, `{"responses": […]}` out.
+//! Converts batches: requests from `{"requests": […]}`, and responses to `{"responses": […]}`.
 
 use super::{
     failure, native,
@@ -16,15 +16,15 @@ use skep_runtime::{
     RuntimeError,
 };
 
-/// A batch is under ten million bytes, however large other bodies may be.
+/// The size that a batch must stay under, whatever the limit of other bodies.
 pub(crate) const MAX_BATCH_BYTES: usize = 10_000_000;
 
-/// How an answer is told, as it is kept with a batch's item.
+/// The form of an answer, stored with an item of a batch.
 const NATIVE: &str = "native";
 const NATIVE_JSON: &str = "native-json";
 const OPENAI: &str = "openai";
 
-/// An error of a batch's request, whose place in it is `index`: it names its field behind its place.
+/// Adds the position of a request in its batch to an error, whose `param` becomes a path into `requests`.
 pub(crate) fn at(index: usize, error: ApiError) -> ApiError {
     let param = match &error.param {
         Some(param) => format!("requests[{index}].{param}"),
@@ -33,18 +33,21 @@ pub(crate) fn at(index: usize, error: ApiError) -> ApiError {
     ApiError { param: Some(param), ..error }
 }
 
-/// One request of a batch.
+/// Reads one request of a batch.
 pub(crate) fn item(mut fields: Fields, is_for_agent: bool) -> Result<BatchItem, ApiError> {
     let reference = fields.take("external_reference")?;
     let RunRequest { schema, body } = RunRequest::read(fields)?;
     if body.parameters.streams() {
         return Err(ApiError::parameter(
             "stream",
-            "an answer of a batch is not streamed; leave `stream` out",
+            "the answers of a batch cannot be streamed; remove `stream`",
         ));
     }
     if body.parameters.choices()? != 1 {
-        return Err(ApiError::parameter("n", "a request of a batch has one choice; send it several times"));
+        return Err(ApiError::parameter(
+            "n",
+            "a request of a batch can have only one choice; send it several times",
+        ));
     }
     let form = match schema {
         Schema::OpenAi => OPENAI,
@@ -57,19 +60,19 @@ pub(crate) fn item(mut fields: Fields, is_for_agent: bool) -> Result<BatchItem, 
     } else {
         let options = body.options(0, &Affinity::default())?;
         if options.top_logprobs.is_some() {
-            return Err(ApiError::parameter("logprobs", "log-probabilities are not kept in a batch"));
+            return Err(ApiError::parameter("logprobs", "log-probabilities are not supported in a batch"));
         }
         BatchRequest::Chat { messages: body.messages()?, options: Box::new(options) }
     };
     Ok(BatchItem { request, form: form.to_owned(), reference })
 }
 
-/// A batch that is not done.
+/// Returns the status of a batch that is not done.
 pub(crate) fn standing(status: &BatchStatus) -> Value {
     json!({"status": phase(status), "request_id": status.id, "model": status.model})
 }
 
-/// How a batch stands, for whoever does not want its results.
+/// Returns the detailed status of a batch, without its results.
 pub(crate) fn detail(status: &BatchStatus) -> Value {
     let mut value = standing(status);
     value["created_at_ms"] = status.created_at_ms.into();
@@ -97,7 +100,7 @@ fn phase(status: &BatchStatus) -> &'static str {
     }
 }
 
-/// A batch that is done.
+/// Returns the results of a batch that is done.
 pub(crate) fn responses(results: BatchResults) -> Value {
     let mut usage = Usage::default();
     let model = results.status.model;

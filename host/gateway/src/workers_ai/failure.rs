@@ -1,5 +1,5 @@
-//! Errors in the envelope, with the numbers and statuses that Workers AI gives them. An error that it has no number for
-//! has its HTTP status as its number.
+//! Errors in the envelope, with the codes and statuses of Workers AI. An error without a Workers AI code has its HTTP
+//! status as its code.
 
 use crate::ApiError;
 use axum::{
@@ -36,7 +36,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// One entry of `errors`.
+/// Returns one entry of `errors`.
 pub(crate) fn error_json(error: &ApiError) -> Value {
     let (number, _) = numbered(error);
     let message = match number {
@@ -50,7 +50,7 @@ pub(crate) fn error_json(error: &ApiError) -> Value {
     entry
 }
 
-/// The number and the HTTP status of an error.
+/// Returns the Workers AI code and the HTTP status of an error.
 pub(crate) fn numbered(error: &ApiError) -> (u16, StatusCode) {
     match error.code {
         "busy" | "mailbox_full" | "too_many_turns" | "queue_full" => (BUSY, StatusCode::TOO_MANY_REQUESTS),
@@ -59,7 +59,7 @@ pub(crate) fn numbered(error: &ApiError) -> (u16, StatusCode) {
         "body_timeout" | "deadline_exceeded" => (3007, StatusCode::REQUEST_TIMEOUT),
         "cancelled" => (3008, StatusCode::REQUEST_TIMEOUT),
         "lora_unsupported" => (5005, StatusCode::METHOD_NOT_ALLOWED),
-        // As the gateway calls it, and as it is stored with an item of a batch.
+        // The codes of the gateway and those stored with an item of a batch.
         "invalid_value" | "invalid_json" | "invalid_batch" | "invalid_request" | "schema_invalid" => {
             (5006, StatusCode::BAD_REQUEST)
         }

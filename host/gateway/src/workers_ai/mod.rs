@@ -1,7 +1,7 @@
-//! The shapes of Workers AI: an envelope around every answer, its own schema for chats beside OpenAI's, and numbered
-//! errors.
+//! The request and response shapes of Workers AI: an envelope around every response, a native chat schema beside
+//! OpenAI's, and numeric error codes.
 //!
-//! What a request says is read by `openai`; only the names that differ are translated here.
+//! The module `openai` reads the requests; this module only translates names that differ.
 
 pub(crate) mod batch;
 pub(crate) mod failure;
@@ -10,7 +10,7 @@ pub(crate) mod request;
 
 use serde_json::{Value, json};
 
-/// The envelope of an answer that went well.
+/// Wraps a successful result in the envelope.
 pub(crate) fn success(result: Value) -> Value {
     json!({"result": result, "success": true, "errors": [], "messages": []})
 }

@@ -1,4 +1,4 @@
-//! Workers AI's own schema of answers: the text under `response`, calls with their arguments as JSON.
+//! Workers AI's native response schema: the text under `response`, and calls with their arguments as JSON.
 
 use super::failure::error_json;
 use crate::{
@@ -12,7 +12,7 @@ use skep_engine::{
     chat::{ChatEvent, ToolCall},
 };
 
-/// A whole answer. `is_json`: it was asked for as JSON, and is told as such.
+/// Returns a whole answer. With `is_json`, JSON was requested and the text is returned as a JSON value.
 pub(crate) fn result(text: &str, calls: &[ToolCall], usage: &Usage, is_json: bool) -> Value {
     let response = match is_json && calls.is_empty() {
         true => serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)),
@@ -32,7 +32,7 @@ fn call_json(call: &ToolCall) -> Value {
     json!({"id": call.id, "name": call.name, "arguments": arguments})
 }
 
-/// An answer as it comes: `{"response": …}` for each piece of text, and the calls and the usage at the end.
+/// Writes a streamed answer: `{"response": …}` for each text delta, and the calls and the usage at the end.
 pub(crate) struct NativeWriter;
 
 impl Writer for NativeWriter {

@@ -1,6 +1,8 @@
-//! What a client of Workers AI sends: `prompt` or `messages` with parameters, in its schema or in OpenAI's.
+//! Reads the requests of Workers AI clients: `prompt` or `messages` with parameters, in the native schema or in
+//! OpenAI's.
 //!
-//! The rule: a body with a field that only OpenAI's schema has is answered in OpenAI's, any other in Workers AI's own.
+//! A body with a field that exists only in OpenAI's schema gets a response in OpenAI's schema; any other body gets
+//! one in Workers AI's native schema.
 
 use crate::{
     ApiError,
@@ -9,7 +11,7 @@ use crate::{
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-/// Fields by which a client shows that it speaks OpenAI's schema.
+/// Fields that exist only in OpenAI's schema.
 const ONLY_OPENAI: &[&str] = &[
     "model",
     "max_completion_tokens",
@@ -20,21 +22,24 @@ const ONLY_OPENAI: &[&str] = &[
     "parallel_tool_calls",
     "user",
 ];
-const UNSUPPORTED: &[(&str, &str)] =
-    &[("functions", "use tools"), ("image", "this model reads text"), ("audio", "this model reads text")];
-/// As Workers AI has it.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("functions", "use tools"),
+    ("image", "this model accepts only text"),
+    ("audio", "this model accepts only text"),
+];
+/// The default of Workers AI.
 const DEFAULT_MAX_TOKENS: u32 = 256;
 
-/// Which schema an answer has.
+/// The schema of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Schema {
-    /// `{"response": …}`
+    /// Workers AI's native schema: `{"response": …}`.
     Native,
-    /// `{"choices": […]}`
+    /// OpenAI's schema: `{"choices": […]}`.
     OpenAi,
 }
 
-/// One inference as its client sent it.
+/// One inference request as its client sent it.
 #[derive(Debug)]
 pub(crate) struct RunRequest {
     pub schema: Schema,
@@ -44,12 +49,12 @@ pub(crate) struct RunRequest {
 impl RunRequest {
     pub(crate) fn read(mut fields: Fields) -> Result<Self, ApiError> {
         if fields.has("lora") {
-            let message = "`lora`: this model does not support LoRA inference; leave it out";
+            let message = "`lora`: this model does not support LoRA inference; remove the field";
             let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "lora_unsupported", message);
             return Err(ApiError { param: Some("lora".to_owned()), ..error });
         }
         if fields.take("raw")?.unwrap_or(false) {
-            let message = "raw is not supported; /v1/completions continues a text as it is";
+            let message = "raw is not supported; use /v1/completions to continue a text without a template";
             return Err(ApiError::parameter("raw", message));
         }
         if ONLY_OPENAI.iter().any(|field| fields.has(field)) {
@@ -58,7 +63,7 @@ impl RunRequest {
         fields.refuse(UNSUPPORTED)?;
         match (fields.take::<String>("prompt")?, fields.has("messages")) {
             (Some(_), true) => {
-                return Err(ApiError::parameter("prompt", "give `prompt` or `messages`, not both"));
+                return Err(ApiError::parameter("prompt", "send either `prompt` or `messages`, not both"));
             }
             (Some(prompt), false) => {
                 fields.put("messages", json!([{"role": "user", "content": prompt}]));
@@ -84,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_only_openai_has_asks_for_its_schema() {
+    fn a_field_of_openai_only_selects_its_schema() {
         let messages = json!([{"role": "user", "content": "x"}]);
         for (body, schema) in [
             (json!({"prompt": "x"}), Schema::Native),
@@ -98,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn errors_name_the_invalid_field() {
         for (body, param) in [
             (json!({}), "prompt"),
             (json!({"prompt": "x", "messages": []}), "prompt"),

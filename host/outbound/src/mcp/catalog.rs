@@ -1,4 +1,4 @@
-//! The list of a server's tools, however long it makes it.
+//! Reads the list of a server's tools, within bounds.
 
 use super::{McpOptions, outcome};
 use crate::{ServedTool, ToolHints};
@@ -9,7 +9,7 @@ use rmcp::{
 use serde_json::Value;
 use std::{collections::HashSet, sync::Arc};
 
-/// A list may be cut into pages, but not for ever.
+/// Maximum number of pages of a list.
 const MAX_PAGES: usize = 64;
 const MAX_NAME_BYTES: usize = 128;
 
@@ -41,7 +41,7 @@ struct Taken<'a> {
 }
 
 impl Taken<'_> {
-    /// Whether there is room for more.
+    /// Adds the valid tools of a page. Returns whether there is room for more.
     fn take(&mut self, page: Vec<Tool>) -> bool {
         for tool in page {
             let is_wanted =
@@ -53,7 +53,7 @@ impl Taken<'_> {
                 let (server, limit) = (self.server, self.options.bounds.tools);
                 tracing::warn!(
                     server,
-                    "an MCP server offers more than {limit} tools; the others are left out, name those that you want with \
+                    "an MCP server offers more than {limit} tools and the rest are ignored; select the tools to use with \
                      `tools` under [mcp.{server}] in skep.toml"
                 );
                 return false;
@@ -64,7 +64,7 @@ impl Taken<'_> {
                     self.names.insert(name);
                     self.tools.push(tool);
                 }
-                Err(why) => tracing::warn!(server = self.server, "the tool {name:?} is left out: {why}"),
+                Err(why) => tracing::warn!(server = self.server, "the tool {name:?} is ignored: {why}"),
             }
         }
         true
@@ -75,11 +75,11 @@ impl Taken<'_> {
         let name = tool.name.into_owned();
         if !(1..=MAX_NAME_BYTES).contains(&name.len()) || !name.bytes().all(character) {
             return Err(format!(
-                "a name has 1 to {MAX_NAME_BYTES} of the characters a-z, A-Z, 0-9, _, -, . and /"
+                "a name must have 1 to {MAX_NAME_BYTES} of the characters a-z, A-Z, 0-9, _, -, . and /"
             ));
         }
         if self.names.contains(&name) {
-            return Err("there is another of that name".to_owned());
+            return Err("another tool has the same name".to_owned());
         }
         let description = tool.description.map(String::from).unwrap_or_default();
         let input_schema = Value::Object(tool.input_schema.as_ref().clone());
@@ -89,13 +89,13 @@ impl Taken<'_> {
             + output_schema.as_ref().map_or(0, |schema| schema.to_string().len());
         let limit = self.options.bounds.tool_bytes;
         if bytes > limit {
-            return Err(format!("its description and schemas have {bytes} bytes; at most {limit} are taken"));
+            return Err(format!("its description and schemas have {bytes} bytes; the limit is {limit}"));
         }
         Ok(ServedTool { name, description, input_schema, output_schema, hints: hints(tool.annotations) })
     }
 }
 
-/// What is not said means the worse, as the protocol has it.
+/// Returns the hints of a tool. A missing hint gets the less safe value, as the protocol specifies.
 fn hints(annotations: Option<ToolAnnotations>) -> ToolHints {
     let annotations = annotations.unwrap_or_default();
     ToolHints {

@@ -1,4 +1,4 @@
-//! One connection to a server, from the handshake until it breaks.
+//! One connection to an MCP server, from the handshake until it breaks.
 
 use super::{McpOptions, McpTransport, catalog, process::Process};
 use crate::{ServedTool, tls::Tls};
@@ -19,13 +19,14 @@ use tokio::sync::Mutex;
 
 pub(super) struct Connection {
     service: RunningService<RoleClient, Listener>,
-    /// What was listed, and after how many changes.
+    /// The cached tools, and the number of changes that had been announced when they were listed.
     listed: Mutex<Option<(u64, Arc<[ServedTool]>)>>,
-    /// Killed with the connection.
+    /// The server process, killed when the connection is dropped.
     _process: Option<Process>,
 }
 
-/// The client's side: it offers the server nothing, and counts the changes of its tools.
+/// The client side of the protocol. It offers the server no capabilities and counts the announced changes of its
+/// tools.
 #[derive(Default)]
 struct Listener {
     changes: AtomicU64,
@@ -49,7 +50,7 @@ impl Connection {
         let limit = options.bounds.connect;
         let opened = tokio::time::timeout(limit, Self::handshake(name, options)).await;
         opened.unwrap_or_else(|_elapsed| {
-            Err(format!("it did not introduce itself within {} s", limit.as_secs()))
+            Err(format!("it did not complete the handshake within {} s", limit.as_secs()))
         })
     }
 
@@ -81,7 +82,7 @@ impl Connection {
         self.service.peer()
     }
 
-    /// As they are since the last change that the server told of.
+    /// Returns the tools as of the last change that the server announced.
     pub(super) async fn tools(&self, name: &str, options: &McpOptions) -> Result<Arc<[ServedTool]>, String> {
         let mut listed = self.listed.lock().await;
         let changes = self.service.service().changes.load(Ordering::Acquire);
@@ -92,13 +93,15 @@ impl Connection {
         }
         let limit = options.bounds.connect;
         let tools = tokio::time::timeout(limit, catalog::list(name, self.peer(), options)).await;
-        let tools = tools.unwrap_or_else(|_elapsed| Err(format!("not within {} s", limit.as_secs())))?;
+        let tools =
+            tools.unwrap_or_else(|_elapsed| Err(format!("no complete list within {} s", limit.as_secs())))?;
         *listed = Some((changes, tools.clone()));
         Ok(tools)
     }
 }
 
-/// The operator named the address, so it is not looked at; a redirect would lead elsewhere.
+/// Builds the HTTP client. The operator configured the address, so it is not checked; redirects are not followed,
+/// because they would lead to other addresses.
 fn http_client(options: &McpOptions) -> Result<reqwest::Client, String> {
     let client = reqwest::Client::builder()
         .tls_backend_preconfigured(Tls::of_the_machine().config)
@@ -110,5 +113,5 @@ fn http_client(options: &McpOptions) -> Result<reqwest::Client, String> {
 }
 
 fn explain(error: ClientInitializeError) -> String {
-    format!("it does not introduce itself: {error}")
+    format!("the handshake failed: {error}")
 }

@@ -1,4 +1,4 @@
-//! What the operator says of a server.
+//! The operator's options of an MCP server.
 
 use reqwest::{
     Url,
@@ -6,23 +6,24 @@ use reqwest::{
 };
 use std::{collections::HashMap, path::PathBuf, time::Duration};
 
-/// One server. Its address and its command are the operator's and trusted; what it says is not.
+/// Options of one MCP server. Its address and command come from the operator and are trusted; its messages are not.
 #[derive(Clone)]
 pub struct McpOptions {
     pub transport: McpTransport,
-    /// The tools that are offered; `None` is all of them.
+    /// The tools that are offered to agents. `None` means all of them.
     pub tools: Option<Vec<String>>,
     pub bounds: McpBounds,
 }
 
+/// The transport that a server is reached over.
 #[derive(Clone)]
 pub enum McpTransport {
-    /// A process that reads requests from its standard input and answers on its standard output. What it writes to
+    /// A process that reads requests from its standard input and writes responses to its standard output. Its
     /// standard error goes to the log.
     Process {
         program: String,
         arguments: Vec<String>,
-        /// The whole environment of the process.
+        /// The complete environment of the process.
         environment: HashMap<String, String>,
         folder: Option<PathBuf>,
     },
@@ -30,17 +31,20 @@ pub enum McpTransport {
     Http { url: Url, headers: HashMap<HeaderName, HeaderValue> },
 }
 
+/// Bounds on the time and the data that a server may take.
 #[derive(Clone, Copy, Debug)]
 pub struct McpBounds {
-    /// How long a connection may take until the server has introduced itself, and a list of tools until it is whole.
+    /// Timeout of the handshake of a connection, and of listing the tools.
     pub connect: Duration,
+    /// Timeout of a call.
     pub call: Duration,
-    /// Of one message. A longer one is dropped, and whoever waits for it waits until its time is over.
+    /// Maximum size of one message. A longer message is dropped, and a caller waiting for it runs into its timeout.
     pub message_bytes: usize,
+    /// Maximum size of a result, as JSON.
     pub result_bytes: usize,
-    /// What is over is left out, and the log says so.
+    /// Maximum number of tools. Further tools are ignored, which is logged.
     pub tools: usize,
-    /// Of a tool's description and schemas together.
+    /// Maximum size of a tool's description and schemas together.
     pub tool_bytes: usize,
 }
 

@@ -1,13 +1,13 @@
-//! What a server's answer to a call means: a JSON value, or words about what went wrong.
+//! Converts a server's answer to a call into a JSON value or an error message.
 
 use crate::{ServedTool, ToolServerError};
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::Value;
 
-/// Of what is passed on of an error.
+/// Maximum length of an error message that is passed on.
 const MAX_ERROR_CHARS: usize = 2_000;
 
-/// The structured result if there is one, else the text, else the blocks as they are.
+/// Returns the structured result if there is one, otherwise the text, otherwise the content blocks as JSON.
 pub(super) fn value(
     result: CallToolResult,
     tool: &ServedTool,
@@ -16,31 +16,32 @@ pub(super) fn value(
     let failed = |message: String| Err(ToolServerError::Failed(message));
     let text = texts(&result.content);
     if result.is_error == Some(true) {
-        return failed(cut(text.as_deref().unwrap_or("the tool failed and says nothing of why")));
+        return failed(cut(text.as_deref().unwrap_or("the tool failed without giving a reason")));
     }
     let value = match (result.structured_content, text) {
         (Some(structured), _) => structured,
         (None, _) if tool.output_schema.is_some() => {
-            return failed(format!("{} describes a structured result and gave none", tool.name));
+            return failed(format!("{} declares a structured result but returned none", tool.name));
         }
         (None, Some(text)) => Value::String(text),
         (None, None) => serde_json::to_value(&result.content).unwrap_or_default(),
     };
     let bytes = value.to_string().len();
     if bytes > limit {
-        return failed(format!("the result of {} has {bytes} bytes; at most {limit} are taken", tool.name));
+        return failed(format!("the result of {} has {bytes} bytes; the limit is {limit}", tool.name));
     }
     Ok(value)
 }
 
-/// Of blocks that are nothing but text.
+/// Returns the joined text of the blocks if all of them are text, and `None` otherwise.
 fn texts(content: &[ContentBlock]) -> Option<String> {
     let texts: Option<Vec<&str>> =
         content.iter().map(|block| block.as_text().map(|text| text.text.as_str())).collect();
     texts.filter(|texts| !texts.is_empty()).map(|texts| texts.join("\n"))
 }
 
-/// Words of the other side, as far as they are passed on, and without what a terminal would obey.
+/// Shortens a message of the server and replaces its control characters other than line breaks, which a terminal
+/// would interpret.
 pub(super) fn cut(message: &str) -> String {
     let plain = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
     message.chars().take(MAX_ERROR_CHARS).map(plain).collect()

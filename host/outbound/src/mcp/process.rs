@@ -1,5 +1,5 @@
-//! A server that is a process of ours: started with nothing of our environment, heard on three pipes, killed when it is
-//! not needed any more.
+//! A server that runs as a child process: it inherits nothing of the host's environment, communicates over three
+//! pipes, and is killed when it is no longer needed.
 
 use std::{collections::HashMap, path::Path, process::Stdio};
 use tokio::{
@@ -7,11 +7,11 @@ use tokio::{
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
 };
 
-/// Of what one process writes to standard error, this much is logged.
+/// Maximum number of bytes of one process's standard error that are logged.
 const MAX_LOG_BYTES: usize = 1 << 20;
 const CHUNK_BYTES: usize = 4 << 10;
 
-/// Dropping it kills the process.
+/// A running server process. Dropping it kills the process.
 pub(super) struct Process {
     _child: Child,
 }
@@ -32,21 +32,19 @@ impl Process {
         }
         let started = command.spawn();
         let mut child = started.map_err(|error| {
-            format!(
-                "{program:?} cannot be started: {error}; look at `command` under [mcp.{name}] in skep.toml"
-            )
+            format!("{program:?} cannot be started: {error}; check `command` under [mcp.{name}] in skep.toml")
         })?;
         let piped = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(input), Some(output), Some(errors)) = piped else {
-            return Err("the process has no pipes".to_owned());
+            return Err("the pipes of the process cannot be opened".to_owned());
         };
         tokio::spawn(log(name.to_owned(), errors));
         Ok((Process { _child: child }, output, input))
     }
 }
 
-/// Copies standard error to the log until the process ends. It is read on when the log has had enough, so that the process
-/// does not wait for us.
+/// Copies standard error to the log until the process terminates. Reading continues after the logging limit is
+/// reached, so that the process does not block on a full pipe.
 async fn log(server: String, mut errors: ChildStderr) {
     let (mut chunk, mut logged) = (vec![0; CHUNK_BYTES], 0);
     while let Ok(bytes @ 1..) = errors.read(&mut chunk).await {
@@ -60,7 +58,7 @@ async fn log(server: String, mut errors: ChildStderr) {
         if logged >= MAX_LOG_BYTES {
             tracing::warn!(
                 server,
-                "an MCP server wrote {MAX_LOG_BYTES} bytes to standard error; no more is logged"
+                "an MCP server wrote {MAX_LOG_BYTES} bytes to standard error; further output is not logged"
             );
         }
     }

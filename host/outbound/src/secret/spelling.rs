@@ -1,16 +1,17 @@
-//! Where a value stands in bytes, however it is spelled.
+//! Finds a value in bytes, in any encoding.
 //!
-//! Each character may be there as it is, percent-encoded, as an escape of JSON or as an entity of HTML, also mixed, as
-//! servers do it. The value may also be in base64, which spells it in three ways, by how many bytes stand before it.
+//! Each character may occur literally, percent-encoded, as a JSON escape or as an HTML entity, in any mixture, as
+//! servers produce it. The value may also occur in base64, which encodes it in three ways, depending on the number of
+//! bytes before it.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use std::ops::Range;
 
-/// Shorter ones would be found where they are not meant.
+/// Minimum length of a base64 pattern; shorter ones would match unrelated text.
 const MIN_BASE64_CHARACTERS: usize = 8;
-/// Of an entity, with leading zeros.
+/// Maximum number of digits of a numeric entity, including leading zeros.
 const MAX_ENTITY_DIGITS: usize = 8;
-/// Entities with names, of characters that are in ASCII.
+/// Named entities of ASCII characters.
 const ENTITIES: [(&str, char); 39] = [
     ("amp", '&'),
     ("AMP", '&'),
@@ -53,27 +54,27 @@ const ENTITIES: [(&str, char); 39] = [
     ("verbar", '|'),
 ];
 
-/// One way to spell a value.
+/// One encoding of a value: plain (with escapes) or base64 at one alignment.
 pub(super) struct Pattern {
     characters: Vec<Character>,
     base64: Option<Base64>,
 }
 
-/// A character of a pattern; base64 has two alphabets.
+/// A character of a pattern, in the standard and the URL-safe alphabet of base64.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Character {
     usual: char,
     url_safe: char,
 }
 
-/// Which of the neighbours have some bits of the value, and others that are not known.
+/// Whether the base64 characters next to a match contain some bits of the value besides unknown bits.
 struct Base64 {
     shares_before: bool,
     shares_after: bool,
 }
 
 impl Pattern {
-    /// All that a value may look like.
+    /// Returns the patterns of all encodings of `value`.
     pub(super) fn of(value: &str) -> Vec<Pattern> {
         let plain = value.chars().map(|usual| Character { usual, url_safe: usual }).collect();
         let mut patterns = vec![Pattern { characters: plain, base64: None }];
@@ -83,7 +84,7 @@ impl Pattern {
         patterns
     }
 
-    /// In base64, behind so many bytes of something else.
+    /// Returns the base64 pattern of the value when `before` bytes (modulo 3) of other data precede it.
     fn in_base64(value: &str, before: usize) -> Option<Pattern> {
         let encoded = STANDARD_NO_PAD.encode([&[0; 2][..before], value.as_bytes()].concat());
         let (known_from, bits) = ([0, 2, 3][before], (before + value.len()) * 8);
@@ -98,7 +99,7 @@ impl Pattern {
             .then(|| Pattern { characters: known.chars().map(character).collect(), base64: Some(base64) })
     }
 
-    /// The first place at or after `from`.
+    /// Returns the first match at or after `from`.
     pub(super) fn find(&self, bytes: &[u8], from: usize) -> Option<Range<usize>> {
         let first = self.characters.first()?;
         let may_begin = |byte: u8| {
@@ -113,8 +114,8 @@ impl Pattern {
         })
     }
 
-    /// Where the pattern ends if it begins here. A byte may be a character or begin an escape, so there may be several
-    /// ways on; the two lists are only memory to keep them in.
+    /// Returns the end of the match that starts at `begin`. A byte may be a character or start an escape, so several
+    /// ends are possible. The two lists are only reused buffers.
     fn ends_at(
         &self,
         bytes: &[u8],
@@ -141,7 +142,7 @@ impl Pattern {
         ends.iter().copied().max()
     }
 
-    /// With the characters of base64 around it that have bits of the value.
+    /// Extends a match by the neighboring base64 characters that contain bits of the value.
     fn with_neighbours(&self, bytes: &[u8], found: Range<usize>) -> Range<usize> {
         let Some(base64) = &self.base64 else { return found };
         let is_base64 = |at: usize| {
@@ -156,7 +157,7 @@ impl Pattern {
     }
 }
 
-/// Adds the ends of all spellings of `wanted` that begin here.
+/// Adds the ends of all encodings of `wanted` that start here.
 fn spelled(bytes: &[u8], at: usize, wanted: char, ends: &mut Vec<usize>) {
     let rest = bytes.get(at..).unwrap_or_default();
     let mut utf8 = [0; 4];
@@ -166,7 +167,7 @@ fn spelled(bytes: &[u8], at: usize, wanted: char, ends: &mut Vec<usize>) {
         Some(b'%') => percent_encoded(rest, utf8),
         Some(b'\\') => json_escape(rest, wanted),
         Some(b'&') => entity(rest, wanted),
-        // As forms have it.
+        // HTML forms encode a space as a plus sign.
         Some(b'+') if wanted == ' ' => Some(1),
         _ => None,
     };
@@ -177,7 +178,7 @@ fn spelled(bytes: &[u8], at: usize, wanted: char, ends: &mut Vec<usize>) {
     }
 }
 
-/// The length of `%` and two digits for each byte.
+/// Returns the length of `%` and two digits for each byte.
 fn percent_encoded(rest: &[u8], utf8: &[u8]) -> Option<usize> {
     let is_next = |(index, byte): (usize, &u8)| {
         rest.get(index * 3) == Some(&b'%')
@@ -205,11 +206,11 @@ fn json_escape(rest: &[u8], wanted: char) -> Option<usize> {
         other if other.is_ascii() => char::from(*other),
         _ => return None,
     };
-    // A backslash before a letter that is no escape is a backslash.
+    // A backslash before a letter that is not an escape is a literal backslash.
     (short == wanted && (!wanted.is_ascii_alphanumeric())).then_some(2)
 }
 
-/// The length of an entity; its semicolon may be missing, as browsers read it.
+/// Returns the length of an entity. Its semicolon may be missing, as in browsers.
 fn entity(rest: &[u8], wanted: char) -> Option<usize> {
     let (length, found) = match rest.get(1)? {
         b'#' => {
@@ -228,7 +229,7 @@ fn entity(rest: &[u8], wanted: char) -> Option<usize> {
     (found == wanted).then(|| length + usize::from(rest.get(length) == Some(&b';')))
 }
 
-/// Past the line breaks that mail has in base64, as they are or as JSON has them.
+/// Skips the line breaks that mail inserts into base64, either literal or as JSON escapes.
 fn skip_line_breaks(bytes: &[u8], mut at: usize) -> usize {
     loop {
         let rest = &bytes[at.min(bytes.len())..];
@@ -257,7 +258,7 @@ mod tests {
 
     const VALUE: &str = "s3cret/\"välue\" 🙂+?>";
 
-    /// What is left of a text when all that is found is taken out.
+    /// Returns the text without all matches.
     fn without(value: &str, text: &str) -> String {
         let mut bytes = text.as_bytes().to_vec();
         for pattern in Pattern::of(value) {
@@ -269,8 +270,8 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_found_in_every_spelling() {
-        let json = serde_json::to_string(VALUE).expect("a text");
+    fn a_value_is_found_in_every_encoding() {
+        let json = serde_json::to_string(VALUE).expect("a string serializes");
         let percent: String = VALUE.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let decimal: String = VALUE.chars().map(|c| format!("&#{};", u32::from(c))).collect();
         let hexadecimal: String = VALUE.chars().map(|c| format!("&#x{:04X};", u32::from(c))).collect();
@@ -309,7 +310,7 @@ mod tests {
                     {
                         let left = without(VALUE, encoded);
                         let left: String = left.chars().filter(char::is_ascii_alphanumeric).collect();
-                        // All that may be left is what stands beside the value.
+                        // Only data next to the value may be left.
                         let beside = (prefix.len() + suffix.len()) * 4 / 3 + 1;
                         assert!(left.len() <= beside, "{encoded}: {left}");
                     }
@@ -319,13 +320,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_found() {
+    fn similar_text_is_not_found() {
         for text in
             ["", "s3cret", "s3cret/\"valve\" 🙂+?>", "%", "&#", "&#x", "\\u", "\\", "&#99999999;", "%zz"]
         {
             assert_eq!(without(VALUE, text), text);
         }
-        // An escape of one and a character of the other.
+        // `%25` may be literal characters or an escape of `%`.
         assert_eq!(without("100%25abcdefgh", "100%25abcdefgh 100%2525abcdefgh"), " ");
     }
 }

@@ -1,14 +1,14 @@
-//! Which values are secrets: those that nobody could try out.
+//! Decides which values are strong enough to be secrets: those that cannot be guessed.
 //!
-//! A value is found in answers and taken out of them, so one that is short or common would be found where it is not meant,
-//! and whoever can watch that happen could guess it.
+//! Values are searched for in responses and redacted. A short or common value would match unrelated text, and an
+//! observer of the redactions could guess it.
 
-/// Shorter ones can be guessed.
+/// Minimum length of a secret; shorter ones can be guessed.
 const MIN_SECRET_BYTES: usize = 12;
 const MAX_SECRET_BYTES: usize = 4 << 10;
-/// By the estimate below; twelve random letters have 40.
+/// Minimum entropy by the estimate of [`bits`]; twelve random letters have 40.
 const MIN_BITS: f64 = 30.0;
-/// What people and manuals write where a secret should be.
+/// Words that people and manuals write in place of a secret.
 const COMMON: [&str; 16] = [
     "password",
     "passwort",
@@ -28,25 +28,26 @@ const COMMON: [&str; 16] = [
     "test",
 ];
 
-/// Whether a value may be a secret; the text says why not and what to do. It does not quote the value.
+/// Checks that a value is strong enough to be a secret. The error says why it is not and what to do, and does not
+/// quote the value.
 pub fn check_secret_value(value: &str) -> Result<(), String> {
     let bytes = value.len();
     if !(MIN_SECRET_BYTES..=MAX_SECRET_BYTES).contains(&bytes) {
         return Err(format!(
-            "its value has {bytes} bytes; it may have {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}, because a short one can be \
-             guessed; make a longer key or password"
+            "its value has {bytes} bytes; it must have {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}, because a short one can be \
+             guessed; use a longer key or password"
         ));
     }
     if bits(value) < MIN_BITS {
-        return Err("its value can be guessed: it repeats itself, counts up or is made of common words; make a random one, \
-                    as with `openssl rand -hex 16`"
+        return Err("its value can be guessed: it repeats itself, counts up or consists of common words; generate a random \
+                    one, for example with `openssl rand -hex 16`"
             .to_owned());
     }
     Ok(())
 }
 
-/// An estimate of what there is to guess, by Shannon's entropy of the characters. What repeats what came before, or counts
-/// on from it, adds nothing, and neither does a common word.
+/// Estimates the number of bits to guess, by the Shannon entropy of the characters. Repetitions and characters that
+/// count up or down from the previous one add nothing, and neither does a common word.
 fn bits(value: &str) -> f64 {
     let mut text = value.to_lowercase();
     for word in COMMON {
@@ -67,7 +68,7 @@ fn bits(value: &str) -> f64 {
     counts.into_values().map(f64::from).map(|count| count * (all / count).log2()).sum()
 }
 
-/// The length of the part of which the text is made by repeating it.
+/// Returns the length of the shortest prefix whose repetition makes up the text.
 fn period(characters: &[char]) -> usize {
     let is_period = |length: &usize| characters.iter().skip(*length).zip(characters).all(|(a, b)| a == b);
     (1..characters.len()).find(is_period).unwrap_or(characters.len())
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_that_services_give_out_are_taken() {
+    fn accepts_keys_that_services_issue() {
         for value in [
             "sk_live_4eC39HqLyjWDarjtT1zdp7dc",
             "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_guessable_values_are_refused_and_not_quoted() {
+    fn rejects_short_and_guessable_values_without_quoting_them() {
         for (value, said) in [
             ("", "0 bytes"),
             ("k3y-v4lue!x", "11 bytes"),

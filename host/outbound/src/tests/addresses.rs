@@ -1,4 +1,4 @@
-//! Names and addresses that lead inside.
+//! Requests whose names and addresses lead to private networks are denied.
 
 use super::*;
 use crate::Resolve;
@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-/// Answers with the first list, then the second and so on; the last one stays.
+/// A resolver that returns the first list, then the second and so on; it repeats the last one.
 #[derive(Clone)]
 struct Scripted {
     answers: Arc<Vec<Vec<IpAddr>>>,
@@ -47,7 +47,7 @@ impl Resolve for Scripted {
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
-async fn every_spelling_of_this_machine_is_denied() {
+async fn every_notation_of_a_local_address_is_denied() {
     let server = Server::answering(|_| OK).await;
     let client = Client::new(Options::default());
     let port = server.port();
@@ -81,7 +81,7 @@ async fn every_spelling_of_this_machine_is_denied() {
 }
 
 #[tokio::test]
-async fn the_metadata_of_a_cloud_is_denied_by_address_and_by_name() {
+async fn cloud_metadata_is_denied_by_address_and_by_name() {
     let scripted = Scripted::new(&[&["169.254.169.254"]]);
     let client = scripted.client(allowing(&["10.0.0.0/8"]));
     for url in [
@@ -95,8 +95,8 @@ async fn the_metadata_of_a_cloud_is_denied_by_address_and_by_name() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_rebound_is_connected_to_only_where_it_was_looked_at() {
-    // On a port that is free at both addresses.
+async fn dns_rebinding_cannot_bypass_the_address_check() {
+    // The port must be free at both addresses.
     let outside = loop {
         let outside = Server::answering(|_| OK).await;
         if std::net::TcpListener::bind(("127.0.0.2", outside.port())).is_ok() {
@@ -112,7 +112,7 @@ async fn a_name_that_is_rebound_is_connected_to_only_where_it_was_looked_at() {
     assert_eq!(
         (scripted.asked(), outside.connections()),
         (1, 1),
-        "one lookup, and a connection to what it gave"
+        "one lookup, and a connection to its result"
     );
     let error = client.send(get(&url), &everywhere(), &bounds()).await.expect_err("rebound");
     assert!(matches!(error, OutboundError::AddressDenied { .. }), "{error}");
@@ -120,7 +120,7 @@ async fn a_name_that_is_rebound_is_connected_to_only_where_it_was_looked_at() {
 }
 
 #[tokio::test]
-async fn a_name_with_one_address_inside_is_denied_as_a_whole() {
+async fn a_name_with_one_private_address_is_denied() {
     let outside = Server::answering(|_| OK).await;
     let scripted = Scripted::new(&[&["127.0.0.1", "10.0.0.1"]]);
     let client = scripted.client(allowing(&["127.0.0.1"]));
@@ -139,7 +139,10 @@ async fn an_address_that_is_allowed_for_one_port_is_denied_for_others() {
     for host in ["127.0.0.1", "name.example"] {
         let url = |server: &Server| format!("http://{host}:{}/", server.port());
         client.send(get(&url(&allowed)), &everywhere(), &bounds()).await.expect("its port is allowed");
-        let error = client.send(get(&url(&other)), &everywhere(), &bounds()).await.expect_err("its is not");
+        let error = client
+            .send(get(&url(&other)), &everywhere(), &bounds())
+            .await
+            .expect_err("its port is not allowed");
         assert_eq!(error.code(), "address_denied");
     }
     assert_eq!(other.connections(), 0);

@@ -1,4 +1,4 @@
-//! Servers that send too much, too slowly, or not what they say.
+//! Servers that send too much, respond too slowly, or violate HTTP.
 
 use super::*;
 use server::Then;
@@ -14,14 +14,14 @@ async fn answered(head: &'static str, then: Then, deadline: Duration) -> Result<
 const LONG: Duration = Duration::from_secs(20);
 
 #[tokio::test]
-async fn a_response_that_is_announced_to_be_huge_is_not_read() {
+async fn a_response_announced_over_the_limit_is_not_read() {
     let head = "HTTP/1.1 200 OK\r\ncontent-length: 100001\r\n\r\n";
     let error = answered(head, Then::Drip, LONG).await.expect_err("too large");
     assert_eq!(error, OutboundError::ResponseTooLarge { limit: LIMIT });
 }
 
 #[tokio::test]
-async fn a_response_without_end_is_read_to_its_limit() {
+async fn an_endless_response_is_read_up_to_the_limit() {
     for head in ["HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n", "HTTP/1.0 200 OK\r\n\r\n"] {
         let error = answered(head, Then::Pour, LONG).await.expect_err("too large");
         assert_eq!(error, OutboundError::ResponseTooLarge { limit: LIMIT });
@@ -29,7 +29,7 @@ async fn a_response_without_end_is_read_to_its_limit() {
 }
 
 #[tokio::test]
-async fn headers_without_end_are_given_up() {
+async fn endless_headers_are_an_error() {
     let error = answered("HTTP/1.1 200 OK\r\nx-a: ", Then::Pour, LONG).await.expect_err("no end");
     assert!(matches!(error, OutboundError::Exchange { .. }), "{error}");
     let head: &'static str =
@@ -39,7 +39,7 @@ async fn headers_without_end_are_given_up() {
 }
 
 #[tokio::test]
-async fn a_response_that_drips_ends_with_the_deadline() {
+async fn a_slow_response_fails_at_the_deadline() {
     for head in ["HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n", "HTTP/1.1 200 OK\r\nx-a: "] {
         let error = answered(head, Then::Drip, Duration::from_millis(100)).await.expect_err("too slow");
         assert_eq!(error, OutboundError::DeadlineExceeded);
@@ -47,18 +47,18 @@ async fn a_response_that_drips_ends_with_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_deadline_that_has_passed_connects_to_nobody() {
+async fn a_passed_deadline_sends_no_request() {
     let server = Server::answering(|_| "").await;
     let bounds = Bounds { deadline: Instant::now() - Duration::from_secs(1), ..bounds() };
-    // The first poll may still open the connection; what must not happen is that it is waited for.
+    // The first poll may still open the connection, but the client must not wait for it.
     let error = client().send(get(&server.url("/")), &everywhere(), &bounds).await.expect_err("too late");
     assert_eq!(error, OutboundError::DeadlineExceeded);
     assert!(server.requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_compressed_response_is_handed_on_as_it_came() {
-    // 29 bytes of gzip that are a thousand zeros.
+async fn a_compressed_response_is_returned_unchanged() {
+    // These 29 bytes of gzip decompress to a thousand zeros.
     const GZIP: [u8; 29] = [
         31, 139, 8, 0, 0, 0, 0, 0, 2, 3, 99, 96, 24, 5, 163, 96, 20, 12, 119, 0, 0, 128, 23, 11, 6, 232, 3,
         0, 0,
@@ -70,7 +70,10 @@ async fn a_compressed_response_is_handed_on_as_it_came() {
     .await;
     let response = fetch(&server.url("/")).await.expect("small");
     assert_eq!(response.body, GZIP);
-    assert!(!server.requests()[0].to_lowercase().contains("accept-encoding"), "nobody asked for compression");
+    assert!(
+        !server.requests()[0].to_lowercase().contains("accept-encoding"),
+        "compression was not requested"
+    );
 }
 
 #[tokio::test]
@@ -85,11 +88,11 @@ async fn a_request_over_its_limit_is_not_sent() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_up_or_speaks_something_else_is_an_error() {
+async fn early_closes_and_other_protocols_are_errors() {
     for answer in ["", "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nshort", "SSH-2.0-OpenSSH_9.6\r\n"] {
         let error = answered(answer, Then::Close, LONG).await.expect_err(answer);
         assert!(matches!(error, OutboundError::Exchange { .. }), "{error}");
     }
-    let error = fetch("http://127.0.0.1:1/").await.expect_err("nobody listens there");
+    let error = fetch("http://127.0.0.1:1/").await.expect_err("nothing listens on this port");
     assert!(matches!(error, OutboundError::Connect { .. }), "{error}");
 }

@@ -1,4 +1,4 @@
-//! A real process that behaves well and badly.
+//! The MCP client against a real process that behaves well and badly.
 
 use crate::{
     McpBounds, McpOptions, McpServer, McpTransport, ServedTool, ToolHints, ToolServer, ToolServerError,
@@ -6,7 +6,7 @@ use crate::{
 use serde_json::{Value, json};
 use std::{path::Path, sync::Arc, time::Duration};
 
-/// The fixture, behaving so.
+/// Options that start the fixture in the mode `how`.
 fn options(how: &str) -> McpOptions {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/mcp/server.py");
     let transport = McpTransport::Process {
@@ -54,30 +54,30 @@ async fn tools_are_listed_and_called() {
     let tools = server.tools().await.expect("it lists them");
     let ServedTool { output_schema, hints, .. } = &tools[0];
     assert_eq!(
-        (tools[0].name.as_str(), &output_schema.as_ref().expect("it has one")["required"]),
+        (tools[0].name.as_str(), &output_schema.as_ref().expect("it has a schema")["required"]),
         ("add", &json!(["sum"]))
     );
     assert_eq!(*hints, ToolHints { read_only: true, ..ToolHints::default() });
     assert_eq!(tools[1].hints, ToolHints { destructive: true, open_world: true, ..ToolHints::default() });
     assert_eq!(server.call("add", json!({"a": 2, "b": 3})).await, Ok(json!({"sum": 5})));
-    // Nothing of the environment of this process.
+    // The server inherits nothing from this process's environment.
     assert_eq!(call(&server, "environment").await, Ok(json!("GREETING")));
-    let picture = call(&server, "picture").await.expect("blocks");
+    let picture = call(&server, "picture").await.expect("a result of content blocks");
     assert_eq!((&picture[0]["type"], &picture[0]["mimeType"]), (&json!("image"), &json!("image/png")));
 }
 
 #[tokio::test]
-async fn what_a_tool_says_of_its_failure_is_passed_on() {
+async fn the_error_message_of_a_tool_is_passed_on() {
     let server = server("good");
     assert_eq!(failed(&server, "refuse").await, "not today");
-    assert!(failed(&server, "unstructured").await.contains("gave none"));
+    assert!(failed(&server, "unstructured").await.contains("returned none"));
     assert!(unavailable(&server, "nothing").await.contains("offers no tool"));
     let huge = failed(&server, "huge").await;
-    assert!(huge.contains("has 1000002 bytes; at most 786432 are taken"), "{huge}");
+    assert!(huge.contains("has 1000002 bytes; the limit is 786432"), "{huge}");
 }
 
 #[tokio::test]
-async fn a_server_that_dies_fails_the_calls_in_flight_and_is_started_again() {
+async fn a_crash_fails_the_calls_in_flight_and_restarts_the_server() {
     let server = Arc::new(server("good"));
     names(&server).await;
     let waiting = tokio::spawn({
@@ -85,13 +85,13 @@ async fn a_server_that_dies_fails_the_calls_in_flight_and_is_started_again() {
         async move { call(&server, "hang").await }
     });
     let died = unavailable(&server, "die").await;
-    assert!(died.contains("was cut off"), "{died}");
+    assert!(died.contains("was interrupted"), "{died}");
     assert!(matches!(waiting.await.expect("no panic"), Err(ToolServerError::Unavailable(_)) | Ok(_)));
     assert_eq!(server.call("add", json!({"a": 1, "b": 1})).await, Ok(json!({"sum": 2})));
 }
 
 #[tokio::test]
-async fn a_tool_that_does_not_answer_is_cancelled_in_time() {
+async fn a_tool_that_does_not_answer_times_out_and_is_cancelled() {
     let server = bounded("good", McpBounds { call: Duration::from_millis(300), ..McpBounds::default() });
     for tool in ["hang", "flood"] {
         let message = unavailable(&server, tool).await;
@@ -107,25 +107,25 @@ async fn a_tool_that_does_not_answer_is_cancelled_in_time() {
         let server = patient.clone();
         async move { call(&server, "hang").await }
     });
-    // Its answer shows that the call before it has been read.
+    // The answer shows that the server has read the previous call.
     call(&patient, "environment").await.expect("it answers");
     hanging.abort();
     while call(&patient, "cancelled").await == Ok(json!("[]")) {}
 }
 
 #[tokio::test]
-async fn a_list_that_grows_is_read_again() {
+async fn a_changed_tool_list_is_read_again() {
     let server = server("good");
     assert!(!names(&server).await.contains(&"new".to_owned()));
     call(&server, "grow").await.expect("it grows");
     while !names(&server).await.contains(&"new".to_owned()) {
-        // The word of it is on its way; each question and answer takes turns with it.
+        // The notification is still on its way; a round trip gives it time to arrive.
         call(&server, "environment").await.expect("it answers");
     }
 }
 
 #[tokio::test]
-async fn only_so_many_tools_are_taken_and_only_those_that_can_be_used() {
+async fn the_tool_list_is_bounded_filtered_and_validated() {
     assert_eq!(names(&bounded("many", McpBounds { tools: 150, ..McpBounds::default() })).await.len(), 150);
     assert_eq!(names(&server("odd")).await, ["fine", "last"]);
     let wanted = McpOptions { tools: Some(vec!["tool-4999".into()]), ..options("many") };
@@ -135,7 +135,7 @@ async fn only_so_many_tools_are_taken_and_only_those_that_can_be_used() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_start_is_not_tried_at_once_again() {
+async fn a_server_that_fails_to_start_is_retried_after_a_delay() {
     let mut options = options("good");
     options.transport = McpTransport::Process {
         program: "/nowhere/at-all".to_owned(),
@@ -146,14 +146,14 @@ async fn a_server_that_does_not_start_is_not_tried_at_once_again() {
     let server = McpServer::new("files", options);
     let first = unavailable(&server, "add").await;
     assert!(first.contains("cannot be started") && first.contains("[mcp.files]"), "{first}");
-    assert!(unavailable(&server, "add").await.contains("it is tried again in"));
+    assert!(unavailable(&server, "add").await.contains("the next attempt is in"));
 
     let silent = bounded("silent", McpBounds { connect: Duration::from_millis(200), ..McpBounds::default() });
-    assert!(unavailable(&silent, "add").await.contains("did not introduce itself"));
+    assert!(unavailable(&silent, "add").await.contains("did not complete the handshake"));
 }
 
 #[tokio::test]
-async fn noise_is_read_and_nonsense_ends_nothing() {
+async fn invalid_output_does_not_break_the_connection() {
     let noisy = server("noisy");
     assert_eq!(noisy.call("add", json!({"a": 1, "b": 2})).await, Ok(json!({"sum": 3})));
     let server = bounded("good", McpBounds { call: Duration::from_millis(500), ..McpBounds::default() });

@@ -1,4 +1,4 @@
-//! The client against real servers on this machine, and against those who would use it.
+//! Tests of the client against real servers on this machine.
 
 mod addresses;
 mod bounds;
@@ -24,7 +24,7 @@ fn everywhere() -> Policy {
     Policy::default().and(origins(&["*"]), "the test")
 }
 
-/// A client that may connect to this machine.
+/// Returns a client that may connect to this machine.
 fn client() -> Client {
     Client::new(Options { addresses: allowing(&["127.0.0.0/8"]), ..Options::default() })
 }
@@ -42,7 +42,7 @@ async fn fetch(url: &str) -> Result<Response, OutboundError> {
 }
 
 #[tokio::test]
-async fn a_request_arrives_as_it_was_asked_for_and_its_answer_comes_back() {
+async fn sends_a_request_and_returns_its_response() {
     let server = Server::answering(|_| "HTTP/1.1 201 Created\r\nx-a: 1\r\ncontent-length: 2\r\n\r\nok").await;
     let request = Request::new("POST", &server.url("/v1/things?x=%20"))
         .and_then(|request| request.header("X-Key", "k"))
@@ -58,7 +58,7 @@ async fn a_request_arrives_as_it_was_asked_for_and_its_answer_comes_back() {
 }
 
 #[tokio::test]
-async fn what_is_not_granted_is_not_connected_to() {
+async fn an_origin_that_is_not_granted_is_not_connected_to() {
     let server = Server::answering(|_| "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let policy =
         Policy::default().and(origins(&["https://api.example.com"]), "hosts under [grants] in agent.toml");
@@ -69,7 +69,7 @@ async fn what_is_not_granted_is_not_connected_to() {
 }
 
 #[tokio::test]
-async fn nothing_is_kept_between_requests_that_one_could_tell_the_other() {
+async fn cookies_are_not_kept_between_requests() {
     let server =
         Server::answering(|_| "HTTP/1.1 200 OK\r\nset-cookie: who=me\r\ncontent-length: 0\r\n\r\n").await;
     let client = client();

@@ -1,4 +1,4 @@
-//! Redirects: each hop is looked at as if it had been asked for.
+//! Redirects: each hop is checked like a direct request.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn redirect(status: u16, location: &str) -> String {
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
-async fn a_redirect_to_what_is_not_granted_is_not_followed() {
+async fn a_redirect_to_an_origin_that_is_not_granted_is_not_followed() {
     let forbidden = Server::answering(|_| OK).await;
     let target = forbidden.url("/secret");
     let server = Server::answering(move |_| redirect(302, &target)).await;
@@ -22,7 +22,7 @@ async fn a_redirect_to_what_is_not_granted_is_not_followed() {
 }
 
 #[tokio::test]
-async fn a_redirect_to_what_lies_inside_is_not_followed() {
+async fn a_redirect_to_a_private_address_is_not_followed() {
     let inside = Server::answering(|_| OK).await;
     let client_of_one = |port: u16| {
         Client::new(Options { addresses: allowing(&[&format!("127.0.0.1:{port}")]), ..Options::default() })
@@ -43,7 +43,7 @@ async fn a_redirect_to_what_lies_inside_is_not_followed() {
 }
 
 #[tokio::test]
-async fn redirects_end() {
+async fn the_number_of_redirects_is_limited() {
     let server = Server::answering(|_| redirect(302, "/again")).await;
     let send = async |redirects: usize| {
         client().send(get(&server.url("/")), &everywhere(), &Bounds { redirects, ..bounds() }).await
@@ -54,7 +54,7 @@ async fn redirects_end() {
 }
 
 #[tokio::test]
-async fn credentials_follow_within_an_origin_and_not_to_another() {
+async fn credentials_follow_a_redirect_only_within_the_origin() {
     let other = Server::answering(|_| OK).await;
     let target = other.url("/there");
     let server = Server::answering(move |request| match request.starts_with("GET /a ") {

@@ -1,4 +1,4 @@
-//! Servers and requests that would carry a secret where it is not meant to go.
+//! Servers and requests that try to send a secret to the wrong place.
 
 use super::*;
 use crate::{Secret, Secrets};
@@ -6,7 +6,7 @@ use crate::{Secret, Secrets};
 const PLACEHOLDER: &str = "secret.KEY.0123456789abcdef";
 const VALUE: &str = "s3cret/value";
 
-/// Everything is granted, and the secret is for one server.
+/// Returns a policy that grants everything and a secret that is allowed only for `server`.
 fn policy(server: &Server) -> Policy {
     let allowed = Policy::default().and(origins(&[&server.url("")]), "hosts of KEY");
     let secret =
@@ -27,7 +27,7 @@ fn redirect(status: u16, location: &str) -> String {
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
-async fn the_server_sees_the_value_and_whoever_asked_never_does() {
+async fn the_server_sees_the_value_and_the_caller_only_the_placeholder() {
     let server = Server::answering(|request| {
         let seen =
             request.lines().find_map(|line| line.strip_prefix("x-key: ")).unwrap_or_default().to_owned();
@@ -42,7 +42,7 @@ async fn the_server_sees_the_value_and_whoever_asked_never_does() {
 }
 
 #[tokio::test]
-async fn another_server_is_not_asked_at_all() {
+async fn no_request_with_the_secret_is_sent_to_another_server() {
     let (server, other) = (Server::answering(|_| OK).await, Server::answering(|_| OK).await);
     let body = get(&other.url("/")).body(PLACEHOLDER.into());
     for request in [with_key(&other.url("/")), get(&other.url(&format!("/?k={PLACEHOLDER}"))), body] {
@@ -56,7 +56,7 @@ async fn another_server_is_not_asked_at_all() {
 }
 
 #[tokio::test]
-async fn a_redirect_takes_no_secret_along() {
+async fn a_redirect_to_another_origin_drops_headers_with_a_secret() {
     let other = Server::answering(|_| OK).await;
     let target = other.url("/there");
     let server = Server::answering(move |_| redirect(302, &target)).await;
@@ -68,7 +68,7 @@ async fn a_redirect_takes_no_secret_along() {
 #[tokio::test]
 async fn a_redirect_that_would_repeat_a_secret_elsewhere_is_refused() {
     let other = Server::answering(|_| OK).await;
-    // The body again, and a server that writes what it was told into the address.
+    // One redirect repeats the body; the others write the value that the server received into the URL.
     for (status, path) in [(307, "/"), (302, "/?leak=s3cret/value"), (302, "/?leak=s3cret%2Fvalue")] {
         let target = other.url(path);
         let server = Server::answering(move |_| redirect(status, &target)).await;

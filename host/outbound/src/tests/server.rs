@@ -1,4 +1,4 @@
-//! An HTTP server that answers every request with the bytes that a test wants, and remembers what it saw.
+//! An HTTP server that answers every request with bytes chosen by the test and records the requests.
 
 use std::{
     net::SocketAddr,
@@ -26,13 +26,13 @@ struct Seen {
     requests: Mutex<Vec<String>>,
 }
 
-/// What a server does after the bytes of its answer.
+/// The behavior of a server after it has sent its answer.
 #[derive(Clone, Copy)]
 pub(super) enum Then {
     Close,
-    /// A byte now and then, for ever.
+    /// Sends a byte every few milliseconds, forever.
     Drip,
-    /// As many bytes as are taken.
+    /// Sends bytes as fast as the client reads them.
     Pour,
 }
 
@@ -75,9 +75,9 @@ impl Server {
         self.seen.connections.load(Ordering::Relaxed)
     }
 
-    /// Each with its head and its body.
+    /// Returns the requests so far, each with its head and body.
     pub(super) fn requests(&self) -> Vec<String> {
-        self.seen.requests.lock().expect("no test panics with it").clone()
+        self.seen.requests.lock().expect("no test panics while it holds the lock").clone()
     }
 }
 
@@ -87,7 +87,7 @@ impl Drop for Server {
     }
 }
 
-/// One request a connection.
+/// Serves one request on a connection.
 async fn serve(mut stream: TcpStream, seen: Arc<Seen>, answer: impl Fn(&str) -> Vec<u8>, then: Then) {
     let mut bytes = Vec::new();
     while !is_whole(&bytes) {
@@ -97,8 +97,8 @@ async fn serve(mut stream: TcpStream, seen: Arc<Seen>, answer: impl Fn(&str) -> 
     }
     let request = String::from_utf8_lossy(&bytes).into_owned();
     let answer = answer(&request);
-    seen.requests.lock().expect("no test panics with it").push(request);
-    // The client may have gone away; that is what some tests are about.
+    seen.requests.lock().expect("no test panics while it holds the lock").push(request);
+    // The client may have disconnected, which some tests provoke.
     let _ = stream.write_all(&answer).await;
     match then {
         Then::Close => {}

@@ -1,44 +1,46 @@
-//! What a key allows.
+//! API keys and their roles.
 
 use super::Tenant;
 use crate::{AgentName, RuntimeError};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
-/// What a key may do.
+/// The role of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Read the figures of the host, which are about all tenants, and nothing else. Only keys of `local` have it.
+    /// Read the host's metrics, which cover all tenants, and nothing else. Only keys of `local`
+    /// have this role.
     Metrics,
-    /// Look: lists, sessions, turns, logs.
+    /// Read lists, sessions, turns and logs.
     Read,
     /// Send messages and generate.
     Invoke,
-    /// Everything, of all tenants: the operator's role, so only keys of `local` have it.
+    /// Do everything, for all tenants. This is the operator's role, so only keys of `local` have
+    /// it.
     Admin,
 }
 
-/// A key, without the key itself.
+/// The properties of a key, without the secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiKey {
     pub id: String,
     pub tenant: Tenant,
     pub role: Role,
-    /// The agents that it may talk to; `None` is all of them, and the models.
+    /// The agents that the key may use. `None` means all agents, and the models.
     pub agents: Option<Vec<AgentName>>,
-    /// For people.
+    /// A label for people.
     pub name: String,
     pub created_at_ms: u64,
     pub expires_at_ms: Option<u64>,
     pub revoked_at_ms: Option<u64>,
-    /// In days since 1970.
+    /// Day of the last use, in days since 1970.
     pub last_used_day: Option<u32>,
-    /// That it may send, within what its tenant may.
+    /// Maximum number of requests per minute, within the tenant's own limit.
     pub requests_per_minute: Option<NonZeroU32>,
 }
 
-/// A key to be made.
+/// A key to be created.
 #[derive(Clone, Debug)]
 pub struct NewApiKey {
     pub tenant: Tenant,
@@ -53,8 +55,8 @@ const MAX_NAME_BYTES: usize = 128;
 const MAX_AGENTS: usize = 64;
 
 impl Role {
-    /// Whether a key of this role may do what needs the other one. Each of `read`, `invoke` and `admin` may do what those
-    /// before it may; figures are for `metrics` and `admin`.
+    /// Returns whether a key of this role may do what requires the role `needed`. Each of `read`,
+    /// `invoke` and `admin` includes the ones before it; metrics are for `metrics` and `admin`.
     pub fn may(self, needed: Role) -> bool {
         match needed {
             Role::Metrics => matches!(self, Role::Metrics | Role::Admin),
@@ -98,23 +100,23 @@ impl FromStr for Role {
 }
 
 impl NewApiKey {
-    /// Whether there can be such a key.
+    /// Checks whether the combination of settings is valid.
     pub fn check(&self) -> Result<(), RuntimeError> {
         let invalid = |message: &str| Err(RuntimeError::InvalidKey { message: message.to_owned() });
         if self.name.len() > MAX_NAME_BYTES || self.name.chars().any(char::is_control) {
-            return invalid("the name of a key has at most 128 bytes and no control characters");
+            return invalid("the name of a key must have at most 128 bytes and no control characters");
         }
         if self.role == Role::Admin && !self.tenant.is_local() {
             let message = format!(
-                "admin is the operator's role: it reaches what is of all tenants, so only keys of `local` have it; choose \
-                 invoke or read for {}, or leave out the tenant",
+                "admin is the operator's role: it has access to all tenants, so only keys of `local` can have it; choose \
+                 invoke or read for {}, or omit the tenant",
                 self.tenant
             );
             return invalid(&message);
         }
         if self.role == Role::Metrics && !self.tenant.is_local() {
             let message = format!(
-                "the figures of a host are about all tenants, so only keys of `local` have the role metrics; leave out the \
+                "the metrics of a host cover all tenants, so only keys of `local` can have the role metrics; omit the \
                  tenant {}",
                 self.tenant
             );
@@ -122,16 +124,16 @@ impl NewApiKey {
         }
         match &self.agents {
             Some(agents) if self.role == Role::Metrics && !agents.is_empty() => {
-                invalid("a key for metrics reaches no agent; leave out the agents, or choose invoke or read")
+                invalid("a metrics key has no access to agents; omit the agents, or choose invoke or read")
             }
             Some(agents) if self.role == Role::Admin && !agents.is_empty() => {
-                invalid("an admin key is for all agents; leave out the agents, or choose invoke or read")
+                invalid("an admin key applies to all agents; omit the agents, or choose invoke or read")
             }
             Some(agents) if agents.is_empty() || agents.len() > MAX_AGENTS => {
-                invalid("a key is for 1 to 64 agents, or for all of them if none is named")
+                invalid("a key must name 1 to 64 agents, or none to apply to all of them")
             }
             _ if self.expires_in.is_some_and(|time| time.is_zero()) => {
-                invalid("a key must be valid for some time; leave out when it expires if it never does")
+                invalid("a key must be valid for some time; omit the expiry if it never expires")
             }
             _ => Ok(()),
         }
@@ -143,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_role_may_do_what_those_before_it_may_and_figures_are_apart() {
+    fn each_role_includes_the_ones_before_it_and_metrics_are_separate() {
         use Role::{Admin, Invoke, Metrics, Read};
         for (role, may) in [
             (Metrics, vec![Metrics]),
@@ -153,14 +155,18 @@ mod tests {
         ] {
             assert_eq!(role.as_str().parse::<Role>().expect("its own name"), role);
             for needed in [Metrics, Read, Invoke, Admin] {
-                assert_eq!(role.may(needed), may.contains(&needed), "{role} for what needs {needed}");
+                assert_eq!(
+                    role.may(needed),
+                    may.contains(&needed),
+                    "{role} for an action that requires {needed}"
+                );
             }
         }
         "owner".parse::<Role>().expect_err("no such role");
     }
 
     #[test]
-    fn an_admin_key_of_a_tenant_would_be_the_whole_platform() {
+    fn admin_and_metrics_keys_are_only_for_the_local_tenant() {
         let key = |tenant: &str, role| NewApiKey {
             tenant: Tenant::new(tenant).expect("a name"),
             role,
@@ -171,14 +177,14 @@ mod tests {
         };
         let error = key("acme", Role::Admin).check().expect_err("the operator's").to_string();
         assert!(error.contains("choose invoke or read for acme"), "{error}");
-        key("acme", Role::Metrics).check().expect_err("figures are about all tenants");
+        key("acme", Role::Metrics).check().expect_err("metrics cover all tenants");
         key("local", Role::Metrics).check().expect("the operator's");
         key("acme", Role::Invoke).check().expect("a tenant's own");
         key("local", Role::Admin).check().expect("the operator's");
     }
 
     #[test]
-    fn an_admin_key_for_one_agent_would_be_a_promise_that_nothing_keeps() {
+    fn an_admin_key_cannot_be_restricted_to_agents() {
         let key = |role, agents: &[&str]| NewApiKey {
             tenant: Tenant::local(),
             role,

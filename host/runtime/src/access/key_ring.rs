@@ -1,7 +1,7 @@
-//! The keys of a host: made, listed, revoked, and told from strings that are none.
+//! Creates, lists, revokes and authenticates the API keys of a host.
 //!
-//! A key is 256 random bits, so its SHA-256 is stored without salt. A request is answered from the keys in memory, see
-//! [`KnownKeys`]; that a key was used is written behind its back.
+//! A key consists of 256 random bits, so its SHA-256 is stored without salt. Requests are checked
+//! against the keys in memory, see [`KnownKeys`]; the use of a key is recorded in the background.
 
 use super::{
     ApiKey, NewApiKey, Tenant,
@@ -12,12 +12,12 @@ use sha2::{Digest, Sha256};
 use skep_store::{ApiKeyRow, Store};
 use std::{num::NonZeroU32, sync::Arc};
 
-/// What every key begins with, so that scanners for leaked secrets find it.
+/// Prefix of every key, so that scanners for leaked secrets find it.
 const PREFIX: &str = "skep_";
 const KEY_BYTES: usize = 32;
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
-/// A handle; clones are the same ring.
+/// A handle. Clones refer to the same key ring.
 #[derive(Clone)]
 pub struct KeyRing {
     store: Store,
@@ -29,17 +29,17 @@ impl KeyRing {
         KeyRing { known: KnownKeys::new(store.clone()), store }
     }
 
-    /// Whether there are keys of several tenants.
+    /// Returns the flag that tells whether there are keys of several tenants.
     pub(crate) fn tenancy(&self) -> Tenancy {
         self.known.tenancy()
     }
 
-    /// Reads the keys before anyone presents one.
+    /// Loads the keys before anyone presents one.
     pub(crate) async fn load(&self) {
         self.known.look_again().await;
     }
 
-    /// Makes a key. The second value is the key itself, which is nowhere else.
+    /// Creates a key. The second value is the key itself, which is stored nowhere else.
     pub async fn create(&self, new: NewApiKey) -> Result<(ApiKey, String), RuntimeError> {
         new.check()?;
         let secret = format!("{PREFIX}{}", hex(&rand::random::<[u8; KEY_BYTES]>()));
@@ -64,23 +64,24 @@ impl KeyRing {
             key = key.id,
             tenant = key.tenant.as_str(),
             role = key.role.as_str(),
-            "an API key was made"
+            "an API key was created"
         );
         Ok((key, secret))
     }
 
-    /// All keys, the oldest first.
+    /// Returns all keys, oldest first.
     pub async fn list(&self) -> Result<Vec<ApiKey>, RuntimeError> {
         let readable = |row: ApiKeyRow| {
             let id = row.id.clone();
             let unreadable =
-                |error| tracing::error!(key = id, "an API key is unreadable and refused: {error}");
+                |error| tracing::error!(key = id, "an API key cannot be read and is refused: {error}");
             api_key(row).map_err(unreadable).ok()
         };
         Ok(self.store.api_keys().await?.into_iter().filter_map(readable).collect())
     }
 
-    /// A revoked key stays listed. This host refuses it from now on, one that runs on the same folder within a second.
+    /// Revokes a key, which stays listed. This host refuses it from now on; another host on the
+    /// same folder refuses it within a second.
     pub async fn revoke(&self, id: &str) -> Result<ApiKey, RuntimeError> {
         let row = self.store.revoke_api_key(id, now_ms()).await?;
         let row = row.ok_or_else(|| RuntimeError::KeyNotFound { id: id.chars().take(80).collect() })?;
@@ -89,7 +90,7 @@ impl KeyRing {
         api_key(row)
     }
 
-    /// The key that this string is.
+    /// Returns the key that matches the presented string.
     pub async fn authenticate(&self, presented: &str) -> Result<Arc<ApiKey>, RuntimeError> {
         if presented.len() != PREFIX.len() + 2 * KEY_BYTES || !presented.starts_with(PREFIX) {
             return Err(refused("it is not a key of this host"));
@@ -107,7 +108,8 @@ impl KeyRing {
         Ok(found.key.clone())
     }
 
-    /// Writes down the first use of a day. The request does not wait for it: the writer may be busy for seconds.
+    /// Records the first use of a key per day. The request does not wait for the write, because the
+    /// writer may be busy for seconds.
     fn note_use(&self, used: &Arc<KnownKey>, today: u32) {
         if !used.is_first_use(today) {
             return;
@@ -115,7 +117,7 @@ impl KeyRing {
         let (store, used) = (self.store.clone(), used.clone());
         tokio::spawn(async move {
             if let Err(error) = store.use_api_key(&used.key.id, today).await {
-                tracing::warn!(key = used.key.id, "it was not written down that a key was used: {error}");
+                tracing::warn!(key = used.key.id, "cannot record the use of an API key: {error}");
                 used.forget_use();
             }
         });
@@ -193,11 +195,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_is_known_by_itself_alone_and_is_not_stored() {
+    async fn only_the_exact_key_authenticates_and_it_is_not_stored() {
         let ring = ring().await;
         let (made, secret) = ring.create(new(None)).await.expect("made");
         assert_eq!((secret.len(), &secret[..5]), (69, "skep_"));
-        let found = ring.authenticate(&secret).await.expect("its own key");
+        let found = ring.authenticate(&secret).await.expect("the created key");
         assert_eq!(*found, made);
         let rows = ring.store.api_keys().await.expect("reads");
         assert_eq!(rows[0].digest, digest(&secret));
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_that_was_revoked_or_has_expired_is_refused_with_the_reason() {
+    async fn revoked_and_expired_keys_are_refused_with_the_reason() {
         let ring = ring().await;
         let (key, secret) = ring.create(new(None)).await.expect("made");
         ring.authenticate(&secret).await.expect("valid");
@@ -220,14 +222,14 @@ mod tests {
         assert!(error.contains("revoked"), "{error}");
         assert_eq!(ring.revoke("key-none").await.expect_err("not there").code(), "key_not_found");
 
-        // Shorter than what a clock of milliseconds shows.
+        // Shorter than the resolution of a millisecond clock.
         let (_, secret) = ring.create(new(Some(Duration::from_nanos(1)))).await.expect("made");
         let error = ring.authenticate(&secret).await.expect_err("expired").to_string();
         assert!(error.contains("expired"), "{error}");
     }
 
     #[tokio::test]
-    async fn the_day_of_its_use_is_written_down_once() {
+    async fn the_use_of_a_key_is_recorded_once_a_day() {
         let ring = ring().await;
         let (_, secret) = ring.create(new(None)).await.expect("made");
         ring.authenticate(&secret).await.expect("valid");
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_that_another_process_made_or_revoked_is_known_within_a_second() {
+    async fn changes_by_another_process_take_effect_within_a_second() {
         let dir = tempfile::tempdir().expect("a folder");
         let open = async || {
             let path = dir.path().join("skep.db");
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn thousands_of_bogus_keys_a_second_neither_delay_a_valid_one_nor_are_remembered() {
+    async fn bogus_keys_neither_delay_valid_ones_nor_are_cached() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("skep.db");
         let ring = KeyRing::new(Store::open(&path, Durability::Process).await.expect("a database"));
@@ -263,7 +265,7 @@ mod tests {
             let ring = ring.clone();
             async move {
                 let mut refused = Vec::new();
-                // For longer than a key is believed without a look.
+                // Runs for longer than a key is trusted without a refresh.
                 for round in 0..40 {
                     for number in 0..500 {
                         let ring = ring.clone();
@@ -285,13 +287,13 @@ mod tests {
             slowest = slowest.max(asked.elapsed());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        attack.await.expect("each was refused");
+        attack.await.expect("every bogus key was refused");
         println!("slowest answer to the valid key: {slowest:?}");
         assert!(slowest < Duration::from_millis(250), "{slowest:?}");
         assert_eq!(ring.known.len(), 1);
     }
 
-    /// Well formed, and nobody's.
+    /// Returns a well-formed key that does not exist.
     fn bogus(number: usize) -> String {
         format!("{PREFIX}{number:064x}")
     }

@@ -1,9 +1,10 @@
 //! The API keys of a host, in memory.
 //!
-//! Every key of the table is here and nothing else, so memory is bounded by the table, and a string that is no key costs
-//! a look into a map. A look at the table reads one number and, when that has changed, all keys. At most one look runs,
-//! and everyone who needs it shares it. Valid keys ask for one every [`BELIEVED`], unknown strings sooner, so that a new
-//! key works at once, and yet at most twenty times a second, however many come.
+//! The cache holds exactly the keys of the table, so its memory is bounded by the table, and an
+//! unknown string costs one map lookup. A refresh reads one counter and, if that has changed, all
+//! keys. At most one refresh runs at a time, and all callers that need it share it. Valid keys
+//! trigger a refresh every [`BELIEVED`]. Unknown strings trigger it sooner, so that a new key works
+//! immediately, but at most twenty times a second, however many arrive.
 
 use super::{ApiKey, key_ring::api_key};
 use crate::{RuntimeError, tenancy::Tenancy};
@@ -17,15 +18,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a key is taken for valid without a look. With the look itself, a revocation is seen within a second.
+/// How long a key counts as valid without a refresh. Including the refresh, a revocation takes
+/// effect within a second.
 const BELIEVED: Duration = Duration::from_millis(500);
-/// How long a string is taken for bogus without a look.
+/// How long a string counts as unknown without a refresh.
 const DISBELIEVED: Duration = Duration::from_millis(50);
 
-/// SHA-256 of a key.
+/// The SHA-256 of a key.
 pub(super) type KeyDigest = [u8; 32];
 
-/// A handle; clones hold the same keys.
+/// A handle. Clones share the same keys.
 #[derive(Clone)]
 pub(super) struct KnownKeys {
     inner: Arc<Inner>,
@@ -35,24 +37,24 @@ struct Inner {
     store: Store,
     held: Mutex<Held>,
     tenancy: Tenancy,
-    /// Held while the table is looked at.
+    /// Held while the table is read.
     looking: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// The keys as they were at a look.
+/// The keys as of the last refresh.
 #[derive(Clone, Default)]
 struct Held {
     keys: Arc<HashMap<KeyDigest, Arc<KnownKey>>>,
-    /// The table's count of its changes when `keys` were read.
+    /// The table's change counter when `keys` were read.
     changes: Option<u64>,
-    /// When the last look began.
+    /// When the last refresh started.
     looked_at: Option<Instant>,
 }
 
 /// A key, and when it was last used.
 pub(super) struct KnownKey {
     pub(super) key: Arc<ApiKey>,
-    /// In days since 1970; 0 is never.
+    /// Days since 1970; 0 means never.
     used_day: AtomicU32,
 }
 
@@ -68,7 +70,7 @@ impl KnownKeys {
         }
     }
 
-    /// The key with this digest, as it was in the table less than a second ago.
+    /// Returns the key with this digest, as it was in the table less than a second ago.
     pub(super) async fn find(&self, digest: &KeyDigest) -> Result<Option<Arc<KnownKey>>, RuntimeError> {
         let held = self.inner.held().clone();
         let found = held.keys.get(digest).cloned();
@@ -79,20 +81,23 @@ impl KnownKeys {
         Ok(self.look(max_age).await?.keys.get(digest).cloned())
     }
 
-    /// Whether there are keys of several tenants, which every look finds out.
+    /// Returns the flag that tells whether there are keys of several tenants. Every refresh updates
+    /// it.
     pub(super) fn tenancy(&self) -> Tenancy {
         self.inner.tenancy.clone()
     }
 
-    /// Takes note of what this process has changed. That is durable, so a failure only means that it is seen later.
+    /// Refreshes after a change by this process. The change is durable, so a failure only delays
+    /// its effect.
     pub(super) async fn look_again(&self) {
         if let Err(error) = self.look(Duration::ZERO).await {
-            tracing::warn!("a changed API key counts in a second, and not yet: {error}");
+            tracing::warn!("a changed API key takes effect a second late: {error}");
         }
     }
 
-    /// The keys from a look that began less than `max_age` ago. A look that has begun is not given up with its caller,
-    /// or those who give up would make the others wait for ever.
+    /// Returns the keys of a refresh that started less than `max_age` ago. A started refresh
+    /// continues even if its caller is dropped; otherwise callers that give up could make the
+    /// others wait forever.
     async fn look(&self, max_age: Duration) -> Result<Held, RuntimeError> {
         let looking = self.inner.looking.clone().lock_owned().await;
         let held = self.inner.held().clone();
@@ -104,8 +109,9 @@ impl KnownKeys {
             let _looking = looking;
             inner.look(held).await
         });
-        look.await
-            .map_err(|error| RuntimeError::Internal { message: format!("reading the keys: {error}") })?
+        look.await.map_err(|error| RuntimeError::Internal {
+            message: format!("cannot read the API keys: {error}"),
+        })?
     }
 
     #[cfg(test)]
@@ -117,7 +123,7 @@ impl KnownKeys {
 impl Inner {
     async fn look(&self, before: Held) -> Result<Held, RuntimeError> {
         let looked_at = Some(Instant::now());
-        // Before the keys: what changes in between is seen by the next look.
+        // Read before the keys, so that a change in between is seen by the next refresh.
         let changes = Some(self.store.api_key_changes().await?);
         let keys = match before.changes == changes {
             true => before.keys,
@@ -132,7 +138,7 @@ impl Inner {
         Ok(held)
     }
 
-    /// All keys. One that cannot be understood is left out, and so refused.
+    /// Reads all keys. A key that cannot be decoded is omitted and therefore refused.
     async fn read(&self, before: &Held) -> Result<HashMap<KeyDigest, Arc<KnownKey>>, RuntimeError> {
         let rows = self.store.api_keys().await?;
         let mut keys = HashMap::with_capacity(rows.len());
@@ -147,7 +153,7 @@ impl Inner {
                 }
                 Err(error) => tracing::error!(
                     key = id,
-                    "an API key cannot be read and is refused; revoke it and make another: {error}"
+                    "an API key cannot be read and is refused; revoke it and create another: {error}"
                 ),
             }
         }
@@ -166,12 +172,12 @@ impl Held {
 }
 
 impl KnownKey {
-    /// Whether nobody has said of this day yet that the key was used.
+    /// Returns whether this is the first recorded use of the key on this day.
     pub(super) fn is_first_use(&self, day: u32) -> bool {
         self.used_day.swap(day, Ordering::Relaxed) != day
     }
 
-    /// The next use is a first one again.
+    /// Makes the next use count as a first use again.
     pub(super) fn forget_use(&self) {
         self.used_day.store(0, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
-//! Who may ask for what: tenants, their API keys, and roles.
+//! Access control: tenants, their API keys, and roles.
 //!
-//! A key speaks for one tenant in one role. Tenants share the agents that the operator deployed, and nothing else: their
-//! sessions and their KV pages are apart. What a request needs is the gateway's to say.
+//! A key acts for one tenant in one role. Tenants share only the agents that the operator deployed;
+//! their sessions and KV pages are separate. The gateway decides which role a request needs.
 
 mod api_key;
 mod key_ring;

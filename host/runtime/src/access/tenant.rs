@@ -1,17 +1,18 @@
-//! Tenants, and how the ids of their sessions are kept apart.
+//! Tenants, and the isolation of their session ids.
 //!
-//! A session's id in the host is `TENANT/ID`, and just `ID` for the tenant of a host that asks for no keys. The id that a
-//! client writes has no slash; so no client can name a session of another tenant, and to each of them it is not there.
+//! The host's id of a session is `TENANT/ID`, or just `ID` for the tenant of a host that requires
+//! no keys. Ids written by clients contain no slash, so no client can name a session of another
+//! tenant; such a session does not exist for it.
 
 use crate::RuntimeError;
 use serde::{Deserialize, Serialize};
 use skep_store::SessionFolder;
 use std::fmt;
 
-/// Whose requests they are where no key is asked for.
+/// The tenant of all requests to a host that requires no keys.
 const LOCAL: &str = "local";
-const RULE: &str = "a tenant's name has 1 to 64 of the characters a-z, 0-9 and -, begins with a letter and is not \
-                    `default`, which in skep.toml means all others";
+const RULE: &str = "a tenant's name has 1 to 64 of the characters a-z, 0-9 and -, starts with a letter and is not \
+                    `default`, which in skep.toml stands for all other tenants";
 
 /// The name of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -27,7 +28,8 @@ impl Tenant {
         Err(RuntimeError::InvalidName { kind: "tenant", value, rule: RULE })
     }
 
-    /// The tenant of everyone on a host that asks for no keys; its keys find the same sessions.
+    /// Returns the tenant of everyone on a host that requires no keys. Keys of this tenant access
+    /// the same sessions.
     pub fn local() -> Self {
         Tenant(LOCAL.to_owned())
     }
@@ -40,12 +42,13 @@ impl Tenant {
         &self.0
     }
 
-    /// Where its sessions are among those of all tenants.
+    /// Returns the location of the tenant's sessions among those of all tenants.
     pub fn folder(&self) -> SessionFolder {
         SessionFolder::of((!self.is_local()).then_some(&self.0))
     }
 
-    /// The host's id of the session that this tenant calls `id`. One that is the host's already stays as it is.
+    /// Returns the host's id of the session that this tenant calls `id`. An id that already has the
+    /// tenant's prefix is returned unchanged.
     pub fn session(&self, id: &str) -> Result<String, RuntimeError> {
         match id.split_once('/') {
             Some((tenant, _)) if tenant == self.0 && !self.is_local() => Ok(id.to_owned()),
@@ -74,27 +77,28 @@ impl fmt::Display for Tenant {
     }
 }
 
-/// The tenant to which a session belongs, by the host's id of it.
+/// Returns the tenant that owns a session, given the host's id of the session.
 pub fn tenant_of(session: &str) -> &str {
     session.split_once('/').map_or(LOCAL, |(tenant, _)| tenant)
 }
 
-/// What its tenant calls a session, by the host's id of it.
+/// Returns the tenant's own name of a session, given the host's id of the session.
 pub fn plain_session(session: &str) -> &str {
     session.split_once('/').map_or(session, |(_, id)| id)
 }
 
-/// The host's id of the session that the tenant of `session` calls `id`.
+/// Returns the host's id of the session `id` of the tenant that owns `session`.
 pub(crate) fn session_beside(session: &str, id: &str) -> String {
     session_in(tenant_of(session), id)
 }
 
-/// The host's id of the session that this tenant calls `id`, which has no slash.
+/// Returns the host's id of the session that this tenant calls `id`, which must not contain a
+/// slash.
 pub(crate) fn session_in(tenant: &str, id: &str) -> String {
     if tenant == LOCAL { id.to_owned() } else { format!("{tenant}/{id}") }
 }
 
-/// Whether a host's id may begin with this and a slash.
+/// Returns whether a host's session id may start with this name and a slash.
 pub(crate) fn is_prefix(tenant: &str) -> bool {
     is_name(tenant) && tenant != LOCAL
 }
@@ -113,7 +117,7 @@ mod tests {
     fn no_tenant_can_name_a_session_of_another_one() {
         let (acme, local) = (Tenant::new("acme").expect("a name"), Tenant::local());
         assert_eq!(acme.session("s").expect("plain"), "acme/s");
-        assert_eq!(acme.session("acme/s").expect("its own"), "acme/s");
+        assert_eq!(acme.session("acme/s").expect("the tenant's own"), "acme/s");
         assert_eq!(local.session("s").expect("plain"), "s");
         for (tenant, id) in [(&acme, "other/s"), (&local, "acme/s"), (&local, "local/s"), (&acme, "/s")] {
             assert_eq!(tenant.session(id).expect_err(id).code(), "invalid_name");

@@ -1,8 +1,9 @@
-//! Turns that are open in the store and that nobody runs: those that the last process left, and those whose owner was lost
-//! to a fault. They are taken up when the host starts, when their agent is deployed, when somebody asks for one, and from
-//! time to time.
+//! Adopts turns that are open in the store and that nobody runs: those that the last process left,
+//! and those whose owner was lost to a bug. They are adopted when the host starts, when their agent
+//! is deployed, when a caller asks for one, and periodically.
 //!
-//! Whoever takes one up first holds it among the live turns, then reads its row: one that has ended meanwhile is left alone.
+//! To adopt a turn, the host first registers it among the live turns, then reads its row; a turn
+//! that has ended meanwhile is left alone.
 
 use super::{AgentHost, Inner, Services};
 use crate::{
@@ -18,11 +19,11 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 /// How often the host looks for turns that nobody runs.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// A turn under which the process died so often without getting any further, or its session's actor panicked so often, is
-/// given up: it may be the reason.
+/// A turn fails permanently after its process died this many times without progress, or its
+/// session's actor panicked this many times, because the turn may be the cause.
 const MAX_LOSSES: u32 = 3;
 
-/// Until the host ends.
+/// Runs until the host stops.
 pub(super) async fn run(services: Arc<Services>) {
     let mut ticks = interval_at(Instant::now() + INTERVAL, INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -33,25 +34,32 @@ pub(super) async fn run(services: Arc<Services>) {
         }
         let Some(host) = services.host() else { continue };
         if let Err(error) = host.inner.adopt_turns(None).await {
-            tracing::error!("turns that nobody runs cannot be looked for: {error}");
+            tracing::error!("cannot look for turns that nobody runs: {error}");
         }
     }
 }
 
 impl AgentHost {
-    /// At the start, after the turns of the last process were counted: those that cannot go on yet are named.
+    /// Resumes the turns of the last process at startup, after counting their losses. Logs those
+    /// that cannot continue yet.
     pub(super) async fn resume_turns(&self) -> Result<(), RuntimeError> {
         let services = &self.inner.services;
         services.store.count_losses(CALL_KEY).await?;
         for OpenTurn { id, agent, session, .. } in self.inner.adopt_turns(None).await? {
-            tracing::warn!(agent, session, turn = id, "the turn waits: its agent cannot be called");
+            tracing::warn!(
+                agent,
+                session,
+                turn = id,
+                "the turn is waiting because its agent cannot be called"
+            );
         }
         Ok(())
     }
 }
 
 impl Inner {
-    /// Goes on with the turns that nobody runs: of all agents that are ready, or of this one. Gives those whose agent is not.
+    /// Resumes the turns that nobody runs, of all agents or of the given one. Returns those whose
+    /// agent is not ready.
     pub(super) async fn adopt_turns(&self, agent: Option<&str>) -> Result<Vec<OpenTurn>, RuntimeError> {
         let services = &self.services;
         let mut left = Vec::new();

@@ -1,20 +1,21 @@
-//! Batches as the host takes them; see `batch`.
+//! Asynchronous batches; see `batch`.
 
 use super::AgentHost;
 use crate::{BatchResults, BatchStatus, NewBatch, RuntimeError};
 
 impl AgentHost {
-    /// Stores requests that are worked off when there is room. They are durable when this returns.
+    /// Queues requests that are processed when capacity is free. They are durable when this
+    /// returns.
     pub async fn queue_batch(&self, batch: NewBatch) -> Result<BatchStatus, RuntimeError> {
         self.inner.batches.queue(self, batch).await
     }
 
-    /// How a batch of this principal stands.
+    /// Returns the state of a batch of this principal.
     pub async fn batch(&self, principal: &str, id: &str) -> Result<BatchStatus, RuntimeError> {
         self.inner.batches.status(self, principal, id).await
     }
 
-    /// The same, with the results if it has ended.
+    /// Returns the state of a batch, with its results if it has ended.
     pub async fn batch_results(
         &self,
         principal: &str,
@@ -23,7 +24,7 @@ impl AgentHost {
         self.inner.batches.results(self, principal, id).await
     }
 
-    /// Cancels what has not ended of a batch; one that has ended stays as it is.
+    /// Cancels the unfinished items of a batch. A batch that has ended is left unchanged.
     pub async fn cancel_batch(&self, principal: &str, id: &str) -> Result<(), RuntimeError> {
         self.inner.batches.cancel(self, principal, id).await
     }

@@ -1,7 +1,7 @@
-//! Deploying, and going back to what was deployed before.
+//! Deployment and rollback of agents.
 //!
-//! A version comes into force at once and as a whole, and only when everything about it is known to be right. Turns
-//! finish on the version with which they began.
+//! A version becomes active atomically, and only after it has been validated completely. Turns
+//! finish on the version with which they started.
 
 use super::{AgentHost, services::Slot};
 use crate::{
@@ -14,8 +14,8 @@ use skep_store::{AgentRow, VersionRow};
 use std::sync::Arc;
 
 impl AgentHost {
-    /// Deploys the next version of an agent. Its sessions go on with it from their next turn. What is in force already is put
-    /// into force again, under its number.
+    /// Deploys the next version of an agent. Its sessions use it from their next turn. Deploying
+    /// the active version again keeps its number.
     pub async fn deploy(
         &self,
         manifest: Manifest,
@@ -26,7 +26,7 @@ impl AgentHost {
         services.admit()?;
         manifest.check()?;
         let mut prepared = services.prepare(manifest, Source::Sent(component)).await?;
-        let bytes = prepared.bytes.take().expect("they were sent");
+        let bytes = prepared.bytes.take().expect("the bytes were sent with the deployment");
 
         let _one = self.inner.deploying.lock().await;
         services.check_place(&prepared.manifest, self.inner.max_agents)?;
@@ -37,7 +37,7 @@ impl AgentHost {
             deployed_at_ms: now_ms(),
             deployed_by: deployed_by.to_owned(),
         };
-        // The sessions that a manifest names are those of the operator.
+        // Sessions named by a manifest belong to the operator's tenant.
         let tenant = Tenant::local();
         let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), services.clock.now_ms())?;
         let versions = services.store.versions(&row.name).await?;
@@ -53,12 +53,12 @@ impl AgentHost {
             None => (services.store.put_agent(&row, &bytes, &schedules).await?, row.deployed_at_ms),
         };
         let summary = self.put_into_force(prepared, version, deployed_at_ms).await;
-        // Some may have waited for an agent that can be called.
+        // Some turns may have waited for the agent to become callable.
         self.inner.adopt_turns(Some(&row.name)).await?;
         Ok(summary)
     }
 
-    /// Puts a kept version into force again; without a number the one before the version in force.
+    /// Reactivates a kept version. Without a number, this is the version before the active one.
     pub async fn rollback(&self, name: &str, to: Option<u64>) -> Result<AgentSummary, RuntimeError> {
         let services = &self.inner.services;
         services.admit()?;
@@ -77,17 +77,17 @@ impl AgentHost {
 
         let _one = self.inner.deploying.lock().await;
         services.check_place(&prepared.manifest, self.inner.max_agents)?;
-        // The sessions that a manifest names are those of the operator.
+        // Sessions named by a manifest belong to the operator's tenant.
         let tenant = Tenant::local();
         let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), services.clock.now_ms())?;
         if !services.store.put_in_force(name, version, &schedules).await? {
-            // It was deleted or became too old meanwhile.
+            // The version was deleted or aged out meanwhile.
             return Err(services.not_found(name));
         }
         Ok(self.put_into_force(prepared, version, row.deployed_at_ms).await)
     }
 
-    /// The kept versions of an agent, the newest first.
+    /// Returns the kept versions of an agent, newest first.
     pub async fn versions(&self, name: &str) -> Result<Vec<AgentVersion>, RuntimeError> {
         self.inner.services.known(name)?;
         let rows = self.inner.services.store.versions(name).await?;
@@ -100,7 +100,7 @@ impl AgentHost {
         let services = &self.inner.services;
         services.outbox.router.set_agent(&name, &agent.manifest.trigger.event);
         services.put(name.clone(), Slot::Ready(Arc::new(agent)));
-        // Its schedules may be due earlier, and what waited for it can be delivered.
+        // The agent's schedules may be due earlier, and deliveries that waited for it can be made.
         services.courier_bell.notify_one();
         services.keep_logs(&name, "", 0, &logs).await;
         let AgentSummary { version, digest, model, .. } = &summary;

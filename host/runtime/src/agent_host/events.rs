@@ -1,4 +1,4 @@
-//! Events that come from outside of turns, and what became of all.
+//! Publishes events from outside of turns, and lists all events with the state of their deliveries.
 
 use super::AgentHost;
 use crate::{
@@ -10,8 +10,8 @@ use skep_store::{NewEvent, Published};
 const MAX_PAGE: u32 = 1_000;
 
 impl AgentHost {
-    /// Makes an event durable, and delivers it to the sessions and webhooks that take its topic, at least once. The same
-    /// source and id is the same event for a day.
+    /// Makes an event durable and delivers it at least once to the sessions and webhooks that
+    /// subscribe to its topic. Events with the same source and id are treated as one for a day.
     pub async fn publish(&self, event: Event) -> Result<PublishedEvent, RuntimeError> {
         let services = &self.inner.services;
         event.check()?;
@@ -42,7 +42,7 @@ impl AgentHost {
         Ok(PublishedEvent { id, is_known, deliveries: count })
     }
 
-    /// The newest events, those before the key `before` if it is given.
+    /// Returns the newest events, or those before the key `before`.
     pub async fn events(&self, before: Option<i64>, limit: u32) -> Result<Vec<EventSummary>, RuntimeError> {
         let rows = self.inner.services.store.events(before, limit.min(MAX_PAGE)).await?;
         rows.into_iter().map(EventSummary::of).collect()

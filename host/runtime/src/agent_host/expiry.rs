@@ -1,11 +1,13 @@
-//! Sessions whose time is over are deleted, from time to time and a few at a time, and so is what else would grow for good:
-//! the sessions of items of batches, ended batches, answers to idempotency keys, events and dead letters.
+//! Periodically deletes expired sessions, a few at a time, and everything else that would otherwise
+//! grow forever: sessions created by batch items, ended batches, results of idempotency keys,
+//! events and dead letters.
 //!
-//! Time that a clock which was set forward skipped does not count, and of the time in which no host ran no more than a day
-//! at once (see [`crate::Clock`]). A clock that is set back begins the time of sessions that were used "later" anew.
+//! Time skipped by a clock that was set forward does not count, and of the time during which no
+//! host ran at most one day counts per gap (see [`crate::Clock`]). When the clock is set back,
+//! sessions whose last use lies in the future restart their lifetime.
 //!
-//! Invariant: a session that has a turn which waits or runs is not deleted: its own actor does it, after the turns in its
-//! mailbox, and only if nothing was committed meanwhile.
+//! Invariant: a session with a waiting or running turn is not deleted. Its own actor deletes it
+//! after the turns in its mailbox, and only if nothing was committed meanwhile.
 
 use super::{AgentHost, Services};
 use crate::{
@@ -26,18 +28,18 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-/// Times are given in hours.
+/// Lifetimes are given in hours.
 const INTERVAL: Duration = Duration::from_secs(600);
-/// Read at once.
+/// Number of sessions read at once.
 const BATCH: u32 = 256;
 
 #[derive(Clone)]
 pub(super) struct Expiry {
     services: Arc<Services>,
     sessions: Weak<Sessions>,
-    /// The operator's.
+    /// The operator's limit.
     ceiling: Option<Duration>,
-    /// How long the sessions are kept that items of batches made.
+    /// How long sessions created by batch items are kept.
     batch_sessions: Duration,
     outcomes: Duration,
     /// How often the clock had been set back at the last pass.
@@ -45,8 +47,8 @@ pub(super) struct Expiry {
 }
 
 impl AgentHost {
-    /// Deletes the sessions whose time is over at `now_ms`, as the host does by itself every ten minutes. How many it
-    /// were.
+    /// Deletes the sessions that are expired at `now_ms`, as the host does every ten minutes.
+    /// Returns the number of deleted sessions.
     pub async fn expire_sessions(&self, now_ms: u64) -> Result<u64, RuntimeError> {
         self.inner.expiry.pass(now_ms).await
     }
@@ -64,7 +66,7 @@ impl Expiry {
         }
     }
 
-    /// Takes over what the host before knew about the clock.
+    /// Restores the clock's history from the previous host.
     pub(super) async fn resume_clock(&self) -> Result<(), StoreError> {
         let Services { store, clock, .. } = &*self.services;
         if let Some(ClockRow { seen_ms, skips }) = store.clock().await? {
@@ -73,13 +75,13 @@ impl Expiry {
         self.note_clock().await
     }
 
-    /// So that the next host takes it over.
+    /// Stores the clock's history for the next host.
     async fn note_clock(&self) -> Result<(), StoreError> {
         let Services { store, clock, .. } = &*self.services;
         store.put_clock(ClockRow { skips: clock.skips(), seen_ms: clock.now_ms() }).await
     }
 
-    /// Until the host ends.
+    /// Runs until the host stops.
     pub(super) async fn run(self) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -87,9 +89,9 @@ impl Expiry {
             ticks.tick().await;
             match self.pass(self.services.clock.now_ms()).await {
                 Ok(0) => {}
-                Ok(expired) => tracing::info!(expired, "deleted sessions whose time is over"),
+                Ok(expired) => tracing::info!(expired, "deleted expired sessions"),
                 Err(RuntimeError::ShuttingDown) => return,
-                Err(error) => tracing::error!("expired sessions cannot be deleted: {error}"),
+                Err(error) => tracing::error!("cannot delete expired sessions: {error}"),
             }
         }
     }
@@ -115,7 +117,7 @@ impl Expiry {
         Ok(expired)
     }
 
-    /// Forgets what grows with every turn, event and batch.
+    /// Deletes old rows of everything that grows with every turn, event and batch.
     async fn forget(&self, now_ms: u64) -> Result<(), RuntimeError> {
         let store = &self.services.store;
         let outcomes = store.forget_outcomes(self.before(now_ms, self.outcomes), now_ms).await?;
@@ -128,7 +130,7 @@ impl Expiry {
             }
         }
         if outcomes + events + batches > 0 {
-            tracing::debug!(outcomes, events, batches, "forgot what is old");
+            tracing::debug!(outcomes, events, batches, "deleted old outcomes, events and batches");
         }
         Ok(())
     }
@@ -165,7 +167,8 @@ impl Expiry {
         let (answer, expired) = oneshot::channel();
         match sessions.send(&self.services, key, Command::Expire { before_ms, answer }) {
             Ok(_) => expired.await.map_err(|_ended| RuntimeError::ShuttingDown)?,
-            // It waits for people, is busy, or all sessions in memory are; the next pass finds it again.
+            // The session waits for people or is busy, or all sessions in memory are; the next pass
+            // finds it again.
             Err(RuntimeError::WaitingForApproval { .. } | RuntimeError::MailboxFull { .. }) => Ok(false),
             Err(error) => Err(error),
         }

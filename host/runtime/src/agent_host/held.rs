@@ -1,6 +1,8 @@
-//! What a restored host holds back: work that was on its way when its backup was taken, and that may have been done after it.
+//! Work that a restored host holds back because it was in flight when the backup was taken and may
+//! have completed afterwards.
 //!
-//! Sessions with a turn that is held take nothing new, so that the turn finds what it left when it is resumed.
+//! A session with a held turn accepts nothing new, so that the turn finds the session unchanged
+//! when it is resumed.
 
 use super::{AgentHost, Inner, OWN_KEY, Services};
 use crate::{
@@ -15,12 +17,12 @@ use std::{
     sync::{PoisonError, RwLock},
 };
 
-/// Sessions with turns that are held.
+/// Sessions with held turns.
 #[derive(Default)]
 pub(crate) struct HeldSessions(RwLock<HashSet<SessionKey>>);
 
 impl HeldSessions {
-    /// A session that waits for the operator takes nothing.
+    /// Fails if the session has a held turn and therefore accepts nothing.
     pub(crate) fn check(&self, agent: &str, session: &str) -> Result<(), RuntimeError> {
         let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if held.is_empty()
@@ -38,7 +40,7 @@ impl HeldSessions {
 }
 
 impl Services {
-    /// At the start, before any turn goes on.
+    /// Loads the held sessions at startup, before any turn is resumed.
     pub(super) async fn hold_sessions(&self) -> Result<(), RuntimeError> {
         let Some(held) = self.store.held().await? else { return Ok(()) };
         let turns = self.store.held_turns().await?;
@@ -49,21 +51,22 @@ impl Services {
             deliveries,
             schedules,
             batches,
-            "this host was restored from a backup; what was on its way then is held, because it may have been done since: \
-             `skep held show` tells how much, `skep held resume` goes on with it, `skep held drop` gives it up"
+            "this host was restored from a backup; work that was in flight then is held, because it may have completed since: \
+             `skep held show` lists it, `skep held resume` continues it, `skep held drop` discards it"
         );
         Ok(())
     }
 }
 
 impl AgentHost {
-    /// What is held since a restore; `None` if the host was not restored, or if it was decided about.
+    /// Returns the work that is held since a restore. `None` if the host was not restored, or if
+    /// the operator has already resumed or dropped the work.
     pub async fn held(&self) -> Result<Option<Held>, RuntimeError> {
         Ok(self.inner.services.store.held().await?)
     }
 
-    /// Goes on with everything that is held. Messages of webhooks say that they may have come before; a call that was cut off
-    /// is told to its agent as interrupted.
+    /// Resumes everything that is held. Webhook messages are marked as possible duplicates, and an
+    /// interrupted call is reported to its agent as `interrupted`.
     pub async fn resume_held(&self) -> Result<Held, RuntimeError> {
         let (services, _one) = (&self.inner.services, self.inner.deploying.lock().await);
         let held = self.inner.held().await?;
@@ -77,8 +80,9 @@ impl AgentHost {
         Ok(held)
     }
 
-    /// Gives up everything that is held: turns fail with `turn_dropped` and keep their keys, deliveries are dead letters,
-    /// batches are cancelled, and of schedules those that repeat go on with their next time.
+    /// Drops everything that is held: turns fail with `turn_dropped` and keep their keys,
+    /// deliveries become dead letters, batches are cancelled, and repeating schedules continue with
+    /// their next time.
     pub async fn drop_held(&self) -> Result<Held, RuntimeError> {
         let (services, _one) = (&self.inner.services, self.inner.deploying.lock().await);
         let held = self.inner.held().await?;
@@ -87,7 +91,7 @@ impl AgentHost {
         }
         for (principal, id) in services.store.held_batches().await? {
             if let Err(error) = self.inner.batches.cancel(self, &principal, &id).await {
-                tracing::error!(batch = id, "the batch cannot be given up, and goes on: {error}");
+                tracing::error!(batch = id, "cannot cancel the batch, so it continues: {error}");
             }
         }
         services.store.release(Release::Drop, services.clock.now_ms()).await?;
@@ -108,7 +112,7 @@ impl Inner {
         let key = session_of(&held);
         let HeldTurn { turn, idempotency_key } = held;
         let Some(live) = self.services.live.enter(&Feed::new(turn.id.clone())) else { return };
-        // A dead letter that is delivered again is another turn.
+        // A dead letter that is redelivered starts another turn.
         let keeps_key = idempotency_key.is_some_and(|key| !key.starts_with(OWN_KEY));
         let error = RuntimeError::TurnDropped { turn: turn.id };
         Settlement::of_unbegun(turn.key, key, &error, keeps_key, live).write(&self.services).await;

@@ -1,10 +1,11 @@
-//! Sessions whose conversations are with models that the host does not have, or not any more as they were.
+//! Sessions whose conversations use models that the host no longer has, or that have changed.
 
 use super::AgentHost;
 use crate::RuntimeError;
 use std::collections::BTreeMap;
 
-/// How many sessions a model concerns that is gone, or is another one under the same name.
+/// Number of sessions affected by a model that is gone or was replaced by another one of the same
+/// name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelMismatch {
     pub model: String,
@@ -14,8 +15,9 @@ pub struct ModelMismatch {
 }
 
 impl AgentHost {
-    /// By model. A conversation of one that is gone goes on with its agent's own; the tokens of all of them are made anew
-    /// from the messages when they are next used.
+    /// Returns the mismatches by model. A conversation whose model is gone continues with the
+    /// agent's own model. In both cases the tokens are recomputed from the messages at the next
+    /// use.
     pub async fn model_mismatches(&self) -> Result<Vec<ModelMismatch>, RuntimeError> {
         let mut mismatches: BTreeMap<String, ModelMismatch> = BTreeMap::new();
         for used in self.inner.services.store.models_in_use().await? {
@@ -23,7 +25,8 @@ impl AgentHost {
             let is_same = |digest: &String| {
                 served.as_ref().is_some_and(|engine| engine.info().digest.to_string() == *digest)
             };
-            // What early versions stored has no digest: its tokens tell when they are read.
+            // Conversations stored by early versions have no digest; their tokens are checked when
+            // they are read.
             if served.is_some() && used.digest.as_ref().is_none_or(is_same) {
                 continue;
             }

@@ -6,7 +6,8 @@ use crate::{RuntimeError, ScheduleSummary};
 const MAX_LISTED: u32 = 10_000;
 
 impl AgentHost {
-    /// Those of all agents, or of one: the next to be tried first, those that were given up last.
+    /// Returns the schedules of all agents, or of one, ordered by next attempt; those that failed
+    /// permanently come last.
     pub async fn schedules(
         &self,
         agent: Option<&str>,
@@ -19,7 +20,7 @@ impl AgentHost {
         rows.into_iter().map(ScheduleSummary::of).collect()
     }
 
-    /// Removes a schedule. One of a manifest comes back with the next deployment.
+    /// Removes a schedule. A schedule from a manifest is recreated by the next deployment.
     pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<(), RuntimeError> {
         self.inner.services.known(agent)?;
         match self.inner.services.store.cancel_schedule(agent, id).await? {
@@ -28,7 +29,7 @@ impl AgentHost {
         }
     }
 
-    /// Makes a schedule due now; one that was given up is tried again.
+    /// Makes a schedule due now. A schedule that failed permanently is retried.
     pub async fn run_schedule(&self, agent: &str, id: &str) -> Result<(), RuntimeError> {
         let services = &self.inner.services;
         services.known(agent)?;

@@ -1,11 +1,12 @@
-//! The operator's secrets. A value goes in and never comes out here.
+//! The operator's secrets. Values can be set but are never returned.
 
 use super::AgentHost;
 use crate::{AgentName, RuntimeError, SecretName, SecretSummary};
 use skep_outbound::Origins;
 
 impl AgentHost {
-    /// Sets a secret of one agent, or of every agent that is granted it, and where it may be sent.
+    /// Sets a secret of one agent, or of all agents that are granted it, and the origins to which
+    /// it may be sent.
     pub async fn set_secret(
         &self,
         agent: Option<&str>,
@@ -17,7 +18,7 @@ impl AgentHost {
         self.inner.services.egress.vault.set(agent.as_ref(), &SecretName::new(name)?, value, hosts).await
     }
 
-    /// All secrets, without their values.
+    /// Returns all secrets, without their values.
     pub async fn secrets(&self) -> Result<Vec<SecretSummary>, RuntimeError> {
         self.inner.services.egress.vault.list().await
     }

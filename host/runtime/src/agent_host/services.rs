@@ -1,4 +1,5 @@
-//! What every session needs and no session owns: the store, the models, the agents, and room to run in.
+//! Services that all sessions share: the store, the models, the agents, and capacity for turns and
+//! instances.
 
 use super::held::HeldSessions;
 use crate::{
@@ -30,11 +31,11 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Whoever deploys and measures has no tenant.
+/// Principal of deployments and measurements, which belong to no tenant.
 pub(crate) const OPERATOR: &str = "";
-/// What a caller is told to wait whose agent is busy.
+/// Retry delay reported to a caller whose agent is busy.
 const RETRY_AFTER_MS: u32 = 1_000;
-/// Turns that were taken up again and have their message and their session in memory at once.
+/// Maximum number of resumed turns that load their message and session into memory at once.
 const MAX_RESUMING: usize = 32;
 
 pub(crate) struct Services {
@@ -45,13 +46,13 @@ pub(crate) struct Services {
     wasm: WasmEngine,
     compiler: Compiler,
     pub(crate) host_tools: HostTools,
-    /// The host itself, for turns that call agents. It owns this.
+    /// The host that owns these services, for turns that call other agents.
     host: OnceLock<Weak<super::Inner>>,
     instances: InstancePlaces,
-    /// For turns that are taken up again.
+    /// Permits for turns that are being resumed.
     resuming: Arc<Semaphore>,
     agents: RwLock<BTreeMap<String, Slot>>,
-    /// Counts what changes about the agents.
+    /// Number of changes to the set of agents.
     changes: watch::Sender<u64>,
     closed: watch::Sender<bool>,
     pub(crate) wakers: Wakers,
@@ -59,13 +60,13 @@ pub(crate) struct Services {
     pub(crate) intake: Arc<Intake>,
     pub(crate) compute: Compute,
     pub(crate) held: HeldSessions,
-    /// Turns that were taken and have not ended.
+    /// Turns that were accepted and have not ended.
     active: Arc<watch::Sender<ActiveTurns>>,
     pub(crate) tenancy: Tenancy,
     pub(crate) clock: Clock,
     pub(crate) outbox: Outbox,
     pub(crate) webhooks: Webhooks,
-    /// Rung when something may be due earlier than was known.
+    /// Rung when something may be due earlier than expected.
     pub(crate) courier_bell: Notify,
     pub(crate) log_growth: LogGrowth,
 }
@@ -76,19 +77,19 @@ struct ActiveTurns {
     of_agent: HashMap<String, Shares>,
 }
 
-/// An agent by its name.
+/// An agent, addressed by its name.
 #[derive(Clone)]
 pub(super) enum Slot {
     Ready(Arc<Deployed>),
-    /// It is stored, and cannot be called.
+    /// The agent is stored but cannot be called.
     Failed(NotStarted),
 }
 
-/// Why a stored agent could not be started again.
+/// The reason why a stored agent could not be restarted.
 #[derive(Clone)]
 pub(super) struct NotStarted {
     reason: String,
-    /// Its `agent.toml` names a model, and the host has only these.
+    /// The model that its `agent.toml` names but the host lacks, and the models that the host has.
     model_gone: Option<(String, Vec<String>)>,
 }
 
@@ -106,14 +107,14 @@ impl NotStarted {
         match self.model_gone {
             Some((model, known)) => RuntimeError::ModelGone { agent, model, known },
             None => {
-                let message = format!("it could not be started again, deploy it anew: {}", self.reason);
+                let message = format!("it could not be restarted, deploy it again: {}", self.reason);
                 RuntimeError::Component { agent, message }
             }
         }
     }
 }
 
-/// A turn that was taken; dropped when it has ended.
+/// An accepted turn. Dropped when the turn has ended.
 pub(crate) struct Active {
     turns: Arc<watch::Sender<ActiveTurns>>,
     agent: String,
@@ -165,20 +166,21 @@ impl Services {
         })
     }
 
-    /// Compiles what the store holds, all at once as far as there are processors.
+    /// Compiles the stored agents concurrently.
     pub(super) async fn restore(self: &Arc<Self>) -> Result<(), RuntimeError> {
         let mut restoring = JoinSet::new();
         for row in self.store.agents().await? {
             let services = self.clone();
             restoring.spawn(async move {
-                // Also of an agent that cannot be called: events wait for it.
+                // Routes are set even for an agent that cannot be called, so that its events wait
+                // for it.
                 if let Ok(manifest) = Manifest::from_toml(&row.agent.manifest) {
                     services.outbox.router.set_agent(&row.agent.name, &manifest.trigger.event);
                 }
                 let slot = match services.restore_one(&row).await {
                     Ok(deployed) => Slot::Ready(Arc::new(deployed)),
                     Err(error) => {
-                        tracing::error!(agent = row.agent.name, "the agent cannot be started again: {error}");
+                        tracing::error!(agent = row.agent.name, "cannot restart the agent: {error}");
                         Slot::Failed(NotStarted::because(&error))
                     }
                 };
@@ -204,14 +206,15 @@ impl Services {
         self.compiler.describe(manifest, loaded).await
     }
 
-    /// Whether an agent with this manifest may stand beside the others.
+    /// Checks whether an agent with this manifest can coexist with the others.
     pub(super) fn check_place(&self, manifest: &Manifest, max_agents: usize) -> Result<(), RuntimeError> {
         let agents = self.read();
         let name = manifest.name.as_str();
         self.outbox.router.check_room(Some(name), manifest.trigger.event.len())?;
         if !agents.contains_key(name) && agents.len() >= max_agents {
-            let message =
-                format!("{max_agents} agents are deployed, as many as the host takes; delete one first");
+            let message = format!(
+                "{max_agents} agents are already deployed, which is the host's maximum; delete one first"
+            );
             return Err(RuntimeError::LimitExceeded { limit: "max_agents", message });
         }
         for other in
@@ -224,7 +227,7 @@ impl Services {
                         agent: name.to_owned(),
                         route: trigger.route.to_string(),
                         message: format!(
-                            "takes {} requests that agent {} takes by {}; change one",
+                            "matches {} requests that agent {} already handles with {}; change one of the routes",
                             trigger.method, other.manifest.name, taken.route
                         ),
                     });
@@ -239,19 +242,19 @@ impl Services {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Whether it was there.
+    /// Removes an agent and returns whether it existed.
     pub(super) fn remove(&self, name: &str) -> bool {
         let was_there = self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(name).is_some();
         self.changes.send_modify(|changes| *changes += u64::from(was_there));
         was_there
     }
 
-    /// All agents, ready or not.
+    /// Returns the names of all agents, ready or not.
     pub(super) fn names(&self) -> Vec<String> {
         self.read().keys().cloned().collect()
     }
 
-    /// How long sessions are kept, of the agents whose sessions are not kept for ever.
+    /// Returns how long sessions are kept, for each agent whose sessions expire.
     pub(super) fn session_ttls(&self, ceiling: Option<Duration>) -> Vec<(String, Duration)> {
         let agents = self.read();
         let ttls = agents.iter().filter_map(|(name, slot)| {
@@ -278,7 +281,7 @@ impl Services {
         failed.collect()
     }
 
-    /// The version of an agent that is in force.
+    /// Returns the active version of an agent.
     pub(crate) fn agent(&self, name: &str) -> Result<Arc<Deployed>, RuntimeError> {
         match self.read().get(name).cloned() {
             Some(Slot::Ready(agent)) => Ok(agent),
@@ -287,7 +290,8 @@ impl Services {
         }
     }
 
-    /// The version of an agent with which a turn began, or the one in force if that is not kept any more.
+    /// Returns the version of an agent with which a turn started, or the active version if that one
+    /// is no longer kept.
     pub(crate) async fn agent_with(&self, name: &str, digest: &str) -> Result<Arc<Deployed>, RuntimeError> {
         let in_force = self.agent(name)?;
         if in_force.digest == digest {
@@ -300,7 +304,7 @@ impl Services {
         }
     }
 
-    /// That an agent is there, ready or not.
+    /// Fails unless the agent exists, ready or not.
     pub(super) fn known(&self, name: &str) -> Result<(), RuntimeError> {
         if self.read().contains_key(name) { Ok(()) } else { Err(self.not_found(name)) }
     }
@@ -327,7 +331,7 @@ impl Services {
         debug_assert!(first.is_ok(), "services belong to one host");
     }
 
-    /// The host, while it is there.
+    /// Returns the host, unless it has been dropped.
     pub(crate) fn host(&self) -> Option<super::AgentHost> {
         let inner = self.host.get()?.upgrade()?;
         Some(super::AgentHost { inner })
@@ -337,17 +341,19 @@ impl Services {
         &self.wasm
     }
 
-    /// Waits until one more turn that is taken up again may have its message in memory.
+    /// Waits until one more resumed turn may have its message in memory.
     pub(crate) async fn place_to_resume(&self) -> OwnedSemaphorePermit {
         self.resuming.clone().acquire_owned().await.expect("the semaphore is never closed")
     }
 
-    /// Waits for a place to run an instance in, of a turn that so many others wait for, one below the other.
+    /// Waits for a permit to run an instance. `depth` is the length of the chain of turns that wait
+    /// for this one.
     pub(crate) async fn instance(&self, depth: usize, tenant: &str) -> InstancePlace {
         self.instances.take(depth, tenant).await
     }
 
-    /// Lines of a turn that is not committed. A log that cannot be written must not hide why the turn failed.
+    /// Stores log lines of a turn that is not committed. A write error is only logged, so that it
+    /// does not hide why the turn failed.
     pub(crate) async fn keep_logs(&self, agent: &str, session: &str, turn: u64, lines: &[LogEntry]) {
         if lines.is_empty() {
             return;
@@ -364,18 +370,18 @@ impl Services {
 
     pub(super) fn close(&self) {
         self.closed.send_replace(true);
-        // Those who follow a log wait for nothing any more.
+        // Wakes the log followers, which have nothing more to wait for.
         self.log_growth.grew();
     }
 
-    /// Resolves when no more turns are taken.
+    /// Resolves when the host stops accepting turns.
     pub(crate) async fn closing(&self) {
-        // The sender is part of this; it is not dropped meanwhile.
+        // The sender is part of `self`, so it is not dropped meanwhile.
         let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
-    /// Takes a turn, unless the agent has as many as it may, or as this tenant may have of them, or has used up its tokens
-    /// or those of the tenant.
+    /// Admits a turn, unless the agent has reached its limit of concurrent turns or the tenant its
+    /// share of them, or the agent or the tenant has used up its tokens.
     pub(super) fn active(&self, agent: &Deployed, tenant: &str) -> Result<Active, RuntimeError> {
         let (name, limit) = (agent.manifest.name.as_str(), agent.limits.concurrent_turns);
         self.tokens.share(tenant, Some((name, agent.limits.tokens_per_day))).check()?;
@@ -397,7 +403,7 @@ impl Services {
             });
         }
         let has_place = of_all < limit as usize;
-        let whose = if has_place { " (what this tenant may have beside others)" } else { "" };
+        let whose = if has_place { " (this tenant's share)" } else { "" };
         let limit = u32::try_from(of_all).unwrap_or(limit);
         Err(RuntimeError::TooManyTurns {
             agent: name.to_owned(),
@@ -407,7 +413,7 @@ impl Services {
         })
     }
 
-    /// Takes a turn that was taken before, whatever the limit is now.
+    /// Counts a turn that was accepted earlier, regardless of the current limit.
     pub(super) fn active_again(&self, agent: &str, tenant: &str) -> Active {
         self.active.send_modify(|turns| {
             turns.of_agent.entry(agent.to_owned()).or_default().take(tenant, 1);
@@ -416,10 +422,10 @@ impl Services {
         Active { turns: self.active.clone(), agent: agent.to_owned(), tenant: tenant.to_owned() }
     }
 
-    /// Resolves when no turn is left.
+    /// Resolves when no accepted turn is left.
     pub(super) async fn quiet(&self) {
         let mut active = self.active.subscribe();
-        // The sender is part of this; it is not dropped meanwhile.
+        // The sender is part of `self`, so it is not dropped meanwhile.
         let _ = active.wait_for(|turns| turns.total == 0).await;
     }
 

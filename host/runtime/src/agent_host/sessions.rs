@@ -1,7 +1,7 @@
-//! What can be asked of sessions beside turns: what is in them, copies of them, and their end.
+//! Operations on sessions other than turns: reading, copying, exporting and deleting them.
 //!
-//! Whatever is read is what was last committed. Whatever is written goes through the actor of the session that it is
-//! written to, so that no turn of it runs meanwhile.
+//! Reads return the last committed state. Writes go through the actor of the session that they
+//! change, so that none of its turns runs meanwhile.
 
 use super::{AgentHost, MAX_PAGE};
 use crate::{
@@ -16,11 +16,11 @@ use skep_engine::{Cancel, Usage, chat::ChatMessage};
 use skep_store::{ConversationOutline, ConversationRow, Existing, Fork, SessionRow};
 use tokio::sync::oneshot;
 
-/// Text of one page of messages; a page has at least one message.
+/// Maximum text size of one page of messages. A page has at least one message.
 const MAX_PAGE_BYTES: usize = 4 << 20;
 
 impl AgentHost {
-    /// A tenant's sessions in the order of their ids, those after `after`.
+    /// Returns a tenant's sessions ordered by id, those after the id `after`.
     pub async fn sessions(
         &self,
         tenant: &Tenant,
@@ -43,9 +43,9 @@ impl AgentHost {
         let (mut conversations, mut usage) =
             (Vec::with_capacity(outline.conversations.len()), Usage::default());
         let (mut page, mut has_more) = (Page::of(MAX_PAGE), false);
-        // One after the other, so that no two of them are in memory.
+        // Conversations are read one after the other, so that no two are in memory at once.
         for ConversationOutline { name, .. } in outline.conversations {
-            // It may have been deleted meanwhile.
+            // The conversation may have been deleted meanwhile.
             let Some(row) = store.conversation(agent, session, &name).await? else { continue };
             let bytes = row.body.len() as u64;
             let StoredConversation { model, transcript, .. } = self.read_conversation(session, row).await?;
@@ -66,7 +66,8 @@ impl AgentHost {
         })
     }
 
-    /// Messages of one conversation, at most `limit`, those whose number is over `after`.
+    /// Returns up to `limit` messages of one conversation, those with a number greater than
+    /// `after`.
     pub async fn messages(
         &self,
         agent: &str,
@@ -95,8 +96,8 @@ impl AgentHost {
         })
     }
 
-    /// Begins the session `to` as a copy of what is committed of `from`: its state, its conversations and the number of its
-    /// turns. What both have in common is served from the same KV pages.
+    /// Creates the session `to` as a copy of the committed session `from`, including state,
+    /// conversations and turn number. Content that both share is served from the same KV pages.
     pub async fn fork_session(
         &self,
         agent: &str,
@@ -115,14 +116,14 @@ impl AgentHost {
         }
     }
 
-    /// All of a session, to be kept or taken to another host.
+    /// Exports a complete session, to keep it or move it to another host.
     pub async fn export_session(&self, agent: &str, session: &str) -> Result<PortableSession, RuntimeError> {
         self.inner.services.known(agent)?;
         let store = &self.inner.services.store;
         let bytes = store.session_bytes(agent, session).await?;
         if let Some(bytes) = bytes.filter(|bytes| *bytes > MAX_PORTABLE_BYTES) {
             let message = format!(
-                "session {agent}/{session} has {bytes} bytes; one of at most {MAX_PORTABLE_BYTES} can be exported"
+                "session {agent}/{session} has {bytes} bytes; sessions of at most {MAX_PORTABLE_BYTES} bytes can be exported"
             );
             return Err(RuntimeError::LimitExceeded { limit: "session_bytes", message });
         }
@@ -149,8 +150,9 @@ impl AgentHost {
         self.compute().run(tenant, read).await
     }
 
-    /// Begins a session as what was exported, under the id that the export has. One that is there is refused, or replaced
-    /// with everything that belongs to it. Nothing is written unless all of it is right.
+    /// Creates a session from an export, under the exported id. An existing session is either
+    /// refused or replaced with everything that belongs to it. Nothing is written unless the whole
+    /// export is valid.
     pub async fn import_session(
         &self,
         agent: &str,
@@ -163,7 +165,7 @@ impl AgentHost {
         let tenant = tenant.as_str();
         let models = services.models.set().clone();
         let check = move |_: &Cancel| export.into_snapshot(&limits, &models, now_ms());
-        // Each of its tokens is looked at.
+        // Runs in the compute pool because every token is checked.
         let snapshot = Box::new(services.compute.run(tenant, check).await?);
         let row = snapshot.row.clone();
         let existing = if replace { Existing::Replace } else { Existing::Refuse };
@@ -174,7 +176,7 @@ impl AgentHost {
         }
     }
 
-    /// Removes all that is stored of a session, after the turns that wait in it.
+    /// Removes everything stored of a session, after the turns that are waiting in it.
     pub async fn delete_session(&self, agent: &str, session: &str) -> Result<(), RuntimeError> {
         match self.write(agent, session, Command::Delete).await? {
             true => Ok(()),
@@ -192,7 +194,7 @@ impl AgentHost {
         self.compute().run_unless(is_quick, tenant_of(session), read).await
     }
 
-    /// As a fault in the host would have it.
+    /// Makes the session's actor panic, to simulate a bug in the host.
     #[cfg(test)]
     pub(crate) fn panic_in(&self, agent: &str, session: &str) {
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
@@ -200,7 +202,7 @@ impl AgentHost {
         inner.sessions.send(&inner.services, key, Command::Panic).expect("there is room");
     }
 
-    /// Lets a session's actor change the session as a whole.
+    /// Sends a command to a session's actor that changes the session as a whole.
     async fn write<T>(
         &self,
         agent: &str,
@@ -219,7 +221,7 @@ impl AgentHost {
     }
 }
 
-/// Messages until there are enough of them, or enough text. The first one always has room.
+/// Collects messages until there are enough of them or enough text. The first message always fits.
 struct Page {
     room: usize,
     bytes: usize,
@@ -231,7 +233,7 @@ impl Page {
         Page { room: limit as usize, bytes: 0, messages: Vec::new() }
     }
 
-    /// How many of them had room.
+    /// Adds messages and returns how many of them fit.
     fn add(&mut self, messages: &[ChatMessage]) -> usize {
         for (index, message) in messages.iter().enumerate() {
             self.bytes += message.text_bytes();

@@ -1,16 +1,16 @@
-//! How the host stands, for those who watch it.
+//! The state of the host, for monitoring.
 
 use super::AgentHost;
 use crate::RuntimeError;
 use skep_store::{DiskUse, OpenWork};
 
 impl AgentHost {
-    /// Turns, approvals and dead letters that are open, of all tenants.
+    /// Returns the number of open turns, approvals and dead letters of all tenants.
     pub async fn open_work(&self) -> Result<OpenWork, RuntimeError> {
         Ok(self.inner.services.store.open_work().await?)
     }
 
-    /// What the database takes of the disk; `None` if it is in memory.
+    /// Returns the disk usage of the database, or `None` if it is in memory.
     pub fn disk_use(&self) -> Option<DiskUse> {
         self.inner.services.store.disk_use()
     }

@@ -1,4 +1,4 @@
-//! Whether the database takes writes, and a warning before its disk is full.
+//! Checks whether the database accepts writes, and warns before its disk is full.
 
 use super::AgentHost;
 use crate::RuntimeError;
@@ -9,11 +9,11 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-/// How long an answer of the database is believed, so that whoever asks often costs nothing.
+/// How long a result is reused, so that frequent checks cost nothing.
 const BELIEVED: Duration = Duration::from_secs(1);
 /// A database that takes longer for one small write is not ready.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// How often the room on the disk is looked at.
+/// How often the free disk space is checked.
 const INTERVAL: Duration = Duration::from_secs(30);
 
 pub(super) struct StoreHealth {
@@ -22,7 +22,8 @@ pub(super) struct StoreHealth {
 }
 
 impl AgentHost {
-    /// Whether the database takes writes: a small one is made and committed, at most once a second.
+    /// Checks whether the database accepts writes, by committing a small write at most once a
+    /// second.
     pub async fn store_ready(&self) -> Result<(), RuntimeError> {
         let slow = |_elapsed| RuntimeError::StoreStalled { waited_s: DEADLINE.as_secs() };
         Ok(timeout(DEADLINE, self.inner.store_health.check()).await.map_err(slow)??)
@@ -47,7 +48,8 @@ impl StoreHealth {
     }
 }
 
-/// Warns when the disk of the database has less room than this, until the host ends.
+/// Warns when the disk of the database has less than `warn_below_bytes` free. Runs until the host
+/// stops.
 pub(super) async fn watch(store: Store, warn_below_bytes: u64) {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -60,9 +62,9 @@ pub(super) async fn watch(store: Store, warn_below_bytes: u64) {
             (false, true) => tracing::warn!(
                 free_bytes,
                 warn_below_bytes,
-                "the disk of the data folder is nearly full; without room no turn can be stored"
+                "the disk of the data folder is nearly full; when it is full, no turn can be stored"
             ),
-            (true, false) => tracing::info!(free_bytes, "the disk of the data folder has room again"),
+            (true, false) => tracing::info!(free_bytes, "the disk of the data folder has enough space again"),
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Turns as the host takes them, finds them again, and goes on with them after a restart.
+//! Accepts turns, finds them again, and lets callers follow or cancel them, also after a restart.
 
 use super::{AgentHost, Inner, sessions::session_not_found};
 use crate::{
@@ -19,28 +19,31 @@ use tracing::Instrument as _;
 
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
-/// What the host's own idempotency keys begin with.
+/// First character of the host's internal idempotency keys.
 pub(crate) const OWN_KEY: char = '\u{1}';
-/// What a caller is told to wait whose turn waits for its agent.
+/// Retry delay reported to a caller whose turn is waiting for its agent.
 const RETRY_AFTER_MS: u32 = 1_000;
 
 impl AgentHost {
-    /// Puts a message into the mailbox of its session. The events of its turn come through the handle.
+    /// Puts a message into the mailbox of its session. The returned handle delivers the events of
+    /// its turn.
     ///
-    /// A turn that is detached or has an idempotency key is durable when this returns, and goes on if the handle is
-    /// dropped; any other is durable when it starts, and is cancelled with its handle, which ends with an error when the turn
-    /// in front waits for a person.
+    /// A turn that is detached or has an idempotency key is durable when this returns, and
+    /// continues if the handle is dropped. Any other turn becomes durable when it starts, and is
+    /// cancelled when its handle is dropped; its handle ends with an error if the turn ahead of it
+    /// waits for a person.
     ///
-    /// Idempotency keys that begin with [`OWN_KEY`] are the host's own; nobody else can make one.
+    /// Idempotency keys that start with [`OWN_KEY`] are reserved for the host; no client can create
+    /// one.
     pub async fn invoke(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
         if invocation.idempotency_key.as_ref().is_some_and(|key| key.chars().any(char::is_control)) {
-            let message = "an idempotency key has no control characters".to_owned();
+            let message = "an idempotency key must not contain control characters".to_owned();
             return Err(RuntimeError::InvalidMessage { message });
         }
         self.invoke_as_host(invocation).await
     }
 
-    /// The same for what the host does by itself, with keys of its own.
+    /// Like [`AgentHost::invoke`], but for work that the host starts itself with internal keys.
     pub(crate) async fn invoke_as_host(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
         let services = &self.inner.services;
         services.admit()?;
@@ -55,10 +58,12 @@ impl AgentHost {
             agent.check_call(&tool.name, invocation.data.as_ref())?;
         }
         let feed = Feed::new(uuid::Uuid::now_v7().simple().to_string());
-        // Who asks with the same idempotency key finds the turn from the moment that its row is there.
-        let live = services.live.enter(&feed).expect("its id is new");
+        // Another caller with the same idempotency key can find the turn as soon as its row is
+        // stored.
+        let live = services.live.enter(&feed).expect("the turn's id is new");
         if invocation.detached || invocation.idempotency_key.is_some() {
-            // In a task of its own: what is in the store must reach its session, even if the caller is gone by then.
+            // Runs in a separate task, because a stored turn must reach its session even if the
+            // caller is gone by then.
             let accepting = self.inner.clone().invoke_durably(invocation, feed, live).in_current_span();
             let accepted = tokio::spawn(accepting).await;
             return accepted.unwrap_or_else(|error| {
@@ -77,13 +82,14 @@ impl AgentHost {
         Ok(handle.behind(in_front))
     }
 
-    /// The events of a turn, open or ended, from its first one. Dropping the handle changes nothing.
+    /// Follows the events of an open or ended turn from the first one. Dropping the handle does not
+    /// affect the turn.
     pub async fn follow(&self, agent: &str, session: &str, turn: &str) -> Result<RunHandle, RuntimeError> {
         let row = self.inner.row(agent, session, turn).await?;
         self.inner.follow_row(row).await
     }
 
-    /// How a turn stands.
+    /// Returns the state of a turn.
     pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnDetail, RuntimeError> {
         let TurnRow { id, session, accepted_at_ms, state, .. } = self.inner.row(agent, session, turn).await?;
         let phase = match state {
@@ -101,7 +107,7 @@ impl AgentHost {
         Ok(TurnDetail { id, session, accepted_at_ms, phase })
     }
 
-    /// Cancels a turn that waits or runs; one that has ended stays as it is.
+    /// Cancels a turn that is waiting or running. A turn that has ended is left unchanged.
     pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<(), RuntimeError> {
         let row = self.inner.row(agent, session, turn).await?;
         if row.is_open() {
@@ -131,16 +137,16 @@ impl Inner {
             if let Some(row) = store.turn_with_idempotency_key(&agent, &session, key).await? {
                 return self.follow_known(&invocation, row).await;
             }
-            // The outcome is kept for longer than its turn.
+            // The outcome is kept longer than its turn.
             if let Some(body) = store.outcome(&agent, &session, key).await? {
                 feed.end(0, Ok(decode_outcome(&body)?));
                 return Ok(feed.follow(Hold::Watches));
             }
         }
-        // What was answered before is told also by a session that takes nothing new.
+        // A session that accepts nothing new still returns earlier results.
         self.services.held.check(&agent, &session)?;
         let deployed = self.services.agent(&agent)?;
-        // Before anything is stored of it.
+        // Reserved before anything of the turn is stored.
         let held = self.services.intake.take(&invocation)?;
         let active = self.services.active(&deployed, &invocation.principal)?;
         let (accepted_at_ms, seed) = (now_ms(), journal::seed());
@@ -180,13 +186,13 @@ impl Inner {
         self.sessions.send(&self.services, key, Command::Turn(Box::new(request)))
     }
 
-    /// The turn that has the invocation's idempotency key already.
+    /// Follows the turn that already has the invocation's idempotency key.
     async fn follow_known(&self, invocation: &Invocation, row: TurnRow) -> Result<RunHandle, RuntimeError> {
-        // What the host does by itself under a key is the same, but for how often it was tried.
+        // Messages that the host sends under a key differ only in their attempt number.
         let is_own = invocation.idempotency_key.as_ref().is_some_and(|key| key.starts_with(OWN_KEY));
         if !is_own && !Input::is_same(&row.input, invocation) {
             let message =
-                "the idempotency key was sent with another message before; use a new one".to_owned();
+                "the idempotency key was already used with a different message; use a new one".to_owned();
             return Err(RuntimeError::InvalidMessage { message });
         }
         self.follow_row(row).await
@@ -199,7 +205,8 @@ impl Inner {
                 return Ok(feed.follow(Hold::Watches));
             }
             self.services.held.check(&row.agent, &row.session)?;
-            // It may have ended since the row was read; then what the store has now is all of it.
+            // The turn may have ended since the row was read; the store then holds its complete
+            // result.
             row = self.row(&row.agent, &row.session, &row.id).await?;
         }
         let feed = Feed::new(row.id.clone());
@@ -209,7 +216,8 @@ impl Inner {
                 if let Some(feed) = self.services.live.get(&row.id) {
                     return Ok(feed.follow(Hold::Watches));
                 }
-                let message = format!("turn {} waits for its agent, or for room in its session", row.id);
+                let message =
+                    format!("turn {} is waiting for its agent or for room in its session's mailbox", row.id);
                 return Err(RuntimeError::MailboxFull { message, retry_after_ms: RETRY_AFTER_MS });
             }
             TurnState::Done { number, outcome, .. } => {
@@ -247,11 +255,11 @@ fn check(invocation: &Invocation) -> Result<(), RuntimeError> {
     let invalid = |message: String| Err(RuntimeError::InvalidMessage { message });
     let bytes = invocation.text.len();
     if bytes > MAX_MESSAGE_BYTES {
-        return invalid(format!("the text has {bytes} bytes; {MAX_MESSAGE_BYTES} are allowed"));
+        return invalid(format!("the text has {bytes} bytes; at most {MAX_MESSAGE_BYTES} are allowed"));
     }
     match &invocation.idempotency_key {
         Some(key) if key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY_BYTES => invalid(format!(
-            "an idempotency key has 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes, not {}",
+            "an idempotency key must have 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes, not {}",
             key.len()
         )),
         _ => Ok(()),

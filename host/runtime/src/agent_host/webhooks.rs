@@ -7,35 +7,36 @@ use skep_store::DeliveryKey;
 const MAX_PAGE: u32 = 1_000;
 
 impl AgentHost {
-    /// Subscribes an address to topics. The second value is the secret that its messages are signed with, which is told
-    /// only here.
+    /// Subscribes an address to topics. The second value is the secret that signs its messages; it
+    /// is returned only here.
     pub async fn add_webhook(&self, webhook: NewWebhook) -> Result<(WebhookSummary, String), RuntimeError> {
         let services = &self.inner.services;
         services.webhooks.add(&services.outbox.router, webhook).await
     }
 
-    /// By id, and so the oldest first.
+    /// Returns the webhooks ordered by id, which is oldest first.
     pub fn webhooks(&self) -> Vec<WebhookSummary> {
         self.inner.services.webhooks.list()
     }
 
-    /// As [`AgentHost::webhooks`], with what is on its way to each.
+    /// Like [`AgentHost::webhooks`], with the deliveries that are in flight to each.
     pub async fn webhook_states(&self) -> Result<Vec<WebhookState>, RuntimeError> {
         Ok(self.inner.services.webhooks.states().await?)
     }
 
-    /// Sends a webhook one test event, now and once.
+    /// Sends one test event to a webhook immediately, without retries.
     pub async fn test_webhook(&self, id: &str) -> Result<WebhookTest, RuntimeError> {
         self.inner.services.webhooks.test(id).await
     }
 
-    /// Removes a webhook, with what is on its way to it.
+    /// Removes a webhook and its pending deliveries.
     pub async fn remove_webhook(&self, id: &str) -> Result<(), RuntimeError> {
         let services = &self.inner.services;
         services.webhooks.remove(&services.outbox.router, id).await
     }
 
-    /// Deliveries, to sessions and to webhooks, that failed for good; the newest first, those before `before`.
+    /// Returns deliveries to sessions and webhooks that failed permanently, newest first, or those
+    /// before the key `before`.
     pub async fn dead_letters(
         &self,
         before: Option<i64>,
@@ -46,7 +47,7 @@ impl AgentHost {
         Ok(rows.into_iter().map(DeadLetter::of).collect())
     }
 
-    /// Tries a dead letter again, from its first try.
+    /// Retries a dead letter from the first attempt.
     pub async fn redeliver(&self, id: i64) -> Result<(), RuntimeError> {
         let services = &self.inner.services;
         if !services.store.redeliver(DeliveryKey(id), services.clock.now_ms()).await? {

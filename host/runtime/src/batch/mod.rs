@@ -1,8 +1,15 @@
-//! Batches: inference and turns that wait, durably, until nobody who waits for an answer is held up by them.
+//! Asynchronous batches of inference requests and agent turns, which are durable and yield to
+//! interactive work.
 //!
-//! The way of an item: [`AgentHost::queue_batch`] stores it → `queue` takes it when its model has room → `work` runs it
-//! in the background, where interactive work goes first → its result is stored, once → the client comes for it
-//! ([`AgentHost::batch_results`]). What runs when the process ends is run again by the next one.
+//! An item takes these steps:
+//!
+//! 1. [`AgentHost::queue_batch`] stores it.
+//! 2. `puller` takes it when its model has room.
+//! 3. `work` runs it at background priority, after interactive work.
+//! 4. Its result is stored once.
+//! 5. The client fetches the result ([`AgentHost::batch_results`]).
+//!
+//! Items that run when the process terminates are rerun by the next one.
 //!
 //! [`AgentHost::queue_batch`]: crate::AgentHost::queue_batch
 //! [`AgentHost::batch_results`]: crate::AgentHost::batch_results
@@ -26,14 +33,14 @@ use skep_engine::{
     chat::{ChatFinish, ChatMessage, ChatOptions, ToolCall},
 };
 
-/// How a model is called that is an agent.
+/// Prefix of a model name that refers to an agent.
 pub const AGENT_MODEL: &str = "agent:";
 
-/// Requests that may wait.
+/// Requests to be processed asynchronously.
 #[derive(Clone, Debug)]
 pub struct NewBatch {
     pub principal: String,
-    /// A model's name, or [`AGENT_MODEL`] and an agent's.
+    /// A model's name, or [`AGENT_MODEL`] followed by an agent's name.
     pub model: String,
     pub items: Vec<BatchItem>,
 }
@@ -41,9 +48,10 @@ pub struct NewBatch {
 #[derive(Clone, Debug)]
 pub struct BatchItem {
     pub request: BatchRequest,
-    /// How its client wants the answer told. Kept with the answer; nothing here reads it.
+    /// The response format requested by the client. It is stored with the answer and not
+    /// interpreted here.
     pub form: String,
-    /// The client's own name for it.
+    /// The client's name for the item.
     pub reference: Option<String>,
 }
 
@@ -53,19 +61,19 @@ pub enum BatchRequest {
         messages: Vec<ChatMessage>,
         options: Box<ChatOptions>,
     },
-    /// A message to an agent, in a session of its own.
+    /// A message to an agent, in a new session.
     Turn {
         text: String,
         data: Option<Json>,
     },
-    /// As a fault in the host would have it, until the item has failed so often.
+    /// Panics until the item has failed this many times, to simulate a bug in the host.
     #[cfg(test)]
     Panics {
         times: u32,
     },
 }
 
-/// How a batch stands.
+/// The state of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchStatus {
     pub id: String,
@@ -77,10 +85,10 @@ pub struct BatchStatus {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchPhase {
-    /// None of its items was begun.
+    /// None of the items has been started.
     Queued,
     Running,
-    /// No item is left.
+    /// All items have finished.
     Ended {
         at_ms: u64,
         cancelled: bool,
@@ -91,7 +99,7 @@ pub enum BatchPhase {
 #[derive(Clone, Debug)]
 pub struct BatchResults {
     pub status: BatchStatus,
-    /// In the order in which they were sent.
+    /// Results in the order of the requests.
     pub items: Vec<BatchResult>,
 }
 
@@ -105,7 +113,7 @@ pub struct BatchResult {
 #[derive(Clone, Debug)]
 pub enum BatchOutcome {
     Done(Box<BatchAnswer>),
-    /// It was given up.
+    /// The item failed permanently.
     Failed {
         code: &'static str,
         message: String,
@@ -116,14 +124,14 @@ pub enum BatchOutcome {
 /// The answer to an item.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BatchAnswer {
-    /// As it was sent.
+    /// The response format from the request.
     pub form: String,
     pub text: String,
-    /// Of an agent's reply.
+    /// Data of an agent's reply.
     pub data: Option<Json>,
     pub tool_calls: Vec<ToolCall>,
     pub finish: ChatFinish,
-    /// What must be whole is not.
+    /// Whether output that must be complete was cut off.
     pub cut_off: bool,
     #[serde(with = "crate::invocation::StoredUsage")]
     pub usage: Usage,

@@ -1,23 +1,23 @@
-//! What the operator decides about batches.
+//! The operator's settings for batches.
 
 use std::time::Duration;
 
-/// Bounds of the queue.
+/// Limits of the queue.
 #[derive(Clone, Debug)]
 pub struct BatchOptions {
-    /// Items that run at once, of all batches.
+    /// Maximum number of items that run at once, over all batches.
     pub max_running: usize,
-    /// Of one batch.
+    /// Maximum number of items in one batch.
     pub max_items: usize,
-    /// Requests and results of all batches that are stored.
+    /// Maximum size of the stored requests and results of all batches.
     pub max_stored_bytes: u64,
-    /// Batches that are stored, those that ended included.
+    /// Maximum number of stored batches, including those that ended.
     pub max_batches: u64,
     /// How long the results of a batch are kept.
     pub retention: Duration,
-    /// An item that failed so often is given up.
+    /// An item fails permanently after this many failed attempts.
     pub max_attempts: u32,
-    /// Before the second attempt; each further one waits twice as long.
+    /// Delay before the second attempt. It doubles with each further attempt.
     pub backoff: Duration,
 }
 

@@ -1,7 +1,8 @@
-//! Takes items when their model has room, and no more at once than the operator allows.
+//! Starts items when their model has room, up to the operator's limit.
 //!
-//! It pulls. Nothing is pushed into an engine that has others to serve, so a full queue is rows in the store and not
-//! requests in front of anybody. Whoever waits for room looks for it again every few milliseconds, while something waits.
+//! The puller never pushes items into a busy engine, so a full queue consists of rows in the store
+//! rather than of requests ahead of other clients. While items wait for room, the puller checks for
+//! it every few milliseconds.
 
 use super::{
     AGENT_MODEL, BatchAnswer, BatchOptions,
@@ -25,18 +26,18 @@ use tokio::{
     task::{JoinError, JoinSet},
 };
 
-/// How soon to look for room again while something waits for it.
+/// How often to check for room while items wait for it.
 const ROOM_INTERVAL: Duration = Duration::from_millis(20);
-/// How soon to try again what was refused because others came first.
+/// Delay before retrying an item that was refused because others came first.
 const BUSY_INTERVAL: Duration = Duration::from_millis(250);
-/// How old the figures of a queue may be in which something waits.
+/// Maximum age of the queue metrics while items wait.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(1);
-/// How soon to look for what was stored without a word, because whoever stored it was cut off.
+/// How often to look for rows whose writer was interrupted before it could notify the puller.
 const IDLE_INTERVAL: Duration = Duration::from_secs(30);
-/// How soon to try again what the store would not do.
+/// Delay before retrying after a store error.
 const STORE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// When there may be something to begin.
+/// When there may be something to start.
 enum Pull {
     /// When something changes.
     Wait,
@@ -44,7 +45,7 @@ enum Pull {
     Within(Duration),
 }
 
-/// Until the host is gone.
+/// Runs until the host is gone.
 pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
     let mut tasks = JoinSet::new();
     let mut figures = Figures::default();
@@ -57,12 +58,12 @@ pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
         let depth = figures.refresh(&strong).await;
         drop(strong);
         let within = match pull {
-            // Somebody may set the clock meanwhile.
+            // The clock may be changed meanwhile, so the wait is bounded.
             Ok(Pull::Within(time)) => time.min(IDLE_INTERVAL),
             Ok(Pull::Wait) if depth.waiting > 0 => FIGURES_INTERVAL,
             Ok(Pull::Wait) => IDLE_INTERVAL,
             Err(error) => {
-                tracing::error!("the queue of batches does not go on: {error}");
+                tracing::error!("the batch queue is stalled: {error}");
                 queue.has_strays.store(true, Ordering::Release);
                 STORE_INTERVAL
             }
@@ -70,14 +71,14 @@ pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
         tokio::select! {
             () = queue.changed.notified() => {}
             Some(ended) = tasks.join_next() => if let Err(error) = ended {
-                tracing::error!("an item of a batch ended badly: {error}");
+                tracing::error!("the task of a batch item ended abnormally: {error}");
             },
             () = tokio::time::sleep(within) => {}
         }
     }
 }
 
-/// Begins items while there is room.
+/// Starts items while there is room.
 async fn begin(
     queue: &Arc<QueueShared>,
     host: &AgentHost,
@@ -99,13 +100,14 @@ async fn begin(
         let (batch, principal) = (item.batch.clone(), item.principal.clone());
         let runs = Runs::begin(queue, item.key, Running { batch, principal, _cancel: cancel });
         tasks.spawn(run_item(runs, host.clone(), item, cancelled, begun));
-        // The next one sees the room that this one leaves. One that ends without beginning drops its sender.
+        // Waits so that the next item sees the remaining room. An item that fails before it starts
+        // drops its sender.
         let _ = has_begun.await;
     }
     Ok(Pull::Wait)
 }
 
-/// How many items of which tenants run, and which tenants have as many as they may have beside others.
+/// Returns how many items each tenant is running, and whether the tenant has used up its share.
 fn busy_tenants(queue: &QueueShared, host: &AgentHost) -> Vec<BusyTenant> {
     let running = queue.running();
     let shares: Shares = running.values().map(|running| (running.principal.clone(), 1)).collect();
@@ -118,7 +120,8 @@ fn busy_tenants(queue: &QueueShared, host: &AgentHost) -> Vec<BusyTenant> {
     tenants.collect()
 }
 
-/// Models in which a background sequence could begin now, agents by the room in theirs; and whether these are all.
+/// Returns the models in which a background sequence could start now (an agent counts by its
+/// model), and whether these are all models.
 fn models_with_room(host: &AgentHost) -> (Vec<String>, bool) {
     let models = host.models().iter().map(|engine| (engine.info().name.clone(), engine.clone()));
     let agents = host.agents().into_iter().filter_map(|agent| {
@@ -135,7 +138,8 @@ fn models_with_room(host: &AgentHost) -> (Vec<String>, bool) {
     (roomy, all_have_room)
 }
 
-/// While it is there, somebody runs the item. One whose task ends badly is looked for as a stray.
+/// Marks an item as running while it exists. If the item's task panics, the puller looks for
+/// strays.
 struct Runs {
     queue: Arc<QueueShared>,
     key: ItemKey,
@@ -168,12 +172,12 @@ async fn run_item(
     histogram!(metric::BATCH_WAIT).record(waited_ms as f64 / 1000.0);
     let queue = &runs.queue;
     let (of_item, taken) = (host.clone(), item.clone());
-    // Dropped with this, it is aborted.
+    // The task is aborted when this set is dropped.
     let mut working = JoinSet::new();
     working.spawn(async move { work::run(&of_item, &taken, begun).await });
     let result = tokio::select! {
         worked = working.join_next() => answer_of(worked, &item),
-        // Its sender is dropped when the batch is cancelled, and when the queue stops.
+        // The sender is dropped when the batch is cancelled and when the queue stops.
         _ = cancelled => {
             working.shutdown().await;
             work::abandon(&host, &item).await;
@@ -183,10 +187,11 @@ async fn run_item(
     let (end, outcome) = end_of(result, &item, &queue.options);
     let services = host.services();
     let write = || services.store.end_item(item.key, &end);
-    match stored(services, "the result of an item of a batch", write).await {
+    match stored(services, "the result of a batch item", write).await {
         Some(ItemEnded::NotTaken) => {
             counter!(metric::BATCH_ITEMS, "outcome" => "cancelled").increment(1);
-            // Or it was the last one, and was written by a try of which that was not known.
+            // The item was cancelled, or an earlier write of the last item's result succeeded
+            // without being confirmed.
             queue.look_for_strays();
         }
         Some(ended) => {
@@ -194,16 +199,16 @@ async fn run_item(
             if ended == ItemEnded::Last
                 && let Err(error) = queue.end_finished(&host).await
             {
-                tracing::error!(batch = item.batch, "the batch is not ended yet: {error}");
+                tracing::error!(batch = item.batch, "cannot end the batch yet: {error}");
                 queue.look_for_strays();
             }
         }
-        // The next process finds that it was taken, and runs it again.
+        // The next process finds the item still taken and runs it again.
         None => {}
     }
 }
 
-/// A panic in an item's work is a failure of this item, which is tried again and given up as any other.
+/// Treats a panic in an item's work as a failure of this item, which is retried like any other.
 fn answer_of(
     worked: Option<Result<Result<BatchAnswer, RuntimeError>, JoinError>>,
     item: &TakenItem,
@@ -218,7 +223,7 @@ fn answer_of(
     }
 }
 
-/// What is written of an item, and what it counts as.
+/// Returns the end of an item to store, and its label in the metrics.
 fn end_of(
     result: Result<BatchAnswer, RuntimeError>,
     item: &TakenItem,
@@ -233,11 +238,7 @@ fn end_of(
         Retry::Soon => (ItemEnd::GivenBack { wake_ms: after(BUSY_INTERVAL) }, "given_back"),
         Retry::After(time) => (ItemEnd::GivenBack { wake_ms: after(time) }, "given_back"),
         Retry::Later if item.failures + 1 < options.max_attempts => {
-            tracing::warn!(
-                batch = item.batch,
-                position = item.position,
-                "an item of a batch failed: {error}"
-            );
+            tracing::warn!(batch = item.batch, position = item.position, "a batch item failed: {error}");
             let wake_ms = after(options.backoff.saturating_mul(1 << item.failures.min(10)));
             (ItemEnd::Again { wake_ms }, "retried")
         }
@@ -245,7 +246,7 @@ fn end_of(
     }
 }
 
-/// What the metrics say of the queue.
+/// The queue's metrics.
 #[derive(Default)]
 struct Figures {
     depth: QueueDepth,
@@ -257,7 +258,7 @@ impl Figures {
         if self.at.is_none_or(|at| at.elapsed() >= FIGURES_INTERVAL || self.depth.waiting == 0) {
             match host.services().store.queue_depth().await {
                 Ok(depth) => self.depth = depth,
-                Err(error) => tracing::warn!("the depth of the queue of batches is not known: {error}"),
+                Err(error) => tracing::warn!("cannot read the depth of the batch queue: {error}"),
             }
             self.at = Some(Instant::now());
             let age_ms = self.depth.oldest_ms.map_or(0, |oldest_ms| now_ms().saturating_sub(oldest_ms));

@@ -1,4 +1,4 @@
-//! The queue as clients see it: what it takes, how it stands, what it gives back. `puller` empties it.
+//! The queue as clients see it: queueing, status, results and cancellation. `puller` processes it.
 
 use super::{
     AGENT_MODEL, BatchItem, BatchOptions, BatchPhase, BatchResults, BatchStatus, NewBatch, puller, stored,
@@ -21,25 +21,27 @@ use tokio::{
     task::JoinSet,
 };
 
-/// An item that ran while so many processes ended may be why they did.
+/// An item fails permanently if this many processes ended while it ran, because it may be the
+/// cause.
 const MAX_LOSSES: u32 = 5;
 const RETRY_AFTER_MS: u32 = 10_000;
 const MAX_REFERENCE_BYTES: usize = 256;
 
-/// The queue of a host.
+/// The batch queue of a host.
 pub(crate) struct BatchQueue {
     shared: Arc<QueueShared>,
-    /// The loop that pulls, and with it all that it runs; it ends when this is dropped.
+    /// The pulling loop and everything it runs. Dropping this stops it.
     pulling: Mutex<JoinSet<()>>,
 }
 
-/// What the loop has of the queue.
+/// The part of the queue that the pulling loop shares.
 pub(super) struct QueueShared {
     pub(super) options: BatchOptions,
     pub(super) changed: Notify,
-    /// The database failed: something may be taken that nobody runs, or done and not told.
+    /// Whether the database failed, so that items may be taken that nobody runs, or batches
+    /// finished that were not announced.
     pub(super) has_strays: AtomicBool,
-    /// Items that run; dropping what is kept of one cancels it.
+    /// Running items. Removing an entry cancels the item.
     running: Mutex<HashMap<ItemKey, Running>>,
 }
 
@@ -60,14 +62,14 @@ impl BatchQueue {
         BatchQueue { shared: Arc::new(shared), pulling: Mutex::default() }
     }
 
-    /// Gives back what the last process left, and begins to take.
+    /// Returns items left by the last process to the queue, and starts pulling.
     pub(crate) async fn start(&self, host: &AgentHost) -> Result<(), RuntimeError> {
         let store = &host.services().store;
-        let message = format!("{MAX_LOSSES} processes ended while it ran; it may be why");
+        let message = format!("{MAX_LOSSES} processes terminated while the item ran, so it may be the cause");
         let error = StoredFailure::encode(&RuntimeError::Internal { message });
         let lost = store.recover_items(MAX_LOSSES, &error).await?;
         if lost > 0 {
-            tracing::info!(items = lost, "items of batches wait again");
+            tracing::info!(items = lost, "batch items were returned to the queue");
         }
         self.shared.end_finished(host).await?;
         let pulling = puller::run(self.shared.clone(), host.services().clone());
@@ -75,13 +77,13 @@ impl BatchQueue {
         Ok(())
     }
 
-    /// Takes nothing more and gives back what runs.
+    /// Stops pulling and returns running items to the queue.
     pub(crate) async fn stop(&self, host: &AgentHost) {
         let mut pulling = std::mem::take(&mut *self.pulling.lock().unwrap_or_else(PoisonError::into_inner));
         pulling.shutdown().await;
         self.shared.running().clear();
         if let Err(error) = host.services().store.give_back_items().await {
-            tracing::warn!("items of batches that ran count as lost: {error}");
+            tracing::warn!("cannot return running batch items to the queue, so they count as lost: {error}");
         }
     }
 
@@ -111,15 +113,15 @@ impl BatchQueue {
             Queued::New => services.courier_bell.notify_one(),
             Queued::Full => {
                 let message = format!(
-                    "the batches that are stored have no room for this one ({max_batches} batches and \
-                     {max_stored_bytes} bytes are kept, results for {} h; a tenant leaves a part of it to others)",
+                    "the queue has no room for this batch (it keeps {max_batches} batches and \
+                     {max_stored_bytes} bytes, and results for {} h; a part is reserved for other tenants)",
                     self.shared.options.retention.as_secs() / 3600
                 );
                 return Err(RuntimeError::QueueFull { message, retry_after_ms: RETRY_AFTER_MS });
             }
         }
         self.shared.changed.notify_one();
-        // As it was when it was stored; some of it may run by now.
+        // The status at the time of storing; some items may already be running.
         let items = ItemCounts { waiting, ..ItemCounts::default() };
         let phase = BatchPhase::Queued;
         Ok(BatchStatus { id, model, created_at_ms: at_ms, phase, items })
@@ -134,7 +136,7 @@ impl BatchQueue {
         Ok(stored::status(&self.row(host, principal, id).await?))
     }
 
-    /// The results of a batch that has ended; `None` while it has not.
+    /// Returns the results of a batch that has ended, or `None` if it has not.
     pub(crate) async fn results(
         &self,
         host: &AgentHost,
@@ -148,12 +150,12 @@ impl BatchQueue {
         Ok((status.clone(), Some(BatchResults { status, items })))
     }
 
-    /// Something may wait that nobody told of.
+    /// Makes the puller look for work that nobody announced.
     pub(crate) fn look(&self) {
         self.shared.look_for_strays();
     }
 
-    /// Cancels what waits and what runs; results that are there stay.
+    /// Cancels the items that wait or run. Existing results are kept.
     pub(crate) async fn cancel(
         &self,
         host: &AgentHost,
@@ -169,10 +171,10 @@ impl BatchQueue {
     fn check(&self, host: &AgentHost, batch: &NewBatch) -> Result<(), RuntimeError> {
         let invalid = |message: String| Err(RuntimeError::InvalidBatch { message });
         match batch.items.len() {
-            0 => return invalid("a batch has at least one request".to_owned()),
+            0 => return invalid("a batch must have at least one request".to_owned()),
             items if items > self.shared.options.max_items => {
                 let most = self.shared.options.max_items;
-                return invalid(format!("the batch has {items} requests; {most} may be in one"));
+                return invalid(format!("the batch has {items} requests; at most {most} are allowed"));
             }
             _ => {}
         }
@@ -193,7 +195,7 @@ impl BatchQueue {
         }
     }
 
-    /// A batch of this principal that is not too old.
+    /// Returns a batch of this principal that is still kept.
     async fn row(&self, host: &AgentHost, principal: &str, id: &str) -> Result<BatchRow, RuntimeError> {
         let row = host.services().store.batch(id).await?;
         let is_kept =
@@ -208,7 +210,7 @@ impl BatchQueue {
 }
 
 impl QueueShared {
-    /// Batches that ended before are forgotten.
+    /// Returns the time before which ended batches are deleted.
     fn oldest_ms(&self, host: &AgentHost) -> u64 {
         let retention_ms = u64::try_from(self.options.retention.as_millis()).unwrap_or(u64::MAX);
         host.services().clock.lived_before(now_ms(), retention_ms)
@@ -219,13 +221,13 @@ impl QueueShared {
         Ok(())
     }
 
-    /// The puller looks for what nobody runs, or tells.
+    /// Makes the puller look for items that nobody runs and batches that nobody announced.
     pub(super) fn look_for_strays(&self) {
         self.has_strays.store(true, Ordering::Release);
         self.changed.notify_one();
     }
 
-    /// Gives back what is taken and nobody runs, and ends what is done.
+    /// Returns taken items that nobody runs to the queue, and ends finished batches.
     pub(super) async fn mend(&self, host: &AgentHost) -> Result<(), RuntimeError> {
         if !self.has_strays.swap(false, Ordering::AcqRel) {
             return Ok(());
@@ -242,7 +244,7 @@ impl QueueShared {
         mended
     }
 
-    /// Ends the batches of which no item is left.
+    /// Ends the batches that have no unfinished items left.
     pub(super) async fn end_finished(&self, host: &AgentHost) -> Result<(), RuntimeError> {
         let services = host.services();
         for row in services.store.finished_batches().await? {

@@ -1,11 +1,11 @@
-//! Batches as the store has them, and back.
+//! Conversion of batches to and from their stored form.
 
 use super::{BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchRequest, BatchResult, BatchStatus};
 use crate::{RuntimeError, error::known_code, session::StoredFailure};
 use serde::{Deserialize, Serialize};
 use skep_store::{BatchRow, ItemRow, ItemState, NewItem};
 
-/// A request and how its answer is to be told.
+/// A request and the response format of its answer.
 #[derive(Serialize, Deserialize)]
 pub(super) struct StoredRequest {
     pub(super) form: String,
@@ -20,12 +20,12 @@ impl StoredRequest {
 
 pub(super) fn new_item(item: BatchItem) -> NewItem {
     let BatchItem { request, form, reference } = item;
-    let request = serde_json::to_vec(&StoredRequest { form, request }).expect("plain data is always JSON");
+    let request = serde_json::to_vec(&StoredRequest { form, request }).expect("plain data always serializes");
     NewItem { request, reference }
 }
 
 pub(super) fn encode_answer(answer: &BatchAnswer) -> Vec<u8> {
-    serde_json::to_vec(answer).expect("plain data is always JSON")
+    serde_json::to_vec(answer).expect("plain data always serializes")
 }
 
 pub(super) fn status(row: &BatchRow) -> BatchStatus {
@@ -42,7 +42,7 @@ pub(super) fn status(row: &BatchRow) -> BatchStatus {
     }
 }
 
-/// The result of an item of a batch that has ended.
+/// Decodes the result of an item of an ended batch.
 pub(super) fn result(row: ItemRow) -> Result<BatchResult, RuntimeError> {
     let outcome = match row.state {
         ItemState::Done(body) => {

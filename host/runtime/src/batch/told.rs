@@ -1,4 +1,4 @@
-//! `cf.workersAi.model.batch.…`: what the beginning and the end of a batch tell those who asked for it.
+//! `cf.workersAi.model.batch.*`: the events that announce the start and the end of a batch.
 
 use crate::{
     Json,
@@ -7,18 +7,18 @@ use crate::{
 use serde_json::{Value, json};
 use skep_store::NewEvent;
 
-/// What became of a batch.
+/// The state of a batch that an event announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     Queued,
-    /// At least one of its items was answered.
+    /// At least one of the items was answered.
     Succeeded,
     Failed {
         cancelled: bool,
     },
 }
 
-/// Which batch.
+/// Identifies a batch.
 pub(super) struct BatchName<'a> {
     pub(super) id: &'a str,
     pub(super) model: &'a str,
@@ -34,7 +34,7 @@ impl Told {
         }
     }
 
-    /// The event, if anyone takes it.
+    /// Returns the event, if anyone subscribes to it.
     pub(super) fn event(self, outbox: &Outbox, batch: &BatchName<'_>, at_ms: u64) -> Option<NewEvent> {
         let topic = format!("cf.workersAi.model.batch.{}", self.name());
         if !outbox.router.takes(&topic) {
@@ -44,7 +44,7 @@ impl Told {
         if let Told::Failed { cancelled } = self {
             let (message, internal, http) = match cancelled {
                 true => ("the batch was cancelled", 3008, 408),
-                false => ("no request of the batch was answered; each says why among the results", 500, 500),
+                false => ("no request of the batch succeeded; the results give the reasons", 500, 500),
             };
             payload["message"] = json!(message);
             payload["internalCode"] = json!(internal);
@@ -57,7 +57,7 @@ impl Told {
             "metadata": {"eventSchemaVersion": 1, "eventTimestamp": timestamp(at_ms)},
         });
         let data = Json::from(data);
-        // A batch is told of once each way.
+        // Each state of a batch is announced once.
         let id = format!("{}-{}", batch.id, self.name());
         let deliveries = outbox.router.route(batch.principal, &id, &topic, Some(&data));
         Some(NewEvent {

@@ -1,4 +1,4 @@
-//! What an item does when its time has come, and what its failure means.
+//! Runs an item, and decides what its failure means.
 
 use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
 use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError, access::session_in, agent_host::OWN_KEY};
@@ -10,22 +10,24 @@ use skep_store::TakenItem;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// From its beginning; interactive work that never pauses may hold it up for long.
+/// Deadline after the start of an item. It is long because continuous interactive work may delay
+/// the item.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
-/// Whether an item is tried again.
+/// Whether an item is retried.
 pub(super) enum Retry {
-    /// It would fail each time.
+    /// The item would fail every time.
     Never,
-    /// It failed, and may fail too often.
+    /// The item failed, which counts against its maximum number of attempts.
     Later,
-    /// It never began.
+    /// The item never started.
     Soon,
-    /// It cannot go well earlier, and nothing is wrong with it.
+    /// The item is valid but cannot succeed before this delay has passed.
     After(Duration),
 }
 
-/// Runs an item to its end. `begun` is told when the engine has it, and knows that it is there.
+/// Runs an item to completion. `begun` is signaled once the engine or the agent has accepted it and
+/// counts it.
 pub(super) async fn run(
     host: &AgentHost,
     item: &TakenItem,
@@ -54,7 +56,8 @@ pub(super) async fn run(
         }
         BatchRequest::Turn { text, data } => {
             let invocation = Invocation { text, data, ..invocation(item) };
-            // A turn with this key that began in an earlier life is found again, and not begun twice.
+            // A turn with this key that an earlier process started is found again, not started
+            // twice.
             let run = host.invoke_as_host(invocation).await?;
             let _ = begun.send(());
             let Outcome { text, data, usage, .. } = run.outcome().await?;
@@ -63,7 +66,7 @@ pub(super) async fn run(
         }
         #[cfg(test)]
         BatchRequest::Panics { times } => {
-            assert!(item.failures >= times, "a fault of the host, for a test");
+            assert!(item.failures >= times, "simulated host fault");
             let (text, tool_calls, finish) = ("at last".to_owned(), Vec::new(), ChatFinish::Stop);
             let usage = skep_engine::Usage::default();
             Ok(BatchAnswer { form, text, data: None, tool_calls, finish, cut_off: false, usage })
@@ -71,7 +74,7 @@ pub(super) async fn run(
     }
 }
 
-/// Ends what an item left running elsewhere.
+/// Cancels the turn that an item started, if any.
 pub(super) async fn abandon(host: &AgentHost, item: &TakenItem) {
     if !item.model.starts_with(AGENT_MODEL) {
         return;
@@ -80,17 +83,18 @@ pub(super) async fn abandon(host: &AgentHost, item: &TakenItem) {
     let key = idempotency_key.unwrap_or_default();
     let known = host.services().store.turn_with_idempotency_key(&agent, &session, &key).await;
     if let Ok(Some(row)) = known {
-        // An agent that was deleted meanwhile has no turns.
+        // If the agent was deleted meanwhile, it has no turns.
         let _ = host.cancel_turn(&agent, &session, &row.id).await;
     }
 }
 
-/// What the names of the items' sessions look like, in SQLite's GLOB. No other client would choose such a name.
+/// Returns the SQLite GLOB pattern that matches the session names of batch items. No other client
+/// is expected to choose such a name.
 pub(crate) fn batch_session_pattern() -> String {
     format!("batch-{}-[0-9]*", "[0-9a-f]".repeat(32))
 }
 
-/// A turn of an item, still without its message. Its session is the item's own.
+/// Builds the turn of an item, without its message. Every item has a separate session.
 fn invocation(item: &TakenItem) -> Invocation {
     let name = format!("batch-{}-{}", item.batch, item.position);
     Invocation {

@@ -1,4 +1,4 @@
-//! What all generations of one turn share: who asks, by when, and how many tokens are left.
+//! The context that all generations of one turn share: the agent and its session, the deadline, and the remaining tokens.
 
 use super::fetch_budget::FetchBudget;
 use crate::{
@@ -20,16 +20,16 @@ use std::{
 };
 use tokio::sync::OwnedSemaphorePermit;
 
-/// A generation that names no bound gets this many, so that generations can run side by side in one turn.
+/// Token limit of a generation that sets none, so that several generations can run concurrently in one turn.
 const DEFAULT_MAX_TOKENS: u32 = 1_024;
 const MAX_GENERATIONS_AT_ONCE: u32 = 16;
-/// Also bounds what a turn can tell its caller.
+/// Maximum number of generations in a turn. It also bounds the output that a turn can send to its caller.
 const MAX_GENERATIONS: u32 = 1_000;
 
-/// What a guest is told to wait when others have been promised what is left of the day.
+/// Retry delay that a guest is given when the day's remaining tokens are reserved by others.
 const RETRY_PROMISED_MS: u32 = 1_000;
 
-/// One turn, as the host's side of it sees it.
+/// One turn, as the host functions see it.
 pub(crate) struct Turn {
     pub(crate) agent: Arc<Deployed>,
     models: GrantedModels,
@@ -37,22 +37,22 @@ pub(crate) struct Turn {
     pub(crate) deadline: Instant,
     pub(crate) priority: Priority,
     pub(crate) journal: Arc<Journal>,
-    /// Of others.
+    /// External tools.
     pub(crate) tools: TurnTools,
     pub(crate) egress: Arc<Egress>,
     pub(super) fetches: FetchBudget,
     pub(crate) approvals: TurnApprovals,
     spent: Mutex<Spent>,
     day: Arc<DayShare>,
-    /// Why a generation was refused because of the day's tokens.
+    /// The reason why a generation was refused, if the day's tokens are used up.
     used_up: OnceLock<TokensUsedUp>,
-    /// Of a turn that was taken up again.
+    /// The permit of a resumed turn.
     resuming: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 #[derive(Default)]
 struct Spent {
-    /// Produced, or promised to a generation that runs.
+    /// Tokens produced, or reserved for a running generation.
     tokens: u32,
     produced: u64,
     running: u32,
@@ -60,8 +60,8 @@ struct Spent {
     usage: Usage,
 }
 
-/// Whether a generation begins now, or had begun before a restart. Then it was promised its tokens of the day, and gets
-/// them whatever others have used since: a turn that is run again does again what it did.
+/// Whether a generation starts now, or had started before a restart. In the latter case it gets the day's tokens that were
+/// reserved for it then, whatever others have used since, so that a replayed turn repeats what it did.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beginning {
     New,
@@ -74,11 +74,11 @@ impl Beginning {
     }
 }
 
-/// Tokens promised to one generation. Dropped without being settled, it gives back what was not produced.
+/// Tokens reserved for one generation. Dropping it returns the tokens that were not produced.
 pub(crate) struct Reservation {
     turn: Arc<Turn>,
     pub(crate) max_tokens: u32,
-    /// As far as was seen.
+    /// Number of tokens produced so far.
     produced: u32,
 }
 
@@ -113,27 +113,27 @@ impl Turn {
         }
     }
 
-    /// Keeps its place among those that are resumed, for as long as it does not wait for others.
+    /// Holds the turn's permit to be resumed, until the turn waits for others.
     pub(crate) fn resumed_in(self, place: Option<OwnedSemaphorePermit>) -> Self {
         Turn { resuming: Mutex::new(place), ..self }
     }
 
-    /// It waits for others, who may be waiting for a place.
+    /// Releases the permit of a resumed turn. It is called when the turn waits for other turns, which may need the permit.
     pub(crate) fn lets_others_resume(&self) {
         self.resuming.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// The turn with the priority of its generations.
+    /// Sets the priority of the turn's generations.
     pub(crate) fn with_priority(self, priority: Priority) -> Self {
         Turn { priority, ..self }
     }
 
-    /// Whether a person decides about calls of one of the agent's own tools.
+    /// Whether calls of one of the agent's own tools need a person's approval.
     pub(crate) fn needs_approval(&self, tool: &str) -> bool {
         self.agent.tools.get(tool).is_some_and(|own| own.definition.needs_approval)
     }
 
-    /// Computes what may take long apart from everyone else's work; at once if it is quick. Dropping this gives it up.
+    /// Runs long CPU-bound work on another thread, and quick work at once. Dropping the future cancels the work.
     pub(super) async fn compute<T: Send + 'static>(
         &self,
         is_quick: bool,
@@ -142,28 +142,29 @@ impl Turn {
         self.tools.services.compute.run_unless(is_quick, &self.affinity.tenant, work).await
     }
 
-    /// The engine of a model that the agent may use; without a name, of its own.
+    /// Returns the engine of a model that the agent may use; without a name, that of the agent's own model.
     pub(crate) fn engine(&self, model: Option<&str>) -> Result<Engine, Error> {
         self.models.engine(&self.agent, model)
     }
 
-    /// Of all models that the agent may use.
+    /// Returns the engines of all models that the agent may use.
     pub(super) fn engines(&self) -> impl Iterator<Item = &Engine> {
         self.models.of(&self.agent)
     }
 
-    /// A tool that the model may be offered: one of the agent's own, or one of others that this turn listed.
+    /// Returns a tool that the model may be offered: one of the agent's own, or an external one that this turn listed.
     pub(crate) fn tool(&self, name: &str) -> Option<Arc<Tool>> {
         let own = self.agent.tools.get(name).cloned();
         own.or_else(|| self.tools.offered(name).map(|offered| offered.tool.clone()))
     }
 
-    /// What all of it used so far.
+    /// Returns the tokens that the turn has used so far.
     pub(crate) fn spend(&self) -> Spend {
         Spend::new(&self.day, self.lock().produced)
     }
 
-    /// What it means that the agent failed so: it may pass on why it was denied a generation.
+    /// Refines the error of a failed agent: if the agent only passed on the reason why it was denied a generation, that reason
+    /// becomes the error.
     pub(crate) fn explain(&self, error: RuntimeError) -> RuntimeError {
         match (&error, self.used_up.get()) {
             (RuntimeError::AgentFailed { message }, Some(why)) if *message == why.to_string() => {
@@ -173,12 +174,12 @@ impl Turn {
         }
     }
 
-    /// Sum of the turn's generations.
+    /// Returns the sum over the turn's generations.
     pub(crate) fn usage(&self) -> Usage {
         self.lock().usage
     }
 
-    /// Room for a generation of at most `asked` tokens, or of what is left if that is less.
+    /// Reserves at most `asked` tokens for a generation, or the remaining tokens if those are fewer.
     pub(super) fn reserve(
         self: &Arc<Self>,
         asked: Option<u32>,
@@ -190,7 +191,7 @@ impl Turn {
             return Err(Error::Busy(50));
         }
         if spent.generations >= MAX_GENERATIONS {
-            let message = format!("a turn may generate {MAX_GENERATIONS} times");
+            let message = format!("a turn may generate at most {MAX_GENERATIONS} times");
             return Err(Error::InvalidArgument(message));
         }
         let max_tokens = asked.unwrap_or(DEFAULT_MAX_TOKENS).min(limit.saturating_sub(spent.tokens));
@@ -224,7 +225,7 @@ impl Turn {
 }
 
 impl Reservation {
-    /// So many tokens were produced so far. Those that are taken back may make them more than were asked for.
+    /// Records that `tokens` tokens were produced so far. Taken-back tokens count, so this may exceed the requested number.
     pub(crate) fn produced(&mut self, tokens: usize) {
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let mut spent = self.turn.lock();
@@ -233,7 +234,7 @@ impl Reservation {
         self.produced = tokens;
     }
 
-    /// The generation has ended, and this is what it used.
+    /// Records the final usage of a finished generation.
     pub(crate) fn settle(mut self, usage: &Usage) {
         self.produced(usage.produced_tokens());
         self.turn.lock().usage.add(usage);

@@ -1,11 +1,11 @@
-//! How often, and with how much, a guest calls the host in one turn.
+//! Limits on the number of host calls in one turn and on the bytes that they exchange.
 //!
-//! A call costs the host more than the guest: it is cheap to ask for all messages of a conversation a million times. What
-//! goes in and what comes out both count.
+//! A call costs the host more than the guest: asking for all messages of a conversation a million times is cheap for the
+//! guest. Arguments and results both count.
 
 use crate::{Limits, capability::TurnContext, instance::LimitTrap};
 
-/// What is left to a turn.
+/// The remaining calls and bytes of a turn.
 #[derive(Debug)]
 pub(crate) struct CallBudget {
     calls: u32,
@@ -29,13 +29,13 @@ impl CallBudget {
 }
 
 impl TurnContext {
-    /// Counts a call with so many bytes of arguments. A guest that is over its limits traps.
+    /// Counts a call and its argument bytes. A guest that exceeds its limits traps.
     pub(super) fn charge(&mut self, argument_bytes: usize) -> wasmtime::Result<()> {
         self.calls.call()?;
         Ok(self.calls.pass(argument_bytes)?)
     }
 
-    /// Counts what a call gives back.
+    /// Counts the bytes that a call returns.
     pub(super) fn charge_result(&mut self, bytes: usize) -> wasmtime::Result<()> {
         Ok(self.calls.pass(bytes)?)
     }
@@ -51,8 +51,8 @@ mod tests {
         budget.call().expect("one of two");
         budget.call().expect("two of two");
         assert_eq!(budget.call().expect_err("three of two"), LimitTrap::HOST_CALLS);
-        budget.pass(1_000).expect("of 1024");
-        budget.pass(24).expect("of 24");
-        assert_eq!(budget.pass(1).expect_err("there is no byte left"), LimitTrap::HOST_CALL_BYTES);
+        budget.pass(1_000).expect("1000 of 1024 bytes");
+        budget.pass(24).expect("the remaining 24 bytes");
+        assert_eq!(budget.pass(1).expect_err("no byte is left"), LimitTrap::HOST_CALL_BYTES);
     }
 }

@@ -1,9 +1,9 @@
-//! Compaction: a conversation that does not fit into the model's context any more goes on from its system message, a
-//! summary of what was said, and its most recent messages as they are.
+//! Compaction: a conversation that no longer fits into the model's context continues from its system message, a summary of
+//! the older messages, and its most recent messages unchanged.
 //!
-//! Invariant: a call of a tool and its results stay or go together, and so do a question and the tool calls that answer it.
-//! The summary is a generation of its own in the turn's journal, hidden from the caller. Where a conversation is cut
-//! depends on nothing but the conversation and the model, so a turn that is run again cuts it there again.
+//! Invariant: a tool call and its results are kept or dropped together, and so are a question and the tool calls that answer
+//! it. The summary is a separate generation in the turn's journal, hidden from the caller. The position of the cut depends
+//! only on the conversation and the model, so a replayed turn cuts at the same position.
 
 use super::{
     budget::{Beginning, Reservation, Turn},
@@ -28,34 +28,35 @@ use skep_engine::{
 use skep_model::SpecialTokens;
 use std::{iter, sync::Arc};
 
-/// Messages that stay as they are, unless there is no room for so many.
+/// Number of recent messages that are kept unchanged, unless there is no room for them.
 const KEEP_RECENT: usize = 8;
 const SUMMARY_TOKENS: usize = 256;
-/// Of the context: a summary that is longer leaves too little room.
+/// A summary takes at most the context divided by this number, because a longer one leaves too little room.
 const SUMMARY_SHARE: usize = 8;
-/// Of a summary that the agent gives.
+/// Maximum size of a summary that the agent provides.
 const MAX_SUMMARY_BYTES: usize = 64 << 10;
-/// It stays in the conversation as a user's message before the summary, so that speakers go on taking turns.
+/// The request for a summary. It stays in the conversation as a user message before the summary, so that user and
+/// assistant messages keep alternating.
 const REQUEST: &str = "Summarise our conversation so far in a few sentences. Keep names, numbers, what was decided, and what \
                        is still to be done.";
 
-/// The summary of what is longer than the context.
+/// The summary that is used if no part of the dropped messages fits into the context.
 const TOO_LONG: &str = "It was too long to be summarised.";
 
-/// A conversation, and the first of the messages that stay.
+/// A conversation, and the index of the first message that is kept.
 pub(super) struct Cut {
     before: Arc<Transcript>,
     pub(super) at: usize,
 }
 
-/// A compaction that has begun.
+/// A started compaction.
 pub(super) struct Compacting {
     turn: Arc<Turn>,
     cut: Cut,
     source: Source,
 }
 
-/// Where the summary comes from.
+/// The source of the summary.
 enum Source {
     Agent(String),
     Model {
@@ -63,7 +64,7 @@ enum Source {
         stream: Box<ChatStream>,
         reservation: Reservation,
     },
-    /// The model gave it before a restart.
+    /// The model generated the summary before a restart.
     Recorded {
         record: GenerationRecord,
         place: Place,
@@ -71,7 +72,7 @@ enum Source {
     },
 }
 
-/// A compaction that the agent asked for. `None`: there is nothing to be summarised.
+/// A compaction that the agent requested. `None`: there is nothing to summarise.
 pub(crate) struct Asked(Option<AskedCut>);
 
 struct AskedCut {
@@ -83,11 +84,12 @@ struct AskedCut {
     max_tokens: Option<u32>,
 }
 
-/// A compaction that the agent asked for, and that has begun.
+/// A started compaction that the agent requested.
 struct Begun(Option<(Generating, Engine, Compacting)>);
 
 impl Cut {
-    /// Keeps at most so many messages beside the system message. `None`: there is nothing to be summarised.
+    /// Returns the cut that keeps at most `messages` messages in addition to the system message. `None`: there is nothing to
+    /// summarise.
     pub(super) fn keeping(before: &Arc<Transcript>, messages: usize) -> Option<Cut> {
         let from = before.messages().len().saturating_sub(messages);
         let mut at = None;
@@ -101,7 +103,8 @@ impl Cut {
         Some(Cut { before: before.clone(), at })
     }
 
-    /// Keeps as many messages as leave room for `answer_tokens` and for the summary. `None`: no compaction makes room.
+    /// Returns the cut that keeps as many messages as possible while leaving room for `answer_tokens` and for the summary.
+    /// `None`: no compaction makes enough room.
     pub(super) fn fitting(
         before: &Arc<Transcript>,
         engine: &Engine,
@@ -128,18 +131,18 @@ impl Cut {
         Cut { before: before.clone(), at: at.min(before.messages().len()) }
     }
 
-    /// Messages that are summarised.
+    /// Returns the number of messages that are summarised.
     fn dropped(&self) -> usize {
         self.at - first(self.before.messages())
     }
 
-    /// The conversation with this summary in the place of what is dropped.
+    /// Returns the conversation with the dropped messages replaced by this summary.
     fn apply(&self, summary: &str) -> Transcript {
         let messages = self.before.messages();
         let (dropped, kept) = messages.split_at(self.at);
         let mut compacted = dropped[..first(messages)].to_vec();
         compacted.extend([ChatMessage::user(REQUEST), ChatMessage::assistant(summary)]);
-        // What the kept messages answer.
+        // The question that the kept messages answer.
         if kept.first().is_some_and(|message| message.role == Role::Assistant) {
             compacted.extend(dropped.iter().rfind(|message| message.role == Role::User).cloned());
         }
@@ -147,8 +150,8 @@ impl Cut {
         self.before.rewritten(compacted)
     }
 
-    /// The conversation whose next answer is the summary: what is dropped, or the end of it that fits. `None`: nothing of it
-    /// does.
+    /// Returns the conversation whose next answer is the summary: the dropped messages, or the last part of them that fits.
+    /// `None`: no part fits.
     fn to_summarise(
         &self,
         engine: &Engine,
@@ -158,15 +161,15 @@ impl Cut {
     ) -> Result<Option<Transcript>, EngineError> {
         let messages = &self.before.messages()[..self.at];
         let (system, mut rest) = messages.split_at(first(messages));
-        // A question that stays is not summarised.
+        // The last question is kept, so it is not summarised.
         if let Some((last, before)) = rest.split_last()
             && last.role == Role::User
         {
             rest = before;
         }
-        // Without the examples: what happened in them is no part of what is summarised.
+        // The examples are left out, because they are not part of the conversation.
         let opening = Opening { tools, examples: &[] };
-        // All of it, or what is from one of its questions on, but for the first.
+        // Candidates: all messages, or those after any question except the first message.
         let questions = rest.iter().enumerate().skip(1).filter(|(_, message)| message.role == Role::User);
         let starts: Vec<usize> = iter::once(0).chain(questions.map(|(at, _)| at + 1)).collect();
         let asking = |start: usize| {
@@ -182,14 +185,14 @@ impl Cut {
     }
 }
 
-/// The first of these starts from which the rest fits. From a later one there is less, so half of them need not be tried.
+/// Returns the first start from which the rest fits. The rest shrinks with later starts, so this is a binary search.
 fn first_that_fits<E>(starts: &[usize], fits: impl Fn(usize) -> Result<bool, E>) -> Result<Option<usize>, E> {
     if let Some(first) = starts.first()
         && fits(*first)?
     {
         return Ok(Some(*first));
     }
-    // Those before `low` do not fit; the one at `high` does, or there is none.
+    // Starts before `low` do not fit. The one at `high` fits, or `high` is past the end.
     let (mut low, mut high) = (starts.len().min(1), starts.len());
     while low < high {
         let middle = low + (high - low) / 2;
@@ -202,8 +205,8 @@ fn first_that_fits<E>(starts: &[usize], fits: impl Fn(usize) -> Result<bool, E>)
 }
 
 impl Compacting {
-    /// Begins to summarise with the model, in the same words about the same `tools` that the conversation begins with, so
-    /// that the model has its beginning in the cache; or takes the agent's summary.
+    /// Starts to summarise with the model, or takes the agent's summary. The prompt starts with the same text and `tools` as
+    /// the conversation, so that its prefix is in the model's cache.
     pub(super) async fn begin(
         turn: &Arc<Turn>,
         engine: &Engine,
@@ -273,7 +276,7 @@ impl Compacting {
         self.cut.at
     }
 
-    /// The conversation in its compacted form, and the summary.
+    /// Waits for the summary, and returns the compacted conversation and the summary.
     pub(super) async fn finish(self, engine: &Engine) -> Result<(Transcript, String), Error> {
         let Compacting { turn, cut, source } = self;
         let (mut summary, usage) = match source {
@@ -316,7 +319,7 @@ impl Compacting {
     }
 }
 
-/// Takes the conversation; what is wrong with the options is known at once.
+/// Locks the conversation for a compaction. Errors in the options are returned at once.
 pub(crate) fn ask(
     turn: &Arc<Turn>,
     conversation: &Conversation,
@@ -324,10 +327,10 @@ pub(crate) fn ask(
 ) -> Result<Asked, Error> {
     let CompactOptions { keep_recent, summary, max_tokens } = options;
     if max_tokens == Some(0) {
-        return Err(Error::InvalidArgument("max-tokens: at least 1".into()));
+        return Err(Error::InvalidArgument("max-tokens: must be at least 1".into()));
     }
     if let Some(size) = summary.as_ref().map(String::len).filter(|size| *size > MAX_SUMMARY_BYTES) {
-        let message = format!("summary: {size} bytes; {MAX_SUMMARY_BYTES} are allowed");
+        let message = format!("summary: it has {size} bytes; at most {MAX_SUMMARY_BYTES} are allowed");
         return Err(Error::InvalidArgument(message));
     }
     let (generating, before) = conversation.begin()?;
@@ -361,12 +364,12 @@ impl Begun {
     }
 }
 
-/// Where a conversation may be cut, in order: before what a user or the model said, after at least one answer, and never
-/// between a call and its result.
+/// Returns the positions at which a conversation may be cut, in order: before a user or assistant message, after at least
+/// one answer, and never between a call and its result.
 fn boundaries(messages: &[ChatMessage]) -> impl Iterator<Item = usize> {
     let answered = messages.iter().position(|message| message.role == Role::Assistant);
     let start = answered.map_or(usize::MAX, |answer| answer + 1);
-    // A call of the last answer that waits for its result.
+    // The last answer, if one of its calls is waiting for a result.
     let last = messages.iter().rposition(|message| message.role == Role::Assistant).filter(|last| {
         let results =
             |id: &str| messages[last + 1..].iter().any(|message| message.tool_call_id.as_deref() == Some(id));
@@ -379,12 +382,12 @@ fn boundaries(messages: &[ChatMessage]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The first message that may be dropped.
+/// Returns the index of the first message that may be dropped.
 fn first(messages: &[ChatMessage]) -> usize {
     usize::from(messages.first().is_some_and(|message| message.role == Role::System))
 }
 
-/// The beginning of a text that has at most so many tokens: what a model produced may have more when it is encoded.
+/// Truncates a text to at most `tokens` tokens. Text that a model produced may have more tokens when it is encoded again.
 fn within(engine: &Engine, text: &str, tokens: usize) -> Result<String, Error> {
     let tokenizer = engine.tokenizer();
     let encoded = tokenizer.encode(text, SpecialTokens::Literal);
@@ -406,7 +409,8 @@ mod tests {
     use skep_engine::chat::ToolCall;
     use std::cell::Cell;
 
-    /// `s` system, `u` user, `a` answer, `c` a call, `r` its result; each says its letter and its place.
+    /// Builds a conversation from letters: `s` system, `u` user, `a` answer, `c` a call, `r` its result. The text of each
+    /// message is its letter and its index.
     fn conversation(roles: &str) -> Transcript {
         let message = |(at, role): (usize, char)| {
             let text = format!("{role}{at}");
@@ -438,12 +442,12 @@ mod tests {
     }
 
     #[test]
-    fn the_system_message_and_the_most_recent_ones_stay() {
+    fn keeps_the_system_message_and_the_most_recent_messages() {
         for (roles, keep, expected) in [
             ("suauau", 1, "s0 ASK SUM u5"),
             ("suauau", 3, "s0 ASK SUM u3 a4 u5"),
             ("uauau", 3, "ASK SUM u2 a3 u4"),
-            // Speakers take turns: an answer that stays has its question.
+            // Speakers alternate, so an answer that is kept has its question.
             ("suauau", 2, "s0 ASK SUM u3 a4 u5"),
             ("suaua", 0, "s0 ASK SUM"),
         ] {
@@ -452,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_start_that_fits_is_found_with_few_tries() {
+    fn finds_the_first_start_that_fits_in_few_tries() {
         let starts: Vec<usize> = (0..5_000).map(|start| start * 2).collect();
         for first in [0, 1, 2, 777, 9_998, 9_999, 20_000] {
             let tries = Cell::new(0);
@@ -469,13 +473,13 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_never_parted_from_its_result() {
+    fn a_call_is_never_separated_from_its_result() {
         for (roles, keep, expected) in [
-            // The result alone would be kept; so neither is.
+            // Only the result would be kept, so neither is.
             ("suacrau", 3, Some("s0 ASK SUM u1 a5 u6")),
             ("suaucrau", 4, Some("s0 ASK SUM u3 c4 r5 a6 u7")),
             ("suaucrcra", 3, Some("s0 ASK SUM u3 c6 r7 a8")),
-            // A call that waits for its result stays.
+            // A call that is waiting for its result is kept.
             ("suauc", 0, Some("s0 ASK SUM u3 c4")),
         ] {
             assert_eq!(compacted(roles, keep).as_deref(), expected, "{roles} keeps {keep}");
@@ -483,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_summarised_where_nothing_was_answered() {
+    fn nothing_is_summarised_without_an_answer() {
         for (roles, keep) in [("", 0), ("su", 0), ("suc", 0), ("suu", 1)] {
             assert_eq!(compacted(roles, keep), None, "{roles} keeps {keep}");
         }

@@ -1,4 +1,4 @@
-//! A text that is continued, without a conversation or a chat template. Journalled as other generations are.
+//! Text completion without a conversation or a chat template. It is journalled like other generations.
 
 use super::{
     budget::{Beginning, Reservation, Turn},
@@ -33,7 +33,7 @@ pub(crate) async fn complete(
     options: GenerateOptions,
 ) -> Generated {
     if !options.tools.is_empty() {
-        let message = "tools: a completion calls none; use a conversation";
+        let message = "tools: a completion cannot call tools; use a conversation";
         return Ok(Err(Error::InvalidArgument(message.into())));
     }
     let visible = options.visible;
@@ -42,11 +42,12 @@ pub(crate) async fn complete(
         Err(error) => return Ok(Err(error)),
     };
     if !chat.examples.is_empty() {
-        let message = "a completion has no turns, so no examples of them; write them into the prompt";
+        let message =
+            "a completion has no chat turns, so it cannot have examples; write them into the prompt";
         return Ok(Err(Error::InvalidArgument(message.into())));
     }
     let made = turn.journal.make()?;
-    // Others may overtake it, so it is never answered at once.
+    // It never answers without yielding once, because other calls may overtake it.
     task::yield_now().await;
     let is_quick = prompt.len() <= QUICK_BYTES && chat.output.is_none();
     let (named, prompt) = (engine.clone(), Arc::new(prompt));
@@ -70,7 +71,7 @@ pub(crate) async fn complete(
     if let Err(error) = check_model(&call, &engine) {
         return Ok(Err(refuse(&turn, &call, error)));
     }
-    // Its tokens are not known yet.
+    // The tokens of the prompt are not known yet.
     let mut request = GenerateRequest::new(Vec::new());
     request.sampling = chat.sampling;
     request.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
@@ -122,7 +123,7 @@ pub(crate) async fn complete(
     Ok(Ok(generation))
 }
 
-/// Submits the request with the tokens of its prompt.
+/// Encodes the prompt and submits the request with its tokens.
 fn begin(
     engine: &Engine,
     prompt: &str,
@@ -141,7 +142,7 @@ fn begin(
     engine.generate(GenerateRequest { prompt: tokens, ..request })
 }
 
-/// Reads a completion to its end.
+/// Reads a completion stream to its end.
 async fn follow_text(
     mut progress: Progress<'_>,
     mut stream: TokenStream,
@@ -166,5 +167,5 @@ async fn follow_text(
             TokenEvent::Started { .. } | TokenEvent::PromptLogprobs(_) => {}
         }
     }
-    Err(Error::Internal("the generation ended without a result".into()))
+    Err(Error::Internal("the generation finished without a result".into()))
 }

@@ -1,4 +1,4 @@
-//! A conversation that a guest holds. One generation at a time extends it, and nothing else changes it meanwhile.
+//! A conversation that a guest holds. One generation at a time extends it; meanwhile nothing but clearing may change it.
 
 use super::{
     conversation_set::{MAX_MESSAGES, MAX_TEXT_BYTES, StoredConversation, text_bytes, too_long},
@@ -11,7 +11,7 @@ use skep_engine::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A conversation that a guest holds. Clones are the same conversation.
+/// A conversation that a guest holds. Clones share the conversation.
 #[derive(Clone)]
 pub struct Conversation {
     pub(crate) engine: Engine,
@@ -23,17 +23,17 @@ struct Inner {
     transcript: Transcript,
     changed: bool,
     phase: Phase,
-    /// Of the messages, so that they stay bounded.
+    /// Text size of all messages, which is bounded.
     text_bytes: usize,
-    /// What it takes of the session's room.
+    /// Bytes that the conversation takes of the session's size budget.
     bytes: usize,
-    /// As the agent set it in this turn.
+    /// The policy that the agent set in this turn.
     compaction: Option<CompactionPolicy>,
-    /// Until the caller was told.
+    /// A model change of which the caller has not been notified yet.
     model_change: Option<ModelChange>,
 }
 
-/// A conversation goes on with another model than it was with: one of another name, or another one of the same name.
+/// A conversation continues with a different model: one with another name, or another model under the same name.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelChange {
     pub(crate) conversation: String,
@@ -45,11 +45,11 @@ pub(crate) struct ModelChange {
 enum Phase {
     Open,
     Generating,
-    /// It was cleared while a generation ran; that generation's message will not be appended.
+    /// The conversation was cleared while a generation ran; that generation's message will not be appended.
     ClearedWhileGenerating,
 }
 
-/// The right to append a generated message. Dropped, it gives the conversation back as it was.
+/// The right to append a generated message. Dropping it releases the conversation unchanged.
 pub(crate) struct Generating(Conversation);
 
 impl Conversation {
@@ -57,7 +57,7 @@ impl Conversation {
         self.lock().transcript.messages().to_vec()
     }
 
-    /// Messages after the first `skip` ones.
+    /// Returns at most `limit` messages after the first `skip` ones.
     pub(crate) fn messages_page(&self, skip: usize, limit: usize) -> Vec<ChatMessage> {
         self.lock().transcript.messages().iter().skip(skip).take(limit).cloned().collect()
     }
@@ -87,7 +87,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Whether a message of so many bytes may be appended, before anything is done with it.
+    /// Checks that a message of `bytes` bytes may be appended, before it is processed.
     pub(crate) fn check_room(&self, bytes: usize) -> Result<(), Error> {
         self.lock().check_room(bytes)
     }
@@ -100,7 +100,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// The name of the tool that this call is for and its arguments, if its result is still to come.
+    /// Returns the tool name and arguments of a call whose result is still missing.
     pub(crate) fn outstanding_call(&self, id: &str) -> Option<(String, String)> {
         let inner = self.lock();
         if !inner.transcript.needs_tool_results().iter().any(|needed| needed == id) {
@@ -124,7 +124,7 @@ impl Conversation {
         }
     }
 
-    /// Takes the conversation for a generation, with its transcript as it is now.
+    /// Locks the conversation for a generation, and returns its current transcript.
     pub(crate) fn begin(&self) -> Result<(Generating, Transcript), Error> {
         let mut inner = self.when_open()?;
         inner.phase = Phase::Generating;
@@ -133,7 +133,7 @@ impl Conversation {
         Ok((Generating(self.clone()), transcript))
     }
 
-    /// A conversation that takes so many bytes of the session's room already.
+    /// Creates a conversation for which `bytes` of the session's size budget are already counted.
     pub(super) fn new(engine: Engine, transcript: Transcript, room: Arc<SessionRoom>, bytes: usize) -> Self {
         let text_bytes = text_bytes(transcript.messages());
         let inner = Inner {
@@ -153,7 +153,7 @@ impl Conversation {
         self
     }
 
-    /// That the model is another one than before, once.
+    /// Takes the pending notification about a model change.
     pub(super) fn take_model_change(&self) -> Option<ModelChange> {
         self.lock().model_change.take()
     }
@@ -162,7 +162,7 @@ impl Conversation {
         self.lock().transcript.messages().is_empty()
     }
 
-    /// Another conversation with the same messages.
+    /// Creates another conversation with the same messages.
     pub(super) fn copy(&self) -> Result<Self, Error> {
         let inner = self.when_open()?;
         let bytes = inner.transcript.bytes();
@@ -176,7 +176,7 @@ impl Conversation {
         Ok(copy)
     }
 
-    /// What it is to be stored as, if the turn changed it.
+    /// Returns the form in which the conversation is stored, if the turn changed it.
     pub(super) fn changed(&self) -> Option<StoredConversation> {
         let inner = self.lock();
         let info = self.engine.info();
@@ -202,7 +202,7 @@ impl Conversation {
             return Ok(inner);
         }
         Err(Error::InvalidArgument(
-            "a generation of this conversation is running; await it first, or fork the conversation before"
+            "a generation of this conversation is running; await it first, or fork the conversation before starting one"
                 .into(),
         ))
     }
@@ -213,7 +213,7 @@ impl Conversation {
 }
 
 impl Inner {
-    /// Counts anew what it takes of the session's room.
+    /// Recounts the bytes that the conversation takes of the session's size budget.
     fn measure(&mut self, room: &SessionRoom) {
         let bytes = self.transcript.bytes();
         room.replace(self.bytes, bytes);
@@ -230,7 +230,7 @@ impl Inner {
 }
 
 impl Generating {
-    /// Puts another form of the conversation in its place.
+    /// Replaces the conversation's transcript.
     pub(crate) fn rewrite(&self, transcript: &Transcript) -> Result<(), Error> {
         let mut inner = self.0.lock();
         if inner.phase != Phase::Generating {
@@ -243,12 +243,12 @@ impl Generating {
         Ok(())
     }
 
-    /// Appends what was generated.
+    /// Appends the generated message.
     pub(crate) fn commit(self, outcome: &ChatOutcome) -> Result<(), Error> {
         self.append(|transcript| transcript.commit(outcome))
     }
 
-    /// Appends what another model generated: its tokens mean nothing to this one.
+    /// Appends a message that another model generated, as text only, because its tokens are meaningless to this model.
     pub(crate) fn commit_text(self, outcome: &ChatOutcome) -> Result<(), Error> {
         self.append(|transcript| transcript.commit_text(outcome))
     }
@@ -266,12 +266,12 @@ impl Generating {
         Ok(())
     }
 
-    /// The model that the conversation is with.
+    /// Returns the engine of the conversation's model.
     pub(super) fn engine(&self) -> &Engine {
         &self.0.engine
     }
 
-    /// That the model is another one than before, once.
+    /// Takes the pending notification about a model change.
     pub(super) fn take_model_change(&self) -> Option<ModelChange> {
         self.0.take_model_change()
     }

@@ -1,7 +1,7 @@
-//! The conversations of a session: as they are stored, and as one turn sees them.
+//! The conversations of a session, as they are stored and as one turn sees them.
 //!
-//! A turn works on copies of the session's conversations; what it changed is committed with it. A conversation is read when
-//! a turn first opens it. Its tokens are those of one model: with another one they are made anew from the messages.
+//! A turn works on copies of the session's conversations, and its changes are committed with it. A conversation is read when
+//! a turn first opens it. Its tokens belong to one model; with another model they are encoded again from the messages.
 
 use super::{
     budget::Turn,
@@ -27,7 +27,7 @@ const QUICK_BYTES: usize = 256 << 10;
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct StoredConversation {
     pub(crate) model: String,
-    /// The digest of that model. Early versions stored none.
+    /// The digest of that model. Early versions did not store it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) digest: Option<ModelDigest>,
     pub(crate) transcript: Transcript,
@@ -39,9 +39,9 @@ pub(crate) struct CommittedConversations(BTreeMap<String, Committed>);
 
 #[derive(Clone)]
 struct Committed {
-    /// The length of its stored form, which is about what it takes in memory.
+    /// The length of the stored form, which is about the size in memory.
     bytes: usize,
-    /// `None`: it is read when it is opened.
+    /// `None`: the conversation is read when it is opened.
     read: Option<Arc<StoredConversation>>,
 }
 
@@ -49,15 +49,15 @@ struct Committed {
 #[derive(Default)]
 pub(crate) struct ConversationSet {
     committed: Arc<CommittedConversations>,
-    /// `None` while an agent is described: there is no session.
+    /// `None` while an agent describes itself, because there is no session.
     source: Option<(Store, SessionKey)>,
-    /// Those that this turn read.
+    /// Conversations that this turn read from the store.
     read: BTreeMap<String, Arc<StoredConversation>>,
     opened: BTreeMap<String, Conversation>,
     room: Arc<SessionRoom>,
 }
 
-/// The conversations that a turn leaves behind.
+/// The conversations that a turn read or changed.
 #[derive(Default)]
 pub(crate) struct TurnConversations {
     changed: BTreeMap<String, Arc<StoredConversation>>,
@@ -80,7 +80,7 @@ impl StoredConversation {
     }
 }
 
-/// Whether a conversation of so many bytes is read and written in about a millisecond.
+/// Whether a conversation of `bytes` bytes is parsed and serialized in about a millisecond.
 pub(crate) fn is_quick_conversation(bytes: usize) -> bool {
     bytes <= QUICK_BYTES
 }
@@ -92,17 +92,17 @@ impl CommittedConversations {
         CommittedConversations(conversations.into_iter().map(committed).collect())
     }
 
-    /// What all of them take in the store.
+    /// Returns the stored size of all conversations.
     pub(crate) fn bytes(&self) -> usize {
         self.0.values().map(|committed| committed.bytes).sum()
     }
 
-    /// What those that are in memory take there.
+    /// Returns the size of the conversations that are in memory.
     pub(crate) fn read_bytes(&self) -> usize {
         self.0.values().filter(|committed| committed.read.is_some()).map(|committed| committed.bytes).sum()
     }
 
-    /// What all of them will take with these rows.
+    /// Returns the stored size of all conversations after these rows are written.
     pub(crate) fn bytes_with(&self, rows: &[ConversationRow]) -> usize {
         let before = |row: &ConversationRow| self.0.get(&row.name).map_or(0, |committed| committed.bytes);
         let (old, new): (usize, usize) =
@@ -110,7 +110,7 @@ impl CommittedConversations {
         self.bytes() - old + new
     }
 
-    /// Takes over what a turn read, and what it changed and was committed as `rows`.
+    /// Takes over the conversations that a turn read, and those that it changed, which were committed as `rows`.
     pub(crate) fn remember(&mut self, turn: TurnConversations, rows: &[ConversationRow]) {
         for (name, read) in turn.read {
             if let Some(committed) = self.0.get_mut(&name) {
@@ -126,7 +126,7 @@ impl CommittedConversations {
 }
 
 impl TurnConversations {
-    /// The rows of what the turn changed.
+    /// Serializes the conversations that the turn changed.
     pub(crate) async fn rows(
         &self,
         compute: &Compute,
@@ -148,7 +148,7 @@ impl ConversationSet {
         ConversationSet { committed, source: Some(source), room: Arc::new(room), ..Self::default() }
     }
 
-    /// The session's conversation of this name with its model, or a new one with `model`.
+    /// Opens the session's conversation of this name with its own model, or creates one with `model`.
     pub(crate) async fn open(
         &mut self,
         name: &str,
@@ -170,12 +170,12 @@ impl ConversationSet {
         Ok(opened)
     }
 
-    /// The name and the arguments of a call of the model that waits for its result.
+    /// Returns the tool name and arguments of a model's call that is waiting for its result.
     pub(crate) fn outstanding_call(&self, id: &str) -> Option<(String, String)> {
         self.opened.values().find_map(|conversation| conversation.outstanding_call(id))
     }
 
-    /// A copy of `from` under a name that is free or whose conversation is empty.
+    /// Copies `from` to a name that is unused or whose conversation is empty.
     pub(crate) async fn fork(
         &mut self,
         from: &Conversation,
@@ -189,7 +189,7 @@ impl ConversationSet {
             }
         };
         if taken {
-            let message = format!("the session has a conversation {name:?} already; clear it first");
+            let message = format!("the session already has a conversation {name:?}; clear it first");
             return Ok(Err(Error::InvalidArgument(message)));
         }
         let is_new = !self.opened.contains_key(name) && !self.committed.0.contains_key(name);
@@ -201,7 +201,7 @@ impl ConversationSet {
         }))
     }
 
-    /// What the turn read and changed, to be committed and remembered.
+    /// Takes the conversations that the turn read and changed, to commit and cache them.
     pub(crate) fn take(&mut self) -> TurnConversations {
         let mut turn = TurnConversations { changed: BTreeMap::new(), read: std::mem::take(&mut self.read) };
         for (name, conversation) in std::mem::take(&mut self.opened) {
@@ -212,7 +212,7 @@ impl ConversationSet {
         turn
     }
 
-    /// What is committed under this name.
+    /// Returns the committed conversation of this name.
     async fn stored(
         &mut self,
         name: &str,
@@ -224,7 +224,7 @@ impl ConversationSet {
         }
         let Some((store, SessionKey { agent, session })) = &self.source else { return Ok(None) };
         let row = store.conversation(agent, session, name).await?.ok_or_else(|| RuntimeError::Internal {
-            message: format!("conversation {name:?} of session {agent}/{session} is not there any more"),
+            message: format!("conversation {name:?} of session {agent}/{session} no longer exists"),
         })?;
         let is_quick = is_quick_conversation(row.body.len());
         let read = move |_: &Cancel| StoredConversation::read(&row);
@@ -233,8 +233,8 @@ impl ConversationSet {
         Ok(Some(stored))
     }
 
-    /// With the model that it was with; if the host does not have that any more, with the one that is asked for, or the
-    /// agent's own.
+    /// Opens a stored conversation with its own model. If the host no longer has that model, the requested one is used, or else
+    /// the agent's own.
     async fn reopen(
         &self,
         name: &str,
@@ -263,7 +263,7 @@ impl ConversationSet {
             conversation = name,
             from = change.from,
             to = change.to,
-            "the model is another one now"
+            "a conversation continues with a different model"
         );
         Ok(Conversation::new(engine, transcript, room, bytes).with_change(change))
     }
@@ -275,7 +275,7 @@ impl ConversationSet {
 }
 
 impl StoredConversation {
-    /// Whether its tokens are those of the model of `engine`.
+    /// Whether the conversation's tokens belong to the model of `engine`.
     fn is_of(&self, engine: &Engine) -> bool {
         let info = engine.info();
         if self.model != info.name {
@@ -283,13 +283,13 @@ impl StoredConversation {
         }
         match &self.digest {
             Some(digest) => *digest == info.digest,
-            // The tokens have to tell.
+            // Without a digest, only the tokens themselves can tell.
             None => self.transcript.check(engine).is_ok(),
         }
     }
 }
 
-/// What is wrong with a conversation that comes from elsewhere, if something is: the session has `others` already.
+/// Checks a conversation that is imported into a session with `others` other conversations.
 pub(crate) fn check_conversation(name: &str, others: usize, messages: &[ChatMessage]) -> Result<(), String> {
     check_name(name, others)?;
     let bytes = text_bytes(messages);
@@ -304,19 +304,19 @@ fn check_name(name: &str, others: usize) -> Result<(), String> {
         return Err(format!("a conversation's name has 1 to {MAX_NAME_BYTES} bytes, not {}", name.len()));
     }
     if others >= MAX_CONVERSATIONS {
-        return Err(format!("a session may have {MAX_CONVERSATIONS} conversations"));
+        return Err(format!("a session may have at most {MAX_CONVERSATIONS} conversations"));
     }
     Ok(())
 }
 
-/// The text of messages, with the arguments of the tools that they call.
+/// Returns the size of the messages' text, including the arguments of their tool calls.
 pub(super) fn text_bytes(messages: &[ChatMessage]) -> usize {
     messages.iter().map(ChatMessage::text_bytes).sum()
 }
 
 pub(super) fn too_long(messages: usize, bytes: usize) -> String {
     format!(
-        "the conversation has {messages} messages of {bytes} bytes; {MAX_MESSAGES} messages of {MAX_TEXT_BYTES} bytes are \
-         allowed"
+        "the conversation has {messages} messages with {bytes} bytes in total; at most {MAX_MESSAGES} messages with \
+         {MAX_TEXT_BYTES} bytes in total are allowed"
     )
 }

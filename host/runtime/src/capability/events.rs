@@ -1,4 +1,4 @@
-//! `skep:agent/events`: what a turn tells others, once it is committed.
+//! `skep:agent/events`: events that a turn emits. They are published when the turn is committed.
 
 use super::TurnContext;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 };
 use skep_store::NewEvent;
 
-/// The topics and the data of all events of a turn.
+/// Maximum total size of the topics and data of a turn's events.
 const MAX_BYTES: usize = 4 << 20;
 
 /// The events of one turn.
@@ -16,13 +16,13 @@ pub(crate) struct TurnEvents {
     pub(crate) agent: String,
     pub(crate) principal: String,
     pub(crate) turn_id: String,
-    /// How many events led to the turn.
+    /// Number of events in the chain that led to the turn.
     pub(crate) hops: u32,
     pub(crate) grants: Vec<TopicPattern>,
-    /// That a turn may emit.
+    /// Number of events that the turn may emit.
     pub(crate) limit: u32,
     pub(crate) emitted: Vec<Emitted>,
-    /// Of what was emitted.
+    /// Total size of the emitted events.
     pub(crate) bytes: usize,
 }
 
@@ -35,7 +35,7 @@ impl Host for TurnContext {
     fn emit(&mut self, topic: String, data: Option<String>) -> wasmtime::Result<Result<(), EmitError>> {
         self.charge(topic.len() + data.as_ref().map_or(0, String::len))?;
         let Some(events) = &mut self.events else {
-            let message = "events are emitted in a turn only, not while the agent is described";
+            let message = "events can be emitted only in a turn, not while the agent describes itself";
             return Ok(Err(EmitError::Denied(message.to_owned())));
         };
         Ok(events.emit(topic, data))
@@ -48,7 +48,7 @@ impl TurnEvents {
         topic::check(&topic).map_err(invalid)?;
         if topic::is_reserved(&topic) {
             let message = format!(
-                "topic {topic:?}: those that begin with `skep.` or `cf.workersAi.` are the host's own"
+                "topic {topic:?}: topics that start with `skep.` or `cf.workersAi.` are reserved for the host"
             );
             return Err(EmitError::Denied(message));
         }
@@ -62,16 +62,16 @@ impl TurnEvents {
         }
         if self.emitted.len() >= self.limit as usize {
             return Err(EmitError::QuotaExceeded(format!(
-                "the turn has emitted {} events, as many as it may; `events` under [limits] in agent.toml asks for more, \
-                 up to the operator's ceiling in skep.toml",
+                "the turn has emitted {} events, which is its limit; raise `events` under [limits] in agent.toml, up to the \
+                 operator's ceiling in skep.toml",
                 self.limit
             )));
         }
         let size = topic.len() + data.as_ref().map_or(0, String::len);
         if self.bytes + size > MAX_BYTES {
             return Err(EmitError::QuotaExceeded(format!(
-                "the turn has emitted events of {} bytes, and {size} more would be over {MAX_BYTES}; put large data into \
-                 the state and emit where it is",
+                "the turn has emitted {} bytes of events, and {size} more would exceed the maximum of {MAX_BYTES}; put large \
+                 data into the state and emit a reference to it",
                 self.bytes
             )));
         }
@@ -83,7 +83,7 @@ impl TurnEvents {
         Ok(())
     }
 
-    /// What is to be written with the turn.
+    /// Returns the events to be written with the turn.
     pub(crate) fn into_rows(self, outbox: &Outbox, at_ms: u64) -> Vec<NewEvent> {
         let TurnEvents { agent, principal, turn_id, hops, emitted, .. } = self;
         let row = |(index, Emitted { topic, data })| {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn only_granted_topics_are_emitted_and_a_denial_names_the_line() {
+    fn only_granted_topics_are_emitted_and_a_denial_names_the_setting() {
         let mut events = events(0, 9);
         emit(&mut events, "order.paid", "{}").expect("granted");
         let denied = emit(&mut events, "bill.sent", "{}").expect_err("not granted");
@@ -134,13 +134,13 @@ mod tests {
             matches!(&denied, EmitError::Denied(why) if why.contains("`events = [\"bill.sent\"]` under [grants]"))
         );
         events.grants = vec![TopicPattern::new("skep.*").expect("a pattern")];
-        let denied = emit(&mut events, "skep.turn.done", "{}").expect_err("the host's");
-        assert!(matches!(&denied, EmitError::Denied(why) if why.contains("the host's own")));
+        let denied = emit(&mut events, "skep.turn.done", "{}").expect_err("the topic is reserved");
+        assert!(matches!(&denied, EmitError::Denied(why) if why.contains("reserved for the host")));
         assert_eq!(events.emitted.len(), 1);
     }
 
     #[test]
-    fn number_size_form_and_depth_are_bounded() {
+    fn count_size_topics_data_and_hops_are_checked() {
         let mut one = events(0, 1);
         emit(&mut one, "order.paid", "{}").expect("the first");
         let over = emit(&mut one, "order.paid", "{}").expect_err("the second");
@@ -148,7 +148,7 @@ mod tests {
         let mut fresh = events(0, 9);
         let long = format!("\"{}\"", "x".repeat(crate::event::MAX_DATA_BYTES));
         for (topic, data, why) in [
-            ("order.", "{}", "is no topic"),
+            ("order.", "{}", "is not a valid topic"),
             ("order.paid", "{", "not JSON"),
             ("order.paid", &long, "allowed"),
         ] {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_events_of_a_turn_are_bounded_in_bytes_too() {
+    fn the_total_bytes_of_a_turns_events_are_bounded() {
         let mut many = events(0, 1_000);
         let data = format!("\"{}\"", "x".repeat(200 << 10));
         let refused = (0..1_000).find_map(|_| emit(&mut many, "order.paid", &data).err()).expect("a bound");
@@ -172,6 +172,6 @@ mod tests {
         let held: usize =
             many.emitted.iter().filter_map(|one| one.data.as_ref()).map(|data| data.get().len()).sum();
         assert!(held <= MAX_BYTES && held > MAX_BYTES / 2, "{held}");
-        emit(&mut many, "order.paid", "{}").expect("a small one has room");
+        emit(&mut many, "order.paid", "{}").expect("a small event still fits");
     }
 }

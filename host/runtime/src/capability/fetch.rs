@@ -1,5 +1,5 @@
-//! One HTTP request of an agent, under its grants and within its limits. Whether it may be made again after a restart is
-//! for whoever journals it.
+//! A single HTTP request of an agent, under its grants and within its limits. The code that journals the request decides
+//! whether it may be repeated after a restart.
 
 use super::budget::Turn;
 use crate::metric;
@@ -10,17 +10,17 @@ use std::{
 };
 use tracing::{Instrument, Span, field::Empty, info_span};
 
-/// Without a word of the agent.
+/// Timeout of a request that sets none.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_REDIRECTS: usize = 5;
 const MAX_REQUEST_BYTES: usize = 1 << 20;
 
-/// Why a request has no response.
+/// The reason why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
     #[error(transparent)]
     Outbound(#[from] OutboundError),
-    /// A limit of the turn; the text names its line.
+    /// A limit of the turn; the text names the setting.
     #[error("{0}")]
     Limit(String),
     /// The host cannot open the secrets that the agent is granted.
@@ -29,7 +29,7 @@ pub(crate) enum FetchError {
 }
 
 impl Turn {
-    /// Makes a request. Dropping the future, as the end of the turn does, gives it up.
+    /// Makes a request. Dropping the future, as the end of the turn does, cancels it.
     pub(crate) async fn fetch(
         &self,
         request: Request,
@@ -41,7 +41,7 @@ impl Turn {
         let outcome = match &result {
             Ok(response) => {
                 span.record("http.response.status_code", i64::from(response.status));
-                // As OpenTelemetry has it for clients.
+                // OpenTelemetry's rule for clients.
                 if response.status >= 400 {
                     span.record("otel.status_code", "ERROR");
                 }
@@ -80,8 +80,8 @@ impl Turn {
         Ok(response)
     }
 
-    /// What stands for a secret in this turn. It comes of the turn's seed: when the turn is run again it is the same, and
-    /// nobody who does not take part in the turn can name it.
+    /// Returns the placeholder for a secret in this turn. It is derived from the turn's seed, so a replayed turn gets the same
+    /// one, and nobody outside of the turn can guess it.
     pub(crate) fn placeholder(&self, name: &str) -> String {
         let unguessable = self.journal.derive(&format!("secret {name}"));
         let mut placeholder = format!("secret.{name}.");
@@ -93,7 +93,7 @@ impl Turn {
 
     /// Counts a request that was made before a restart.
     pub(crate) fn fetched_before(&self, request_bytes: usize, response_bytes: usize) {
-        // One that did not fit was refused then, and is not counted now either.
+        // A request that did not fit was refused then, and is not counted now either.
         if let Ok(place) = self.fetches.begin(request_bytes) {
             place.settle(response_bytes);
         }
@@ -110,7 +110,8 @@ impl FetchError {
     }
 }
 
-/// Named after OpenTelemetry's conventions for HTTP clients; without path and query, which may say what is private.
+/// Returns a span named after OpenTelemetry's conventions for HTTP clients, without path and query, which may contain
+/// private data.
 fn span(request: &Request) -> Span {
     let (method, origin) = (request.method().as_str(), request.origin());
     info_span!(

@@ -1,13 +1,13 @@
-//! How many requests a turn makes, and with how much.
+//! Limits on the number of HTTP requests of a turn and on their bytes.
 
 use crate::Limits;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const MAX_AT_ONCE: u32 = 16;
-/// Of one response: it is a record of the turn's journal, which are bounded.
+/// Maximum size of one response. It becomes a record of the turn's journal, and records are bounded.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
-/// What a turn has spent.
+/// The request budget of one turn.
 #[derive(Debug)]
 pub(super) struct FetchBudget {
     fetches: u32,
@@ -20,11 +20,11 @@ pub(super) struct FetchBudget {
 struct Spent {
     fetches: u32,
     running: u32,
-    /// Moved, or promised to a request that runs.
+    /// Bytes transferred, or reserved for a running request.
     bytes: usize,
 }
 
-/// Room for one request and its response. Dropped without being settled, it gives back what the response might have had.
+/// A reservation for one request and its response. Dropping it without [`FetchPlace::settle`] returns the response's bytes.
 #[derive(Debug)]
 pub(super) struct FetchPlace<'a> {
     budget: &'a FetchBudget,
@@ -38,24 +38,24 @@ impl FetchBudget {
         FetchBudget { fetches, bytes: limit_kb as usize * 1024, limit_kb, spent: Mutex::default() }
     }
 
-    /// Takes a place for a request of so many bytes, or says which line would allow it.
+    /// Reserves the budget for a request of `request_bytes`. The error names the setting that would allow it.
     pub(super) fn begin(&self, request_bytes: usize) -> Result<FetchPlace<'_>, String> {
         let mut spent = self.lock();
         if spent.fetches >= self.fetches {
             return Err(format!(
-                "the turn has made {} requests; `fetches` under [limits] in agent.toml asks for more, in skep.toml it \
-                 is the operator's ceiling",
+                "the turn has made {} requests, which is its limit; raise `fetches` under [limits] in agent.toml, up to \
+                 the operator's ceiling in skep.toml",
                 self.fetches
             ));
         }
         if spent.running >= MAX_AT_ONCE {
-            return Err(format!("{MAX_AT_ONCE} requests of the turn are under way; wait for one of them"));
+            return Err(format!("{MAX_AT_ONCE} requests of the turn are in flight; wait for one of them"));
         }
         let left = self.bytes.saturating_sub(spent.bytes).saturating_sub(request_bytes);
         if left == 0 {
             return Err(format!(
-                "the turn's requests have {} KiB, which are used or promised to those under way; `fetch_kb` under \
-                 [limits] in agent.toml asks for more, in skep.toml it is the operator's ceiling",
+                "the turn's requests may transfer {} KiB, which are used or reserved for requests in flight; raise \
+                 `fetch_kb` under [limits] in agent.toml, up to the operator's ceiling in skep.toml",
                 self.limit_kb
             ));
         }
@@ -72,7 +72,7 @@ impl FetchBudget {
 }
 
 impl FetchPlace<'_> {
-    /// The response had so many bytes.
+    /// Records the size of the response, and returns the rest of its reservation.
     pub(super) fn settle(mut self, received: usize) {
         self.received = received.min(self.response_bytes);
     }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_counted_whatever_came_of_them() {
+    fn requests_are_counted_whatever_their_outcome() {
         let budget = budget(2, 10);
         drop(budget.begin(0).expect("one of two"));
         budget.begin(0).expect("two of two").settle(10);
@@ -104,21 +104,21 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_counted_both_ways_and_what_was_not_received_is_given_back() {
+    fn bytes_are_counted_in_both_directions_and_unused_ones_are_returned() {
         let budget = budget(10, 3);
         let place = budget.begin(1_024).expect("1 of 3 KiB");
         assert_eq!(place.response_bytes, 2_048);
-        let error = budget.begin(0).expect_err("everything is promised");
+        let error = budget.begin(0).expect_err("everything is reserved");
         assert!(error.contains("`fetch_kb` under [limits]"), "{error}");
         place.settle(1_024);
-        assert!(budget.begin(1_024).is_err(), "1 KiB is left, and no byte of it for a response");
+        assert!(budget.begin(1_024).is_err(), "1 KiB is left, which leaves nothing for a response");
         assert_eq!(budget.begin(1_000).expect("24 bytes are left").response_bytes, 24);
     }
 
     #[test]
-    fn so_many_run_at_once() {
+    fn the_number_of_concurrent_requests_is_bounded() {
         let budget = budget(100, 32_768);
-        let places = (0..MAX_AT_ONCE).map(|_| budget.begin(0).expect("there is room")).collect::<Vec<_>>();
+        let places = (0..MAX_AT_ONCE).map(|_| budget.begin(0).expect("within the bound")).collect::<Vec<_>>();
         assert!(budget.begin(0).expect_err("one too many").contains("wait for one"));
         drop(places);
         assert!(budget.begin(0).is_ok());

@@ -1,5 +1,5 @@
-//! How a request's outcome is written into the journal. What it was asked is not: the guest asks it again, and a hash
-//! tells whether it is the same.
+//! The journal record of an HTTP request's outcome. The request itself is not recorded: on replay the guest makes it again,
+//! and a hash verifies that it is the same.
 
 use crate::bindings::http::{HttpError, Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -12,7 +12,7 @@ pub(super) enum FetchRecord {
     Failed(HttpError),
 }
 
-/// In base64: as a list of numbers it would take four characters for each byte.
+/// A response body, in base64, because a list of numbers would take four characters for each byte.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(super) struct Body(Vec<u8>);
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_what_was_written() {
+    fn records_round_trip() {
         let response = Response {
             status: 200,
             url: "https://x.org/".into(),

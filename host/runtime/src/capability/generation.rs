@@ -1,8 +1,8 @@
-//! One generation: from the guest's options to a message that was validated and appended.
+//! A single generation: from the guest's options to a validated and appended message.
 //!
-//! The token loop runs here and in the engine; the guest is called once, with the result. Nothing is appended but a
-//! complete message whose tool calls have valid arguments. Tokens are journalled as they come: a generation that a crash
-//! cut off goes on after the last one that was, and one that had ended is answered from the journal.
+//! The token loop runs here and in the engine; the guest is called once, with the result. Only a complete message whose tool
+//! calls have valid arguments is appended. Tokens are journalled as they are produced: a generation that a crash interrupted
+//! continues after the last journalled token, and a finished one is answered from the journal.
 
 use super::{
     budget::{Beginning, Reservation, Turn},
@@ -27,14 +27,14 @@ use skep_engine::{
 };
 use std::sync::Arc;
 
-/// What is hashed in about a millisecond.
+/// Number of bytes that are hashed in about a millisecond.
 pub(super) const QUICK_HASH_BYTES: usize = 256 << 10;
 
-/// A generation that the guest asked for, and that has its place among the guest's calls.
+/// A requested generation, with its position among the guest's calls.
 pub(crate) struct Asked {
     turn: Arc<Turn>,
     generating: Generating,
-    /// The conversation as it is.
+    /// The conversation's transcript at the time of the request.
     before: Arc<Transcript>,
     engine: Engine,
     policy: CompactionPolicy,
@@ -43,15 +43,15 @@ pub(crate) struct Asked {
     made: Made,
 }
 
-/// A generation of a conversation's next message that has begun.
+/// A started generation of a conversation's next message.
 pub(crate) struct Begun {
     turn: Arc<Turn>,
     generating: Generating,
-    /// The conversation as it was.
+    /// The conversation's transcript before the generation.
     before: Arc<Transcript>,
     reservation: Reservation,
     work: Work,
-    /// Until it is known whether the guest reads the text as it comes.
+    /// The journalled reads of the text, until it is known whether the guest streams it.
     reads: Option<Reads>,
 }
 
@@ -61,7 +61,7 @@ enum Work {
         stream: Box<ChatStream>,
         visible: bool,
     },
-    /// There is no room for an answer before this has ended.
+    /// The conversation must be compacted first to make room for an answer.
     Compacting {
         call: Call,
         compacting: Compacting,
@@ -69,7 +69,7 @@ enum Work {
         chat: Box<ChatOptions>,
         visible: bool,
     },
-    /// It ended before a restart.
+    /// The generation finished before a restart.
     Recorded {
         record: GenerationRecord,
         place: Place,
@@ -77,19 +77,19 @@ enum Work {
     },
 }
 
-/// A generation under way, with the conversation that it goes on from.
+/// A running generation, with the transcript that it continues.
 struct Started {
     call: Call,
     stream: Box<ChatStream>,
     visible: bool,
     before: Arc<Transcript>,
-    /// Where the conversation was cut to make room, if it was.
+    /// Index at which the conversation was cut to make room, if it was.
     compacted_at: Option<usize>,
 }
 
 pub(super) type Generated = Result<Result<inference::Generation, Error>, Stopped>;
 
-/// Takes the conversation; what is wrong with the options is known at once.
+/// Locks the conversation for a generation. Errors in the options are returned at once.
 pub(crate) fn ask(
     turn: Arc<Turn>,
     conversation: &Conversation,
@@ -118,7 +118,7 @@ impl Asked {
         let identity = turn.compute(bytes <= QUICK_HASH_BYTES, identify).await;
         let mut call = turn.journal.identify(made, identity)?;
         if call.shown() > 0 {
-            // The caller was told that before a restart.
+            // The caller was notified before a restart.
             generating.take_model_change();
         }
         let parent = Some(call.number());
@@ -190,14 +190,14 @@ impl Asked {
     }
 }
 
-/// Bytes of the text that is rendered.
+/// Returns the size of the text that is rendered.
 fn bytes(before: &Transcript, chat: &ChatOptions) -> usize {
     let text = |message: &ChatMessage| message.text_bytes() + message.raw.as_ref().map_or(0, String::len);
     let (said, shown) = (before.messages().iter().map(text), chat.examples.iter().map(text));
     said.chain(shown).sum()
 }
 
-/// Renders and encodes what the model has not seen, and submits it.
+/// Renders and encodes the part that the model has not seen, and submits it.
 pub(super) async fn generate(
     turn: &Turn,
     is_quick: bool,
@@ -211,18 +211,19 @@ pub(super) async fn generate(
     turn.compute(is_quick, begin).await
 }
 
-/// That the model did not change while the generation was cut off: its tokens would be another text.
+/// Checks that the model did not change while the generation was interrupted, because the tokens so far mean a different
+/// text to another model.
 pub(super) fn check_model(call: &Call, engine: &Engine) -> Result<(), Error> {
     if !call.is_of_another(&engine.info().digest) {
         return Ok(());
     }
     let name = &engine.info().name;
     let message =
-        format!("interrupted: the model {name} was exchanged for another one meanwhile; generate again");
+        format!("interrupted: the model {name} was replaced by another one in the meantime; generate again");
     Err(Error::Internal(message))
 }
 
-/// The caller hears once that the conversation goes on with another model.
+/// Notifies the caller once that the conversation continues with another model.
 fn tell_model_change(turn: &Turn, call: &Call, generating: &Generating) {
     if let Some(ModelChange { conversation, from, to }) = generating.take_model_change()
         && call.shown() == 0
@@ -231,7 +232,7 @@ fn tell_model_change(turn: &Turn, call: &Call, generating: &Generating) {
     }
 }
 
-/// The agent's word for this conversation, or for all of them.
+/// Returns the agent's compaction policy for this conversation, or for all of its conversations.
 fn policy(turn: &Turn, conversation: &Conversation) -> CompactionPolicy {
     conversation.compaction().unwrap_or(match turn.agent.manifest.sessions.compaction() {
         CompactionMode::Auto => CompactionPolicy::Auto,
@@ -253,12 +254,12 @@ impl CompactionPolicy {
 }
 
 impl Begun {
-    /// For [`Begun::finish`], and what a guest reads that reads the text as it comes.
+    /// Returns a sink for [`Begun::finish`], and the source from which a streaming guest reads the text.
     pub(crate) fn text(&mut self) -> (TextSink, TextSource) {
-        text_stream(self.reads.take().expect("one guest reads it"))
+        text_stream(self.reads.take().expect("the text is streamed only once"))
     }
 
-    /// Generates the message and appends it. The text also goes to `sink` as it comes.
+    /// Generates the message and appends it. The text is also written to `sink` as it is produced.
     pub(crate) async fn finish(self, sink: Option<TextSink>) -> Generated {
         let Begun { turn, generating, before, reservation, work, reads } = self;
         drop(reads);
@@ -296,7 +297,7 @@ impl Begun {
             Err(error) => return Ok(Err(end(error, figures))),
         };
         let generating_model = generating.engine().info().digest.clone();
-        // Only an answer puts the compacted form in the conversation's place.
+        // Only a complete answer replaces the conversation by its compacted form.
         let rewritten = compacted_at.map_or(Ok(()), |_| generating.rewrite(&before));
         if let Err(error) = rewritten.and_then(|()| generating.commit(&outcome)) {
             return Ok(Err(end(error, figures)));
@@ -322,7 +323,7 @@ impl Begun {
     }
 }
 
-/// Waits for the compaction, and begins with the answer.
+/// Waits for the compaction, and starts to generate the answer.
 async fn compact(
     turn: &Turn,
     call: Call,
@@ -346,7 +347,7 @@ async fn compact(
     }
 }
 
-/// Does with the conversation again what was done before a restart.
+/// Repeats the recorded effect of a generation on its conversation.
 async fn recall(
     record: GenerationRecord,
     place: Place,
@@ -356,17 +357,18 @@ async fn recall(
     reservation: Reservation,
     sink: Option<TextSink>,
 ) -> Result<inference::Generation, Error> {
-    // The guest may make calls because of what it reads, and the result may be behind theirs.
+    // The text is sent first, because the guest may make calls in response to it, and the result may come after theirs in the
+    // journal.
     if let (Some(sink), GenerationRecord::Ended { result, read, .. }) = (sink, &record) {
         sink.push(result.as_ref().map_or(read, |generation| &generation.text));
     }
-    // If the summary failed, so did what was recorded.
+    // If the summary failed, the recorded generation failed too.
     if let Some((compacting, engine)) = compacting
         && let Ok((compacted, _summary)) = compacting.finish(&engine).await
     {
         before = Arc::new(compacted);
     }
-    // As the first time, it is not there at once.
+    // As in the original run, the result is not available without yielding once.
     tokio::task::yield_now().await;
     place.reached().await;
     if record.compacted_at().is_some() && record.is_ok() {
@@ -375,7 +377,7 @@ async fn recall(
     repeat(record, reservation, Some((generating, &before)))
 }
 
-/// What the guest is told of a message that was generated.
+/// Converts a generated message to the guest's result.
 pub(super) fn told(outcome: ChatOutcome) -> inference::Generation {
     inference::Generation {
         text: outcome.text,
@@ -390,7 +392,7 @@ pub(super) fn told(outcome: ChatOutcome) -> inference::Generation {
     }
 }
 
-/// The guest is told that its generation never began.
+/// Records that a generation was refused before it started, and returns the error for the guest.
 pub(super) fn refuse(turn: &Turn, call: &Call, error: Error) -> Error {
     if !matches!(error, Error::Cancelled) {
         turn.journal.ended(call, &GenerationRecord::Refused(error.clone()), Vec::new());
@@ -398,8 +400,8 @@ pub(super) fn refuse(turn: &Turn, call: &Call, error: Error) -> Error {
     error
 }
 
-/// The guest is told that its generation came to nothing. What only the end of the turn stopped is not journalled: when
-/// the turn is run again, it goes on.
+/// Records that a generation failed, and returns the error for the guest. A generation that only the end of the turn stopped
+/// is not recorded, so a replayed turn continues it.
 pub(super) fn end(
     turn: &Turn,
     call: &Call,
@@ -410,7 +412,7 @@ pub(super) fn end(
     end_read(turn, call, error, figures, compacted_at, String::new())
 }
 
-/// The same, of a generation of which the guest had read so much.
+/// Does the same as [`end`], for a generation whose text up to `read` the guest was given.
 fn end_read(
     turn: &Turn,
     call: &Call,
@@ -429,7 +431,7 @@ fn end_read(
     error
 }
 
-/// Tells the guest again what it was told before a restart.
+/// Returns the recorded result of a generation, and appends its message to the conversation again.
 pub(super) fn repeat(
     record: GenerationRecord,
     reservation: Reservation,
@@ -448,19 +450,20 @@ pub(super) fn repeat(
     Ok(generation)
 }
 
-/// Decoding was constrained by the schema; this is the second enforcement, by another implementation.
+/// Validates the arguments of tool calls. Decoding was already constrained by the schemas; this second check uses an
+/// independent implementation.
 fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Json>, Error> {
     let arguments = calls.iter().map(|call| {
         let tool = turn.tool(&call.name);
         let tool = tool.ok_or_else(|| {
-            Error::SchemaInvalid(format!("the model called {:?}, which is no tool", call.name))
+            Error::SchemaInvalid(format!("the model called {:?}, which is not a tool", call.name))
         })?;
         tool.arguments(&call.arguments).map_err(Error::SchemaInvalid)
     });
     arguments.collect()
 }
 
-/// What an engine error means to a guest.
+/// Converts an engine error to an error for a guest.
 pub(crate) fn engine_error(error: EngineError) -> Error {
     match error {
         EngineError::Busy { retry_after_ms } => Error::Busy(retry_after_ms),

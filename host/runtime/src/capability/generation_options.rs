@@ -1,4 +1,4 @@
-//! What a guest asks of a generation, in the terms of the engine. What is wrong with it is said here.
+//! Converts a guest's options for a generation to those of the engine, and reports errors in them.
 
 use super::budget::Turn;
 use crate::{
@@ -28,7 +28,7 @@ pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<Cha
                 names => names.join(", "),
             };
             let message = format!(
-                "tools: the agent describes no tool {name:?} and has not listed one of this name; it describes: {known}"
+                "tools: {name:?} is neither a tool that the agent describes nor one that it has listed; it describes: {known}"
             );
             return Err(Error::InvalidArgument(message));
         };
@@ -41,11 +41,12 @@ pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<Cha
         || stop_bytes > MAX_STOP_BYTES
         || options.stop.iter().any(String::is_empty)
     {
-        let message = format!("stop: at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_BYTES} bytes");
+        let message =
+            format!("stop: at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_BYTES} bytes are allowed");
         return Err(Error::InvalidArgument(message));
     }
     if options.max_tokens == Some(0) {
-        return Err(Error::InvalidArgument("max-tokens: at least 1".into()));
+        return Err(Error::InvalidArgument("max-tokens: must be at least 1".into()));
     }
     let (sampling, seed) = sampling(&options.sampling)?;
     let (output, of_output) = output(&options.output)?;
@@ -62,7 +63,8 @@ pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<Cha
                 turn.tool(name).map_or_else(|| name.clone(), |tool| tool.definition.name.clone()),
             ),
         },
-        // A small model that may go on calling does, to its limit. An agent that wants another call generates again.
+        // A small model that may make several calls keeps calling up to its token limit. An agent that wants another call
+        // generates again.
         parallel_tool_calls: false,
         output,
         sampling,
@@ -92,7 +94,7 @@ fn sampling(options: &inference::Sampling) -> Result<(Sampling, Option<u64>), Er
     Ok((sampling, options.seed))
 }
 
-/// The form of the answer, and the examples that its schema brings.
+/// Returns the constraint on the answer, and the examples in its schema.
 fn output(output: &OutputFormat) -> Result<(Option<Constraint>, Vec<ChatMessage>), Error> {
     let bytes = match output {
         OutputFormat::Text => return Ok((None, Vec::new())),
@@ -101,7 +103,8 @@ fn output(output: &OutputFormat) -> Result<(Option<Constraint>, Vec<ChatMessage>
         }
     };
     if bytes > MAX_CONSTRAINT_BYTES {
-        let message = format!("output: {bytes} bytes of schema; {MAX_CONSTRAINT_BYTES} are allowed");
+        let message =
+            format!("output: the schema has {bytes} bytes; at most {MAX_CONSTRAINT_BYTES} are allowed");
         return Err(Error::SchemaInvalid(message));
     }
     let mut examples = Vec::new();

@@ -1,4 +1,4 @@
-//! A generation while it goes on: what the journal, the guest and the caller get of it as it comes.
+//! A running generation: passes its tokens and text to the journal, the guest and the caller as they are produced.
 
 use super::{
     budget::{Reservation, Turn},
@@ -11,15 +11,15 @@ use skep_engine::{
     chat::{ChatEvent, ChatOutcome, ChatStream},
 };
 
-/// Journals the tokens of one generation as they come, and what the caller is shown with them.
+/// Journals the tokens of one generation as they are produced, and the text that the caller is shown.
 pub(super) struct Progress<'a> {
     turn: &'a Turn,
     call: &'a Call,
     model: &'a ModelDigest,
     visible: bool,
-    /// Tokens that are in the journal.
+    /// Number of tokens that are in the journal.
     journalled: usize,
-    /// Bytes of text that the caller was shown before a restart.
+    /// Number of bytes of text that the caller was shown before a restart and that have not been repeated yet.
     shown_before: usize,
 }
 
@@ -29,8 +29,8 @@ impl<'a> Progress<'a> {
         Progress { turn, call, model: &engine.info().digest, visible, journalled, shown_before }
     }
 
-    /// `produced` are all tokens so far, `delta` the text that the last ones gave. The last one told what had been taken
-    /// back.
+    /// Journals new tokens. `produced` holds all tokens so far, `delta` the text of the latest ones, and `taken_back` what had
+    /// been taken back by the last of them.
     pub(super) fn note(&mut self, produced: &[u32], taken_back: TakenBack, delta: &str) {
         let known = self.shown_before.min(delta.len());
         let text = if self.visible { &delta[known..] } else { "" };
@@ -46,7 +46,7 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// Reads a chat to its end.
+/// Reads a chat stream to its end.
 pub(super) async fn follow(
     mut progress: Progress<'_>,
     mut stream: ChatStream,
@@ -74,5 +74,5 @@ pub(super) async fn follow(
             }
         }
     }
-    Err(Error::Internal("the generation ended without a result".into()))
+    Err(Error::Internal("the generation finished without a result".into()))
 }

@@ -1,6 +1,6 @@
-//! A generation as the turn's journal keeps it: what the guest was told, and what a conversation needs to go on from it.
+//! The journal record of a generation: the guest's result, and the data with which a conversation continues from it.
 //!
-//! A conversation's prompt mostly repeats what the conversation already is; only what was added to it is written.
+//! A prompt mostly repeats the conversation so far, so only the part that was added to it is written.
 
 use super::conversation::Generating;
 use crate::{
@@ -16,21 +16,21 @@ use skep_engine::{
     chat::{ChatFinish, ChatOutcome, ToolCall, Transcript},
 };
 
-/// What came of a generation.
+/// The outcome of a generation.
 #[derive(Serialize, Deserialize)]
 pub(super) enum GenerationRecord {
-    /// It never began.
+    /// The generation never started.
     Refused(Error),
     Ended {
         result: Result<Generation, Error>,
-        /// `None`: it ended before anything was known of it.
+        /// `None`: the generation failed before its usage was known.
         usage: Option<WrittenUsage>,
-        /// What was appended to a conversation.
+        /// The message that was appended to a conversation.
         message: Option<Box<Message>>,
-        /// The conversation was compacted first: before this message of it.
+        /// Index of the message before which the conversation was compacted first.
         #[serde(default)]
         compacted_at: Option<usize>,
-        /// What a guest that reads it as it comes had read when it came to an error.
+        /// The text that a streaming guest had been given when the generation failed.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         read: String,
     },
@@ -59,7 +59,7 @@ impl GenerationRecord {
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) struct WrittenUsage(#[serde(with = "StoredUsage")] pub(super) Usage);
 
-/// An assistant message, token for token, relative to the conversation before it.
+/// An assistant message with its exact tokens, relative to the conversation before it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Message {
     raw: String,
@@ -91,8 +91,8 @@ impl Message {
         }
     }
 
-    /// Appends the message again. The conversation must be what it was before it, unless the model is another one now: then
-    /// the message is a text as any other.
+    /// Appends the message again. The conversation must be the same as when the message was generated, unless the model has
+    /// changed: then only the text is appended.
     pub(super) fn append(
         self,
         generating: Generating,
@@ -121,7 +121,7 @@ impl Message {
         if self.model.is_some_and(|generated| generated != generating.engine().info().digest) {
             return generating.commit_text(&outcome);
         }
-        let changed = || Error::Internal("the conversation is not what it was before the restart".into());
+        let changed = || Error::Internal("the conversation differs from its form before the restart".into());
         let mut prompt = before.tokens().get(..self.kept_prompt_tokens).ok_or_else(changed)?.to_vec();
         prompt.extend(self.new_prompt_tokens);
         let mut rendered = before.rendered().get(..self.kept_rendered_bytes).ok_or_else(changed)?.to_owned();

@@ -1,8 +1,8 @@
-//! `skep:agent/http`: requests that the host makes for a guest.
+//! `skep:agent/http`: HTTP requests that the host makes for a guest.
 //!
-//! A request and what came of it are records of the turn's journal. One that changes something leaves only when the journal
-//! holds that it will; if the host ends before the answer is there too, one that may be made twice is made again, and of
-//! the others the guest is told that nobody knows.
+//! A request and its outcome are recorded in the turn's journal. A request that changes something is sent only after the
+//! journal says that it will be. If the host terminates before the response is recorded, an idempotent request is made
+//! again; for any other request the guest gets an error that says that the outcome is unknown.
 
 use super::{Capabilities, TurnContext, budget::Turn, fetch::FetchError, fetch_record::FetchRecord};
 use crate::{
@@ -46,7 +46,7 @@ impl Host for TurnContext {
     }
 }
 
-/// Answers from the journal, or makes the request.
+/// Returns the recorded response, or makes the request.
 async fn fetch(turn: &Arc<Turn>, request: Request) -> Result<Result<Response, HttpError>, Stopped> {
     let mut call = turn.journal.begin(Identity::new("fetch", &request)).await?;
     if let Some((record, place)) = turn.journal.recorded::<FetchRecord>(&mut call)? {
@@ -60,7 +60,8 @@ async fn fetch(turn: &Arc<Turn>, request: Request) -> Result<Result<Response, Ht
     Ok(result)
 }
 
-/// Makes the request of a call that has no result yet, if it may be made: again, perhaps.
+/// Makes the request of a call that has no recorded result. After a restart this may be a repetition, which only idempotent
+/// requests allow.
 pub(crate) async fn make_request(
     turn: &Arc<Turn>,
     call: &Call,
@@ -74,8 +75,8 @@ pub(crate) async fn make_request(
     if call.was_dispatched() && !request.is_idempotent() {
         return Ok(Err(HttpError::Interrupted));
     }
-    // What a request says may come of everything before it in the journal. One that changes something must not be
-    // ahead of that.
+    // A request may depend on everything before it in the journal. One that changes something must not be sent before
+    // that is durable.
     if !request.method().is_safe() {
         turn.journal.dispatched(call).await?;
     }
@@ -134,11 +135,11 @@ fn http_error(error: FetchError) -> HttpError {
 }
 
 fn outside_a_turn() -> HttpError {
-    HttpError::Denied("requests are made in a turn only, not while the agent is described".to_owned())
+    HttpError::Denied("requests can be made only in a turn, not while the agent describes itself".to_owned())
 }
 
 impl Request {
-    /// Of URL, headers and body.
+    /// Returns the size of URL, headers and body.
     pub(crate) fn bytes(&self) -> usize {
         let headers = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
         self.url.len() + headers + self.body.as_ref().map_or(0, Vec::len)

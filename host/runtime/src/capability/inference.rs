@@ -1,7 +1,7 @@
-//! `skep:agent/inference`: what a guest may ask of the host's models.
+//! `skep:agent/inference`: a guest's access to the host's models.
 //!
-//! A conversation is a resource whose tokens stay in the host. Generations run concurrently, each as one asynchronous
-//! call; everything else answers at once.
+//! A conversation is a resource whose tokens stay in the host. Generations and compactions run concurrently, each as one
+//! asynchronous call. Opening or forking a conversation may read the store; everything else is answered at once.
 
 pub use super::conversation::Conversation;
 
@@ -215,12 +215,15 @@ impl HostConversation for TurnContext {
 
 impl TurnContext {
     fn turn(&self) -> Result<Arc<Turn>, Error> {
-        let denied =
-            || Error::Denied("inference is there in a turn only, not while the agent is described".into());
+        let denied = || {
+            Error::Denied(
+                "inference is available only in a turn, not while the agent describes itself".into(),
+            )
+        };
         self.turn.clone().ok_or_else(denied)
     }
 
-    /// The outer error is for a handle that is none: the guest is broken and traps.
+    /// Requests a generation. The outer error is for an invalid handle, on which the guest traps.
     pub(super) fn ask(
         &mut self,
         conversation: &Resource<Conversation>,
@@ -268,7 +271,7 @@ impl TurnContext {
     }
 }
 
-/// Generates to the end.
+/// Runs a generation to its end.
 pub(super) async fn generated(asked: Asked) -> wasmtime::Result<Result<Generation, Error>> {
     match asked.begin().await? {
         Ok(begun) => Ok(begun.finish(None).await?),
@@ -276,13 +279,13 @@ pub(super) async fn generated(asked: Asked) -> wasmtime::Result<Result<Generatio
     }
 }
 
-/// Lets a generation run beside the guest; it ends with the turn at the latest.
+/// Runs a generation concurrently with the guest. It stops with the turn at the latest.
 fn stream(mut access: Access<'_, TurnContext, Capabilities>, mut begun: Begun) -> wasmtime::Result<Streamed> {
     let (sink, source) = begun.text();
     let (done, result) = oneshot::channel();
     access.get().streams.spawn(async move {
         let generated = begun.finish(Some(sink)).await;
-        // The guest may have dropped the future: it did not want to know.
+        // The send fails if the guest dropped the future, and then nobody needs the result.
         let _ = done.send(generated);
     });
     let text = StreamReader::new(&mut access, source)?;
@@ -313,7 +316,7 @@ fn append_result(
     Ok(Ok(()))
 }
 
-/// Appends the result if the conversation waits for it and it is valid.
+/// Appends a tool's result if the conversation is waiting for it and it is valid.
 fn check_result(
     turn: &Turn,
     conversation: &Conversation,
@@ -322,21 +325,22 @@ fn check_result(
     let ToolResult { call_id: id, outcome } = result;
     let Some((name, arguments)) = conversation.outstanding_call(&id) else {
         return Err(Error::InvalidArgument(format!(
-            "no tool call {:?} of this conversation waits for a result",
+            "no tool call {:?} in this conversation is waiting for a result",
             super::log::cut(&id, 80)
         )));
     };
     let (content, outcome) = match outcome {
         Ok(_) if turn.needs_approval(&name) && !turn.approvals.is_approved(&id, &name, &arguments) => {
-            let message =
-                format!("a person decides about calls of tool {name:?}; ask first, with `tools.approve`");
+            let message = format!(
+                "calls of tool {name:?} need a person's approval; ask for it first with `tools.approve`"
+            );
             return Err(Error::Denied(message));
         }
         Ok(text) => {
             let tool = turn.tool(&name);
             let value = match tool {
                 Some(tool) => tool.result(&text).map_err(Error::SchemaInvalid)?,
-                // It was offered in an earlier turn, or the agent was deployed anew without it.
+                // The tool was offered in an earlier turn, or the agent was redeployed without it.
                 None => Json::from_text(text.clone()).map_err(|error| {
                     Error::SchemaInvalid(format!("the result of tool {name:?} is not JSON: {error}"))
                 })?,
@@ -365,14 +369,14 @@ fn entry(message: ChatMessage) -> Entry {
     }
 }
 
-/// A result that says what went wrong. Reading anything else ends at its first member.
+/// A result that reports an error. Parsing of any other result stops at its first member.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Failed {
     error: String,
 }
 
-/// The inverse of what `append_result` writes.
+/// Parses a result as `append_result` writes it.
 fn outcome(content: String) -> Result<String, String> {
     match serde_json::from_str::<Failed>(&content) {
         Ok(Failed { error }) => Err(error),

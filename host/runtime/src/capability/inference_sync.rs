@@ -1,6 +1,6 @@
 //! `skep:agent/inference-sync`: inference for toolchains that do not bind asynchronous functions.
 //!
-//! Nothing is done here: every call is that of `inference`, and the guest stands still until it is answered.
+//! Every call delegates to its counterpart in `inference`, and blocks the guest until it is answered.
 
 use super::{
     TurnContext, completion,

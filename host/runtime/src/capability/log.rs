@@ -1,6 +1,6 @@
-//! `skep:agent/log`: lines of a turn, for the host's own log and for `skep logs`.
+//! `skep:agent/log`: log lines of a turn, for the host's own log and for `skep logs`.
 //!
-//! A turn writes a bounded number of bounded lines. What is over is counted, and the count is the last line.
+//! A turn writes a bounded number of lines of bounded length. Dropped lines are counted, and the last line states the count.
 
 use super::TurnContext;
 use crate::{
@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(crate) const MAX_LINES: usize = 200;
 pub(crate) const MAX_LINE_BYTES: usize = 4 << 10;
 
-/// The lines of one turn, or of a description (then `session` is empty and `turn` 0).
+/// The log lines of one turn, or of a description (then `session` is empty and `turn` is 0).
 #[derive(Debug, Default)]
 pub(crate) struct TurnLog {
     agent: String,
@@ -38,7 +38,7 @@ impl TurnLog {
         TurnLog { agent: agent.to_owned(), session: session.to_owned(), turn, ..TurnLog::default() }
     }
 
-    /// Takes so much text and no more.
+    /// Limits the total text to `limit_kb` KiB.
     pub(crate) fn within(self, limit_kb: u32) -> Self {
         TurnLog { bytes_left: limit_kb as usize * 1024, limit_kb, ..self }
     }
@@ -51,7 +51,7 @@ impl TurnLog {
         }
         self.bytes_left -= message.len();
         let (agent, session, turn) = (&*self.agent, &*self.session, self.turn);
-        // The stored line stays as it is.
+        // Only the shown line is sanitized; the stored line is not changed.
         let shown = for_terminal(message);
         let name = match level {
             Level::Debug => {
@@ -74,17 +74,17 @@ impl TurnLog {
         self.lines.push(LogEntry { at_ms: now_ms(), level: name.to_owned(), message: message.to_owned() });
     }
 
-    /// What the guest last complained of: often why it trapped.
+    /// Returns the last error line, which often says why the guest trapped.
     pub(crate) fn last_error(&self) -> Option<&str> {
         self.lines.iter().rev().find(|line| line.level == "error").map(|line| line.message.as_str())
     }
 
-    /// The lines, to be stored.
+    /// Takes the lines, to store them.
     pub(crate) fn take(&mut self) -> Vec<LogEntry> {
         let mut lines = std::mem::take(&mut self.lines);
         if self.dropped > 0 {
             let message = format!(
-                "{} more lines were dropped; a turn may write {MAX_LINES}, of {} KiB together (`log_kb` under [limits])",
+                "{} more lines were dropped; a turn may write {MAX_LINES} lines with a total of {} KiB (`log_kb` under [limits])",
                 self.dropped, self.limit_kb
             );
             lines.push(LogEntry { at_ms: now_ms(), level: "warn".to_owned(), message });
@@ -94,12 +94,13 @@ impl TurnLog {
     }
 }
 
+/// Returns the milliseconds since 1970-01-01 UTC.
 pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The first `bytes` of a text, or a little less so that no character is split.
+/// Returns the first `bytes` of a text, or slightly fewer so that no character is split.
 pub(crate) fn cut(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_over_the_bounds_are_cut_or_counted() {
+    fn long_lines_are_truncated_and_excess_lines_counted() {
         let mut log = TurnLog::new("a", "s", 1).within(256);
         log.write(Level::Error, &"é".repeat(MAX_LINE_BYTES));
         for _ in 0..MAX_LINES + 4 {
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_writes_so_many_bytes_and_a_shorter_line_may_still_fit() {
+    fn total_bytes_are_bounded_and_a_shorter_line_may_still_fit() {
         let mut log = TurnLog::new("a", "s", 1).within(1);
         log.write(Level::Info, &"x".repeat(1_000));
         log.write(Level::Info, &"y".repeat(100));

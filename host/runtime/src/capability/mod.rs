@@ -1,7 +1,7 @@
-//! What the host does for a guest: one file per WIT interface, and the context that they share.
+//! Host functions for guests: one file per WIT interface, and the context that they share.
 //!
-//! A [`TurnContext`] lives in the store of one turn. Nothing in it outlives the turn but what the session takes out of
-//! it to commit.
+//! A [`TurnContext`] lives in the wasmtime store of one turn. Only what the session takes out of it to commit outlives the
+//! turn.
 
 mod budget;
 mod calls;
@@ -49,24 +49,24 @@ use tokio::task::JoinSet;
 use wasi::{Printed, Wasi};
 use wasmtime::component::{HasData, Linker, ResourceTable};
 
-/// Host resources that a guest may hold at once.
+/// Maximum number of host resources that a guest may hold at once.
 const MAX_RESOURCES: usize = 1_024;
 
-/// Everything that host functions of one turn act on.
+/// The data that the host functions of one turn work on.
 pub(crate) struct TurnContext {
-    /// `None` while an agent is described: then there is no session to infer for.
+    /// `None` while an agent describes itself, because there is no session then.
     pub(crate) turn: Option<Arc<Turn>>,
     pub(crate) state: StateView,
     pub(crate) conversations: ConversationSet,
     pub(crate) log: TurnLog,
-    /// `None` while an agent is described, as of the events.
+    /// `None` while an agent describes itself, like `events`.
     pub(crate) schedules: Option<ScheduleView>,
     pub(crate) events: Option<TurnEvents>,
     pub(crate) limiter: InstanceLimiter,
     calls: CallBudget,
     table: ResourceTable,
     wasi: Wasi,
-    /// Generations that a guest streams. They end with the turn.
+    /// Generations that the guest reads as streams. They are aborted when the turn ends.
     streams: JoinSet<()>,
 }
 
@@ -98,36 +98,36 @@ impl TurnContext {
         }
     }
 
-    /// The guest is a command: this is its standard input, and its standard output is not for the log.
+    /// Makes the guest a command: `input` is its standard input, and its standard output does not go to the log.
     pub(crate) fn as_command(&mut self, input: String) {
         self.wasi = Wasi::of_command(input);
     }
 
-    /// What a command printed, once it was closed.
+    /// Takes the output of a command, after [`TurnContext::close`].
     pub(crate) fn take_printed(&mut self) -> Printed {
         self.wasi.take_printed()
     }
 
-    /// The end of what the guest printed to standard error, once it was closed.
+    /// Returns the end of the guest's standard error, after [`TurnContext::close`].
     pub(crate) fn last_printed(&self) -> Option<&str> {
         self.wasi.last_error()
     }
 
-    /// Ends what still runs and takes in what the guest printed.
+    /// Aborts running streams and collects the guest's output.
     pub(crate) fn close(&mut self) {
         self.streams.abort_all();
         self.wasi.drain_into(&mut self.log);
     }
 }
 
-/// The marker by which wasmtime finds the context in a store.
+/// The marker type by which wasmtime finds the context in a store.
 pub(crate) struct Capabilities;
 
 impl HasData for Capabilities {
     type Data<'a> = &'a mut TurnContext;
 }
 
-/// Links everything that an agent may ever import. What it may not import was refused before.
+/// Links every interface that any agent may import. Imports that an agent may not have were refused earlier.
 pub(crate) fn add_to_linker(linker: &mut Linker<TurnContext>) -> wasmtime::Result<()> {
     bindings::inference::add_to_linker::<_, Capabilities>(linker, |context| context)?;
     bindings::inference_sync::add_to_linker::<_, Capabilities>(linker, |context| context)?;

@@ -1,7 +1,7 @@
-//! `skep:agent/schedule`: what wakes the session.
+//! `skep:agent/schedule`: schedules that wake the session.
 //!
-//! A turn sees the schedules as they stood when it first asked, and its own changes over them. What it saw is in its
-//! journal, with the time, so that a turn that is run again sets the same.
+//! A turn sees the schedules as they were when it first asked, overlaid with its own changes. The schedules that it saw and
+//! the time are in its journal, so that a replayed turn sets the same schedules.
 
 use super::TurnContext;
 use crate::{
@@ -15,12 +15,13 @@ use serde_json::Value;
 use skep_store::{ScheduleChange, ScheduleRow, ScheduleState, Store};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Of the schedules of a session together, as the journal has them.
+/// Maximum size of all schedules of a session together, in their journalled form.
 const MAX_SESSION_BYTES: usize = 1 << 20;
-/// Of those in one record of the journal, which may have twice as much; one alone has less.
+/// Maximum size of the schedules in one record of the journal. A record may have twice as much, and a single schedule is
+/// smaller than this.
 const MAX_PAGE_BYTES: usize = 1 << 20;
 
-/// The schedules of the session of a turn, read when the turn first asks for them.
+/// The schedules of a turn's session, read when the turn first asks for them.
 pub(crate) struct ScheduleView {
     pub(crate) store: Store,
     pub(crate) clock: Clock,
@@ -28,33 +29,33 @@ pub(crate) struct ScheduleView {
     pub(crate) seen: Option<Seen>,
 }
 
-/// Whose schedules they are.
+/// The owner of the schedules.
 pub(crate) struct Owner {
     pub(crate) agent: String,
     pub(crate) session: String,
     pub(crate) principal: String,
     pub(crate) turn_id: String,
-    /// Schedules that the session may have.
+    /// Maximum number of schedules of the session.
     pub(crate) limit: u32,
-    /// Whether the agent exports what an alarm calls.
+    /// Whether the agent exports an alarm handler.
     pub(crate) takes_alarms: bool,
 }
 
-/// What the turn sees of them, and what it did.
+/// The schedules as the turn sees them, and its changes.
 pub(crate) struct Seen {
     now_ms: u64,
-    /// By name.
+    /// Schedules by name.
     entries: BTreeMap<String, Entry>,
     changes: Vec<ScheduleChange>,
     made: u32,
 }
 
-/// As it is in the journal.
+/// A journal record of schedules that were read.
 #[derive(Serialize, Deserialize)]
 struct Read {
     now_ms: u64,
     entries: Vec<Entry>,
-    /// The next record goes on.
+    /// Whether another record follows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     has_more: bool,
 }
@@ -103,13 +104,13 @@ impl TurnContext {
     ) -> Done {
         self.charge(name.len() + options.data.as_ref().map_or(0, String::len))?;
         let Some((owner, seen)) = self.seen_schedules().await? else {
-            let message = "schedules are set in a turn only, not while the agent is described";
+            let message = "schedules can be set only in a turn, not while the agent describes itself";
             return Ok(Err(ScheduleError::Denied(message.to_owned())));
         };
         Ok(seen.set(owner, name, options, timing))
     }
 
-    /// `None` while the agent is described.
+    /// Returns the schedules, after reading them if necessary. Returns `None` while the agent describes itself.
     async fn seen_schedules(&mut self) -> wasmtime::Result<Option<(&Owner, &mut Seen)>> {
         let (Some(turn), Some(view)) = (&self.turn, &mut self.schedules) else { return Ok(None) };
         let seen = match view.seen.take() {
@@ -121,12 +122,12 @@ impl TurnContext {
 }
 
 impl ScheduleView {
-    /// What the turn did, in its order.
+    /// Returns the turn's changes, in order.
     pub(crate) fn into_changes(self) -> Vec<ScheduleChange> {
         self.seen.map(|seen| seen.changes).unwrap_or_default()
     }
 
-    /// In as many records as it takes, because each of them is bounded.
+    /// Reads the schedules in as many records as necessary, because the size of a record is bounded.
     async fn read(&self, journal: &Arc<Journal>) -> Result<Seen, Stopped> {
         let mut seen = Seen { now_ms: 0, entries: BTreeMap::new(), changes: Vec::new(), made: 0 };
         let mut page = 0_u32;
@@ -156,7 +157,7 @@ impl ScheduleView {
         }
     }
 
-    /// Those behind this name, as many as one record holds.
+    /// Reads the schedules after this name, as many as one record holds.
     async fn read_page(&self, journal: &Journal, after: Option<&str>) -> Result<Read, Stopped> {
         let rows = match self.store.schedules_of(&self.owner.agent, &self.owner.session).await {
             Ok(rows) => rows,
@@ -189,7 +190,7 @@ impl Seen {
     ) -> Result<(), ScheduleError> {
         if !owner.takes_alarms {
             let message =
-                "the agent does not export skep:agent/alarm-handler, so that nothing could be called";
+                "the agent does not export skep:agent/alarm-handler, so it cannot be woken by a schedule";
             return Err(ScheduleError::Denied(message.to_owned()));
         }
         let invalid = ScheduleError::InvalidArgument;
@@ -199,8 +200,8 @@ impl Seen {
         let timing = timing(self.now_ms).map_err(invalid)?;
         if !self.entries.contains_key(name) && self.entries.len() >= owner.limit as usize {
             return Err(ScheduleError::QuotaExceeded(format!(
-                "the session has {} schedules, as many as it may; cancel one, or allow more with `schedules` under \
-                 [limits] in agent.toml, up to the operator's ceiling in skep.toml",
+                "the session has {} schedules, which is its limit; cancel one, or raise `schedules` under [limits] in \
+                 agent.toml, up to the operator's ceiling in skep.toml",
                 self.entries.len()
             )));
         }
@@ -212,14 +213,14 @@ impl Seen {
             data: data.as_ref(),
             tries: options.tries,
         };
-        // It takes the place of the one with its name.
+        // It replaces the schedule of the same name.
         let others =
             self.entries.values().filter(|entry| entry.name != name).map(journaled_bytes).sum::<usize>();
         let bytes = others + options.data.as_deref().map_or(0, escaped_bytes) + name.len();
         if bytes > MAX_SESSION_BYTES {
             return Err(ScheduleError::QuotaExceeded(format!(
-                "the schedules of the session would have {bytes} bytes together; {MAX_SESSION_BYTES} are allowed, keep \
-                 what is large in the state"
+                "the schedules of the session would have {bytes} bytes together; at most {MAX_SESSION_BYTES} are allowed; \
+                 keep large data in the state"
             )));
         }
         self.made += 1;
@@ -247,15 +248,15 @@ impl Seen {
     }
 }
 
-/// What a schedule takes in a record.
+/// Returns an upper bound for the size of a schedule in a record.
 fn journaled_bytes(entry: &Entry) -> usize {
-    /// Of identifiers, times and the names of fields.
+    /// Size of identifiers, times and field names.
     const OTHER_BYTES: usize = 512;
     let texts = [Some(&entry.name), entry.data.as_ref(), entry.failed.as_ref()].into_iter().flatten();
     OTHER_BYTES + texts.map(|text| escaped_bytes(text)).sum::<usize>()
 }
 
-/// Of a text in JSON.
+/// Returns the size of a text as a JSON string, without quotes.
 fn escaped_bytes(text: &str) -> usize {
     let escape = |byte: u8| match byte {
         b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 2,
@@ -265,7 +266,7 @@ fn escaped_bytes(text: &str) -> usize {
     text.bytes().map(escape).sum()
 }
 
-/// A row as the guest sees it. One that a later version wrote, and that this one cannot read, is left out.
+/// Converts a row to the guest's form. Returns `None` for a row that a later version wrote and this one cannot read.
 fn entry(row: ScheduleRow) -> Option<Entry> {
     let ScheduleRow { schedule, state, error, .. } = row;
     Some(Entry {
@@ -318,10 +319,10 @@ mod tests {
     const PLAIN: Options = Options { data: None, tries: None };
 
     #[test]
-    fn a_turn_sees_what_it_set_and_its_changes_are_in_order() {
+    fn a_turn_sees_its_own_schedules_and_keeps_its_changes_in_order() {
         let (owner, mut seen) = (owner(2, true), seen());
         seen.set(&owner, "a", &PLAIN, every_minute).expect("the first");
-        seen.set(&owner, "a", &PLAIN, every_minute).expect("in its place");
+        seen.set(&owner, "a", &PLAIN, every_minute).expect("replaces the schedule");
         seen.set(&owner, "b", &PLAIN, every_minute).expect("the second");
         assert!(seen.cancel("a"));
         assert!(!seen.cancel("a"));
@@ -342,7 +343,7 @@ mod tests {
     fn the_number_of_schedules_is_bounded_and_replacing_one_is_free() {
         let (owner, mut seen) = (owner(1, true), seen());
         seen.set(&owner, "a", &PLAIN, every_minute).expect("the first");
-        seen.set(&owner, "a", &PLAIN, every_minute).expect("in its place");
+        seen.set(&owner, "a", &PLAIN, every_minute).expect("replaces the schedule");
         let refused = seen.set(&owner, "b", &PLAIN, every_minute).expect_err("the second");
         assert!(
             matches!(&refused, ScheduleError::QuotaExceeded(why) if why.contains("`schedules` under [limits]"))
@@ -350,15 +351,15 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_says_why() {
+    fn an_invalid_schedule_is_refused_with_a_reason() {
         let mut seen = seen();
         let data = Options { data: Some("{".into()), ..PLAIN };
-        let refused = seen.set(&owner(1, true), "a", &data, every_minute).expect_err("no JSON");
+        let refused = seen.set(&owner(1, true), "a", &data, every_minute).expect_err("not JSON");
         assert!(matches!(&refused, ScheduleError::InvalidArgument(why) if why.contains("not JSON")));
         let short = |_now_ms| ScheduleTiming::every(10);
         let refused = seen.set(&owner(1, true), "a", &PLAIN, short).expect_err("too often");
         assert!(matches!(&refused, ScheduleError::InvalidArgument(why) if why.contains("may be 1000 to")));
-        let refused = seen.set(&owner(1, false), "a", &PLAIN, every_minute).expect_err("nobody listens");
+        let refused = seen.set(&owner(1, false), "a", &PLAIN, every_minute).expect_err("no alarm handler");
         assert!(matches!(&refused, ScheduleError::Denied(why) if why.contains("alarm-handler")));
         assert!(seen.changes.is_empty());
     }
@@ -367,20 +368,20 @@ mod tests {
         let (owner, mut seen) = (owner(100, true), seen());
         let large = Options { data: Some(format!("{:?}", "x".repeat(250_000))), ..PLAIN };
         for name in ["a", "b", "c", "d"] {
-            seen.set(&owner, name, &large, every_minute).expect("a million in all");
+            seen.set(&owner, name, &large, every_minute).expect("a million bytes in all");
         }
         let refused = seen.set(&owner, "e", &large, every_minute).expect_err("more than that");
         assert!(matches!(&refused, ScheduleError::QuotaExceeded(why) if why.contains("1048576 are allowed")));
-        seen.set(&owner, "d", &large, every_minute).expect("in its place");
+        seen.set(&owner, "d", &large, every_minute).expect("replaces the schedule");
         assert!(seen.cancel("a"));
-        seen.set(&owner, "e", &large, every_minute).expect("there is room again");
-        // What the journal has of it is counted, escapes too.
+        seen.set(&owner, "e", &large, every_minute).expect("cancelling freed space");
+        // The journalled form is counted, including escapes.
         let quotes = Options { data: Some(format!("[{}]", vec!["\"\""; 60_000].join(","))), ..PLAIN };
         assert!(seen.cancel("b"));
         assert!(seen.set(&owner, "b", &quotes, every_minute).is_err());
     }
 
-    /// The owner of these is the manifest, whose session has no name.
+    /// Returns schedules owned by the manifest, whose session name is empty.
     fn many(count: u32, bytes: usize) -> Vec<NewSchedule> {
         let row = |number| NewSchedule {
             id: format!("id-{number}"),
@@ -397,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_schedules_than_a_record_holds_are_read_in_several_and_again_from_the_journal() {
+    async fn schedules_that_exceed_one_record_are_split_and_replayed_from_the_journal() {
         let store = Store::in_memory().await.expect("a database");
         let agent = AgentRow {
             name: "a".into(),
@@ -419,7 +420,7 @@ mod tests {
             number: Some(1),
         };
         let Acceptance::New(key) = store.accept_turn(turn).await.expect("stored") else {
-            panic!("the first")
+            panic!("the turn is new")
         };
         let view = ScheduleView {
             store: store.clone(),
@@ -431,7 +432,10 @@ mod tests {
             let records = store.records(key).await.expect("read");
             let journal = Journal::open(store.clone(), key, vec![1; 32], Feed::new("t".into()), records);
             let journal = journal.expect("readable");
-            let seen = view.read(&journal).await.unwrap_or_else(|_stopped| panic!("the journal takes it"));
+            let seen = view
+                .read(&journal)
+                .await
+                .unwrap_or_else(|_stopped| panic!("the journal accepts the records"));
             journal.close().await.expect("each record is within its bound");
             (seen.now_ms, seen.entries.into_keys().collect::<Vec<_>>())
         };
@@ -439,8 +443,8 @@ mod tests {
         assert_eq!((live.0, live.1.len()), (1_000_000, 30));
         let records = store.records(key).await.expect("read");
         assert!(records.len() >= 6 && records.iter().all(|record| record.body.len() <= MAX_RECORD_BYTES));
-        store.put_agent(&agent, b"component", &[]).await.expect("they are all gone");
+        store.put_agent(&agent, b"component", &[]).await.expect("all schedules are removed");
         view.clock.advance(5_000);
-        assert_eq!(read().await, live, "the journal tells what there was");
+        assert_eq!(read().await, live, "the replay sees the journalled schedules");
     }
 }

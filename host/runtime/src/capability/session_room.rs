@@ -1,17 +1,18 @@
-//! What a session's state and conversations take together, while a turn adds to them.
+//! The combined size of a session's state and conversations while a turn adds to them.
 //!
-//! The exact size is known when the turn is written, and checked there; until then this bounds the memory of the turn.
+//! The exact size is known and checked when the turn is written. Until then, this bounds the memory of the turn.
 
 use crate::RuntimeError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// The size budget of one session during a turn.
 #[derive(Debug)]
 pub(crate) struct SessionRoom {
     limit_kb: u32,
     used: AtomicUsize,
 }
 
-/// A session without room, for what has no session.
+/// A budget of zero, for contexts without a session.
 impl Default for SessionRoom {
     fn default() -> Self {
         SessionRoom::new(0, 0)
@@ -23,7 +24,7 @@ impl SessionRoom {
         SessionRoom { limit_kb, used: AtomicUsize::new(used) }
     }
 
-    /// Counts what is about to be added, if there is room for it.
+    /// Counts bytes that are about to be added. Fails without counting them if they do not fit.
     pub(super) fn take(&self, bytes: usize) -> Result<(), String> {
         let limit = self.limit_kb as usize * 1024;
         let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= limit);
@@ -33,14 +34,14 @@ impl SessionRoom {
         }
     }
 
-    /// Counts a change of what is there: it has happened.
+    /// Counts a change that has already happened, even if it exceeds the limit.
     pub(super) fn replace(&self, before: usize, after: usize) {
         self.used.fetch_add(after, Ordering::AcqRel);
         self.used.fetch_sub(before, Ordering::AcqRel);
     }
 }
 
-/// Whether a session may become this large. One that was larger before, under another limit, may become smaller.
+/// Checks that a session may grow to this size. A session that already exceeds the limit may only shrink.
 pub(crate) fn check_size(before: usize, after: usize, limit_kb: u32) -> Result<(), RuntimeError> {
     if after <= before.max(limit_kb as usize * 1024) {
         return Ok(());
@@ -50,7 +51,7 @@ pub(crate) fn check_size(before: usize, after: usize, limit_kb: u32) -> Result<(
 
 fn full(bytes: usize, limit_kb: u32) -> String {
     format!(
-        "the session's state and conversations would take {bytes} bytes, and `session_kb` allows {limit_kb} KiB; clear or compact \
+        "the session's state and conversations would take {bytes} bytes, but `session_kb` allows {limit_kb} KiB; clear or compact \
          a conversation, delete state, or raise `session_kb` under [limits] in agent.toml, up to the operator's ceiling in \
          skep.toml"
     )
@@ -61,10 +62,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_not_counted_and_what_shrinks_makes_room() {
+    fn bytes_that_do_not_fit_are_not_counted_and_shrinking_makes_room() {
         let room = SessionRoom::new(1, 1_000);
-        let message = room.take(25).expect_err("it is one byte too many");
-        assert!(message.contains("would take 1025 bytes, and `session_kb` allows 1 KiB"), "{message}");
+        let message = room.take(25).expect_err("one byte too many");
+        assert!(message.contains("would take 1025 bytes, but `session_kb` allows 1 KiB"), "{message}");
         room.take(24).expect("it fits exactly");
         room.replace(500, 0);
         room.take(500).expect("there is room again");
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_over_the_limit_may_become_smaller() {
+    fn a_session_over_the_limit_may_shrink() {
         check_size(0, 1_024, 1).expect("exactly the limit");
         let error = check_size(1_024, 1_025, 1).expect_err("one byte over it");
         assert!(matches!(error, RuntimeError::LimitExceeded { limit: "session_kb", .. }));

@@ -1,7 +1,7 @@
 //! `skep:agent/state`: small durable values of the session.
 //!
-//! A turn sees the committed state and its own writes over it. The writes are taken out when the turn is committed;
-//! a turn that fails leaves no trace.
+//! A turn sees the committed state overlaid with its own writes. The writes are committed with the turn; a failed turn
+//! leaves no trace.
 
 use super::TurnContext;
 use crate::{
@@ -12,16 +12,16 @@ use skep_store::StateChange;
 use std::{collections::BTreeMap, ops::Bound, sync::Arc};
 
 const MAX_KEY_BYTES: usize = 256;
-/// Of one value. A larger one is a file, and a file belongs somewhere else.
+/// Maximum size of one value. Larger data is a file and belongs elsewhere.
 const MAX_VALUE_BYTES: usize = 256 << 10;
 const MAX_KEYS_LISTED: u32 = 10_000;
-/// Keys that a turn changes. They are written in one transaction, which holds up the commits of others.
+/// Maximum number of keys that a turn changes. They are written in one transaction, which delays other commits.
 const MAX_KEYS_CHANGED: usize = 30_000;
 
 /// Committed values of a session, by key.
 pub(crate) type State = BTreeMap<String, Vec<u8>>;
 
-/// What keys and values take.
+/// Returns the size of all keys and values.
 pub(crate) fn state_bytes(state: &State) -> usize {
     state.iter().map(|(key, value)| key.len() + value.len()).sum()
 }
@@ -30,9 +30,9 @@ pub(crate) fn state_bytes(state: &State) -> usize {
 #[derive(Debug)]
 pub(crate) struct StateView {
     committed: Arc<State>,
-    /// `None` removes.
+    /// Values written by the turn, by key. `None` removes the key.
     writes: BTreeMap<String, Option<Vec<u8>>>,
-    /// Of keys and values, with the writes.
+    /// Size of keys and values, including the writes.
     bytes: usize,
     quota_bytes: usize,
 }
@@ -85,18 +85,18 @@ impl StateView {
         StateView { committed, writes: BTreeMap::new(), bytes, quota_bytes: quota_kb as usize * 1024 }
     }
 
-    /// What keys and values take, with the turn's writes.
+    /// Returns the size of keys and values, including the turn's writes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether the turn may change this key beside those that it has changed.
+    /// Checks that the turn may change this key in addition to those that it has already changed.
     fn check_room(&self, key: &str) -> Result<(), RuntimeError> {
         if self.writes.len() < MAX_KEYS_CHANGED || self.writes.contains_key(key) {
             return Ok(());
         }
         let message = format!(
-            "a turn changes at most {MAX_KEYS_CHANGED} keys of its session's state; keep several values under one key, or \
+            "a turn may change at most {MAX_KEYS_CHANGED} keys of its session's state; keep several values under one key, or \
              change the others in later turns"
         );
         Err(RuntimeError::LimitExceeded { limit: "state_keys_per_turn", message })
@@ -149,14 +149,14 @@ impl StateView {
         keys
     }
 
-    /// What the turn changed, to be committed.
+    /// Returns the turn's changes, to be committed.
     pub(crate) fn changes(&self) -> Vec<StateChange> {
         let changed = self.writes.iter().filter(|(key, value)| self.committed.get(*key) != value.as_ref());
         changed.map(|(key, value)| StateChange { key: key.clone(), value: value.clone() }).collect()
     }
 }
 
-/// What is wrong with a state that comes from elsewhere, if something is.
+/// Checks an imported state against the limits.
 pub(crate) fn check(state: &State, limits: &Limits) -> Result<(), String> {
     let (mut bytes, quota_bytes) = (0, limits.state_kb as usize * 1024);
     for (key, value) in state {
@@ -171,7 +171,7 @@ fn check_key(key: &str) -> Result<(), String> {
     match key.len() {
         0 => Err("a key must not be empty".into()),
         1..=MAX_KEY_BYTES => Ok(()),
-        size => Err(format!("a key has {size} bytes; {MAX_KEY_BYTES} are allowed")),
+        size => Err(format!("a key has {size} bytes; at most {MAX_KEY_BYTES} are allowed")),
     }
 }
 
@@ -179,7 +179,7 @@ fn check_value(key: &str, value: &[u8]) -> Result<(), String> {
     match value.len() {
         0..=MAX_VALUE_BYTES => Ok(()),
         size => Err(format!(
-            "the value of {key:?} has {size} bytes; {MAX_VALUE_BYTES} are allowed: divide it among several keys"
+            "the value of {key:?} has {size} bytes; at most {MAX_VALUE_BYTES} are allowed; split it among several keys"
         )),
     }
 }
@@ -187,12 +187,12 @@ fn check_value(key: &str, value: &[u8]) -> Result<(), String> {
 fn over_quota(bytes: usize, quota_bytes: usize) -> String {
     format!(
         "the session's state would have {bytes} bytes, {} over the limit of {quota_bytes}; `state_kb` under [limits] in \
-         agent.toml sets it",
+         agent.toml sets the limit",
         bytes - quota_bytes
     )
 }
 
-/// Brings the committed values up to date after a commit.
+/// Applies committed changes to the values in memory.
 pub(crate) fn apply(state: &mut State, changes: &[StateChange]) {
     for StateChange { key, value } in changes {
         match value {
@@ -239,13 +239,13 @@ mod tests {
     }
 
     #[test]
-    fn the_quota_counts_keys_and_values_and_what_was_replaced() {
+    fn the_quota_counts_keys_and_values_and_credits_replaced_ones() {
         let mut state = view(&[("a", &"x".repeat(1000))]);
         let over = state.set("b".into(), vec![0; 100]).expect_err("1101 of 1024 bytes");
         assert!(matches!(over, StateError::QuotaExceeded(text) if text.contains("78 over the limit")));
         state.set("a".into(), vec![0; 1023]).expect("exactly full");
         assert!(state.delete("a".into()));
-        state.set("b".into(), vec![0; 100]).expect("there is room again");
+        state.set("b".into(), vec![0; 100]).expect("deleting freed space");
         for key in [String::new(), "k".repeat(MAX_KEY_BYTES + 1)] {
             assert!(matches!(state.set(key, vec![]), Err(StateError::InvalidKey(_))));
         }
@@ -255,27 +255,27 @@ mod tests {
     fn a_turn_changes_a_bounded_number_of_keys() {
         let mut state = StateView::new(Arc::default(), 10_000);
         for key in 0..MAX_KEYS_CHANGED {
-            state.check_room(&key.to_string()).expect("there is room");
+            state.check_room(&key.to_string()).expect("within the bound");
             state.set(key.to_string(), Vec::new()).expect("small");
         }
-        state.check_room("7").expect("it was changed before");
-        let error = state.check_room("one too many").expect_err("no room");
+        state.check_room("7").expect("the key was already changed");
+        let error = state.check_room("one too many").expect_err("over the bound");
         assert_eq!(error.code(), "limit_exceeded");
         assert!(error.to_string().contains("several values under one key"), "{error}");
     }
 
     #[test]
-    fn a_value_has_a_bound_of_its_own() {
+    fn the_size_of_a_value_is_bounded() {
         let mut state = StateView::new(Arc::default(), 1_024);
-        state.set("full".into(), vec![0; MAX_VALUE_BYTES]).expect("exactly as much as is allowed");
+        state.set("full".into(), vec![0; MAX_VALUE_BYTES]).expect("exactly the maximum");
         let over = state.set("over".into(), vec![0; MAX_VALUE_BYTES + 1]).expect_err("a byte too many");
         let StateError::QuotaExceeded(message) = over else { panic!("{over:?}") };
-        assert!(message.contains("\"over\" has 262145 bytes") && message.contains("divide it"), "{message}");
+        assert!(message.contains("\"over\" has 262145 bytes") && message.contains("split it"), "{message}");
         assert_eq!(state.get("over"), None);
     }
 
     #[test]
-    fn a_state_from_elsewhere_keeps_the_same_bounds() {
+    fn an_imported_state_has_the_same_bounds() {
         let limits = Limits { state_kb: 1, ..Limits::default() };
         let state = |key: &str, bytes| State::from([(key.to_owned(), vec![0; bytes])]);
         check(&state("k", 1_023), &limits).expect("exactly full");
@@ -283,7 +283,7 @@ mod tests {
             (state("k", 1_024), "1 over the limit of 1024"),
             (state("", 1), "must not be empty"),
             (state(&"k".repeat(257), 1), "257 bytes"),
-            (state("k", MAX_VALUE_BYTES + 1), "divide it"),
+            (state("k", MAX_VALUE_BYTES + 1), "split it"),
         ] {
             let message = check(&state, &limits).expect_err(expected);
             assert!(message.contains(expected), "{message}");

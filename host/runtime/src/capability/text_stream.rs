@@ -1,7 +1,7 @@
-//! A generation's text on its way to a guest that reads it as a stream.
+//! The text of a generation that a guest reads as a stream.
 //!
-//! The generation never waits for the guest: unread text is joined, and is bounded by the generation's tokens. A
-//! guest that never reads holds up nothing.
+//! The generation never waits for the guest: unread text is concatenated, and is bounded by the generation's tokens. A
+//! guest that never reads does not block anything.
 
 use crate::journal::{NextRead, Reads};
 use std::{
@@ -14,16 +14,16 @@ use wasmtime::{
     component::{Destination, StreamProducer, StreamResult},
 };
 
-/// The generation's end. Dropping it ends the stream.
+/// The generation's side of the stream. Dropping it ends the stream.
 pub(crate) struct TextSink(Arc<Mutex<Unread>>);
 
-/// All of a text, on its way to a guest that reads it as it comes.
+/// A sink that also collects the whole text.
 pub(crate) struct Telling {
     sink: TextSink,
     text: String,
 }
 
-/// The guest's end. What it reads is in the turn's journal, and read again as it was.
+/// The guest's side of the stream. Its reads are in the turn's journal, and are repeated exactly on replay.
 pub(crate) struct TextSource {
     unread: Arc<Mutex<Unread>>,
     reads: Reads,
@@ -68,7 +68,7 @@ impl Telling {
         self.sink.push(delta);
     }
 
-    /// The text ends here. Gives all of it.
+    /// Ends the stream and returns the whole text.
     pub(crate) fn end(self) -> String {
         self.text
     }
@@ -104,7 +104,7 @@ impl<D> StreamProducer<D> for TextSource {
 }
 
 impl TextSource {
-    /// What the guest reads next. Nothing is the end.
+    /// Returns the text that the guest reads next. An empty text is the end of the stream.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<String> {
         let next = ready!(self.reads.poll_next(cx));
         let mut unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +113,7 @@ impl TextSource {
             NextRead::New => unread.text.len(),
         };
         let is_there = match next {
-            // What was read before is told again, from the journal or by the model.
+            // The text of earlier reads is repeated, from the journal or by the model.
             NextRead::Again(bytes) => unread.text.is_char_boundary(bytes) || unread.ended,
             NextRead::New => bytes > 0 || unread.ended,
         };

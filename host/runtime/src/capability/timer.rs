@@ -1,4 +1,4 @@
-//! `skep:agent/timer`: waiting. That a wait ended, and among what, is in the journal.
+//! `skep:agent/timer`: sleeping. The end of each sleep, and its order among other results, is in the journal.
 
 use super::{Capabilities, TurnContext};
 use crate::{
@@ -15,7 +15,7 @@ impl HostWithStore<TurnContext> for Capabilities {
             context.charge(0)?;
             wasmtime::error::Ok(context.turn.clone())
         })?;
-        // While an agent is described nothing is journalled, and its deadline bounds the wait.
+        // While an agent describes itself nothing is journalled, and its deadline bounds the wait.
         let Some(turn) = turn else {
             tokio::time::sleep(Duration::from_millis(ms.into())).await;
             return Ok(());

@@ -1,4 +1,4 @@
-//! `skep:agent/tools`: calls of tools that are not the agent's own.
+//! `skep:agent/tools`: calls of external tools, and approvals of calls.
 
 use super::{Capabilities, TurnContext, budget::Turn};
 use crate::{
@@ -30,7 +30,7 @@ impl HostWithStore<TurnContext> for Capabilities {
         options: CallOptions,
     ) -> wasmtime::Result<Result<String, ToolError>> {
         let Some(turn) = begin(accessor, name.len() + arguments.len())? else {
-            let message = "tools are there in a turn only, not while the agent is described";
+            let message = "tools are available only in a turn, not while the agent describes itself";
             return Ok(Err(ToolError::Denied(message.to_owned())));
         };
         let result = host_tools::call(&turn, &name, &arguments, &options).await?;
@@ -46,7 +46,9 @@ impl HostWithStore<TurnContext> for Capabilities {
         let made = accessor.with(|mut access| access.get().conversations.outstanding_call(&call_id));
         let Some((tool, arguments)) = made else {
             let id = super::log::cut(&call_id, 80);
-            return Ok(Err(format!("no tool call {id:?} of this turn's conversations waits for a result")));
+            return Ok(Err(format!(
+                "no tool call {id:?} in this turn's conversations is waiting for a result"
+            )));
         };
         if !turn.needs_approval(&tool) {
             return Ok(Ok(()));
@@ -55,7 +57,7 @@ impl HostWithStore<TurnContext> for Capabilities {
     }
 }
 
-/// What the guest is told of a call that its model made.
+/// Waits for a person's decision about a call that the guest's model made.
 async fn approve(
     turn: &Arc<Turn>,
     call_id: &str,
@@ -72,7 +74,7 @@ async fn approve(
 
 impl Host for TurnContext {}
 
-/// The turn that calls.
+/// Charges the call, and returns the calling turn. Returns `None` while the agent describes itself.
 fn begin(
     accessor: &Accessor<TurnContext, Capabilities>,
     bytes: usize,

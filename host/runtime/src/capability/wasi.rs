@@ -1,9 +1,9 @@
-//! WASI for components of toolchains that cannot do without: an empty world.
+//! WASI for components of toolchains that require it, reduced to an empty environment.
 //!
-//! There are no files, no environment, no arguments and no network. What an agent prints goes to its log. A command has
-//! its message as standard input, and its standard output is the reply.
-//! Clocks and random numbers work, but a component that imports them is deployed only if it has the grant. In a turn they
-//! are the turn's own, so that one that is run again reads and draws the same.
+//! There are no files, environment variables, arguments or network. Output of an agent goes to its log. A command reads its
+//! message from standard input, and its standard output is the reply.
+//! Clocks and random numbers work, but a component that imports them is deployed only with a grant. In a turn they come
+//! from the turn's journal, so that a replayed turn reads the same times and draws the same numbers.
 
 use super::{TurnContext, log::TurnLog};
 use crate::{
@@ -17,26 +17,26 @@ use wasmtime_wasi::{
     p2::pipe::{MemoryInputPipe, MemoryOutputPipe},
 };
 
-/// Of standard output and of standard error; what is over is an error for the guest.
+/// Maximum size of standard output and of standard error. Writing more is an error for the guest.
 const MAX_PRINTED_BYTES: usize = 64 << 10;
-/// Of a command's standard output.
+/// Maximum size of a command's standard output.
 const MAX_REPLY_BYTES: usize = 1 << 20;
-/// Of standard error, in the reason of a failure.
+/// Maximum size of the part of standard error that is included in an error message.
 const MAX_LAST_WORDS_BYTES: usize = 2 << 10;
 
-/// Made when a guest first uses it: most never do.
+/// The WASI context of one guest. It is created on first use, because most guests never use it.
 #[derive(Default)]
 pub(crate) struct Wasi {
-    /// Of a command.
+    /// Standard input of a command.
     input: Option<String>,
     open: Option<Open>,
     printed: Printed,
 }
 
-/// What a guest printed.
+/// The output of a guest.
 #[derive(Default)]
 pub(crate) struct Printed {
-    /// Of a command; what an agent prints is in its log.
+    /// Standard output of a command. An agent's standard output is in its log instead.
     output: Vec<u8>,
     errors: String,
 }
@@ -74,7 +74,7 @@ impl Wasi {
     fn context(&mut self, journal: Option<&Arc<Journal>>) -> &mut WasiCtx {
         let input = &mut self.input;
         let open = self.open.get_or_insert_with(|| {
-            // One more than it may, to see that it was too much.
+            // One byte more than allowed, to detect excess output.
             let most = input.as_ref().map_or(MAX_PRINTED_BYTES, |_| MAX_REPLY_BYTES + 1);
             let stdout = MemoryOutputPipe::new(most);
             let stderr = MemoryOutputPipe::new(MAX_PRINTED_BYTES);
@@ -98,7 +98,7 @@ impl Wasi {
 }
 
 impl Printed {
-    /// The end of standard error: what a process says last is most often why it ends.
+    /// Returns the end of standard error, which usually says why a process terminated.
     pub(crate) fn last_error(&self) -> Option<&str> {
         let errors = self.errors.trim();
         let from = errors.ceil_char_boundary(errors.len().saturating_sub(MAX_LAST_WORDS_BYTES));
@@ -107,12 +107,13 @@ impl Printed {
 
     pub(crate) fn into_reply(self) -> Result<String, RuntimeError> {
         if self.output.len() > MAX_REPLY_BYTES {
-            let message =
-                format!("the command printed more than {MAX_REPLY_BYTES} bytes; the host allows no more");
+            let message = format!(
+                "the command printed more than {MAX_REPLY_BYTES} bytes; this bound is not configurable"
+            );
             return Err(RuntimeError::LimitExceeded { limit: "reply_bytes", message });
         }
         String::from_utf8(self.output).map_err(|_not_text| RuntimeError::AgentFailed {
-            message: "what the command printed is not UTF-8".to_owned(),
+            message: "the command's standard output is not valid UTF-8".to_owned(),
         })
     }
 }

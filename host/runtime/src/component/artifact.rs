@@ -1,8 +1,8 @@
-//! Compiled components on disk, so that a restart loads code instead of compiling it.
+//! A cache of compiled components on disk, so that a restart loads code instead of compiling it.
 //!
-//! Loading compiled code means running it unchecked. So a file is loaded only if it has exactly the bytes that this host
-//! wrote, for which the database vouches, and if it was compiled from this component for this engine, which its name
-//! says. Anything else is removed and compiled again. The files are no more than a cache: without the folder the host
+//! Loaded code runs unchecked. Therefore a file is loaded only if it has exactly the bytes that this host wrote, according to
+//! the checksum in the database, and if it was compiled from this component for this engine, which its name encodes. Any
+//! other file is removed, and its component is compiled again. The files are only a cache: without the folder the host
 //! compiles.
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ use wasmtime::{Engine, component::Component};
 
 const SUFFIX: &str = "cwasm";
 
-/// A folder of compiled components. Clones are the same folder.
+/// A folder of compiled components. Clones share the folder.
 #[derive(Clone)]
 pub(crate) struct ArtifactCache {
     inner: Arc<Inner>,
@@ -32,18 +32,18 @@ struct Inner {
     engine: Engine,
     dir: PathBuf,
     max_bytes: u64,
-    /// A row and its file change together.
+    /// Held while a row and its file are changed, so that they change together.
     writing: tokio::sync::Mutex<()>,
 }
 
-/// Why nothing was loaded.
+/// The reason why nothing was loaded.
 enum Miss {
     Absent,
     Damaged(String),
 }
 
 impl ArtifactCache {
-    /// Makes the folder, for this user only, and removes the files that no row vouches for.
+    /// Creates the folder, accessible to this user only, and removes files without a row in the database.
     pub(crate) async fn open(
         store: Store,
         engine: Engine,
@@ -57,23 +57,22 @@ impl ArtifactCache {
         let dir = cache.inner.dir.clone();
         let opened = apart(move || make_private(&dir).and_then(|()| sweep(&dir, &known))).await;
         opened.map_err(|error| RuntimeError::Internal {
-            message: format!("the folder {} for compiled code: {error}", cache.inner.dir.display()),
+            message: format!(
+                "the folder {} for compiled code cannot be used: {error}",
+                cache.inner.dir.display()
+            ),
         })?;
         Ok(cache)
     }
 
-    /// The component with this digest, if its code is here and whole.
+    /// Loads the component with this digest, if its code is cached and intact.
     pub(crate) async fn load(&self, digest: &str) -> Option<Component> {
         let key = self.key(digest);
         let (component, outcome) = match self.try_load(&key).await {
             Ok(component) => (Some(component), "hit"),
             Err(Miss::Absent) => (None, "miss"),
             Err(Miss::Damaged(reason)) => {
-                tracing::warn!(
-                    digest,
-                    reason,
-                    "compiled code is not as it was written; it is compiled again"
-                );
+                tracing::warn!(digest, reason, "compiled code is damaged; the component is compiled again");
                 self.forget(&key).await;
                 (None, "damaged")
             }
@@ -82,13 +81,13 @@ impl ArtifactCache {
         component
     }
 
-    /// Keeps the code of a component, and drops what was unused for longest if it becomes too much. A cache that
-    /// cannot be written costs time and nothing else, so that is logged and no error.
+    /// Stores the code of a component, and evicts the least recently used code if the cache becomes too large. A failure to
+    /// write is only logged, because it costs nothing but time.
     pub(crate) async fn keep(&self, digest: &str, component: &Component) {
         let _alone = self.inner.writing.lock().await;
         let key = self.key(digest);
         if let Err(reason) = self.try_keep(&key, component.clone()).await {
-            tracing::warn!(digest, reason, "compiled code was not kept; the next start compiles again");
+            tracing::warn!(digest, reason, "compiled code was not cached; the next start compiles it again");
         }
     }
 
@@ -105,7 +104,7 @@ impl ArtifactCache {
             let code = component.serialize().map_err(|error| format!("{error:#}"))?;
             let bytes = code.len() as u64;
             if bytes > max_bytes {
-                return Err(format!("it has {bytes} bytes, and `max_artifact_bytes` is {max_bytes}"));
+                return Err(format!("it has {bytes} bytes, but `max_artifact_bytes` is {max_bytes}"));
             }
             write_whole(&dir, &path, &code).map_err(|error| format!("{}: {error}", path.display()))?;
             Ok((hex(&Sha256::digest(&code)), bytes))
@@ -131,15 +130,15 @@ impl ArtifactCache {
 
     async fn forget(&self, key: &str) {
         if let Err(error) = self.inner.store.delete_artifact(key).await {
-            tracing::warn!(key, "compiled code stays recorded: {error}");
+            tracing::warn!(key, "a row of compiled code was not deleted: {error}");
         }
         let path = self.path(key);
-        // It may never have been there; one that stays is swept at the next start.
+        // The file may never have existed. One that stays is removed at the next start.
         let _ = apart(move || std::fs::remove_file(path).map_err(|error| error.to_string())).await;
     }
 
-    /// Names the component and everything that its code depends on: wasmtime's version, the compiler's settings and the
-    /// processor.
+    /// Returns the cache key: a hash of the component and of everything that its code depends on, namely wasmtime's version,
+    /// the compiler's settings and the CPU.
     fn key(&self, digest: &str) -> String {
         let mut hasher = Sha256Hasher(Sha256::new_with_prefix(digest));
         self.inner.engine.precompile_compatibility_hash().hash(&mut hasher);
@@ -156,16 +155,16 @@ fn load_verified(engine: &Engine, path: &Path, row: &ArtifactRow) -> Result<Comp
     let file = std::fs::File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
     file.take(row.bytes + 1).read_to_end(&mut code).map_err(|error| error.to_string())?;
     if hex(&Sha256::digest(&code)) != row.checksum {
-        return Err(format!("{} has another checksum than recorded", path.display()));
+        return Err(format!("the checksum of {} differs from the recorded one", path.display()));
     }
-    // SAFETY: `deserialize` requires bytes that `Component::serialize` made. These are: they are in this process's own
-    // memory, where nobody changes them any more, and their SHA-256 is the one that `try_keep` took of what
-    // `serialize` returned and recorded in the database. Whoever can change that row can change the host itself.
-    // Code of another version or configuration of wasmtime is refused by `deserialize`.
+    // SAFETY: `deserialize` requires bytes that `Component::serialize` returned. These are such bytes: they are in this
+    // process's own memory, where nothing changes them any more, and their SHA-256 equals the one that `try_keep` computed
+    // from the output of `serialize` and recorded in the database. Anyone who can change that row can change the host
+    // itself. Code from another version or configuration of wasmtime is refused by `deserialize`.
     unsafe { Component::deserialize(engine, &code) }.map_err(|error| format!("{error:#}"))
 }
 
-/// The file is there with all its bytes or not at all, and for this user only.
+/// Writes a file atomically, accessible to this user only.
 fn write_whole(dir: &Path, path: &Path, code: &[u8]) -> std::io::Result<()> {
     let mut file = tempfile::Builder::new().prefix("writing-").tempfile_in(dir)?;
     file.write_all(code)?;
@@ -193,14 +192,14 @@ fn sweep(dir: &Path, known: &HashSet<String>) -> Result<(), String> {
     Ok(())
 }
 
-/// Files are read and written, and hashes taken, where no turn waits for it.
+/// Runs file access and hashing on a blocking thread, where no turn waits for it.
 async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|stopped| Err(stopped.to_string()))
 }
 
-/// SHA-256 of what a value hashes, as its file's name must not repeat.
+/// A `Hasher` that feeds SHA-256, because file names must not collide.
 struct Sha256Hasher(Sha256);
 
 impl Hasher for Sha256Hasher {

@@ -1,7 +1,7 @@
-//! From bytes to code: taken from the cache, or weighed, validated and compiled.
+//! Turns the bytes of a component into code: loaded from the cache, or weighed, validated and compiled.
 //!
-//! The compiler cannot be interrupted. What goes into it is weighed first, it runs on threads of its own, a few at a
-//! time, and whoever waits for it waits for so long and no longer; one that is given up keeps its place until it ends.
+//! The compiler cannot be interrupted. A component is therefore weighed first, compilations run on separate threads, a few
+//! at a time, and callers wait with a timeout. A compilation that timed out keeps its slot until it finishes.
 
 use super::{artifact::ArtifactCache, hex, imports, weight};
 use crate::{Grants, RuntimeError, RuntimeOptions, engine::WasmEngine};
@@ -11,21 +11,21 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wasmtime::component::Component;
 
-/// The bytes of a component: at hand, or in the store.
+/// The bytes of a component: sent by the caller, or in the store.
 pub(crate) enum Source {
     Sent(Vec<u8>),
     Stored { digest: String },
 }
 
-/// Code, and the component that it is of.
+/// A compiled component.
 pub(crate) struct Compiled {
     pub(crate) component: Component,
     pub(crate) digest: String,
-    /// As they were sent; not there when they were not needed.
+    /// The component's bytes, unless they were not needed.
     pub(crate) bytes: Option<Arc<Vec<u8>>>,
 }
 
-/// Makes code of components. A few compile at once, so that a burst of deployments leaves the processors to the turns.
+/// Compiles components. Only a few compile at once, so that a burst of deployments leaves CPU time for turns.
 #[derive(Clone)]
 pub(crate) struct ComponentCompiler {
     wasm: WasmEngine,
@@ -36,7 +36,7 @@ pub(crate) struct ComponentCompiler {
     timeout: Duration,
 }
 
-/// What keeps a component from being compiled: it is not as it should be, or the host fails.
+/// The error of a compilation: the component was refused, or the host failed.
 pub(crate) enum CompileError {
     Refused(String),
     Host(RuntimeError),
@@ -49,7 +49,7 @@ impl ComponentCompiler {
             let engine = wasm.engine.clone();
             match ArtifactCache::open(store.clone(), engine, dir.clone(), options.max_artifact_bytes).await {
                 Ok(opened) => cache = Some(opened),
-                Err(error) => tracing::warn!("every start compiles: {error}"),
+                Err(error) => tracing::warn!("compiled code is not cached, so every start compiles: {error}"),
             }
         }
         let places = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)));
@@ -57,7 +57,7 @@ impl ComponentCompiler {
         ComponentCompiler { wasm, store, cache, places, max_bytes, timeout }
     }
 
-    /// The code of a component that imports nothing beyond `grants`.
+    /// Loads or compiles a component. Fails if it imports anything beyond `grants`.
     pub(crate) async fn compile(&self, source: Source, grants: &Grants) -> Result<Compiled, CompileError> {
         let (digest, mut bytes) = match source {
             Source::Stored { digest } => (digest, None),
@@ -77,7 +77,7 @@ impl ComponentCompiler {
         }
         let (code, place) = match &bytes {
             Some(bytes) => (bytes.clone(), self.place_in_time().await?),
-            // At the start of the host all agents come at once, and each waits for its turn.
+            // At the start of the host all agents are loaded at once, so each waits without a timeout.
             None => {
                 let place = self.place().await;
                 let stored = self.store.component(&digest).await;
@@ -108,7 +108,7 @@ impl ComponentCompiler {
         match tokio::time::timeout(self.timeout, compiling).await {
             Ok(compiled) => compiled,
             Err(_elapsed) => Err(CompileError::Refused(format!(
-                "it is not compiled after {} s; `compile_s` under [runtime] in skep.toml sets the bound",
+                "its compilation did not finish within {} s; `compile_s` under [runtime] in skep.toml sets the timeout",
                 self.timeout.as_secs_f32()
             ))),
         }
@@ -121,7 +121,7 @@ impl ComponentCompiler {
     async fn place_in_time(&self) -> Result<OwnedSemaphorePermit, CompileError> {
         tokio::time::timeout(self.timeout, self.place()).await.map_err(|_elapsed| {
             CompileError::Refused(format!(
-                "other components are still being compiled after {} s; deploy it later",
+                "other components are still being compiled after {} s; deploy it again later",
                 self.timeout.as_secs_f32()
             ))
         })
@@ -132,14 +132,15 @@ impl ComponentCompiler {
             return Ok(());
         }
         Err(CompileError::Refused(format!(
-            "it has {} bytes; {} are allowed by `max_component_bytes` under [runtime] in skep.toml",
+            "it has {} bytes; `max_component_bytes` under [runtime] in skep.toml allows {}",
             bytes.len(),
             self.max_bytes
         )))
     }
 }
 
-/// Of what is larger than any agent may be, the compiler knows before there is an instance.
+/// Formats a compiler error. The compiler itself refuses components that exceed the ceilings of every agent, before any
+/// instance exists.
 fn refusal(error: &wasmtime::Error) -> String {
     let reason = format!("{error:#}");
     if ["pooling allocator", "exceeds the limit of"].iter().any(|words| reason.contains(words)) {
@@ -150,17 +151,20 @@ fn refusal(error: &wasmtime::Error) -> String {
     reason
 }
 
-/// By the first eight bytes: the magic number, the version, and whether it is a module or a component.
+/// Refuses anything but a component, judging by the first eight bytes: the magic number, the version, and whether it is a
+/// module or a component.
 fn refuse_no_component(bytes: &[u8]) -> Result<(), String> {
     match bytes.get(..8) {
         Some([0, b'a', b's', b'm', _, _, 1, 0]) => Ok(()),
-        Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => {
-            Err("it is a core WebAssembly module, not a component; `skep build` makes a component of it"
-                .into())
-        }
-        _ => Err("it is not WebAssembly, which begins with the bytes \"\\0asm\"; a component is wanted, as \
-                  `skep build` makes it"
-            .into()),
+        Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => Err(
+            "it is a core WebAssembly module, not a component; build a component from it with `skep build`"
+                .into(),
+        ),
+        _ => Err(
+            "it is not WebAssembly, which starts with the bytes \"\\0asm\"; send a component, as built by \
+                  `skep build`"
+                .into(),
+        ),
     }
 }
 
@@ -179,10 +183,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_component_is_told_in_a_line() {
-        refuse_no_component(b"\0asm\x0d\0\x01\0...").expect("a component, as far as eight bytes tell");
+    fn reports_input_that_is_not_a_component_in_one_line() {
+        refuse_no_component(b"\0asm\x0d\0\x01\0...").expect("a component, judging by its first eight bytes");
         for (bytes, expected) in [
-            (&b"junk that is no component"[..], "it is not WebAssembly"),
+            (&b"junk instead of a component"[..], "it is not WebAssembly"),
             (b"", "it is not WebAssembly"),
             (b"\0asm\x01\0\0\0", "it is a core WebAssembly module"),
         ] {

@@ -1,17 +1,18 @@
-//! What a component may import: the `skep:agent` interfaces, WASI's empty world, and what it was granted.
+//! Checks the imports of a component: the `skep:agent` interfaces, WASI without files and network, and granted interfaces
+//! are allowed.
 //!
-//! Everything else is refused by name, and a denial names the line that would allow it.
+//! Every other import is refused with an error that names it. If a grant would allow it, the error names the setting.
 
 use crate::Grants;
 use wasmtime::{Engine, component::Component};
 
-/// Those of `skep:agent` that every agent may import. What they do is granted call by call.
+/// Interfaces of `skep:agent` that every agent may import. Grants are checked on each call.
 const OF_AGENTS: [&str; 10] =
     ["types", "inference", "inference-sync", "state", "tools", "http", "timer", "schedule", "events", "log"];
 
 enum Verdict {
     Allowed,
-    /// By this line under `[grants]`.
+    /// The import is allowed by this setting under `[grants]`.
     Needs(&'static str),
     Unknown,
 }
@@ -28,8 +29,8 @@ pub(super) fn check(component: &Component, engine: &Engine, grants: &Grants) -> 
             }
             Verdict::Unknown => {
                 return Err(format!(
-                    "it imports {name}, which this host does not have; it has skep:agent/inference, state, tools, http, timer, \
-                     schedule, events and log, WASI 0.2 without files and network, and what [grants] in agent.toml adds"
+                    "it imports {name}, which this host does not provide; it provides skep:agent/inference, state, tools, http, timer, \
+                     schedule, events and log, WASI 0.2 without files and network, and whatever [grants] in agent.toml adds"
                 ));
             }
         }
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_granted_or_empty_may_be_imported() {
+    fn only_harmless_and_granted_interfaces_may_be_imported() {
         let (clocks, none) = (Grants { clocks: true, ..Grants::default() }, Grants::default());
         let allowed = |name, grants: &Grants| matches!(verdict(name, grants), Verdict::Allowed);
         assert!(allowed("skep:agent/inference@0.1.0", &none));

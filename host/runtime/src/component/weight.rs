@@ -1,36 +1,37 @@
-//! What a component would cost to compile, read off its bytes before anything is compiled.
+//! Estimates the cost of compiling a component from its bytes, before anything is compiled.
 //!
-//! Compiled code is bounded by nothing that is visible in a file's size: a local variable takes no byte and must be
-//! initialised, and a nested component is compiled into every place that instantiates it, so that thirty levels of two
-//! instances each are a billion. The weight is an upper bound of both.
+//! The size of a file does not bound the size of its compiled code: a local variable takes no bytes but must be initialized,
+//! and a nested component is compiled wherever it is instantiated, so that thirty levels of two instances each make a
+//! billion. The weight is an upper bound for both.
 
 use wasmparser::{
     BinaryReaderError, ComponentImport, ComponentInstance, ComponentTypeRef, FunctionBody, Parser, Payload,
 };
 
-/// Of one function: the compiler's time and memory grow faster than a function does.
+/// Maximum weight of one function, because the compiler's time and memory grow faster than the function's size.
 const MAX_FUNCTION_BYTES: u64 = 4 << 20;
-/// A local variable compiles to about as much as this many bytes of instructions.
+/// A local variable compiles to about as much code as this many bytes of instructions.
 const BYTES_PER_LOCAL: u64 = 8;
-/// Core and component instances when everything nested is written out. A component that may run has 16 core instances.
+/// Maximum number of core and component instances after nested components are expanded. By default, a component may run
+/// with at most 16 core instances.
 const MAX_INSTANCES: u64 = 4_096;
 
-/// One component on the way from its first section to its end.
+/// A component whose sections are being read.
 #[derive(Default)]
 struct Scope {
     instances: u64,
 }
 
-/// Refuses a component whose code would be larger than `max_bytes`, or whose instances too many.
+/// Refuses a component whose code would be larger than `max_bytes`, or that has too many instances.
 pub(super) fn check(bytes: &[u8], max_bytes: u64) -> Result<(), String> {
     measure(bytes, max_bytes).unwrap_or_else(|malformed| Err(malformed.to_string()))
 }
 
 fn measure(bytes: &[u8], max_bytes: u64) -> Result<Result<(), String>, BinaryReaderError> {
     let mut code_bytes = 0;
-    // Modules and components that are being read, the outermost first; a module is `None`.
+    // Modules and components that are being read, outermost first. A module is `None`.
     let mut open: Vec<Option<Scope>> = Vec::new();
-    // The most instances that any component makes which is complete: whatever is instantiated, it is one of those.
+    // The largest number of instances of any completely read component. Only those can be instantiated.
     let mut most_instances = 0;
     for payload in Parser::new(0).parse_all(bytes) {
         match payload? {
@@ -46,7 +47,7 @@ fn measure(bytes: &[u8], max_bytes: u64) -> Result<Result<(), String>, BinaryRea
                 let size = weigh(&body)?;
                 if size > MAX_FUNCTION_BYTES {
                     return Ok(Err(format!(
-                        "one of its functions is as much code as {size} bytes, local variables counted; \
+                        "one of its functions has the weight of {size} bytes of code, including local variables; at most \
                          {MAX_FUNCTION_BYTES} are allowed"
                     )));
                 }
@@ -57,7 +58,9 @@ fn measure(bytes: &[u8], max_bytes: u64) -> Result<Result<(), String>, BinaryRea
                     let import: ComponentImport<'_> = import?;
                     if matches!(import.ty, ComponentTypeRef::Component(_)) {
                         let name = import.name.name;
-                        return Ok(Err(format!("it imports the component {name:?} as code to instantiate")));
+                        return Ok(Err(format!(
+                            "it imports the component {name:?} to instantiate it; only nested components may be instantiated"
+                        )));
                     }
                 }
             }
@@ -76,13 +79,13 @@ fn measure(bytes: &[u8], max_bytes: u64) -> Result<Result<(), String>, BinaryRea
         let instances = open.iter().flatten().map(|scope| scope.instances).max().unwrap_or(0);
         if instances > MAX_INSTANCES {
             return Ok(Err(format!(
-                "written out, its nested components make over {MAX_INSTANCES} instances; compose fewer"
+                "its nested components expand to more than {MAX_INSTANCES} instances; compose fewer components"
             )));
         }
         if code_bytes > max_bytes {
             return Ok(Err(format!(
-                "its functions are more code than {max_bytes} bytes, local variables counted; `max_component_bytes` \
-                 under [runtime] in skep.toml sets the bound"
+                "its functions have the weight of more than {max_bytes} bytes of code, including local variables; \
+                 `max_component_bytes` under [runtime] in skep.toml sets the limit"
             )));
         }
     }
@@ -114,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_instances_are_counted_as_they_would_be_written_out() {
+    fn nested_instances_are_counted_after_expansion() {
         let nested = |levels: usize| {
             let mut inner = "(component $c0)".to_owned();
             for level in 1..=levels {
@@ -144,8 +147,8 @@ mod tests {
     }
 
     #[test]
-    fn a_component_cannot_be_passed_in_to_be_instantiated() {
+    fn rejects_an_imported_component_that_would_be_instantiated() {
         let message = verdict("(component (import \"x\" (component $x)) (instance (instantiate $x)))");
-        assert!(message.expect_err("it escapes the count").contains("\"x\""));
+        assert!(message.expect_err("its instances cannot be counted").contains("\"x\""));
     }
 }

@@ -1,4 +1,4 @@
-//! An alarm: a schedule that is due, as a turn of its session.
+//! An alarm: a schedule that is due, delivered as a turn of its session.
 
 use super::{
     count,
@@ -21,8 +21,8 @@ pub(super) struct Alarm {
     pub(super) row: ScheduleRow,
 }
 
-/// Begins a try. Times that passed since the schedule was due become the latest one of them. `None`: it was cancelled, or
-/// cannot be read.
+/// Starts an attempt. Times that passed since the schedule was due are combined into the latest
+/// one. Returns `None` if the schedule was cancelled or cannot be read.
 pub(super) async fn begin(
     services: &Services,
     mut row: ScheduleRow,
@@ -43,7 +43,7 @@ pub(super) async fn begin(
     Ok(begun.then_some(row))
 }
 
-/// Sets the next time of a schedule that repeats, now that one is over.
+/// Sets the next time of a repeating schedule after one has been handled.
 pub(super) async fn advance(
     services: &Services,
     row: &ScheduleRow,
@@ -51,11 +51,12 @@ pub(super) async fn advance(
 ) -> Result<(), StoreError> {
     let id = &row.schedule.id;
     let (due_ms, now_ms) = (row.schedule.due_ms, services.clock.now_ms());
-    // One that is over was due: a time to come is one of a clock that was set back meanwhile.
+    // The handled time was due, so a time in the future means that the clock was set back
+    // meanwhile.
     let next = ScheduleTiming::decode(&row.schedule.timing).map(|timing| timing.next(due_ms.min(now_ms)));
     match next {
         Ok(Some(next_ms)) => services.store.advance_schedule(id, next_ms, 0, error).await,
-        Ok(None) => services.store.park_schedule(id, "it is never due again").await,
+        Ok(None) => services.store.park_schedule(id, "the schedule is never due again").await,
         Err(unreadable) => services.store.park_schedule(id, &unreadable).await,
     }
 }
@@ -99,7 +100,7 @@ impl Alarm {
         let (id, now_ms) = (&row.schedule.id, self.services.clock.now_ms());
         match verdict {
             Verdict::HostEnds => {}
-            // One that does not repeat went with the commit.
+            // A schedule that does not repeat was removed by the turn's commit.
             Verdict::Done => {
                 count("alarm", "ok");
                 if row.schedule.repeats {
@@ -109,25 +110,31 @@ impl Alarm {
             Verdict::NotNow { error, wait_ms } => {
                 let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
                 let put_off = || store.retry_schedule(id, attempt, wake_ms, &error);
-                stored(&self.services, "the next try of an alarm", put_off).await;
+                stored(&self.services, "the next attempt of an alarm", put_off).await;
             }
             Verdict::Failed(error) if row.attempt < row.schedule.tries => {
                 count("alarm", "retried");
                 let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
                 let error = error.to_string();
                 let put_off = || store.retry_schedule(id, row.attempt, wake_ms, &error);
-                stored(&self.services, "the next try of an alarm", put_off).await;
+                stored(&self.services, "the next attempt of an alarm", put_off).await;
             }
             Verdict::Failed(error) => {
                 count("alarm", "failed");
                 let (agent, session, name) = (&row.agent, &row.schedule.target, &row.schedule.name);
-                tracing::warn!(agent, session, name, tries = row.attempt, "an alarm is given up: {error}");
+                tracing::warn!(
+                    agent,
+                    session,
+                    name,
+                    tries = row.attempt,
+                    "an alarm failed permanently: {error}"
+                );
                 let error = error.to_string();
                 if row.schedule.repeats {
                     self.advance(Some(&error)).await;
                 } else {
                     let park = || store.park_schedule(id, &error);
-                    stored(&self.services, "the end of an alarm", park).await;
+                    stored(&self.services, "the failure of an alarm", park).await;
                 }
             }
         }

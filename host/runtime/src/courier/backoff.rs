@@ -1,8 +1,8 @@
-//! How long to wait before something that failed is tried again.
+//! Delays between attempts.
 
 use rand::RngExt as _;
 
-/// Exponential, with jitter, so that those that failed together do not come back together.
+/// Exponential backoff with jitter, so that work that failed together is not retried together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Backoff {
     pub(super) first_ms: u64,
@@ -11,12 +11,12 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// No delay is longer.
+    /// Returns an upper bound of all delays.
     pub(super) fn longest_ms(self) -> u64 {
         self.most_ms + self.most_ms / 4
     }
 
-    /// After so many tries; jitter adds up to a quarter.
+    /// Returns the delay after this many attempts. Jitter adds up to a quarter.
     pub(super) fn delay_ms(self, attempt: u32) -> u64 {
         let exponent = attempt.saturating_sub(1);
         let delay = self.factor.saturating_pow(exponent).saturating_mul(self.first_ms).min(self.most_ms);
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_a_bound_and_differ_a_little() {
+    fn delays_double_up_to_a_limit_with_jitter() {
         let backoff = Backoff { first_ms: 2_000, factor: 2, most_ms: 60_000 };
         for (attempt, least) in [(1, 2_000), (2, 4_000), (5, 32_000), (6, 60_000), (200, 60_000)] {
             let delays: Vec<u64> = (0..50).map(|_| backoff.delay_ms(attempt)).collect();

@@ -1,4 +1,4 @@
-//! An event on its way to a session, as a turn of it.
+//! Delivery of an event to a session, as one of its turns.
 
 use super::{
     count,
@@ -14,7 +14,7 @@ use skep_engine::Priority;
 use skep_store::{Delivery, Target};
 use std::sync::Arc;
 
-/// How often an event is tried.
+/// Maximum number of attempts to deliver an event.
 const TRIES: u32 = 6;
 
 pub(super) struct SessionDelivery {
@@ -66,30 +66,30 @@ impl SessionDelivery {
         let now_ms = self.services.clock.now_ms();
         match verdict {
             Verdict::HostEnds => {}
-            // The row went with the commit; one of an earlier try is gone now.
+            // The row was removed by the commit; a row left by an earlier attempt is removed now.
             Verdict::Done => {
                 count("event", "ok");
-                stored(&self.services, "the end of an event", || store.finish_delivery(row.key)).await;
+                stored(&self.services, "the delivery of an event", || store.finish_delivery(row.key)).await;
             }
             Verdict::NotNow { error, wait_ms } => {
                 let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
                 let put_off = || store.retry_delivery(row.key, attempt, wake_ms, &error);
-                stored(&self.services, "the next try of an event", put_off).await;
+                stored(&self.services, "the next attempt to deliver an event", put_off).await;
             }
             Verdict::Failed(error) if row.attempt < TRIES => {
                 count("event", "retried");
                 let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
                 let error = error.to_string();
                 let put_off = || store.retry_delivery(row.key, row.attempt, wake_ms, &error);
-                stored(&self.services, "the next try of an event", put_off).await;
+                stored(&self.services, "the next attempt to deliver an event", put_off).await;
             }
             Verdict::Failed(error) => {
                 count("event", "failed");
                 let (topic, event) = (&row.topic, &row.event_id);
-                tracing::warn!(agent, session, topic, event, "an event is given up: {error}");
+                tracing::warn!(agent, session, topic, event, "an event could not be delivered: {error}");
                 let error = error.to_string();
                 let bury = || store.bury_delivery(row.key, &error);
-                stored(&self.services, "the end of an event", bury).await;
+                stored(&self.services, "the failure of an event's delivery", bury).await;
             }
         }
     }

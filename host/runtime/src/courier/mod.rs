@@ -1,15 +1,16 @@
-//! Brings what is due to where it goes: alarms of schedules and events to sessions, events to webhooks.
+//! Delivers what is due: alarms of schedules and events to sessions, and events to webhooks.
 //!
-//! One task sleeps until something is due, or until it is told that something may be; there are no ticks. Everything is a
-//! row that is first marked as begun, with all that the turn will be given. A turn of a session has an idempotency key of
-//! the row, and its commit settles the row in the same transaction. So whatever a crash cuts off happens again, and what
-//! was committed does not.
+//! One task sleeps until something is due, or until it is notified that something may be; it does
+//! not poll. Every alarm and delivery is a row that is first marked as started, with everything
+//! that the turn will receive. A turn of a session has an idempotency key derived from the row, and
+//! its commit settles the row in the same transaction. So whatever a crash interrupts happens
+//! again, and what was committed does not.
 //!
-//! What has begun and nobody runs, because the database failed when it began or a task ended badly, is taken up again; what
-//! something came to is stored however often that fails.
+//! Rows that are marked as started but that nobody runs, because the database failed or a task
+//! panicked, are resumed. Results are written to the store until that succeeds.
 //!
-//! A session, and a webhook, gets one at a time. Alarms, events and webhooks have places of their own, and each tenant has
-//! its share of them.
+//! A session or a webhook receives one delivery at a time. Alarms, events and webhooks have
+//! separate permits, and each tenant has a share of them.
 
 mod alarm;
 mod backoff;
@@ -32,38 +33,39 @@ use std::{
 use tokio::task::{self, AbortHandle, JoinError, JoinSet};
 use webhook::WebhookDelivery;
 
-/// Rows of each kind that are read at once.
+/// Number of rows of each kind that are read at once.
 const PAGE: u32 = 128;
-/// How soon it looks for what was stored without a word, because whoever stored it was cut off.
+/// How often to look for rows whose writer was interrupted before it could notify the courier.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
-/// A row whose task panicked so often is left for the next host.
+/// A row whose task panicked this many times is left for the next host process.
 const MAX_PANICS: u32 = 3;
-/// How long the courier leaves a database alone that failed.
+/// Pause after a database error.
 const STORE_PAUSE_MS: u64 = 1_000;
 
-/// The task. Dropping this ends it, and leaves what it had begun for the next one.
+/// The courier's task. Dropping this stops it and leaves started rows for the next courier.
 pub(crate) struct Courier(AbortHandle);
 
 struct Round {
     services: Arc<Services>,
     host: WeakHost,
     running: JoinSet<()>,
-    /// What the tasks are about.
+    /// The row of each running task.
     rows: HashMap<task::Id, RowKey>,
-    /// Rows whose tasks panicked, how often. That is a fault, and rare.
+    /// Number of panics of each row's task. Panics are bugs, and rare.
     panics: HashMap<RowKey, u32>,
-    /// There may be rows that have begun and that nobody runs.
+    /// Whether there may be started rows that nobody runs.
     has_strays: bool,
-    /// As often as the clock was set back, and rows that waited for a later time were looked at.
+    /// Value of the clock's set-back counter when rows that wait for a later time were last
+    /// checked.
     set_back: u64,
-    /// Read, and not begun yet.
+    /// Rows that were read but not started yet.
     ready: VecDeque<Due>,
     alarms: Places,
     events: Places,
     webhooks: Places,
 }
 
-/// A row that has begun.
+/// A row that has been started.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum RowKey {
     Schedule(String),
@@ -92,7 +94,7 @@ impl Courier {
             running: JoinSet::new(),
             rows: HashMap::new(),
             panics: HashMap::new(),
-            // Those of the host before.
+            // The previous host may have left started rows.
             has_strays: true,
             set_back: 0,
             ready: VecDeque::new(),
@@ -120,7 +122,7 @@ impl Round {
             let wake_ms = match self.fill().await {
                 Ok(wake_ms) => wake_ms,
                 Err(error) => {
-                    // What was to begin may have begun.
+                    // The row that was about to be started may have been marked as started.
                     self.has_strays = true;
                     self.pause(&error).await;
                     continue;
@@ -135,7 +137,7 @@ impl Round {
         }
     }
 
-    /// Goes on with what has begun and nobody runs.
+    /// Resumes the started rows that nobody runs.
     async fn take_up(&mut self) -> Result<(), StoreError> {
         let schedules = self.services.store.begun_schedules().await?;
         let deliveries = self.services.store.begun_deliveries().await?;
@@ -158,7 +160,8 @@ impl Round {
         Ok(())
     }
 
-    /// Whether a row is under way, or was so badly so often that the next host may try.
+    /// Returns whether a row is running, or has panicked so often that it is left for the next host
+    /// process.
     fn runs(&self, row: &RowKey) -> bool {
         self.rows.values().any(|running| running == row)
             || self.panics.get(row).is_some_and(|panics| *panics >= MAX_PANICS)
@@ -171,13 +174,14 @@ impl Round {
                 let Some(row) = self.rows.remove(&error.id()) else { return };
                 let panics = self.panics.entry(row.clone()).or_default();
                 *panics += 1;
-                tracing::error!("{row:?} ended badly, for the {panics}. time: {error}");
+                tracing::error!("{row:?} ended abnormally ({panics} times so far): {error}");
                 self.has_strays = true;
             }
         }
     }
 
-    /// Begins with what is due, as far as there is room. Gives the time at which something else is.
+    /// Starts the rows that are due, as far as permits allow. Returns the time at which the next
+    /// one is due.
     async fn fill(&mut self) -> Result<u64, StoreError> {
         if self.has_strays {
             self.take_up().await?;
@@ -199,7 +203,7 @@ impl Round {
                         self.begin(due, place).await?;
                         has_begun = true;
                     }
-                    // It is read again, so that it does not hide what others have.
+                    // The row is read again later, so that it does not hide rows of other tenants.
                     None => must_wait = true,
                 }
             }
@@ -244,7 +248,7 @@ impl Round {
         Ok(())
     }
 
-    /// What had begun before.
+    /// Resumes a row that was started before.
     fn begin_again(&mut self, due: Due) {
         let place = self.places_of(&due).take_again(due.tenant(), &self.services);
         match due {
@@ -273,12 +277,12 @@ impl Round {
     }
 
     async fn pause(&self, error: &StoreError) {
-        tracing::error!("schedules and events wait: {error}");
+        tracing::error!("schedules and events are paused: {error}");
         self.services.clock.sleep_until(self.services.clock.now_ms() + STORE_PAUSE_MS).await;
     }
 }
 
-/// What was begun came to this, as a metric.
+/// Counts the outcome of a started row in the metrics.
 fn count(kind: &'static str, outcome: &'static str) {
     metrics::counter!(crate::metric::DELIVERIES, "kind" => kind, "outcome" => outcome).increment(1);
 }

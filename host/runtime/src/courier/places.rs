@@ -1,19 +1,20 @@
-//! How much of each kind is under way at once, and whose it is.
+//! Limits how many deliveries of each kind are in flight at once, in total and per tenant.
 //!
-//! Each tenant has its share of them (see [`crate::tenancy`]), so one with a long queue or a slow receiver never has all of
-//! them. What only waits for people gives its place back.
+//! Each tenant has its share of the permits (see [`crate::tenancy`]), so a tenant with a long queue
+//! or a slow receiver never holds all of them. A delivery that only waits for people releases its
+//! permit.
 
 use crate::{agent_host::Services, tenancy::Shares};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Of each kind: alarms, events for sessions, events for webhooks.
+/// Number of permits for each kind: alarms, events for sessions, and events for webhooks.
 const PLACES: usize = 64;
 
-/// The places of one kind.
+/// The permits of one kind.
 #[derive(Clone, Default)]
 pub(super) struct Places(Arc<Mutex<Shares>>);
 
-/// One place, until it is dropped; then the courier looks for what may begin.
+/// One permit. When it is dropped, the courier looks for deliveries that it can start.
 pub(super) struct Place {
     places: Places,
     tenant: String,
@@ -21,14 +22,15 @@ pub(super) struct Place {
 }
 
 impl Places {
-    /// `None`: not now.
+    /// Takes a permit, or returns `None` if none is available to the tenant now.
     pub(super) fn take(&self, tenant: &str, services: &Arc<Services>) -> Option<Place> {
-        // One place more or less costs nothing, so it does not matter how many tenants there are.
+        // Shares always apply, regardless of the number of tenants, because one permit more or less
+        // costs nothing.
         let may_take = self.lock().may_take(tenant, 1, PLACES, true);
         may_take.then(|| self.take_again(tenant, services))
     }
 
-    /// For what had begun before, whatever the bound is.
+    /// Takes a permit for a row that was started before, regardless of the limit.
     pub(super) fn take_again(&self, tenant: &str, services: &Arc<Services>) -> Place {
         self.lock().take(tenant, 1);
         Place { places: self.clone(), tenant: tenant.to_owned(), services: services.clone() }

@@ -1,16 +1,16 @@
-//! What waits for a time that a clock which was set back moved away: it goes by the new time.
+//! Adjusts waiting work after the clock was set back, so that it goes by the new time.
 //!
-//! Invariant: a schedule that repeats is due after no more than its interval, or at the next time that its calendar says.
-//! One that is due once keeps its time of day. What is tried again waits no longer than it would have, and people have no
-//! more time to decide about a call than its agent gives them.
+//! Invariant: a repeating schedule is due within its interval, or at the next time of its calendar.
+//! A schedule that is due once keeps its time of day. A retry waits no longer than it would have
+//! otherwise, and people have no more time to decide on a call than its agent grants.
 
 use super::turn::TURN_BACKOFF;
 use crate::{agent_host::Services, schedule::ScheduleTiming};
 use skep_store::{ScheduleRow, StoreError};
 
-/// Schedules that are read at once.
+/// Number of schedules that are read at once.
 const PAGE: u32 = 256;
-/// No try is put off for longer, unless its receiver asks for it.
+/// Longest delay of any retry, unless a receiver requests more.
 const LONGEST_PAUSE_MS: u64 = 4_500_000;
 
 pub(super) async fn rewind(services: &Services) -> Result<(), StoreError> {
@@ -30,7 +30,7 @@ pub(super) async fn rewind(services: &Services) -> Result<(), StoreError> {
     store.bring_tries_back(now_ms + LONGEST_PAUSE_MS, now_ms).await
 }
 
-/// When a schedule is due and is looked at, if that is sooner than it is stored.
+/// Returns when a schedule is due and when it is checked, if that is earlier than the stored times.
 fn earlier(row: &ScheduleRow, now_ms: u64) -> Option<(u64, u64)> {
     let due_ms = row.schedule.due_ms;
     if row.attempt > 0 || due_ms <= now_ms {

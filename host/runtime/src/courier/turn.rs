@@ -1,28 +1,28 @@
-//! One turn of a session that nobody but the courier asked for.
+//! Runs a turn of a session that the courier itself requested.
 
 use super::{backoff::Backoff, places::Place};
 use crate::{Invocation, RuntimeError, TokensUsedUp, agent_host::WeakHost};
 
-/// From two seconds on, as long as the tries last.
+/// Starts at two seconds and grows for as long as attempts remain.
 pub(super) const TURN_BACKOFF: Backoff = Backoff { first_ms: 2_000, factor: 2, most_ms: 600_000 };
-/// How long to leave an agent alone that cannot be called.
+/// Pause after an attempt to call an agent that is unavailable.
 const UNAVAILABLE_MS: u64 = 10_000;
 
-/// What came of it.
+/// The result of the turn.
 pub(super) enum Verdict {
-    /// It is committed, and the row is settled.
+    /// The turn is committed, and the row is settled.
     Done,
     Failed(RuntimeError),
-    /// It was not the agent's fault; this does not count as a try.
+    /// The failure was not caused by the agent and does not count as an attempt.
     NotNow {
         error: RuntimeError,
         wait_ms: u64,
     },
-    /// The host ends. What has begun is begun again by the next one.
+    /// The host is shutting down. The next host process resumes started rows.
     HostEnds,
 }
 
-/// Runs the turn. While it, or the one in front of it, only waits for people, it takes nobody's place.
+/// Runs the turn. It releases its permit while it, or the turn ahead of it, only waits for people.
 pub(super) async fn take(host: &WeakHost, invocation: Invocation, place: Place) -> Verdict {
     let Some(host) = host.upgrade() else { return Verdict::HostEnds };
     let taken = host.invoke_as_host(invocation).await;

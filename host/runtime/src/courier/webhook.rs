@@ -1,4 +1,4 @@
-//! An event on its way to a webhook.
+//! Delivery of an event to a webhook.
 
 use super::{backoff::Backoff, count, places::Place};
 use crate::{
@@ -11,12 +11,13 @@ use skep_outbound::WebhookMessage;
 use skep_store::{Delivery, StoreError, Target, WebhookTry};
 use std::sync::Arc;
 
-/// How often an event is sent before it is a dead letter; with the waits below, over some five hours.
+/// Maximum number of attempts before an event becomes a dead letter. With the delays below they
+/// take about five hours.
 const TRIES: u32 = 10;
 const BACKOFF: Backoff = Backoff { first_ms: 2_000, factor: 4, most_ms: 3_600_000 };
-/// The longest that a receiver can ask for.
+/// Longest delay that a receiver can request.
 const MAX_RETRY_AFTER_MS: u64 = 24 * 3600 * 1000;
-/// What HTTP says of an address that is gone for good.
+/// HTTP status of an address that is gone permanently.
 const GONE: u16 = 410;
 
 pub(super) struct WebhookDelivery {
@@ -25,25 +26,25 @@ pub(super) struct WebhookDelivery {
 }
 
 enum Verdict {
-    /// With this HTTP status.
+    /// The receiver accepted the event with this HTTP status.
     Done(u16),
     Failed {
-        /// Of the HTTP answer, if there was one.
+        /// Status of the HTTP response, if there was one.
         status: Option<u16>,
         error: String,
-        /// After this, if the receiver said so.
+        /// Delay that the receiver requested, if any.
         retry_after_ms: Option<u64>,
     },
-    /// Nothing is to be sent there any more.
+    /// The receiver no longer accepts events.
     Gone(Arc<Webhook>),
-    /// It was disabled meanwhile, and nothing was sent.
+    /// The webhook was disabled meanwhile, and nothing was sent.
     Disabled(String),
 }
 
 impl WebhookDelivery {
     pub(super) async fn deliver(self, _place: Place) {
         let Target::Webhook(id) = &self.row.target else { return };
-        // One that was removed took its deliveries along.
+        // A removed webhook took its deliveries with it.
         let Some(webhook) = self.services.webhooks.get(id) else { return };
         let verdict = match &webhook.summary.disabled {
             Some(why) => Verdict::Disabled(why.clone()),
@@ -88,22 +89,22 @@ impl WebhookDelivery {
     async fn note(&self, id: &str, verdict: Verdict) {
         let Delivery { key, attempt, topic, event_id: event, .. } = &self.row;
         let (services, store) = (&self.services, &self.services.store);
-        // It is shown to people, and holds up nothing.
+        // The last attempt is only shown to people, so an error here does not block the delivery.
         if let Err(error) = self.note_try(id, &verdict).await {
-            tracing::warn!(webhook = id, "the last try of a webhook cannot be stored: {error}");
+            tracing::warn!(webhook = id, "cannot store the last attempt of a webhook: {error}");
         }
         match verdict {
             Verdict::Done(_) => {
                 count("webhook", "ok");
                 let finish = || store.finish_delivery(*key);
-                stored(services, "the end of an event for a webhook", finish).await;
+                stored(services, "the delivery of an event to a webhook", finish).await;
             }
             Verdict::Failed { error, retry_after_ms, .. } if *attempt < TRIES => {
                 count("webhook", "retried");
                 let wait_ms = BACKOFF.delay_ms(*attempt).max(retry_after_ms.unwrap_or(0));
                 let wake_ms = services.clock.now_ms() + wait_ms;
                 let put_off = || store.retry_delivery(*key, *attempt, wake_ms, &error);
-                stored(services, "the next try of an event for a webhook", put_off).await;
+                stored(services, "the next attempt to deliver an event to a webhook", put_off).await;
             }
             Verdict::Failed { error, .. } | Verdict::Disabled(error) => {
                 count("webhook", "failed");
@@ -111,27 +112,28 @@ impl WebhookDelivery {
                     webhook = id,
                     topic,
                     event,
-                    "an event for a webhook is given up after {attempt} tries; `skep webhook redeliver {}` tries it \
+                    "an event could not be delivered to a webhook in {attempt} attempts; `skep webhook redeliver {}` tries it \
                      again: {error}",
                     key.0
                 );
                 let bury = || store.bury_delivery(*key, &error);
-                stored(services, "the end of an event for a webhook", bury).await;
+                stored(services, "the failure of a delivery to a webhook", bury).await;
             }
             Verdict::Gone(webhook) => {
                 count("webhook", "failed");
                 let why = gone(&webhook);
-                tracing::warn!(webhook = id, "a webhook is disabled: {why}");
+                tracing::warn!(webhook = id, "disabling a webhook: {why}");
                 if let Err(error) = services.webhooks.disable(&services.outbox.router, &webhook, &why).await {
-                    tracing::error!("the webhook cannot be disabled: {error}");
+                    tracing::error!("cannot disable the webhook: {error}");
                 }
                 let bury = || store.bury_delivery(*key, &why);
-                stored(services, "the end of an event for a webhook", bury).await;
+                stored(services, "the failure of a delivery to a webhook", bury).await;
             }
         }
     }
 
-    /// Keeps what came of the try, and says in the log when a webhook begins to fail and when it is well again.
+    /// Stores the result of the attempt, and logs when a webhook starts failing and when it
+    /// recovers.
     async fn note_try(&self, id: &str, verdict: &Verdict) -> Result<(), StoreError> {
         let (status, error) = match verdict {
             Verdict::Done(status) => (Some(*status), None),
@@ -148,9 +150,9 @@ impl WebhookDelivery {
                 webhook = id,
                 topic = self.row.topic,
                 event = self.row.event_id,
-                "a webhook fails; events for it are tried {TRIES} times over some hours: {error}"
+                "a webhook is failing; each of its events is tried up to {TRIES} times over several hours: {error}"
             ),
-            None if !was_well => tracing::info!(webhook = id, "a webhook takes events again"),
+            None if !was_well => tracing::info!(webhook = id, "a webhook accepts events again"),
             _ => {}
         }
         Ok(())
@@ -158,10 +160,10 @@ impl WebhookDelivery {
 }
 
 fn gone(webhook: &Webhook) -> String {
-    format!("{} answered HTTP {GONE}: it is gone for good", webhook.summary.url)
+    format!("{} answered HTTP {GONE}: it is gone permanently", webhook.summary.url)
 }
 
-/// Seconds, or a date.
+/// Parses a `retry-after` header, which holds seconds or a date.
 fn retry_after_ms(value: &str, now_ms: u64) -> Option<u64> {
     let wait_ms = match value.trim().parse::<u64>() {
         Ok(seconds) => seconds.saturating_mul(1_000),
@@ -178,11 +180,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_receiver_says_when_in_seconds_or_as_a_date() {
+    fn retry_after_is_parsed_as_seconds_or_a_date() {
         assert_eq!(retry_after_ms("120", 0), Some(120_000));
         let now_ms = 1_445_412_480_000;
         assert_eq!(retry_after_ms("Wed, 21 Oct 2015 07:28:30 GMT", now_ms), Some(30_000));
-        assert_eq!(retry_after_ms("Wed, 21 Oct 2015 07:27:00 GMT", now_ms), Some(0), "it has passed");
+        assert_eq!(retry_after_ms("Wed, 21 Oct 2015 07:27:00 GMT", now_ms), Some(0), "the date has passed");
         assert_eq!(retry_after_ms(&u64::MAX.to_string(), 0), Some(MAX_RETRY_AFTER_MS));
         assert_eq!(retry_after_ms("soon", 0), None);
     }

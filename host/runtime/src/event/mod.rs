@@ -1,7 +1,8 @@
-//! Events: what happened, who takes it, and what it costs.
+//! Events: topics, subscriptions, limits and deliveries.
 //!
-//! Who takes an event is decided when it is written: its deliveries are rows of the same transaction as what made it happen
-//! (a request, a turn's commit, a turn's failure). From there on `courier` brings it there, at least once.
+//! The recipients of an event are determined when it is written: its deliveries are rows in the
+//! same transaction as its cause (a request, a turn's commit, a turn's failure). From then on
+//! `courier` delivers it at least once.
 
 mod outbox;
 mod router;
@@ -26,54 +27,55 @@ use crate::{Json, RuntimeError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Of the data of an event.
+/// Maximum size of an event's data.
 pub(crate) const MAX_DATA_BYTES: usize = 256 << 10;
-/// Of an id and of a source.
+/// Maximum size of an event's id, and of its source.
 const MAX_ID_BYTES: usize = 128;
-/// How many events may lead from one to the next. More is a storm: agents that answer each other for ever.
+/// Maximum length of a chain of events in which each causes the next. A longer chain is a storm of
+/// agents that answer each other forever.
 pub(crate) const MAX_HOPS: u32 = 8;
-/// Who publishes the topics that begin with `skep.`.
+/// Source of the topics that start with `skep.`.
 pub(crate) const HOST_SOURCE: &str = "skep";
-/// Of an agent, before its name.
+/// Prefix of a source that is an agent, followed by the agent's name.
 pub(crate) const AGENT_SOURCE: &str = "agent:";
 
 /// An event trigger of a manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventTrigger {
-    /// Such as `order.*`.
+    /// The topics that trigger, such as `order.*`.
     pub topic: TopicPattern,
-    /// Such as `{data.order_id}`.
+    /// The session that handles the event, such as `{data.order_id}`.
     pub session: SessionTemplate,
 }
 
-/// Something that happened, as it is told to the host.
+/// An event as it is published to the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// Unique for its source. `None`: a new one.
+    /// The id, unique for the source. `None` generates one.
     pub id: Option<String>,
-    /// Who tells it.
+    /// The publisher.
     pub source: String,
     pub topic: String,
     pub data: Option<Json>,
-    /// `None`: now.
+    /// When the event happened. `None` means now.
     pub at_ms: Option<u64>,
-    /// On whose behalf it is delivered.
+    /// The tenant on whose behalf the event is delivered.
     pub principal: String,
 }
 
-/// What became of an event.
+/// The result of publishing an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishedEvent {
     pub id: String,
-    /// The same event was published before, and nothing was done.
+    /// Whether the same event was published before, so that nothing was done.
     pub is_known: bool,
-    /// Sessions and webhooks that get it.
+    /// Number of sessions and webhooks that receive the event.
     pub deliveries: usize,
 }
 
 impl Event {
-    /// One that the host tells itself: its topic begins with `skep.`.
+    /// Creates an event that the host itself publishes. Its topic starts with `skep.`.
     pub fn of_host(id: String, topic: &str, data: Value, principal: String) -> Self {
         let (source, topic) = (HOST_SOURCE.to_owned(), topic.to_owned());
         Event { id: Some(id), source, topic, data: Some(Json::from(data)), at_ms: None, principal }
@@ -85,40 +87,45 @@ impl Event {
         let is_host = self.source == HOST_SOURCE;
         if topic::is_reserved(&self.topic) != is_host {
             return invalid(format!(
-                "topic {:?} of source {:?}: topics that begin with `skep.` or `cf.workersAi.` are the host's own; choose another",
+                "topic {:?} of source {:?}: topics that start with `skep.` or `cf.workersAi.` are reserved for the host; choose another",
                 self.topic, self.source
             ));
         }
         if self.source.starts_with(AGENT_SOURCE) {
-            return invalid(format!("source {:?}: those that begin with `agent:` are agents'", self.source));
+            return invalid(format!(
+                "source {:?}: sources that start with `agent:` are reserved for agents",
+                self.source
+            ));
         }
         for (name, value) in [("id", self.id.as_deref()), ("source", Some(self.source.as_str()))] {
             let Some(value) = value else { continue };
             if !(1..=MAX_ID_BYTES).contains(&value.len()) || value.chars().any(char::is_control) {
-                return invalid(format!("the {name} of an event has 1 to {MAX_ID_BYTES} printable bytes"));
+                return invalid(format!(
+                    "the {name} of an event must have 1 to {MAX_ID_BYTES} bytes without control characters"
+                ));
             }
         }
         Ok(())
     }
 }
 
-/// Milliseconds since 1970-01-01 UTC of a time in the form of RFC 3339.
+/// Parses an RFC 3339 time into milliseconds since 1970-01-01 UTC.
 pub fn unix_ms(time: &str) -> Option<u64> {
     let time: jiff::Timestamp = time.parse().ok()?;
     u64::try_from(time.as_millisecond()).ok()
 }
 
-/// Whether the data of an event is not too large.
+/// Checks the size of an event's data.
 pub(crate) fn check_data(data: Option<&Json>) -> Result<(), String> {
     match data.map_or(0, |data| data.get().len()) {
         size if size > MAX_DATA_BYTES => {
-            Err(format!("the data of an event has {size} bytes; {MAX_DATA_BYTES} are allowed"))
+            Err(format!("the data of an event has {size} bytes; at most {MAX_DATA_BYTES} are allowed"))
         }
         _ => Ok(()),
     }
 }
 
-/// The data of an event as it is stored, if it is not too large.
+/// Encodes the data of an event for the store, after checking its size.
 pub(crate) fn encode_data(data: Option<&Json>) -> Result<Option<Vec<u8>>, String> {
     check_data(data)?;
     Ok(data.map(|data| data.get().to_owned().into_bytes()))
@@ -140,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_host_speaks_for_itself() {
+    fn reserved_topics_are_only_for_the_host() {
         event("order.paid", "shop").check().expect("a client's");
         event("skep.batch.done", HOST_SOURCE).check().expect("the host's");
         let batch = "cf.workersAi.model.batch.queued";

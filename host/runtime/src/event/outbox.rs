@@ -1,5 +1,5 @@
-//! Room for events on their way. What would wait beyond it is refused, to whoever causes it, and where there are several
-//! tenants each has its share of it.
+//! Bounds the deliveries that are waiting. Work that would exceed the limit is refused, and if
+//! there are several tenants, each has a share of it.
 
 use super::EventRouter;
 use crate::{
@@ -10,11 +10,12 @@ use skep_store::{NewEvent, Store};
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
-/// Deliveries that may wait, over all targets.
+/// Maximum number of waiting deliveries over all targets.
 const MAX_WAITING: usize = 100_000;
-/// What a caller is told to wait.
+/// Retry delay reported to a caller that finds the outbox full.
 const RETRY_AFTER_MS: u32 = 5_000;
-/// How soon deliveries are counted again for who is refused: counting many takes long.
+/// Minimum time between two counts for refused callers, because counting many deliveries takes
+/// long.
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Outbox {
@@ -26,7 +27,8 @@ pub(crate) struct Outbox {
     tenancy: Tenancy,
 }
 
-/// No more than these wait. Deliveries that are over make it fewer, which the next count finds.
+/// An upper bound of the waiting deliveries. The next count notices those that have finished
+/// meanwhile.
 #[derive(Default)]
 struct Waiting {
     shares: Shares,
@@ -39,7 +41,7 @@ impl Outbox {
         Outbox { router, store, waiting, max_waiting: MAX_WAITING, count_interval: COUNT_INTERVAL, tenancy }
     }
 
-    /// Takes room for so many deliveries of a tenant's event, which are written next.
+    /// Reserves room for this many deliveries of a tenant's event, which the caller writes next.
     pub(crate) async fn reserve(&self, tenant: &str, deliveries: usize) -> Result<(), RuntimeError> {
         if deliveries == 0 {
             return Ok(());
@@ -58,11 +60,12 @@ impl Outbox {
             return Ok(());
         }
         let limit = waiting.shares.all();
-        let whose = if limit < self.max_waiting { " (with what is left for other tenants)" } else { "" };
+        let whose = if limit < self.max_waiting { " (the rest is reserved for other tenants)" } else { "" };
         Err(RuntimeError::OutboxFull { whose, limit, retry_after_ms: RETRY_AFTER_MS })
     }
 
-    /// The event that tells of a turn's end, if there is room for it. A turn must not fail because nobody takes events.
+    /// Returns the event that announces a turn's end, if there is room for it. A full outbox must
+    /// not make a turn fail.
     pub(crate) async fn with_room(&self, event: Option<NewEvent>) -> Option<NewEvent> {
         let event = event?;
         match self.reserve(&event.principal, event.deliveries.len()).await {
@@ -71,7 +74,7 @@ impl Outbox {
                 Some(event)
             }
             Err(error) => {
-                tracing::error!(topic = event.topic, "the end of a turn is not told: {error}");
+                tracing::error!(topic = event.topic, "cannot publish the end of a turn: {error}");
                 None
             }
         }
@@ -112,13 +115,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_outbox_refuses_until_deliveries_are_over() {
+    async fn a_full_outbox_refuses_until_deliveries_finish() {
         let outbox = outbox(2).await;
         outbox.reserve("p", 2).await.expect("there is room for two");
         publish(&outbox, "1", "p", 2).await;
         let refused = outbox.reserve("p", 1).await.expect_err("it is full");
         assert!(matches!(refused, RuntimeError::OutboxFull { limit: 2, .. }), "{refused}");
-        outbox.reserve("p", 0).await.expect("nothing needs no room");
+        outbox.reserve("p", 0).await.expect("zero deliveries need no room");
         outbox.store.delete_session("a", "s").await.expect("deleted");
         outbox.reserve("p", 2).await.expect("there is room again");
     }
@@ -132,6 +135,6 @@ mod tests {
         assert!(refused.to_string().contains("other tenants"), "{refused}");
         outbox.reserve("other", 10).await.expect("there is room for others");
         publish(&outbox, "2", "other", 10).await;
-        outbox.reserve("other", 16).await.expect_err("there is not so much");
+        outbox.reserve("other", 16).await.expect_err("the remaining room is too small");
     }
 }

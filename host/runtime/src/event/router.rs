@@ -1,4 +1,4 @@
-//! Who takes which events: the triggers of the agents in force, and the webhooks.
+//! Routes events to their subscribers: the triggers of active agents, and the webhooks.
 
 use super::{EventTrigger, TopicPattern};
 use crate::{Json, RuntimeError, Tenant};
@@ -9,7 +9,7 @@ use std::{
     sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-/// Triggers and webhooks of one host, and so the most deliveries that one event can have.
+/// Maximum number of triggers and webhooks of one host, and therefore of deliveries of one event.
 const MAX_SUBSCRIPTIONS: usize = 1_000;
 
 #[derive(Debug, Default)]
@@ -18,12 +18,13 @@ pub(crate) struct EventRouter(RwLock<Subscriptions>);
 #[derive(Debug, Default)]
 struct Subscriptions {
     agents: BTreeMap<String, Vec<EventTrigger>>,
-    /// By their ids.
+    /// Topics by webhook id.
     webhooks: BTreeMap<String, Vec<TopicPattern>>,
 }
 
 impl EventRouter {
-    /// Where an event of this tenant goes: to its own sessions, and to the webhooks of the operator.
+    /// Returns the deliveries of an event: to sessions of its own tenant, and to the operator's
+    /// webhooks.
     pub(crate) fn route(
         &self,
         principal: &str,
@@ -34,7 +35,7 @@ impl EventRouter {
         let subscriptions = self.read();
         let takes = |trigger: &&EventTrigger| trigger.topic.matches(topic);
         let mut takers = subscriptions.agents.values().flatten().filter(takes);
-        // What is nested too deeply has no field for anyone.
+        // Data that is nested too deeply to parse counts as having no fields.
         let data: Option<Value> = if takers.any(|trigger| trigger.session.reads_data()) {
             data.and_then(|data| data.read().ok())
         } else {
@@ -63,7 +64,7 @@ impl EventRouter {
         deliveries
     }
 
-    /// Whether anyone takes such events.
+    /// Returns whether any subscriber receives events of this topic.
     pub(crate) fn takes(&self, topic: &str) -> bool {
         let subscriptions = self.read();
         let mut triggers = subscriptions.agents.values().flatten();
@@ -87,14 +88,15 @@ impl EventRouter {
         self.write().webhooks.remove(id);
     }
 
-    /// Whether so many subscriptions of an agent, or one more webhook, may stand beside the others.
+    /// Checks whether `count` subscriptions of an agent, or one more webhook, fit beside the
+    /// existing ones.
     pub(crate) fn check_room(&self, agent: Option<&str>, count: usize) -> Result<(), RuntimeError> {
         let subscriptions = self.read();
         let others = subscriptions.agents.iter().filter(|(name, _)| Some(name.as_str()) != agent);
         let others = others.map(|(_, triggers)| triggers.len()).sum::<usize>() + subscriptions.webhooks.len();
         if count > 0 && others + count > MAX_SUBSCRIPTIONS {
             let message = format!(
-                "{} event triggers and webhooks would be subscribed; {MAX_SUBSCRIPTIONS} are allowed, remove some first",
+                "{} event triggers and webhooks would be subscribed; at most {MAX_SUBSCRIPTIONS} are allowed, so remove some first",
                 others + count
             );
             return Err(RuntimeError::LimitExceeded { limit: "subscriptions", message });
@@ -111,7 +113,7 @@ impl EventRouter {
     }
 }
 
-/// The host's id of the session, or why there is none.
+/// Returns the host's id of the session, or the reason why there is none.
 fn session_of(
     trigger: &EventTrigger,
     principal: &str,
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_goes_to_each_session_and_webhook_that_takes_it_once() {
+    fn an_event_goes_once_to_each_subscribed_session_and_webhook() {
         let router = EventRouter::default();
         router.set_agent("a", &[trigger("order.*", "s"), trigger("*", "s"), trigger("*", "{data.id}")]);
         router.set_agent("b", &[trigger("bill.*", "s")]);
@@ -149,7 +151,7 @@ mod tests {
         let of_a_tenant = router.route("acme", "1", "bill.paid", Some(&json!({"id": "rival/t"}).into()));
         let sessions: Vec<_> = of_a_tenant.into_iter().map(|delivery| delivery.target).collect();
         assert_eq!(sessions[0], to("acme/s"));
-        assert_eq!(sessions[1], to(""), "what an event names cannot be another tenant's");
+        assert_eq!(sessions[1], to(""), "an event cannot name a session of another tenant");
         let routed = router.route("local", "1", "order.sent", None);
         assert_eq!(routed.len(), 2);
         assert!(routed[1].undeliverable.as_ref().expect("no id").contains("no data.id"));
@@ -160,12 +162,14 @@ mod tests {
     }
 
     #[test]
-    fn subscriptions_are_bounded_over_all() {
+    fn the_total_number_of_subscriptions_is_bounded() {
         let router = EventRouter::default();
         router.set_agent("a", &vec![trigger("*", "s"); 64]);
-        router.check_room(Some("a"), MAX_SUBSCRIPTIONS).expect("its own do not count twice");
+        router
+            .check_room(Some("a"), MAX_SUBSCRIPTIONS)
+            .expect("the agent's own subscriptions do not count twice");
         let refused = router.check_room(Some("b"), MAX_SUBSCRIPTIONS - 63).expect_err("one too many");
         assert!(refused.to_string().contains("1001 event triggers"), "{refused}");
-        router.check_room(Some("b"), 0).expect("nothing is always room for");
+        router.check_room(Some("b"), 0).expect("zero subscriptions always fit");
     }
 }

@@ -1,4 +1,5 @@
-//! Which session of an agent an event goes to: a fixed one, or one that the event names.
+//! Determines which session of an agent an event goes to: a fixed one, or one derived from the
+//! event.
 
 use crate::SessionId;
 use serde::{Deserialize, Serialize};
@@ -7,7 +8,7 @@ use std::fmt;
 
 const MAX_BYTES: usize = 256;
 
-/// Such as `orders`, `{data.order_id}` or `customer-{data.customer.id}`.
+/// A template such as `orders`, `{data.order_id}` or `customer-{data.customer.id}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SessionTemplate {
@@ -20,7 +21,7 @@ enum Piece {
     Literal(String),
     Id,
     Topic,
-    /// Names of fields, from the outermost.
+    /// Field names, outermost first.
     Data(Vec<String>),
 }
 
@@ -48,7 +49,7 @@ impl SessionTemplate {
                     Some(path) if path.split('.').all(|field| !field.is_empty()) => {
                         Piece::Data(path.split('.').map(str::to_owned).collect())
                     }
-                    _ => return Err(wrong(&format!("speaks of {{{name}}}, which no event has"))),
+                    _ => return Err(wrong(&format!("contains {{{name}}}, which is not a field of events"))),
                 },
             });
             rest = after;
@@ -65,12 +66,12 @@ impl SessionTemplate {
         Ok(SessionTemplate { text: text.to_owned(), pieces })
     }
 
-    /// Whether the session depends on the data of an event.
+    /// Returns whether the session depends on the event's data.
     pub(crate) fn reads_data(&self) -> bool {
         self.pieces.iter().any(|piece| matches!(piece, Piece::Data(_)))
     }
 
-    /// The session's id for an event, or why there is none.
+    /// Returns the session id for an event, or the reason why there is none.
     pub(crate) fn render(&self, id: &str, topic: &str, data: Option<&Value>) -> Result<String, String> {
         let mut session = String::new();
         for piece in &self.pieces {
@@ -120,7 +121,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_session_is_named_by_the_event() {
+    fn a_template_renders_the_session_from_the_event() {
         let data = json!({"order_id": "o-7", "customer": {"id": 42}, "list": []});
         let render = |template: &str| {
             SessionTemplate::parse(template).expect("valid").render("e1", "order.paid", Some(&data))
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_names_no_session_is_refused() {
+    fn invalid_templates_are_rejected() {
         for bad in ["", "{data.order_id", "{data.}", "{order}", "a b", "a/b", &"x".repeat(300)] {
             SessionTemplate::parse(bad).expect_err(bad);
         }

@@ -1,12 +1,12 @@
-//! What the host tells about events.
+//! Summaries of events for the operator.
 
 use crate::{Json, RuntimeError};
 use skep_store::EventRow;
 
-/// An event, and how its deliveries stand.
+/// An event and the state of its deliveries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventSummary {
-    /// Grows, so that a reader asks for those before.
+    /// Increases with every event, so that a reader can request those before it.
     pub key: i64,
     pub id: String,
     pub source: String,
@@ -14,9 +14,9 @@ pub struct EventSummary {
     pub data: Option<Json>,
     pub at_ms: u64,
     pub published_at_ms: u64,
-    /// Deliveries that are still tried.
+    /// Deliveries that are still being attempted.
     pub pending: u32,
-    /// Deliveries that failed for good.
+    /// Deliveries that failed permanently.
     pub dead: u32,
 }
 

@@ -1,7 +1,8 @@
-//! Topics of events, such as `order.paid`, and patterns of them.
+//! Topics of events, such as `order.paid`, and patterns that match them.
 //!
-//! A topic is a list of parts. In a pattern `*` stands for one part, or as the last one for all that follow. The host's own
-//! topics begin with `skep.`; a pattern matches them only if it does too.
+//! A topic consists of parts separated by dots. In a pattern, `*` matches one part, or all
+//! remaining parts if it is the last one. The host's own topics start with `skep.`; a pattern
+//! matches them only if it starts with `skep.` too.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -10,7 +11,7 @@ const MAX_BYTES: usize = 128;
 /// The first part of topics that only the host publishes.
 const HOST: &str = "skep";
 
-/// Which topics somebody takes, or may publish.
+/// The topics that a subscriber receives, or that an agent may publish.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct TopicPattern(String);
@@ -21,7 +22,7 @@ impl TopicPattern {
         if pattern.len() > MAX_BYTES || !pattern.split('.').all(parts) {
             let shown: String = pattern.chars().take(80).collect();
             return Err(format!(
-                "{shown:?} is no pattern of topics; it is a topic in which * may stand for a part, such as order.*"
+                "{shown:?} is not a valid topic pattern; write a topic in which * may replace a part, such as order.*"
             ));
         }
         Ok(TopicPattern(pattern.to_owned()))
@@ -50,24 +51,25 @@ impl TopicPattern {
     }
 }
 
-/// Checks what somebody names as a topic.
+/// Checks the syntax of a topic.
 pub(crate) fn check(topic: &str) -> Result<(), String> {
     if topic.len() > MAX_BYTES || !topic.split('.').all(is_part) {
         let shown: String = topic.chars().take(80).collect();
         return Err(format!(
-            "{shown:?} is no topic; it has up to {MAX_BYTES} bytes, in parts of letters, digits, - and _ with dots \
-             between, such as order.paid"
+            "{shown:?} is not a valid topic; a topic has up to {MAX_BYTES} bytes, in parts of letters, digits, - and _ with dots \
+             between them, such as order.paid"
         ));
     }
     Ok(())
 }
 
-/// Whether only the host may publish it: its own topics, and those of batches, which everyone may subscribe to.
+/// Returns whether only the host may publish a topic. These are its own topics and those of
+/// batches, which everyone may subscribe to.
 pub(crate) fn is_reserved(topic: &str) -> bool {
     is_host(topic) || topic.starts_with("cf.workersAi.")
 }
 
-/// Whether it is one of the host's own topics.
+/// Returns whether a topic is one of the host's own.
 pub(crate) fn is_host(topic: &str) -> bool {
     topic.split('.').next() == Some(HOST)
 }
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_is_one_part_or_all_that_follow() {
+    fn a_star_matches_one_part_or_all_remaining_parts() {
         for (pattern, topic, matches) in [
             ("order.paid", "order.paid", true),
             ("order.paid", "order.paid.late", false),
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_topic_is_refused_with_an_example() {
+    fn invalid_topics_are_rejected_with_an_example() {
         for bad in ["", ".", "a.", "a b", "a.*", "ä", &"x".repeat(129)] {
             assert!(check(bad).expect_err(bad).contains("such as order.paid"));
         }

@@ -1,4 +1,4 @@
-//! `skep.turn.done` and `skep.turn.failed`: what the end of a turn tells those who asked for it.
+//! `skep.turn.done` and `skep.turn.failed`: the events that announce the end of a turn.
 
 use super::{HOST_SOURCE, MAX_DATA_BYTES, MAX_HOPS, Outbox, encode_data};
 use crate::{
@@ -11,31 +11,32 @@ use skep_store::{DeliveryKey, NewEvent, Occasion};
 const DONE: &str = "skep.turn.done";
 const FAILED: &str = "skep.turn.failed";
 const ALL: &str = "skep.turn.";
-/// Of the text and the data of a reply that an event carries; the rest of it is small.
+/// Maximum size of a reply's text and data in an event; the other fields are small.
 const MAX_REPLY_BYTES: usize = MAX_DATA_BYTES / 2;
-/// Of the text of an error.
+/// Maximum length of an error message in an event.
 const MAX_MESSAGE_CHARS: usize = 4_096;
 
-/// What is known of a turn's end before it comes.
+/// The information about a turn's end that is known in advance.
 pub(crate) struct TurnEnding {
     turn_id: String,
     agent: String,
     session: String,
     principal: String,
     hops: u32,
-    /// A turn that was itself told of an end tells of none: that would never end.
+    /// Whether the turn's end is announced. A turn that was started by such an announcement
+    /// announces nothing, because that would never end.
     is_told: bool,
     is_called: bool,
     occasion: Option<Occasion>,
 }
 
-/// How many events led to a turn.
+/// Returns how many events led to a turn.
 pub(crate) fn hops(origin: &Origin) -> u32 {
     match origin {
         Origin::Event(event) => event.hops,
         Origin::Tool(tool) => tool.hops,
-        // An alarm begins anew: it comes a second later at the earliest, so that what goes round by it is a schedule and
-        // no storm.
+        // An alarm resets the count: it fires at least one second later, so a loop through alarms
+        // is a schedule rather than a storm.
         Origin::Direct | Origin::Chat | Origin::Http(_) | Origin::Alarm(_) => 0,
     }
 }
@@ -61,12 +62,12 @@ impl TurnEnding {
         }
     }
 
-    /// Whether a turn of another agent waits for this one.
+    /// Returns whether a turn of another agent waits for this one.
     pub(crate) fn is_of_another_agents_call(&self) -> bool {
         self.is_called
     }
 
-    /// What began the turn, and is over when it is committed.
+    /// Returns the alarm or the event that started the turn and is settled by its commit.
     pub(crate) fn occasion(&self) -> Option<Occasion> {
         self.occasion.clone()
     }
@@ -84,7 +85,8 @@ impl TurnEnding {
             },
         });
         let data_bytes = outcome.data.as_ref().map_or(0, |data| data.get().len());
-        // The JSON of a text is at most six times as long; a reply that may not fit is asked for by its turn.
+        // JSON encoding makes text at most six times as long. A reply that may not fit can be
+        // fetched by its turn id.
         if outcome.text.len() * 6 + data_bytes <= MAX_REPLY_BYTES {
             told["text"] = json!(outcome.text);
             told["data"] = json!(outcome.data);

@@ -1,4 +1,4 @@
-//! Webhooks: who they are, and what they are sent.
+//! Webhooks: their registration and the messages they receive.
 
 use super::{EventRouter, TopicPattern};
 use crate::{Clock, RuntimeError, egress::Egress};
@@ -15,23 +15,25 @@ use std::{
 
 const MAX_TOPICS: usize = 32;
 
-/// A webhook that somebody wants.
+/// A webhook to be added.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NewWebhook {
     pub url: String,
     pub topics: Vec<TopicPattern>,
-    /// `whsec_` and base64. `None`: the host makes one.
+    /// The secret, as `whsec_` and base64. `None` makes the host generate one.
     pub secret: Option<String>,
 }
 
 impl NewWebhook {
-    /// What can be known of it without a host.
+    /// Checks everything that can be checked without a host.
     pub fn check(&self) -> Result<(), RuntimeError> {
         let invalid = |message: String| RuntimeError::InvalidWebhook { message };
         check_webhook_url(&self.url).map_err(|error| invalid(error.to_string()))?;
         if self.topics.is_empty() || self.topics.len() > MAX_TOPICS {
             let count = self.topics.len();
-            return Err(invalid(format!("a webhook has 1 to {MAX_TOPICS} topics, not {count}; * is all")));
+            return Err(invalid(format!(
+                "a webhook must have 1 to {MAX_TOPICS} topics, not {count}; * matches all"
+            )));
         }
         match &self.secret {
             Some(secret) => WebhookSecret::parse(secret).map(drop).map_err(invalid),
@@ -46,53 +48,53 @@ pub struct WebhookSummary {
     pub id: String,
     pub url: String,
     pub topics: Vec<TopicPattern>,
-    /// `skep.toml` names it, and only that can remove it.
+    /// Whether `skep.toml` defines the webhook, so that it can only be removed there.
     pub is_configured: bool,
     pub created_at_ms: u64,
-    /// Why nothing is sent to it any more.
+    /// The reason why events are no longer sent to the webhook.
     pub disabled: Option<String>,
     pub last_try: Option<WebhookTry>,
 }
 
-/// A webhook, and how it stands.
+/// A webhook with the state of its deliveries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookState {
     pub webhook: WebhookSummary,
-    /// Events on their way to it.
+    /// Number of events waiting to be delivered to the webhook.
     pub waiting: u64,
     pub next_try_at_ms: Option<u64>,
 }
 
-/// A delivery that failed for good.
+/// A delivery that failed permanently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
-    /// Grows with time.
+    /// Increases over time.
     pub id: i64,
     pub event_id: String,
     pub topic: String,
     pub at_ms: u64,
     pub to: DeadLetterTarget,
-    /// Tries that were made.
+    /// Number of attempts that were made.
     pub attempts: u32,
-    /// Of the last one.
+    /// The error of the last attempt.
     pub error: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeadLetterTarget {
-    /// No session, if the event names none.
+    /// A session of an agent. The session is `None` if the event does not determine one.
     Session { agent: String, session: Option<String> },
-    /// By its id.
+    /// A webhook, by id.
     Webhook(String),
 }
 
-/// A webhook as messages are sent to it.
+/// A webhook with the sealed secret that signs its messages.
 pub(crate) struct Webhook {
     pub(crate) summary: WebhookSummary,
     sealed_secret: String,
 }
 
-/// All webhooks of the host. What is in here is what the store has.
+/// All webhooks of the host. The map mirrors the store.
 pub(crate) struct Webhooks {
     store: Store,
     pub(super) clock: Clock,
@@ -105,7 +107,7 @@ impl Webhooks {
         Webhooks { store, clock, egress, by_id: RwLock::default() }
     }
 
-    /// Reads what the store has, and makes those of the configuration be what it says.
+    /// Loads the stored webhooks, and updates the configured ones to match the configuration.
     pub(crate) async fn load(
         &self,
         router: &EventRouter,
@@ -118,7 +120,7 @@ impl Webhooks {
             } else if !row.configured
                 && let Err(error) = self.enter(router, row)
             {
-                tracing::error!("{error}; nothing is sent to it until it is removed and added anew");
+                tracing::error!("{error}; no events are sent to it until it is removed and added again");
             }
         }
         for (webhook, id) in configured.iter().zip(wanted) {
@@ -127,7 +129,7 @@ impl Webhooks {
         Ok(())
     }
 
-    /// Adds a webhook, unless nothing could ever be sent to its address. Its secret is told once, here.
+    /// Adds a webhook, unless policy rules out its address. Its secret is returned only here.
     pub(crate) async fn add(
         &self,
         router: &EventRouter,
@@ -149,7 +151,7 @@ impl Webhooks {
         self.by_id.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
-    /// All of them, with what is on its way to each.
+    /// Returns all webhooks, with the state of their deliveries.
     pub(crate) async fn states(&self) -> Result<Vec<WebhookState>, StoreError> {
         let queues = self.store.webhook_queues().await?;
         let state = |webhook: WebhookSummary| {
@@ -163,8 +165,8 @@ impl Webhooks {
         Ok(self.list().into_iter().map(state).collect())
     }
 
-    /// Notes what came of a try, and gives back what came of the one before. It is stored when it is something else than
-    /// before, so that a webhook that is well costs no writes.
+    /// Records the result of an attempt and returns that of the previous one. It is stored only if
+    /// it differs from the previous one, so that a healthy webhook causes no writes.
     pub(crate) async fn note_try(
         &self,
         id: &str,
@@ -187,19 +189,20 @@ impl Webhooks {
         Ok(before)
     }
 
-    /// What messages to it are signed with.
+    /// Returns the secret that signs the webhook's messages.
     pub(crate) async fn secret(&self, webhook: &Webhook) -> Result<WebhookSecret, RuntimeError> {
         let Webhook { summary, sealed_secret } = webhook;
         let opened = self.egress.vault.open_for_webhook(&summary.id, sealed_secret).await?;
         WebhookSecret::parse(&opened).map_err(|message| RuntimeError::Internal { message })
     }
 
-    /// Removes one that was added, with the deliveries on their way to it.
+    /// Removes an added webhook and its pending deliveries.
     pub(crate) async fn remove(&self, router: &EventRouter, id: &str) -> Result<(), RuntimeError> {
         let not_found = || RuntimeError::WebhookNotFound { id: id.chars().take(80).collect() };
         let webhook = self.get(id).ok_or_else(not_found)?;
         if webhook.summary.is_configured {
-            let message = format!("webhook {id} is in skep.toml; remove it there and start the host again");
+            let message =
+                format!("webhook {id} is defined in skep.toml; remove it there and restart the host");
             return Err(RuntimeError::InvalidWebhook { message });
         }
         router.remove_webhook(id);
@@ -210,7 +213,7 @@ impl Webhooks {
         }
     }
 
-    /// Sends nothing to it any more.
+    /// Stops sending events to a webhook.
     pub(crate) async fn disable(
         &self,
         router: &EventRouter,
@@ -218,7 +221,7 @@ impl Webhooks {
         why: &str,
     ) -> Result<(), RuntimeError> {
         let disabled = Some(why.to_owned());
-        // As it is now: what came of this try has been noted.
+        // Uses the current summary, which includes the result of this attempt.
         let known =
             self.get(&webhook.summary.id).map_or_else(|| webhook.summary.clone(), |now| now.summary.clone());
         let summary = WebhookSummary { disabled, ..known };
@@ -262,7 +265,8 @@ impl Webhooks {
         Ok((summary, secret.reveal()))
     }
 
-    /// Of a webhook of the configuration, which is put in its own place at each start.
+    /// Returns the stored last attempt of a configured webhook, whose row is rewritten at each
+    /// start.
     async fn stored_try(&self, id: &str) -> Result<Option<WebhookTry>, StoreError> {
         let known = self.store.webhooks().await?.into_iter().find(|row| row.id == id);
         Ok(known.and_then(|row| row.last_try))
@@ -293,18 +297,18 @@ impl Webhooks {
     }
 }
 
-/// The same address is the same webhook, so that what is on its way to it survives a restart.
+/// Derives the id from the address, so that pending deliveries survive a restart.
 fn configured_id(url: &str) -> String {
     format!("wh_{}", short_hash(&[url]))
 }
 
-/// What a receiver knows a message by: the same each time that it is sent to it.
+/// Returns the id by which a receiver recognizes a message. It is the same for every attempt.
 pub(crate) fn message_id(delivery: &Delivery) -> String {
     let Target::Webhook(webhook) = &delivery.target else { return delivery.event_id.clone() };
     format!("msg_{}", short_hash(&[&delivery.source, &delivery.event_id, &delivery.topic, webhook]))
 }
 
-/// What is sent.
+/// Encodes the body of a message.
 pub(crate) fn message(delivery: &Delivery) -> Result<Vec<u8>, String> {
     let data = delivery.data.as_deref().map(serde_json::from_slice::<Value>).transpose();
     let data = data.map_err(|error| format!("the data of the event is unreadable: {error}"))?;
@@ -316,7 +320,7 @@ pub(crate) fn message(delivery: &Delivery) -> Result<Vec<u8>, String> {
     Ok(message.to_string().into_bytes())
 }
 
-/// An event as webhooks are sent it.
+/// Builds the JSON envelope of an event for webhooks.
 pub(super) fn envelope(topic: &str, at_ms: u64, id: &str, source: &str, data: &Value) -> Value {
     let at = jiff::Timestamp::from_millisecond(at_ms.cast_signed()).unwrap_or_default();
     json!({"type": topic, "timestamp": at.to_string(), "id": id, "source": source, "data": data})
@@ -368,7 +372,7 @@ impl DeadLetter {
     }
 }
 
-/// Without the secret.
+/// Omits the secret.
 impl fmt::Debug for NewWebhook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NewWebhook")

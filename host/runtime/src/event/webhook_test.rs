@@ -1,6 +1,7 @@
-//! One event to a webhook, now, to see what comes back.
+//! Sends one test event to a webhook and returns the response.
 //!
-//! It is signed as every other, goes to the same address under the same policy, and is not tried again.
+//! The event is signed like any other, goes to the same address under the same policy, and is not
+//! retried.
 
 use super::{
     HOST_SOURCE,
@@ -14,21 +15,21 @@ use std::time::Instant;
 
 const TOPIC: &str = "skep.webhook.test";
 
-/// What came of a test event.
+/// The result of a test event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookTest {
     pub event_id: String,
-    /// Of the HTTP answer, if there was one.
+    /// Status of the HTTP response, if there was one.
     pub status: Option<u16>,
-    /// `None`: it was taken.
+    /// The error, or `None` if the webhook accepted the event.
     pub error: Option<String>,
-    /// The beginning of the answer's body.
+    /// The start of the response's body.
     pub answer: String,
     pub took_ms: u64,
 }
 
 impl Webhooks {
-    /// Also to one that is disabled, which stays so.
+    /// Sends a test event to a webhook. A disabled webhook receives it too, and stays disabled.
     pub(crate) async fn test(&self, id: &str) -> Result<WebhookTest, RuntimeError> {
         let not_found = || RuntimeError::WebhookNotFound { id: id.chars().take(80).collect() };
         let webhook = self.get(id).ok_or_else(not_found)?;

@@ -1,9 +1,9 @@
-//! Tools of other agents: each call is a turn of the agent that has the tool.
+//! Tools of other agents: each call is a turn of the agent that owns the tool.
 //!
-//! The turn is in a session that belongs to the session of the caller, has the caller's principal, and ends by the caller's
-//! deadline. Its idempotency key is the caller's turn and call: a caller that is run again finds it. When the caller's
-//! turn ends, so do the turns that it called and no longer waits for. While the called turn waits for a person, so does
-//! the caller, and both their clocks stand.
+//! The called turn runs in a session that belongs to the caller's session, has the caller's principal, and must finish by the
+//! caller's deadline. Its idempotency key is derived from the caller's turn and call, so a replayed caller finds it again.
+//! When the caller's turn finishes, the called turns that it no longer waits for are cancelled. While the called turn waits
+//! for a person's decision, the caller waits too, and the time limits of both are paused.
 
 use crate::{
     Invocation, Json, Origin, Outcome, RunHandle, RuntimeError, ToolOrigin,
@@ -23,18 +23,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Agents that wait for each other, one below the other.
+/// Maximum depth of agents that call each other.
 pub(crate) const MAX_DEPTH: usize = 8;
-/// What the idempotency keys of calls begin with, one of the host's own. The id of the turn that calls and a space follow.
+/// The prefix of the idempotency keys of calls, reserved for the host. The id of the calling turn and a space follow.
 pub(crate) const CALL_KEY: &str = "\u{1}tool ";
-/// Of a session's id.
+/// Maximum size of a session's id.
 const MAX_SESSION_BYTES: usize = 128;
 
-/// Turns of other agents that a turn waits for, by the numbers of its calls.
+/// The turns of other agents that a turn waits for, by call number.
 #[derive(Default)]
 pub(crate) struct CalledTurns(Mutex<BTreeMap<u32, String>>);
 
-/// While it is there, the called turn is waited for.
+/// Registers that a called turn is waited for.
 struct Waited<'a> {
     called: &'a CalledTurns,
     call: u32,
@@ -46,7 +46,7 @@ impl CalledTurns {
         Waited { called: self, call }
     }
 
-    /// Cancels those that nobody waits for any more, because the caller's turn has ended.
+    /// Cancels the called turns that nobody waits for any more, because the caller's turn has finished.
     pub(crate) fn cancel(&self, services: &Services) {
         for turn_id in std::mem::take(&mut *self.lock()).values() {
             if let Some(feed) = services.live.get(turn_id) {
@@ -55,7 +55,7 @@ impl CalledTurns {
         }
     }
 
-    /// Cancels the turn of one call, whose result nobody will read.
+    /// Cancels the called turn of one call, whose result nobody will read.
     pub(super) fn cancel_one(&self, services: &Services, call: u32) {
         let turn_id = self.lock().remove(&call);
         if let Some(feed) = turn_id.and_then(|turn_id| services.live.get(&turn_id)) {
@@ -69,19 +69,19 @@ impl CalledTurns {
 }
 
 impl Waited<'_> {
-    /// The called turn has ended.
+    /// Records that the called turn has finished.
     fn ended(self) {
         self.called.lock().remove(&self.call);
     }
 }
 
-/// The version in force of an agent whose tools others may call.
+/// Returns the active version of an agent whose tools others may call.
 pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Deployed>, String> {
     let agent = services.agent(agent).map_err(|error| error.to_string())?;
     if !is_callable(&agent) {
         let name = &agent.manifest.name;
         return Err(format!(
-            "agent {name} does not let others call its tools: it lacks the export skep:agent/tool-handler; build it anew \
+            "agent {name} does not let others call its tools: it lacks the export skep:agent/tool-handler; rebuild it \
              with skep-sdk"
         ));
     }
@@ -92,7 +92,7 @@ pub(super) fn is_callable(agent: &Deployed) -> bool {
     agent.pre.takes_tool_calls()
 }
 
-/// Runs the turn, or finds it again.
+/// Runs the called turn, or finds it again.
 pub(super) async fn call(
     turn: &Arc<Turn>,
     call: &Call,
@@ -126,7 +126,7 @@ pub(super) async fn call(
         detached: true,
     };
     let invoked = host.invoke_as_host(invocation).await;
-    // The host ends when its last handle goes; a turn that waits must not keep it.
+    // The host shuts down when its last handle is dropped, so a waiting turn must not hold one.
     drop(host);
     let ended = match invoked {
         Err(error) => Err(error),
@@ -143,21 +143,21 @@ pub(super) async fn call(
     };
     match ended {
         Ok(outcome) => {
-            Ok(outcome.data.ok_or_else(|| ToolError::Failed(format!("agent {callee} gave no result"))))
+            Ok(outcome.data.ok_or_else(|| ToolError::Failed(format!("agent {callee} returned no result"))))
         }
         Err(error) if error.code() == RuntimeError::ShuttingDown.code() => Err(goes_on_later(turn)),
         Err(error) => Ok(Err(refusal(&callee, error))),
     }
 }
 
-/// The called turn goes on when the host is started again, and so does this one: there is nothing to tell the guest.
+/// Stops this turn without an answer for the guest: when the host restarts, the called turn and this one are both resumed.
 fn goes_on_later(turn: &Turn) -> Stopped {
     turn.journal.fail(RuntimeError::ShuttingDown);
     Stopped
 }
 
-/// The end of the called turn. `None`: its time is over. While it waits for a person, so does this call, and none of its time
-/// passes.
+/// Waits for the outcome of the called turn. Returns `None` after the timeout. While the called turn waits for a person's
+/// decision, this call waits too, and its timeout is paused.
 async fn wait(
     turn: &Turn,
     call: &Call,
@@ -177,7 +177,7 @@ async fn wait(
             () = parked.begins() => {}
         }
         left = left.map(|left| left.saturating_sub(began.elapsed()));
-        // The turn is parked here, unless something else of it goes on.
+        // The turn is parked here, unless something else in it continues.
         turn.approvals.wait_for_called(call, &parked);
         let _waits = turn.journal.waits();
         parked.ends().await;
@@ -192,23 +192,25 @@ async fn elapsed(time: Option<Duration>) {
     }
 }
 
-/// The agents above the called one, the caller last.
+/// Returns the chain of agents above the called one, the caller last. Fails if the call would create a cycle or exceed the
+/// maximum depth.
 fn chain(turn: &Turn, callee: &str) -> Result<Vec<String>, ToolError> {
     let mut callers = turn.tools.callers.clone();
     callers.push(turn.agent.manifest.name.to_string());
     if callers.iter().any(|caller| caller == callee) {
         let way = callers.join(" → ");
-        let message = format!("agent {callee} would wait for itself: {way} → {callee}; break the circle");
+        let message = format!("agent {callee} would wait for itself: {way} → {callee}; break the cycle");
         return Err(ToolError::Denied(message));
     }
     if callers.len() > MAX_DEPTH {
-        let message = format!("agents call each other {MAX_DEPTH} deep at most: {}", callers.join(" → "));
+        let message =
+            format!("agents may call each other at most {MAX_DEPTH} levels deep: {}", callers.join(" → "));
         return Err(ToolError::Denied(message));
     }
     Ok(callers)
 }
 
-/// One session of the called agent for each session that calls it.
+/// Returns the called agent's session for the calling session. Each calling session has its own.
 fn session_of(turn: &Turn) -> String {
     let caller = turn.agent.manifest.name.as_str();
     let callers = turn.affinity.session.as_deref().unwrap_or_default();
@@ -221,7 +223,7 @@ fn session_of(turn: &Turn) -> String {
     session_beside(callers, &format!("{caller}~{}", &crate::component::hex(&digest)[..40]))
 }
 
-/// What the end of the called turn means to who called.
+/// Converts the error of the called turn to an error for its caller.
 fn refusal(callee: &str, error: RuntimeError) -> ToolError {
     match error {
         RuntimeError::ToolFailed { message } => ToolError::Failed(message),

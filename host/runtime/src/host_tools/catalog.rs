@@ -1,8 +1,8 @@
-//! What a turn may be offered: the granted tools as they are described, with the names and the compiled schemas that a
-//! model is held to.
+//! The external tools that a turn may offer to its model: descriptions of the granted tools, with the names and compiled
+//! schemas that constrain the model.
 //!
-//! Descriptions of others change without notice. What a turn was told is in its journal, and everything here follows from
-//! that; so a turn that is run again offers its model what it offered before.
+//! Descriptions of external tools change without notice. The list that a turn received is in its journal, and everything
+//! here is derived from it, so a replayed turn offers its model the same tools.
 
 use super::{HostTools, agents, grant, tool_name::ToolName};
 use crate::{
@@ -18,29 +18,29 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Of one list. What is over is left out, and the log says so.
+/// Bounds of one list. Tools beyond them are left out, and a warning is logged.
 const MAX_LISTED: usize = 256;
 const MAX_LISTED_BYTES: usize = 512 << 10;
-/// Compiled schemas that are kept.
+/// Maximum number of compiled schemas that are cached.
 const MAX_KEPT: usize = 2_048;
 
-/// A tool as the model of one turn knows it: its name there is that of `tool`.
+/// A tool as the model of one turn sees it: the model uses the name of `tool`.
 pub(crate) struct Offered {
-    /// By which the host calls it.
+    /// The name by which the host calls the tool.
     pub(crate) name: String,
     pub(crate) tool: Arc<Tool>,
 }
 
-/// Compiled tools of others, by everything that was compiled.
+/// Compiled external tools, by a digest of everything that was compiled.
 #[derive(Default)]
 pub(super) struct Catalog {
     compiled: Mutex<HashMap<[u8; 32], Arc<Tool>>>,
-    /// Whether a model can be held to a schema, by the model and the schema.
+    /// Whether decoding can enforce a schema, by a digest of the model and the schema.
     decodable: Mutex<HashMap<[u8; 32], bool>>,
 }
 
 impl Catalog {
-    /// A tool of a server under this name.
+    /// Returns the compiled form of a server's tool under this name.
     pub(super) fn compiled(&self, name: &str, served: &ServedTool) -> Result<Arc<Tool>, String> {
         let ServedTool { description, input_schema, output_schema, hints, .. } = served.clone();
         self.compile(ToolDefinition {
@@ -55,7 +55,7 @@ impl Catalog {
         })
     }
 
-    /// What the model may be offered of a tool that was listed.
+    /// Returns a listed tool in the form in which the model may be offered it.
     pub(super) fn offered(&self, info: &ToolInfo) -> Option<Arc<Offered>> {
         let definition = ToolDefinition {
             name: info.model_name.clone()?,
@@ -84,7 +84,7 @@ impl Catalog {
         Ok(tool)
     }
 
-    /// Whether the model of this turn's agent can be held to the tool's input schema.
+    /// Whether decoding with the model of this turn's agent can enforce the tool's input schema.
     fn is_decodable(&self, turn: &Turn, tool: &Tool) -> bool {
         let Ok(engine) = turn.engine(None) else { return false };
         let key = digest(&(&turn.agent.model, &tool.definition.input_schema));
@@ -93,7 +93,7 @@ impl Catalog {
         }
         let checked = tool.check_decodable(&engine);
         if let Err(why) = &checked {
-            tracing::warn!(tool = tool.definition.name, "no model is offered this tool: {why}");
+            tracing::warn!(tool = tool.definition.name, "this tool is not offered to models: {why}");
         }
         keep(&self.decodable, key, checked.is_ok());
         checked.is_ok()
@@ -110,11 +110,11 @@ fn keep<T>(kept: &Mutex<HashMap<[u8; 32], T>>, key: [u8; 32], value: T) {
 
 fn digest(of: &impl serde::Serialize) -> [u8; 32] {
     let mut hasher = Sha256::new();
-    serde_json::to_writer(&mut hasher, of).expect("strings and JSON are always JSON");
+    serde_json::to_writer(&mut hasher, of).expect("strings and JSON always serialize");
     hasher.finalize().into()
 }
 
-/// All tools that the agent may call and that can be reached now.
+/// Returns all tools that the agent may call and that are reachable now.
 pub(super) async fn list(turn: &Arc<Turn>) -> Vec<ToolInfo> {
     let mut listed: Vec<ToolInfo> = Vec::new();
     let mut bytes = 0;
@@ -127,7 +127,7 @@ pub(super) async fn list(turn: &Arc<Turn>) -> Vec<ToolInfo> {
             let agent = turn.agent.manifest.name.as_str();
             tracing::warn!(
                 agent,
-                "more tools are granted than one list takes; {name} and what follows are left out"
+                "more tools are granted than fit into one list; {name} and all tools after it are left out"
             );
             break;
         }
@@ -136,7 +136,7 @@ pub(super) async fn list(turn: &Arc<Turn>) -> Vec<ToolInfo> {
     listed
 }
 
-/// Of every agent and server of which anything is granted, in the order of their names.
+/// Returns the granted tools of every agent and server, ordered by agent and server name.
 async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
     let services = &turn.tools.services;
     let HostTools { servers, ceiling, catalog, fetch } = &services.host_tools;
@@ -163,13 +163,15 @@ async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
                     |served| match catalog.compiled(&served.name, served) {
                         Ok(tool) => Some((name(&served.name), tool)),
                         Err(why) => {
-                            tracing::warn!("{} is left out: {why}", name(&served.name));
+                            tracing::warn!("tool {} is left out: {why}", name(&served.name));
                             None
                         }
                     },
                 ));
             }
-            Err(error) => tracing::warn!(server = server_name, "its tools are not there: {error}"),
+            Err(error) => {
+                tracing::warn!(server = server_name, "the tools of an MCP server are not available: {error}")
+            }
         }
     }
     found.retain(|(name, _)| grant::check(&turn.agent.manifest, ceiling, name).is_ok());

@@ -1,8 +1,8 @@
-//! `http/fetch`: one HTTP request as a tool, for models.
+//! `http/fetch`: a single HTTP request as a tool for models.
 //!
-//! It is a request of `skep:agent/http`, with the grants, the limits, the secrets and the records of one. What comes back
-//! is what a model can read: the body as text, as much of it as fits beside a conversation, and a note where that is not
-//! all of it.
+//! The request is subject to the same grants, limits, secrets and journal records as a request of `skep:agent/http`. The
+//! result is readable for a model: as much of the body, as text, as fits into a conversation, and a note if that is not all
+//! of it.
 
 use crate::{
     ToolDefinition,
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use skep_outbound::ToolHints;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-/// Of the text of a response: some four thousand tokens.
+/// Maximum size of a response's text, about four thousand tokens.
 const MAX_TEXT_BYTES: usize = 16 << 10;
 
 #[derive(Deserialize)]
@@ -39,10 +39,10 @@ struct Answer {
     url: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     content_type: Option<String>,
-    /// Of the body.
+    /// Size of the whole body.
     bytes: usize,
     text: String,
-    /// What the text is not.
+    /// A note on how the text differs from the body, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
 }
@@ -51,7 +51,7 @@ fn get() -> String {
     "GET".to_owned()
 }
 
-/// What a model is told of it.
+/// Returns the definition of the tool that a model sees.
 pub(super) fn tool() -> Tool {
     let input_schema = json!({
         "type": "object",
@@ -88,16 +88,16 @@ pub(super) fn tool() -> Tool {
         description,
         input_schema,
         output_schema: Some(output_schema),
-        // Of all its methods together. What may be made again after a restart goes by the method of each request.
+        // These hints cover all methods together. Whether a request may be repeated after a restart depends on its method.
         hints: ToolHints { read_only: false, destructive: true, idempotent: false, open_world: true },
         timeout_ms: None,
         retries: 0,
         needs_approval: false,
     };
-    Tool::new(definition).expect("its own schemas compile")
+    Tool::new(definition).expect("the tool's own schemas compile")
 }
 
-/// Whether there is anywhere that the agent could be allowed to send a request to.
+/// Whether there is any host to which the agent might be allowed to send a request.
 pub(super) fn reaches_anywhere(turn: &Turn) -> bool {
     turn.egress.grants_any(&turn.agent.manifest)
 }
@@ -119,12 +119,12 @@ pub(super) async fn call(
     })
 }
 
-/// Counts a request that was made before a restart, with what the journal holds of its answer.
+/// Counts a request that was made before a restart, with the response size that the journal holds.
 pub(super) fn made_before(turn: &Turn, arguments: &str, result: &Result<String, ToolError>) {
     let received = match result {
         Ok(answer) => serde_json::from_str(answer).map_or(0, |answer: Answer| answer.bytes),
         Err(ToolError::Failed(_) | ToolError::TimedOut(_) | ToolError::Interrupted(_)) => 0,
-        // Nothing left the host.
+        // No request left the host.
         Err(_) => return,
     };
     let arguments = serde_json::from_str(arguments).unwrap_or_default();
@@ -148,12 +148,12 @@ impl From<Response> for Answer {
     }
 }
 
-/// The beginning of a body, and what has to be said about it.
+/// Returns the beginning of a body as text, and a note if the text is not the whole body.
 fn readable(body: &[u8], content_type: Option<&str>) -> (String, Option<String>) {
     let (text, mut notes) = match std::str::from_utf8(body) {
         Ok(text) => (text.into(), Vec::new()),
         Err(_) if content_type.is_some_and(|kind| kind.starts_with("text/")) => {
-            (String::from_utf8_lossy(body), vec!["what is no UTF-8 was replaced by \u{fffd}".to_owned()])
+            (String::from_utf8_lossy(body), vec!["invalid UTF-8 was replaced by \u{fffd}".to_owned()])
         }
         Err(_) => return (String::new(), Some("the body is not text, and is left out".to_owned())),
     };
@@ -171,7 +171,7 @@ fn refusal(error: HttpError, timeout: Option<Duration>) -> ToolError {
         HttpError::Failed(why) | HttpError::TooLarge(why) => ToolError::Failed(why),
         HttpError::Timeout => super::timed_out(timeout.unwrap_or(DEFAULT_FETCH_TIMEOUT)),
         HttpError::Interrupted => ToolError::Interrupted(
-            "the host was started again during the request, and nobody knows whether the server acted on it"
+            "the host restarted during the request, so it is unknown whether the server acted on it"
                 .to_owned(),
         ),
     }
@@ -182,19 +182,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_is_read_as_text_as_far_as_it_is_one() {
+    fn a_body_is_returned_as_text_where_possible() {
         let long = "é".repeat(MAX_TEXT_BYTES);
         let cut = format!("the text was cut after {MAX_TEXT_BYTES} of {} bytes", long.len());
         for (body, kind, text, note) in [
             (&b"{\"a\": 1}"[..], Some("application/json"), "{\"a\": 1}", None),
             (b"", None, "", None),
             (long.as_bytes(), None, &long[..MAX_TEXT_BYTES], Some(cut.as_str())),
-            (
-                b"caf\xe9",
-                Some("text/plain"),
-                "caf\u{fffd}",
-                Some("what is no UTF-8 was replaced by \u{fffd}"),
-            ),
+            (b"caf\xe9", Some("text/plain"), "caf\u{fffd}", Some("invalid UTF-8 was replaced by \u{fffd}")),
             (b"\x89PNG", Some("image/png"), "", Some("the body is not text, and is left out")),
         ] {
             let (read, said) = readable(body, kind);
@@ -203,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_a_get_of_the_url_unless_they_say_more() {
+    fn arguments_default_to_a_get_request() {
         let plain = request(json!({"url": "https://x.org/"}), Some(5)).expect("valid");
         assert_eq!((plain.method.as_str(), plain.body, plain.timeout_ms), ("GET", None, Some(5)));
         let post = json!({"method": "POST", "url": "https://x.org/", "headers": {"a": "b"}, "body": "c"});

@@ -1,9 +1,9 @@
-//! Whether an agent may call a tool: its developer asked for it, and the operator allows it.
+//! Tool grants: an agent may call a tool if its developer asked for it and the operator allows it.
 
 use super::tool_name::{ToolGrant, ToolName};
 use crate::Manifest;
 
-/// The error names the line that would allow it.
+/// Checks that an agent may call a tool. The error names the setting that would allow it.
 pub(super) fn check(manifest: &Manifest, ceiling: &[ToolGrant], name: &ToolName) -> Result<(), String> {
     let covered = |grants: &[ToolGrant]| grants.iter().any(|grant| grant.covers(name));
     let lacks = |file| {
@@ -26,13 +26,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_must_allow_and_a_denial_names_the_line() {
+    fn developer_and_operator_must_allow_a_tool_and_a_denial_names_the_setting() {
         let manifest = |tools: &str| {
             Manifest::from_toml(&format!("name = \"a\"\n[grants]\ntools = [{tools}]")).expect("valid")
         };
         let name = "agent:orders/find".parse().expect("a name");
         let ceiling = |text: &str| [ToolGrant::try_from(text.to_owned()).expect("a grant")];
-        let denied = check(&manifest(""), &ceiling("agent:*/*"), &name).expect_err("nobody asked for it");
+        let denied =
+            check(&manifest(""), &ceiling("agent:*/*"), &name).expect_err("the developer did not ask for it");
         assert!(
             denied.contains("add \"agent:orders/find\" to `tools` under [grants] in agent.toml"),
             "{denied}"
@@ -40,8 +41,9 @@ mod tests {
         let asked = manifest("\"agent:orders/*\"");
         assert_eq!(check(&asked, &ceiling("agent:*/*"), &name), Ok(()));
         assert_eq!(check(&asked, &ceiling("agent:orders/find"), &name), Ok(()));
-        let denied = check(&asked, &ceiling("mcp:orders/*"), &name).expect_err("the operator does not");
+        let denied =
+            check(&asked, &ceiling("mcp:orders/*"), &name).expect_err("the operator does not allow it");
         assert!(denied.contains("in skep.toml"), "{denied}");
-        check(&asked, &[], &name).expect_err("an operator who says nothing grants nothing");
+        check(&asked, &[], &name).expect_err("an operator who configures nothing allows nothing");
     }
 }

@@ -1,33 +1,33 @@
-//! Names of tools that the host calls for agents, and the lines that grant them.
+//! Names of external tools, which the host calls for agents, and the grants for them.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{fmt, fmt::Write as _, str::FromStr};
 
 const MAX_BYTES: usize = 256;
-/// Of a name that a model is given.
+/// Maximum size of the name of a tool that a model sees.
 const MAX_MODEL_NAME_BYTES: usize = 64;
 const FORMS: &str = "`http/fetch`, `agent:NAME/TOOL` or `mcp:SERVER/TOOL`";
 
-/// Where a tool is.
+/// The name of an external tool, which says where the tool is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum ToolName {
-    /// The host's own.
+    /// A tool of the host itself.
     Host { tool: String },
-    /// Of another agent of this host.
+    /// A tool of another agent on this host.
     Agent { agent: String, tool: String },
-    /// Of an MCP server.
+    /// A tool of an MCP server.
     Server { server: String, tool: String },
 }
 
-/// A line of `tools` under `[grants]`: one tool, or with `*` in the place of the tool all of an agent or a server; with
-/// `*` in the place of the agent or the server too, all of all.
+/// An entry of `tools` under `[grants]`. It names one tool; `*` instead of the tool covers all tools of an agent or a
+/// server, and `*` instead of the agent or the server covers all of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ToolGrant(ToolName);
 
 impl ToolName {
-    /// The kind, for metrics.
+    /// Returns the kind of tool, for metrics.
     pub(crate) fn source(&self) -> &'static str {
         match self {
             ToolName::Host { .. } => "host",
@@ -36,8 +36,8 @@ impl ToolName {
         }
     }
 
-    /// The name that a model is given: the same in every turn, different for different tools, and not `is_taken` by one of
-    /// the agent's own.
+    /// Returns the name of the tool that a model sees. It is the same in every turn, differs between tools, and is not
+    /// `is_taken` by one of the agent's own tools.
     pub(crate) fn for_model(&self, is_taken: impl Fn(&str) -> bool) -> String {
         let (kind, owner, tool) = match self {
             ToolName::Host { tool } => ("host", None, tool),
@@ -47,7 +47,7 @@ impl ToolName {
         let owner = owner.map(|owner| format!("_{owner}")).unwrap_or_default();
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
         let readable = format!("{kind}{owner}_{tool}");
-        // Agents and servers have no `_` in their names: nothing else reads the same.
+        // Names of agents and servers contain no `_`, so no other tool gets the same readable name.
         if readable.len() <= MAX_MODEL_NAME_BYTES && readable.chars().all(plain) && !is_taken(&readable) {
             return readable;
         }
@@ -73,13 +73,14 @@ impl FromStr for ToolName {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let shown: String = text.chars().take(80).collect();
-        let invalid = |why: &str| format!("{shown:?} is no tool's name: {why}; it is {FORMS}");
+        let invalid =
+            |why: &str| format!("{shown:?} is not a valid tool name: {why}; valid forms are {FORMS}");
         if text.len() > MAX_BYTES {
             return Err(invalid(&format!("it has more than {MAX_BYTES} bytes")));
         }
         let (owner, tool) = text.split_once('/').ok_or_else(|| invalid("it has no `/`"))?;
         if tool.is_empty() || tool.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return Err(invalid("what follows `/` is empty, or has white space in it"));
+            return Err(invalid("the part after `/` is empty or contains white space"));
         }
         let tool = tool.to_owned();
         let named = |owner: &str| {
@@ -87,13 +88,13 @@ impl FromStr for ToolName {
             if owner == "*" || ((1..=64).contains(&owner.len()) && owner.bytes().all(plain)) {
                 return Ok(owner.to_owned());
             }
-            Err(invalid("what stands between `:` and `/` has 1 to 64 of the characters a-z, 0-9 and -"))
+            Err(invalid("the part between `:` and `/` must have 1 to 64 of the characters a-z, 0-9 and -"))
         };
         match owner.split_once(':') {
             None if owner == "http" && tool == "fetch" => Ok(ToolName::Host { tool }),
             Some(("agent", agent)) => Ok(ToolName::Agent { agent: named(agent)?, tool }),
             Some(("mcp", server)) => Ok(ToolName::Server { server: named(server)?, tool }),
-            _ => Err(invalid("what stands before `/` is unknown")),
+            _ => Err(invalid("the part before `/` is unknown")),
         }
     }
 }
@@ -113,7 +114,7 @@ impl ToolGrant {
         self.covers_owner(name) && ["*", name.tool()].contains(&self.0.tool())
     }
 
-    /// Whether it covers any tool at all beside `name`.
+    /// Whether the grant covers any tool of the same agent, server or host as `name`.
     pub(crate) fn covers_owner(&self, name: &ToolName) -> bool {
         let same = |granted: &str, owner: &str| granted == "*" || granted == owner;
         match (&self.0, name) {
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_as_they_are_written_and_others_are_refused() {
+    fn valid_names_round_trip_and_others_are_refused() {
         for text in ["http/fetch", "agent:orders/find_order", "mcp:files/read.file", "mcp:files/a/b"] {
             assert_eq!(name(text).to_string(), text);
         }
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_covers_its_tool_or_all_of_one_owner() {
+    fn a_grant_covers_its_tool_or_all_tools_of_one_owner() {
         let covers =
             |grant: &str, tool| ToolGrant::try_from(grant.to_owned()).expect(grant).covers(&name(tool));
         assert!(covers("agent:orders/find", "agent:orders/find"));
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn models_are_given_names_that_they_can_say_and_that_differ() {
+    fn models_see_plain_and_distinct_names() {
         let free = |_: &str| false;
         assert_eq!(name("agent:orders/find_order").for_model(free), "agent_orders_find_order");
         assert_eq!(name("http/fetch").for_model(free), "host_fetch");

@@ -1,19 +1,20 @@
-//! Where a guest stopped: the functions that it was in, by the names that its component has kept.
+//! Backtraces of traps: the functions in which a guest stopped, by the names that its component has kept.
 
 use crate::capability::log::cut;
 use std::fmt::Write;
 use wasmtime::WasmBacktrace;
 
-/// The innermost functions; those that have no name are not among them.
+/// Maximum number of functions in a backtrace, innermost first. Functions without a name are skipped.
 const MAX_FRAMES: usize = 12;
 const MAX_NAME_BYTES: usize = 120;
 
-/// `pick, from choose, from run`: the innermost function first. `None` if none has a name.
+/// Formats a backtrace as `pick, from choose, from run`, innermost function first. Returns `None` if no function has a
+/// name.
 pub(super) fn named(error: &wasmtime::Error) -> Option<String> {
     let frames = error.downcast_ref::<WasmBacktrace>()?.frames();
     let mut named = String::new();
     for name in frames.iter().filter_map(|frame| frame.func_name()).take(MAX_FRAMES) {
-        // Without the hash that tells two versions of a crate apart.
+        // The alternate form omits the hash that distinguishes two versions of a crate.
         let name = format!("{:#}", rustc_demangle::demangle(name));
         let separator = if named.is_empty() { "" } else { ", from " };
         let _ = write!(named, "{separator}{}", cut(&name, MAX_NAME_BYTES));

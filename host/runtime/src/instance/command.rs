@@ -1,11 +1,11 @@
-//! A turn of a plain WASI command: the message is its standard input, what it prints is the reply.
+//! A turn of a plain WASI command: the message is its standard input, and its standard output is the reply.
 
 use super::{bounded, judge};
 use crate::{RuntimeError, capability::TurnContext, component::Deployed, engine::WasmEngine};
 use std::{sync::Arc, time::Instant};
 use wasmtime_wasi::I32Exit;
 
-/// What the command printed, if it exits with 0.
+/// Runs the command and returns what it printed, if it exits with status 0.
 pub(super) async fn run(
     wasm: &WasmEngine,
     agent: &Arc<Deployed>,

@@ -1,7 +1,7 @@
-//! How much CPU time a guest has used.
+//! Metering of a guest's CPU time.
 //!
 //! Time counts only while the instance is being polled, and is the CPU time of the polling thread: waiting for the
-//! model, for other turns or for the scheduler of the machine costs a guest nothing.
+//! model, for other turns or for the operating system's scheduler costs a guest nothing.
 
 use std::{
     pin::Pin,
@@ -12,8 +12,8 @@ use std::{
     task::{Context, Poll},
 };
 
-/// Shared between the future that is polled and the interrupt that looks at the time; both run on one thread at a
-/// time.
+/// The CPU time of one guest, shared by the polled future and the epoch interrupt that checks the time. Both run on one
+/// thread at a time.
 pub(super) struct CpuMeter {
     limit_ns: u64,
     spent_ns: AtomicU64,
@@ -35,7 +35,7 @@ impl CpuMeter {
         }
     }
 
-    /// Called on the thread that polls.
+    /// Whether the guest has used up its CPU time. Must be called on the polling thread.
     pub(super) fn is_over(&self) -> bool {
         let now = thread_cpu_ns().saturating_sub(self.polled_at_ns.load(Ordering::Relaxed));
         self.spent_ns.load(Ordering::Relaxed) + now > self.limit_ns
@@ -66,7 +66,7 @@ fn thread_cpu_ns() -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// Wall time, where the CPU time of a thread cannot be had.
+/// Returns wall time, because the CPU time of a thread is not available on this platform.
 #[cfg(not(unix))]
 fn thread_cpu_ns() -> u64 {
     static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);

@@ -1,21 +1,22 @@
-//! What an instance may hold: linear memory over all its memories, tables and their entries, core instances.
+//! Limits on the resources of an instance: linear memory over all its memories, tables and their entries, core instances.
 
 use crate::{Limits, engine::MEMORIES_PER_AGENT};
 use wasmtime::{ResourceLimiter, Result};
 
-/// Refuses growth over the limits, and remembers that it did: a guest that runs out of memory traps somewhere else.
+/// Refuses growth beyond the limits, and remembers that it did, because a guest that runs out of memory traps somewhere
+/// else.
 #[derive(Debug)]
 pub(crate) struct InstanceLimiter {
     memory_bytes: usize,
     tables: usize,
     table_elements: usize,
     instances: usize,
-    /// Of the memory.
+    /// Bytes of linear memory in use, over all memories.
     taken_bytes: usize,
     refused: Option<Refused>,
 }
 
-/// What a guest asked too much of.
+/// The resource whose growth was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     Memory,
@@ -34,7 +35,7 @@ impl InstanceLimiter {
         }
     }
 
-    /// The first refusal.
+    /// Returns the first refusal.
     pub(super) fn refused(&self) -> Option<Refused> {
         self.refused
     }
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_is_over_all_memories_together() {
+    fn the_memory_limit_covers_all_memories_together() {
         let mut limiter = InstanceLimiter::new(&Limits { memory_mb: 1, ..Limits::default() });
         assert!(limiter.memory_growing(0, 600 << 10, None).expect("no fault"));
         assert!(limiter.memory_growing(0, 400 << 10, None).expect("no fault"));

@@ -1,9 +1,8 @@
-//! How many instances there are at once.
+//! The number of instances that exist at once.
 //!
-//! A turn that waits for a turn of another agent keeps its instance. So that those that wait cannot take every place from
-//! those that they wait for, each depth of calls has a few places that turns above it never take: whoever is called the
-//! deepest waits for nobody, so it ends, and so do the others, one after the other. Of those that all share, no tenant gets
-//! the last ones.
+//! A turn that waits for a turn of another agent keeps its instance. To prevent a deadlock in which waiting turns hold
+//! every slot, each call depth has a few reserved slots that turns above it never take: the deepest turn waits for nobody,
+//! so it finishes, and then the others do, one after the other. No tenant gets the last of the shared slots.
 
 use crate::{
     host_tools::MAX_DEPTH,
@@ -13,24 +12,24 @@ use crate::{
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Of each depth, beside those that all turns share.
+/// Reserved slots for each depth, in addition to those that all turns share.
 const OWN: usize = 2;
-/// What the places of all depths come to.
+/// Reserved slots of all depths together.
 pub(crate) const OWN_OF_ALL_DEPTHS: usize = OWN * MAX_DEPTH;
 
 pub(crate) struct InstancePlaces {
     shared: TenantPlaces,
-    /// Of the turns that one other waits for, that two others wait for, and so on.
+    /// Reserved slots for turns that one other turn waits for, that two others wait for, and so on.
     own: [Arc<Semaphore>; MAX_DEPTH],
 }
 
-/// What it gives back.
+/// The permit that an [`InstancePlace`] returns when it is dropped.
 enum Held {
-    Shared(#[expect(dead_code, reason = "dropping it gives the place back")] TenantPlace),
-    Own(#[expect(dead_code, reason = "dropping it gives the place back")] OwnedSemaphorePermit),
+    Shared(#[expect(dead_code, reason = "dropping it returns the slot")] TenantPlace),
+    Own(#[expect(dead_code, reason = "dropping it returns the slot")] OwnedSemaphorePermit),
 }
 
-/// A place to run an instance in.
+/// A slot in which an instance runs. Dropping it frees the slot.
 pub(crate) struct InstancePlace {
     _held: Held,
 }
@@ -43,7 +42,7 @@ impl InstancePlaces {
         }
     }
 
-    /// Waits for a place for a turn of a tenant that `depth` others wait for.
+    /// Waits for a slot for a tenant's turn that `depth` other turns wait for.
     pub(crate) async fn take(&self, depth: usize, tenant: &str) -> InstancePlace {
         let shared = self.shared.take(tenant);
         let own = depth.checked_sub(1).map(|index| self.own[index.min(MAX_DEPTH - 1)].clone());

@@ -1,4 +1,4 @@
-//! Why a guest stopped, in words that help its author.
+//! Error messages for stopped guests, written to help the agent's author.
 
 use super::{MAX_CALL_BYTES, backtrace, limiter::Refused};
 use crate::{
@@ -12,7 +12,7 @@ use wasmtime::{Trap, component::ResourceTableError};
 const MAX_MESSAGE_BYTES: usize = 4 << 10;
 const MAX_REASON_BYTES: usize = 1 << 10;
 
-/// Raised by the host in the middle of guest code: the line under `[limits]` that was exceeded.
+/// A trap that the host raises in the middle of guest code. It holds the name of the exceeded setting under `[limits]`.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("limit {0} exceeded")]
 pub(crate) struct LimitTrap(&'static str);
@@ -23,21 +23,22 @@ impl LimitTrap {
     pub(crate) const HOST_CALL_BYTES: LimitTrap = LimitTrap("host_call_kb");
 }
 
-/// wasmtime's own bound of what one call copies has no public type. A test holds this to its words.
+/// The message of wasmtime's own bound on the bytes that one call copies, which has no public type. A test verifies the text.
 const CALL_TOO_LARGE: &str = "fuel allocated for hostcalls has been exhausted";
 
-/// Nor has its own bound of what a component is made of; the word after this says of what it is too much.
+/// The prefix of the message of wasmtime's own bounds on the parts of a component, which have no public type either. The
+/// next word names the kind of part.
 const TOO_MANY_PARTS: &str = "resource limit exceeded: ";
 
-/// Of a bound that no setting moves.
-const FIXED: &str = "the host allows no more";
+/// Hint for a bound that no setting changes.
+const FIXED: &str = "this bound is not configurable";
 
-/// Which lines allow more.
+/// Returns a hint that names the settings that raise a limit.
 fn settable(limit: &str) -> String {
-    format!("`{limit}` under [limits] in agent.toml asks for more, in skep.toml it is the operator's ceiling")
+    format!("raise `{limit}` under [limits] in agent.toml, up to the operator's ceiling in skep.toml")
 }
 
-/// What the trap is judged by.
+/// The information from which the error for a trap is made.
 pub(super) struct Verdict<'a> {
     pub(super) limits: &'a Limits,
     pub(super) context: &'a TurnContext,
@@ -54,7 +55,8 @@ impl Verdict<'_> {
         }
         let trap = error.downcast_ref::<Trap>();
         if trap == Some(&Trap::StackOverflow) {
-            let setting = "`stack_kb` under [runtime] in skep.toml is what the operator gives each agent";
+            let setting =
+                "the operator sets the stack of all agents with `stack_kb` under [runtime] in skep.toml";
             return exceeded(
                 "stack_kb",
                 format!("the agent's calls nest too deeply for its stack; {setting}"),
@@ -65,7 +67,7 @@ impl Verdict<'_> {
             return self.too_many(part);
         }
         if cause.contains(CALL_TOO_LARGE) {
-            let message = format!("one call passes more than {MAX_CALL_BYTES} bytes; {FIXED}");
+            let message = format!("a single call passes more than {MAX_CALL_BYTES} bytes; {FIXED}");
             return exceeded("call_bytes", message);
         }
         if matches!(error.downcast_ref(), Some(ResourceTableError::Full)) {
@@ -89,20 +91,20 @@ impl Verdict<'_> {
         }
         if trap == Some(&Trap::AsyncDeadlock) {
             return RuntimeError::Trap {
-                message: "the agent waits for something that can never happen".into(),
+                message: "the agent waits for something that can never happen (a deadlock)".into(),
             };
         }
         RuntimeError::Trap { message: self.describe(&error) }
     }
 
-    /// `part` begins with the word for what a component has too many of.
+    /// Returns the error for a component with too many parts. `part` starts with the kind of part.
     fn too_many(&self, part: &str) -> RuntimeError {
         let Limits { tables, instances, .. } = self.limits;
         let (limit, message) = match part.split(' ').next() {
             Some("table") => ("tables", format!("it has more than {tables} tables; {}", settable("tables"))),
             Some("instance") => {
                 let setting = settable("instances");
-                ("instances", format!("it is made of more than {instances} core instances; {setting}"))
+                ("instances", format!("it has more than {instances} core instances; {setting}"))
             }
             _ => ("memories", format!("it has more than {MEMORIES_PER_AGENT} memories; {FIXED}")),
         };
@@ -118,11 +120,11 @@ impl Verdict<'_> {
         }
     }
 
-    /// What the guest said last is a better reason than where it stopped.
+    /// Describes a trap. The guest's last output is appended, because it explains more than where the guest stopped.
     fn describe(&self, error: &wasmtime::Error) -> String {
         let mut message = cut(&error.root_cause().to_string(), MAX_REASON_BYTES).to_owned();
         if error.downcast_ref() == Some(&Trap::MemoryOutOfBounds) {
-            message.push_str(" (calls that nest too deeply end so, too)");
+            message.push_str(" (calls that nest too deeply can also cause this)");
         }
         if let Some(functions) = backtrace::named(error) {
             message.push_str(&format!("; it was in {functions}"));

@@ -1,4 +1,4 @@
-//! One host call, and what is known of it from before a restart.
+//! One host call, and what the journal recorded of it before a restart.
 
 use super::{
     Journal,
@@ -13,12 +13,12 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-/// The place of a call among the guest's calls, before all of it is known. If it is given up before that, nothing that was
-/// recorded of it holds up the others.
+/// A call that has its number among the guest's calls but no identity yet. If it is dropped in this
+/// state, its recorded results no longer hold up other calls.
 pub(crate) struct Made {
     pub(super) journal: Arc<Journal>,
     pub(super) number: u32,
-    /// `None` once the call is known.
+    /// `None` once the call is identified.
     pub(super) flying: Option<Flying>,
 }
 
@@ -30,8 +30,8 @@ impl Drop for Made {
     }
 }
 
-/// The calls that the host makes for one of the guest's. When that one is over, those that were recorded and are not made
-/// this time hold up nothing.
+/// The calls that the host makes on behalf of one guest call. When that call is over, recorded
+/// children that were not repeated no longer hold up other calls.
 pub(super) struct Children {
     pub(super) journal: Arc<Journal>,
     pub(super) parent: u32,
@@ -43,28 +43,28 @@ impl Drop for Children {
     }
 }
 
-/// A host call that the guest makes.
+/// A host call made by the guest.
 pub(crate) struct Call {
     pub(super) number: u32,
     pub(super) identity: Identity,
     pub(super) past: Past,
-    /// What the guest read of its text before a restart.
+    /// The guest's reads of the call's text before a restart.
     pub(super) reads: Vec<Read>,
-    /// Events that the caller was shown while it goes on.
+    /// Number of events of this call that the caller has been shown.
     pub(super) shown: AtomicU32,
-    /// Whether the journal has tokens of it.
+    /// Whether the journal contains tokens of this call.
     pub(super) is_journalled: AtomicBool,
-    /// What it read before a restart came at its own time, of which an early version recorded nothing.
+    /// Whether reads are not replayed, because an early version did not record them.
     pub(super) reads_freely: bool,
     pub(super) _flying: Flying,
     pub(super) _children: Children,
 }
 
-/// What is known of a call from before a restart.
+/// What the journal recorded of a call before a restart.
 pub(super) enum Past {
-    /// Nothing: it is made now.
+    /// Nothing was recorded; the call is made now.
     None,
-    /// It was cut off.
+    /// The call was interrupted.
     Begun {
         tokens: Vec<u32>,
         taken_back: TakenBack,
@@ -79,7 +79,7 @@ pub(super) enum Past {
 }
 
 impl Call {
-    /// Tokens that the generation had produced when it was cut off.
+    /// Returns the tokens that the generation had produced when it was interrupted.
     pub(crate) fn tokens(&self) -> &[u32] {
         match &self.past {
             Past::Begun { tokens, .. } => tokens,
@@ -87,7 +87,7 @@ impl Call {
         }
     }
 
-    /// What the generation had taken back by the last of these tokens.
+    /// Returns how much the generation had taken back by the last of these tokens.
     pub(crate) fn taken_back(&self) -> TakenBack {
         match self.past {
             Past::Begun { taken_back, .. } => taken_back,
@@ -95,27 +95,29 @@ impl Call {
         }
     }
 
-    /// Whether it was cut off while another model than this one generated: its tokens mean nothing to this one.
+    /// Returns whether the interrupted generation used a different model, in which case its tokens
+    /// are meaningless to this one.
     pub(crate) fn is_of_another(&self, model: &ModelDigest) -> bool {
         matches!(&self.past, Past::Begun { model: Some(before), .. } if before != model)
     }
 
-    /// The call in the turn; the same when the turn is run again.
+    /// Returns the call's number in the turn, which is the same in every rerun.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
-    /// How many events of it the caller was shown, before a restart and since.
+    /// Returns how many events of the call the caller was shown, before and after a restart.
     pub(crate) fn shown(&self) -> u32 {
         self.shown.load(Ordering::Relaxed)
     }
 
-    /// Whether it was made before a restart, or was about to be, and nobody knows what became of it.
+    /// Returns whether the call was made before a restart, or was about to be, and its result is
+    /// unknown.
     pub(crate) fn was_dispatched(&self) -> bool {
         matches!(self.past, Past::Begun { dispatched: true, .. })
     }
 
-    /// Bytes of text that the caller was shown before.
+    /// Returns how many bytes of text the caller was shown before a restart.
     pub(crate) fn shown_bytes(&self) -> usize {
         match self.past {
             Past::Begun { shown_bytes, .. } => shown_bytes,

@@ -1,4 +1,4 @@
-//! Making calls: by the guest, by the host for one of the guest's, and again after a restart.
+//! Making calls: by the guest, by the host on the guest's behalf, and again after a restart.
 
 use super::{
     Failure, Inner, Journal, Stopped,
@@ -14,13 +14,13 @@ use std::sync::{
 };
 
 impl Journal {
-    /// The guest makes a call: its next one.
+    /// Makes the guest's next call.
     pub(crate) fn call(self: &Arc<Self>, identity: Identity) -> Result<Call, Stopped> {
         let made = self.make()?;
         self.identify(made, identity)
     }
 
-    /// The guest makes a call whose identity takes long to compute.
+    /// Reserves the number of the guest's next call, whose identity takes long to compute.
     pub(crate) fn make(self: &Arc<Self>) -> Result<Made, Stopped> {
         let mut inner = self.lock();
         if !matches!(inner.failure, Failure::None) {
@@ -33,13 +33,14 @@ impl Journal {
         Ok(self.made(number))
     }
 
-    /// The host makes a call for one of the guest's, its parent, or makes it again: it is found by what it is.
+    /// Makes a call of the host on behalf of the guest's call `parent`, or repeats it. A recorded
+    /// call is found by its identity.
     pub(crate) fn call_of_host(
         self: &Arc<Self>,
         identity: Identity,
         parent: Option<u32>,
     ) -> Result<Call, Stopped> {
-        debug_assert!(identity.is_of_host(), "the guest makes calls of other names");
+        debug_assert!(identity.is_of_host(), "guest calls have other names");
         let mut inner = self.lock();
         if !matches!(inner.failure, Failure::None) {
             return Err(Stopped);
@@ -52,11 +53,11 @@ impl Journal {
                 number
             }
             None => {
-                // Before, the parent had another one made.
+                // The recorded children of the parent were different calls.
                 parent.into_iter().for_each(|parent| self.forget_children_in(&mut inner, parent));
                 let last_recorded = inner.recorded.last_key_value().map_or(0, |(number, _)| *number);
                 let number = inner.numbers.take_new(last_recorded);
-                // Before anything with a later number.
+                // Recorded before anything with a later number.
                 self.append(&mut inner, number, [Record::Dispatched { call: identity.clone(), parent }]);
                 number
             }
@@ -70,7 +71,7 @@ impl Journal {
         Made { journal: self.clone(), number, flying: Some(self.flight.call()) }
     }
 
-    /// The host makes none of the calls that it made for this one before.
+    /// Discards the recorded calls that the host made on behalf of this one and does not repeat.
     pub(crate) fn forget_children(&self, parent: u32) {
         self.forget_children_in(&mut self.lock(), parent);
     }
@@ -86,7 +87,7 @@ impl Journal {
         self.order.made(inner.numbers.made());
     }
 
-    /// A call that was recorded is not made to its end this time.
+    /// Discards a recorded call that is abandoned in this run.
     pub(super) fn forget(&self, number: u32) {
         self.forget_in(&mut self.lock(), number);
     }
@@ -95,17 +96,17 @@ impl Journal {
         let Some(Recorded { reads, result, order, made, .. }) = inner.recorded.remove(&number) else {
             return;
         };
-        // A place that nobody waits in lets the next ones through.
+        // Dropping the position of an abandoned result releases the next ones.
         reads.into_iter().for_each(|read| drop(self.order.place(read.order, read.made)));
         if result.is_some() {
             drop(self.order.place(order, made));
         }
     }
 
-    /// What is known of a call that was made.
+    /// Gives a call its identity and looks up what was recorded of it.
     pub(crate) fn identify(self: &Arc<Self>, mut made: Made, identity: Identity) -> Result<Call, Stopped> {
         let number = made.number;
-        let flying = made.flying.take().expect("it is known once");
+        let flying = made.flying.take().expect("a call is identified only once");
         let mut inner = self.lock();
         if !matches!(inner.failure, Failure::None) {
             return Err(Stopped);
@@ -148,15 +149,15 @@ impl Journal {
         })
     }
 
-    /// A call that others may overtake. It is never answered at once, neither the first time nor from the journal, so that a
-    /// guest that waits for several always makes all of them.
+    /// Makes a call that others may overtake. It is never answered immediately, neither live nor
+    /// from the journal, so that a guest that waits for several calls always makes all of them.
     pub(crate) async fn begin(self: &Arc<Self>, identity: Identity) -> Result<Call, Stopped> {
         let call = self.call(identity)?;
         tokio::task::yield_now().await;
         Ok(call)
     }
 
-    /// A call that is answered at once, by `make` or from the journal.
+    /// Makes a call that is answered immediately, by `make` or from the journal.
     pub(crate) fn immediate<T: Serialize + DeserializeOwned>(
         self: &Arc<Self>,
         identity: Identity,
@@ -171,7 +172,7 @@ impl Journal {
         Ok(made)
     }
 
-    /// The result that the call had before a restart, with its place among the others.
+    /// Returns the result that the call had before a restart, with its position among the results.
     pub(crate) fn recorded<T: DeserializeOwned>(
         &self,
         call: &mut Call,

@@ -1,4 +1,5 @@
-//! Clocks of a guest: every reading is in the journal, so that a turn that is run again reads the same times.
+//! The clocks of a guest. Every reading is journaled, so that a rerun of the turn reads the same
+//! times.
 
 use super::{Identity, Journal};
 use std::{
@@ -9,10 +10,11 @@ use wasmtime_wasi::clocks::{HostMonotonicClock, HostWallClock};
 
 const RESOLUTION_NS: u64 = 1_000;
 
-/// The time of day.
+/// The wall clock.
 pub(crate) struct WallClock(pub(crate) Arc<Journal>);
 
-/// Nanoseconds of the turn. After a restart it goes on from the last reading, and never backwards.
+/// Nanoseconds since the turn started. After a restart it continues from the last reading and never
+/// runs backwards.
 pub(crate) struct MonotonicClock {
     journal: Arc<Journal>,
     last: Mutex<(u64, Instant)>,
@@ -50,7 +52,8 @@ impl HostMonotonicClock for MonotonicClock {
     }
 }
 
-/// A clock cannot say that the turn must stop; the journal knows, and the turn fails when the guest next comes out.
+/// Reads a clock. A clock call cannot report that the turn must stop; the journal records the
+/// failure, and the turn fails once the guest next returns to the host.
 fn read<T: serde::Serialize + serde::de::DeserializeOwned + Copy>(
     journal: &Arc<Journal>,
     name: &'static str,

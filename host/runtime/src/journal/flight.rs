@@ -1,4 +1,4 @@
-//! Which calls of a turn are under way, and which of them only wait for a person.
+//! Tracks which calls of a turn are in flight, and which of them only wait for a person.
 
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -13,10 +13,10 @@ struct Calls {
     waiting: u32,
 }
 
-/// While a call is under way it has this.
+/// Held by a call while it is in flight.
 pub(super) struct Flying(Flight);
 
-/// While a call waits for a person it has this too.
+/// Held in addition while a call waits for a person.
 pub(crate) struct Waits(Flight);
 
 impl Flight {
@@ -30,14 +30,14 @@ impl Flight {
         Waits(self.clone())
     }
 
-    /// Resolves when there are calls, and all of them wait.
+    /// Resolves when there are calls in flight and all of them wait.
     pub(super) async fn only_waits(&self) {
         let only_waits = |calls: &Calls| calls.waiting > 0 && calls.waiting == calls.flying;
-        // The sender is part of this; it is not dropped meanwhile.
+        // The sender is part of `self`, so it is not dropped meanwhile.
         let _ = self.0.subscribe().wait_for(only_waits).await;
     }
 
-    /// Nobody is woken while no call waits, as in nearly every turn.
+    /// Applies a change. Watchers are woken only while a call waits, which is rare.
     fn change(&self, change: impl FnOnce(&mut Calls)) {
         self.0.send_if_modified(|calls| {
             change(calls);

@@ -1,13 +1,14 @@
-//! The journal of a turn: what makes it durable while it runs.
+//! The journal of a turn, which makes the turn durable while it runs.
 //!
-//! Every host call whose result is not a function of the guest's own past (a generation, a clock, the list of models) is
-//! numbered in the order in which the guest makes it. Its result is appended to the store; a generation's tokens are
-//! appended as they come. When the host starts again, the guest is run again from its beginning, and its calls are
-//! answered from here until the journal ends: then the turn goes on live. A guest that does not make the calls that it
-//! made before gets [`RuntimeError::Divergence`], and nothing of the turn is committed.
+//! Every host call whose result is not a function of the guest's past (a generation, a clock, the
+//! list of models) is numbered in the order in which the guest makes it. Its result is appended to
+//! the store; the tokens of a generation are appended as they arrive. When the host starts again,
+//! the guest is rerun from the beginning, and its calls are answered from the journal until the
+//! journal ends. From then on the turn is live. A guest that does not repeat its earlier calls
+//! fails with [`RuntimeError::Divergence`], and nothing of the turn is committed.
 //!
-//! The output gate: what the caller is shown is part of the journal, and reaches the feed only when it is stored, under
-//! the number that it has there.
+//! Events that the caller sees are part of the journal. They are published to the feed only after
+//! they are stored, under their number in the journal.
 //!
 //! Random numbers need no records: all of them are drawn from the turn's seed.
 
@@ -46,11 +47,11 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// Of one turn.
+/// Limits on the journal of one turn.
 const MAX_RECORDS: u64 = 100_000;
 const MAX_BYTES: usize = 64 << 20;
 
-/// The journal of one turn that runs.
+/// The journal of a running turn.
 pub(crate) struct Journal {
     store: Store,
     turn: TurnKey,
@@ -58,41 +59,42 @@ pub(crate) struct Journal {
     feed: Arc<Feed>,
     order: Order,
     inner: Mutex<Inner>,
-    /// Whether something is on its way to the store.
+    /// Whether a write to the store is in progress.
     writing: watch::Sender<bool>,
-    /// The last position that is stored; the highest there is once nothing more will be.
+    /// The last stored position, or `u64::MAX` once nothing more will be stored.
     stored: watch::Sender<u64>,
     flight: Flight,
 }
 
 struct Inner {
     numbers: Numbers,
-    /// What is left to be replayed.
+    /// Recorded calls that have not been replayed yet.
     recorded: BTreeMap<u32, Recorded>,
     last_position: u64,
-    /// Of the records that the caller was shown.
+    /// Position of the last record that was shown to the caller.
     last_shown: u64,
     bytes: usize,
     waiting: Vec<Waiting>,
     failure: Failure,
 }
 
-/// Why the turn cannot go on.
+/// The reason why the turn cannot continue.
 enum Failure {
     None,
     Known(RuntimeError),
-    /// It was said, and the turn is over.
+    /// The reason was returned to the turn, which is over.
     Told,
 }
 
-/// A record on its way to the store.
+/// A record that has not been stored yet.
 struct Waiting {
     position: u64,
     call: u32,
     record: Record,
 }
 
-/// Shows the events of an ended turn again, all but its end. Gives the number of the last one.
+/// Publishes the events of an ended turn again, except for its end. Returns the number of the last
+/// event.
 pub(crate) fn show_again(
     feed: &Feed,
     number: u64,
@@ -105,13 +107,14 @@ pub(crate) fn show_again(
     Ok(last_id)
 }
 
-/// The guest must not go on; the journal knows why.
+/// Tells the guest's call to stop. The journal holds the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the turn's journal cannot be continued")]
 pub(crate) struct Stopped;
 
 impl Journal {
-    /// The journal of a turn, with the records that it has. What was shown already is shown in the feed again.
+    /// Opens the journal of a turn with its existing records. Events that were already shown are
+    /// published to the feed again.
     pub(crate) fn open(
         store: Store,
         turn: TurnKey,
@@ -144,7 +147,7 @@ impl Journal {
         }))
     }
 
-    /// A generation of `model` produced tokens, and the caller is shown `text`.
+    /// Records that a generation of `model` produced tokens and that the caller is shown `text`.
     pub(crate) fn tokens(
         self: &Arc<Self>,
         call: &Call,
@@ -154,7 +157,7 @@ impl Journal {
         text: &str,
     ) {
         let mut inner = self.lock();
-        // What the guest read of the text meanwhile was there before.
+        // A read by the guest since then only covers text that was there before.
         let is_read =
             |waiting: &Waiting| waiting.call == call.number && matches!(waiting.record, Record::Read { .. });
         if let Some(Waiting { call: number, record, .. }) =
@@ -173,13 +176,15 @@ impl Journal {
         self.append(&mut inner, call.number, [record]);
     }
 
-    /// Resolves when everything that was answered before a restart has been answered again. A call that has no result yet waits
-    /// for that before it does anything: the guest may be about to give it up, as it did the first time.
+    /// Resolves when every recorded result has been replayed. A call without a recorded result
+    /// waits for this before it does anything, because the guest may be about to abandon it, as it
+    /// did the first time.
     pub(crate) async fn caught_up(&self) {
         self.order.ended().await;
     }
 
-    /// A call that may not be made twice is about to be made: after this, [`Call::was_dispatched`] knows it.
+    /// Records that a call that must not be made twice is about to be made. After this,
+    /// [`Call::was_dispatched`] returns `true` when the turn is rerun.
     pub(crate) async fn dispatched(self: &Arc<Self>, call: &Call) -> Result<(), Stopped> {
         let position = {
             let mut inner = self.lock();
@@ -193,24 +198,24 @@ impl Journal {
             }
             inner.last_position
         };
-        // The sender is part of this; it is not dropped meanwhile.
+        // The sender is part of `self`, so it is not dropped meanwhile.
         let _ = self.stored.subscribe().wait_for(|stored| *stored >= position).await;
         if matches!(self.lock().failure, Failure::None) { Ok(()) } else { Err(Stopped) }
     }
 
-    /// The caller is shown something of a call that goes on.
+    /// Shows the caller an event of a call that is still running.
     pub(crate) fn shown(self: &Arc<Self>, call: &Call, event: RunEvent) {
         call.shown.fetch_add(1, Ordering::Relaxed);
         let record = Record::Shown { call: call.identity.clone(), event };
         self.append(&mut self.lock(), call.number, [record]);
     }
 
-    /// One of the calls waits for a person; see [`Journal::only_waits`].
+    /// Marks one call as waiting for a person; see [`Journal::only_waits`].
     pub(crate) fn waits(&self) -> Waits {
         self.flight.waits()
     }
 
-    /// Resolves when nothing happens in the turn any more until a person decides.
+    /// Resolves when the turn can make no progress until a person decides.
     pub(crate) async fn only_waits(&self) {
         self.flight.only_waits().await;
     }
@@ -223,34 +228,35 @@ impl Journal {
         self.seed.clone()
     }
 
-    /// The call has its result, and the caller is shown `events`: all of it or, after a crash, nothing.
+    /// Records the result of a call together with the `events` that the caller is shown. After a
+    /// crash, either all of it is stored or nothing.
     pub(crate) fn ended(self: &Arc<Self>, call: &Call, result: &impl Serialize, events: Vec<RunEvent>) {
-        let value = Json::written(result).expect("results of host calls are always JSON");
+        let value = Json::written(result).expect("results of host calls always serialize");
         let mut inner = self.lock();
         let result = Record::Result { call: call.identity.clone(), value, made: inner.numbers.made() };
         let records = std::iter::once(result).chain(events.into_iter().map(Record::Event));
         self.append(&mut inner, call.number, records);
     }
 
-    /// A seed for the draws of a call.
+    /// Returns a seed for the random draws of a call.
     pub(crate) fn seed_for(&self, call: &Call) -> u64 {
         first_u64(&self.derive(&format!("generation {}", call.number)))
     }
 
-    /// 32 bytes that depend on the turn's seed and on `purpose`.
+    /// Derives 32 bytes from the turn's seed and `purpose`.
     pub(crate) fn derive(&self, purpose: &str) -> [u8; 32] {
         Sha256::new().chain_update(&self.seed).chain_update(purpose).finalize().into()
     }
 
-    /// The turn fails, for the first reason that is given.
+    /// Makes the turn fail. Only the first reason counts.
     pub(crate) fn fail(&self, error: RuntimeError) {
         self.lock().fail(error);
     }
 
-    /// Waits until everything is stored, and says what went wrong if something did. Gives the number of the last event that
-    /// was shown.
+    /// Waits until everything is stored. Returns the number of the last event that was shown, or
+    /// the reason for the failure.
     pub(crate) async fn close(&self) -> Result<u64, RuntimeError> {
-        // The sender is part of this; it is not dropped meanwhile.
+        // The sender is part of `self`, so it is not dropped meanwhile.
         let _ = self.writing.subscribe().wait_for(|writing| !writing).await;
         let mut inner = self.lock();
         match std::mem::replace(&mut inner.failure, Failure::Told) {
@@ -263,19 +269,20 @@ impl Journal {
         }
     }
 
-    /// Waits until everything is stored. Whether that went well; if not, [`Journal::close`] says why.
+    /// Waits until everything is stored and returns whether that succeeded. If not,
+    /// [`Journal::close`] returns the reason.
     pub(crate) async fn is_stored(&self) -> bool {
-        // The sender is part of this; it is not dropped meanwhile.
+        // The sender is part of `self`, so it is not dropped meanwhile.
         let _ = self.writing.subscribe().wait_for(|writing| !writing).await;
         matches!(self.lock().failure, Failure::None)
     }
 
-    /// After a guest that ended well: whether it made all calls that it made before.
+    /// Checks, after a guest finished successfully, that it repeated all recorded calls.
     pub(crate) fn check_replayed(&self) -> Result<(), RuntimeError> {
         let inner = self.lock();
         let Some((number, recorded)) = inner.recorded.first_key_value() else { return Ok(()) };
         let expected = recorded.identity.as_ref().map_or_else(String::new, |identity| identity.name.clone());
-        Err(RuntimeError::Divergence { call: *number, expected, made: "nothing more".to_owned() })
+        Err(RuntimeError::Divergence { call: *number, expected, made: "no further call".to_owned() })
     }
 
     fn append(
@@ -302,7 +309,8 @@ impl Journal {
         }
     }
 
-    /// Stores what waits until nothing does. What comes meanwhile is stored together.
+    /// Stores pending records until none are left. Records that arrive during a write are stored
+    /// together by the next one.
     async fn write(self: Arc<Self>) {
         loop {
             let waiting = {
@@ -356,7 +364,7 @@ impl Journal {
 }
 
 impl Inner {
-    /// The first reason counts.
+    /// Records the reason for the failure. Only the first reason counts.
     fn fail(&mut self, error: RuntimeError) {
         if matches!(self.failure, Failure::None) {
             self.failure = Failure::Known(error);

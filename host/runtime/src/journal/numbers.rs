@@ -1,18 +1,19 @@
 //! The numbers of a turn's calls, in the order in which the guest makes them.
 //!
-//! A call that the host makes for one of the guest's (a summary that makes room for an answer) has a number too, and is made
-//! when the host finds that it is necessary. Its number is recorded before any later one can be; when the turn is run again,
-//! the guest may come to that number before the host does, and passes it by.
+//! A call that the host makes on behalf of the guest (a summary that makes room for an answer) is
+//! numbered too, and is made when the host finds it necessary. Its number is recorded before any
+//! later number can be. In a rerun the guest may reach that number before the host does, and then
+//! skips it.
 
 use std::collections::BTreeSet;
 
 #[derive(Debug)]
 pub(super) struct Numbers {
-    /// Of the guest's next call, unless the host has it.
+    /// Number of the guest's next call, unless a call of the host has it.
     next: u32,
-    /// Numbers of the host's calls that the guest has not come to.
+    /// Numbers of the host's calls that the guest has not reached yet.
     ahead: BTreeSet<u32>,
-    /// Numbers that the guest has passed by, of calls that the host has not made yet.
+    /// Numbers that the guest has skipped, of calls that the host has not made yet.
     passed: BTreeSet<u32>,
 }
 
@@ -21,7 +22,8 @@ impl Numbers {
         Numbers { next: 1, ahead: BTreeSet::new(), passed: BTreeSet::new() }
     }
 
-    /// The number of the guest's next call. `is_of_host` knows the calls that the host made before.
+    /// Returns the number of the guest's next call. `is_of_host` returns whether a number belongs
+    /// to a call that the host made before.
     pub(super) fn take(&mut self, is_of_host: impl Fn(u32) -> bool) -> u32 {
         self.pass_ahead();
         while is_of_host(self.next) {
@@ -35,7 +37,7 @@ impl Numbers {
         number
     }
 
-    /// The host makes a call that it made before.
+    /// Marks a call that the host made before as made again.
     pub(super) fn take_known(&mut self, number: u32) {
         if !self.passed.remove(&number) {
             self.ahead.insert(number);
@@ -43,7 +45,7 @@ impl Numbers {
         }
     }
 
-    /// A number for a call that the host makes now, behind the last one that is recorded.
+    /// Returns a number for a new call of the host, greater than the last recorded one.
     pub(super) fn take_new(&mut self, last_recorded: u32) -> u32 {
         let mut number = self.next.max(last_recorded + 1);
         while self.ahead.contains(&number) {
@@ -54,7 +56,7 @@ impl Numbers {
         number
     }
 
-    /// All calls up to this number have been made.
+    /// Returns the number up to which all calls have been made.
     pub(super) fn made(&self) -> u32 {
         self.passed.first().map_or(self.next, |first| *first) - 1
     }
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_takes_a_number_among_those_of_the_guest() {
+    fn the_host_shares_the_number_sequence_of_the_guest() {
         let mut numbers = Numbers::new();
         let none = |_| false;
         assert_eq!(numbers.take(none), 1);
@@ -80,22 +82,22 @@ mod tests {
     }
 
     #[test]
-    fn run_again_the_guest_passes_by_what_the_host_made() {
+    fn a_rerun_guest_skips_the_numbers_of_the_host() {
         let is_of_host = |number| number == 2;
-        // The guest is first.
+        // The guest reaches the number first.
         let mut numbers = Numbers::new();
         assert_eq!((numbers.take(is_of_host), numbers.take(is_of_host)), (1, 3));
         assert_eq!(numbers.made(), 1, "the second call has not been made");
         numbers.take_known(2);
         assert_eq!((numbers.made(), numbers.take(is_of_host)), (3, 4));
-        // The host is first.
+        // The host reaches the number first.
         let mut numbers = Numbers::new();
         numbers.take_known(2);
         assert_eq!((numbers.take(|_| false), numbers.made(), numbers.take(|_| false)), (1, 2, 3));
     }
 
     #[test]
-    fn a_new_call_of_the_host_comes_behind_all_that_is_recorded() {
+    fn a_new_host_call_is_numbered_after_all_recorded_ones() {
         let mut numbers = Numbers::new();
         let none = |_| false;
         assert_eq!(numbers.take(none), 1);

@@ -1,5 +1,6 @@
-//! What a guest reads of a text as it comes: how much at a time, and when among the results of its calls. When the guest is run
-//! again it reads the same, piece by piece; what is new it reads only after everything that was recorded.
+//! The guest's reads of a text as it arrives: how much per read, and their order among the results
+//! of its calls. A rerun of the guest repeats the same reads, chunk by chunk; new text is read only
+//! after everything that was recorded.
 
 use super::{
     Call, Identity, Journal,
@@ -18,27 +19,27 @@ pub(crate) struct Reads {
     journal: Arc<Journal>,
     call: u32,
     identity: Identity,
-    /// From before a restart, the next one first.
+    /// Reads recorded before a restart, the next one first.
     recorded: VecDeque<(usize, Arc<Place>)>,
-    /// They are neither recorded nor replayed.
+    /// Whether reads are neither recorded nor replayed.
     is_free: bool,
-    /// Resolves when the next one may be made.
+    /// Resolves when the next read may be made.
     wait: Option<Wait>,
 }
 
 type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What the guest may read.
+/// What the guest may read next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextRead {
-    /// So many bytes, as before a restart; 0 is the end of the text.
+    /// This many bytes, as before a restart; 0 is the end of the text.
     Again(usize),
-    /// Whatever there is.
+    /// Whatever is available.
     New,
 }
 
 impl Reads {
-    /// Those of a call, which must not have been taken before.
+    /// Returns the reads of a call. Must be called at most once per call.
     pub(crate) fn of(journal: &Arc<Journal>, call: &mut Call) -> Self {
         let place = |Read { bytes, order, made }| (bytes, Arc::new(journal.order.place(order, made)));
         let recorded = std::mem::take(&mut call.reads).into_iter().map(place).collect();
@@ -49,7 +50,8 @@ impl Reads {
         reads
     }
 
-    /// What the guest may read next, as soon as it may. It stays so until [`Reads::made`].
+    /// Returns what the guest may read next, once it may. Repeated calls return the same until
+    /// [`Reads::made`].
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<NextRead> {
         if let Some(wait) = &mut self.wait {
             ready!(wait.as_mut().poll(cx));
@@ -58,12 +60,12 @@ impl Reads {
         Poll::Ready(self.recorded.front().map_or(NextRead::New, |(bytes, _)| NextRead::Again(*bytes)))
     }
 
-    /// The guest reads so many bytes, which it was allowed to.
+    /// Records that the guest read this many bytes, as allowed by [`Reads::poll_next`].
     pub(crate) fn made(&mut self, bytes: usize) {
         if self.is_free {
             return;
         }
-        // Dropping its place lets through what came after it.
+        // Dropping the read's position lets later results through.
         if self.recorded.pop_front().is_some() {
             self.wait = Some(self.next_wait());
             return;

@@ -1,4 +1,4 @@
-//! What a journal holds from before a restart, call by call.
+//! The contents of a journal from before a restart, call by call.
 
 use super::record::{Identity, Record};
 use crate::{Json, RunEvent, RuntimeError};
@@ -6,35 +6,36 @@ use skep_engine::{ModelDigest, TakenBack};
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::watch;
 
-/// What was recorded of one call.
+/// The records of one call.
 #[derive(Debug, Default)]
 pub(super) struct Recorded {
     pub(super) identity: Option<Identity>,
     /// Tokens of a generation that has no result yet.
     pub(super) tokens: Vec<u32>,
-    /// What it had taken back by the last of them.
+    /// How much the generation had taken back by the last token.
     pub(super) taken_back: TakenBack,
-    /// The model that produced them. Early versions recorded none.
+    /// The model that produced the tokens. Early versions did not record it.
     pub(super) model: Option<ModelDigest>,
-    /// Bytes of their text that the caller was shown.
+    /// Number of bytes of the tokens' text that the caller was shown.
     pub(super) shown_bytes: usize,
-    /// It was made, or was about to be.
+    /// Whether the call was made or was about to be made.
     pub(super) dispatched: bool,
-    /// The guest's call for which the host made it.
+    /// Number of the guest's call on whose behalf the host made this one.
     pub(super) parent: Option<u32>,
-    /// What the caller was shown of it while it went on.
+    /// Number of events of the call that the caller was shown.
     pub(super) events: u32,
-    /// What the guest read of its text, one after the other.
+    /// The guest's reads of the call's text, in order.
     pub(super) reads: Vec<Read>,
     pub(super) result: Option<Json>,
-    /// How many results came before this one.
+    /// Number of results that came before this one.
     pub(super) order: u32,
-    /// How many calls the guest had made when it came.
+    /// Number of calls that the guest had made when the result came.
     pub(super) made: u32,
 }
 
 impl Recorded {
-    /// Early versions recorded neither the model of a generation nor what the guest read of it.
+    /// Returns whether an early version recorded the call. Early versions recorded neither the
+    /// model of a generation nor the guest's reads.
     pub(super) fn is_of_early_version(&self) -> bool {
         !self.tokens.is_empty() && self.model.is_none()
     }
@@ -44,7 +45,7 @@ impl Recorded {
     }
 }
 
-/// A part of a text that the guest read, which has its place among the results.
+/// A guest's read of part of a text, ordered among the results.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Read {
     pub(super) bytes: usize,
@@ -52,13 +53,13 @@ pub(super) struct Read {
     pub(super) made: u32,
 }
 
-/// A journal as it was read.
+/// A decoded journal.
 #[derive(Default)]
 pub(super) struct Replay {
     pub(super) calls: BTreeMap<u32, Recorded>,
     pub(super) shown: Vec<(u64, RunEvent)>,
     pub(super) last_position: u64,
-    /// Results, and parts of texts that were read.
+    /// Number of results and reads.
     pub(super) results: u32,
 }
 
@@ -114,27 +115,27 @@ impl Replay {
     }
 }
 
-/// Lets recorded results through in the order in which they came the first time, and none before the guest has made the
-/// calls that it had made by then: a guest that waits for several at once may do something else in another order, and one
-/// that gets the first result too early never makes the second call.
+/// Releases recorded results in their original order, and none before the guest has made the calls
+/// that it had made by then. Otherwise a guest that waits for several calls at once could continue
+/// in another order, and one that gets its first result too early might never make the second call.
 #[derive(Debug)]
 pub(super) struct Order {
     reached: watch::Sender<Reached>,
-    /// Results that there are.
+    /// Number of recorded results.
     results: u32,
 }
 
-/// How far the guest has come.
+/// The guest's progress through the recording.
 #[derive(Debug, Default)]
 struct Reached {
     made: u32,
-    /// All results before this one.
+    /// Number of results delivered without a gap.
     delivered: u32,
-    /// Results behind that which nobody waits for any more.
+    /// Later results that nobody waits for anymore.
     ahead: BTreeSet<u32>,
 }
 
-/// The place of one result. Dropping it lets the next one through.
+/// The position of one result in the order. Dropping it releases the next one.
 #[derive(Debug)]
 pub(crate) struct Place {
     reached: watch::Sender<Reached>,
@@ -147,7 +148,7 @@ impl Order {
         Order { reached: watch::Sender::default(), results }
     }
 
-    /// All calls up to this one have been made.
+    /// Records that all calls up to this one have been made.
     pub(super) fn made(&self, call: u32) {
         self.reached.send_if_modified(|reached| {
             reached.made = reached.made.max(call);
@@ -155,9 +156,9 @@ impl Order {
         });
     }
 
-    /// Resolves when all of them have been delivered.
+    /// Resolves when all results have been delivered.
     pub(super) async fn ended(&self) {
-        // The sender is part of this; it is not dropped meanwhile.
+        // The sender is part of `self`, so it is not dropped meanwhile.
         let _ = self.reached.subscribe().wait_for(|reached| reached.delivered >= self.results).await;
     }
 
@@ -167,10 +168,10 @@ impl Order {
 }
 
 impl Place {
-    /// Resolves when all results that came before have been delivered, and all calls that were made before are made.
+    /// Resolves when all earlier results have been delivered and all earlier calls have been made.
     pub(crate) async fn reached(&self) {
         let is_next = |reached: &Reached| reached.delivered >= self.place && reached.made >= self.made;
-        // The sender is part of this; it is not dropped meanwhile.
+        // The sender is part of `self`, so it is not dropped meanwhile.
         let _ = self.reached.subscribe().wait_for(is_next).await;
     }
 }

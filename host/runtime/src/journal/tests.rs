@@ -1,4 +1,5 @@
-//! A journal on a real store: what it answers, in which order, and what it refuses.
+//! Tests of the journal on a real store: which results it replays, in which order, and what it
+//! rejects.
 
 use super::*;
 use skep_store::{Acceptance, AgentRow, NewTurn};
@@ -32,11 +33,11 @@ impl Turn {
         };
         match store.accept_turn(turn).await.expect("stored") {
             Acceptance::New(key) => Turn { store, key },
-            Acceptance::Known(_) => panic!("it is the first"),
+            Acceptance::Known(_) => panic!("the turn is the first"),
         }
     }
 
-    /// The journal as a host finds it when it starts.
+    /// Opens the journal as a host does when it starts.
     async fn open(&self) -> (Arc<Journal>, Arc<Feed>) {
         let feed = Feed::new("t".into());
         let records = self.store.records(self.key).await.expect("read");
@@ -50,13 +51,13 @@ fn identity(name: &str, argument: u32) -> Identity {
 }
 
 fn divergence(result: Result<u64, RuntimeError>) -> String {
-    let error = result.expect_err("it diverged");
+    let error = result.expect_err("the rerun diverges");
     assert_eq!(error.code(), "divergence");
     error.to_string()
 }
 
 #[tokio::test]
-async fn results_are_answered_again_and_then_the_turn_is_live() {
+async fn results_are_replayed_before_the_turn_is_live() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     for value in [7, 8] {
@@ -78,7 +79,7 @@ async fn results_are_answered_again_and_then_the_turn_is_live() {
     journal.ended(&begun, &"result", vec![RunEvent::Delta { text: "!".into() }]);
     assert_eq!(journal.immediate(identity("clock", 0), || 9).expect("live again"), 9);
     journal.close().await.expect("stored");
-    journal.check_replayed().expect("everything was made again");
+    journal.check_replayed().expect("every call was repeated");
 
     let (journal, again) = turn.open().await;
     let mut texts = Vec::new();
@@ -95,12 +96,13 @@ async fn results_are_answered_again_and_then_the_turn_is_live() {
         journal.immediate(identity("clock", 0), || 0).expect("recorded");
     }
     let mut ended = journal.call(identity("generate", 1)).expect("recorded");
-    let (result, _place) = journal.recorded::<String>(&mut ended).expect("readable").expect("it ended");
+    let (result, _place) =
+        journal.recorded::<String>(&mut ended).expect("readable").expect("the call has a result");
     assert_eq!(result, "result");
 }
 
 #[tokio::test]
-async fn a_call_of_the_host_is_found_again_whoever_comes_to_its_number_first() {
+async fn a_host_call_is_found_again_in_either_order() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     let made = journal.make().expect("live");
@@ -123,12 +125,12 @@ async fn a_call_of_the_host_is_found_again_whoever_comes_to_its_number_first() {
             assert_eq!(clock(), 7);
         }
         journal.identify(made, identity("generate", 1)).expect("recorded");
-        journal.check_replayed().expect("everything was made again");
+        journal.check_replayed().expect("every call was repeated");
     }
 }
 
 #[tokio::test]
-async fn another_call_or_fewer_calls_than_before_are_a_divergence() {
+async fn different_or_missing_calls_are_a_divergence() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     journal.immediate(identity("models", 1), || 1).expect("live");
@@ -146,12 +148,12 @@ async fn another_call_or_fewer_calls_than_before_are_a_divergence() {
 
     let (journal, _) = turn.open().await;
     journal.immediate(identity("models", 1), || 3).expect("recorded");
-    journal.close().await.expect("so far it is well");
-    assert!(divergence(journal.check_replayed().map(|()| 0)).contains("nothing more"));
+    journal.close().await.expect("no divergence so far");
+    assert!(divergence(journal.check_replayed().map(|()| 0)).contains("no further call"));
 }
 
 #[tokio::test]
-async fn results_come_in_their_first_order_and_who_goes_away_holds_up_nobody() {
+async fn results_keep_their_order_and_a_dropped_place_does_not_block_others() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     let calls: Vec<Call> =
@@ -184,7 +186,7 @@ async fn results_come_in_their_first_order_and_who_goes_away_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn a_record_over_its_bound_fails_the_turn_and_is_shown_to_nobody() {
+async fn an_oversized_record_fails_the_turn_and_is_not_shown() {
     let turn = Turn::new().await;
     let (journal, feed) = turn.open().await;
     let call = journal.call(identity("generate", 0)).expect("live");
@@ -198,7 +200,7 @@ async fn a_record_over_its_bound_fails_the_turn_and_is_shown_to_nobody() {
 }
 
 #[tokio::test]
-async fn draws_are_a_function_of_the_turns_seed_and_their_purpose() {
+async fn derived_bytes_depend_on_the_seed_and_the_purpose() {
     let turn = Turn::new().await;
     let (one, _) = turn.open().await;
     let (two, _) = turn.open().await;
@@ -209,7 +211,7 @@ async fn draws_are_a_function_of_the_turns_seed_and_their_purpose() {
 }
 
 #[tokio::test]
-async fn a_call_without_a_result_waits_for_all_results_that_there_were() {
+async fn a_call_without_a_result_waits_for_all_recorded_results() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     let given_up = journal.call(identity("tools.call", 1)).expect("live");
@@ -232,10 +234,11 @@ fn polled_once<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::O
 }
 
 #[tokio::test]
-async fn a_result_waits_for_the_calls_that_were_made_before_it_came() {
+async fn a_result_waits_for_the_calls_that_were_made_before_it() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
-    // A race: the first of two calls ends while the second is under way, and nobody waits for that one any more.
+    // A race: the first of two calls finishes while the second is in flight, and the second is
+    // abandoned.
     let post = journal.begin(identity("fetch", 1)).await.expect("live");
     let sleep = journal.begin(identity("sleep", 2)).await.expect("live");
     journal.ended(&post, &"posted", Vec::new());
@@ -244,13 +247,14 @@ async fn a_result_waits_for_the_calls_that_were_made_before_it_came() {
 
     let (journal, _) = turn.open().await;
     let mut post = journal.begin(identity("fetch", 1)).await.expect("recorded");
-    let (result, place) = journal.recorded::<String>(&mut post).expect("readable").expect("it ended");
+    let (result, place) =
+        journal.recorded::<String>(&mut post).expect("readable").expect("the call has a result");
     assert_eq!(result, "posted");
     let pending = tokio::time::timeout(std::time::Duration::from_millis(50), place.reached()).await;
-    assert!(pending.is_err(), "the second call is not made yet");
+    assert!(pending.is_err(), "the second call has not been made yet");
     let sleep = journal.begin(identity("sleep", 2)).await.expect("recorded");
     place.reached().await;
-    // The second call goes on only when the first has its result.
+    // The second call continues only after the first has its result.
     let pending = tokio::time::timeout(std::time::Duration::from_millis(50), journal.caught_up()).await;
     assert!(pending.is_err(), "the guest has no result yet");
     drop((place, post));
@@ -264,7 +268,7 @@ fn next(reads: &mut Reads) -> std::task::Poll<NextRead> {
 }
 
 #[tokio::test]
-async fn a_text_is_read_again_piece_by_piece_among_the_results_and_what_is_new_comes_last() {
+async fn reads_are_replayed_in_order_with_results_and_new_text_comes_last() {
     use std::task::Poll::{Pending, Ready};
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
@@ -287,9 +291,9 @@ async fn a_text_is_read_again_piece_by_piece_among_the_results_and_what_is_new_c
     assert_eq!(journal.immediate(identity("clock", 0), || 9).expect("recorded"), 7);
     assert_eq!(next(&mut reads), Ready(NextRead::Again(2)));
     reads.made(2);
-    assert_eq!(next(&mut reads), Pending, "what is new is read after everything that was recorded");
+    assert_eq!(next(&mut reads), Pending, "new text is read after everything that was recorded");
     let mut sleep = journal.begin(identity("sleep", 1)).await.expect("recorded");
-    drop(journal.recorded::<()>(&mut sleep).expect("readable").expect("it ended"));
+    drop(journal.recorded::<()>(&mut sleep).expect("readable").expect("the call has a result"));
     assert_eq!(next(&mut reads), Ready(NextRead::New));
     reads.made(1);
     journal.close().await.expect("stored");
@@ -302,10 +306,10 @@ async fn a_text_is_read_again_piece_by_piece_among_the_results_and_what_is_new_c
     journal.caught_up().await;
 }
 
-/// The recorded sleep is over again, and nothing else is left of the journal.
+/// Repeats the recorded sleep and checks that the journal has nothing else left.
 async fn sleeps_again(journal: &Arc<Journal>) {
     let mut sleep = journal.begin(identity("sleep", 1)).await.expect("recorded");
-    let ((), place) = journal.recorded(&mut sleep).expect("readable").expect("it ended");
+    let ((), place) = journal.recorded(&mut sleep).expect("readable").expect("the call has a result");
     place.reached().await;
     drop(place);
     journal.caught_up().await;
@@ -313,7 +317,7 @@ async fn sleeps_again(journal: &Arc<Journal>) {
 }
 
 #[tokio::test]
-async fn a_call_that_is_given_up_before_it_is_known_holds_up_nothing() {
+async fn a_call_abandoned_before_its_identity_is_known_blocks_nothing() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     let generate = journal.call(identity("generate", 1)).expect("live");
@@ -332,7 +336,7 @@ async fn a_call_that_is_given_up_before_it_is_known_holds_up_nothing() {
 }
 
 #[tokio::test]
-async fn a_call_of_the_host_that_is_not_made_again_holds_up_nothing_and_keeps_its_number() {
+async fn an_unrepeated_host_call_blocks_nothing_and_keeps_its_number() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     let generate = journal.call(identity("generate", 1)).expect("live");
@@ -356,7 +360,7 @@ async fn a_call_of_the_host_that_is_not_made_again_holds_up_nothing_and_keeps_it
 }
 
 #[tokio::test]
-async fn what_an_early_version_let_a_guest_read_is_read_at_once() {
+async fn reads_that_an_early_version_did_not_record_are_free() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     let generate = journal.call(identity("generate", 1)).expect("live");

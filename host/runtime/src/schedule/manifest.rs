@@ -1,4 +1,4 @@
-//! `[[schedule]]` of an `agent.toml`: schedules that come and go with the version in force.
+//! The `[[schedule]]` entries of `agent.toml`: schedules that exist while their version is active.
 
 use super::{ScheduleTiming, Wanted};
 use crate::{RuntimeError, SessionId};
@@ -8,27 +8,27 @@ use skep_store::NewSchedule;
 
 const MAX_SCHEDULES: usize = 64;
 
-/// One of `cron` and `every`.
+/// A schedule of a manifest. Exactly one of `cron` and `every` must be set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestSchedule {
-    /// Unique in the manifest.
+    /// Name, unique in the manifest.
     pub name: String,
-    /// The session that it wakes.
+    /// The session that the schedule wakes.
     pub session: String,
-    /// Such as `0 7 * * 1-5`.
+    /// Cron expression, such as `0 7 * * 1-5`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cron: Option<String>,
-    /// Of the cron expression; UTC if there is none.
+    /// Time zone of the cron expression. The default is UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_zone: Option<String>,
-    /// Such as `15m`.
+    /// Interval, such as `15m`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every: Option<String>,
-    /// How often each of its times is tried.
+    /// Maximum number of attempts for each due time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tries: Option<u32>,
-    /// What the agent is given.
+    /// Data passed to the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
 }
@@ -38,8 +38,8 @@ impl ManifestSchedule {
         match (&self.cron, &self.every, &self.time_zone) {
             (Some(cron), None, zone) => ScheduleTiming::cron(cron, zone.as_deref().unwrap_or("UTC")),
             (None, Some(every), None) => ScheduleTiming::every(interval_ms(every)?),
-            (None, Some(_), Some(_)) => Err("time_zone is for cron; leave it out, or write cron".to_owned()),
-            _ => Err("it needs one of cron = \"0 7 * * 1-5\" and every = \"15m\"".to_owned()),
+            (None, Some(_), Some(_)) => Err("time_zone applies only to cron; remove it, or use cron".to_owned()),
+            _ => Err("exactly one of cron and every is required, such as cron = \"0 7 * * 1-5\" or every = \"15m\"".to_owned()),
         }
     }
 
@@ -57,7 +57,7 @@ impl ManifestSchedule {
     }
 }
 
-/// What is wrong with the schedules of a manifest, if anything is.
+/// Checks the schedules of a manifest.
 pub(crate) fn check(schedules: &[ManifestSchedule], now_ms: u64) -> Result<(), RuntimeError> {
     let invalid = |message: String| Err(RuntimeError::Manifest { message });
     if schedules.len() > MAX_SCHEDULES {
@@ -65,7 +65,7 @@ pub(crate) fn check(schedules: &[ManifestSchedule], now_ms: u64) -> Result<(), R
     }
     for (index, schedule) in schedules.iter().enumerate() {
         if schedules[..index].iter().any(|other| other.name == schedule.name) {
-            return invalid(format!("schedule {:?} is there twice; rename one", schedule.name));
+            return invalid(format!("schedule {:?} is defined twice; rename one", schedule.name));
         }
         if let Err(why) = schedule.row("", now_ms) {
             return invalid(format!("schedule {:?}: {why}", schedule.name));
@@ -74,7 +74,7 @@ pub(crate) fn check(schedules: &[ManifestSchedule], now_ms: u64) -> Result<(), R
     Ok(())
 }
 
-/// The rows of the schedules of a manifest that was checked.
+/// Builds the rows for the schedules of a manifest that was checked.
 pub(crate) fn rows(
     schedules: &[ManifestSchedule],
     principal: &str,
@@ -84,10 +84,10 @@ pub(crate) fn rows(
     rows.collect::<Result<_, _>>().map_err(|message| RuntimeError::Manifest { message })
 }
 
-/// A number with `s`, `m`, `h` or `d`.
+/// Parses a number followed by `s`, `m`, `h` or `d`.
 fn interval_ms(text: &str) -> Result<u64, String> {
     let wrong =
-        || format!("every = {text:?} is no interval; write a number with s, m, h or d, such as \"15m\"");
+        || format!("every = {text:?} is not an interval; write a number with s, m, h or d, such as \"15m\"");
     let (unit_at, unit) = text.char_indices().next_back().ok_or_else(wrong)?;
     let seconds = match unit {
         's' => 1,

@@ -1,6 +1,7 @@
-//! Schedules: what wakes a session, set by the session itself or by the manifest of its agent.
+//! Schedules that wake a session, set by the session itself or by its agent's manifest.
 //!
-//! A schedule is a row that a turn's commit, or a deployment, writes; `courier` calls the agent when it is due.
+//! A schedule is a row written by a turn's commit or by a deployment; `courier` calls the agent
+//! when it is due.
 
 pub(crate) mod manifest;
 mod summary;
@@ -14,16 +15,16 @@ use crate::event::MAX_DATA_BYTES;
 use serde_json::Value;
 use skep_store::NewSchedule;
 
-/// Of the name of a schedule.
+/// Maximum size of a schedule's name.
 const MAX_NAME_BYTES: usize = 128;
-/// How often each time is tried, unless the schedule says so.
+/// Default number of attempts for each due time.
 const TRIES: u32 = 6;
 const MAX_TRIES: u32 = 20;
 
-/// What is to be set.
+/// A schedule to be set.
 pub(crate) struct Wanted<'a> {
     pub(crate) name: &'a str,
-    /// The session that it wakes.
+    /// The session that the schedule wakes.
     pub(crate) target: &'a str,
     pub(crate) principal: &'a str,
     pub(crate) timing: ScheduleTiming,
@@ -32,24 +33,24 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The row of it, under this id. What is wrong with it names what would be right.
+    /// Validates the schedule and builds its row with this id. Errors say what would be valid.
     pub(crate) fn prepare(self, id: String, now_ms: u64) -> Result<NewSchedule, String> {
         let Wanted { name, target, principal, timing, data, tries } = self;
         if !(1..=MAX_NAME_BYTES).contains(&name.len()) || name.chars().any(char::is_control) {
             let shown: String = name.chars().take(80).collect();
             return Err(format!(
-                "the name of a schedule has 1 to {MAX_NAME_BYTES} printable bytes, not {shown:?}"
+                "the name of a schedule must have 1 to {MAX_NAME_BYTES} bytes without control characters, not {shown:?}"
             ));
         }
         let tries = tries.unwrap_or(TRIES);
         if !(1..=MAX_TRIES).contains(&tries) {
-            return Err(format!("a schedule is tried 1 to {MAX_TRIES} times, not {tries}"));
+            return Err(format!("a schedule can be tried 1 to {MAX_TRIES} times, not {tries}"));
         }
-        let data = data.map(|data| serde_json::to_vec(data).expect("JSON is always JSON"));
+        let data = data.map(|data| serde_json::to_vec(data).expect("JSON values always serialize"));
         let bytes = data.as_ref().map_or(0, Vec::len);
         if bytes > MAX_DATA_BYTES {
             return Err(format!(
-                "the data of a schedule has {bytes} bytes; {MAX_DATA_BYTES} are allowed, keep more in the state"
+                "the data of a schedule has {bytes} bytes; at most {MAX_DATA_BYTES} are allowed, so keep larger data in the session's state"
             ));
         }
         Ok(NewSchedule {
@@ -82,8 +83,8 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_bounded_in_name_data_and_tries() {
-        let row = wanted("digest").prepare("1".into(), 10).expect("fine");
+    fn name_data_and_tries_are_limited() {
+        let row = wanted("digest").prepare("1".into(), 10).expect("valid");
         assert_eq!((row.due_ms, row.tries, row.repeats), (5_010, TRIES, true));
         let large = Value::String("x".repeat(MAX_DATA_BYTES));
         for (refused, why) in [

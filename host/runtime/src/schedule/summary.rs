@@ -1,27 +1,27 @@
-//! What the host tells about schedules.
+//! Summaries of schedules for the operator.
 
 use super::ScheduleTiming;
 use crate::{Json, RuntimeError};
 use skep_store::ScheduleRow;
 
-/// A schedule, as it stands.
+/// A schedule and its state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScheduleSummary {
     pub id: String,
     pub agent: String,
-    /// The session that it wakes.
+    /// The session that the schedule wakes.
     pub session: String,
     pub name: String,
-    /// It is of the manifest, not of the session.
+    /// Whether the schedule was set by the manifest rather than by a session.
     pub is_of_manifest: bool,
     pub timing: ScheduleTiming,
     pub data: Option<Json>,
     pub state: ScheduleState,
     pub due_at_ms: u64,
-    /// Tries of the time that is due.
+    /// Attempts made for the time that is due.
     pub attempt: u32,
     pub tries: u32,
-    /// Of the last try that failed.
+    /// The error of the last failed attempt.
     pub last_error: Option<String>,
 }
 
@@ -29,9 +29,10 @@ pub struct ScheduleSummary {
 pub enum ScheduleState {
     Waiting,
     Running,
-    /// Its tries are used up; it waits for somebody to run or cancel it.
+    /// All attempts have failed. The schedule waits until somebody runs or cancels it.
     Failed,
-    /// The host was restored from a backup, and nobody has decided yet what becomes of it.
+    /// The host was restored from a backup, and the operator has not yet decided whether to resume
+    /// or drop the schedule.
     Held,
 }
 

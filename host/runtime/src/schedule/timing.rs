@@ -1,4 +1,4 @@
-//! When a schedule is due: once, at intervals, or by the calendar of a time zone.
+//! Computes when a schedule is due: once, at intervals, or by the calendar of a time zone.
 
 use croner::{
     Cron,
@@ -7,25 +7,25 @@ use croner::{
 use jiff::{Timestamp, Zoned, tz::TimeZone};
 use serde::{Deserialize, Serialize};
 
-/// Also how soon anything is due at the earliest: a schedule must not keep a host busy by itself.
+/// Minimum interval, and minimum delay of anything: a schedule alone must not keep a host busy.
 pub(crate) const MIN_INTERVAL_MS: u64 = 1_000;
 /// Ten years.
 const MAX_DELAY_MS: u64 = 10 * 366 * 24 * 3600 * 1000;
-/// Times that passed are counted up to this many.
+/// Maximum number of missed times that are counted.
 const MAX_MISSED: u32 = 10_000;
 
-/// As it was asked for, and as it is stored.
+/// The timing of a schedule, as requested and as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleTiming {
-    /// Once, in milliseconds since 1970-01-01 UTC.
+    /// Once, at a time in milliseconds since 1970-01-01 UTC.
     At(u64),
-    /// Milliseconds from one time to the next.
+    /// Repeatedly, with this many milliseconds in between.
     Every(u64),
     Cron {
         /// Five fields, or a name such as `@daily`.
         expression: String,
-        /// Of the IANA database, such as `Europe/Berlin`.
+        /// Name from the IANA database, such as `Europe/Berlin`.
         time_zone: String,
     },
 }
@@ -38,7 +38,7 @@ impl ScheduleTiming {
         Ok(ScheduleTiming::At(now_ms + delay_ms))
     }
 
-    /// A time that has passed is due as soon as anything can be.
+    /// Creates a timing that is due once. A past time is due after the minimum interval.
     pub(crate) fn at(now_ms: u64, time_ms: u64) -> Result<Self, String> {
         if time_ms > now_ms + MAX_DELAY_MS {
             return Err(format!("{time_ms} is more than {MAX_DELAY_MS} ms from now"));
@@ -64,7 +64,7 @@ impl ScheduleTiming {
         !matches!(self, ScheduleTiming::At(_))
     }
 
-    /// The first time after `now_ms`.
+    /// Returns the first time after `now_ms`. For `At`, this is its time.
     pub(crate) fn first(&self, now_ms: u64) -> Result<u64, String> {
         match self {
             ScheduleTiming::At(at_ms) => Ok(*at_ms),
@@ -78,7 +78,8 @@ impl ScheduleTiming {
         }
     }
 
-    /// The last time that is not after `now_ms`, where `due_ms` is one, and how many times came before it from there.
+    /// Returns the latest time that is not after `now_ms`, starting from the due time `due_ms`, and
+    /// how many times before it were missed.
     pub(crate) fn latest(&self, due_ms: u64, now_ms: u64) -> (u64, u32) {
         let mut latest = (due_ms, 0);
         match self {
@@ -105,7 +106,7 @@ impl ScheduleTiming {
         latest
     }
 
-    /// The time after `due_ms`, which is one. `None`: there is none.
+    /// Returns the time after the due time `due_ms`, or `None` if there is none.
     pub(crate) fn next(&self, due_ms: u64) -> Option<u64> {
         match self {
             ScheduleTiming::At(_) => None,
@@ -118,11 +119,11 @@ impl ScheduleTiming {
     }
 
     pub(crate) fn encode(&self) -> String {
-        serde_json::to_string(self).expect("numbers and strings are always JSON")
+        serde_json::to_string(self).expect("numbers and strings always serialize")
     }
 
     pub(crate) fn decode(text: &str) -> Result<Self, String> {
-        serde_json::from_str(text).map_err(|error| format!("its timing is unreadable: {error}"))
+        serde_json::from_str(text).map_err(|error| format!("the stored timing is unreadable: {error}"))
     }
 }
 
@@ -136,7 +137,7 @@ fn calendar(expression: &str, time_zone: &str) -> Result<(Cron, TimeZone), Strin
     })?;
     let zone = TimeZone::get(time_zone).map_err(|_| {
         format!(
-            "there is no time zone {time_zone:?}; name one of the IANA database, such as Europe/Berlin or UTC"
+            "unknown time zone {time_zone:?}; use a name from the IANA database, such as Europe/Berlin or UTC"
         )
     })?;
     Ok((cron, zone))
@@ -168,7 +169,7 @@ mod tests {
     }
 
     fn times(timing: &ScheduleTiming, from: &str, count: usize) -> Vec<String> {
-        let mut at = timing.first(ms(from)).expect("there is one");
+        let mut at = timing.first(ms(from)).expect("the timing has a first time");
         let mut times = vec![text(at)];
         while times.len() < count {
             at = timing.next(at).expect("it repeats");
@@ -178,16 +179,16 @@ mod tests {
     }
 
     #[test]
-    fn a_cron_keeps_to_the_clock_of_its_time_zone_when_summer_begins_and_ends() {
+    fn cron_follows_the_local_time_across_daylight_saving_changes() {
         let seven = ScheduleTiming::cron("0 7 * * *", "Europe/Berlin").expect("valid");
         assert_eq!(
             times(&seven, "2026-03-27T12:00:00Z", 3),
             ["2026-03-28T06:00:00Z", "2026-03-29T05:00:00Z", "2026-03-30T05:00:00Z"]
         );
-        // 02:30 does not exist on the 29th: it is due when the clock has jumped.
+        // 02:30 does not exist on the 29th, so the schedule is due when the clock has jumped.
         let gap = ScheduleTiming::cron("30 2 * * *", "Europe/Berlin").expect("valid");
         assert_eq!(times(&gap, "2026-03-28T12:00:00Z", 2), ["2026-03-29T01:00:00Z", "2026-03-30T00:30:00Z"]);
-        // 02:30 exists twice on 25 October, and counts once.
+        // 02:30 occurs twice on 25 October and counts once.
         assert_eq!(times(&gap, "2026-10-24T12:00:00Z", 2), ["2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"]);
         let weekdays = ScheduleTiming::cron("0 7 * * 1-5", "UTC").expect("valid");
         assert_eq!(
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_passed_become_the_latest_one_with_their_count() {
+    fn missed_times_are_combined_into_the_latest_one() {
         let due = ms("2026-01-01T00:00:00Z");
         let quarter = ScheduleTiming::every(900_000).expect("long enough");
         assert_eq!(quarter.latest(due, due + 899_999), (due, 0));
@@ -212,14 +213,14 @@ mod tests {
         assert_eq!(
             minutes.latest(due, ms("2027-01-01T00:00:30Z")),
             (ms("2027-01-01T00:00:00Z"), MAX_MISSED),
-            "a year is not counted out"
+            "counting stops at the maximum"
         );
         let once = ScheduleTiming::At(due);
         assert_eq!((once.latest(due, now), once.next(due)), ((due, 0), None));
     }
 
     #[test]
-    fn what_cannot_be_scheduled_is_refused_with_what_could() {
+    fn invalid_timings_are_rejected_with_a_hint() {
         let now = ms("2026-01-01T00:00:00Z");
         for (refused, why) in [
             (ScheduleTiming::after(now, 999), "it may be 1000 to"),
@@ -234,12 +235,12 @@ mod tests {
             let message = refused.expect_err(why);
             assert!(message.contains(why), "{message}");
         }
-        let never = ScheduleTiming::cron("0 0 30 2 *", "UTC").expect("it is well formed");
+        let never = ScheduleTiming::cron("0 0 30 2 *", "UTC").expect("the expression is well formed");
         assert!(never.first(now).expect_err("there is no 30 February").contains("never due"));
         assert_eq!(
             ScheduleTiming::at(now, 5),
             Ok(ScheduleTiming::At(now + MIN_INTERVAL_MS)),
-            "the past is due at once"
+            "a past time is due after the minimum interval"
         );
         let timing = ScheduleTiming::cron("@hourly", "Asia/Kolkata").expect("valid");
         assert_eq!(ScheduleTiming::decode(&timing.encode()), Ok(timing));

@@ -1,4 +1,4 @@
-//! A message that was accepted: what is stored of it, and the turns that follow from it while they are in memory.
+//! Accepted messages: what is stored of them, and the turns in memory that they start.
 
 use crate::{Invocation, Json, Origin, RuntimeError, feed::Feed, json::same_but_for_blanks};
 use serde::{Deserialize, Serialize};
@@ -9,40 +9,42 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// What a turn is about.
+/// The message of a turn.
 pub(crate) enum Message {
     Here {
         invocation: Box<Invocation>,
         received_at_ms: u64,
         standing: Standing,
     },
-    /// It is read when the turn begins: what waits takes no memory for it.
+    /// The message is read when the turn starts, so that a waiting turn uses no memory for it.
     Stored(TurnKey),
 }
 
-/// How a turn stands in the store when its session gets it.
+/// State of a turn in the store when its session receives it.
 pub(crate) enum Standing {
-    /// It is not there: it is written when it starts, and ends with its caller.
+    /// Not stored yet. The turn is written when it starts, and ends when its caller goes away.
     Attached,
-    /// It waits there, and goes on without its caller.
+    /// Stored and waiting. The turn continues without its caller.
     Waiting { key: TurnKey, seed: Vec<u8> },
-    /// It ran, with this component, before the host was started again.
+    /// Stored and interrupted: the turn ran with this component digest before the host restarted,
+    /// or until it was parked.
     CutOff { key: TurnKey, seed: Vec<u8>, digest: String },
 }
 
-/// What makes a turn run again as it ran, beside its seed.
+/// The input that makes a rerun of a turn identical, apart from its seed.
 #[derive(Deserialize)]
 pub(crate) struct Input {
     principal: String,
     text: String,
     data: Option<Json>,
     origin: Origin,
-    /// Gives way to others. What was stored before there was such work has none of it.
+    /// Whether the turn yields to interactive work. Rows stored before background work existed lack
+    /// the field.
     #[serde(default)]
     is_background: bool,
 }
 
-/// The same, as it is written.
+/// `Input` in borrowed form, for writing.
 #[derive(Serialize)]
 struct WrittenInput<'a> {
     principal: &'a str,
@@ -52,27 +54,28 @@ struct WrittenInput<'a> {
     is_background: bool,
 }
 
-/// The feeds of all turns that wait or run in this process, by the ids of the turns.
+/// The feeds of all turns that wait or run in this process, by turn id.
 #[derive(Default)]
 pub(crate) struct LiveTurns {
     feeds: Mutex<HashMap<String, Arc<Feed>>>,
-    /// Of the turns under which a part of the host panicked, how often. That is a fault, and rare.
+    /// Number of host panics under each turn. Panics are bugs, and rare.
     panics: Mutex<HashMap<String, u32>>,
 }
 
-/// While a turn lives, it has this, and nobody else runs it or ends it in the store.
+/// Held while a turn is alive. As long as it exists, nobody else runs the turn or ends it in the
+/// store.
 pub(crate) struct Live {
     turns: Arc<LiveTurns>,
     id: String,
 }
 
 impl Message {
-    /// Whether the turn ends with its caller.
+    /// Returns whether the turn ends when its caller goes away.
     pub(crate) fn is_attached(&self) -> bool {
         matches!(self, Message::Here { standing: Standing::Attached, .. })
     }
 
-    /// What the store has of an open turn. The error is of a message that cannot be read.
+    /// Reads the message of an open turn from its row. Fails if the message cannot be decoded.
     pub(crate) fn read(row: TurnRow) -> Result<Message, RuntimeError> {
         let TurnRow {
             key, agent, session, digest, input, seed, idempotency_key, accepted_at_ms, state, ..
@@ -100,18 +103,20 @@ impl Input {
         let Invocation { principal, text, data, origin, priority, .. } = invocation;
         let is_background = *priority == Priority::Background;
         let input = WrittenInput { principal, text, data: data.as_ref(), origin, is_background };
-        serde_json::to_vec(&input).expect("strings and JSON are always JSON")
+        serde_json::to_vec(&input).expect("strings and JSON values always serialize")
     }
 
-    /// Whether this is the message that was stored. A client may write the same JSON with other blanks the next time.
+    /// Returns whether `invocation` is the message that was stored. A client may send the same JSON
+    /// with different whitespace the next time.
     pub(crate) fn is_same(stored: &[u8], invocation: &Invocation) -> bool {
         let sent = Self::encode(invocation);
         let values = |input: &[u8]| serde_json::from_slice::<serde_json::Value>(input).ok();
-        // Early versions stored numbers and letters in a spelling of their own.
+        // Early versions stored numbers and characters in a different spelling, so values are
+        // compared too.
         stored == sent || same_but_for_blanks(stored, &sent) || values(stored) == values(&sent)
     }
 
-    /// The invocation of a turn that is run without its caller.
+    /// Decodes the invocation of a turn that runs without its caller.
     pub(crate) fn decode(
         body: &[u8],
         agent: String,
@@ -119,7 +124,9 @@ impl Input {
         idempotency_key: Option<String>,
     ) -> Result<Invocation, RuntimeError> {
         let input = serde_json::from_slice(body).map_err(|error| RuntimeError::Internal {
-            message: format!("the message of a turn of session {agent}/{session} is unreadable: {error}"),
+            message: format!(
+                "the stored message of a turn in session {agent}/{session} is unreadable: {error}"
+            ),
         })?;
         let Input { principal, text, data, origin, is_background } = input;
         Ok(Invocation {
@@ -138,7 +145,7 @@ impl Input {
 }
 
 impl LiveTurns {
-    /// `None`: the turn lives already.
+    /// Registers a turn as alive. Returns `None` if it already is.
     pub(crate) fn enter(self: &Arc<Self>, feed: &Arc<Feed>) -> Option<Arc<Live>> {
         let id = feed.turn_id().to_owned();
         match self.lock().entry(id.clone()) {
@@ -154,7 +161,7 @@ impl LiveTurns {
         self.lock().get(id).cloned()
     }
 
-    /// How often a part of the host panicked under a turn.
+    /// Returns how often a part of the host panicked under a turn.
     pub(crate) fn panics(&self, id: &str) -> u32 {
         let panics = self.panics.lock().unwrap_or_else(PoisonError::into_inner);
         panics.get(id).copied().unwrap_or_default()

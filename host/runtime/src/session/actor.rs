@@ -1,6 +1,7 @@
-//! The owner of one loaded session: takes one command after the other.
+//! The owner of one loaded session, which executes commands one after the other.
 //!
-//! What it remembers of the session is what the store holds. When a commit fails it forgets, and reads again.
+//! The actor's in-memory copy of the session always equals what the store holds. When a commit
+//! fails, the actor discards the copy and reads the session again.
 
 use super::{ActorPlace, Envelope, SessionKey, turn::TurnRequest};
 use crate::{
@@ -17,22 +18,23 @@ use skep_store::{Existing, Fork, SessionSnapshot, Store, StoreError};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 
-/// What a session can be asked.
+/// A command to a session.
 pub(crate) enum Command {
     Turn(Box<TurnRequest>),
-    /// Forget everything. Whether there was anything.
+    /// Deletes the session. Answers whether it existed.
     Delete(Answer<bool>),
-    /// Forget everything, if the last turn was committed before this time. Whether it was.
+    /// Deletes the session if its last turn was committed before this time. Answers whether it was
+    /// deleted.
     Expire {
         before_ms: u64,
         answer: Answer<bool>,
     },
-    /// Begin as a copy of another session.
+    /// Creates the session as a copy of another session.
     Fork {
         from: String,
         answer: Answer<Fork>,
     },
-    /// Begin as what was exported. Whether it did.
+    /// Creates the session from an export. Answers whether it was created.
     Import {
         snapshot: Box<SessionSnapshot>,
         existing: Existing,
@@ -42,18 +44,19 @@ pub(crate) enum Command {
     Panic,
 }
 
-/// Nobody may wait for it any more; what was asked is done all the same.
+/// Channel for a command's result. The command is executed even if nobody waits for the result
+/// anymore.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, RuntimeError>>;
 
 pub(super) struct Actor {
     pub(super) services: Arc<Services>,
     pub(super) key: SessionKey,
-    /// Closed when nobody wants this actor any more.
+    /// Closed when nobody wants this actor anymore.
     pub(super) gone: watch::Receiver<()>,
-    /// While its turn waits for people.
+    /// Set while the session's turn waits for people.
     pub(super) pauses: watch::Sender<Option<Pause>>,
     pub(super) memory: Option<Memory>,
-    /// While a turn that was taken up again is about to begin.
+    /// Set while a resumed turn is about to start.
     pub(super) resuming: Option<OwnedSemaphorePermit>,
     place: ActorPlace,
 }
@@ -67,14 +70,15 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// What its keys and values take.
+    /// Returns the size of the session's keys and values.
     pub(super) fn state_bytes(&self) -> usize {
         state_bytes(&self.state)
     }
 }
 
 impl Command {
-    /// Whether it may wait as long as people take: nobody holds a connection for it.
+    /// Returns whether the command may wait as long as people take, because no connection is held
+    /// open for it.
     pub(super) fn outlasts_a_pause(&self) -> bool {
         match self {
             Command::Turn(request) => !request.message.is_attached(),
@@ -97,7 +101,7 @@ impl Actor {
         Actor { services, key: place.key.clone(), gone, pauses, memory: None, resuming: None, place }
     }
 
-    /// Until the session is idle for long, or its handle is dropped.
+    /// Runs until the session has been idle for `idle`, or its handle is dropped.
     pub(super) async fn run(mut self, mut mailbox: mpsc::Receiver<Envelope>, idle: Duration) {
         loop {
             let mut gone = self.gone.clone();
@@ -125,7 +129,7 @@ impl Actor {
 
     async fn take(&mut self, command: Command) {
         match command {
-            // In a box of its own, so that an actor is small while nothing happens.
+            // Boxed separately, so that an idle actor is small.
             Command::Turn(request) => {
                 Box::pin(self.turn(*request)).await;
                 self.resuming = None;
@@ -156,11 +160,11 @@ impl Actor {
                 .await;
             }
             #[cfg(test)]
-            Command::Panic => panic!("a fault of the host, for a test"),
+            Command::Panic => panic!("simulated host fault"),
         }
     }
 
-    /// Changes the stored session as a whole. What is remembered of it is not what it is any more.
+    /// Changes the stored session as a whole. The in-memory copy becomes invalid.
     async fn write<T>(
         &mut self,
         answer: Answer<T>,
@@ -177,12 +181,12 @@ impl Actor {
         }
     }
 
-    /// The session as it is committed.
+    /// Returns the session as committed, reading it if necessary.
     pub(super) async fn memory(&mut self) -> Result<&mut Memory, RuntimeError> {
         if self.memory.is_none() {
             self.memory = Some(self.read().await?);
         }
-        Ok(self.memory.as_mut().expect("it was read above"))
+        Ok(self.memory.as_mut().expect("the session was read above"))
     }
 
     async fn read(&self) -> Result<Memory, RuntimeError> {

@@ -1,4 +1,5 @@
-//! The end of a turn in the store: all that it changed in one commit, or why it failed.
+//! The end of a turn in the store: either everything it changed in one commit, or the reason why it
+//! failed.
 
 use super::{SessionKey, accepted::Live, actor::Actor, settlement::Settlement};
 use crate::{
@@ -13,17 +14,17 @@ use serde::{Deserialize, Serialize};
 use skep_store::{LogEntry, NewEvent, TurnCommit, TurnFailure, TurnKey, TurnState};
 use std::sync::Arc;
 
-/// A turn that ended well, before its commit.
+/// A turn that succeeded, before its commit.
 pub(super) struct Answer {
     pub(super) outcome: Outcome,
     pub(super) context: TurnContext,
     pub(super) key: TurnKey,
-    /// The limit on what the session may take.
+    /// Limit on the stored size of the session.
     pub(super) session_kb: u32,
     pub(super) spend: Spend,
 }
 
-/// Why a turn failed, as it is stored.
+/// The stored reason why a turn failed.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct StoredFailure {
     pub(crate) code: String,
@@ -49,18 +50,18 @@ pub(crate) fn decode_outcome(body: &[u8]) -> Result<Outcome, RuntimeError> {
     })
 }
 
-/// A turn that failed: what is stored of that.
+/// A failed turn, with what is stored about it.
 pub(super) struct Failure {
     pub(super) key: TurnKey,
-    /// 0 if it never started.
+    /// The turn's number in its session, 0 if the turn never started.
     pub(super) number: u64,
     pub(super) logs: Vec<LogEntry>,
-    /// Not there if nothing was opened.
+    /// `None` if the turn was never opened.
     pub(super) spend: Option<Spend>,
 }
 
 impl Actor {
-    /// Ends the turn in the store, now or as soon as the store can.
+    /// Ends the turn in the store as failed, immediately or as soon as the store accepts the write.
     pub(super) async fn fail(
         &self,
         failure: Failure,
@@ -75,14 +76,15 @@ impl Actor {
         let events: Vec<NewEvent> = self.services.outbox.with_room(event).await.into_iter().collect();
         let error = StoredFailure::encode(error);
         let token_use = spend.as_ref().and_then(Spend::row);
-        // A caller that is run again must not have its call made again: something of it may have happened.
+        // If the calling turn is rerun, it must not repeat the call: part of it may already have
+        // happened.
         let keeps_key = number > 0 && ending.is_some_and(TurnEnding::is_of_another_agents_call);
         let failure =
             TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use };
         Settlement { failure, spend, _live: live.clone() }.write(&self.services).await;
     }
 
-    /// Writes what the turn changed, and remembers it.
+    /// Commits what the turn changed and updates the session in memory.
     pub(super) async fn commit(
         &mut self,
         answer: Answer,
@@ -118,7 +120,8 @@ impl Actor {
             state: context.state.changes(),
             conversations: rows,
             logs: context.log.take(),
-            // What began by itself is settled with this, and nobody asks again by its key.
+            // A turn that an alarm or event started is settled in this commit, and nobody looks it
+            // up by its key.
             outcome: Some(skep_store::Outcome {
                 idempotency_key: idempotency_key.filter(|_| occasion.is_none()),
                 body,
@@ -132,7 +135,7 @@ impl Actor {
         let commit = Arc::new(commit);
         if let Err(error) = self.services.store.commit_turn(commit.clone()).await {
             self.memory = None;
-            // It may have been written all the same, and only that could not be told.
+            // The commit may have succeeded without being confirmed.
             let row = self.services.store.turn_by_key(key).await;
             if !matches!(row, Ok(Some(row)) if matches!(row.state, TurnState::Done { .. })) {
                 return Err(error.into());
@@ -145,7 +148,7 @@ impl Actor {
         if !commit.logs.is_empty() {
             self.services.log_growth.grew();
         }
-        // What was forgotten is read when it is needed.
+        // If the session is no longer in memory, it is read again when needed.
         let Some(memory) = &mut self.memory else { return Ok(outcome) };
         memory.turns = outcome.turn;
         apply(Arc::make_mut(&mut memory.state), &commit.state);

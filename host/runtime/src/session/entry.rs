@@ -1,4 +1,4 @@
-//! Which of the agent's exports a turn calls, with what, and what its answer means.
+//! Chooses the agent's export that a turn calls and its arguments, and interprets the result.
 
 use crate::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Json, Origin, RuntimeError, ToolOrigin,
@@ -11,10 +11,10 @@ use crate::{
 use skep_engine::EngineError;
 use std::{sync::Arc, time::Instant};
 
-/// Of the text and the data of a reply, each.
+/// Maximum size of a reply's text, and separately of its data.
 const MAX_REPLY_BYTES: usize = 8 << 20;
 
-/// A call of the guest that takes one turn.
+/// A call into the guest that runs one turn.
 pub(crate) enum Entry {
     Message(handler::Message),
     Alarm(alarm_handler::Alarm),
@@ -22,23 +22,23 @@ pub(crate) enum Entry {
     Tool(tool_handler::Invocation),
 }
 
-/// What the guest gave back.
+/// The guest's result.
 pub(crate) enum Reply {
-    /// To a message.
+    /// A reply to a message.
     Said(handler::Reply),
     /// An alarm or an event was handled.
     Handled,
     /// The result of a tool, as JSON.
     Result(String),
     Refused(types::AgentError),
-    /// By a tool, in words for who called it.
+    /// An error from a tool, as text for its caller.
     ToolRefused(String),
 }
 
 impl Entry {
     pub(super) fn new(invocation: Invocation, turn: u64, received_at_ms: u64) -> Self {
         let Invocation { session, text, data, origin, .. } = invocation;
-        // As its tenant calls it: an agent does the same for each of them.
+        // Uses the session name as its tenant knows it: an agent behaves the same for every tenant.
         let session = plain_session(&session).to_owned();
         let data = data.map(|data| data.get().to_owned());
         let message = |text, data, session, origin| {
@@ -86,8 +86,8 @@ impl Entry {
         }
     }
 
-    /// A person's word on a call of a tool that came from outside, if the tool needs it. About one that another agent makes,
-    /// that agent's turn has asked.
+    /// Obtains a person's decision on an external tool call, if the tool requires approval. A call
+    /// made by another agent has already been approved in that agent's turn.
     pub(super) async fn approved(&self, turn: &Arc<Turn>) -> Result<Result<(), String>, Stopped> {
         let Entry::Tool(tool_handler::Invocation { name, arguments, .. }) = self else { return Ok(Ok(())) };
         if !turn.tools.callers.is_empty() || !turn.needs_approval(name) {
@@ -98,12 +98,13 @@ impl Entry {
 }
 
 impl Reply {
-    /// What a command printed.
+    /// Creates the reply of a command from its output.
     pub(crate) fn printed(text: String) -> Self {
         Reply::Said(handler::Reply { text, data: None })
     }
 
-    /// The text and the data of the outcome, or what the agent's refusal means to its caller.
+    /// Returns the text and the data of the outcome, or the error that the agent's refusal means
+    /// for the caller.
     pub(crate) fn into_outcome(self, deadline: Instant) -> Result<(String, Option<Json>), RuntimeError> {
         match self {
             Reply::Said(reply) => said(reply.text, reply.data),
@@ -136,12 +137,12 @@ impl From<Result<String, String>> for Reply {
 fn said(text: String, data: Option<String>) -> Result<(String, Option<Json>), RuntimeError> {
     let bytes = text.len().max(data.as_ref().map_or(0, String::len));
     if bytes > MAX_REPLY_BYTES {
-        let message = format!("the reply has {bytes} bytes; {MAX_REPLY_BYTES} are allowed");
+        let message = format!("the reply has {bytes} bytes; at most {MAX_REPLY_BYTES} are allowed");
         return Err(RuntimeError::LimitExceeded { limit: "reply_bytes", message });
     }
     let data = data.map(Json::from_text).transpose();
     let data = data.map_err(|error| RuntimeError::AgentFailed {
-        message: format!("the data of its reply is not JSON: {error}"),
+        message: format!("the data of the agent's reply is not JSON: {error}"),
     })?;
     Ok((text, data))
 }

@@ -1,5 +1,6 @@
-//! The end of a turn that failed, on its way into the store. Its caller was told, so it must not run again: while the store
-//! fails, the end is written again and again, and the turn is held meanwhile.
+//! Writes the end of a failed turn to the store. The caller has been informed of the failure, so
+//! the turn must not run again: while the store fails, the write is retried and the turn stays
+//! held.
 
 use super::{Live, Message, SessionKey, StoredFailure};
 use crate::{
@@ -11,14 +12,15 @@ use std::sync::Arc;
 
 pub(crate) struct Settlement {
     pub(crate) failure: TurnFailure,
-    /// What it generated all the same.
+    /// Tokens that the turn generated before it failed.
     pub(crate) spend: Option<Spend>,
-    /// Held until the end is written, so that nobody takes the turn up again.
+    /// Held until the end is written, so that nobody resumes the turn.
     pub(crate) _live: Arc<Live>,
 }
 
 impl Settlement {
-    /// A turn that ran in processes that died, and does not run in this one. Its end is told as that of any turn that failed.
+    /// Creates the settlement of a turn that ran in processes that died and does not run in this
+    /// one. Its end is published like that of any failed turn.
     pub(crate) async fn of_lost(
         services: &Services,
         key: TurnKey,
@@ -27,7 +29,7 @@ impl Settlement {
         live: Arc<Live>,
     ) -> Self {
         let mut settlement = Settlement::of_unbegun(key, place, error, true, live);
-        // One that cannot be read has nobody to be told about.
+        // A turn that cannot be read has no recipient to publish to.
         if let Ok(Some(row)) = services.store.turn_by_key(key).await
             && let id = row.id.clone()
             && let Ok(Message::Here { invocation, .. }) = Message::read(row)
@@ -39,7 +41,7 @@ impl Settlement {
         settlement
     }
 
-    /// Of a turn that never began.
+    /// Creates the settlement of a turn that never started.
     pub(crate) fn of_unbegun(
         key: TurnKey,
         SessionKey { agent, session }: SessionKey,
@@ -62,10 +64,11 @@ impl Settlement {
         Settlement { failure, spend: None, _live: live }
     }
 
-    /// Returns after the first try. If that fails, a task goes on until the store takes it or the host ends.
+    /// Returns after the first attempt. If it fails, a task retries until the store accepts the
+    /// write or the host stops.
     pub(crate) async fn write(self, services: &Arc<Services>) {
         if let Err(error) = self.try_to_write(services).await {
-            tracing::error!("the failure of a turn cannot be stored yet: {error}");
+            tracing::error!("cannot store the failure of a turn yet, will retry: {error}");
             let services = services.clone();
             tokio::spawn(async move {
                 let (settlement, services) = (&self, &*services);
@@ -77,7 +80,8 @@ impl Settlement {
     async fn try_to_write(&self, services: &Services) -> Result<(), StoreError> {
         match services.store.fail_turn(self.failure.clone()).await {
             Ok(()) => {}
-            // It was ended before, perhaps by a write that was made and could not be told, or went with its agent.
+            // The turn was ended before, perhaps by a write that succeeded but could not be
+            // confirmed, or it was deleted with its agent.
             Err(StoreError::TurnNotOpen { .. }) => return Ok(()),
             Err(error) => return Err(error),
         }

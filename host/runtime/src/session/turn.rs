@@ -1,8 +1,8 @@
-//! One turn: make it durable, run the guest, commit, and only then tell the caller.
+//! One turn: make it durable, run the guest, commit, and only then inform the caller.
 //!
-//! The output gate: nothing is told that is not stored, and `Done` is told after the commit. A turn that fails, or whose
-//! commit fails, changed nothing. One that the end of the host cuts off stays open in the store, if anyone may still ask
-//! for it, and is run again from its journal.
+//! Nothing is published before it is stored, and `Done` is published after the commit. A turn that
+//! fails, or whose commit fails, changes nothing. A turn that a host shutdown or crash interrupts
+//! stays open in the store if a client may still ask for it, and is rerun from its journal.
 
 use super::{
     SessionKey,
@@ -43,17 +43,17 @@ use std::{
 };
 use tracing::{Instrument, Span};
 
-/// A message on its way to its turn.
+/// A message that is queued for its turn.
 pub(crate) struct TurnRequest {
     pub(crate) message: Message,
     pub(crate) end: TurnEnd,
-    /// The span of whoever sent the message.
+    /// The span of the sender of the message.
     pub(crate) parent: Span,
-    /// Held until the turn has ended, in the store too, and all who follow it know.
+    /// Held until the turn has ended, also in the store, and all its followers have been informed.
     pub(crate) live: Arc<Live>,
     /// Held until the turn has ended, so that a drain waits for it.
     pub(crate) _active: Active,
-    /// The room of the message, held until the turn has ended.
+    /// The memory reserved for the message, held until the turn has ended.
     pub(crate) held: Held,
 }
 
@@ -76,7 +76,7 @@ struct Opened {
     number: u64,
     key: TurnKey,
     journal: Arc<Journal>,
-    /// Not there while the turn is parked.
+    /// `None` while the turn is parked.
     context: Option<TurnContext>,
     turn: Arc<Turn>,
 }
@@ -93,7 +93,7 @@ impl Actor {
         metrics::counter!(metric::TURNS, "agent" => agent.clone(), "outcome" => label).increment(1);
         metrics::histogram!(metric::TURN_TIME, "agent" => agent).record(started.elapsed());
         turn_span::end(&span, &result);
-        // Whoever hears of the end finds the room of the message free.
+        // A caller that sees the turn end can rely on the message's memory being released.
         drop(held);
         match result {
             Ok((last_id, outcome)) => end.feed().end(last_id + 1, Ok(outcome)),
@@ -101,7 +101,7 @@ impl Actor {
         }
     }
 
-    /// The outcome, and the number of the last event before it.
+    /// Returns the outcome, and the number of the last event before it.
     async fn run_message(
         &mut self,
         message: Message,
@@ -115,7 +115,8 @@ impl Actor {
             }
             Message::Stored(key) => {
                 let services = self.services.clone();
-                // So few at once that what the last process left does not fill the memory of this one.
+                // Limits how many turns are resumed at once, so that the turns left by the last
+                // process do not fill the memory of this one.
                 let mut gone = self.gone.clone();
                 self.resuming = tokio::select! {
                     place = services.place_to_resume() => Some(place),
@@ -126,7 +127,7 @@ impl Actor {
                 services.store.take_up_turn(key).await?;
                 let read = match services.store.turn_by_key(key).await {
                     Ok(None) => return Err(RuntimeError::Cancelled),
-                    // It is held here; before that, it may have ended.
+                    // This actor owns the turn now, but the turn may have ended before that.
                     Ok(Some(row)) if !row.is_open() => return ended_before(row.state),
                     Ok(Some(row)) => Message::read(row),
                     Err(error @ StoreError::Unreadable { .. }) => Err(error.into()),
@@ -134,11 +135,11 @@ impl Actor {
                 };
                 match read {
                     Ok(read) => {
-                        tracing::info!("going on with a turn");
+                        tracing::info!("resuming a turn");
                         Box::pin(self.run_message(read, end, Instant::now(), live)).await
                     }
                     Err(error) => {
-                        tracing::error!("the turn cannot go on and has failed: {error}");
+                        tracing::error!("the turn cannot be resumed and has failed: {error}");
                         let failure = Failure { key, number: 0, logs: Vec::new(), spend: None };
                         self.fail(failure, None, &error, live).await;
                         Err(error)
@@ -191,7 +192,7 @@ impl Actor {
                 }
                 let Opened { key, journal, agent, .. } = opened;
                 standing = Standing::CutOff { key, seed: journal.seed(), digest: agent.digest.clone() };
-                // Its time stood still.
+                // Time spent parked does not count.
                 started += parked_at.elapsed();
                 invocation.deadline = invocation.deadline.map(|deadline| deadline + parked_at.elapsed());
                 continue;
@@ -204,7 +205,7 @@ impl Actor {
             Some(tool) => agent.check_result(tool, reply.1.as_ref()).map(|()| reply),
             None => Ok(reply),
         });
-        // Why the journal cannot go on is why the guest was stopped.
+        // If the journal stopped, its error is the reason why the guest was stopped.
         let result = match journal.close().await {
             Err(error) => Err(error),
             Ok(last_id) => match result {
@@ -231,12 +232,12 @@ impl Actor {
                     elapsed_us: elapsed_us(started),
                 };
                 drop(turn);
-                let context = context.expect("a guest that answered has left it");
+                let context = context.expect("a guest that replied leaves its context");
                 let session_kb = agent.limits.session_kb;
                 let answer = Answer { outcome, context, key, session_kb, spend: spend.clone() };
                 self.commit(answer, idempotency_key, &ending).await.map(|outcome| (last_id, outcome))
             }
-            // It goes on when the host does.
+            // The turn is resumed when the host starts again.
             Err(error) if goes_on_later => {
                 return Err(services.admit().err().unwrap_or(error));
             }
@@ -254,7 +255,8 @@ impl Actor {
         ended
     }
 
-    /// Makes the turn durable and gives it everything that it runs with. From here on its followers know that it began.
+    /// Makes the turn durable and gathers everything that it runs with. Publishes to its followers
+    /// that it has started.
     async fn open(
         &mut self,
         invocation: &Invocation,
@@ -361,7 +363,8 @@ impl Actor {
         Ok(Opened { agent, number, key, journal, context: Some(context), turn })
     }
 
-    /// A turn that could not begin for a reason that is not its own: it waits for a host that is better off.
+    /// Returns whether a turn that could not start stays open, because the reason lies outside the
+    /// turn or because the session is going away. It then waits for a later attempt.
     fn stays_open(&self, error: &RuntimeError) -> bool {
         use RuntimeError::{AgentNotFound, Component, Store};
         let waits = match error {
@@ -371,12 +374,13 @@ impl Actor {
         waits || self.is_gone()
     }
 
-    /// Nobody wants this session any more: the host ends, or its agent was deleted.
+    /// Returns whether nobody wants this session anymore, because the host shuts down or the agent
+    /// was deleted.
     fn is_gone(&self) -> bool {
         self.gone.has_changed().is_err()
     }
 
-    /// Waits until a turn that is parked may go on.
+    /// Waits until a parked turn may continue.
     async fn wait_parked(
         &self,
         services: &Services,
@@ -396,7 +400,8 @@ impl Actor {
         }
     }
 
-    /// What the guest answered. `None`: all that it does is to wait for people, and it was dropped.
+    /// Runs the guest and returns its reply. Returns `None` if the guest was dropped because it is
+    /// only waiting for people.
     async fn call_guest(
         &self,
         services: &Services,
@@ -419,7 +424,7 @@ impl Actor {
             approved = entry.approved(turn) => match approved {
                 Ok(Ok(())) => {}
                 Ok(Err(message)) => return Some(Err(RuntimeError::CallRefused { message })),
-                // The journal knows why.
+                // The journal holds the reason.
                 Err(journal::Stopped) => return Some(Err(RuntimeError::Cancelled)),
             },
             () = &mut stop => {
@@ -431,7 +436,7 @@ impl Actor {
             () = &mut stop => return Some(Err(RuntimeError::Cancelled)),
         };
         let Ok(_instance) = instance else { return Some(Err(RuntimeError::DeadlineExceeded)) };
-        let running = context.take().expect("it is there until the guest is called");
+        let running = context.take().expect("the context is set until the guest is called");
         let (result, after) =
             instance::take_turn(services.wasm(), agent, turn.deadline, stop, running, entry).await;
         if result.is_err() && parked.load(Ordering::Relaxed) {
@@ -443,7 +448,7 @@ impl Actor {
     }
 }
 
-/// What came of a turn that somebody else has run to its end.
+/// Returns the result of a turn that another owner ran to completion.
 fn ended_before(state: TurnState) -> Result<(u64, Outcome), RuntimeError> {
     match state {
         TurnState::Done { outcome, .. } => Ok((0, decode_outcome(&outcome)?)),

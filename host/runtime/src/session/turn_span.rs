@@ -1,11 +1,13 @@
-//! The span of one turn, for the log and for traces, named after OpenTelemetry's conventions for generative AI. What the
-//! turn does happens inside of it, so its generations are below it.
+//! The tracing span of one turn, for the log and for traces, named after OpenTelemetry's semantic
+//! conventions for generative AI. Everything the turn does happens inside it, so spans of
+//! generations are its children.
 
 use super::SessionKey;
 use crate::RuntimeError;
 use tracing::{Span, field::Empty};
 
-/// `parent` is the span of whoever sent the message, or had the turn run again.
+/// Starts the span of a turn. `parent` is the span of whoever sent the message or had the turn
+/// rerun.
 pub(super) fn begin(parent: &Span, key: &SessionKey, turn_id: &str) -> Span {
     let SessionKey { agent, session } = key;
     tracing::info_span!(
@@ -23,7 +25,7 @@ pub(super) fn begin(parent: &Span, key: &SessionKey, turn_id: &str) -> Span {
     )
 }
 
-/// Its number in the session.
+/// Records the turn's number in its session on the current span.
 pub(super) fn is_turn(number: u64) {
     Span::current().record("skep.turn.number", number.cast_signed());
 }

@@ -125,7 +125,7 @@ async fn a_call_is_decided_about_once() {
     for approve in [true, false] {
         let error = decide(&host, &id, approve).await.expect_err("the second");
         assert_eq!(error.code(), "approval_decided");
-        assert!(error.to_string().contains("was approved already"), "{error}");
+        assert!(error.to_string().contains("was already approved"), "{error}");
     }
     assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
     assert_eq!(decide(&host, "another", true).await.expect_err("nobody asked").code(), "approval_not_found");
@@ -332,7 +332,7 @@ async fn a_chain_of_turns_that_waits_for_a_person_survives_the_host_and_ends_tog
     assert_eq!(handle.outcome().await.expect_err("it was cancelled").code(), "cancelled");
     until(async || pending(&host).await.is_empty().then_some(())).await;
     let late = decide(&host, &id, true).await.expect_err("there is nothing to decide");
-    assert!(late.to_string().contains("is of a turn that has ended"), "{late}");
+    assert!(late.to_string().contains("belongs to a turn that has ended"), "{late}");
     assert_eq!(outside.count("/tool"), 1, "only the first was approved");
 }
 
@@ -419,7 +419,7 @@ async fn nobody_is_asked_any_more_about_a_turn_that_was_cancelled() {
     assert_eq!(handle.outcome().await.expect_err("it was cancelled").code(), "cancelled");
     assert!(pending(&host).await.is_empty());
     let error = decide(&host, &id, true).await.expect_err("there is nothing to decide");
-    assert!(error.to_string().contains("is of a turn that has ended"), "{error}");
+    assert!(error.to_string().contains("belongs to a turn that has ended"), "{error}");
 }
 
 #[tokio::test]
@@ -428,11 +428,11 @@ async fn a_line_about_a_tool_that_is_not_there_is_an_error() {
     let error =
         host.deploy("orders", "[tools.lose]\napproval = true", echoing()).await.expect_err("no such tool");
     assert!(
-        error.to_string().contains("[tools.lose] in agent.toml names no tool; it describes: find"),
+        error.to_string().contains("[tools.lose] in agent.toml does not name a tool; it describes: find"),
         "{error}"
     );
     let error =
         host.deploy("mute", "[tools.lose]\napproval = true", echo()).await.expect_err("no tools at all");
-    let expected = "[tools.lose] in agent.toml names no tool; it has no tools of its own; tools of others";
+    let expected = "[tools.lose] in agent.toml does not name a tool; it has no tools of its own; external tools";
     assert!(error.to_string().contains(expected), "{error}");
 }

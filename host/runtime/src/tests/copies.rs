@@ -1,4 +1,4 @@
-//! Sessions as a whole: copies, exports and imports, pages of messages, and their end.
+//! Tests of operations on whole sessions: forks, exports and imports, message pages, and expiry.
 
 use super::{
     fixture::{Host, invocation, until},
@@ -10,10 +10,10 @@ use crate::{Clock, Invocation, PortableSession, RuntimeOptions, Tenant, capabili
 use std::time::Duration;
 
 const HOUR_MS: u64 = 3_600_000;
-/// Fills more than a page of the KV cache.
+/// Fills more than one page of the KV cache.
 const QUESTION: &str = "a message that fills more than a page";
 
-/// A host with the session `s` of the agent `chat`, which can go on token for token.
+/// Starts a host with the session `s` of the agent `chat`, which can continue from its tokens.
 async fn chatting() -> Host {
     let host = Host::start().await;
     host.deploy("chat", "", chatter()).await.expect("valid");
@@ -24,7 +24,7 @@ async fn chatting() -> Host {
         }
         host.agents.delete_session("chat", "s").await.expect("it is there");
     }
-    panic!("the model says nothing that has a text");
+    panic!("the model produces no tokens that have a text");
 }
 
 async fn export(host: &Host, session: &str) -> PortableSession {
@@ -38,9 +38,9 @@ async fn unloaded(host: &Host) {
 }
 
 #[tokio::test]
-async fn a_fork_goes_on_where_its_source_was_and_from_its_cached_pages() {
+async fn a_fork_continues_from_the_cached_pages_of_its_source() {
     let host = chatting().await;
-    let fork = host.agents.fork_session("chat", "s", "copy").await.expect("there is none yet");
+    let fork = host.agents.fork_session("chat", "s", "copy").await.expect("the copy does not exist yet");
     assert_eq!((fork.id.as_str(), fork.turns), ("copy", 1));
     let first = host.ask("chat", "copy", "go on").await.expect("goes well");
     assert_eq!(first.turn, 2);
@@ -51,19 +51,19 @@ async fn a_fork_goes_on_where_its_source_was_and_from_its_cached_pages() {
         before.tokens().len()
     );
     let after = export(&host, "copy").await.conversations.remove(0).transcript;
-    assert!(after.tokens().starts_with(before.tokens()), "token for token");
+    assert!(after.tokens().starts_with(before.tokens()), "the tokens are kept");
     assert_eq!(host.agents.session("chat", "s").await.expect("it is there").messages.len(), 2);
 }
 
 #[tokio::test]
-async fn a_fork_is_of_the_committed_past_and_never_over_a_session_that_is_there() {
+async fn a_fork_copies_committed_state_and_never_overwrites_a_session() {
     let host = Host::start().await;
     host.deploy("spin", "[limits]\ncpu_ms = 30000", spinner()).await.expect("valid");
     host.answer("spin", "s", "hello").await;
     host.answer("spin", "other", "hello").await;
     let mut runs = host.invoke("spin", "s", "spin").await.expect("taken");
     runs.next().await.expect("it starts").expect("it starts");
-    let fork = host.agents.fork_session("spin", "s", "copy").await.expect("a running turn is no obstacle");
+    let fork = host.agents.fork_session("spin", "s", "copy").await.expect("a running turn does not prevent a fork");
     assert_eq!(fork.turns, 1);
     drop(runs);
     for (from, to, code) in [
@@ -80,18 +80,18 @@ async fn a_fork_is_of_the_committed_past_and_never_over_a_session_that_is_there(
 }
 
 #[tokio::test]
-async fn a_turn_that_waits_while_a_session_is_forked_goes_on_from_the_fork() {
+async fn the_first_turn_after_a_fork_sees_the_copied_state() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
-    // The actor of the target has read that there is nothing, and remembers it.
+    // The target's actor has read that the session does not exist, and remembers that.
     host.ask("count", "copy", "!").await.expect_err("it traps");
-    host.agents.fork_session("count", "s", "copy").await.expect("no turn of it was committed");
+    host.agents.fork_session("count", "s", "copy").await.expect("no turn of the target was committed");
     assert_eq!(host.answer("count", "copy", "go").await, "xx");
 }
 
 #[tokio::test]
-async fn an_export_that_is_imported_goes_on_with_the_same_tokens() {
+async fn an_imported_session_continues_with_the_same_tokens() {
     let host = chatting().await;
     host.deploy("count", "", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
@@ -101,7 +101,7 @@ async fn an_export_that_is_imported_goes_on_with_the_same_tokens() {
     let exported = export(&host, "s").await;
     host.agents.delete_session("chat", "s").await.expect("it is there");
     assert_eq!(host.agents.export_session("chat", "s").await.expect_err("gone").code(), "session_not_found");
-    let imported = host.agents.import_session("chat", exported.clone(), false).await.expect("right");
+    let imported = host.agents.import_session("chat", exported.clone(), false).await.expect("the export is valid");
     assert_eq!((imported.turns, imported.created_at_ms), (1, exported.summary.created_at_ms));
     let again = export(&host, "s").await;
     assert_eq!((again.state, again.conversations), (exported.state.clone(), exported.conversations.clone()));
@@ -109,16 +109,16 @@ async fn an_export_that_is_imported_goes_on_with_the_same_tokens() {
     assert_eq!(next.turn, 2);
     let before = &exported.conversations[0].transcript;
     let after = export(&host, "s").await.conversations.remove(0).transcript;
-    assert!(after.tokens().starts_with(before.tokens()), "token for token");
+    assert!(after.tokens().starts_with(before.tokens()), "the tokens are kept");
 
-    let refused = host.agents.import_session("chat", exported.clone(), false).await.expect_err("it is there");
+    let refused = host.agents.import_session("chat", exported.clone(), false).await.expect_err("the session exists");
     assert_eq!(refused.code(), "session_exists");
-    host.agents.import_session("chat", exported.clone(), true).await.expect("it may be replaced");
+    host.agents.import_session("chat", exported.clone(), true).await.expect("the session may be replaced");
     assert_eq!(export(&host, "s").await.conversations, exported.conversations);
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_an_import_is_said_and_nothing_is_written() {
+async fn an_invalid_import_is_refused_with_the_reason_and_writes_nothing() {
     let host = chatting().await;
     let right = export(&host, "s").await;
     host.agents.delete_session("chat", "s").await.expect("it is there");
@@ -131,7 +131,7 @@ async fn what_is_wrong_with_an_import_is_said_and_nothing_is_written() {
             "invalid_session",
             "\"main\": no model is called `nobody`",
         ),
-        (|s| s.conversations.push(s.conversations[0].clone()), "invalid_session", "two of this name"),
+        (|s| s.conversations.push(s.conversations[0].clone()), "invalid_session", "the name is used twice"),
         (|s| s.conversations[0].name.clear(), "invalid_session", "1 to 128 bytes"),
         (|s| s.state = [("k".repeat(300), vec![])].into(), "invalid_session", "300 bytes"),
         (
@@ -148,7 +148,7 @@ async fn what_is_wrong_with_an_import_is_said_and_nothing_is_written() {
         assert!(error.to_string().contains(expected), "{error}");
     }
     assert!(host.agents.sessions(&Tenant::local(), "chat", None, 10).await.expect("known").is_empty());
-    host.agents.import_session("chat", right, false).await.expect("it was right");
+    host.agents.import_session("chat", right, false).await.expect("the export is valid");
 }
 
 #[tokio::test]
@@ -166,31 +166,31 @@ async fn messages_are_read_page_by_page() {
     assert_eq!(first.messages[0].1.content, QUESTION);
     let missing = host.agents.messages("chat", "s", "side", 0, 1).await.expect_err("no such conversation");
     assert_eq!(missing.code(), "conversation_not_found");
-    assert!(missing.to_string().contains("there is only main"), "{missing}");
+    assert!(missing.to_string().contains("it has: main"), "{missing}");
     let missing = host.agents.messages("chat", "nobody", "main", 0, 1).await.expect_err("no such session");
     assert_eq!(missing.code(), "session_not_found");
 }
 
 #[tokio::test]
-async fn a_deleted_session_keeps_no_place_in_memory_and_no_line_in_the_log() {
+async fn a_deleted_session_leaves_nothing_in_memory_or_in_the_log() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
     host.ask("count", "s", "!").await.expect_err("it traps");
     host.agents.delete_session("count", "s").await.expect("it is there");
     unloaded(&host).await;
-    // A session of which every turn failed has something to delete too.
+    // A session whose turns all failed has something to delete too.
     let failed = Invocation { detached: true, ..invocation("count", "only-failed", "!") };
     let handle = host.agents.invoke(failed).await.expect("taken");
     let turn = handle.turn_id().to_owned();
     handle.outcome().await.expect_err("it traps");
-    host.agents.delete_session("count", "only-failed").await.expect("its turn is there");
-    let missing = host.agents.turn("count", "only-failed", &turn).await.expect_err("it is deleted");
+    host.agents.delete_session("count", "only-failed").await.expect("the session's turn exists");
+    let missing = host.agents.turn("count", "only-failed", &turn).await.expect_err("the turn is deleted");
     assert_eq!(missing.code(), "turn_not_found");
 }
 
 #[tokio::test]
-async fn sessions_expire_by_the_shorter_time_and_never_during_a_turn_or_before_a_schedule() {
+async fn sessions_expire_by_the_shorter_ttl_but_not_during_turns_or_before_alarms() {
     let clock = Clock::at(1_800_000_000_000);
     let options = RuntimeOptions {
         clock: clock.clone(),
@@ -223,17 +223,17 @@ async fn sessions_expire_by_the_shorter_time_and_never_during_a_turn_or_before_a
     assert_eq!(
         kept,
         ["long/busy", "wakes/a"],
-        "the operator's 10 hours count, a turn runs, and an alarm is set"
+        "the operator's 10 hours apply, a turn is running, and an alarm is set"
     );
     clock.advance(1_000);
     until(async || (left(11).await.len() == 1).then_some(())).await;
     drop(runs);
     assert_eq!(host.ask("long", "busy", "hello").await.expect("goes well").turn, 2);
-    assert_eq!(host.answer("short", "a", "go").await, "x", "it begins anew");
+    assert_eq!(host.answer("short", "a", "go").await, "x", "the session starts over");
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_forward_expires_no_session_before_it_was_idle() {
+async fn setting_the_clock_forward_expires_no_session_early() {
     const TEN_YEARS_MS: i64 = 10 * 366 * 24 * HOUR_MS as i64;
     let clock = Clock::at(now_ms());
     let options = || RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() };
@@ -247,13 +247,13 @@ async fn a_clock_that_is_set_forward_expires_no_session_before_it_was_idle() {
     assert_eq!(expire(&host).await, 0);
     clock.advance(HOUR_MS / 2);
     let host = host.restart_with(options()).await;
-    assert_eq!(expire(&host).await, 0, "a restart remembers what was skipped");
+    assert_eq!(expire(&host).await, 0, "skipped time is remembered across a restart");
     clock.advance(HOUR_MS);
-    assert_eq!(expire(&host).await, 1, "two hours and a half went by");
+    assert_eq!(expire(&host).await, 1, "two and a half hours have passed");
 }
 
 #[tokio::test]
-async fn a_session_that_was_used_in_a_future_that_was_taken_back_expires_in_its_time() {
+async fn a_session_used_before_the_clock_was_set_back_still_expires() {
     const YEAR_MS: u64 = 365 * 24 * HOUR_MS;
     let clock = Clock::at(now_ms());
     let options = || RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() };

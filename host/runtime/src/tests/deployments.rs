@@ -1,4 +1,5 @@
-//! Versions: a new one comes into force as a whole, an old one can be put back, and a turn keeps its own.
+//! Tests of versions: activation is atomic, an old version can be reactivated, and a running turn
+//! keeps its version.
 
 use super::{
     fixture::Host,
@@ -17,7 +18,7 @@ fn two() -> Guest {
     Guest { module: r#"(data (i32.const 512) "two")"#, on_message: REPLY, ..Guest::default() }
 }
 
-/// Replies "one" after about a million steps for each letter of the message.
+/// Replies "one" after about a million steps per letter of the message.
 fn slow_one() -> Guest {
     Guest {
         module: r#"(data (i32.const 512) "one")"#,
@@ -32,32 +33,32 @@ fn slow_one() -> Guest {
 }
 
 async fn in_force(host: &Host, agent: &str) -> Vec<(u64, bool)> {
-    let versions = host.agents.versions(agent).await.expect("it is there");
+    let versions = host.agents.versions(agent).await.expect("the agent exists");
     versions.iter().map(|version| (version.version, version.is_in_force)).collect()
 }
 
 #[tokio::test]
-async fn a_version_can_be_put_back_and_stays_so_after_a_restart() {
+async fn a_rollback_survives_a_restart() {
     let host = Host::start().await;
     assert_eq!(host.deploy("a", "", one()).await.expect("valid").version, 1);
     assert_eq!(host.deploy("a", "", two()).await.expect("valid").version, 2);
     assert_eq!(host.answer("a", "s", "go").await, "two");
 
-    assert_eq!(host.agents.rollback("a", None).await.expect("there is one before").version, 1);
+    assert_eq!(host.agents.rollback("a", None).await.expect("there is an earlier version").version, 1);
     assert_eq!(host.answer("a", "s", "go").await, "one");
     assert_eq!(in_force(&host, "a").await, [(2, false), (1, true)]);
     let host = host.restart().await;
     assert_eq!(host.answer("a", "s", "go").await, "one");
 
-    assert_eq!(host.agents.rollback("a", Some(2)).await.expect("it is kept").version, 2);
+    assert_eq!(host.agents.rollback("a", Some(2)).await.expect("the version is kept").version, 2);
     assert_eq!(host.deploy("a", "", echo()).await.expect("valid").version, 3);
     assert_eq!(in_force(&host, "a").await, [(3, true), (2, false), (1, false)]);
-    let versions = host.agents.versions("a").await.expect("it is there");
+    let versions = host.agents.versions("a").await.expect("the agent exists");
     assert!(versions.iter().all(|version| version.deployed_by == "tester" && version.deployed_at_ms > 0));
 }
 
 #[tokio::test]
-async fn what_is_in_force_is_no_new_version_and_anything_else_is_one() {
+async fn redeploying_the_active_version_keeps_its_number() {
     let host = Host::start().await;
     for (limits, guest, version) in [
         ("", one(), 1),
@@ -72,19 +73,19 @@ async fn what_is_in_force_is_no_new_version_and_anything_else_is_one() {
     assert_eq!(in_force(&host, "a").await, [(4, true), (3, false), (2, false), (1, false)]);
     let host = host.restart().await;
     assert_eq!(host.deploy("a", "", two()).await.expect("valid").version, 4);
-    host.agents.rollback("a", Some(1)).await.expect("it is kept");
+    host.agents.rollback("a", Some(1)).await.expect("the version is kept");
     assert_eq!(host.deploy("a", "", two()).await.expect("valid").version, 5);
     assert_eq!(host.answer("a", "s", "go").await, "two");
 }
 
 #[tokio::test]
-async fn a_version_that_is_not_there_is_named_with_those_that_are() {
+async fn an_error_about_a_missing_version_lists_the_kept_ones() {
     let host = Host::start().await;
     host.deploy("a", "", one()).await.expect("valid");
     for (wanted, expected) in [(None, "no earlier version"), (Some(7), "no version 7")] {
         let error = host.agents.rollback("a", wanted).await.expect_err("there is no such version");
         assert_eq!(error.code(), "version_not_found");
-        assert!(error.to_string().contains(expected) && error.to_string().contains("only 1"), "{error}");
+        assert!(error.to_string().contains(expected) && error.to_string().contains("versions are: 1"), "{error}");
     }
     assert_eq!(host.agents.rollback("b", None).await.expect_err("no agent").code(), "agent_not_found");
     assert_eq!(host.agents.versions("b").await.expect_err("no agent").code(), "agent_not_found");
@@ -92,12 +93,12 @@ async fn a_version_that_is_not_there_is_named_with_those_that_are() {
 }
 
 #[tokio::test]
-async fn a_deployment_that_fails_leaves_the_old_version_in_force_and_makes_none() {
+async fn a_failed_deployment_leaves_the_old_version_active() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     assert_eq!(host.answer("count", "s", "go").await, "x");
     let broken = Guest { describe: "unreachable", ..Guest::default() };
-    host.deploy("count", "", broken).await.expect_err("it cannot describe itself");
+    host.deploy("count", "", broken).await.expect_err("the guest cannot describe itself");
     assert_eq!(in_force(&host, "count").await, [(1, true)]);
     assert_eq!(host.answer("count", "s", "go").await, "xx");
 }
@@ -109,27 +110,30 @@ async fn a_rollback_that_would_take_a_route_of_another_agent_is_refused() {
     host.deploy("a", route, one()).await.expect("the route is free");
     host.deploy("a", "", two()).await.expect("valid");
     host.deploy("b", route, echo()).await.expect("the route is free again");
-    assert_eq!(host.agents.rollback("a", Some(1)).await.expect_err("it is taken").code(), "invalid_route");
+    assert_eq!(
+        host.agents.rollback("a", Some(1)).await.expect_err("the route is taken").code(),
+        "invalid_route"
+    );
     assert_eq!(host.answer("a", "s", "go").await, "two");
 }
 
 #[tokio::test]
-async fn a_running_turn_finishes_on_its_version_and_the_next_takes_the_new_one() {
+async fn a_running_turn_finishes_on_its_version_and_the_next_uses_the_new_one() {
     let host = Host::start().await;
     for letters in [250, 500, 1_000, 2_000, 4_000] {
         host.deploy("a", "[limits]\ncpu_ms = 30000", slow_one()).await.expect("valid");
         let mut running = host.invoke("a", "s", &"x".repeat(letters)).await.expect("taken");
         assert!(matches!(running.next().await, Some(Ok(RunEvent::Started { .. }))));
         let version = host.deploy("a", "", two()).await.expect("valid").version;
-        assert_eq!(host.answer("a", "other", "go").await, "two", "version {version} is in force");
+        assert_eq!(host.answer("a", "other", "go").await, "two", "version {version} is active");
         let still_runs = tokio::time::timeout(Duration::ZERO, running.next()).await.is_err();
         if !still_runs {
-            // The machine is slow to deploy; hold the turn open for longer.
+            // Deployment is slow on this machine, so the next round keeps the turn open for longer.
             continue;
         }
-        assert_eq!(running.outcome().await.expect("it goes on").text, "one");
+        assert_eq!(running.outcome().await.expect("the turn continues").text, "one");
         assert_eq!(host.answer("a", "s", "go").await, "two");
         return;
     }
-    panic!("no turn ran for longer than a deployment takes");
+    panic!("no turn ran longer than a deployment takes");
 }

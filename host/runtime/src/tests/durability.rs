@@ -211,7 +211,7 @@ async fn a_key_is_one_turn_while_it_waits_while_it_runs_and_after() {
     assert_eq!(host.agents.session("talk", "s").await.expect("there").summary.turns, 1);
 
     let other = Invocation { text: "something else".into(), ..keyed };
-    assert_eq!(host.agents.invoke(other).await.expect_err("another message").code(), "invalid_message");
+    assert_eq!(host.agents.invoke(other).await.expect_err("a different message").code(), "invalid_message");
 }
 
 #[tokio::test]

@@ -191,11 +191,11 @@ async fn the_end_of_a_turn_is_told_to_those_who_take_it() {
 async fn what_cannot_be_an_event_is_refused() {
     let (host, _clock) = start("s").await;
     for (refused, why) in [
-        (event("1", "no topic", json!(null)), "is no topic"),
-        (event("1", "skep.turn.done", json!(null)), "the host's own"),
+        (event("1", "no topic", json!(null)), "is not a valid topic"),
+        (event("1", "skep.turn.done", json!(null)), "reserved for the host"),
         (event("", "order.paid", json!(null)), "1 to 128"),
         (event("1", "order.paid", json!("x".repeat(300_000))), "are allowed"),
-        (Event { source: "agent:w".into(), ..event("1", "order.paid", json!(null)) }, "are agents'"),
+        (Event { source: "agent:w".into(), ..event("1", "order.paid", json!(null)) }, "reserved for agents"),
     ] {
         let error = host.agents.publish(refused).await.expect_err(why);
         assert!(error.code() == "invalid_event" && error.to_string().contains(why), "{error}");

@@ -1,4 +1,5 @@
-//! `http/fetch`, called as a tool, at a real server of the test: its grants, its limits, and what a restart makes of it.
+//! Tests of `http/fetch`, called as a tool against a server run by the test: grants, limits and
+//! restarts.
 
 use super::{
     fixture::{Host, invocation},
@@ -9,7 +10,7 @@ use super::{
 use crate::{Invocation, Limits, RuntimeOptions};
 use serde_json::{Value, json};
 
-/// Calls `http/fetch` with the message as its arguments, and replies with the result or with what went wrong.
+/// Calls `http/fetch` with the message as its arguments, and replies with the result or the error.
 pub(super) fn fetcher() -> Guest {
     Guest {
         module: r#"
@@ -27,14 +28,14 @@ const FETCH: &str = r#"
     (local.set $text (i32.load (local.get $a)))
     (local.set $length (i32.load offset=4 (local.get $a)))"#;
 
-/// Does it twice, and replies with what came of the second call.
+/// Calls it twice, and replies with the result of the second call.
 fn fetch_twice() -> Guest {
     let again = "(local.set $text (i32.load (local.get $message)))
                  (local.set $length (i32.load offset=4 (local.get $message)))";
     Guest { on_message: format!("{FETCH} {again} {FETCH}").leak(), ..fetcher() }
 }
 
-/// The operator grants these tools and hosts.
+/// Returns options of an operator who grants these tools and hosts.
 fn granting(tools: &[&str], hosts: &[&str]) -> RuntimeOptions {
     RuntimeOptions { granted_tools: tools::granting(tools).granted_tools, ..web::granting(hosts) }
 }
@@ -56,7 +57,7 @@ async fn fetch(host: &Host, arguments: &Value) -> String {
 }
 
 #[tokio::test]
-async fn a_model_is_given_status_and_text_of_what_it_asks_for() {
+async fn the_result_has_the_status_and_the_text_of_the_response() {
     let mut server = Server::start().await;
     let host = start(everything(), GRANTS).await;
     let arguments = json!({
@@ -74,7 +75,7 @@ async fn a_model_is_given_status_and_text_of_what_it_asks_for() {
 }
 
 #[tokio::test]
-async fn tool_and_host_are_granted_by_developer_and_operator_each() {
+async fn developer_and_operator_must_both_grant_the_tool_and_the_host() {
     let address = Server::start().await.answering("pong");
     let (origin, arguments) = (format!("http://{address}"), json!({"url": format!("http://{address}/")}));
     let manifest = |tools: &str, hosts: &str| format!("[grants]\ntools = [{tools}]\nhosts = [{hosts}]");
@@ -97,7 +98,7 @@ async fn tool_and_host_are_granted_by_developer_and_operator_each() {
 }
 
 #[tokio::test]
-async fn its_requests_count_for_the_limits_of_all_requests() {
+async fn its_requests_count_toward_the_limits_on_requests() {
     let address = Server::start().await.answering("pong");
     let arguments = json!({"url": format!("http://{address}/")});
     for (limits, expected) in [
@@ -115,7 +116,7 @@ async fn its_requests_count_for_the_limits_of_all_requests() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_not_public_is_denied_to_a_model_too() {
+async fn non_public_addresses_are_denied_to_models_too() {
     let host = start(RuntimeOptions { outbound: Default::default(), ..everything() }, GRANTS).await;
     for url in ["http://169.254.169.254/latest/meta-data/", "http://127.0.0.1:1/"] {
         let answer = fetch(&host, &json!({ "url": url })).await;
@@ -124,7 +125,7 @@ async fn an_address_that_is_not_public_is_denied_to_a_model_too() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_is_told_before_anything_leaves() {
+async fn invalid_requests_are_rejected_before_anything_is_sent() {
     let host = start(everything(), &format!("{GRANTS}\n[limits]\nfetches = 0")).await;
     for (arguments, why) in [
         (json!({"method": "GET"}), "\"url\" is a required property"),
@@ -139,7 +140,7 @@ async fn what_is_no_request_is_told_before_anything_leaves() {
 }
 
 #[tokio::test]
-async fn a_long_answer_is_cut_with_a_note() {
+async fn a_long_response_is_truncated_with_a_note() {
     let address = Server::start().await.answering("x".repeat(100_000).leak());
     let host = start(everything(), GRANTS).await;
     let answer = fetch(&host, &json!({"url": format!("http://{address}/")})).await;
@@ -151,7 +152,8 @@ async fn a_long_answer_is_cut_with_a_note() {
     assert_eq!(answer["note"], "the text was cut after 16384 of 100000 bytes");
 }
 
-/// What the turn says that was cut off while the server had not answered, and how often the server was asked.
+/// Interrupts a turn while the server has not answered. Returns the reply of the resumed turn, and
+/// how often the server was called.
 async fn after_a_restart(method: &str) -> (String, usize) {
     let mut server = Server::start().await;
     let host = start(everything(), GRANTS).await;
@@ -176,18 +178,18 @@ async fn after_a_restart(method: &str) -> (String, usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_restart_a_get_is_made_again_and_a_post_is_not() {
+async fn after_a_restart_a_get_is_repeated_and_a_post_is_not() {
     let (answer, times) = after_a_restart("GET").await;
     assert!(answer.contains("\"text\":\"done\"") && times == 2, "{times}: {answer}");
     let (answer, times) = after_a_restart("POST").await;
     assert!(
-        answer.contains("nobody knows whether the server acted on it") && times == 1,
+        answer.contains("it is unknown whether the server acted on it") && times == 1,
         "{times}: {answer}"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_in_the_journal_is_not_asked_for_again_and_counts_as_it_did() {
+async fn a_journaled_response_is_not_requested_again_and_still_counts() {
     let mut server = Server::start().await;
     let manifest = format!("{GRANTS}\n[limits]\nfetches = 2");
     let host = Host::with(everything()).await;
@@ -202,12 +204,12 @@ async fn an_answer_in_the_journal_is_not_asked_for_again_and_counts_as_it_did() 
     drop(cut_off);
     let outcome = host.agents.follow("web", "s", &id).await.expect("kept").outcome().await;
     let text = outcome.expect("the turn goes well").text;
-    assert!(text.contains("made 1 requests"), "the first one is counted, and nobody asked again: {text}");
+    assert!(text.contains("made 1 requests"), "the first request counts and is not repeated: {text}");
     assert!(server.asked.is_empty());
 }
 
 #[tokio::test]
-async fn a_call_may_wait_for_a_persons_word() {
+async fn a_call_can_require_approval() {
     let address = Server::start().await.answering("pong");
     let host = start(everything(), &format!("{GRANTS}\n[tools.\"http/fetch\"]\napproval = true")).await;
     let text = json!({"url": format!("http://{address}/")}).to_string();
@@ -215,11 +217,11 @@ async fn a_call_may_wait_for_a_persons_word() {
     let asked =
         super::fixture::until(async || host.agents.approvals(None, 1).await.expect("listed").pop()).await;
     assert_eq!((asked.tool.as_str(), asked.arguments.get().to_owned()), ("http/fetch", text));
-    host.agents.decide(&asked.id, true, None, "tester").await.expect("nobody was faster");
+    host.agents.decide(&asked.id, true, None, "tester").await.expect("the approval is still open");
     assert!(asking.outcome().await.expect("goes well").text.contains("pong"));
 }
 
-/// Replies with the name by which a model knows the first tool that it is granted.
+/// Replies with the name under which a model sees the first tool that it is granted.
 fn lister() -> Guest {
     Guest {
         module: r#"(import "skep:agent/tools@0.1.0" "list" (func $list (param i32)))"#,
@@ -235,7 +237,7 @@ fn lister() -> Guest {
 }
 
 #[tokio::test]
-async fn it_is_listed_for_models_where_it_can_reach_anything() {
+async fn it_is_listed_for_models_only_if_it_can_reach_a_host() {
     for (operator, manifest, expected) in [
         (everything(), GRANTS, "host_fetch"),
         (everything(), "[grants]\ntools = [\"http/fetch\"]", ""),

@@ -1,4 +1,5 @@
-//! Sessions whose model is another one than before: under the same name, or because the host has it no more.
+//! Tests of sessions whose model has changed: under the same name, or because the host no longer
+//! has it.
 
 use super::{
     durability::QUESTION,
@@ -10,14 +11,14 @@ use skep_engine::{ModelSet, chat::Transcript};
 use skep_store::{StateChange, TurnCommit};
 
 async fn conversation(host: &Host, agent: &str) -> PortableConversation {
-    host.agents.export_session(agent, "s").await.expect("it is there").conversations.remove(0)
+    host.agents.export_session(agent, "s").await.expect("the session exists").conversations.remove(0)
 }
 
-/// The models that a turn says it changes between, and what it answers.
+/// Returns the model changes that a turn reports, and its reply.
 async fn changes(mut handle: RunHandle) -> (Vec<(String, String)>, String) {
     let mut changes = Vec::new();
     loop {
-        match handle.next().await.expect("there is an end").expect("the turn goes well") {
+        match handle.next().await.expect("the turn ends").expect("the turn succeeds") {
             RunEvent::ModelChanged { conversation, from, to } => {
                 assert_eq!(conversation, "main");
                 changes.push((from, to));
@@ -33,7 +34,7 @@ fn models(engine: skep_engine::Engine) -> ModelSet {
 }
 
 #[tokio::test]
-async fn tokens_of_another_model_of_the_same_name_are_made_anew_from_the_messages() {
+async fn tokens_are_recomputed_when_the_model_of_the_same_name_changes() {
     let host = Host::start().await;
     host.deploy("chat", "", chatter()).await.expect("valid");
     host.answer("chat", "s", QUESTION).await;
@@ -49,22 +50,25 @@ async fn tokens_of_another_model_of_the_same_name_are_made_anew_from_the_message
     let texts = |transcript: &Transcript| {
         transcript.messages().iter().map(|message| message.content.clone()).collect::<Vec<_>>()
     };
-    assert_eq!(texts(&after.transcript)[..2], texts(&before), "what was said is what was said");
+    assert_eq!(texts(&after.transcript)[..2], texts(&before), "the messages are unchanged");
     check_tokens(&host, "chat").await;
-    assert_eq!(after.digest.as_ref(), Some(&host.agents.models().get(None).expect("one").info().digest));
+    assert_eq!(
+        after.digest.as_ref(),
+        Some(&host.agents.models().get(None).expect("the host has a model").info().digest)
+    );
 
     assert_eq!(host.agents.model_mismatches().await.expect("readable"), []);
     let told = changes(host.invoke("chat", "s", "and again").await.expect("taken")).await.0;
-    assert_eq!(told, [], "it is told once");
+    assert_eq!(told, [], "the change is reported once");
 }
 
 #[tokio::test]
-async fn tokens_that_were_stored_without_a_digest_have_to_spell_their_text() {
+async fn tokens_stored_without_a_digest_are_checked_against_their_text() {
     for (engine, expected) in [(tiny_engine("tiny"), 0), (permuted_engine("tiny"), 1)] {
         let host = Host::start().await;
         host.deploy("chat", "", chatter()).await.expect("valid");
         host.answer("chat", "s", QUESTION).await;
-        // As an early version wrote it.
+        // Rewrites the row as an early version stored it.
         let mut row = host
             .store()
             .session("chat", "s")
@@ -74,7 +78,7 @@ async fn tokens_that_were_stored_without_a_digest_have_to_spell_their_text() {
             .conversations
             .remove(0);
         let mut body: serde_json::Value = serde_json::from_slice(&row.body).expect("JSON");
-        body.as_object_mut().expect("an object").remove("digest").expect("it has one");
+        body.as_object_mut().expect("an object").remove("digest").expect("the digest is stored");
         (row.body, row.digest) = (body.to_string().into_bytes(), None);
         let mark = StateChange { key: "mark".into(), value: Some(vec![1]) };
         let commit = TurnCommit {
@@ -85,7 +89,7 @@ async fn tokens_that_were_stored_without_a_digest_have_to_spell_their_text() {
             conversations: vec![row],
             ..TurnCommit::default()
         };
-        host.store().commit_turn(commit).await.expect("it is the next one");
+        host.store().commit_turn(commit).await.expect("the commit is the next turn");
         let host = host.stop().await.start_with(models(engine), RuntimeOptions::default()).await;
         let told = changes(host.invoke("chat", "s", "again").await.expect("taken")).await.0;
         assert_eq!(told.len(), expected);
@@ -94,7 +98,7 @@ async fn tokens_that_were_stored_without_a_digest_have_to_spell_their_text() {
 }
 
 #[tokio::test]
-async fn a_session_whose_model_is_gone_goes_on_with_its_agents_own_unless_agent_toml_names_it() {
+async fn a_session_whose_model_is_gone_uses_the_agents_model_unless_it_is_pinned() {
     let host = Host::start().await;
     host.deploy("free", "", chatter()).await.expect("valid");
     host.deploy("pinned", "model = \"tiny\"", chatter()).await.expect("valid");
@@ -110,23 +114,23 @@ async fn a_session_whose_model_is_gone_goes_on_with_its_agents_own_unless_agent_
     assert_eq!(after.model, "new");
     check_tokens(&host, "free").await;
 
-    let error = host.ask("pinned", "s", "again").await.expect_err("its model is not there");
+    let error = host.ask("pinned", "s", "again").await.expect_err("the pinned model is gone");
     assert_eq!(error.code(), "model_gone");
-    assert!(error.to_string().contains("there is only new"), "{error}");
+    assert!(error.to_string().contains("it serves: new"), "{error}");
     let host = host.stop().await.start_with(models(tiny_engine("tiny")), RuntimeOptions::default()).await;
     host.answer("pinned", "s", "again").await;
 }
 
 #[tokio::test]
-async fn an_export_takes_its_messages_to_another_model_of_the_same_name_and_its_tokens_to_the_same_one() {
+async fn an_import_keeps_tokens_only_for_the_same_model() {
     let host = Host::start().await;
     host.deploy("chat", "", chatter()).await.expect("valid");
     host.answer("chat", "s", QUESTION).await;
-    let export = host.agents.export_session("chat", "s").await.expect("it is there");
+    let export = host.agents.export_session("chat", "s").await.expect("the session exists");
     for (engine, has_tokens) in [(tiny_engine("tiny"), true), (permuted_engine("tiny"), false)] {
         let other = Host::with_models(models(engine), RuntimeOptions::default()).await;
         other.deploy("chat", "", chatter()).await.expect("valid");
-        other.agents.import_session("chat", export.clone(), false).await.expect("it is right");
+        other.agents.import_session("chat", export.clone(), false).await.expect("the export is valid");
         let imported = conversation(&other, "chat").await.transcript;
         assert_eq!(!imported.tokens().is_empty(), has_tokens);
         assert_eq!(imported.messages().len(), 2);

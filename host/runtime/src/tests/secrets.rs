@@ -185,7 +185,7 @@ async fn an_answer_in_which_a_value_could_hide_is_not_asked_for_and_not_given_ou
 
     let host = host_with(VALUE, &server, sender_with("rangebytes=0-3", 5, 9)).await;
     let answer = host.answer("pay", "s", &url).await;
-    assert!(answer.contains("\"range\"") && answer.contains("leave the header out"), "{answer}");
+    assert!(answer.contains("\"range\"") && answer.contains("remove the header"), "{answer}");
     assert!(server.asked.is_empty());
 }
 

@@ -75,7 +75,7 @@ async fn a_tenant_with_many_turns_of_an_agent_leaves_some_to_others() {
     let _turns = many(&host, &server, 3).await;
     let refused = waiting(&host, &server, "greedy", 3).await.expect_err("the fourth is for others");
     assert_eq!(refused.code(), "too_many_turns");
-    assert!(refused.to_string().contains("beside others"), "{refused}");
+    assert!(refused.to_string().contains("share"), "{refused}");
     let small = waiting(&host, &server, "small", 0).await.expect("there is room");
     is_served(&mut server, small).await;
 }

@@ -126,8 +126,8 @@ async fn what_is_not_granted_is_denied_by_name_and_what_is_not_there_is_told() {
         ("poor", "agent:orders/find", "to `tools` under [grants] in agent.toml"),
         ("rich", "agent:other/find", "to `tools` under [grants] in skep.toml"),
         ("rich", "mcp:files/read", "in skep.toml"),
-        ("rich", "agent:orders/lose", "there is no agent:orders/lose; there are: find"),
-        ("rich", "lose", "is no tool's name"),
+        ("rich", "agent:orders/lose", "there is no tool agent:orders/lose; available tools: find"),
+        ("rich", "lose", "is not a valid tool name"),
     ] {
         let answer = host.answer(agent, "s", tool).await;
         assert!(answer.contains(expected), "{agent} {tool}: {answer}");
@@ -141,7 +141,7 @@ async fn an_agent_without_the_export_and_one_that_is_not_there_are_named() {
     host.deploy("desk", &granted("\"agent:deaf/find\", \"agent:gone/find\""), caller()).await.expect("valid");
     for (tool, expected) in [
         ("agent:deaf/find", "lacks the export skep:agent/tool-handler"),
-        ("agent:gone/find", "no agent \"gone\""),
+        ("agent:gone/find", "agent \"gone\" is not deployed"),
     ] {
         let answer = host.answer("desk", "s", tool).await;
         assert!(answer.contains(expected), "{tool}: {answer}");
@@ -210,7 +210,7 @@ async fn calls_nest_so_deep_and_no_deeper() {
     }
     assert_eq!(host.answer("level-1", "s", "agent:level-2/find").await, r#"{"id":1}"#);
     let deeper = host.answer("level-0", "s", "agent:level-1/find").await;
-    assert!(deeper.contains("8 deep at most"), "{deeper}");
+    assert!(deeper.contains("at most 8 levels deep"), "{deeper}");
 }
 
 #[tokio::test]
@@ -358,7 +358,7 @@ fn with_bank(bank: &Arc<Bank>) -> RuntimeOptions {
 #[tokio::test]
 async fn a_call_that_a_restart_cut_off_is_made_again_only_if_that_does_no_harm() {
     for (tool, expected, calls) in
-        [("mcp:bank/pay", "look whether it did its work", 1), ("mcp:bank/look", r#"{"id":1}"#, 2)]
+        [("mcp:bank/pay", "check whether the tool did its work", 1), ("mcp:bank/look", r#"{"id":1}"#, 2)]
     {
         let bank = Arc::new(Bank::default());
         let host = Host::with(with_bank(&bank)).await;
@@ -380,8 +380,8 @@ async fn a_server_that_is_not_there_and_a_tool_that_it_has_not_are_told_apart() 
     let host = Host::with(with_bank(&bank)).await;
     host.deploy("desk", &granted("\"mcp:bank/*\", \"mcp:safe/*\""), caller()).await.expect("valid");
     for (tool, expected) in [
-        ("mcp:safe/open", "names no MCP server \"safe\"; it names: bank"),
-        ("mcp:bank/rob", "there is no mcp:bank/rob; there are: pay, look, fuse"),
+        ("mcp:safe/open", "does not list an MCP server \"safe\"; it lists: bank"),
+        ("mcp:bank/rob", "there is no tool mcp:bank/rob; available tools: pay, look, fuse"),
         ("mcp:bank/fuse", "the line is cut"),
     ] {
         let answer = host.answer("desk", "s", tool).await;

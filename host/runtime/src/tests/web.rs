@@ -218,7 +218,7 @@ async fn a_response_over_what_is_left_of_fetch_kb_is_an_error_of_the_guest() {
     let address = Server::start().await.answering(Box::leak("x".repeat(2_000).into_boxed_str()));
     let host = host_with(granting(&["*"]), &format!("{EVERYWHERE}\n[limits]\nfetch_kb = 1")).await;
     let answer = host.answer("web", "s", &format!("http://{address}/")).await;
-    assert!(answer.starts_with("the response has more than the"), "{answer}");
+    assert!(answer.starts_with("the response is larger than the"), "{answer}");
 }
 
 #[tokio::test]

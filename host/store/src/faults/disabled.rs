@@ -1,4 +1,4 @@
-//! A database without faults of its own.
+//! The empty implementation, for builds without fault injection.
 
 use sqlx::SqliteConnection;
 

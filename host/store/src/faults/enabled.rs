@@ -1,4 +1,4 @@
-//! Faults that a test chooses, at the moments at which a database has them.
+//! Fault injection: faults chosen by a test, at the moments at which a real database can fail.
 
 use crate::{Store, StoreError};
 use sqlx::{
@@ -17,60 +17,60 @@ use std::{
     time::Duration,
 };
 
-/// When the writer can meet a fault.
+/// The moments at which the writer can encounter a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// Before a transaction.
+    /// Before a transaction starts.
     Begin,
     /// Before the statements of one write.
     Write,
     /// Before a commit.
     Commit,
-    /// After a commit, before anyone is told of it.
+    /// After a commit, before any caller learns of it.
     Committed,
 }
 
-/// What happens then.
+/// A fault to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// An error with this code of SQLite: 5 is busy, 10 is I/O, 13 is a full disk.
+    /// Fails with this SQLite error code: 5 is busy, 10 is I/O, 13 is a full disk.
     Fails(u32),
-    /// The statement that runs after so many instructions of SQLite's machine is interrupted. Only at
-    /// [`Moment::Write`].
+    /// Interrupts the statement that is running after this many instructions of SQLite's virtual machine.
+    /// Only at [`Moment::Write`].
     Interrupted(i32),
-    /// It takes so much longer.
+    /// Delays by this duration.
     Slow(Duration),
-    /// Nothing more is ever written, and nobody hears of what was: the process ended.
+    /// Stops all writes and reports, as if the process had terminated.
     Ends,
 }
 
 type Chooser = Box<dyn FnMut(Moment) -> Option<Fault> + Send>;
 
-/// The faults of one store; clones are the same.
+/// The faults of one store. Clones share them.
 #[derive(Clone, Default)]
 pub struct Faults(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
     chooser: Mutex<Option<Chooser>>,
-    /// Each write has a transaction of its own.
+    /// Whether each write gets a separate transaction.
     one_by_one: AtomicBool,
-    /// The connection has a handler that interrupts statements.
+    /// Whether the connection has a progress handler that interrupts statements.
     interrupts: AtomicBool,
 }
 
 impl Faults {
-    /// Asks this from now on which fault there is.
+    /// Sets the function that chooses the fault for each moment.
     pub fn choose(&self, chooser: impl FnMut(Moment) -> Option<Fault> + Send + 'static) {
         *self.0.chooser.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(chooser));
     }
 
-    /// No more of them.
+    /// Stops injecting faults.
     pub fn end(&self) {
         *self.0.chooser.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// From now on each write has a transaction of its own, so that a fault can come between any two of them.
+    /// Gives each write a separate transaction from now on, so that a fault can occur between any two writes.
     pub fn separate_writes(&self) {
         self.0.one_by_one.store(true, Ordering::Release);
     }
@@ -88,7 +88,7 @@ impl Faults {
             Some(chooser) => chooser(moment),
             None => None,
         };
-        // It was for one write.
+        // The handler was for one write only.
         if self.0.interrupts.swap(false, Ordering::AcqRel) {
             connection.lock_handle().await?.remove_progress_handler();
         }
@@ -110,33 +110,34 @@ impl Faults {
 }
 
 impl Store {
-    /// Writes what the store itself would not.
+    /// Makes a write that the store itself would not make.
     pub async fn spoil(&self, sql: &'static str) -> Result<(), StoreError> {
         self.write(sql, |connection, sql| {
             Box::pin(async move {
                 let done = query(AssertSqlSafe(*sql)).execute(connection).await;
-                done.map(drop).map_err(StoreError::while_it("spoiled a row"))
+                done.map(drop).map_err(StoreError::while_it("damaged a row"))
             })
         })
         .await
     }
 
-    /// Copies and deletions are made in the smallest pieces.
+    /// Makes copies and deletions run in the smallest possible chunks.
     pub fn in_small_pieces(self) -> Store {
         Store { piece: Duration::ZERO, ..self }
     }
 
-    /// What a query that counts says.
+    /// Returns the result of a query that counts.
     pub async fn count(&self, sql: &'static str) -> Result<i64, StoreError> {
         let counted = query_scalar(AssertSqlSafe(sql)).fetch_one(&self.readers).await;
         counted.map_err(StoreError::while_it("counted rows"))
     }
 
-    /// Makes the disk full once the database has so many pages more than now. `None`: there is room again.
+    /// Limits the database to this many pages more than it has now, so that the disk appears full. `None`
+    /// removes the limit.
     pub async fn leave_room(&self, pages: Option<i64>) -> Result<(), StoreError> {
         self.write(pages, |connection, pages| {
             Box::pin(async move {
-                let failed = || StoreError::while_it("bounded the file");
+                let failed = || StoreError::while_it("limited the size of the file");
                 let now: i64 =
                     query_scalar("PRAGMA page_count").fetch_one(&mut *connection).await.map_err(failed())?;
                 let most = pages.map_or(1 << 30, |pages| now + pages);
@@ -154,7 +155,7 @@ impl fmt::Debug for Faults {
     }
 }
 
-/// An error that looks like one of SQLite's.
+/// An error that looks like one of SQLite's own.
 #[derive(Debug)]
 struct Injected {
     code: u32,

@@ -1,6 +1,6 @@
-//! What tests make of a database: one whose statements and commits fail, are slow, or succeed and do not say so.
+//! Fault injection for tests: statements and commits that fail, are slow, or succeed without reporting it.
 //!
-//! Without the feature `faults` there is nothing of it, and the calls compile to nothing.
+//! None of this exists without the feature `faults`; the calls then compile to nothing.
 
 #[cfg(any(test, feature = "faults"))]
 mod enabled;

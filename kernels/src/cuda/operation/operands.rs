@@ -1,6 +1,6 @@
-//! What the operations of a step are called with: slices of a device's memory, their shapes, and what is done with them.
+//! The arguments of a step's operations: slices of device memory, their shapes, and parameters.
 //!
-//! Invariant: nothing is checked here, because every operation checks all that it gets.
+//! Invariant: nothing is checked here, because every operation checks all of its arguments.
 
 use crate::KernelError;
 use crate::cuda::blas::Blas;
@@ -10,7 +10,7 @@ use crate::cuda::matmul::{Sums, Weights};
 use crate::cuda::qkv::Pairing;
 use crate::error::product;
 
-/// Bytes of an activation.
+/// Size of an activation in bytes.
 pub const ACTIVATION_BYTES: usize = 2;
 
 /// A matrix on a device, `[outputs, inputs]`.
@@ -18,54 +18,54 @@ pub const ACTIVATION_BYTES: usize = 2;
 pub struct Matrix<'a> {
     pub weights: Weights,
     pub data: Slice<'a>,
-    /// Of formats that keep theirs apart.
+    /// The scales, for formats that store them separately.
     pub scales: Option<Slice<'a>>,
-    /// `[outputs]`, of activations.
+    /// `[outputs]`, in the format of the activations.
     pub bias: Option<Slice<'a>>,
     pub outputs: u32,
     pub inputs: u32,
-    /// FP8: rows and columns of weights that share a scale.
+    /// FP8: number of rows and columns of weights that share a scale.
     pub scale_rows: u32,
     pub scale_columns: u32,
 }
 
-/// Rows to multiply with a matrix, and where the products go.
+/// Rows to multiply with a matrix, and the destination of the products.
 #[derive(Clone, Copy)]
 pub struct Product<'a> {
-    /// `[rows, inputs]`
+    /// `[rows, inputs]`.
     pub x: Slice<'a>,
     pub rows: u32,
-    /// `[rows, y_stride]`: of each row the outputs first.
+    /// `[rows, y_stride]`. Each row starts with the outputs.
     pub y: Slice<'a>,
     pub y_stride: u32,
     pub sums: Sums,
 }
 
-/// Which kernels a product may go through.
+/// The kernels that may compute a product.
 #[derive(Clone, Copy)]
 pub enum Products<'a> {
-    /// The fastest for so many rows: cuBLASLt, if it is given, where weights are dense and rows are many.
+    /// The fastest kernel for the number of rows. Dense weights with many rows use cuBLASLt, if it is given.
     Fastest(Option<&'a Blas>),
-    /// Those that add up a row's product in the same order, however many rows there are.
+    /// Only kernels that add up a row's products in the same order for any number of rows.
     OneOrder,
 }
 
-/// Rows of a table of vectors, which may be those of some tokens only: others get zeros.
+/// A lookup in an embedding table. The table may hold only a range of the tokens; other tokens get zeros.
 #[derive(Clone, Copy)]
 pub struct Embedding<'a> {
-    /// u32 `[rows]`
+    /// u32 `[rows]`.
     pub tokens: Slice<'a>,
     pub table: Slice<'a>,
     pub format: Table,
     pub out: Slice<'a>,
     pub rows: u32,
     pub width: u32,
-    /// Of the table.
+    /// The first token in the table. `count` is the number of tokens in it.
     pub first: u32,
     pub count: u32,
 }
 
-/// Adds rows to the residual, if there are some, and normalises the sums.
+/// A norm of the residual, to which `x` is added first if it is given.
 #[derive(Clone, Copy)]
 pub struct RmsNorm<'a> {
     pub x: Option<Slice<'a>>,
@@ -77,7 +77,7 @@ pub struct RmsNorm<'a> {
     pub epsilon: f32,
 }
 
-/// The keys and values of a layer: `[pages, page_size, kv_heads, head_size]` each.
+/// The keys and values of a layer, each `[pages, page_size, kv_heads, head_size]`.
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
     pub keys: Slice<'a>,
@@ -88,32 +88,32 @@ pub struct Pages<'a> {
     pub head_size: u32,
 }
 
-/// Bias, norms, rotation, and the write into the pages.
+/// Bias, norms and rotation of a step's rows, and the write of keys and values into the pages.
 #[derive(Clone, Copy)]
 pub struct Qkv<'a> {
     pub qkv: Slice<'a>,
     pub bias: Option<Slice<'a>>,
     pub q_norm: Option<Slice<'a>>,
     pub k_norm: Option<Slice<'a>>,
-    /// u32 `[rows]`
+    /// u32 `[rows]`.
     pub positions: Slice<'a>,
-    /// u64 `[rows]`
+    /// u64 `[rows]`.
     pub slots: Slice<'a>,
-    /// f32 `[head_size / 2]`
+    /// f32 `[head_size / 2]`.
     pub frequencies: Slice<'a>,
     pub rows: u32,
     pub pairing: Pairing,
     pub epsilon: f32,
 }
 
-/// Attention of rows that are the only ones of their sequences.
+/// Attention of rows that are the only rows of their sequences.
 #[derive(Clone, Copy)]
 pub struct Decode<'a> {
     pub q: Slice<'a>,
-    /// u32 `[rows, table_stride]`
+    /// u32 `[rows, table_stride]`.
     pub page_tables: Slice<'a>,
     pub pieces: Slice<'a>,
-    /// u32 `[rows + 1]`
+    /// u32 `[rows + 1]`.
     pub first_place: Slice<'a>,
     pub states: Slice<'a>,
     pub out: Slice<'a>,
@@ -123,38 +123,38 @@ pub struct Decode<'a> {
     pub scale: f32,
 }
 
-/// Attention of rows of which a sequence has several.
+/// Attention of sequences with several rows.
 #[derive(Clone, Copy)]
 pub struct Prefill<'a> {
-    /// Of the whole step.
+    /// The queries of the whole step.
     pub q: Slice<'a>,
     pub out: Slice<'a>,
-    /// u32 `[sequences, table_stride]`
+    /// u32 `[sequences, table_stride]`.
     pub page_tables: Slice<'a>,
     pub tiles: Slice<'a>,
     pub tile_count: u32,
     pub table_stride: u32,
     pub window: u32,
     pub scale: f32,
-    /// Of contexts, if those have some.
+    /// The splits of the contexts, if contexts are split.
     pub splits: Option<Splits<'a>>,
 }
 
-/// How contexts are divided where every row adds them up in one order.
+/// The division of contexts into splits of fixed length, with which every row is summed in the same order.
 #[derive(Clone, Copy)]
 pub struct Splits<'a> {
-    /// Of each.
+    /// Number of keys per split.
     pub keys: u32,
-    /// f32 `[places, heads, head_size + 2]`
+    /// f32 `[states, heads, head_size + 2]`.
     pub states: Slice<'a>,
     pub joins: Slice<'a>,
     pub join_count: u32,
 }
 
-/// What a rank sums with the others.
+/// One rank's part of a sum over all ranks.
 #[derive(Clone, Copy)]
 pub struct AllReduce<'a> {
-    /// One of each rank, as are the next two.
+    /// One slice per rank, as for `shares` and `signals`.
     pub input: &'a [Slice<'a>],
     pub shares: &'a [Slice<'a>],
     pub signals: &'a [Slice<'a>],
@@ -162,15 +162,15 @@ pub struct AllReduce<'a> {
     pub failure: Slice<'a>,
     pub values: usize,
     pub patience: u64,
-    /// The same on all ranks.
+    /// Maximum number of blocks. It must be the same on all ranks.
     pub most_blocks: u32,
     pub rank: usize,
 }
 
-/// Draws tokens.
+/// The choice of one token for each row of logits.
 #[derive(Clone, Copy)]
 pub struct Sample<'a> {
-    /// f32 `[.., vocabulary]`
+    /// f32 `[.., vocabulary]`.
     pub logits: Slice<'a>,
     pub rows: Slice<'a>,
     pub adjustments: Slice<'a>,
@@ -183,7 +183,7 @@ pub struct Sample<'a> {
 }
 
 impl Matrix<'_> {
-    /// Bytes of the weights and of their scales.
+    /// Returns the size in bytes of the weights and of their scales.
     pub fn bytes(&self) -> Result<[usize; 2], KernelError> {
         let (outputs, inputs) = (self.outputs as usize, self.inputs as usize);
         let values = || product("matmul", "the matrix", &[outputs, inputs]);

@@ -1,4 +1,4 @@
-//! `skep ai batch`.
+//! `skep ai batch`: queues a file of requests, and can wait for the answers.
 
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use crate::commands::{HostArgs, out};
 use crate::failure::Usage;
 use crate::progress::{Progress as _, Terminal};
 
-/// How often to ask how a batch stands.
+/// How often the state of a batch is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// As much as a host takes in one batch.
+/// Maximum size of a batch that a host accepts.
 const MAX_FILE_BYTES: u64 = 9_500_000;
 
-/// Have many questions answered when there is room for them
+/// Have a file of requests answered when the host has capacity for them
 ///
-/// The file has one request a line: a JSON object with `prompt` or `messages` and what else a request may have, and with
-/// an `external_reference` of your own if you like; or a JSON string, which is a prompt. The host keeps the batch, works
-/// it off when nobody waits for an answer, and goes on with it after a restart.
+/// The file has one request per line: a JSON object with `prompt` or `messages`, any other fields of a
+/// request, and an optional `external_reference` of your own; or a JSON string, which is a prompt. The host
+/// stores the batch, works on it while nobody waits for an answer, and continues with it after a restart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,20 +30,20 @@ Examples:
   skep ai batch questions.jsonl --model agent:concierge --wait | jq -r .result.response
   skep ai status $(skep ai batch questions.jsonl) --results")]
 pub struct Args {
-    /// Requests, one a line
+    /// File with the requests, one per line
     file: PathBuf,
-    /// The model's name, or agent:NAME
+    /// Name of the model, or agent:NAME
     #[arg(long, short, default_value = "default")]
     model: String,
-    /// Wait for the answers and write them, one JSON object a line, in the order of the requests
+    /// Wait for the answers and write them, one JSON object per line, in the order of the requests
     #[arg(long, short)]
     wait: bool,
-    /// Where to write them [default: the standard output]
+    /// File to write the answers to [default: standard output]
     #[arg(long, short, value_name = "FILE", requires = "wait")]
     output: Option<PathBuf>,
     #[command(flatten)]
     host: HostArgs,
-    /// Print how the batch stands as JSON; with --wait at its end, to stderr
+    /// Print the state of the batch as JSON; with --wait, after it has finished, to stderr
     #[arg(long)]
     json: bool,
 }
@@ -70,7 +70,7 @@ pub async fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a batch has ended, and shows how it goes on.
+/// Waits until a batch has finished, and shows its progress.
 async fn wait(client: &Client, id: &str) -> Result<BatchStatus> {
     let mut status = client.ai_batch(id).await?;
     let step = Terminal.count(&format!("batch {id}"), status.items.total);
@@ -83,7 +83,7 @@ async fn wait(client: &Client, id: &str) -> Result<BatchStatus> {
     Ok(status)
 }
 
-/// Writes the answers of a batch that has ended.
+/// Writes the answers of a finished batch.
 pub(super) async fn write_answers(
     client: &Client,
     status: &BatchStatus,
@@ -107,7 +107,7 @@ fn read(path: &Path) -> Result<Vec<Value>> {
     let bytes = std::fs::metadata(path).with_context(cannot)?.len();
     if bytes > MAX_FILE_BYTES {
         bail!(
-            "{} has {bytes} bytes, more than the {MAX_FILE_BYTES} of one batch\n  hint: send it in parts: split -C 9m {}",
+            "{} has {bytes} bytes, more than the {MAX_FILE_BYTES} of one batch\n  hint: split it into several batches: split -C 9m {}",
             path.display(),
             path.display()
         );
@@ -123,7 +123,7 @@ fn requests(text: &str) -> Result<Vec<Value>, String> {
             Ok(request @ Value::Object(_)) => request,
             Ok(Value::String(prompt)) => json!({ "prompt": prompt }),
             Ok(_) => return Err(format!("line {} is neither a JSON object nor a string", index + 1)),
-            // The parser counts lines from this one.
+            // The parser counts lines from the start of this one.
             Err(error) => {
                 let wrong = error.to_string().replace(&format!("line {} column", error.line()), "column");
                 return Err(format!("line {} is not JSON: {wrong}", index + 1));
@@ -132,7 +132,7 @@ fn requests(text: &str) -> Result<Vec<Value>, String> {
         requests.push(request);
     }
     if requests.is_empty() {
-        return Err("there is no request in it, one a line".to_owned());
+        return Err("it has no requests; write one per line".to_owned());
     }
     Ok(requests)
 }
@@ -142,12 +142,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_requests_or_prompts_and_a_bad_one_is_named() {
+    fn lines_are_requests_or_prompts_and_errors_name_the_line() {
         let read =
             requests("{\"prompt\": \"a\", \"external_reference\": \"1\"}\n\n\"b\"\n").expect("two requests");
         assert_eq!(read, [json!({"prompt": "a", "external_reference": "1"}), json!({"prompt": "b"})]);
         for (text, place) in
-            [("\"a\"\n7\n", "line 2"), ("\"a\"\n\n{\n", "line 3"), ("\n", "there is no request")]
+            [("\"a\"\n7\n", "line 2"), ("\"a\"\n\n{\n", "line 3"), ("\n", "it has no requests")]
         {
             let error = requests(text).expect_err("it cannot be read");
             assert!(error.starts_with(place), "{error}");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_named_and_what_is_wrong_with_its_line_and_no_more() {
+    fn an_error_names_the_file_and_the_line() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let path = dir.path().join("bad.jsonl");
         std::fs::write(&path, "oops\n").expect("file");

@@ -1,4 +1,4 @@
-//! `skep ai run`.
+//! `skep ai run`: asks a model one question.
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -17,23 +17,23 @@ Examples:
   skep ai run default 'A person called Ada, aged 36' --schema person.json
   skep ai run @cf/meta/llama-3.1-8b-instruct - < prompt.txt    with [ai.models] in skep.toml")]
 pub struct Args {
-    /// The model's name; `default` is the host's own
+    /// Name of the model; `default` is the host's own
     model: String,
-    /// The prompt; - reads it from the standard input
+    /// The prompt; - reads it from standard input
     prompt: String,
-    /// A JSON Schema that the answer has to fulfil
+    /// File with a JSON Schema that the answer has to match
     #[arg(long, value_name = "FILE")]
     schema: Option<PathBuf>,
-    /// Print the answer as it comes
+    /// Print the answer while it is generated
     #[arg(long, conflicts_with = "json")]
     stream: bool,
-    /// The longest answer [default: the host's, 256]
+    /// Maximum length of the answer [default: the host's, 256]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
-    /// 0 gives the same answer each time
+    /// Sampling temperature; 0 gives the same answer each time
     #[arg(long, value_name = "0..2")]
     temperature: Option<f32>,
-    /// Fail if the model has others to answer first
+    /// Fail if the model has to answer others first
     #[arg(long)]
     reject_if_busy: bool,
     #[command(flatten)]

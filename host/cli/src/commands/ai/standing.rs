@@ -1,4 +1,4 @@
-//! `skep ai status` and `skep ai cancel`.
+//! `skep ai status` and `skep ai cancel`: the state of a batch, its answers, and its cancellation.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::batch::write_answers;
 use crate::client::{BatchPhase, BatchStatus};
 use crate::commands::{HostArgs, out};
 
-/// Show how a batch stands, or fetch its answers
+/// Show the state of a batch, or fetch its answers
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -16,12 +16,12 @@ Examples:
   skep ai status 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f --results > answers.jsonl
   skep ai status 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f --json | jq .items")]
 pub struct StatusArgs {
-    /// The batch's id, as `skep ai batch` prints it
+    /// Id of the batch, as `skep ai batch` prints it
     id: String,
-    /// Write the answers, one JSON object a line
+    /// Write the answers, one JSON object per line
     #[arg(long, conflicts_with = "json")]
     results: bool,
-    /// Where to write them [default: the standard output]
+    /// File to write the answers to [default: standard output]
     #[arg(long, short, value_name = "FILE", requires = "results")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -31,13 +31,13 @@ pub struct StatusArgs {
     json: bool,
 }
 
-/// Cancel what has not been answered of a batch
+/// Cancel the requests of a batch that have not been answered
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep ai cancel 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f")]
 pub struct CancelArgs {
-    /// The batch's id, as `skep ai batch` prints it
+    /// Id of the batch, as `skep ai batch` prints it
     id: String,
     #[command(flatten)]
     host: HostArgs,

@@ -1,4 +1,4 @@
-//! `skep bench agents`: a server under the work that tool-calling agents make.
+//! `skep bench agents`: a server under the load of tool-calling agents.
 
 mod report;
 mod sessions;
@@ -16,12 +16,12 @@ use crate::server::ServerOptions;
 pub(super) use report::RoundReport;
 pub(super) use sessions::{Plan, run as drive};
 
-/// Measure a server at what agents do
+/// Measure a server under the load of tool-calling agents
 ///
-/// Sessions run side by side. Each is one conversation behind the same long system prompt with tool definitions; each
-/// turn is a tool call that a JSON Schema constrains, then a free-text answer about its result, both streamed. Rounds
-/// after the first have new sessions and find the system prompt in the cache. Fails if a request failed or a call is
-/// not what its schema allows.
+/// Sessions run side by side. Each is one conversation with the same long system prompt, which has tool
+/// definitions. Each turn is a tool call that a JSON Schema constrains, then a free-text answer about its
+/// result, both streamed. Rounds after the first have new sessions and find the system prompt in the cache.
+/// Fails if a request failed or if a call violates its schema.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -31,22 +31,23 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
-    /// Conversations of a round
+    /// Sessions per round
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sessions: u32,
-    /// Turns of each, two requests a turn
+    /// Turns per session, with two requests each
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
-    /// Sessions at the same time
+    /// Sessions that run at the same time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     concurrency: u32,
-    /// Tokens of each free-text answer, exactly
+    /// Exact length of each free-text answer
     #[arg(long, value_name = "TOKENS", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..))]
     answer_tokens: u32,
     /// Do not tell the server which session a request belongs to
     #[arg(long)]
     no_affinity: bool,
-    /// Rounds: the first finds a fresh host's cache cold, the others the system prompt in it
+    /// Rounds: the first one starts with the cold cache of a fresh host, the others find the system prompt in
+    /// it
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Print as JSON

@@ -1,5 +1,5 @@
-//! `skep bench crash`: `kill -9` again and again at random points under mixed load, and what is lost, doubled or told as
-//! interrupted, counted outside the host.
+//! `skep bench crash`: kills a host (`kill -9`) again and again at random points under mixed load, and counts
+//! outside of the host what is lost, doubled or reported as interrupted.
 
 use std::time::{Duration, Instant};
 
@@ -13,19 +13,20 @@ use super::storm::{Account, COLUMNS, Options, Storm};
 use crate::commands::out;
 use crate::progress::{Progress as _, Terminal};
 
-/// A kill comes after up to this many happenings: answers to clients, and effects outside.
+/// Maximum number of ticks between two kills. A tick is an answer to a client, or an effect outside the host.
 const MAX_TICKS_BETWEEN_KILLS: u64 = 60;
-/// If nothing happens for so long, something is stuck.
+/// Time without a tick after which something is stuck.
 const STUCK: Duration = Duration::from_secs(120);
-/// One kill in so many comes while the next host starts.
+/// One in this many kills comes while the next host starts.
 const KILLS_FOR_ONE_IN_THE_START: u32 = 8;
 
 /// Kill a host again and again under mixed load, and count what is lost or doubled
 ///
-/// Starts `skep up` in a process of its own, over one data folder. Clients send messages, cancel some, go away in the middle
-/// of others, queue batches, send events, fork, export, import and delete sessions; agents make requests, call tools of
-/// another agent and of an MCP server, ask for approval, set alarms and emit events for a webhook; the operator deploys and
-/// rolls back. Effects are counted by a server in this process. Ends with an error if anything was lost or doubled.
+/// Starts `skep up` in a separate process, on one data folder. Clients send messages, cancel some, disconnect
+/// in the middle of others, queue batches, send events, and fork, export, import and delete sessions. Agents
+/// make requests, call tools of another agent and of an MCP server, ask for approval, set alarms and emit
+/// events for a webhook. The operator deploys and rolls back. A server in this process counts the effects.
+/// Fails if anything was lost or doubled.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -35,7 +36,7 @@ pub struct Args {
     /// Number of times the host is killed
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     kills: u32,
-    /// Ends after this time, whatever the number of kills
+    /// Stop after this many minutes, whatever the number of kills
     #[arg(long, value_name = "M", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     minutes: u64,
     #[command(flatten)]
@@ -46,7 +47,7 @@ pub struct Args {
 struct Report {
     seed: u64,
     kills: u32,
-    /// Among them, those of a host that was not ready yet.
+    /// Kills of a host that was not ready yet, which are included in `kills`.
     kills_in_the_start: u32,
     wall_s: f64,
     effects: usize,
@@ -54,11 +55,12 @@ struct Report {
     doubled: usize,
     #[serde(flatten)]
     account: Account,
-    /// From the start of the process until it takes requests.
+    /// From the start of the process until it accepts requests.
     ready_ms: Times,
     /// From the start of the process until the first message is answered.
     first_turn_ms: Times,
-    /// Number of answers that no client should get and of errors in the host's log, and the first of them.
+    /// Number of answers that no client should get and of errors in the host's log. `first_troubles` has the
+    /// first of them.
     troubles: usize,
     first_troubles: Vec<String>,
 }
@@ -103,7 +105,7 @@ async fn kill_and_count(args: &Args, storm: &std::sync::Arc<Storm>, seed: u64) -
         }
         tokio::time::sleep(Duration::from_micros(draws.random_range(0..20_000))).await;
         if life.has_ended() {
-            bail!("the host ended by itself after kill {kills} of seed {seed}");
+            bail!("the host exited by itself after kill {kills} of seed {seed}");
         }
         life.kill().await?;
         storm.farewell();

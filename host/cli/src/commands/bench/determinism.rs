@@ -1,4 +1,4 @@
-//! `skep bench determinism`: that an answer does not depend on what else the host does, in bits.
+//! `skep bench determinism`: checks that an answer does not depend on what else the host does, bit for bit.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::catalog;
 use crate::commands::out;
 use crate::progress::Terminal;
 
-/// Pages for a few of the sequences at a time.
+/// Size of a KV cache that has pages for only a few of the sequences at a time.
 const FEW_KV_TOKENS: usize = 512;
 const SMALL_STEP_TOKENS: usize = 24;
-/// What the prompts ask about, each in several ways.
+/// Subjects of the prompts, each of which is asked about in several ways.
 const SUBJECTS: [&str; 8] = [
     "why the sky is blue",
     "how bread rises",
@@ -39,9 +39,9 @@ const QUESTIONS: [&str; 4] = [
 
 /// Compare answers of different settings, bit by bit
 ///
-/// The same greedy prompts are answered with several settings of the processor that must not change an answer: threads,
-/// requests one at a time, pipeline stages, replicas, drafts, small steps, and so few pages that sequences are preempted.
-/// Fails if a token or a log-probability differs.
+/// The same greedy prompts are answered on the CPU with several settings that must not change an answer:
+/// threads, requests one at a time, pipeline stages, replicas, drafts, small steps, and so few pages that
+/// sequences are preempted. Fails if a token or a log-probability differs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -51,10 +51,10 @@ pub struct Args {
     /// Model: a name, hf:OWNER/REPO[:FILE], or a path
     #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
     model: String,
-    /// Prompts
+    /// Number of prompts
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=32))]
     prompts: u16,
-    /// Tokens of each answer
+    /// Tokens per answer
     #[arg(long, value_name = "TOKENS", default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=256))]
     tokens: u16,
     /// Format of keys and values: f16, f32 or i8
@@ -71,19 +71,19 @@ struct Report {
     prompts: usize,
     tokens: u16,
     kv: String,
-    /// What the others are compared with.
+    /// Setting that the others are compared with.
     reference: String,
     settings: Vec<Compared>,
 }
 
-/// How the answers of a setting compare with the reference's.
+/// Comparison of the answers of a setting with those of the reference.
 #[derive(Debug, Serialize)]
 struct Compared {
     setting: String,
     same_texts: usize,
-    /// Answers whose tokens and log-probabilities are the same bits.
+    /// Number of answers whose tokens and log-probabilities are bit-identical.
     same_bits: usize,
-    /// Between the log-probabilities up to the first token that differs.
+    /// Between log-probabilities, up to the first token that differs.
     largest_difference: f32,
     preemptions: u64,
     accepted_drafts: u64,
@@ -105,7 +105,7 @@ type Answer = Vec<(u32, f32)>;
 pub async fn run(args: Args) -> Result<()> {
     let model = tokio::task::block_in_place(|| catalog::resolve(&args.model, &Terminal))?;
     let mut settings = settings(args.kv).into_iter();
-    let reference = settings.next().context("there is a setting to compare with")?;
+    let reference = settings.next().context("no setting to compare with")?;
     let (expected, _) = answers(&model.path, &reference, &args).await?;
     let mut report = Report {
         model: model.name,
@@ -139,7 +139,7 @@ pub async fn run(args: Args) -> Result<()> {
     }
 }
 
-/// The first is the reference.
+/// Returns the settings; the first one is the reference.
 fn settings(kv: KvDtype) -> Vec<Setting> {
     let threads = physical_cores().max(2);
     let executor = ExecutorOptions { threads: Some(threads), kv, ..ExecutorOptions::default() };
@@ -200,7 +200,7 @@ fn requests(tokenizer: &Tokenizer, args: &Args) -> Result<Vec<GenerateRequest>> 
         request.top_logprobs = Some(1);
         Ok(request)
     };
-    // Of every kind of question some.
+    // Takes some prompts of every kind of question.
     let prompts: Vec<String> = prompts.collect();
     let step = prompts.len() / usize::from(args.prompts).min(prompts.len());
     prompts.into_iter().step_by(step).take(args.prompts.into()).map(request).collect()
@@ -264,13 +264,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bit_and_a_token_that_differ_are_seen() {
+    fn differing_bits_and_tokens_are_detected() {
         let answer = |second: u32, logprob: f32| vec![(1, -0.5), (second, logprob), (3, -1.0)];
         let expected = [answer(2, -0.25), answer(2, -0.25), answer(2, -0.25)];
         let found = [answer(2, -0.25), answer(2, -0.25f32.next_down()), answer(7, -3.0)];
         let compared = Compared::new("other".to_owned(), &expected, &found);
         assert_eq!((compared.same_texts, compared.same_bits), (2, 1));
-        // What comes after the first difference is another text.
+        // After the first difference, the texts cannot be compared.
         assert!(compared.largest_difference > 0.0 && compared.largest_difference < 1e-6, "{compared:?}");
     }
 }

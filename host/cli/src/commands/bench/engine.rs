@@ -1,4 +1,4 @@
-//! `skep bench engine`: prefill and decode of a model, without scheduler or HTTP around them.
+//! `skep bench engine`: prefill and decode of a model, without a scheduler or HTTP around them.
 
 mod against;
 mod ceilings;
@@ -24,7 +24,7 @@ use steps::{Amounts, measure};
 use subject::Subject;
 use suite::{Plan, Shapes, Suite};
 
-/// Formats of random weights.
+/// Formats of random weights, by the name of the flag's value.
 const WEIGHTS: [(&str, DType); 9] = [
     ("bf16", DType::BF16),
     ("f16", DType::F16),
@@ -39,8 +39,9 @@ const WEIGHTS: [(&str, DType); 9] = [
 
 /// Measure prefill and decode of a model
 ///
-/// Each figure is the median of several runs. Shares are of what the memory can read and the processor or GPU can
-/// multiply, measured here and now. With --shape the weights are random, and nothing is fetched.
+/// Each figure is the median of several runs. Shares are relative to what the memory can read and the CPU or
+/// GPU can multiply, measured in the same run. With --shape the weights are random, and nothing is
+/// downloaded.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -53,7 +54,7 @@ pub struct Args {
     /// Model: a name, hf:OWNER/REPO[:FILE], or a path [default: smollm2-135m]
     #[arg(long, value_name = "NAME|PATH", conflicts_with = "shape")]
     model: Option<String>,
-    /// The shape of a known model, with random weights
+    /// Shape of a known model, with random weights
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(ModelConfig::SHAPES))]
     shape: Option<String>,
     /// Format of the random weights [default: bf16]
@@ -68,30 +69,32 @@ pub struct Args {
     /// Tokens to decode
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     generate: usize,
-    /// Tokens that are in the KV cache before each run
+    /// Tokens in the KV cache before each run
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     depth: usize,
-    /// Sequences at the same time
+    /// Sequences that run at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: u16,
-    /// Tokens of one step of a prefill
+    /// Tokens per step of a prefill
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: u32,
-    /// Runs of each kind
+    /// Number of runs of each kind
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     repeat: u16,
     #[command(flatten)]
     compute: ComputeFlags,
-    /// Ranks that share each layer
+    /// Tensor-parallel ranks, which share each layer
     #[arg(long, value_name = "N", default_value_t = 1)]
     tp: usize,
-    /// Ranks that share the layers out
+    /// Pipeline-parallel ranks, which divide the layers among them
     #[arg(long, value_name = "N", default_value_t = 1)]
     pp: usize,
-    /// The fixed list of work that a GPU is judged by, as a table with its targets; --shape replaces its models
+    /// Run the fixed list of workloads that a GPU is judged by, as a table with targets; --shape replaces its
+    /// models
     #[arg(long, conflicts_with_all = ["model", "weights", "prompt", "generate", "depth", "batch", "chunk"])]
     suite: bool,
-    /// Run this as well, and compare: its last line has to be JSON with its decoded tokens, {"tok_per_s": 123.4}
+    /// Run this command as well, and compare: its last line must be JSON with its decode rate, {"tok_per_s":
+    /// 123.4}
     #[arg(long, value_name = "COMMAND")]
     against: Option<String>,
     /// Print as JSON
@@ -119,7 +122,7 @@ fn one(args: &Args) -> Result<Report> {
     let options = args.options()?;
     let amounts = args.amounts();
     if args.against.is_some() && amounts.generate == 0 {
-        bail!("--against compares decoded tokens, and --generate 0 decodes none");
+        bail!("--against compares decoded tokens, but --generate 0 decodes none");
     }
     let rival = args.against.as_deref().map(Rival::run).transpose()?;
     let mut loaded = args.subject().load(amounts.over(options))?;
@@ -207,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_stands_for_a_model_and_every_format_has_its_name() {
+    fn a_shape_replaces_a_model_and_every_format_has_a_name() {
         assert_eq!(read(&[]).expect("defaults").subject(), Subject::File("smollm2-135m".to_owned()));
         for (name, weights) in WEIGHTS {
             assert_eq!(weights.to_string().to_lowercase(), name);
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_is_measured_with_its_shares_of_what_the_machine_can_do() {
+    fn a_shape_is_measured_with_shares_of_the_machines_ceilings() {
         let flags = "--shape tiny --weights q4_0 --device cpu --threads 1 --prompt 20 --generate 4 --depth 9 --batch 2";
         let mut flags: Vec<&str> = flags.split(' ').collect();
         flags.extend(["--repeat", "1", "--against", "echo '{\"tok_per_s\": 0.5}'"]);
@@ -237,7 +240,8 @@ mod tests {
         let (prefill, decode) = (report.prefill.expect("20 tokens"), report.decode.expect("4 tokens"));
         assert!(prefill.share > prefill.weights_share && prefill.weights_share > Some(0.0), "{prefill:?}");
         assert!(decode.roofline_share >= decode.read_share && decode.read_share > 0.0, "{decode:?}");
-        // Two layers and the head in 18 bytes for 32 values, beside small vectors; the embedding is only looked up.
+        // Two layers and the head take 18 bytes for 32 values, beside small vectors; the embedding is only
+        // looked up.
         let weights = ((2 * 589_824 + 262_144) / 32 * 18) as f64;
         assert!((weights..weights + 40_000.0).contains(&decode.read_bytes_per_step), "{decode:?}");
         assert!((decode.ms_per_step * decode.tok_per_s / 2e3 - 1.0).abs() < 1e-9, "{decode:?}");

@@ -1,7 +1,8 @@
-//! `skep bench health`: how soon `/healthz` is answered while clients, guests and imported sessions are much work.
+//! `skep bench health`: how quickly `/healthz` answers while clients, guests and imported sessions cause much
+//! work.
 //!
-//! The host runs in this process and is asked over HTTP. One kind of work at a time comes from several connections, one
-//! request after the other without a pause.
+//! The host runs in this process and is asked over HTTP. One kind of work runs at a time, on several
+//! connections, each of which sends one request after the other without a pause.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,27 +23,27 @@ use crate::embedded::HOSTILE;
 use crate::progress::Terminal;
 use crate::server::{self, ServerOptions};
 
-/// Between two questions after the host's health.
+/// Time between two checks of the host's health.
 const PAUSE: Duration = Duration::from_millis(5);
-/// About as much as a body may have.
+/// About the maximum size of a body.
 const BODY_BYTES: usize = 12 << 20;
-/// Stands for a name of each client's own.
+/// Placeholder for a name that each client replaces with its own.
 const CLIENT: &str = "{client}";
 const AGENT: &str = "bench-hostile";
-/// Messages of an imported session: the maximum less a question and its answer.
+/// Messages of an imported session: the maximum minus one question and its answer.
 const MESSAGES: usize = 9_998;
 
-/// Measure how soon /healthz is answered while clients send much work
+/// Measure how quickly /healthz answers while clients send much work
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench health
   skep bench health --seconds 30 --clients 16 --json")]
 pub struct Args {
-    /// Seconds of each kind of work
+    /// Seconds per kind of work
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     seconds: u64,
-    /// Connections that send it [default: twice the processors]
+    /// Connections that send the work [default: twice the number of CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_024))]
     clients: Option<u32>,
     /// Model that the host serves
@@ -66,7 +67,7 @@ struct Report {
     rows: Vec<Row>,
 }
 
-/// The answers of `/healthz` beside one kind of work.
+/// The answers of `/healthz` during one kind of work.
 #[derive(Debug, Serialize)]
 struct Row {
     work: &'static str,
@@ -74,8 +75,9 @@ struct Row {
     p50_ms: f64,
     p99_ms: f64,
     max_ms: f64,
-    /// Requests of the work that were answered, and those of them with an error.
+    /// Requests of the work that were answered.
     requests: u64,
+    /// Requests of the work that were answered with an error.
     refused: u64,
 }
 
@@ -129,7 +131,7 @@ fn works(model: &str) -> Vec<Work> {
         work("lists of zeros", "/v1/chat/completions", format!("{{\"messages\": [{zeros}0]}}")),
         work("data of zeros", "/v1/agents/none/sessions/s/messages", format!("{{\"data\": [{zeros}0]}}")),
         work("deep JSON", "/v1/agents/none/sessions/s/messages", "[".repeat(BODY_BYTES)),
-        // Too long an answer is asked for, so that nothing is generated.
+        // The requested answer is too long, so nothing is generated.
         work(
             "schemas of 200 patterns",
             "/v1/chat/completions",
@@ -140,7 +142,7 @@ fn works(model: &str) -> Vec<Work> {
     ]
 }
 
-/// A session with one long conversation, as it is exported.
+/// Returns an exported session with one long conversation.
 fn long_session(model: &str) -> Value {
     let mut transcript = Transcript::new();
     for number in 0..MESSAGES / 2 {
@@ -154,7 +156,7 @@ fn long_session(model: &str) -> Value {
     })
 }
 
-/// Asks for the host's health while so many clients send the work.
+/// Checks the host's health while `clients` clients send the work.
 async fn beside(url: &str, work: Option<Arc<Work>>, clients: u32, time: Duration) -> Result<Row> {
     let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(Answered::default()));
     let mut sending = JoinSet::new();
@@ -169,7 +171,7 @@ async fn beside(url: &str, work: Option<Arc<Work>>, clients: u32, time: Duration
                 }
                 let address = format!("{url}{}", path.replace(CLIENT, &format!("client-{number}")));
                 let sent = client.request(method.clone(), address).body(body.clone()).send().await;
-                // Most are refused, after some work; only how the host is meanwhile counts.
+                // Most requests are refused after some work; only the host's health in the meantime counts.
                 if let Ok(answer) = sent {
                     answered.requests.fetch_add(1, Ordering::Relaxed);
                     answered.refused.fetch_add(u64::from(!answer.status().is_success()), Ordering::Relaxed);
@@ -193,7 +195,7 @@ async fn beside(url: &str, work: Option<Arc<Work>>, clients: u32, time: Duration
     })
 }
 
-/// Asks for the host's health for this long, and returns the time that each answer took.
+/// Checks the host's health for this time, and returns how long each answer took.
 async fn health(url: &str, time: Duration) -> Result<Vec<Duration>> {
     let (client, address, began) = (reqwest::Client::new(), format!("{url}/healthz"), Instant::now());
     let mut ticks = interval(PAUSE);
@@ -202,8 +204,8 @@ async fn health(url: &str, time: Duration) -> Result<Vec<Duration>> {
     while began.elapsed() < time {
         ticks.tick().await;
         let asked = Instant::now();
-        let answer = client.get(&address).send().await.context("/healthz is not answered")?;
-        ensure!(answer.status().is_success(), "/healthz is answered with {}", answer.status());
+        let answer = client.get(&address).send().await.context("/healthz did not answer")?;
+        ensure!(answer.status().is_success(), "/healthz answered with {}", answer.status());
         times.push(asked.elapsed());
     }
     Ok(times)
@@ -211,7 +213,7 @@ async fn health(url: &str, time: Duration) -> Result<Vec<Duration>> {
 
 fn for_people(report: &Report) -> Result<()> {
     let Report { clients, seconds, rows } = report;
-    out::line(&format!("/healthz beside {clients} clients, {seconds} s each, in ms"))?;
+    out::line(&format!("/healthz with {clients} busy clients, {seconds} s per kind of work, in ms"))?;
     let row = |row: &Row| {
         let Row { work, answers, p50_ms, p99_ms, max_ms, requests, refused } = row;
         [
@@ -225,5 +227,5 @@ fn for_people(report: &Report) -> Result<()> {
         ]
     };
     let rows: Vec<[String; 7]> = rows.iter().map(row).collect();
-    out::table(["BESIDE", "P50", "P99", "MAX", "ANSWERS", "REQUESTS BESIDE", "REFUSED"], &rows)
+    out::table(["WORK", "P50", "P99", "MAX", "ANSWERS", "REQUESTS", "REFUSED"], &rows)
 }

@@ -1,5 +1,5 @@
-//! `skep bench interference`: what a long prompt, or a full queue of batches, does to the time between the tokens of
-//! others.
+//! `skep bench interference`: how a long prompt, or a full queue of batches, affects the time between the
+//! tokens of other sequences.
 
 mod queue;
 
@@ -19,14 +19,15 @@ use crate::commands::out;
 use crate::device_flag::{DeviceFlag, kernel_folders, report_fallback};
 use crate::progress::Terminal;
 
-/// Tokens that each sequence has before anything is measured.
+/// Tokens that each sequence has before the measurement starts.
 const WARM_TOKENS: usize = 32;
 
-/// Measure the time between tokens while a long prompt arrives, or while a queue is worked off
+/// Measure the time between tokens while a long prompt arrives, or while batches run in the background
 ///
-/// Several sequences decode together, first alone, then while a long prompt is computed beside them. Times are between
-/// the tokens of one sequence, as its caller gets them; with the prompt, from its arrival to its first token. With
-/// --queue, in turns alone and while batches are worked off in the background.
+/// Several sequences decode together, first alone, then while a long prompt is computed beside them. Times
+/// are between the tokens of one sequence, as its caller gets them; with the prompt, from its arrival to its
+/// first token. With --queue, rounds without batches alternate with rounds in which batches run in the
+/// background.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -45,16 +46,18 @@ pub struct Args {
     /// Tokens of the long prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     prompt: u32,
-    /// Sequences that decode
+    /// Number of sequences that decode
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     decodes: u16,
-    /// Tokens that each of them decodes alone
+    /// Tokens that each sequence decodes while no prompt arrives
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     generate: u32,
-    /// The longest step in which a prompt is computed beside decodes [default: by what decodes take]
+    /// Maximum time of a step in which a prompt is computed beside decodes [default: depends on the time of
+    /// decodes]
     #[arg(long, value_name = "MS")]
     step_target_ms: Option<u64>,
-    /// Measure beside a full queue of batches instead of a long prompt, in so many rounds with and without one
+    /// Measure with a full queue of batches instead of a long prompt, for this many rounds with and without
+    /// one
     #[arg(long, value_name = "ROUNDS", conflicts_with = "prompt", value_parser = clap::value_parser!(u16).range(1..=100))]
     queue: Option<u16>,
     /// Print as JSON
@@ -72,7 +75,7 @@ struct Report {
     prompt_first_token_ms: f64,
 }
 
-/// Between tokens.
+/// Times between tokens.
 #[derive(Debug, Serialize)]
 struct Gaps {
     count: usize,
@@ -139,7 +142,7 @@ struct Decodes {
 }
 
 impl Decodes {
-    /// Starts them and waits until all are decoding.
+    /// Starts the sequences and waits until all of them decode.
     async fn start(engine: &Engine, count: u16) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (mut tasks, mut counts) = (JoinSet::new(), Vec::new());
@@ -161,7 +164,7 @@ impl Decodes {
         }
     }
 
-    /// Ends them; gives the times between tokens in ms, of those that came from `from` to `to`.
+    /// Stops the sequences; returns the times between tokens in ms, for tokens that came from `from` to `to`.
     async fn stop(mut self, from: Instant, to: Instant) -> Result<Vec<f64>> {
         self.stop.store(true, Relaxed);
         let mut gaps = Vec::new();
@@ -203,7 +206,7 @@ async fn times_of_tokens(
             }
             Some(Ok(TokenEvent::Finished(_))) | None => {
                 bail!(
-                    "a sequence came to the end of its context\n  hint: measure fewer tokens or a shorter prompt"
+                    "a sequence reached the end of its context\n  hint: measure fewer tokens or a shorter prompt"
                 )
             }
             Some(event) => drop(event?),
@@ -221,7 +224,7 @@ async fn first_token(stream: &mut TokenStream) -> Result<()> {
     bail!("the long prompt got no token")
 }
 
-/// A prompt that shares no page with another number's.
+/// Returns a request whose prompt shares no page with the prompt of another number.
 fn request(engine: &Engine, number: usize, tokens: usize, max_tokens: usize) -> GenerateRequest {
     let mixed = |position: usize| {
         (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(number as u64 * 7919) >> 20
@@ -242,9 +245,9 @@ fn ms(time: Duration) -> f64 {
 
 fn for_people(report: &Report) -> Result<()> {
     let Report { model, decodes, prompt, .. } = report;
-    out::line(&format!("{model}: between the tokens of {decodes} sequences"))?;
+    out::line(&format!("{model}: time between the tokens of {decodes} sequences"))?;
     report.alone.for_people("alone")?;
-    report.beside_the_prompt.for_people("beside a prompt")?;
+    report.beside_the_prompt.for_people("with a prompt")?;
     out::line(&format!(
         "  the prompt of {prompt} tokens got its first token after {:.0} ms",
         report.prompt_first_token_ms

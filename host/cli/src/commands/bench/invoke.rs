@@ -1,4 +1,4 @@
-//! `skep bench invoke`: what everything around a model costs, end to end.
+//! `skep bench invoke`: the end-to-end cost of everything around a model.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::server::{self, DataDir, ServerOptions};
 
 const AGENT: &str = "bench-noop";
 
-/// Measure invoking a warm agent that does no inference
+/// Measure the invocation of a warm agent that does no inference
 ///
-/// From a client in this process over HTTP on loopback, with connections kept alive: request, sandboxed component, a
-/// committed turn, answer. Each client speaks in a session of its own.
+/// A client in this process sends requests over HTTP on loopback, with connections kept alive. Each one is a
+/// request, a call of a sandboxed component, a committed turn and an answer. Each client has its own session.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,16 +27,16 @@ Examples:
   skep bench invoke --requests 20000 --concurrency 8 --json
   skep bench invoke --data /var/tmp/skep-bench      with the database in a file")]
 pub struct Args {
-    /// Requests to measure
+    /// Number of requests to measure
     #[arg(long, value_name = "N", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     requests: u32,
-    /// Clients at the same time
+    /// Clients that run at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     concurrency: u32,
     /// Folder for the database [default: in memory]
     #[arg(long, value_name = "DIR")]
     data: Option<std::path::PathBuf>,
-    /// Model that the host loads, though nothing asks it
+    /// Model that the host loads, although no request uses it
     #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
     model: String,
     /// Print as JSON
@@ -61,7 +61,7 @@ pub async fn run(args: Args) -> Result<()> {
         listen: ([127, 0, 0, 1], 0).into(),
         data: args.data.clone().map_or(DataDir::InMemory, DataDir::Path),
         model: args.model.clone(),
-        // On the processor: nothing asks it.
+        // The model runs on the CPU, because no request uses it.
         executor: ExecutorOptions::default(),
         ..ServerOptions::default()
     };
@@ -84,7 +84,7 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json { out::json(&report) } else { for_people(&report) }
 }
 
-/// Latencies of one client, after some requests to warm up.
+/// Measures the latencies of one client, after some requests to warm up.
 async fn measure(url: String, index: u32, requests: u32) -> Result<Vec<Duration>> {
     let client = Client::new(Some(&url))?;
     let session = format!("client-{index}");
@@ -120,5 +120,5 @@ fn for_people(report: &Report) -> Result<()> {
     out::line(&format!(
         "  p50 {p50_ms:.3} ms   p90 {p90_ms:.3} ms   p99 {p99_ms:.3} ms   max {max_ms:.3} ms"
     ))?;
-    out::line(&format!("  {requests_per_s:.0} requests a second"))
+    out::line(&format!("  {requests_per_s:.0} requests per second"))
 }

@@ -1,7 +1,8 @@
-//! `skep bench load`: many streams at once for a while, some of them broken off, and then more than there is room for.
+//! `skep bench load`: many streams at once for a while, some of them cancelled, and then more than there is
+//! room for.
 //!
-//! What it shows is that nothing is lost: every stream that began ends well or was cancelled here, every refusal says
-//! when to come back, and when all is over every KV page is free again.
+//! It checks that nothing is lost: every stream that started finishes or is cancelled here, every refusal
+//! says when to retry, and every KV page is free again at the end.
 
 mod streams;
 
@@ -18,11 +19,12 @@ use crate::progress::{Progress as _, Terminal};
 use crate::server::ServerOptions;
 use streams::{Counts, Plan};
 
-/// Hold a server under load and count what becomes of it
+/// Hold a server under load and check that nothing is lost
 ///
-/// Keeps a number of streams running at the same time, each read to its end and replaced by a new one; a share of them
-/// is cancelled at random points. Then sends more requests at once than a queue holds, which must be refused with 429
-/// and `Retry-After`. Fails if anything was lost or, for a host in this process, if a KV page is not free afterwards.
+/// Keeps a number of streams running at the same time. Each one is read to its end and replaced by a new one;
+/// a share of them is cancelled at random points. Then sends more requests at once than a queue holds: the
+/// excess must be refused with 429 and `Retry-After`. Fails if anything was lost or, for a host in this
+/// process, if a KV page is not free afterwards.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -32,19 +34,19 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
-    /// Streams at the same time; a host in this process lets as many wait
+    /// Streams that run at the same time; a host in this process lets as many more wait
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     streams: u32,
-    /// How long to begin new ones
+    /// Time during which new streams are started
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
-    /// Tokens of each stream, exactly
+    /// Exact number of tokens of each stream
     #[arg(long, value_name = "TOKENS", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
     /// Share of the streams that is cancelled
     #[arg(long, value_name = "SHARE", default_value_t = 0.2, value_parser = share)]
     cancel_share: f64,
-    /// Requests to send at once at the end [default: 4 times --streams]
+    /// Number of requests to send at once at the end [default: 4 times --streams]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
     overload: Option<u32>,
     /// Print as JSON
@@ -61,13 +63,13 @@ struct Report {
     #[serde(flatten)]
     load: Counts,
     overload: Counts,
-    /// Of this process, which is also the client's.
+    /// Memory of this process, which includes the client.
     memory: Memory,
-    /// `null` for a server elsewhere.
+    /// `null` for another server.
     kv: Option<Kv>,
 }
 
-/// Resident bytes, where the system tells.
+/// Resident memory, if the system reports it.
 #[derive(Debug, Serialize)]
 struct Memory {
     start_mb: Option<u64>,
@@ -78,8 +80,9 @@ struct Memory {
 #[derive(Debug, Serialize)]
 struct Kv {
     pages: usize,
-    /// Before, and when all was over: free, or cached and given up on demand.
+    /// Pages that are free, or cached and evicted on demand, before the load.
     free_before: usize,
+    /// The same after everything has finished.
     free_after: usize,
     cached_after: usize,
 }
@@ -110,7 +113,7 @@ pub async fn run(args: Args) -> Result<()> {
 
     let place = target.place.clone();
     let Some(target) = Arc::into_inner(target) else { bail!("a stream outlived the load") };
-    // Stopping waits for what was cancelled last.
+    // Stopping waits for the streams that were cancelled last.
     let after = target.stop().await;
     let report = Report {
         target: place,
@@ -154,7 +157,12 @@ impl Report {
         }
         match &self.kv {
             Some(kv) if kv.free_after != kv.free_before => {
-                bail!("{} of {} KV pages are free, and {} were", kv.free_after, kv.pages, kv.free_before)
+                bail!(
+                    "{} of {} KV pages are free, but {} were free before",
+                    kv.free_after,
+                    kv.pages,
+                    kv.free_before
+                )
             }
             _ => Ok(()),
         }
@@ -175,20 +183,20 @@ fn for_people(report: &Report) -> Result<()> {
     let mb = |mb: Option<u64>| mb.map_or_else(|| "?".to_owned(), |mb| mb.to_string());
     let Memory { start_mb, after_mb, peak_mb } = memory;
     out::line(&format!(
-        "  memory    {} MB at the start, {} MB after the load, {} MB at most",
+        "  memory    {} MB at the start, {} MB after the load, {} MB at the peak",
         mb(*start_mb),
         mb(*after_mb),
         mb(*peak_mb)
     ))?;
     if let Some(Kv { pages, free_before, free_after, cached_after }) = &report.kv {
         out::line(&format!(
-            "  KV pages  {free_before} of {pages} free before, {free_after} after, {cached_after} of these cached"
+            "  KV pages  {free_before} of {pages} free before, {free_after} after, {cached_after} of these are cached"
         ))?;
     }
     Ok(())
 }
 
-/// A line of the kernel's account of this process, in MB.
+/// Returns a line of this process's status in /proc, in MB.
 fn resident_mb(field: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(field))?;
@@ -198,6 +206,6 @@ fn resident_mb(field: &str) -> Option<u64> {
 fn share(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-        _ => Err("a share lies between 0 and 1".to_owned()),
+        _ => Err("a share must be between 0 and 1".to_owned()),
     }
 }

@@ -1,7 +1,7 @@
-//! `skep bench neighbours`: what an agent notices of others that take all they can get.
+//! `skep bench neighbours`: how an agent is affected by others that take all they can get.
 //!
-//! Everything runs in this process, without HTTP and without inference. The hostile agent does one kind of damage at a time,
-//! in several sessions, one turn after the other without a pause.
+//! Everything runs in this process, without HTTP and without inference. The hostile agent does one kind of
+//! damage at a time, in several sessions, one turn after the other without a pause.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::embedded::{HOSTILE, NOOP};
 
 const VICTIM: &str = "bench-noop";
 const ATTACKER: &str = "bench-hostile";
-/// What the hostile agent is told to do.
+/// Commands for the hostile agent, with a name for each.
 const DAMAGES: [(&str, &str); 6] = [
     ("spin", "endless loops"),
     ("grow", "allocation bombs"),
@@ -30,20 +30,20 @@ const DAMAGES: [(&str, &str); 6] = [
 ];
 const LIMITS: &str = "[limits]\nmemory_mb = 64\ncpu_ms = 500\nhost_calls = 20000\n";
 
-/// Measure what an agent notices of hostile ones beside it
+/// Measure how an agent is affected by hostile ones beside it
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench neighbours
   skep bench neighbours --turns 5000 --attackers 16 --json")]
 pub struct Args {
-    /// Turns to measure beside each kind of damage
+    /// Number of turns to measure during each kind of damage
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     turns: u32,
-    /// Hostile sessions at a time [default: twice the processors]
+    /// Hostile sessions that run at the same time [default: twice the number of CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_024))]
     attackers: Option<u32>,
-    /// Model that the host loads, though nothing asks it
+    /// Model that the host loads, although no turn uses it
     #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
     model: String,
     /// Print as JSON
@@ -58,7 +58,7 @@ struct Report {
     beside: Vec<Beside>,
 }
 
-/// Of a committed turn without inference.
+/// Latency of a committed turn without inference.
 #[derive(Debug, Serialize)]
 struct Latency {
     p50_us: f64,
@@ -71,13 +71,13 @@ struct Beside {
     damage: &'static str,
     #[serde(flatten)]
     latency: Latency,
-    /// How the hostile turns ended, by error code.
+    /// Number of hostile turns by the error code that they ended with.
     ended: BTreeMap<String, usize>,
 }
 
 pub async fn run(args: Args) -> Result<()> {
     let (noop, hostile) = (build_agent(&NOOP)?, build_agent(&HOSTILE)?);
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let models = stand::models(&args.model)?;
     let host = stand::start(folder.path(), models, RuntimeOptions::default()).await?;
     stand::deploy(&host, &format!("name = \"{VICTIM}\""), &noop).await?;
@@ -109,7 +109,7 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json { out::json(&report) } else { for_people(&report) }
 }
 
-/// A turn that an attacker ends well was no damage.
+/// Runs hostile turns until `stop` is set. A turn that succeeds did no damage, which is an error.
 async fn attack_until(host: &AgentHost, stop: &AtomicBool, damage: &str, index: u32) -> Result<Vec<String>> {
     let session = format!("{damage}-{index}");
     let mut codes = Vec::new();
@@ -141,10 +141,10 @@ fn for_people(report: &Report) -> Result<()> {
         let Latency { p50_us, p99_us, max_us } = latency;
         [name.to_owned(), format!("{p50_us:.0}"), format!("{p99_us:.0}"), format!("{max_us:.0}"), ended]
     };
-    let mut rows = vec![row("nobody", alone, String::new())];
+    let mut rows = vec![row("none", alone, String::new())];
     for Beside { damage, latency, ended } in beside {
         let ended: Vec<String> = ended.iter().map(|(code, count)| format!("{count} {code}")).collect();
         rows.push(row(&format!("{attackers} × {damage}"), latency, ended.join(", ")));
     }
-    out::table(["BESIDE", "P50", "P99", "MAX", "WHAT STOPPED THEM"], &rows)
+    out::table(["ATTACKERS", "P50", "P99", "MAX", "STOPPED BY"], &rows)
 }

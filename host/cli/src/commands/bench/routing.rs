@@ -1,4 +1,4 @@
-//! `skep bench routing`: what it is worth that a session stays on its replica.
+//! `skep bench routing`: the benefit of keeping a session on its replica.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -14,36 +14,36 @@ use crate::device_flag::DeviceFlag;
 use crate::progress::{Progress as _, Terminal};
 use crate::server::ServerOptions;
 
-/// Measure several replicas with affinity and without
+/// Measure several replicas with and without affinity
 ///
-/// The work is that of `skep bench agents`, on a fresh host for each way of routing.
+/// Runs the load of `skep bench agents` on a fresh host, once for each way of routing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench routing
   skep bench routing --replicas 4 --sessions 32 --concurrency 8 --json")]
 pub struct Args {
-    /// Engines of the model; the threads are shared out among them
+    /// Engines of the model; the threads are divided among them
     #[arg(long, value_name = "N", default_value = "2")]
     replicas: NonZeroUsize,
     /// Model: a name, hf:OWNER/REPO[:FILE], or a path [default: smollm2-135m]
     #[arg(long, value_name = "NAME|PATH")]
     model: Option<String>,
-    /// Threads of all replicas together [default: physical cores]
+    /// Threads for all replicas together [default: physical cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     #[command(flatten)]
     device: DeviceFlag,
-    /// Conversations
+    /// Number of sessions
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sessions: u32,
-    /// Turns of each, two requests a turn
+    /// Turns per session, with two requests each
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
-    /// Sessions at the same time
+    /// Sessions that run at the same time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     concurrency: u32,
-    /// Tokens of each free-text answer, exactly
+    /// Exact length of each free-text answer
     #[arg(long, value_name = "TOKENS", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..))]
     answer_tokens: u32,
     /// Print as JSON

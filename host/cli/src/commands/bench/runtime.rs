@@ -1,4 +1,6 @@
-//! `skep bench runtime`: what a deployment, an instance, a turn and a session cost by themselves.
+//! `skep bench runtime`: the cost of a deployment, an instance, a turn and a session by themselves.
+//!
+//! Everything runs in this process, without HTTP and without inference, on a database in a temporary folder.
 //!
 //! Everything runs in this process, without HTTP and without inference, on a database in a temporary folder.
 
@@ -14,27 +16,27 @@ use crate::catalog;
 use crate::embedded::NOOP;
 
 const AGENT: &str = "bench-noop";
-/// Instances that are alive at the same time.
+/// Numbers of instances that are alive at the same time.
 const CROWDS: [usize; 3] = [1, 100, 1_000];
 const ROUNDS_PER_CROWD: usize = 10;
 const COLD_DEPLOYMENTS: usize = 5;
-/// Sessions kept in memory while the memory of the others is measured.
+/// Sessions that stay in memory while the memory of the other ones is measured.
 const FEW_SESSIONS: usize = 64;
 
-/// Measure deploying, instantiating, turns and sessions of an agent that does no inference
+/// Measure deployments, instances, turns and sessions of an agent that does no inference
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench runtime
   skep bench runtime --turns 50000 --sessions 20000 --json")]
 pub struct Args {
-    /// Turns to measure, of each kind
+    /// Number of turns of each kind to measure
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
     turns: u32,
-    /// Sessions whose memory is measured
+    /// Number of sessions whose memory is measured
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1_000..=1_000_000))]
     sessions: u32,
-    /// Model that the host loads, though nothing asks it
+    /// Model that the host loads, although no turn uses it
     #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
     model: String,
     /// Print as JSON
@@ -47,12 +49,12 @@ struct Report {
     component_bytes: usize,
     /// Compiled, described and stored.
     cold_deploy_ms: f64,
-    /// The compiled code was kept from before.
+    /// With compiled code that was stored before.
     warm_deploy_ms: f64,
     instantiate: Vec<Instantiate>,
-    /// Guest called in a fresh instance, nothing stored.
+    /// The guest is called in a fresh instance, and nothing is stored.
     turn_without_commit: Turns,
-    /// With mailbox, events and the commit to the database.
+    /// Includes the mailbox, events and the commit to the database.
     turn: Turns,
     memory: Option<Memory>,
 }
@@ -64,7 +66,7 @@ struct Instantiate {
     p99_us: f64,
 }
 
-/// Times of turns one after the other, and the rate of several at a time.
+/// Times of turns one after the other, and the rate of several at the same time.
 #[derive(Debug, Serialize)]
 struct Turns {
     p50_us: f64,
@@ -73,7 +75,7 @@ struct Turns {
     turns_per_s: f64,
 }
 
-/// Growth of the process's resident memory for each.
+/// Growth of the process's resident memory for each item.
 #[derive(Debug, Serialize)]
 struct Memory {
     instance_bytes: f64,
@@ -84,7 +86,7 @@ struct Memory {
 pub async fn run(args: Args) -> Result<()> {
     let component = build_agent(&NOOP)?;
     let models = stand::models(&args.model)?;
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let start = async |name: &str, max_sessions_loaded: usize| {
         let options = RuntimeOptions {
             max_sessions_loaded,
@@ -117,7 +119,7 @@ pub async fn run(args: Args) -> Result<()> {
             let many = start("many", args.sessions as usize + FEW_SESSIONS).await?;
             deploy(&many, &component).await?;
             Some(Memory {
-                // Of places that no instance had before.
+                // Uses slots that no instance had before.
                 instance_bytes: memory_of_instances(&many).await?,
                 hibernated_session_bytes: memory_of_sessions(&host, args.sessions).await?,
                 idle_session_bytes: memory_of_sessions(&many, args.sessions).await?,
@@ -142,7 +144,7 @@ async fn deploy(host: &AgentHost, component: &[u8]) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64() * 1_000.0)
 }
 
-/// All instances of a round are alive when the last one is made.
+/// Measures instances in rounds; all instances of a round are alive when its last one is created.
 async fn measure_instances(host: &AgentHost, concurrent: usize) -> Result<Instantiate> {
     let mut times = Vec::new();
     for round in 0..=ROUNDS_PER_CROWD * CROWDS[CROWDS.len() - 1] / concurrent {
@@ -212,30 +214,31 @@ async fn turn(host: &AgentHost, session: &str) -> Result<String> {
 
 async fn memory_of_instances(host: &AgentHost) -> Result<f64> {
     let count = CROWDS[CROWDS.len() - 1] - 1;
-    let before = resident_bytes().context("the resident memory cannot be read")?;
+    let before = resident_bytes().context("cannot read the resident memory")?;
     let mut held = Vec::with_capacity(count);
     for _ in 0..count {
         held.push(host.instantiate(AGENT).await?);
     }
-    let after = resident_bytes().context("the resident memory cannot be read")?;
+    let after = resident_bytes().context("cannot read the resident memory")?;
     Ok((after - before) / count as f64)
 }
 
-/// One turn in each of many new sessions; a tenth of them goes before, so that what the process needs once is there.
+/// Runs one turn in each of many new sessions; a tenth of them runs before the measurement, so that memory
+/// that the process needs once is not counted.
 async fn memory_of_sessions(host: &AgentHost, sessions: u32) -> Result<f64> {
     let warm = sessions / 10;
     for index in 0..warm {
         turn(host, &format!("warm-{index}")).await?;
     }
-    let before = resident_bytes().context("the resident memory cannot be read")?;
+    let before = resident_bytes().context("cannot read the resident memory")?;
     for index in warm..sessions {
         turn(host, &format!("session-{index}")).await?;
     }
-    let after = resident_bytes().context("the resident memory cannot be read")?;
+    let after = resident_bytes().context("cannot read the resident memory")?;
     Ok((after - before) / f64::from(sessions - warm))
 }
 
-/// Of this process; `None` where the system does not tell it in /proc.
+/// Returns the resident memory of this process; `None` if the system does not report it in /proc.
 fn resident_bytes() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -253,9 +256,9 @@ fn for_people(report: &Report) -> Result<()> {
         turn,
         memory,
     } = report;
-    out::line(&format!("an agent without inference, a component of {} KiB", component_bytes >> 10))?;
+    out::line(&format!("an agent without inference, with a component of {} KiB", component_bytes >> 10))?;
     out::line(&format!(
-        "  deploy       cold {cold_deploy_ms:.1} ms   with kept code {warm_deploy_ms:.1} ms"
+        "  deploy       cold {cold_deploy_ms:.1} ms   with stored code {warm_deploy_ms:.1} ms"
     ))?;
     for Instantiate { concurrent, p50_us, p99_us } in instantiate {
         out::line(&format!(
@@ -265,7 +268,7 @@ fn for_people(report: &Report) -> Result<()> {
     for (name, turns) in [("not committed", turn_without_commit), ("committed", turn)] {
         let Turns { p50_us, p99_us, at_a_time, turns_per_s } = turns;
         out::line(&format!(
-            "  turn         p50 {p50_us:.1} µs   p99 {p99_us:.1} µs   {turns_per_s:.0} a second {at_a_time} at a time, \
+            "  turn         p50 {p50_us:.1} µs   p99 {p99_us:.1} µs   {turns_per_s:.0} per second with {at_a_time} at a time, \
              {name}"
         ))?;
     }

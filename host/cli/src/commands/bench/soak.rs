@@ -1,4 +1,5 @@
-//! `skep bench soak`: mixed load for a long time, and what the host holds at its end beside what it held at its start.
+//! `skep bench soak`: mixed load for a long time, with a comparison of what the host holds at the end and at
+//! the start.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,14 +12,14 @@ use super::storm::{Account, Options, Storm, metric};
 use crate::commands::out;
 use crate::progress::{Progress as _, Terminal};
 
-/// How much more of something there may be at the end: this share, and this much beside it.
+/// Growth that is allowed until the end: this share, plus this amount.
 const MORE_MEMORY: (f64, f64) = (0.15, 32.0);
 const MORE_FILES: (f64, f64) = (0.0, 24.0);
 const MORE_ROWS: (f64, f64) = (0.1, 40.0);
-/// What clients and connections leave is given up by then.
+/// Time after which everything that clients and connections leave behind is released.
 const REST: Duration = Duration::from_secs(10);
-/// Tables of what is kept for a time on purpose: ids of events for a day, ended turns for a day, versions, batches for a day,
-/// log lines. They are shown and not judged.
+/// Tables whose rows are kept for a time on purpose: ids of events for a day, finished turns for a day,
+/// versions, batches for a day, log lines. They are shown but not judged.
 const KEPT: [&str; 10] = [
     "events",
     "token_use",
@@ -34,16 +35,16 @@ const KEPT: [&str; 10] = [
 
 /// Hold a host under mixed load, and compare what it holds at the end with the start
 ///
-/// The load is that of `skep bench crash`, without kills of the host: clients that cancel, go away, delete all their sessions;
-/// deployments and rollbacks. Ends with an error if memory, open files, rows or KV pages in use have grown, or if anything was
-/// lost or doubled.
+/// The load is that of `skep bench crash`, but the host is not killed: clients cancel, disconnect and delete
+/// all their sessions; agents are deployed and rolled back. Fails if memory, open files, rows or KV pages in
+/// use have grown, or if anything was lost or doubled.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench soak --minutes 30
   skep bench soak --minutes 480 --workers 32 --json")]
 pub struct Args {
-    /// How long, beside a fifth of it, up to three minutes, to warm up
+    /// Duration of the load; a warm-up of a fifth of it, at most three minutes, comes before
     #[arg(long, value_name = "M", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     minutes: u64,
     #[command(flatten)]
@@ -64,13 +65,13 @@ struct Report {
     first_troubles: Vec<String>,
 }
 
-/// One thing that a host holds.
+/// One of the things that a host holds.
 #[derive(Debug, Serialize)]
 struct Figure {
     what: String,
     start: f64,
     end: f64,
-    /// What it may be at the end; `None`: it is shown, and not judged.
+    /// Maximum at the end; `None` means that it is shown but not judged.
     most: Option<f64>,
 }
 
@@ -108,7 +109,7 @@ async fn soak(args: &Args, storm: &Arc<Storm>, seed: u64) -> Result<Report> {
     hold(storm, whole, "load").await?;
     let end = held(storm, process).await?;
     if life.has_ended() {
-        bail!("the host ended by itself");
+        bail!("the host exited by itself");
     }
     let account = storm.books.account(&storm.outside);
     let (troubles, first_troubles) = storm.troubles();
@@ -138,11 +139,11 @@ async fn hold(storm: &Arc<Storm>, time: Duration, what: &str) -> Result<()> {
     storm.settle(clients).await?;
     let left = storm.delete_all().await?;
     tokio::time::sleep(REST).await;
-    step.finish(&format!("{left} sessions of calls and batches were left"));
+    step.finish(&format!("deleted {left} remaining sessions of calls and batches"));
     Ok(())
 }
 
-/// What the host holds now, by name.
+/// Returns what the host holds now, by name.
 async fn held(storm: &Storm, process: u32) -> Result<BTreeMap<String, f64>> {
     let mut held = BTreeMap::new();
     if let Some(mb) = resident_mb(process) {
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_grown_is_judged_but_for_what_is_kept_on_purpose() {
+    fn growth_is_judged_except_for_tables_that_are_kept_on_purpose() {
         let held = |memory: f64, used: f64, events: f64, sessions: f64| {
             let figures = [
                 ("memory, MB", memory),

@@ -1,4 +1,4 @@
-//! A host without HTTP, whose agents are measured where they run.
+//! A host without HTTP, on which agents are measured directly.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -11,7 +11,7 @@ use skep_store::{Durability, Store};
 use crate::progress::Terminal;
 use crate::server;
 
-/// The model that the host has, though nothing asks it.
+/// Opens the model that the host has to have, although no turn uses it.
 pub fn models(name: &str) -> Result<ModelSet> {
     let engine = tokio::task::block_in_place(|| {
         server::open_engine(name, NonZeroUsize::MIN, Default::default(), Default::default(), &Terminal)
@@ -19,7 +19,7 @@ pub fn models(name: &str) -> Result<ModelSet> {
     Ok(ModelSet::new(engine))
 }
 
-/// A host whose data lies in `dir`.
+/// Starts a host whose data is in `dir`.
 pub async fn start(dir: &Path, models: ModelSet, options: RuntimeOptions) -> Result<AgentHost> {
     std::fs::create_dir_all(dir)?;
     let store = Store::open(&dir.join("skep.db"), Durability::Process).await?;
@@ -32,7 +32,7 @@ pub async fn deploy(host: &AgentHost, manifest: &str, component: &[u8]) -> Resul
     Ok(())
 }
 
-/// The reply of one turn.
+/// Runs one turn and returns its reply.
 pub async fn turn(host: &AgentHost, agent: &str, session: &str, text: &str) -> Result<String, RuntimeError> {
     let invocation = Invocation {
         principal: "local".to_owned(),

@@ -1,4 +1,5 @@
-//! What a benchmark drives over HTTP: a host that it starts in this process, or any server by its address.
+//! The server that a benchmark drives over HTTP: a host that it starts in this process, or any server by its
+//! address.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,20 +13,21 @@ use crate::device_flag::DeviceFlag;
 use crate::progress::Terminal;
 use crate::server::{self, RunningServer, ServerOptions};
 
-/// What was cancelled ends at the engine's next step.
+/// Maximum wait for cancelled requests, which end at the engine's next step.
 const DRAIN: Duration = Duration::from_secs(30);
 
-/// Which server.
+/// Flags that select a server.
 #[derive(Debug, clap::Args)]
 pub struct TargetArgs {
-    /// Drive this server with OpenAI's routes, such as http://127.0.0.1:8080/v1 [default: a host in this process]
+    /// Drive this server, which must have OpenAI's routes, such as http://127.0.0.1:8080/v1 [default: a host
+    /// in this process]
     #[arg(long, value_name = "URL", conflicts_with_all = ["threads", "device", "deterministic"])]
     pub url: Option<String>,
-    /// Model: a name, hf:OWNER/REPO[:FILE], or a path; with --url what requests call it [default: smollm2-135m;
-    /// with --url "default"]
+    /// Model: a name, hf:OWNER/REPO[:FILE], or a path; with --url, the name that requests use [default:
+    /// smollm2-135m; with --url "default"]
     #[arg(long, value_name = "NAME|PATH")]
     pub model: Option<String>,
-    /// Threads of the model's computation [default: physical cores]
+    /// Threads for the model's computation [default: physical cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     #[command(flatten)]
@@ -35,15 +37,16 @@ pub struct TargetArgs {
 /// A server to drive.
 pub struct Target {
     pub client: ChatClient,
-    /// What requests call the model.
+    /// Name that requests use for the model.
     pub model: String,
-    /// For people: where requests go.
+    /// Where requests go, as text for people.
     pub place: String,
     here: Option<RunningServer>,
 }
 
 impl Target {
-    /// `options` are those of a host that is started here; its model, threads and device come from `args`.
+    /// Starts a host with `options`, unless `args` name another server. The host's model, threads and device
+    /// come from `args`.
     pub async fn start(args: &TargetArgs, options: ServerOptions) -> Result<Self> {
         if let Some(url) = &args.url {
             let model = args.model.clone().unwrap_or_else(|| "default".to_owned());
@@ -62,12 +65,13 @@ impl Target {
         Ok(Self { client, place: format!("{model} in this process"), model, here: Some(server) })
     }
 
-    /// What the engine of a host in this process says now.
+    /// Returns the current statistics of the engine of a host in this process.
     pub fn stats(&self) -> Option<EngineStats> {
         self.here.as_ref().map(|server| server.host.models().default_engine().stats())
     }
 
-    /// Stops a host in this process when all that runs has ended, and says what its engine said last.
+    /// Stops a host in this process when all its work has finished, and returns the last statistics of its
+    /// engine.
     pub async fn stop(self) -> Option<EngineStats> {
         let server = self.here?;
         let engine = server.host.models().default_engine().clone();
@@ -89,12 +93,12 @@ mod tests {
     }
 
     #[test]
-    fn how_a_model_is_computed_cannot_be_said_to_another_server() {
+    fn compute_flags_are_refused_for_another_server() {
         for flag in [["--threads", "2"].as_slice(), &["--device", "cpu"], &["--deterministic"]] {
             let words = ["load"].into_iter().chain(flag.iter().copied());
-            Wrapper::try_parse_from(words.clone()).expect("a host in this process takes it");
+            Wrapper::try_parse_from(words.clone()).expect("a host in this process accepts it");
             let words = words.chain(["--url", "http://127.0.0.1:1/v1"]);
-            let error = Wrapper::try_parse_from(words).expect_err("it is not its model").to_string();
+            let error = Wrapper::try_parse_from(words).expect_err("another server refuses it").to_string();
             assert!(error.contains("--url") && error.contains(flag[0]), "{error}");
         }
     }

@@ -1,7 +1,7 @@
-//! `skep bench tools`: how good structured output is, and what the constraint does to it.
+//! `skep bench tools`: the quality of structured output, and the effect of the constraint on it.
 //!
-//! Each case is answered three times from the same messages: free, constrained, and by a peer. What the model can do by
-//! itself it has to do constrained as well.
+//! Each case is answered three times from the same messages: free, constrained, and by a peer. Whatever the
+//! model gets right by itself, it has to get right constrained as well.
 
 mod answer;
 mod cases;
@@ -33,28 +33,31 @@ use ours::Pair;
 use peer::Peer;
 use report::Report;
 
-/// What Skep's prompts look like for a model whose own template knows no tools, for servers with llama.cpp's templates.
+/// Template that shows tools as Skep's prompts do for a model whose own template does not support them, for
+/// servers with llama.cpp's templates.
 const PEER_TEMPLATE: &str = include_str!("tools/peer.jinja");
 
 /// Measure the quality of structured output and of tool calls
 ///
-/// 200 cases in five groups: extraction of an object by a schema, the choice among five tools, nested arguments, parallel
-/// calls, and refusals, where no tool fits. Each shows the model a few examples, whose JSON is compact, spaced or
-/// pretty-printed. An answer is right if its values are, however it is spelled.
+/// 200 cases in five groups: extraction of an object by a schema, the choice among five tools, nested
+/// arguments, parallel calls, and refusals, where no tool fits. Each case shows the model a few examples,
+/// whose JSON is compact, spaced or pretty-printed. An answer is right if its values are right, however it is
+/// spelled.
 ///
-/// Columns: `free` is the model without a mask, its text parsed as JSON or for calls; `constrained` is the same prompt,
-/// token by token, with the schema or the tools as clients send them; `peer` is another server with the same messages.
-/// Below the table stands how often the constraint changed a valid answer, and why. Decoding is greedy.
+/// Columns: `free` is the model without a mask, with its text parsed as JSON or for calls; `constrained` has
+/// the same prompt, token by token, with the schema or the tools as clients send them; `peer` is another
+/// server with the same messages. The text below the table says how often the constraint changed a valid
+/// answer, and why. Decoding is greedy.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench tools
   skep bench tools --check --json answers.json
   skep bench tools --cases nested --cases parallel --limit 10
-  skep bench tools --chat                     what declared tools do to plain answers
+  skep bench tools --chat                     the effect of declared tools on plain answers
 
-Beside llama-server, with the same file (`skep model pull smollm2-135m` prints its path).
-The file's own template knows no tools; this one shows them as Skep does:
+Compare with llama-server on the same file (`skep model pull smollm2-135m` prints its path).
+The file's own template does not support tools; this one shows them as Skep does:
   skep bench tools --peer-template > tools.jinja
   llama-server --model FILE.gguf --jinja --chat-template-file tools.jinja --port 8081 --threads 2
   skep bench tools --against http://127.0.0.1:8081 --spelling spaced --check")]
@@ -67,34 +70,35 @@ pub struct Args {
     threads: Option<usize>,
     #[command(flatten)]
     device: DeviceFlag,
-    /// Ask this server as well; any with OpenAI's routes
+    /// Ask this server as well, which must have OpenAI's routes
     #[arg(long, value_name = "URL")]
     against: Option<String>,
-    /// Only the cases of this group; may be given several times
+    /// Run only the cases of this group; may be given several times
     #[arg(long = "cases", value_name = "GROUP", value_enum)]
     groups: Vec<Group>,
-    /// Cases of each group, or questions of --chat
+    /// Maximum number of cases per group, or of questions with --chat
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
-    /// How the JSON of the examples is spelled. A server that writes calls anew, as llama-server does, sees `spaced`
-    /// examples of them in any case, so that is what compares the two on the same prompts
+    /// Spelling of the JSON in the examples. A server that writes calls anew, as llama-server does, sees
+    /// `spaced` examples of them in any case, so that is the spelling that compares the two on the same
+    /// prompts
     #[arg(long, value_name = "SPELLING", value_enum, default_value = "own")]
     spelling: AskedSpelling,
-    /// Cases at the same time; times are those of one at a time only with 1
+    /// Cases that run at the same time; only with 1 are the reported times those of single cases
     #[arg(long, value_name = "N", default_value = "1")]
     concurrency: NonZeroUsize,
-    /// Exit with 1 if a right free answer is wrong constrained, if an accepted one was changed, or if the peer has more
-    /// than 3 right answers more
+    /// Exit with 1 if a right free answer is wrong constrained, if an accepted one was changed, or if the
+    /// peer has more than 3 right answers more
     #[arg(long)]
     check: bool,
-    /// Measure plain answers with and without tools declared, none of which may be called
+    /// Measure plain answers with and without declared tools, none of which may be called
     #[arg(long, conflicts_with_all = ["against", "groups", "check", "spelling", "concurrency"])]
     chat: bool,
-    /// Print a chat template for the other server, which shows tools, calls and results as Skep does for a model whose
-    /// own template knows none
+    /// Print a chat template for the other server, which shows tools, calls and results as Skep does for a
+    /// model whose own template does not support them
     #[arg(long, exclusive = true)]
     peer_template: bool,
-    /// Write everything, with all answers, as JSON to this file; - is the output
+    /// Write the whole report, with all answers, as JSON to this file; - is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -114,7 +118,7 @@ pub async fn run(args: Args) -> Result<()> {
         cases.extend(cases::of_group(group, limit, args.spelling)?);
     }
     let peer = args.against.as_deref().map(Peer::new).transpose()?;
-    // Before our own, so that a wrong address is said at once.
+    // The peer comes before our own engine, so that a wrong address is reported at once.
     let peers = match &peer {
         Some(peer) => of_peer(peer, &cases, args.concurrency.get()).await?,
         None => Vec::new(),

@@ -1,10 +1,10 @@
-//! What `skep up --help` says behind its flags: examples, and all that skep.toml may have.
+//! The text that `skep up --help` prints after its flags: examples, and all settings that skep.toml may have.
 
 pub(super) const AFTER: &str = "\
 Examples:
   skep up
   skep up my-agent examples/concierge
-  skep up --watch my-agent                    deploys it again when a file of it changes
+  skep up --watch my-agent                    redeploys it when one of its files changes
   skep up --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
   skep up --config skep.toml --listen 0.0.0.0:8080
 
@@ -18,33 +18,33 @@ skep.toml, every line optional:
   [engine]
   replicas = 2
   kv = \"f16\"                    # or \"f32\", \"i8\"
-  kv_tokens = 65536             # of each replica
+  kv_tokens = 65536             # per replica
   [limits]                      # ceilings for every agent
   memory_mb = 64
   tokens_per_day = 1000000
   [tenants.acme]                # or [tenants.default]
   tokens_per_day = 5000000
-  [grants]                      # what agents may be granted at most; without it the default model
+  [grants]                      # the most that agents may be granted; default: the default model
   models = [\"smollm2-135m\"]
   tools = [\"agent:*/*\"]
   hosts = [\"https://*.example.com\"]
   [auth]
-  required = true               # default unless only this machine can connect
+  required = true               # the default, unless only this machine can connect
   [http]
   drain_s = 30
   [telemetry]
   otlp_endpoint = \"http://127.0.0.1:4318\"
-  [[webhook]]                   # as often as there are addresses
+  [[webhook]]                   # one section per address
   url = \"https://example.com/hook\"
   topics = [\"skep.turn.failed\"]
   secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"
 
-All of its settings:
+All settings:
   listen, data, durability (\"process\", \"power\"), model, device, deterministic,
   threads
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
              max_sequences, step_tokens, step_target_ms, kv, kv_tokens,
-             activations (of CUDA devices: \"bf16\", \"f16\"), isa,
+             activations (on CUDA devices: \"bf16\", \"f16\"), isa,
              pin_threads, speculation (\"off\", \"prompt-lookup\"),
              default_deadline_s, tensor_parallel, pipeline_parallel,
              rank_deadline_s
@@ -54,17 +54,17 @@ All of its settings:
              concurrent_turns, schedules, events
   [runtime]  max_agents, max_sessions_loaded, max_session_bytes, max_instances,
              max_component_bytes, max_artifact_bytes, disk_warning_bytes,
-             compile_s, mailbox, stack_kb, max_waiting_bytes (of messages that
-             wait or run: 512 MiB), max_waiting_bytes_per_tenant (128 MiB),
+             compile_s, mailbox, stack_kb, max_waiting_bytes (messages that wait
+             or run: 512 MiB), max_waiting_bytes_per_tenant (128 MiB),
              max_waiting_bytes_per_session (32 MiB)
-  [sessions] ttl_h: hours after its last turn after which a session is deleted;
-             idempotency_h: hours for which the answer to an idempotency key
+  [sessions] ttl_h: hours after its last turn until a session is deleted;
+             idempotency_h: hours that the answer to an idempotency key
              is kept (720)
   [tenants.NAME]
              requests_per_minute, request_burst, tokens_per_minute,
-             tokens_per_day, weight; NAME is default for all that have no section
+             tokens_per_day, weight; NAME \"default\" covers tenants without a section
   [agents.NAME]
-             weight: its share of the model beside others of the same tenant
+             weight: its share of the model, relative to other agents of its tenant
   [grants]   models (\"*\" is all), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\", \"http/fetch\";
              * for any name), hosts (where agents may send requests; \"*\" is everywhere)
   [auth]     required, open_metrics
@@ -72,30 +72,32 @@ All of its settings:
              host, such as \"https://app.example.com\"), header_timeout_s (15),
              idle_timeout_s (75), send_timeout_s (30: without reading),
              max_connections (8192), max_connections_per_address (1024),
-             trusted_proxies (whose X-Forwarded-For is believed, such as
+             trusted_proxies (whose X-Forwarded-For is trusted, such as
              \"10.0.0.0/8\")
-  [mcp.NAME] command, env, or url, headers; tools, timeout_ms: a server of
-             tools, see: skep mcp --help
-  [ai]       models: what clients of /ai/run call a model, such as
+  [mcp.NAME] command, env, or url, headers; tools, timeout_ms: an MCP server
+             whose tools agents may be granted, see: skep mcp --help
+  [ai]       models: aliases of models for clients of /ai/run, such as
              models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
   [batch]    max_running, max_items, max_batches, max_stored_mb, retention_h,
              max_attempts
-  [outbound] allow_private (addresses beyond the public ones, such as
+  [outbound] allow_private (private addresses that agents may reach, such as
              \"10.1.0.0/16\" or \"10.1.2.3:8080\"), max_running
   [telemetry]
              otlp_endpoint
   [[webhook]]
              url, topics, secret
 
-Traces go to a collector that --otlp-endpoint, the file, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
-OTEL_EXPORTER_OTLP_ENDPOINT names; OTEL_SERVICE_NAME names this host in them.";
+Traces are sent to the collector that --otlp-endpoint, the file,
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT names; OTEL_SERVICE_NAME
+names this host in them.";
 
 #[cfg(test)]
 mod tests {
     use super::AFTER;
     use crate::config::Config;
 
-    /// The fields that the file may have under a header, as its parser names them when it is asked for another one.
+    /// Returns the fields that are allowed under a header, as the parser lists them in its error for an
+    /// unknown field.
     fn fields(header: &str) -> Vec<String> {
         let message =
             skep_runtime::parse_toml::<Config>(&format!("{header}\nnot-a-field = 1\n")).expect_err(header);
@@ -105,7 +107,7 @@ mod tests {
         expected.split('`').skip(1).step_by(2).map(str::to_owned).collect()
     }
 
-    /// The header under which a field of the file is a section, if it is one.
+    /// Returns the header under which a field of the file is a section, if it is one.
     fn header(field: &str) -> Option<String> {
         let headers = [format!("[{field}]"), format!("[{field}.NAME]"), format!("[[{field}]]")];
         headers.into_iter().find(|header| {
@@ -117,8 +119,8 @@ mod tests {
 
     #[test]
     fn every_section_and_field_of_the_file_is_in_the_help() {
-        let (_, settings) = AFTER.split_once("All of its settings:\n").expect("the part is there");
-        let (settings, _) = settings.split_once("\n\n").expect("it ends");
+        let (_, settings) = AFTER.split_once("All settings:\n").expect("the help lists the settings");
+        let (settings, _) = settings.split_once("\n\n").expect("an empty line ends the list");
         let (top, _) = settings.split_once("\n  [").expect("sections follow");
         let word = |text: &str, word: &str| {
             text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|found| found == word)

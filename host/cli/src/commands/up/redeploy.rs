@@ -1,7 +1,7 @@
-//! `skep up --watch`: what changes is built and deployed again.
+//! `skep up --watch`: rebuilds and redeploys agents whose files change.
 //!
-//! A build that fails is told, and the version that is in force stays. Running turns finish on the version with which they
-//! began.
+//! A build that fails is reported, and the version in force stays. Running turns finish on the version with
+//! which they started.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -16,15 +16,15 @@ use crate::server::DEPLOYER;
 use crate::source_watch::{Change, SourceWatch};
 use crate::style;
 
-/// What was built after a change, and is in force.
+/// The version that was built after a change, and is now in force.
 struct Redeployed {
     agent: AgentSummary,
-    /// Not what was in force before.
+    /// Whether it differs from the version that was in force before.
     is_new: bool,
     build_s: f64,
 }
 
-/// Goes on until the sources cannot be read any more.
+/// Redeploys agents as they change, until their sources can no longer be read.
 pub(super) async fn watch(mut sources: SourceWatch, host: AgentHost) -> Result<Infallible> {
     loop {
         for Change { path, since } in sources.changes().await? {
@@ -38,13 +38,13 @@ pub(super) async fn watch(mut sources: SourceWatch, host: AgentHost) -> Result<I
                     since.elapsed().as_secs_f64(),
                 ),
                 Ok(Redeployed { agent, is_new: false, .. }) => eprintln!(
-                    "  {} {}, what was built is version {}, which is in force",
+                    "  {} {}: the build is version {}, which is already in force",
                     paint.green("unchanged"),
                     agent.name,
                     agent.version
                 ),
                 Err(error) => eprintln!(
-                    "  {} {}, the version in force stays: {error:#}",
+                    "  {} {}; the version in force stays: {error:#}",
                     paint.red("not updated"),
                     path.display()
                 ),
@@ -57,7 +57,7 @@ async fn redeploy(path: &Path, host: &AgentHost) -> Result<Redeployed> {
     let started = Instant::now();
     let source = path.to_path_buf();
     let built = tokio::task::spawn_blocking(move || AgentSource::load(&source, None, &Terminal));
-    let AgentSource { manifest, component, .. } = built.await.context("the build stopped")??;
+    let AgentSource { manifest, component, .. } = built.await.context("the build stopped unexpectedly")??;
     let build_s = started.elapsed().as_secs_f64();
     let before = host.agent(manifest.name.as_str()).map(|agent| agent.summary.version).ok();
     let agent = host.deploy(manifest, component, DEPLOYER).await?;

@@ -72,7 +72,7 @@ fn exchanged_at_every_write(guest: &Guest) -> Vec<(Result<String, String>, usize
 fn a_generation_under_which_the_model_was_exchanged_is_interrupted() {
     let said = exchanged_at_every_write(&teller(""));
     let interrupted = said.iter().filter(|(text, messages, _)| {
-        text.as_ref().is_ok_and(|text| text.starts_with("interrupted: the model tiny was exchanged"))
+        text.as_ref().is_ok_and(|text| text.starts_with("interrupted: the model tiny was replaced"))
             && *messages == 1
     });
     assert!(interrupted.count() > 0, "{said:?}");

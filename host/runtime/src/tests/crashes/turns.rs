@@ -240,7 +240,7 @@ impl Scenario for ToolCall {
             assert_eq!(session.summary.turns, 1);
             return did(host, &self.outside, "desk~s", "/tool", 1).await;
         }
-        let is_interrupted = outcome.text.contains("look whether it did its work");
+        let is_interrupted = outcome.text.contains("check whether the tool did its work");
         assert!(is_interrupted || outcome.text == r#"{"id":1}"#, "{outcome:?}");
         let paid = self.outside.paid();
         assert!(paid == 1 || paid == 0 && is_interrupted, "{paid} payments, and told {:?}", outcome.text);
@@ -294,7 +294,7 @@ impl Scenario for Fetch {
 
     async fn check(&self, _host: &Host, told: &Self::Told) -> usize {
         let (told, came) = (told.as_ref().expect("told"), self.0.count("/order"));
-        let is_interrupted = told.contains("nobody knows whether the server acted on it");
+        let is_interrupted = told.contains("it is unknown whether the server acted on it");
         assert!(is_interrupted || told.contains("\"text\":\"well\""), "{told}");
         assert!(came == 1 || came == 0 && is_interrupted, "{came} came, and told {told}");
         usize::from(is_interrupted)

@@ -1,4 +1,4 @@
-//! The figures of a round, for scripts and for people.
+//! Results of a round, as JSON and as text.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::client::ChatUsage;
 use crate::commands::bench::percentile;
 use crate::commands::out;
 
-/// Figures of one round. Times are what the client saw.
+/// Results of one round. Times are measured by the client.
 #[derive(Debug, Serialize)]
 pub struct RoundReport {
     pub wall_s: f64,
@@ -18,13 +18,14 @@ pub struct RoundReport {
     pub turns_per_s: f64,
     pub output_tok_per_s: f64,
     pub first_token_ms: Percentiles,
-    /// Between pieces of free-text answers.
+    /// Time between chunks of free-text answers.
     pub inter_token_ms: Percentiles,
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub cached_share: f64,
     pub output_tokens: u64,
-    /// Of the output; `null` where the server does not say, like the next two.
+    /// Tokens of the output that a grammar forced; `null` if the server does not report them, as with the
+    /// next two.
     pub forced_tokens: Option<u64>,
     pub accepted_tokens: Option<u64>,
     pub rejected_tokens: Option<u64>,
@@ -88,8 +89,8 @@ impl RoundReport {
         let Self { prompt_tokens, cached_tokens, cached_share, output_tokens, .. } = self;
         let of_output = [
             ("forced", self.forced_tokens),
-            ("guessed right", self.accepted_tokens),
-            ("guessed wrong", self.rejected_tokens),
+            ("drafts accepted", self.accepted_tokens),
+            ("drafts rejected", self.rejected_tokens),
         ];
         let of_output =
             of_output.iter().filter_map(|(what, tokens)| Some(format!(", {} {what}", (*tokens)?)));
@@ -98,7 +99,7 @@ impl RoundReport {
             cached_share * 100.0,
             of_output.collect::<String>()
         ))?;
-        out::line(&format!("  calls that their schema forbids: {}", self.schema_failures))?;
+        out::line(&format!("  calls that violate their schema: {}", self.schema_failures))?;
         self.failures.iter().try_for_each(|failure| out::line(&format!("  failed: {failure}")))
     }
 }

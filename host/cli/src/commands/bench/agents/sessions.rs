@@ -1,4 +1,4 @@
-//! Sessions that run side by side, each one conversation that grows turn by turn.
+//! Sessions that run side by side, each of which is one conversation that grows turn by turn.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -28,22 +28,23 @@ pub struct Plan {
 /// One request and its answer.
 pub struct Exchange {
     pub first_token: Duration,
-    /// Between pieces of text; of free-text answers only, because forced tokens of a call come all at once.
+    /// Times between chunks of text, for free-text answers only: the forced tokens of a call arrive all at
+    /// once.
     pub gaps: Vec<Duration>,
     pub usage: ChatUsage,
-    /// For a tool call: whether it is one that its schema allows.
+    /// Whether the schema allows the call; true for a free-text answer.
     pub valid: bool,
 }
 
-/// All that a round gave.
+/// Everything that a round produced.
 pub struct Outcome {
     pub wall: Duration,
     pub exchanges: Vec<Exchange>,
-    /// Of sessions that broke off. The others go on, but no new one begins.
+    /// Errors of sessions that broke off. The other sessions continue, but no new one starts.
     pub failures: Vec<String>,
 }
 
-/// What the sessions of a round share.
+/// State that the sessions of a round share.
 struct Round {
     target: Arc<Target>,
     plan: Plan,
@@ -55,7 +56,7 @@ struct Round {
     started: Instant,
 }
 
-/// Drives one round to its end.
+/// Runs one round until it finishes.
 pub async fn run(target: &Arc<Target>, plan: Plan, step: Box<dyn Step>) -> Result<Outcome> {
     let workers = plan.concurrency.min(plan.sessions);
     let round = Arc::new(Round {
@@ -83,7 +84,7 @@ pub async fn run(target: &Arc<Target>, plan: Plan, step: Box<dyn Step>) -> Resul
 }
 
 impl Round {
-    /// Takes one session after the other. A server that is not there is an error, not a failed session.
+    /// Runs one session after the other. A server that cannot be reached is an error, not a failed session.
     async fn work(self: Arc<Self>) -> Result<(Vec<Exchange>, Vec<String>)> {
         let (mut exchanges, mut failures) = (Vec::new(), Vec::new());
         while self.failed.load(Relaxed) == 0 {
@@ -109,7 +110,7 @@ impl Round {
         let mut messages = vec![message("system", &workload::system_prompt())];
         for turn in 0..turns {
             let task = workload::task(session, turn);
-            // The number keeps sessions apart, so that nothing but the system prompt is shared.
+            // The number makes sessions different, so that they share only the system prompt.
             let ask = format!("(visitor {round}-{session}, question {}) {}", turn + 1, task.ask);
             messages.push(message("user", &ask));
             let call = json!({"max_tokens": MAX_CALL_TOKENS, "response_format": workload::response_format(task.tool)});
@@ -128,7 +129,7 @@ impl Round {
         Ok(())
     }
 
-    /// One request, read to its end.
+    /// Sends one request and reads its whole answer.
     async fn exchange(&self, session: &str, messages: &[Value], extra: Value) -> Result<(Exchange, String)> {
         let mut body = json!({"model": self.target.model, "messages": messages, "temperature": 0, "stream": true,
             "stream_options": {"include_usage": true}});
@@ -141,7 +142,7 @@ impl Round {
             ChatAnswer::Stream(reader) => reader,
             ChatAnswer::Busy { error, .. } => {
                 let message = error.map_or_else(|| "it is busy".to_owned(), |error| error.message);
-                bail!("the server refuses with 429: {message}");
+                bail!("the server refused the request with 429: {message}");
             }
         };
         let mut text = String::new();
@@ -155,7 +156,7 @@ impl Round {
             last = now;
             text.push_str(&piece);
         }
-        let usage = reader.usage().cloned().context("the server reports no usage")?;
+        let usage = reader.usage().cloned().context("the server did not report its usage")?;
         let tokens = self.tokens_done.fetch_add(usage.completion_tokens, Relaxed) + usage.completion_tokens;
         let done = self.requests_done.fetch_add(1, Relaxed) + 1;
         let all = self.plan.sessions * self.plan.turns * 2;

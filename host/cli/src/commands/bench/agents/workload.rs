@@ -1,12 +1,14 @@
-//! What the sessions say: the front desk of a public library, whose assistant works through five tools.
+//! The conversations of the sessions: the front desk of a public library, whose assistant works with five
+//! tools.
 //!
-//! The system prompt is long and the same for all, as with real agents; what differs comes after it. A call is checked
-//! here once more, by types that know nothing of the grammar that the server enforced.
+//! The system prompt is long and the same for all sessions, as with real agents; everything that differs
+//! comes after it. Calls are checked here once more, with types that know nothing of the grammar that the
+//! server enforced.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Tokens that a tool call may take; the longest one fits.
+/// Maximum number of tokens of a tool call; the longest one fits.
 pub const MAX_CALL_TOKENS: u32 = 120;
 
 const INTRODUCTION: &str = "\
@@ -26,11 +28,11 @@ const RULES: [&str; 8] = [
     "When a tool finds nothing, say so and propose one thing to try instead.",
 ];
 
-/// A tool that the assistant has.
+/// A tool of the assistant.
 struct Tool {
     name: &'static str,
     purpose: &'static str,
-    /// Of its arguments, by name.
+    /// Schemas of its arguments, by name.
     properties: fn() -> Value,
 }
 
@@ -62,7 +64,7 @@ const TOOLS: [Tool; 5] = [
     },
 ];
 
-/// One turn: what the user asks, the tool that serves it, and what the tool says.
+/// One turn: the request of the user, the tool that serves it, and the result of the tool.
 pub struct Task {
     pub tool: &'static str,
     pub ask: &'static str,
@@ -97,12 +99,12 @@ const TASKS: [Task; 5] = [
     },
 ];
 
-/// The task of a turn. Sessions begin with different ones.
+/// Returns the task of a turn. Sessions start with different tasks.
 pub fn task(session: u32, turn: u32) -> &'static Task {
     &TASKS[(session as usize + turn as usize) % TASKS.len()]
 }
 
-/// What every conversation begins with.
+/// Returns the system prompt of every conversation.
 pub fn system_prompt() -> String {
     let tools = TOOLS.iter().map(|tool| {
         let schema = serde_json::to_string(&schema(tool)).expect("a JSON value");
@@ -112,7 +114,7 @@ pub fn system_prompt() -> String {
     format!("{INTRODUCTION}\n\nTools:\n{}\nRules:\n{}", tools.collect::<String>(), rules.collect::<String>())
 }
 
-/// `response_format` for a call of `tool`.
+/// Returns the `response_format` for a call of `tool`.
 pub fn response_format(tool: &str) -> Value {
     let tool = TOOLS.iter().find(|known| known.name == tool).expect("tasks name tools");
     json!({"type": "json_schema", "json_schema": {"name": tool.name, "strict": true, "schema": schema(tool)}})
@@ -128,7 +130,7 @@ fn schema(tool: &Tool) -> Value {
 
 /// A call as the schemas describe it.
 #[derive(Debug, Deserialize)]
-#[expect(dead_code, reason = "for some fields their type says all")]
+#[expect(dead_code, reason = "some fields are only checked by their type")]
 #[serde(tag = "tool", content = "arguments", rename_all = "snake_case", deny_unknown_fields)]
 enum Call {
     FindBook { title: String, results: u32 },
@@ -165,9 +167,9 @@ enum Day {
     Sat,
 }
 
-/// Whether `text` is a call of `tool` that its schema allows.
+/// Returns whether `text` is a call of `tool` that its schema allows.
 pub fn is_call_of(tool: &str, text: &str) -> bool {
-    // Types alone would take an array for an object.
+    // The types alone would accept an array in place of an object.
     let Ok(value) = serde_json::from_str::<Value>(text) else { return false };
     if value["tool"] != tool || !value["arguments"].is_object() {
         return false;
@@ -182,7 +184,7 @@ pub fn is_call_of(tool: &str, text: &str) -> bool {
     }
 }
 
-/// JSON Schema counts characters, not bytes.
+/// Compares lengths in characters, as JSON Schema does, and not in bytes.
 fn fits(text: &str, characters: usize) -> bool {
     text.chars().count() <= characters
 }
@@ -192,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_that_their_schema_allows_are_taken_and_others_are_not() {
+    fn only_calls_that_their_schema_allows_are_valid() {
         let call = |tool: &str, arguments: Value| json!({"tool": tool, "arguments": arguments}).to_string();
         for good in [
             call("find_book", json!({"title": "é".repeat(32), "results": 9})),

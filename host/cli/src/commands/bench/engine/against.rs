@@ -1,4 +1,4 @@
-//! The same work by another program, for a ratio out of one run on one machine.
+//! Runs another program on the same work, for a ratio from one run on one machine.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::guest_build::bounded_command;
 use crate::progress::{Progress as _, Terminal};
 
-/// Loading and compiling another framework's model takes minutes.
+/// Time limit; loading and compiling a model in another framework takes minutes.
 const LIMIT: Duration = Duration::from_secs(1800);
 
 /// The last line that the program prints.
@@ -18,14 +18,14 @@ struct Said {
     tok_per_s: f64,
 }
 
-/// Another program, and the tokens that it says to decode in a second.
+/// Another program, and the tokens per second that it reports for decoding.
 #[derive(Debug)]
 pub(super) struct Rival {
     command: String,
     tok_per_s: f64,
 }
 
-/// It beside what was measured here.
+/// Its rate, beside the rate that was measured here.
 #[derive(Debug, Serialize)]
 pub(super) struct Against {
     pub command: String,
@@ -34,7 +34,8 @@ pub(super) struct Against {
 }
 
 impl Rival {
-    /// Runs the shell command, to its end before anything is loaded here: it needs the memory too, and it may fail.
+    /// Runs the shell command to completion before anything is loaded here: it needs the memory too, and it
+    /// may fail.
     pub(super) fn run(command: &str) -> Result<Self> {
         let step = Terminal.begin(command, None);
         let tok_per_s = tok_per_s(command)?;
@@ -51,11 +52,11 @@ impl Rival {
 impl Against {
     pub(super) fn for_people(&self) -> String {
         let Against { command, tok_per_s, ratio } = self;
-        format!("`{command}` decodes {tok_per_s:.1} tok/s; this is {ratio:.2} times as fast.")
+        format!("`{command}` decodes {tok_per_s:.1} tok/s; skep is {ratio:.2} times as fast.")
     }
 }
 
-/// Runs the shell command `line`, and gives the tokens that it says to decode in a second.
+/// Runs the shell command `line` and returns the tokens per second that it reports for decoding.
 fn tok_per_s(line: &str) -> Result<f64> {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("exec {line}")]).stdin(Stdio::null());
@@ -67,7 +68,7 @@ fn tok_per_s(line: &str) -> Result<f64> {
     match serde_json::from_str::<Said>(last) {
         Ok(said) if said.tok_per_s.is_finite() && said.tok_per_s > 0.0 => Ok(said.tok_per_s),
         _ => bail!(
-            "--against `{line}` ended with {last:?}\n  hint: its last line has to be JSON with a positive \"tok_per_s\""
+            "--against `{line}` ended with {last:?}\n  hint: its last line must be JSON with a positive \"tok_per_s\""
         ),
     }
 }
@@ -81,7 +82,7 @@ mod tests {
         let line = r#"printf 'compiling\n{"tok_per_s": 12.5, "card": "x"}\n\n'"#;
         assert_eq!(tok_per_s(line).expect("a rate"), 12.5);
         for (line, expected) in [
-            ("echo 12.5", "has to be JSON"),
+            ("echo 12.5", "must be JSON"),
             (r#"printf '{"tok_per_s": 0}'"#, "positive"),
             ("sh -c 'echo no torch here >&2; exit 3'", "failed: no torch here"),
             ("false", "failed: exit status: 1"),

@@ -1,4 +1,4 @@
-//! How fast the place where a model runs can be, as measured there in the same run.
+//! The highest rates of the device that a model runs on, measured in the same run.
 
 use anyhow::Result;
 use skep_kernels::cuda::Activation;
@@ -14,7 +14,7 @@ use super::work::Operations;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ceilings {
     pub read_gb_per_s: f64,
-    /// Nothing, if there is no library on a device to measure it with.
+    /// `None` if a device has no library to measure it with.
     pub products: Option<Products>,
 }
 
@@ -25,11 +25,11 @@ pub(super) struct Products {
     pub attention_ops_per_s: f64,
 }
 
-/// Inputs and outputs of products with weights.
+/// Inputs and outputs of the products with weights.
 type Shapes = [(usize, usize); 4];
 
 impl Ceilings {
-    /// Of where the model runs, with steps of so many rows.
+    /// Measures the device that the model runs on, with steps of `rows` rows.
     pub(super) fn of(loaded: &Loaded, options: &ExecutorOptions, rows: usize) -> Result<Self> {
         match loaded.place {
             DeviceChoice::Cuda(devices) => Ok(Self::of_devices(devices, loaded, options, rows)?),
@@ -40,8 +40,8 @@ impl Ceilings {
         }
     }
 
-    /// Reads of a buffer far larger than the caches, and multiplications of what stays in registers. Quantised weights are
-    /// multiplied as 8-bit integers.
+    /// Measures reads of a buffer far larger than the caches, and multiplications of values that stay in
+    /// registers. Quantized weights are multiplied as 8-bit integers.
     fn of_processor(isa: Isa, threads: usize, weights: DType) -> Self {
         let rate = arithmetic::measure(isa, threads);
         Ceilings {
@@ -53,7 +53,8 @@ impl Ceilings {
         }
     }
 
-    /// Copies in a device's memory, and cuBLASLt's products of the model's own shapes in 16 bits, on all devices together.
+    /// Measures copies in the memory of a device, and cuBLASLt's products in the model's own shapes and in 16
+    /// bits, on all devices together.
     fn of_devices(
         devices: Ordinals,
         loaded: &Loaded,
@@ -75,7 +76,7 @@ impl Ceilings {
                     Some(others + ops_per_s_of(&device, &blas, &loaded.config, rows, activation)?)
                 }
                 (_, Err(error @ KernelError::NoCublas { .. })) => {
-                    tracing::warn!(%error, "products have no ceiling to be compared with");
+                    tracing::warn!(%error, "cannot measure the highest rate of products");
                     None
                 }
                 (_, Err(error)) => return Err(error),
@@ -87,7 +88,7 @@ impl Ceilings {
         Ok(Ceilings { read_gb_per_s, products })
     }
 
-    /// Seconds that so many operations take at least, if that is known.
+    /// Returns the seconds that the operations take at least, if that is known.
     pub(super) fn compute_s(&self, operations: Operations) -> Option<f64> {
         let Products { weight_ops_per_s, attention_ops_per_s } = self.products?;
         Some(operations.weights / weight_ops_per_s + operations.attention / attention_ops_per_s)
@@ -98,7 +99,7 @@ impl Ceilings {
     }
 }
 
-/// Of all products of a layer, each for the part of the time that it takes.
+/// Returns the rate of all products of a layer, each weighted by the time that it takes.
 fn ops_per_s_of(
     device: &Device,
     blas: &Blas,
@@ -113,14 +114,15 @@ fn ops_per_s_of(
     })
 }
 
-/// Products of a layer: queries with keys and values, the output of attention, gate with up, down.
+/// Returns the products of a layer: queries with keys and values, the output of attention, gate with up,
+/// down.
 fn shapes(config: &ModelConfig) -> Shapes {
     let (query, kv) = (config.head_count * config.head_size, config.kv_head_count * config.head_size);
     let (hidden, wide) = (config.hidden_size, config.feed_forward_size);
     [(hidden, query + 2 * kv), (query, hidden), (hidden, 2 * wide), (wide, hidden)]
 }
 
-/// The rate of all of them together, from that of each.
+/// Returns the rate of all products together, from the rate of each.
 fn mean_rate(
     shapes: Shapes,
     mut rate: impl FnMut(usize, usize) -> Result<f64, KernelError>,
@@ -139,14 +141,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_of_a_layer_is_that_of_its_time() {
+    fn the_rate_of_a_layer_is_weighted_by_time() {
         let config = ModelConfig::shape("llama-3.1-8b").expect("known");
         let shapes = shapes(&config);
         let weights: usize = shapes.iter().map(|(inputs, outputs)| inputs * outputs).sum();
-        assert_eq!(weights, 218_103_808, "as many as a layer of that model has in its matrices");
+        assert_eq!(weights, 218_103_808, "the number of weights in the matrices of a layer");
         let same = mean_rate(shapes, |_, _| Ok(5e14)).expect("rates");
         assert!((same / 5e14 - 1.0).abs() < 1e-12, "{same}");
-        // Half of the operations at a tenth of the rate take ten of eleven parts of the time.
+        // Half of the operations at a tenth of the rate take ten elevenths of the time.
         let pieces = [(1, 4), (4, 1), (2, 4), (4, 4)];
         let slow = mean_rate(pieces, |inputs, outputs| Ok(if inputs * outputs == 16 { 1.0 } else { 10.0 }));
         assert_eq!(slow, Ok(32.0 / (16.0 + 1.6)));

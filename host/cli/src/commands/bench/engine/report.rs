@@ -1,4 +1,4 @@
-//! What a measurement says, as JSON and for people.
+//! Results of a measurement, as JSON and as text.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -34,15 +34,15 @@ pub(super) struct Report {
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Load {
     pub seconds: f64,
-    /// Of the weights.
+    /// Rate at which weights were loaded.
     pub gb_per_s: f64,
 }
 
-/// What the device can do, as measured in the same run.
+/// Rates of the device, measured in the same run.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Rates {
     pub read_gb_per_s: f64,
-    /// Nothing, if there was no library to measure it with.
+    /// `None` if there was no library to measure it with.
     pub weights_tflop_per_s: Option<f64>,
     pub attention_tflop_per_s: Option<f64>,
 }
@@ -51,23 +51,23 @@ pub(super) struct Rates {
 pub(super) struct Prefill {
     pub tok_per_s: f64,
     pub tflop_per_s: f64,
-    /// Of the time: what its operations alone take at the measured rates.
+    /// Share of the time that its operations alone take at the measured rates.
     pub share: Option<f64>,
-    /// Of the time: what its products with weights alone take.
+    /// Share of the time that its products with weights alone take.
     pub weights_share: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Decode {
-    /// Of all sequences.
+    /// For all sequences together.
     pub tok_per_s: f64,
     pub ms_per_step: f64,
     /// Weights, keys and values.
     pub read_bytes_per_step: f64,
     pub read_gb_per_s: f64,
-    /// Of the measured bandwidth.
+    /// Share of the measured bandwidth.
     pub read_share: f64,
-    /// Of the time: what reading takes, or computing if that takes longer.
+    /// Share of the time that reading takes, or computing if that takes longer.
     pub roofline_share: f64,
 }
 
@@ -89,7 +89,7 @@ impl From<Ceilings> for Rates {
     }
 }
 
-/// Both parts, as far as they were measured.
+/// Returns the results of both parts, as far as they were measured.
 pub(super) fn shares(
     loaded: &Loaded,
     amounts: Amounts,
@@ -148,7 +148,7 @@ impl Report {
                 (share, ceilings.weights_tflop_per_s, ceilings.attention_tflop_per_s)
             {
                 out::line(&format!(
-                    "  its products alone take {:.0} % of that at {weights:.2} TFLOP/s with weights and {attention:.2} in attention, as measured",
+                    "  its products alone take {:.0} % of that time at the measured {weights:.2} TFLOP/s for weights and {attention:.2} for attention",
                     share * 100.0
                 ))?;
             }
@@ -157,11 +157,11 @@ impl Report {
             let Decode { tok_per_s, ms_per_step, read_bytes_per_step, read_gb_per_s, read_share, .. } =
                 decode;
             out::line(&format!(
-                "  decode  {:>6} tokens  {tok_per_s:>9.1} tok/s  {ms_per_step:.3} ms a step",
+                "  decode  {:>6} tokens  {tok_per_s:>9.1} tok/s  {ms_per_step:.3} ms per step",
                 self.generate
             ))?;
             out::line(&format!(
-                "  a step reads {:.1} MB at {read_gb_per_s:.1} GB/s, {:.0} % of the {:.1} GB/s measured",
+                "  a step reads {:.1} MB at {read_gb_per_s:.1} GB/s, {:.0} % of the measured {:.1} GB/s",
                 read_bytes_per_step / 1e6,
                 read_share * 100.0,
                 ceilings.read_gb_per_s

@@ -1,4 +1,4 @@
-//! The steps that are timed: prefill and decode of a model, without scheduler or HTTP around them.
+//! The timed steps: prefill and decode of a model, without a scheduler or HTTP around them.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -11,22 +11,22 @@ use skep_model::{
 use super::super::median;
 use super::subject::Loaded;
 
-/// How much is computed.
+/// Amounts of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Amounts {
     /// Tokens to prefill in each sequence; 0 measures no prefill.
     pub prompt: usize,
     /// Tokens to decode in each sequence; 0 measures no decode.
     pub generate: usize,
-    /// Tokens that are in the KV cache before each run.
+    /// Tokens in the KV cache before each run.
     pub depth: usize,
-    /// Sequences at the same time.
+    /// Sequences that run at the same time.
     pub batch: usize,
-    /// Runs of each kind, of which the median counts.
+    /// Number of runs of each kind; their median counts.
     pub repeat: u16,
 }
 
-/// Seconds of all sequences together.
+/// Seconds for all sequences together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Times {
     pub prefill_s: Option<f64>,
@@ -34,7 +34,7 @@ pub(super) struct Times {
 }
 
 impl Amounts {
-    /// Room for all of it, and nothing more.
+    /// Returns options with room for exactly this work.
     pub(super) fn over(self, options: ExecutorOptions) -> ExecutorOptions {
         let tokens = self.pages().saturating_mul(self.batch).saturating_mul(PAGE_TOKENS);
         ExecutorOptions {
@@ -45,23 +45,25 @@ impl Amounts {
         }
     }
 
-    /// The longest that a sequence gets.
+    /// Maximum length of a sequence.
     fn tokens(self) -> usize {
         self.depth.saturating_add(self.prompt.max(self.generate))
     }
 
-    /// Of each sequence.
+    /// Pages per sequence.
     fn pages(self) -> usize {
         self.tokens().div_ceil(PAGE_TOKENS).saturating_add(1)
     }
 }
 
-/// Measures the loaded model, which has room for so much.
+/// Measures the loaded model, which must have room for `amounts`.
 pub(super) fn measure(loaded: &mut Loaded, amounts: Amounts) -> Result<Times> {
     let limit = loaded.executor.limits().context_length;
     let (tokens, name) = (amounts.tokens(), &loaded.name);
     if tokens > limit {
-        bail!("depth and tokens make {tokens}, but {name} has a context of {limit}\n  hint: ask for less");
+        bail!(
+            "depth and tokens add up to {tokens}, but {name} has a context of {limit}\n  hint: reduce one of them"
+        );
     }
     let Amounts { prompt, generate, depth, batch, repeat } = amounts;
     let mut bench = Bench { loaded, amounts };
@@ -73,7 +75,7 @@ pub(super) fn measure(loaded: &mut Loaded, amounts: Amounts) -> Result<Times> {
     Ok(Times { prefill_s, decode_s })
 }
 
-/// The median seconds of `work`, after one run to warm up.
+/// Returns the median seconds of `work`, after one run to warm up.
 fn repeated(times: u16, wanted: bool, mut work: impl FnMut() -> Result<()>) -> Result<Option<f64>> {
     if !wanted {
         return Ok(None);
@@ -88,14 +90,14 @@ fn repeated(times: u16, wanted: bool, mut work: impl FnMut() -> Result<()>) -> R
     Ok(Some(median(&mut seconds)))
 }
 
-/// A model with room for some sequences, whose first `depth` positions stay as they were filled.
+/// A model with room for some sequences, whose first `depth` positions stay filled.
 struct Bench<'a> {
     loaded: &'a mut Loaded,
     amounts: Amounts,
 }
 
 impl Bench<'_> {
-    /// Computes the positions `range` of one sequence, in chunks of what the executor takes at once.
+    /// Computes the positions `range` of one sequence, in chunks that the executor takes at once.
     fn prefill(&mut self, sequence: usize, range: Range<usize>) -> Result<()> {
         let chunk = self.loaded.executor.limits().max_batch_tokens;
         let mut start = range.start;
@@ -107,14 +109,14 @@ impl Bench<'_> {
             self.loaded.executor.forward(&Batch { sequences })?;
             start = end;
         }
-        // The last step may still run: its logits are there when it is over.
+        // The last step may still run: its logits are available once it is over.
         if !range.is_empty() {
             self.loaded.executor.logits(0)?;
         }
         Ok(())
     }
 
-    /// Decodes `count` tokens greedily in every sequence, from the depth on.
+    /// Decodes `count` tokens greedily in every sequence, starting at the depth.
     fn decode(&mut self, count: usize) -> Result<()> {
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         let Amounts { depth, batch, .. } = self.amounts;
@@ -125,7 +127,7 @@ impl Bench<'_> {
             let sample = |row: usize| SampleRow { step: step as u64, ..SampleRow::plain(row, &greedy) };
             let rows: Vec<_> = (0..batch).map(|row| LogitRow::Sample(sample(row))).collect();
             let chosen = match step + 1 < count {
-                // Its tokens are those that are drawn now.
+                // The tokens of the following step are those that are drawn now.
                 true => {
                     let following = self.decode_step(&next, start + 1);
                     self.loaded.executor.sample_then(&rows, &following)?
@@ -151,7 +153,7 @@ impl Bench<'_> {
         BatchSequence { tokens, start, pages, logits }
     }
 
-    /// Some token of the vocabulary, different from its neighbours and in every sequence.
+    /// Returns a token of the vocabulary that differs from its neighbors and between sequences.
     fn token(&self, sequence: usize, position: usize) -> u32 {
         let mixed =
             (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(sequence as u64 * 7919)

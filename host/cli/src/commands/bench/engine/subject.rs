@@ -1,4 +1,4 @@
-//! What is measured: a model from a file, or random weights of a known shape.
+//! The subject of a measurement: a model from a file, or random weights in a known shape.
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -19,17 +19,17 @@ pub(super) enum Subject {
     Shape { name: String, weights: DType },
 }
 
-/// A model that computes; it needs no tokenizer.
+/// A loaded model that computes; it needs no tokenizer.
 pub(super) struct Loaded {
     pub name: String,
-    /// Where it runs: never `Auto`.
+    /// The device that it runs on: never `Auto`.
     pub place: DeviceChoice,
-    /// The same, for people.
+    /// The same device, as text for people.
     pub device: String,
     pub config: ModelConfig,
-    /// Of most of its weights.
+    /// Type of most of its weights.
     pub dtype: DType,
-    /// Of the rows that tokens are looked up in; nothing, if the head multiplies with them as well.
+    /// Size of the rows that tokens are looked up in; 0 if the head multiplies with them as well.
     pub looked_up_bytes: u64,
     pub load_s: f64,
     pub executor: Box<dyn Executor>,
@@ -47,7 +47,7 @@ impl Subject {
             }
             Subject::Shape { name, weights } => {
                 let config = ModelConfig::shape(name).with_context(|| {
-                    format!("there is no shape {name}; those known are {}", ModelConfig::SHAPES.join(", "))
+                    format!("there is no shape {name}; the known ones are {}", ModelConfig::SHAPES.join(", "))
                 })?;
                 let made = Checkpoint::synthetic(config, *weights).with_context(|| self.to_string())?;
                 started = Instant::now();

@@ -1,4 +1,4 @@
-//! `skep bench engine --suite`: a fixed list of work with what it has to reach on a GPU, as a table.
+//! `skep bench engine --suite`: a fixed list of workloads with their targets on a GPU, as a table.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -17,7 +17,7 @@ use super::subject::{Loaded, Subject};
 use crate::commands::out;
 use crate::progress::{Progress as _, Terminal};
 
-/// How much of everything.
+/// Sizes of the workloads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     pub generate: usize,
@@ -27,7 +27,7 @@ pub(super) struct Plan {
     pub repeat: u16,
 }
 
-/// Of the large model, and of the small one.
+/// Shapes of the large and of the small model.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Shapes {
     large: String,
@@ -39,7 +39,7 @@ pub(super) struct Suite {
     date: String,
     device: String,
     command: String,
-    /// Of the large model in BF16.
+    /// For the large model in BF16.
     load: Load,
     memory: MemoryPlan,
     ceilings: Rates,
@@ -51,8 +51,7 @@ pub(super) struct Suite {
 pub(super) struct Row {
     work: String,
     measured: String,
-    /// What is compared with the target.
-    /// Nothing, if there was no ceiling to compare with.
+    /// The value that is compared with the target; `None` if there was no ceiling to compare with.
     figure: Option<f64>,
     target: Target,
     reached: bool,
@@ -61,14 +60,14 @@ pub(super) struct Row {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Target {
-    /// Of a ceiling that was measured in the same run.
+    /// Share of a ceiling that was measured in the same run.
     ShareAtLeast(f64),
     TimesAtLeast(f64),
     MsAtMost(f64),
 }
 
 impl Plan {
-    /// What the targets are for.
+    /// Returns the plan that the targets are for.
     pub(super) fn whole(repeat: u16) -> Self {
         Plan { generate: 128, batch: 64, depth: 1024, prompt: 4096, repeat }
     }
@@ -88,14 +87,15 @@ impl Plan {
 }
 
 impl Shapes {
-    /// The models of the targets, or one that was named instead of both.
+    /// Returns the models that the targets are for, or the named one in place of both.
     pub(super) fn new(named: Option<&str>) -> Self {
         let or = |default: &str| named.unwrap_or(default).to_owned();
         Shapes { large: or("llama-3.1-8b"), small: or("smollm2-135m") }
     }
 }
 
-/// Where the suite runs: it never falls back without a word, since its figures are for a device.
+/// Returns the device that the suite runs on. It never falls back silently, because the figures are for one
+/// device.
 pub(super) fn device(asked: DeviceChoice, named: Option<&str>) -> Result<DeviceChoice> {
     let found = gpu::probe().is_ok_and(|devices| !devices.is_empty());
     let device = match asked {
@@ -105,14 +105,14 @@ pub(super) fn device(asked: DeviceChoice, named: Option<&str>) -> Result<DeviceC
     };
     if device == DeviceChoice::Cpu && named.is_none() {
         bail!(
-            "the suite's model of 8 billion parameters is for a GPU, and this would run on the processor\n  hint: name a \
-             smaller one, such as --suite --shape tiny"
+            "the suite's model has 8 billion parameters and is meant for a GPU, but this would run on the CPU\n  hint: choose \
+             a smaller one, such as --suite --shape tiny"
         );
     }
     Ok(device)
 }
 
-/// Runs all of it.
+/// Runs the whole suite.
 pub(super) fn run(
     shapes: &Shapes,
     plan: Plan,
@@ -224,7 +224,7 @@ impl Row {
         let Plan { batch, depth, .. } = plan;
         let work = format!("{model} BF16, decode, {batch} sequences at {depth} tokens");
         let Decode { tok_per_s, ms_per_step, roofline_share, .. } = decode;
-        let measured = format!("{tok_per_s:.1} tok/s, {ms_per_step:.2} ms a step");
+        let measured = format!("{tok_per_s:.1} tok/s, {ms_per_step:.2} ms per step");
         Row::new(work, measured, Some(*roofline_share), Target::ShareAtLeast(0.75))
     }
 
@@ -239,13 +239,13 @@ impl Row {
         let Decode { tok_per_s, read_gb_per_s, .. } = quantised;
         let measured = format!("{tok_per_s:.1} tok/s, {read_gb_per_s:.0} GB/s");
         let times = tok_per_s / plain.tok_per_s;
-        let work = format!("{model} Q4_0, decode, 1 sequence, beside BF16");
+        let work = format!("{model} Q4_0, decode, 1 sequence, compared with BF16");
         Row::new(work, measured, Some(times), Target::TimesAtLeast(2.5))
     }
 
     fn of_small(model: &str, decode: &Decode) -> Self {
         let measured = format!("{:.1} tok/s", decode.tok_per_s);
-        let work = format!("{model} BF16, decode, 1 sequence, a token");
+        let work = format!("{model} BF16, decode, 1 sequence, per token");
         Row::new(work, measured, Some(decode.ms_per_step), Target::MsAtMost(0.6))
     }
 
@@ -258,19 +258,19 @@ impl Row {
 }
 
 impl Suite {
-    /// A part of a Markdown file, as kernels/MEASURED.md keeps it.
+    /// Prints a section of a Markdown file, as kernels/MEASURED.md has it.
     pub(super) fn for_people(&self) -> Result<()> {
         let Suite { date, device, command, load, memory, ceilings, rows, against } = self;
         out::line(&format!("## {date}, {device}\n\n`{command}`\n"))?;
         out::line(&format!(
-            "Ceilings of this run: {:.0} GB/s read, {} in products with weights.",
+            "Ceilings of this run: {:.0} GB/s for reads, {} for products with weights.",
             ceilings.read_gb_per_s,
             ceilings
                 .weights_tflop_per_s
                 .map_or_else(|| "nothing measured".to_owned(), |rate| format!("{rate:.2} TFLOP/s")),
         ))?;
         out::line(&format!(
-            "In BF16 loaded in {:.1} s ({:.1} GB/s): {memory}.\n",
+            "Loaded in BF16 in {:.1} s ({:.1} GB/s): {memory}.\n",
             load.seconds, load.gb_per_s
         ))?;
         out::line("| Work | Measured | Figure | Target | Reached |\n|---|---|---|---|---|")?;
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_suite_runs_on_the_processor_with_a_small_shape() {
+    fn the_suite_runs_on_the_cpu_with_a_small_shape() {
         let plan = Plan { generate: 4, batch: 3, depth: 40, prompt: 70, repeat: 1 };
         let options = ExecutorOptions { threads: Some(1), ..ExecutorOptions::default() };
         let suite = run(&Shapes::new(Some("tiny")), plan, options, Some("echo '{\"tok_per_s\": 1e-3}'"));
@@ -299,13 +299,13 @@ mod tests {
             suite.rows
         );
         assert!(suite.rows[1].work.contains("3 sequences at 40 tokens"), "{}", suite.rows[1].work);
-        // Two layers of 917,504 bytes and two tables, one of which is only looked up.
+        // Two layers of 589,824 weights of two bytes, and two tables, one of which is only looked up.
         assert!(suite.memory.weight_bytes > 2 * 2 * 600_000, "{:?}", suite.memory);
         assert!(suite.against.expect("it was asked for").ratio > 1000.0);
     }
 
     #[test]
-    fn a_target_is_reached_from_its_own_side() {
+    fn a_target_is_either_a_minimum_or_a_maximum() {
         let row =
             |figure: f64, target| Row::new("w".to_owned(), "m".to_owned(), Some(figure), target).for_people();
         assert_eq!(row(0.8, Target::ShareAtLeast(0.8)), "| w | m | 80 % | ≥ 80 % | yes |");
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_large_model_is_not_loaded_on_a_processor() {
+    fn the_large_model_is_not_loaded_on_the_cpu() {
         let error = device(DeviceChoice::Cpu, None).expect_err("8 billion").to_string();
         assert!(error.contains("--shape tiny"), "{error}");
         assert_eq!(device(DeviceChoice::Cpu, Some("tiny")).expect("small"), DeviceChoice::Cpu);

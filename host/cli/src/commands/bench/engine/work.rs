@@ -1,13 +1,13 @@
-//! How much a step has to compute and to read at least: what its figures are shares of.
+//! The operations and the bytes that a step needs at least; its figures are shares of these.
 
 use skep_model::{ExecutorLimits, MemoryPlan, ModelConfig, PAGE_TOKENS};
 
-/// Additions and multiplications.
+/// Number of additions and multiplications.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Operations {
-    /// Of products with weights.
+    /// In products with weights.
     pub weights: f64,
-    /// Of queries with keys, and of their shares with values.
+    /// In products of queries with keys, and of the resulting shares with values.
     pub attention: f64,
 }
 
@@ -16,7 +16,7 @@ impl Operations {
         self.weights + self.attention
     }
 
-    /// Of `rows` tokens that see so many tokens together, `heads` of which get logits.
+    /// Counts the operations of `rows` tokens that see `seen` tokens together, `heads` of which get logits.
     fn of(config: &ModelConfig, rows: usize, seen: f64, heads: usize) -> Self {
         let (query, kv) = (config.head_count * config.head_size, config.kv_head_count * config.head_size);
         let layer = config.hidden_size * (2 * query + 2 * kv + 3 * config.feed_forward_size);
@@ -28,24 +28,25 @@ impl Operations {
         }
     }
 
-    /// Of one sequence's tokens behind `depth` others. Only its last token gets logits.
+    /// Counts the operations of one sequence's tokens behind `depth` others. Only the last token gets logits.
     pub(super) fn prefill(config: &ModelConfig, depth: usize, tokens: usize) -> Self {
         // Each token multiplies its queries with the keys up to its own.
         Self::of(config, tokens, (depth + 1..=depth + tokens).map(|seen| seen as f64).sum(), 1)
     }
 
-    /// Of a decode step in the middle of so many, for so many sequences.
+    /// Counts the operations of the middle one of `tokens` decode steps, for `batch` sequences.
     pub(super) fn decode(config: &ModelConfig, depth: usize, tokens: usize, batch: usize) -> Self {
         Self::of(config, batch, batch as f64 * seen(depth, tokens), batch)
     }
 }
 
-/// Tokens that a token sees on average, of so many that are decoded behind `depth` others.
+/// Returns how many tokens a token sees on average, if `tokens` are decoded behind `depth` others.
 fn seen(depth: usize, tokens: usize) -> f64 {
     depth as f64 + (tokens as f64 + 1.0) / 2.0
 }
 
-/// Bytes that a decode step reads at least: all weights but what is looked up, and the keys and values of every sequence.
+/// Returns the bytes that a decode step reads at least: all weights except those that are only looked up, and
+/// the keys and values of every sequence.
 pub(super) fn decode_bytes(
     config: &ModelConfig,
     (plan, limits): (&MemoryPlan, &ExecutorLimits),
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decode_step_reads_weights_but_the_embedding_and_what_is_in_the_windows() {
+    fn a_decode_step_reads_all_weights_but_the_embedding_and_the_tokens_in_the_windows() {
         let mut config = tiny();
         let plan = MemoryPlan { weight_bytes: 1000, kv_bytes: 2 * 64 * 16 * 100, ..MemoryPlan::default() };
         let limits = ExecutorLimits {

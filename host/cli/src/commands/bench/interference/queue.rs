@@ -1,4 +1,4 @@
-//! `skep bench interference --queue`: interactive sequences beside a queue that never gets empty.
+//! `skep bench interference --queue`: interactive sequences beside a queue that never runs empty.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use super::{Args, Decodes, Gaps, WARM_TOKENS};
 use crate::commands::out;
 
 const PRINCIPAL: &str = "local";
-/// More than can be answered while a round is measured.
+/// More items than can be answered while a round is measured.
 const ITEMS: usize = 4_000;
 const ANSWER_TOKENS: usize = 64;
 
@@ -26,7 +26,7 @@ struct Report {
     rounds: u16,
     empty_queue: Gaps,
     full_queue: Gaps,
-    /// With a full queue over that with an empty one.
+    /// Ratio of a full queue to an empty one.
     p99_ratio: f64,
     p50_ratio: f64,
     queued_answers: u64,
@@ -47,7 +47,7 @@ pub(super) async fn run(engine: &Engine, args: &Args, rounds: u16) -> Result<()>
             items: (0..ITEMS).map(|number| item(usize::from(round) * ITEMS + number)).collect(),
         };
         let id = host.queue_batch(batch).await?.id;
-        // The queue works at full speed when the interactive sequences come.
+        // The queue already runs at full speed when the interactive sequences start.
         while host.batch(PRINCIPAL, &id).await?.items.done == 0 {
             tokio::task::yield_now().await;
         }
@@ -57,7 +57,9 @@ pub(super) async fn run(engine: &Engine, args: &Args, rounds: u16) -> Result<()>
         seconds += began.elapsed().as_secs_f64();
         let after = host.batch(PRINCIPAL, &id).await?;
         if after.phase != BatchPhase::Running {
-            bail!("the queue got empty while it was measured\n  hint: generate fewer tokens with --generate");
+            bail!(
+                "the queue ran empty during the measurement\n  hint: generate fewer tokens with --generate"
+            );
         }
         answers += after.items.done - before;
         host.cancel_batch(PRINCIPAL, &id).await?;
@@ -96,11 +98,11 @@ fn item(number: usize) -> BatchItem {
 
 fn for_people(report: &Report) -> Result<()> {
     let Report { model, decodes, rounds, p99_ratio, p50_ratio, queued_answers_per_s, .. } = report;
-    out::line(&format!("{model}: between the tokens of {decodes} sequences, {rounds} rounds"))?;
+    out::line(&format!("{model}: time between the tokens of {decodes} sequences, {rounds} rounds"))?;
     report.empty_queue.for_people("empty queue")?;
     report.full_queue.for_people("full queue")?;
-    out::line(&format!("  full over empty  p50 {p50_ratio:.2}   p99 {p99_ratio:.2}"))?;
+    out::line(&format!("  full / empty     p50 {p50_ratio:.2}   p99 {p99_ratio:.2}"))?;
     out::line(&format!(
-        "  answers of {ANSWER_TOKENS} tokens from the queue meanwhile: {queued_answers_per_s:.1}/s"
+        "  answers of {ANSWER_TOKENS} tokens from the full queue: {queued_answers_per_s:.1}/s"
     ))
 }

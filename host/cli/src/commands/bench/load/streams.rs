@@ -1,4 +1,4 @@
-//! Streams that run at the same time, and what became of each.
+//! Streams that run at the same time, and the outcome of each.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::client::{ChatAnswer, ChatReader};
 use crate::commands::bench::target::Target;
 use crate::progress::Step;
 
-/// What to hold.
+/// The load to hold.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub streams: u32,
@@ -21,17 +21,17 @@ pub struct Plan {
     pub until: Instant,
 }
 
-/// What became of streams. `started` is the sum of the four after it.
+/// Outcomes of streams. `started` is the sum of the four counts after it.
 #[derive(Debug, Default, Serialize)]
 pub struct Counts {
     pub started: u64,
     pub finished: u64,
     pub cancelled: u64,
-    /// By 429.
+    /// Refused with 429.
     pub refused: u64,
-    /// Neither of these: an error, or not all of its tokens.
+    /// None of these: an error, or not all of its tokens.
     pub lost: u64,
-    /// Refused without `Retry-After` or without an error in OpenAI's shape.
+    /// Refused without `Retry-After`, or without an error in OpenAI's format.
     pub impolite: u64,
     pub tokens: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,7 +68,7 @@ impl Counts {
     }
 }
 
-/// Keeps streams running until the plan's end, and reads the last ones to theirs.
+/// Keeps streams running until the end of the plan, and then reads the last ones to their end.
 pub async fn hold(target: &Arc<Target>, plan: Plan, step: &dyn Step) -> Result<Counts> {
     let mut counts = Counts::default();
     let mut running = JoinSet::new();
@@ -87,7 +87,7 @@ pub async fn hold(target: &Arc<Target>, plan: Plan, step: &dyn Step) -> Result<C
             "{} finished, {} cancelled, {} lost",
             counts.finished, counts.cancelled, counts.lost
         ));
-        // A server that only fails is not asked for ever.
+        // A server that only fails is not asked forever.
         if Instant::now() < plan.until && counts.lost < u64::from(plan.streams) {
             begin(&mut running, begun);
             begun += 1;
@@ -107,7 +107,7 @@ pub async fn burst(target: &Arc<Target>, requests: u32, tokens: u32) -> Result<C
     Ok(counts)
 }
 
-/// One stream to its end, or to the piece after which it is dropped.
+/// Reads one stream to its end, or to the chunk after which it is dropped.
 async fn stream(target: Arc<Target>, number: u64, tokens: u32, cancel_after: Option<u32>) -> Result<Fate> {
     let ask = format!("Tell me about the number {number}, and then about another one.");
     let body = json!({"model": target.model, "messages": [{"role": "user", "content": ask}], "max_tokens": tokens,
@@ -121,10 +121,10 @@ async fn stream(target: Arc<Target>, number: u64, tokens: u32, cancel_after: Opt
     let mut pieces = 0;
     while cancel_after.is_none_or(|after| pieces < u64::from(after)) {
         if reader.next().await?.is_none() {
-            let usage = reader.usage().context("the server reports no usage")?;
+            let usage = reader.usage().context("the server did not report its usage")?;
             anyhow::ensure!(
                 usage.completion_tokens == u64::from(tokens),
-                "a stream ended well after {} of {tokens} tokens",
+                "a stream ended without an error after {} of {tokens} tokens",
                 usage.completion_tokens
             );
             return Ok(Fate::Finished { tokens: usage.completion_tokens });

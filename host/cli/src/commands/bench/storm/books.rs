@@ -1,4 +1,4 @@
-//! What was ordered and what clients were told, held against what happened outside.
+//! Compares what was ordered, and what clients were told, with what happened outside.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,15 +7,15 @@ use serde::Serialize;
 
 use super::outside::Outside;
 
-/// What became of an order, as its client knows it.
+/// Outcome of an order, as its client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
     Done,
-    /// The host says that it does not know whether the effect happened.
+    /// The host reports that it does not know whether the effect happened.
     Interrupted,
-    /// With the error's code. An effect that happened before stays.
+    /// Contains the error's code. An effect that happened before stays.
     Failed(String),
-    /// No client knows whether the host took it, because it was sent without a key.
+    /// No client knows whether the host accepted the order, because it was sent without a key.
     Unsure,
 }
 
@@ -24,7 +24,7 @@ pub enum Told {
 pub enum Place {
     Effect,
     Hook,
-    /// Found out by looking at the host itself.
+    /// Found by looking at the host itself.
     Host,
 }
 
@@ -34,38 +34,38 @@ struct Order {
     id: String,
     told: Told,
     place: Place,
-    /// Of what is found out by looking.
+    /// How often the effect was found by looking at the host.
     seen: usize,
 }
 
-/// Everything that was ordered.
+/// All orders.
 #[derive(Default)]
 pub struct Books {
     orders: Mutex<Vec<Order>>,
 }
 
-/// What became of the orders of one kind.
+/// Outcomes of the orders of one kind.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Sum {
     pub orders: usize,
     pub effects: usize,
-    /// The client was told that it is done, and nothing happened.
+    /// The client was told that the order is done, but nothing happened.
     pub lost: usize,
-    /// It happened more than once.
+    /// The effect happened more than once.
     pub doubled: usize,
-    /// The client was told that nobody knows.
+    /// The client was told that the outcome is unknown.
     pub interrupted: usize,
     /// The client was told that the turn failed.
     pub failed: usize,
-    /// Sent without a key, and the answer was lost with the host.
+    /// The order was sent without a key, and the answer was lost with the host.
     pub unsure: usize,
 }
 
-/// What became of all orders.
+/// Outcomes of all orders.
 #[derive(Debug, Default, Serialize)]
 pub struct Account {
     pub kinds: BTreeMap<&'static str, Sum>,
-    /// Failures by their code.
+    /// Number of failures by error code.
     pub failures: BTreeMap<String, usize>,
     /// The first orders that were lost or doubled.
     pub faults: Vec<String>,
@@ -78,7 +78,7 @@ impl Books {
         self.push(Order { kind, id: id.to_owned(), told, place, seen: 0 });
     }
 
-    /// What was found by looking at the host: `seen` times, where it should be once.
+    /// Records what was found by looking at the host: `seen` times, although it should be there once.
     pub fn found(&self, kind: &'static str, id: &str, told: Told, seen: usize) {
         self.push(Order { kind, id: id.to_owned(), told, place: Place::Host, seen });
     }
@@ -87,7 +87,7 @@ impl Books {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
     }
 
-    /// How many orders are done by their clients' word and have no effect yet.
+    /// Returns the number of orders that are done according to their clients, but have no effect yet.
     pub fn missing(&self, outside: &Outside) -> usize {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         orders
@@ -158,7 +158,7 @@ impl Account {
         self.kinds.values().map(|sum| sum.effects).sum()
     }
 
-    /// For people, a row for each kind.
+    /// Returns a row for each kind, as text for people.
     pub fn rows(&self) -> Vec<[String; 8]> {
         self.kinds
             .iter()
@@ -172,7 +172,7 @@ impl Account {
     }
 }
 
-/// What the columns of [`Account::rows`] are.
+/// Headings of the columns of [`Account::rows`].
 pub const COLUMNS: [&str; 8] =
     ["KIND", "ORDERS", "EFFECTS", "LOST", "DOUBLED", "INTERRUPTED", "FAILED", "UNSURE"];
 

@@ -1,4 +1,4 @@
-//! One life of a host: a `skep up` process over a data folder, from its start until it is killed or stopped.
+//! One life of a host: a `skep up` process on a data folder, from its start until it is killed or stopped.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -8,13 +8,13 @@ use anyhow::{Context as _, Result, bail};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
-/// A host that has not said where it listens by then does not start.
+/// Time after which a host that has not reported its address has failed to start.
 const START: Duration = Duration::from_secs(180);
 
 pub struct Life {
     child: Child,
     pub url: String,
-    /// From the start of the process until it takes requests.
+    /// Time from the start of the process until it accepts requests.
     pub ready: Duration,
 }
 
@@ -25,7 +25,7 @@ pub struct Birth {
 }
 
 impl Birth {
-    /// Errors of the host go to `log`.
+    /// Starts the process. Errors of the host go to `log`.
     pub fn begin(folder: &Path, model: &str, log: &Path) -> Result<Self> {
         let log = std::fs::File::options().create(true).append(true).open(log);
         let log = log.context("cannot write the host's log")?;
@@ -57,12 +57,12 @@ impl Birth {
         Ok(Self { child, began })
     }
 
-    /// SIGKILL, before it is ready.
+    /// Kills the process with SIGKILL before it is ready.
     pub async fn kill(mut self) -> Result<()> {
         self.child.kill().await.context("cannot kill the host")
     }
 
-    /// Until it takes requests.
+    /// Waits until the host accepts requests.
     pub async fn ready(mut self) -> Result<Life> {
         let output = self.child.stdout.take().context("the host has no output")?;
         let mut lines = BufReader::new(output).lines();
@@ -73,25 +73,25 @@ impl Birth {
                     return Ok(url.trim_end_matches('/').to_owned());
                 }
             }
-            bail!("the host ended while it started")
+            bail!("the host exited while it started")
         };
         let url = tokio::time::timeout(START, listens)
             .await
             .with_context(|| format!("the host did not start within {} s", START.as_secs()))??;
         let ready = self.began.elapsed();
-        // Nobody reads what it prints after that.
+        // Nobody reads what the host prints after that.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Ok(Life { child: self.child, url, ready })
     }
 }
 
 impl Life {
-    /// SIGKILL: nothing of the process gets to run again.
+    /// Kills the process with SIGKILL: none of its code runs any more.
     pub async fn kill(mut self) -> Result<()> {
         self.child.kill().await.context("cannot kill the host")
     }
 
-    /// Whether it ended by itself, which no host does.
+    /// Returns whether the host exited by itself, which no host should do.
     pub fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }

@@ -1,5 +1,5 @@
-//! Mixed load on a host in a process of its own, with effects that are counted outside it. `skep bench crash` kills the host
-//! meanwhile, `skep bench soak` watches what it holds.
+//! Mixed load on a host in a separate process, with effects that are counted outside of it. `skep bench
+//! crash` kills the host under this load; `skep bench soak` watches what the host holds.
 
 mod books;
 mod life;
@@ -29,18 +29,18 @@ pub use options::Options;
 use outside::Outside;
 
 const AGENT: &str = "storm";
-/// The same component, whose tools the first one calls.
+/// A second agent with the same component, whose tools the first one calls.
 const CALLEE: &str = "storm-callee";
-/// Of the first version of an agent; each later one has another.
+/// `turn_ms` of the first version of an agent; each later version has a different value.
 const TURN_MS: u64 = 600_000;
-/// An answer that takes longer than this never comes.
+/// An answer that takes longer than this is assumed never to come.
 const ANSWER: Duration = Duration::from_secs(180);
-/// How long a client leaves a host alone that is not there, or has no room.
+/// Time that a client waits before it asks again a host that is gone or has no room.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long everything that was taken may take once nobody orders any more.
+/// Maximum time for everything that was accepted to finish, once nothing more is ordered.
 const SETTLE: Duration = Duration::from_secs(180);
 
-/// What is ordered, and by how many clients.
+/// Parameters of the load.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub seed: u64,
@@ -49,7 +49,7 @@ pub struct Plan {
     pub deletes_all: bool,
 }
 
-/// The load, the host that is under it, and the world outside.
+/// The load, the host under it, and the world outside.
 pub struct Storm {
     pub outside: Arc<Outside>,
     pub books: Books,
@@ -58,18 +58,18 @@ pub struct Storm {
     model: String,
     component: Vec<u8>,
     http: reqwest::Client,
-    /// Where the host is, while it is there.
+    /// Address of the host, while there is one.
     url: watch::Sender<Option<String>>,
     ends: AtomicBool,
-    /// What no client should ever be told.
+    /// Answers that no client should ever get.
     trouble: Mutex<Vec<String>>,
 }
 
-/// An answer, however often the request was sent.
+/// An answer, no matter how often the request was sent.
 pub struct Answer {
     pub status: u16,
     pub body: Value,
-    /// An earlier answer was lost with the host, or with the connection.
+    /// Whether an earlier answer was lost with the host, or with the connection.
     pub is_repeated: bool,
 }
 
@@ -80,7 +80,7 @@ impl Answer {
 }
 
 impl Storm {
-    /// Prepares a folder: the configuration of a host that lets its agents reach the server outside.
+    /// Prepares a folder with the configuration of a host that lets its agents reach the server outside.
     pub async fn prepare(folder: &Path, model: &str, plan: Plan) -> Result<Arc<Self>> {
         let component = build_agent(&STORM)?;
         let outside = Outside::start().await?;
@@ -112,12 +112,12 @@ impl Storm {
         }))
     }
 
-    /// Begins a process, which does not listen yet.
+    /// Starts a process, which does not listen yet.
     pub fn begin(&self) -> Result<Birth> {
         Birth::begin(&self.folder, &self.model, &self.log())
     }
 
-    /// Lets clients find a host, and sends it a first message. How long that took.
+    /// Sends a host its first message and lets clients find the host. Returns how long the message took.
     pub async fn welcome(&self, life: &Life) -> Result<Duration> {
         let began = Instant::now();
         let message = self.http.post(format!("{}/v1/agents/{CALLEE}/sessions/probe/messages", life.url));
@@ -125,14 +125,14 @@ impl Storm {
         let first_turn = began.elapsed();
         self.url.send_replace(Some(life.url.clone()));
         match answered {
-            // Before the agents are deployed.
+            // The agents are not deployed before the first message.
             Ok(answer) if answer.status().is_success() || answer.status().as_u16() == 404 => Ok(first_turn),
             Ok(answer) => bail!("a new host answered a message with {}", answer.status()),
             Err(error) => bail!("a new host did not answer a message: {error}"),
         }
     }
 
-    /// Clients wait for the next host.
+    /// Makes clients wait for the next host.
     pub fn farewell(&self) {
         self.url.send_replace(None);
     }
@@ -180,7 +180,7 @@ impl Storm {
         .await
     }
 
-    /// Starts the clients. They end, each at the end of a session, once [`Storm::end`] was called.
+    /// Starts the clients. Each one finishes at the end of a session, once [`Storm::end`] was called.
     pub fn load(self: &Arc<Self>) -> JoinSet<()> {
         self.ends.store(false, Ordering::Relaxed);
         let mut clients = JoinSet::new();
@@ -200,8 +200,8 @@ impl Storm {
         self.ends.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything that was ordered has happened, nothing is on its way, and the clients are gone. Approvals are
-    /// given meanwhile.
+    /// Waits until everything that was ordered has happened, nothing is in flight, and the clients have
+    /// finished. Approvals are given in the meantime.
     pub async fn settle(self: &Arc<Self>, mut clients: JoinSet<()>) -> Result<()> {
         self.end();
         let gone = async {
@@ -216,11 +216,11 @@ impl Storm {
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        // What is missing now is lost.
+        // Anything that is still missing is lost.
         Ok(())
     }
 
-    /// Nothing waits or runs in the host.
+    /// Returns whether nothing waits or runs in the host.
     async fn is_quiet(&self) -> bool {
         let Some(metrics) = self.metrics().await else { return false };
         let zero = |name: &str| metric(&metrics, name).is_none_or(|value| value == 0.0);
@@ -234,7 +234,7 @@ impl Storm {
         self.http.get(format!("{url}/metrics")).send().await.ok()?.text().await.ok()
     }
 
-    /// Sends a request until a host has answered it. Those who have no room are asked again.
+    /// Sends a request until a host has answered it. A host that has no room is asked again.
     pub async fn ask(&self, request: impl Fn(&reqwest::Client, &str) -> RequestBuilder) -> Answer {
         let mut is_repeated = false;
         let began = Instant::now();
@@ -242,7 +242,7 @@ impl Storm {
             let url = self.host().await;
             let answer = tokio::select! {
                 answer = request(&self.http, &url).send() => answer,
-                // The host is gone, and somebody else may have its port by now.
+                // The host is gone, and another process may have its port by now.
                 () = self.gone(&url) => {
                     is_repeated = true;
                     continue;
@@ -251,7 +251,7 @@ impl Storm {
             let answer = match answer {
                 Ok(answer) => answer,
                 Err(error) => {
-                    // One that could not connect was not sent.
+                    // A request that could not connect was not sent.
                     is_repeated |= !error.is_connect();
                     if began.elapsed() > ANSWER {
                         self.trouble(format!("no answer within {} s: {error}", ANSWER.as_secs()));
@@ -277,20 +277,20 @@ impl Storm {
         }
     }
 
-    /// Resolves when the host is not there any more.
+    /// Resolves when the host at `url` is gone.
     async fn gone(&self, url: &str) {
-        // The sender is part of this.
+        // The sender is part of `self`.
         let _ = self.url.subscribe().wait_for(|now| now.as_deref() != Some(url)).await;
     }
 
-    /// Where the host is, as soon as it is there.
+    /// Returns the address of the host, as soon as there is one.
     async fn host(&self) -> String {
         let mut url = self.url.subscribe();
         loop {
             if let Some(url) = url.borrow_and_update().clone() {
                 return url;
             }
-            // The sender is part of this.
+            // The sender is part of `self`.
             let _ = url.changed().await;
         }
     }
@@ -299,16 +299,17 @@ impl Storm {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 
-    /// What clients were told that they never should be, and what the host logged as errors: how much, and the first of it.
+    /// Returns the number of answers that clients should never get and of errors in the host's log, and the
+    /// first of them.
     pub fn troubles(&self) -> (usize, Vec<String>) {
         const SHOWN: usize = 10;
         let mut found = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
-        // A turn that is killed again and again is given up, and its client is told.
+        // A turn that is killed again and again is abandoned, and its client is told.
         let is_fault = |line: &&str| {
             (line.contains("panicked at") || line.contains(" ERROR "))
                 && !line.contains("turn_lost")
-                && !line.contains("is given up: the host died")
+                && !line.contains("failed permanently: the host died")
         };
         let faults = log.lines().filter(is_fault);
         found.extend(faults.map(|line| format!("log: {line}")));
@@ -324,7 +325,7 @@ impl Storm {
     }
 }
 
-/// The value of a metric without labels, or the sum over its labels.
+/// Returns the value of a metric without labels, or the sum over its labels.
 pub fn metric(text: &str, name: &str) -> Option<f64> {
     let values = text.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;

@@ -1,4 +1,4 @@
-//! The options of the commands that have this load, and the folder of their host.
+//! Options of the commands that use this load, and the folder of their host.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,16 +13,17 @@ use crate::progress::Terminal;
 
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Clients at the same time
+    /// Clients that run at the same time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
     workers: u32,
-    /// Everything that is drawn follows from it [default: another one each time]
+    /// Seed of all random choices [default: a different one each time]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Model of the host; a tiny one is the right one
+    /// Model of the host; a tiny one is the best choice
     #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
     model: String,
-    /// Folder for the host's data, which stays [default: a temporary one, which stays if something went wrong]
+    /// Folder for the host's data, which is kept [default: a temporary one, which is kept if something went
+    /// wrong]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Print as JSON
@@ -30,11 +31,11 @@ pub struct Options {
     pub json: bool,
 }
 
-/// The load before its host begins.
+/// The load before its host is started.
 pub struct Stage {
     pub storm: Arc<Storm>,
     pub seed: u64,
-    /// Unless the folder was named.
+    /// `None` if the user named the folder.
     temporary: Option<TempDir>,
 }
 
@@ -48,7 +49,7 @@ impl Options {
                 (temporary.path().to_owned(), Some(temporary))
             }
         };
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let plan = Plan { seed, workers: self.workers as usize, deletes_all };
         let model = catalog::resolve(&self.model, &Terminal)?.path;
         let model = model.to_str().context("the model's path is not UTF-8")?;
@@ -58,7 +59,7 @@ impl Options {
 }
 
 impl Stage {
-    /// Keeps the folder if it is a temporary one, and says where it is.
+    /// Keeps the folder if it is a temporary one, and prints where it is.
     pub fn keep(self) {
         if let Some(temporary) = self.temporary {
             let kept = temporary.keep();

@@ -1,4 +1,4 @@
-//! Clients: each orders one thing after the other in a session, and leaves it after a while.
+//! Clients: each one places one order after the other in a session, and leaves the session after a while.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use super::books::{Place, Told};
 use super::sessions::Ledger;
 use super::{AGENT, Answer, Storm};
 
-/// Orders of one session, so that prompts stay short.
+/// Orders per session; there are few, so that prompts stay short.
 const ORDERS: usize = 8;
-/// Items of a batch.
+/// Items per batch.
 const ITEMS: usize = 3;
 
-/// What a client orders, and how often beside the others.
+/// The kinds of orders, each with its relative frequency.
 const KINDS: [(Kind, u32); 13] = [
     (Kind::Turn("post"), 3),
     (Kind::Turn("keyed"), 3),
@@ -40,19 +40,19 @@ enum Kind {
     /// An event from outside, for a session and for the webhook.
     Event,
     Batch,
-    /// Taken, and then cancelled by its id.
+    /// A turn that is accepted, and then cancelled by its id.
     Cancelled,
-    /// A stream whose client goes away in the middle.
+    /// A stream whose client disconnects in the middle.
     LeftAlone,
-    /// Without a key: if its answer is lost, nobody knows what became of it.
+    /// A message without a key: if its answer is lost, nobody knows the outcome.
     Plain,
 }
 
 impl Storm {
-    /// One client, until the load ends.
+    /// Runs one client until the load ends.
     pub(super) async fn work(self: Arc<Self>, worker: usize) {
         let mut draws = StdRng::seed_from_u64(self.plan.seed.wrapping_mul(1_000).wrapping_add(worker as u64));
-        // Ids of a load that was begun again are others.
+        // A load that is started again has different ids.
         let load = self.outside.ticks.borrow().to_string();
         let mut number = 0;
         while !self.has_ended() {
@@ -101,13 +101,13 @@ impl Storm {
         self.enter(op, id, told);
     }
 
-    /// Where the effects of an order are counted.
+    /// Records where the effects of an order are counted.
     fn enter(&self, op: &'static str, id: &str, told: Told) {
         match op {
-            // Its effect is what the ledger has.
+            // Its effect is in the ledger.
             "generate" => {}
             "emit" => {
-                // One event, to a session and to the webhook.
+                // The event goes to a session and to the webhook.
                 self.books.enter("event", Place::Effect, id, told.clone());
                 self.books.enter("webhook", Place::Hook, id, told);
             }
@@ -151,7 +151,7 @@ impl Storm {
             json!({"messages": [{"role": "user", "content": order}]})
         };
         let body = json!({"requests": ids.iter().map(request).collect::<Vec<_>>()});
-        // A batch has no key: one whose answer is lost is not sent again.
+        // A batch has no key: it is not sent again if its answer is lost.
         let url = self.host().await;
         let path = format!("{url}/ai/run/agent:{AGENT}?queueRequest=true");
         let told = match self.http.post(path).json(&body).send().await {
@@ -203,7 +203,7 @@ impl Storm {
         self.books.enter("keyed", Place::Effect, id, told);
     }
 
-    /// The turn of a client that goes away ends with it, unless it has ended before.
+    /// Sends a message and disconnects. The turn ends with its client, unless it has finished before.
     async fn left_alone(&self, id: &str, ledger: &mut Ledger) {
         let (path, body) = (ledger.messages(), self.data("generate", id, ledger));
         let url = self.host().await;
@@ -233,9 +233,9 @@ impl Storm {
         self.books.enter("post", Place::Effect, id, told);
     }
 
-    /// The person who agrees to everything.
+    /// Plays the person who approves every call.
     pub(super) async fn approve(self: Arc<Self>) {
-        // Whoever is asked at last has to be answered too; the task ends when nobody is there to ask.
+        // The last calls need an approval too; the task finishes once no call has waited for a while.
         let mut quiet = 0;
         while !self.has_ended() || quiet < 50 {
             quiet = if self.has_ended() { quiet + 1 } else { 0 };

@@ -1,7 +1,8 @@
-//! The world outside the host: a small HTTP server in the process of the benchmark, which no kill ends. It counts the effects
-//! of orders, takes the events of a webhook, and is an MCP server with one tool.
+//! The world outside the host: a small HTTP server in the process of the benchmark, which no kill affects. It
+//! counts the effects of orders, receives the events of a webhook, and is an MCP server with one tool.
 //!
-//! It answers a little late, at times that follow from the order, so that kills also fall between a request and its answer.
+//! It answers a little late, after delays that depend on the order, so that kills also fall between a request
+//! and its answer.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,22 +14,22 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// The longest wait before an effect is counted, and after it.
+/// Maximum delay before an effect is counted, and after it.
 const MAX_DELAY_MS: u64 = 12;
 const MAX_BODY_BYTES: usize = 1 << 20;
 
-/// Handle to the server; it ends with the runtime.
+/// Handle to the server, which stops with the runtime.
 pub struct Outside {
     pub url: String,
     counted: Mutex<Counted>,
-    /// Grows with everything that happens, so that kills can be placed between happenings.
+    /// Grows with everything that happens, so that kills can be timed between two events.
     pub ticks: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct Counted {
     effects: HashMap<(String, String), Effect>,
-    /// Message ids of a webhook, by the order that their events are about.
+    /// Ids of webhook messages, by the order that their events are about.
     hooks: HashMap<String, BTreeSet<String>>,
 }
 
@@ -61,7 +62,7 @@ impl Outside {
         Ok(outside)
     }
 
-    /// How often an effect happened. Requests with the same idempotency key are one.
+    /// Returns how often an effect happened. Requests with the same idempotency key count once.
     pub fn effects(&self, kind: &str, id: &str) -> usize {
         let counted = self.counted();
         counted.effects.get(&(kind.to_owned(), id.to_owned())).map_or(0, |effect| match effect.keys.len() {
@@ -70,7 +71,8 @@ impl Outside {
         })
     }
 
-    /// How many messages the webhook got about an order; one that is sent again counts once.
+    /// Returns how many messages the webhook received about an order; a message that is sent again counts
+    /// once.
     pub fn hooks(&self, id: &str) -> usize {
         self.counted().hooks.get(id).map_or(0, BTreeSet::len)
     }
@@ -158,7 +160,7 @@ impl Outside {
     }
 }
 
-/// A short wait that follows from the id.
+/// Waits for a short time that depends on the id.
 async fn pause(id: &str, which: u64) {
     let sum = id
         .bytes()
@@ -166,7 +168,7 @@ async fn pause(id: &str, which: u64) {
     tokio::time::sleep(Duration::from_millis((sum >> 3) % MAX_DELAY_MS)).await;
 }
 
-/// `None`: the client is gone, or speaks something else.
+/// Reads a request. `None` means that the client is gone, or does not speak HTTP.
 async fn read(connection: &mut BufReader<TcpStream>) -> Option<Request> {
     let mut line = String::new();
     connection.read_line(&mut line).await.ok().filter(|bytes| *bytes > 0)?;

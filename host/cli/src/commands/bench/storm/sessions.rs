@@ -1,4 +1,4 @@
-//! What a session has to hold, and how clients leave it: looked at, sometimes copied, and mostly deleted.
+//! Expected contents of a session, and how clients leave it: checked, sometimes copied, and mostly deleted.
 
 use std::time::{Duration, Instant};
 
@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use super::books::Told;
 use super::{AGENT, Answer, CALLEE, Storm};
 
-/// An alarm or an event that comes later than this counts as lost.
+/// Time after which an alarm or an event counts as lost.
 const LATEST: Duration = Duration::from_secs(120);
 
 /// The orders of a session, as its client knows them.
 pub struct Ledger {
     pub session: String,
-    /// In their order, and whether nobody knows of one whether it was carried out.
+    /// Ids in the order in which they were sent, each with whether its outcome is unknown.
     orders: Vec<(String, bool)>,
-    /// Alarms and events that are on their way. Who deletes a session deletes them too.
+    /// Alarms and events in flight. Deleting the session deletes them too.
     awaited: Vec<(&'static str, String)>,
 }
 
@@ -37,22 +37,23 @@ impl Ledger {
 
     pub fn enter(&mut self, id: &str, told: &Told) {
         match told {
-            // A failed turn changes nothing, unless the answer that said so was not its own.
+            // A failed turn changes nothing, unless the answer that reported the failure was not its own.
             Told::Failed(_) => {}
             Told::Unsure => self.orders.push((id.to_owned(), true)),
-            // The agent was told, and has written it down all the same.
+            // The agent was told about the interruption, and has recorded the order all the same.
             Told::Done | Told::Interrupted => self.orders.push((id.to_owned(), false)),
         }
     }
 
-    /// An effect that comes by itself, after its order was taken.
+    /// Records an effect that happens by itself, after its order was accepted.
     pub fn awaits(&mut self, kind: &'static str, id: &str, told: &Told) {
         if *told == Told::Done {
             self.awaited.push((kind, id.to_owned()));
         }
     }
 
-    /// How often each order that is certain is among the entries, by its id; and what is there that nobody ordered.
+    /// Returns how often each order with a certain outcome is among the entries, by its id, and the entries
+    /// that nobody ordered.
     fn compare(&self, entries: &[String]) -> (Vec<(String, usize)>, Vec<String>) {
         let times = |id: &String| entries.iter().filter(|entry| *entry == id).count();
         let certain = self.orders.iter().filter(|(id, is_open)| !is_open || times(id) > 1);
@@ -61,7 +62,7 @@ impl Ledger {
         (found, strange.cloned().collect())
     }
 
-    /// Whether those that are certain are in the order in which they were sent.
+    /// Returns whether the orders among the entries are in the order in which they were sent.
     fn is_in_order(&self, entries: &[String]) -> bool {
         let places: Vec<_> =
             self.orders.iter().filter_map(|(id, _)| entries.iter().position(|entry| entry == id)).collect();
@@ -74,7 +75,8 @@ fn path(session: &str) -> String {
 }
 
 impl Storm {
-    /// Holds a session against what its client knows, copies it now and then, and deletes most of what there is.
+    /// Compares a session with what its client knows, copies it now and then, and deletes most of what there
+    /// is.
     pub async fn leave(&self, ledger: Ledger, draws: &mut StdRng) {
         let Some(entries) = self.entries(&ledger.session).await else { return };
         let (found, strange) = ledger.compare(&entries);
@@ -120,7 +122,7 @@ impl Storm {
         }
     }
 
-    /// A copy is there as a whole.
+    /// Checks that a copy is complete.
     async fn copied(
         &self,
         kind: &'static str,
@@ -128,7 +130,7 @@ impl Storm {
         answer: Answer,
         entries: &[String],
     ) -> Option<String> {
-        // The one whose answer was lost may have been made.
+        // A copy whose answer was lost may have been made.
         if answer.status != 201 && !(answer.status == 409 && answer.is_repeated) {
             self.trouble(format!("{kind} {copy}: {} {}", answer.status, answer.body));
             self.books.found(kind, &copy, Told::Failed(answer.code()), 0);
@@ -139,7 +141,8 @@ impl Storm {
         Some(copy)
     }
 
-    /// Deletes what nobody else does: sessions in which other agents' tools ran, and those of a batch's items. How many.
+    /// Deletes the sessions that nobody else deletes: those in which tools of other agents ran, and those of
+    /// a batch's items. Returns their number.
     pub async fn delete_all(&self) -> Result<usize> {
         let mut deleted = 0;
         for agent in [AGENT, CALLEE] {
@@ -165,19 +168,19 @@ impl Storm {
 
     async fn delete(&self, session: &str) {
         let answer = self.ask(|http, url| http.delete(format!("{url}{}", path(session)))).await;
-        // There may have been no event for it; then it was never made.
+        // If there was no event for the session, it was never created.
         if !matches!(answer.status, 204 | 404) {
             self.trouble(format!("delete {session}: {} {}", answer.status, answer.body));
         }
         let gone = self.ask(|http, url| http.get(format!("{url}{}", path(session)))).await;
         let is_event_session = session.starts_with("e-");
-        // An event that is on its way may make that session anew.
+        // An event in flight may create that session again.
         if !is_event_session {
             self.books.found("delete", session, Told::Done, usize::from(gone.status == 404));
         }
     }
 
-    /// The list in a session's state.
+    /// Returns the list in a session's state.
     async fn entries(&self, session: &str) -> Option<Vec<String>> {
         let messages = format!("{}/messages", path(session));
         let answer = self
@@ -199,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ledger_tells_what_is_lost_doubled_strange_and_out_of_order() {
+    fn a_ledger_reports_lost_doubled_unknown_and_misordered_entries() {
         let mut ledger = Ledger::new("s".to_owned());
         for (id, told) in [("a", Told::Done), ("b", Told::Unsure), ("c", Told::Interrupted)] {
             ledger.enter(id, &told);

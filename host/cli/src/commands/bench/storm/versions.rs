@@ -1,4 +1,4 @@
-//! The operator: deploys the agent again and again, and puts earlier versions back.
+//! The operator: deploys the agent again and again, and rolls back to earlier versions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ impl Storm {
         }
     }
 
-    /// The manifest in force is the last one that was acknowledged.
+    /// Deploys a version, and checks that the manifest in force is the last one that was acknowledged.
     async fn deploy_next(&self, number: u64) {
         let turn_ms = TURN_MS + number;
         let manifest = self.manifest(AGENT, turn_ms, &self.grants());
@@ -40,7 +40,8 @@ impl Storm {
         self.books.found("deploy", &number.to_string(), Told::Done, usize::from(is_it));
     }
 
-    /// Nobody else changes versions, so a rollback whose answer was lost can be looked up.
+    /// Rolls back by one version. Nobody else changes versions, so a rollback whose answer was lost can be
+    /// looked up.
     async fn put_back(&self) {
         let before = self.in_force().await;
         let Some(version) = before["version"].as_u64().filter(|version| *version > 1) else { return };
@@ -48,7 +49,7 @@ impl Storm {
         let answer =
             self.ask(|http, url| http.post(format!("{url}/v1/agents/{AGENT}/rollback")).json(&body)).await;
         if answer.status != 200 {
-            // Only so many versions are kept.
+            // Only a limited number of versions is kept.
             if answer.code() != "version_not_found" {
                 self.trouble(format!("rollback to {}: {} {}", version - 1, answer.status, answer.body));
             }

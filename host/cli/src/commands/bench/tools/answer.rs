@@ -1,6 +1,6 @@
-//! What was answered to a case, and whether that is right.
+//! The answer to a case, and whether it is right.
 //!
-//! Invariant: an answer is judged by its values: how JSON is spelled, and in which order calls are made, is all the same.
+//! Invariant: an answer is judged by its values. The spelling of JSON and the order of calls do not matter.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -8,18 +8,18 @@ use serde_json::Value;
 use super::cases::{Call, Case, Right};
 use super::conforms::same;
 
-/// What tool calls begin with in a text.
+/// Start of a tool call in a text.
 pub const CALL_OPENS: &str = "<tool_call>";
 
-/// Of one column.
+/// The answer in one column.
 #[derive(Debug, Clone, Serialize)]
 pub struct Answer {
-    /// Without calls.
+    /// The text without its calls.
     pub text: String,
     pub calls: Vec<WrittenCall>,
-    /// Whether the model ended it, not a limit.
+    /// Whether the model ended the answer, and not a limit.
     pub ended: bool,
-    /// From the request to the end, with the prompt in the cache.
+    /// Time from the request to the end, with the prompt in the cache.
     pub ms: f64,
     pub tokens: u64,
 }
@@ -39,7 +39,7 @@ impl WrittenCall {
 }
 
 impl Case {
-    /// Whether `answer` is the right one.
+    /// Returns whether `answer` is right.
     pub fn is_answered_by(&self, answer: &Answer) -> bool {
         match &self.right {
             Right::Json(right) => {
@@ -56,7 +56,7 @@ impl Case {
     }
 }
 
-/// Whether the calls are these, in any order.
+/// Returns whether the calls are the right ones, in any order.
 fn are_same(written: &[WrittenCall], right: &[Call]) -> bool {
     let mut left: Vec<&Call> = right.iter().collect();
     let each_is_right = written.iter().all(|call| {

@@ -1,7 +1,7 @@
-//! The cases: what is asked, behind which examples, and what the right answer is.
+//! The cases: their questions, examples and right answers.
 //!
-//! Invariant: a case says everything that a server is told. The engine here and a peer get the same messages, made in one
-//! place; examples are earlier turns, written in the spelling of the case.
+//! Invariant: a case contains everything that a server is sent. The engine here and a peer get the same
+//! messages, which are made in one place; examples are earlier turns, written in the spelling of the case.
 
 use std::io;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use serde_json::ser::{Formatter, Serializer};
 use serde_json::{Value, json};
 use skep_engine::chat::{ChatMessage, ToolCall, ToolChoice, ToolSpec};
 
-/// What kind of answer is measured.
+/// The kind of answer that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Group {
-    /// A text becomes an object of a schema.
+    /// Turn a text into an object that matches a schema
     Extraction,
-    /// One of five tools is called.
+    /// Call one of five tools
     Choice,
-    /// A tool is called with objects and lists within its arguments.
+    /// Call a tool whose arguments contain objects and lists
     Nested,
-    /// Several calls are made in one answer.
+    /// Make several calls in one answer
     Parallel,
-    /// No tool fits, and none is called.
+    /// Call no tool, because none fits
     Refusals,
 }
 
@@ -67,11 +67,11 @@ pub enum Spelling {
     Compact,
     /// `{"a": 1, "b": 2}`
     Spaced,
-    /// A line for each property, indented by two.
+    /// One line per property, indented by two.
     Pretty,
 }
 
-/// In which spelling the cases are asked.
+/// The spelling in which the cases are asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AskedSpelling {
     /// Each case in the spelling that it names: a third of them in each
@@ -142,7 +142,7 @@ impl Formatter for SpacedFormatter {
     }
 }
 
-/// Whether a family's tools may or must be called.
+/// Whether the tools of a family may or must be called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
@@ -150,13 +150,13 @@ pub enum Choice {
     Required,
 }
 
-/// What cases of one kind have in common.
+/// The parts that cases of one kind have in common.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Family {
     name: String,
     system: String,
-    /// Of the answer, where it is an object.
+    /// Schema of the answer, if it is an object.
     #[serde(default)]
     pub schema: Option<Value>,
     #[serde(default)]
@@ -187,7 +187,7 @@ struct Asked {
 #[serde(rename_all = "lowercase")]
 pub enum Right {
     Json(Value),
-    /// In any order; none where no tool fits.
+    /// In any order; empty if no tool fits.
     Calls(Vec<Call>),
     Text(String),
 }
@@ -198,7 +198,7 @@ pub struct Call {
     pub arguments: Value,
 }
 
-/// One thing to ask.
+/// One question.
 #[derive(Debug, Clone)]
 pub struct Case {
     pub group: Group,
@@ -210,12 +210,12 @@ pub struct Case {
     pub id: String,
 }
 
-/// The cases of a group in the spelling that is asked for, `limit` of them spread evenly.
+/// Returns the cases of a group in the requested spelling; `limit` of them, spread evenly.
 pub fn of_group(group: Group, limit: usize, asked_spelling: AskedSpelling) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for family in group.families()? {
         let family = Arc::new(family);
-        // Cases with the same examples follow each other: a peer may keep no more than its last prompt.
+        // Cases with the same examples follow each other, because a peer may keep only its last prompt.
         for spelling in Spelling::ALL {
             let asked = family.cases.iter().zip(1..);
             let asked = asked.filter(|(asked, _)| asked_spelling.includes(spelling, asked.spelling));
@@ -231,7 +231,7 @@ pub fn of_group(group: Group, limit: usize, asked_spelling: AskedSpelling) -> Re
     }
     let all = cases.len();
     let kept = cases.into_iter().enumerate().filter(|(index, _)| {
-        // Spread over all families and spellings.
+        // Takes some of all families and spellings.
         limit >= all || index * limit % all < limit
     });
     Ok(kept.map(|(_, case)| case).collect())
@@ -271,7 +271,7 @@ impl Case {
         self.family.tool_choice == Some(Choice::Required)
     }
 
-    /// The body of a chat completion with any server that speaks OpenAI's protocol.
+    /// Returns the body of a chat completion for any server that speaks OpenAI's protocol.
     pub fn request(&self, model: &str, max_tokens: usize) -> Value {
         let messages: Vec<Value> = self.messages().iter().map(message_json).collect();
         let mut body =
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn right_answers_and_examples_have_the_form_that_is_asked_for() {
+    fn right_answers_and_examples_match_their_schemas() {
         for case in Group::ALL
             .into_iter()
             .flat_map(|group| of_group(group, usize::MAX, AskedSpelling::Own).expect("cases"))

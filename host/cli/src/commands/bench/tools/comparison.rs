@@ -1,7 +1,7 @@
-//! What the constraint changed in an answer, and whether it had a reason.
+//! The change that the constraint made to an answer, and the reason for it.
 //!
-//! The rule that is measured: where the free answer is valid and in the accepted set, the constrained one is the same
-//! text, and the same tokens, but for white space at its ends.
+//! The rule that is measured: if the free answer is valid and in the accepted set, the constrained answer has
+//! the same text and the same tokens, except for white space at its ends.
 
 use serde::Serialize;
 use serde::de::IgnoredAny;
@@ -16,24 +16,25 @@ use super::spelling::{Flaw, flaw};
 const CALL_CLOSES: &str = "</tool_call>";
 const BETWEEN_CALLS: &str = "\n";
 
-/// How a constrained answer stands to the free one.
+/// Relation of a constrained answer to the free one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// The free answer has not the form that was asked for: the constraint has to change it.
+    /// The free answer does not have the requested form, so the constraint has to change it.
     FreeIsInvalid,
     None,
     /// The same text in other tokens.
     Tokens,
-    /// The free answer is valid, but outside the accepted set: its properties come in another order than in the schema.
+    /// The free answer is valid, but outside the accepted set: its properties are in another order than in
+    /// the schema.
     KeyOrder,
-    /// It is outside by escapes that it does not need.
+    /// It is outside because of escapes that it does not need.
     Escape,
-    /// It is outside by white space.
+    /// It is outside because of white space.
     WhiteSpace,
-    /// It is outside by the markup around its calls, or by text beside them.
+    /// It is outside because of the markup around its calls, or of text beside them.
     Markup,
-    /// The free answer is in the accepted set, and the constraint changed it.
+    /// The free answer is in the accepted set, but the constraint changed it.
     Text,
 }
 
@@ -49,7 +50,7 @@ pub fn compare(case: &Case, pair: &Pair) -> Change {
     outside(case, free).unwrap_or(Change::Text)
 }
 
-/// Whether a free answer has the form that was asked for.
+/// Returns whether a free answer has the requested form.
 fn is_valid(case: &Case, free: &Produced) -> bool {
     if !free.answer.ended {
         return false;
@@ -70,7 +71,7 @@ fn is_valid(case: &Case, free: &Produced) -> bool {
     })
 }
 
-/// Why a valid answer is outside the accepted set.
+/// Returns why a valid answer is outside the accepted set.
 fn outside(case: &Case, free: &Produced) -> Option<Change> {
     let text = free.raw.trim();
     if let Some(schema) = &case.family.schema {
@@ -103,7 +104,7 @@ fn outside(case: &Case, free: &Produced) -> Option<Change> {
     flaws.into_iter().min().map(change)
 }
 
-/// What stands between the markers that a text begins with, and what comes after them.
+/// Returns the text between the markers that `text` begins with, and the text after them.
 fn split_call(text: &str) -> Option<(&str, &str)> {
     let body = text.strip_prefix(CALL_OPENS)?;
     let mut values = serde_json::Deserializer::from_str(body).into_iter::<IgnoredAny>();
@@ -122,7 +123,7 @@ fn change(flaw: Flaw) -> Change {
     }
 }
 
-/// The pieces without white space at the ends of the whole.
+/// Returns the pieces without white space at the ends of the whole text.
 fn trimmed(pieces: &[Vec<u8>]) -> Vec<&[u8]> {
     let mut pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
     while let Some(first) = pieces.first_mut() {
@@ -148,7 +149,7 @@ mod tests {
     use super::super::cases::{AskedSpelling, Group, of_group};
     use super::*;
 
-    /// An answer whose tokens are these, with the calls that a parser would find in it.
+    /// Makes an answer of these tokens, with the calls that a parser would find in it.
     fn produced(pieces: &[&str], calls: &[(&str, &str)]) -> Produced {
         let raw = pieces.concat();
         let text = if calls.is_empty() { raw.clone() } else { String::new() };
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_changed_says_why() {
+    fn a_changed_object_has_a_reason() {
         let case = case(Group::Extraction);
         let other = || produced(&["{\"name\": \"B\", \"age\": 1, \"city\": \"C\"}"], &[]);
         for (free, expected) in [
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_changed_say_why() {
+    fn changed_calls_have_a_reason() {
         let case = case(Group::Choice);
         let arguments = "{\"room\":\"hall\",\"on\":true}";
         let other = || produced(&["<tool_call>…"], &[]);

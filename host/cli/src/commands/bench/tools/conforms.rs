@@ -1,21 +1,21 @@
-//! Whether a value is what a schema of the cases allows.
+//! Checks whether a schema of the cases allows a value.
 //!
-//! Knows the keywords that the cases use and nothing of the grammar that the engine makes of them, so that it can judge
-//! what comes out. A keyword that it does not know is a mistake in the cases.
+//! It knows the keywords that the cases use, and nothing of the grammar that the engine makes of them, so
+//! that it can judge the engine's output. A keyword that it does not know is a mistake in the cases.
 
 use serde_json::{Map, Value};
 
-/// Keywords that are looked at; any other stops the program.
+/// Keywords that are checked; any other one stops the program.
 const KNOWN: [&str; 8] =
     ["type", "enum", "properties", "required", "additionalProperties", "items", "minimum", "maximum"];
 
-/// Whether `value` is valid for `schema`.
+/// Returns whether `value` is valid for `schema`.
 pub fn conforms(value: &Value, schema: &Value) -> bool {
     let keywords = schema.as_object().expect("a schema of the cases is an object");
     for keyword in keywords.keys() {
         assert!(
             KNOWN.contains(&keyword.as_str()),
-            "the cases use the keyword {keyword}, which is not judged"
+            "the cases use the keyword {keyword}, which is not checked"
         );
     }
     let of_type = schema["type"].as_str().is_none_or(|kind| is_of_type(value, kind));
@@ -28,7 +28,7 @@ pub fn conforms(value: &Value, schema: &Value) -> bool {
     of_type && in_enum && in_bounds && parts_conform(value, schema)
 }
 
-/// Whether two values are equal as JSON: numbers by what they are worth, properties in any order.
+/// Returns whether two values are equal as JSON: numbers by value, properties in any order.
 pub fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
@@ -48,7 +48,7 @@ fn is_of_type(value: &Value, kind: &str) -> bool {
         "integer" => value.as_f64().is_some_and(|number| number.fract() == 0.0),
         "array" => value.is_array(),
         "object" => value.is_object(),
-        kind => panic!("the cases use the type {kind}, which is not judged"),
+        kind => panic!("the cases use the type {kind}, which is not checked"),
     }
 }
 
@@ -78,7 +78,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn values_that_a_schema_allows_are_told_from_others() {
+    fn only_values_that_a_schema_allows_conform() {
         let schema = json!({"type": "object", "required": ["a", "b"], "additionalProperties": false, "properties": {
             "a": {"type": "integer", "minimum": 1, "maximum": 5}, "b": {"enum": ["x", "y"]},
             "c": {"type": "array", "items": {"type": "object", "properties": {"d": {"type": "boolean"}}}}}});

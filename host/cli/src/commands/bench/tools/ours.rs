@@ -10,14 +10,14 @@ use skep_model::Sampling;
 use super::answer::{Answer, WrittenCall};
 use super::cases::Case;
 
-/// Tokens that an answer may take: the longest right one fits twice.
+/// Maximum number of tokens of an answer: the longest right one fits twice.
 pub const MAX_TOKENS: usize = 256;
 
-/// An answer of the engine, with what it was made of.
+/// An answer of the engine, with the text and the tokens that it was made of.
 #[derive(Debug, Clone)]
 pub struct Produced {
     pub answer: Answer,
-    /// The text with the markup of calls.
+    /// The text, including the markup of calls.
     pub raw: String,
     /// The bytes of each token of `raw`.
     pub pieces: Vec<Vec<u8>>,
@@ -31,12 +31,12 @@ pub struct Pair {
     pub constrained: Produced,
 }
 
-/// Greedy sampling: the likeliest token of those that are allowed.
+/// Returns greedy sampling: the most likely token of those that are allowed.
 pub fn greedy() -> Sampling {
     Sampling { temperature: 0.0, ..Sampling::default() }
 }
 
-/// Answers a case in both ways, after its prompt was computed once for both.
+/// Answers a case both ways, after its prompt was computed once for both.
 pub async fn answer(engine: &Engine, case: &Case) -> Result<Pair> {
     let options = ChatOptions {
         tools: case.family.tools.clone(),

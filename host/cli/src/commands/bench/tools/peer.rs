@@ -11,7 +11,7 @@ use super::cases::Case;
 use super::ours::MAX_TOKENS;
 use crate::client::ChatClient;
 
-/// A server, by its address with or without `/v1`.
+/// A server; its address may be given with or without `/v1`.
 pub struct Peer {
     client: ChatClient,
     pub url: String,
@@ -95,8 +95,8 @@ impl Peer {
 
     async fn complete(&self, case: &Case, max_tokens: usize) -> Result<Completion> {
         let answer = self.client.complete(&case.request("default", max_tokens)).await;
-        let answer = answer.with_context(|| format!("{} does not answer {}", self.url, case.id))?;
-        serde_json::from_value(answer).with_context(|| format!("{}: no chat completion", case.id))
+        let answer = answer.with_context(|| format!("{} did not answer {}", self.url, case.id))?;
+        serde_json::from_value(answer).with_context(|| format!("{}: not a chat completion", case.id))
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_without_a_path_gets_the_usual_one() {
+    fn an_address_without_a_path_gets_v1() {
         for (given, expected) in [
             ("http://127.0.0.1:8081", "http://127.0.0.1:8081/v1"),
             ("http://127.0.0.1:8081/", "http://127.0.0.1:8081/v1"),

@@ -1,4 +1,4 @@
-//! `--chat`: what it does to plain answers that tools are declared, though none may be called.
+//! `--chat`: the effect of declared tools on plain answers, if none of the tools may be called.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -36,7 +36,7 @@ const QUESTIONS: [&str; 20] = [
     "Say something kind to a friend who is sad.",
 ];
 
-/// What an answer to a plain question has no reason to contain.
+/// Markup that an answer to a plain question has no reason to contain.
 const MARKUP: [&str; 6] =
     ["<tool", "</tool", "\"arguments\"", "\"parameters\"", "\"properties\"", "{\"name\""];
 
@@ -49,7 +49,7 @@ pub struct ChatReport {
     answers: Vec<Pair>,
 }
 
-/// Of all answers together.
+/// Figures of all answers together.
 #[derive(Debug, Serialize)]
 struct Figures {
     answers: usize,
@@ -57,7 +57,7 @@ struct Figures {
     leaks: usize,
     mean_logprob: f64,
     mean_tokens: f64,
-    /// Of the sequences of four words, those that were there before in the same answer.
+    /// Share of the sequences of four words that appeared before in the same answer.
     repeated_share: f64,
 }
 
@@ -135,7 +135,7 @@ fn repeated_share(text: &str) -> f64 {
     mean(words.windows(4).map(|four| if seen.insert(four) { 0.0 } else { 1.0 }))
 }
 
-/// 0 of nothing.
+/// Returns the mean of the values; 0 if there are none.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (mut sum, mut count) = (0.0, 0.0_f64);
     for value in values {

@@ -1,4 +1,4 @@
-//! What came out, as a table for people and with every answer for scripts.
+//! The results, as a table for people and with every answer for scripts.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use super::comparison::{Change, compare};
 use super::ours::Pair;
 use crate::commands::out;
 
-/// Right answers that a peer may have more, in total, before `--check` fails.
+/// How many more right answers a peer may have in total before `--check` fails.
 const PEER_SLACK: usize = 3;
 
 #[derive(Debug, Serialize)]
@@ -21,11 +21,11 @@ pub struct Report {
     pub peer: Option<String>,
     pub groups: Vec<Tally>,
     pub total: Tally,
-    /// Right free and wrong constrained.
+    /// Cases that are right free and wrong constrained.
     pub lost: Vec<String>,
-    /// Wrong free and right constrained.
+    /// Cases that are wrong free and right constrained.
     pub won: Vec<String>,
-    /// How many constrained answers stand to the free ones in this way.
+    /// Number of constrained answers by their relation to the free ones.
     pub changes: Changes,
     pub free: Cost,
     pub constrained: Cost,
@@ -34,7 +34,7 @@ pub struct Report {
     pub cases: Vec<Row>,
 }
 
-/// Right answers.
+/// Numbers of right answers.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Tally {
     pub name: &'static str,
@@ -56,7 +56,7 @@ pub struct Changes {
     pub text: usize,
 }
 
-/// What the answers of a column took.
+/// Time and tokens of the answers in a column.
 #[derive(Debug, Serialize)]
 pub struct Cost {
     pub median_ms: f64,
@@ -80,7 +80,7 @@ pub struct Row {
 #[derive(Debug, Serialize)]
 pub struct Judged {
     pub is_right: bool,
-    /// With the markup of calls, where it is known.
+    /// The text with the markup of calls, if it is known.
     pub raw: Option<String>,
     #[serde(flatten)]
     pub answer: Answer,
@@ -120,20 +120,20 @@ impl Report {
         }
     }
 
-    /// What a check finds wrong.
+    /// Returns the failures of a check.
     pub fn failures(&self) -> Vec<String> {
         let mut failures = Vec::new();
         if !self.lost.is_empty() {
-            failures.push(format!("{} right free answers are wrong constrained", self.lost.len()));
+            failures.push(format!("{} right free answers are wrong when constrained", self.lost.len()));
         }
         if self.changes.text > 0 {
             let changed = self.changes.text;
             failures
-                .push(format!("{changed} free answers of the accepted set were changed by the constraint"));
+                .push(format!("{changed} free answers in the accepted set were changed by the constraint"));
         }
         let ours = self.total.constrained;
         if let Some(theirs) = self.total.peer.filter(|&theirs| ours + PEER_SLACK < theirs) {
-            failures.push(format!("{ours} constrained answers are right, and {theirs} of the peer"));
+            failures.push(format!("{ours} constrained answers are right, but {theirs} of the peer"));
         }
         failures
     }
@@ -158,12 +158,12 @@ impl Report {
             costs.into_iter().filter_map(|(name, cost)| Some(cost?.cells(name))).collect();
         out::table(["ANSWERS", "MEDIAN MS", "TOKENS", "MS PER TOKEN"], &rows)?;
         out::line(&format!(
-            "with the prompts in the cache, {} tokens on average",
+            "times are with the prompts in the cache, which have {} tokens on average",
             self.prompt_tokens / self.total.cases.max(1)
         ))?;
         if let Some(peer) = &self.peer {
             out::line(&format!(
-                "{peer} renders messages and tools itself: with another template its prompts have other tokens"
+                "{peer} renders messages and tools itself: with another template, its prompts have other tokens"
             ))?;
         }
         out::line("")?;
@@ -233,13 +233,17 @@ impl Changes {
         let Self { free_is_invalid, none, tokens, key_order, escape, white_space, markup, text } = self;
         let valid = cases - free_is_invalid;
         let outside = key_order + escape + white_space + markup;
-        out::line(&format!("{valid} of {cases} free answers are valid; the constrained answer is then"))?;
-        out::line(&format!("  {none} times the same, token by token, and {tokens} times in other tokens"))?;
         out::line(&format!(
-            "  {outside} times another: the free one is outside the accepted set by its key order ({key_order}), \
+            "{valid} of {cases} free answers are valid; for these, the constrained answer is"
+        ))?;
+        out::line(&format!(
+            "  the same, token by token, in {none} cases, and the same text in other tokens in {tokens}"
+        ))?;
+        out::line(&format!(
+            "  another one in {outside} cases: the free one is outside the accepted set by its key order ({key_order}), \
              escapes ({escape}), white space ({white_space}) or markup ({markup})"
         ))?;
-        out::line(&format!("  {text} times another, without such a reason"))
+        out::line(&format!("  another one without such a reason in {text} cases"))
     }
 }
 
@@ -335,8 +339,8 @@ mod tests {
         let failures = report.failures().join("; ");
         for expected in [
             "1 right free answers",
-            "1 free answers of the accepted set",
-            "2 constrained answers are right, and 6",
+            "1 free answers in the accepted set",
+            "2 constrained answers are right, but 6",
         ] {
             assert!(failures.contains(expected), "{failures}");
         }

@@ -1,16 +1,16 @@
-//! Whether a JSON text is spelled in a way that a constrained answer may have.
+//! Checks whether a JSON text is spelled in a way that a constrained answer may have.
 //!
-//! The accepted set: at each place where JSON allows white space nothing, one space, or a line break with at most 20
-//! spaces or tabs; properties in the order of the schema; names without escapes that they do not need; `\u` only in strings that
-//! may be anything. Whether the value is one that the schema allows is not judged here.
+//! The accepted set: wherever JSON allows white space, nothing, one space, or a line break with at most 20
+//! spaces or tabs; properties in the order of the schema; names without escapes that they do not need; `\u`
+//! only in strings that may be anything. Whether the schema allows the value is not checked here.
 
 use serde_json::Value;
 
-/// Spaces or tabs after a line break.
+/// Maximum number of spaces or tabs after a line break.
 const MAX_INDENTATION: usize = 20;
 
-/// Why a valid text is outside the accepted set. In the order in which one of several is named: the first ones are
-/// narrower than they would have to be.
+/// Why a valid text is outside the accepted set. If there are several reasons, the first one in this order is
+/// reported: the rules behind the first ones are narrower than they would have to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Flaw {
     WhiteSpace,
@@ -18,7 +18,7 @@ pub enum Flaw {
     KeyOrder,
 }
 
-/// What keeps `text`, which is JSON and valid for `schema`, out of the accepted set.
+/// Returns what keeps `text`, which is JSON and valid for `schema`, out of the accepted set.
 pub fn flaw(text: &str, schema: &Value) -> Option<Flaw> {
     let mut walk = Walk { rest: text, flaws: Vec::new() };
     walk.space();
@@ -98,7 +98,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A string with its quotes, as it is written.
+    /// Reads a string with its quotes, as it is written.
     fn string(&mut self) -> &'a str {
         let mut escaped = false;
         let end = self.rest.char_indices().skip(1).find(|(_, c)| {
@@ -135,7 +135,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn spellings_within_the_accepted_set_are_told_from_others() {
+    fn only_spellings_within_the_accepted_set_have_no_flaw() {
         let schema = json!({"properties": {"a": {"type": "integer"}, "b": {"enum": ["x"]}, "c": {"items": {"properties":
             {"d": {}, "e": {}}}}, "t": {"type": "string"}}});
         let deep = format!("{{\n{}\"a\": 1}}", " ".repeat(20));
