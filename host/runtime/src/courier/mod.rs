@@ -35,7 +35,8 @@ use webhook::WebhookDelivery;
 
 /// Number of rows of each kind that are read at once.
 const PAGE: u32 = 128;
-/// How often to look for rows whose writer was interrupted before it could notify the courier.
+/// Interval between searches for rows whose writer was interrupted before it could notify the
+/// courier.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// A row whose task panicked this many times is left for the next host process.
 const MAX_PANICS: u32 = 3;
