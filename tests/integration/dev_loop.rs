@@ -109,7 +109,7 @@ async fn a_change_is_built_and_deployed_and_a_failed_build_changes_nothing() {
 
     write("agent.toml", manifest("cp source.wasm out.wasm").as_bytes());
     let unchanged = wait_for(&process.stderr, "unchanged");
-    assert!(unchanged.contains("dev, what was built is version 2, which is in force"), "{unchanged}");
+    assert!(unchanged.contains("dev: the build is version 2, which is already in force"), "{unchanged}");
 
     write("source.wasm", &first);
     let updated = wait_for(&process.stderr, "updated");

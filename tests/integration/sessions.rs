@@ -68,7 +68,7 @@ async fn a_session_is_listed_shown_forked_moved_and_deleted_from_the_command_lin
     let (code, ..) = session(host, &["show", "keeper", "ada"], "").await;
     assert_eq!(code, 4);
     let imported = done(host, &["import", "keeper", "-"], &exported).await;
-    assert!(imported.contains("imported ada after 1 turn\n"), "{imported}");
+    assert!(imported.contains("imported ada with 1 turn\n"), "{imported}");
     let again = say(host, "keeper", "ada", "What is my name?", 8).await;
     assert_eq!(again["text"], next["text"], "the same tokens have the same continuation");
     let (code, _, stderr) = session(host, &["import", "keeper", "-"], &exported).await;
