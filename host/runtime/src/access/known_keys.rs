@@ -91,7 +91,7 @@ impl KnownKeys {
     /// its effect.
     pub(super) async fn look_again(&self) {
         if let Err(error) = self.look(Duration::ZERO).await {
-            tracing::warn!("a changed API key takes effect a second late: {error}");
+            tracing::warn!("a changed API key takes effect within a second, not immediately: {error}");
         }
     }
 
