@@ -110,8 +110,8 @@ fn a_sharded_model_verifies_or_lists_the_possible_divisions() {
         assert!(output.status.success(), "{flags:?}: {}", text(&output.stderr));
     }
     for (flags, problem) in [
-        (["--tp", "3"], "3 does not divide the 4 attention heads; possible: 1, 2, 4"),
-        (["--pp", "4"], "4 stages cannot divide 3 layers; possible: 1 to 3"),
+        (["--tp", "3"], "3 does not divide the 4 attention heads; possible values: 1, 2, 4"),
+        (["--pp", "4"], "3 layers cannot be divided into 4 stages; possible values: 1 to 3"),
     ] {
         let output = verify(&flags);
         assert_eq!(output.status.code(), Some(1));

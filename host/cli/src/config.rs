@@ -423,7 +423,7 @@ mod tests {
         for (text, expected) in [
             (
                 "model = \"x\"\ndevice = \"gpu\"\n",
-                "line 2: device: unknown device \"gpu\"; one of auto, cpu, cuda, cuda:0,1",
+                "line 2: device: unknown device \"gpu\"; expected one of auto, cpu, cuda, cuda:0,1",
             ),
             ("deterministic = \"yes\"\n", "deterministic: invalid type: string \"yes\", expected a boolean"),
             ("threads = 0\n", "line 1: threads: 0 is out of range; it must be between 1 and 256"),
