@@ -199,7 +199,7 @@ impl AgentHost {
         &self.inner.keys
     }
 
-    /// Returns the thread pool for long computations.
+    /// Returns the compute slots for long CPU-bound work.
     pub fn compute(&self) -> &Compute {
         &self.inner.services.compute
     }

@@ -191,7 +191,7 @@ impl Sessions {
     async fn end(&self, which: impl Fn(&SessionKey) -> bool) {
         let ended: Vec<Loaded> =
             self.lock().extract_if(|key, _| which(key)).map(|(_, session)| session).collect();
-        // All actors are told to stop before any of them is awaited, because one may be waiting for
+        // All actors are stopped before any of them is awaited, because one may be waiting for
         // another.
         let mailboxes: Vec<_> = ended.into_iter().map(|Loaded { mailbox, .. }| mailbox).collect();
         for mailbox in mailboxes {

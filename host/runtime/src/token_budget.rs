@@ -237,8 +237,8 @@ impl DayShare {
                  more, up to the operator's ceiling in skep.toml"
             ),
             Account::Tenant(name) => format!(
-                "tenant {name:?} has used its {limit} tokens for today; raise `tokens_per_day` under [tenants.{name}] in skep.toml \
-                 for more"
+                "tenant {name:?} has used its {limit} tokens for today; raise `tokens_per_day` under [tenants.{name}] in \
+                 skep.toml for more"
             ),
         };
         let left_ms = DAY_MS - self.budgets.0.clock.now_ms() % DAY_MS;

@@ -1,8 +1,8 @@
-//! What can become of a rank.
+//! The ways in which a rank can fail.
 
 use std::time::Duration;
 
-/// Why the ranks of a model could not finish a step together.
+/// The reason why the ranks of a model could not finish a step together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RankFault {
@@ -12,7 +12,7 @@ pub enum RankFault {
     Disagrees { other: usize, expected: String, found: String },
     #[error("failed: {reason}")]
     Failed { reason: String },
-    #[error("has ended, and the others need it")]
+    #[error("has terminated, but the other ranks need it")]
     Ended,
     #[error("is not one of the {ranks} ranks of the group")]
     Unknown { ranks: usize },

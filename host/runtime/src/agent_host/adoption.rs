@@ -2,8 +2,8 @@
 //! and those whose owner was lost to a bug. They are adopted when the host starts, when their agent
 //! is deployed, when a caller asks for one, and periodically.
 //!
-//! To adopt a turn, the host first registers it among the live turns, then reads its row; a turn
-//! that has ended meanwhile is left alone.
+//! The host first registers a turn among the live turns, then reads its row; a turn that has ended
+//! meanwhile is left alone.
 
 use super::{AgentHost, Inner, Services};
 use crate::{
@@ -17,7 +17,7 @@ use skep_store::OpenTurn;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-/// How often the host looks for turns that nobody runs.
+/// Interval at which the host looks for turns that nobody runs.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// A turn fails permanently after its process died this many times without progress, or its
 /// session's actor panicked this many times, because the turn may be the cause.

@@ -51,8 +51,9 @@ impl Services {
             deliveries,
             schedules,
             batches,
-            "this host was restored from a backup; work that was in flight then is held, because it may have completed since: \
-             `skep held show` lists it, `skep held resume` continues it, `skep held drop` discards it"
+            "this host was restored from a backup; work that was in flight then is held, because it may have completed \
+             since: \
+             `skep held show` shows how much, `skep held resume` continues it, `skep held drop` discards it"
         );
         Ok(())
     }

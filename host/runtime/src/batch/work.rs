@@ -10,7 +10,7 @@ use skep_store::TakenItem;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Deadline after the start of an item. It is long because continuous interactive work may delay
+/// Time limit of an item, from its start. It is long because continuous interactive work may delay
 /// the item.
 const DEADLINE: Duration = Duration::from_secs(3600);
 

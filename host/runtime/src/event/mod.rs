@@ -87,7 +87,8 @@ impl Event {
         let is_host = self.source == HOST_SOURCE;
         if topic::is_reserved(&self.topic) != is_host {
             return invalid(format!(
-                "topic {:?} of source {:?}: topics that start with `skep.` or `cf.workersAi.` are reserved for the host; choose another",
+                "topic {:?} of source {:?}: topics that start with `skep.` or `cf.workersAi.` are reserved for the host; \
+                 choose another",
                 self.topic, self.source
             ));
         }

@@ -129,7 +129,8 @@ impl Webhooks {
         Ok(())
     }
 
-    /// Adds a webhook, unless policy rules out its address. Its secret is returned only here.
+    /// Adds a webhook, unless nothing could ever be sent to its address. Its secret is returned
+    /// only here.
     pub(crate) async fn add(
         &self,
         router: &EventRouter,

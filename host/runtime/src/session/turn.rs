@@ -1,6 +1,6 @@
 //! One turn: make it durable, run the guest, commit, and only then inform the caller.
 //!
-//! Nothing is published before it is stored, and `Done` is published after the commit. A turn that
+//! No event is published before it is stored, and `Done` is published after the commit. A turn that
 //! fails, or whose commit fails, changes nothing. A turn that a host shutdown or crash interrupts
 //! stays open in the store if a client may still ask for it, and is rerun from its journal.
 
