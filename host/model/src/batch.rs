@@ -10,7 +10,7 @@ pub const PAGE_TOKENS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId(pub u32);
 
-/// Which rows of a sequence produce logits.
+/// The rows of a sequence that produce logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitsWanted {
     None,

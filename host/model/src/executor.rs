@@ -113,10 +113,10 @@ impl FromStr for KvDtype {
     }
 }
 
-/// Where the threads of an executor run.
+/// The CPUs that the threads of an executor run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// Where the operating system puts them.
+    /// The operating system chooses the CPUs.
     Free,
     /// Each worker is pinned to a separate CPU, chosen from those after the first n CPUs of this process.
     Pinned(usize),
@@ -151,7 +151,7 @@ pub struct ExecutorOptions {
     pub threads: Option<usize>,
     /// `None` means the fastest instruction set that the machine supports.
     pub isa: Option<Isa>,
-    /// Where threads run. A model that is loaded for several executors gives each executor separate CPUs.
+    /// Placement of the threads. A model that is loaded for several executors gives each executor separate CPUs.
     pub placement: Placement,
     pub kv: KvDtype,
     /// Format of the activations on a CUDA device. `None` means the format of the weights, or else bf16.
@@ -166,7 +166,7 @@ pub struct ExecutorOptions {
     pub tensor_parallel: usize,
     /// Number of groups of ranks that the layers are divided among.
     pub pipeline_parallel: usize,
-    /// How long ranks wait for each other without any progress. Must be longer than a layer takes in a full step.
+    /// Time that ranks wait for each other without any progress. It must be longer than a layer takes in a full step.
     pub rank_deadline: Duration,
     /// Whether CUDA devices use only kernels that compute a row in one fixed order, and no cuBLASLt. The logits of a
     /// row then have the same bits whatever else is in its step, however its prompt was split into steps, and

@@ -130,9 +130,7 @@ fn parse(path: &Path, file: &[u8]) -> Result<GgufFile, Problem> {
                 .to_owned()
                 .into());
         }
-        _ => {
-            return Err(format!("GGUF version {version} is not supported; supported versions: 2 and 3").into());
-        }
+        _ => return Err(format!("GGUF version {version} is not supported; use version 2 or 3").into()),
     }
     let tensor_count = cursor.u64("the tensor count")?;
     let key_count = cursor.u64("the metadata count")?;

@@ -22,7 +22,7 @@ pub(crate) struct FileTensor {
     pub(crate) bytes: Range<usize>,
 }
 
-/// Maximum number of dimensions of a tensor. No supported model has tensors with more.
+/// Maximum number of dimensions. Tensors with more have no use here.
 const MAX_DIMENSIONS: usize = 8;
 
 /// Returns the tensors of a safetensors file, ordered by their offset.

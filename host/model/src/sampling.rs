@@ -107,7 +107,7 @@ pub struct SampleRow<'a> {
     pub banned: &'a [u32],
     pub prompt: &'a [u32],
     pub output: &'a [u32],
-    /// With `Some(n)`, also return the log-probability and the `n` most likely tokens.
+    /// Returns the log-probability and the `n` most likely tokens as well if this is `Some(n)`.
     pub top_logprobs: Option<u32>,
 }
 

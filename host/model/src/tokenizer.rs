@@ -19,7 +19,7 @@ pub(crate) use gguf::from_gguf;
 
 use crate::error::ModelError;
 
-/// How to treat text that spells a special token.
+/// The treatment of text that spells a special token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialTokens {
     /// The text becomes that token.
@@ -40,7 +40,7 @@ struct Token {
     special: bool,
 }
 
-/// How a vocabulary spells bytes.
+/// The encoding of bytes in the texts of a vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spelling {
     /// Each byte is one of 256 printable characters (GPT-2's table).

@@ -25,7 +25,7 @@ pub(crate) struct Local {
 }
 
 struct Group {
-    /// For each rank of the group, its number in the world.
+    /// The number in the world of each rank of the group.
     members: Vec<usize>,
     desks: Vec<Desk>,
     /// One mailbox for each pair of ranks, at index `from * ranks + to`.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::RankFault;
 use crate::error::ModelError;
 
-/// How long a waiting rank spins before it sleeps.
+/// Time that a waiting rank spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(100);
 /// A wait is measured in slices of its deadline.
 const SLICES: u32 = 8;
@@ -20,9 +20,9 @@ const SLICES: u32 = 8;
 pub(crate) struct World {
     deadline: Duration,
     failure: OnceLock<(usize, RankFault)>,
-    /// Number of calls that ranks have completed.
+    /// Number of calls that ranks have made.
     progress: AtomicU64,
-    /// For each rank, whether it has nothing to do until another rank acts.
+    /// Whether each rank has nothing to do until another rank acts.
     idle: Vec<AtomicBool>,
     sleepers: AtomicUsize,
     gate: Mutex<()>,

@@ -7,7 +7,7 @@ use std::f64::consts::PI;
 
 use crate::error::ModelError;
 
-/// Which two values of a head rotate together.
+/// The two values of a head that rotate together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairing {
     /// Pairs `i` with `i + head_size / 2`: Hugging Face checkpoints, and GGUF files of the Qwen families.
@@ -16,7 +16,7 @@ pub enum RopePairing {
     Interleaved,
 }
 
-/// How frequencies are scaled for longer contexts.
+/// The scaling of frequencies for longer contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     None,

@@ -26,7 +26,7 @@ pub struct CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// Creates an executor with separate weights.
+    /// Loads the weights and creates an executor with them.
     pub fn load(checkpoint: &Checkpoint, options: ExecutorOptions) -> Result<Self, ModelError> {
         Self::new(&ModelWeights::load(checkpoint, &options)?, options)
     }

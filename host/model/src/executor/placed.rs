@@ -15,7 +15,7 @@ use crate::error::ModelError;
 /// An executor, and where it runs.
 pub struct PlacedExecutor {
     pub executor: Box<dyn Executor>,
-    /// Where the executor runs; never `Auto`. The devices are those of all replicas.
+    /// The devices that the executor runs on; never `Auto`. They are those of all replicas.
     pub place: DeviceChoice,
     /// Human-readable name of the device: `cpu`, or `cuda:0 (NVIDIA H200)`.
     pub device: String,

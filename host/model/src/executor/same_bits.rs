@@ -55,7 +55,7 @@ impl Random {
     }
 }
 
-/// How the sequence is split into steps.
+/// The division of the sequence into steps.
 #[derive(Clone, Copy, Debug)]
 enum Chunks {
     Whole,

@@ -31,7 +31,7 @@ pub(super) type Connected<C> = (Arc<World>, Vec<Links<C>>);
 
 pub(super) struct ShardedExecutor<C: Communicator> {
     leader: Seat<C>,
-    /// In the order of their numbers.
+    /// The other ranks, in the order of their numbers.
     followers: Vec<Follower<C>>,
     reports: Receiver<Done>,
     connect: Box<dyn Fn() -> Connected<C> + Send>,

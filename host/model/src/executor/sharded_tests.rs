@@ -176,7 +176,7 @@ fn replicas_of_a_divided_model_share_its_weights() {
     assert!(error.starts_with("tensor_parallel: is 1, but the weights were loaded for 2"), "{error}");
 }
 
-/// What a rank does instead of its next collective.
+/// The action of a rank in place of its next collective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Misdeed {
     Panic,

@@ -1,4 +1,4 @@
-//! Grouped-query attention over paged keys and values. Each rank computes its own heads.
+//! Grouped-query attention over paged keys and values.
 
 use skep_kernels::attention::{AttentionParams, AttentionSequence, attention};
 use skep_kernels::kv::KvLayer;

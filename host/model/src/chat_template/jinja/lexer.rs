@@ -34,7 +34,7 @@ const SIGNS: [&str; 27] = [
     ",", ":", ".", "|", "=", ";", "!",
 ];
 
-/// How the text next to a tag is trimmed.
+/// The trimming of the text next to a tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum After {
     Nothing,

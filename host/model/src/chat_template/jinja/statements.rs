@@ -36,7 +36,7 @@ struct Scope {
     variables: Vec<(Name, Value)>,
 }
 
-/// How the execution of a list of statements finished.
+/// The way in which a list of statements finished.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Next,

@@ -35,7 +35,7 @@ pub(super) enum Statement {
         filters: Vec<Step>,
         body: Vec<Node>,
     },
-    /// A body without a separate scope, such as a block, because there is no inheritance.
+    /// A body that runs in the current scope. Blocks are such bodies, because there is no inheritance.
     Body(Vec<Node>),
     Do(Expression),
     Break,

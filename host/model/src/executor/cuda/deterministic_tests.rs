@@ -59,7 +59,7 @@ impl Random {
     }
 }
 
-/// Returns how many tokens of each sequence a step has.
+/// A function that returns the number of tokens of each sequence in the next step.
 type Counts<'a> = &'a mut dyn FnMut(usize) -> [usize; 3];
 
 /// Computes the sequence in steps with two others, in any order, and compares each row that the steps return.

@@ -24,7 +24,7 @@ use crate::batch::PAGE_TOKENS;
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
 
-/// Number of times that a rank polls for the others before it gives up, per microsecond that it may wait. A poll goes
+/// Number of times that a rank polls for the others before it fails, per microsecond that it may wait. A poll goes
 /// through the memory of another device.
 const LOOKS_PER_US: u64 = 1;
 
@@ -60,7 +60,7 @@ pub(super) struct Shape {
     pub(super) epsilon: f32,
     pub(super) pairing: Pairing,
     pub(super) activation: Activation,
-    /// How long ranks wait for each other, in microseconds.
+    /// Time that ranks wait for each other, in microseconds.
     pub(super) patience_us: u64,
     /// Maximum number of blocks in which a rank may wait for others. Waiting blocks take the device from what the
     /// other ranks still compute.

@@ -29,12 +29,13 @@ pub(super) struct Cuts {
     pub(super) attention: Attention,
 }
 
-/// How rows that are the only ones of their sequences compute attention.
+/// The attention of rows that are the only ones of their sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attention {
-    /// In pieces of their contexts, as many as the device runs at once.
+    /// Contexts are split into as many pieces as the device runs at once.
     Split,
-    /// In the same way as rows of prompts: in splits of `split_keys` keys, joined from the first to the last.
+    /// Contexts are split as for rows of prompts: into splits of `split_keys` keys, joined from the first to the
+    /// last.
     OneOrder { split_keys: u32 },
 }
 
@@ -103,7 +104,7 @@ pub(super) struct PlanPlaces {
     pub(super) first_place: Range<usize>,
 }
 
-/// How contexts are split if attention has one order.
+/// The splits of contexts if attention has one order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SplitPlaces {
     pub(super) keys: u32,
