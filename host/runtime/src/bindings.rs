@@ -38,3 +38,26 @@ pub(crate) use exports::skep::agent::{alarm_handler, event_handler, handler, han
 pub(crate) use skep::agent::{
     events, http, inference, inference_sync, log, schedule, state, timer, tools, types,
 };
+
+impl From<skep_engine::EngineError> for types::Error {
+    fn from(error: skep_engine::EngineError) -> Self {
+        use skep_engine::EngineError;
+        use types::Error;
+        match error {
+            EngineError::Busy { retry_after_ms } => Error::Busy(retry_after_ms),
+            EngineError::ContextOverflow { limit, .. } => {
+                Error::ContextOverflow(u32::try_from(limit).unwrap_or(u32::MAX))
+            }
+            EngineError::InvalidRequest { .. } => Error::InvalidArgument(error.to_string()),
+            EngineError::Constraint { .. } | EngineError::SchemaUnsatisfied { .. } => {
+                Error::SchemaInvalid(error.to_string())
+            }
+            EngineError::ModelUnknown { .. } => Error::ModelUnknown(error.to_string()),
+            EngineError::Truncated => Error::Truncated,
+            EngineError::Cancelled | EngineError::DeadlineExceeded | EngineError::ShuttingDown => {
+                Error::Cancelled
+            }
+            other => Error::Internal(other.to_string()),
+        }
+    }
+}

@@ -16,16 +16,17 @@ use crate::{
     capability::{self, ConversationSet, TurnContext, log::TurnLog, state::StateView},
     engine::WasmEngine,
     exports::AgentPre,
-    host_tools::{MAX_ARGUMENT_BYTES, ToolName},
+    grant::ToolName,
     instance,
     summary::{AgentDetail, AgentSummary},
-    tools::{Tool, Tools},
+    tool::MAX_ARGUMENT_BYTES,
+    tool::{Tool, Tools},
 };
 use compiler::{CompileError, Compiled, ComponentCompiler};
 use serde_json::Value;
 use skep_engine::{EngineError, ModelSet};
 use skep_store::{LogEntry, Store};
-use std::{fmt::Write, sync::Arc};
+use std::sync::Arc;
 use wasmtime::component::Linker;
 
 const MAX_DESCRIPTION_BYTES: usize = 4 << 10;
@@ -249,12 +250,4 @@ fn model_error(error: EngineError) -> RuntimeError {
         EngineError::ModelUnknown { name, known } => RuntimeError::ModelUnknown { name, known },
         other => RuntimeError::Engine(other),
     }
-}
-
-/// Formats bytes as lowercase hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(64), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

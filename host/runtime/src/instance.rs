@@ -6,13 +6,10 @@
 mod backtrace;
 mod command;
 mod cpu;
-mod limiter;
 mod places;
 mod verdict;
 
-pub(crate) use limiter::InstanceLimiter;
 pub(crate) use places::{InstancePlace, InstancePlaces, OWN_OF_ALL_DEPTHS};
-pub(crate) use verdict::LimitTrap;
 
 use crate::{
     Limits, RuntimeError,
@@ -21,6 +18,7 @@ use crate::{
     component::Deployed,
     engine::WasmEngine,
     exports::{Agent, AgentPre},
+    limits::LimitTrap,
     session::{Entry, Reply},
 };
 use cpu::{CpuMeter, Metered};

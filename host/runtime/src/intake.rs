@@ -3,8 +3,8 @@
 //! without memory for it.
 
 use crate::{
-    Invocation, Origin, RuntimeError, metric,
-    session::SessionKey,
+    Invocation, Origin, RuntimeError, WaitingBytes, metric,
+    name::SessionKey,
     tenancy::{Tenancy, may_take},
 };
 use std::{
@@ -15,20 +15,6 @@ use std::{
 
 /// Retry delay reported to a caller whose message does not fit.
 const RETRY_AFTER_MS: u32 = 1_000;
-
-/// Limits on the bytes of messages that wait or whose turns run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitingBytes {
-    pub session: usize,
-    pub tenant: usize,
-    pub host: usize,
-}
-
-impl Default for WaitingBytes {
-    fn default() -> Self {
-        WaitingBytes { session: 32 << 20, tenant: 128 << 20, host: 512 << 20 }
-    }
-}
 
 /// Sums of message bytes of one host.
 pub(crate) struct Intake {

@@ -45,7 +45,7 @@ impl AgentHost {
             data: None,
             session: "rehearsal".to_owned(),
             turn: 1,
-            received_at_ms: crate::capability::log::now_ms(),
+            received_at_ms: crate::clock::now_ms(),
             origin: handler::Origin::Direct,
         });
         let context = empty_context(&agent);

@@ -21,7 +21,7 @@ pub(crate) use entry::{Entry, Reply};
 pub(crate) use settlement::Settlement;
 pub(crate) use turn::TurnRequest;
 
-use crate::{RuntimeError, RuntimeOptions, agent_host::Services, feed::Parked};
+use crate::{RuntimeError, RuntimeOptions, agent_host::Services, feed::Parked, name::SessionKey};
 use actor::Actor;
 use std::{
     collections::HashMap,
@@ -38,12 +38,6 @@ use tokio::sync::{
 
 /// Retry delay reported to a caller that finds no room in a mailbox or in memory.
 const RETRY_AFTER_MS: u32 = 1_000;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SessionKey {
-    pub(crate) agent: String,
-    pub(crate) session: String,
-}
 
 /// All loaded sessions. Dropping it ends them.
 pub(crate) struct Sessions {

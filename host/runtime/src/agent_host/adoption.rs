@@ -8,10 +8,10 @@
 use super::{AgentHost, Inner, Services};
 use crate::{
     RuntimeError,
-    access::tenant_of,
     feed::Feed,
-    host_tools::CALL_KEY,
-    session::{Message, SessionKey, Settlement, TurnRequest},
+    invocation::CALL_KEY,
+    name::{SessionKey, tenant_of},
+    session::{Message, Settlement, TurnRequest},
 };
 use skep_store::OpenTurn;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};

@@ -13,7 +13,8 @@ use super::{AgentHost, Services};
 use crate::{
     RuntimeError, RuntimeOptions,
     batch::batch_session_pattern,
-    session::{Command, SessionKey, Sessions},
+    name::SessionKey,
+    session::{Command, Sessions},
 };
 use skep_store::{ClockRow, StoreError};
 use std::{

@@ -9,15 +9,16 @@ use crate::{
     compute::Compute,
     egress::Egress,
     engine::WasmEngine,
-    event::{Outbox, Webhooks},
+    event::Outbox,
     host_tools::HostTools,
     instance::{InstancePlace, InstancePlaces},
     intake::Intake,
     log_follower::LogGrowth,
-    model_grant::GrantedModels,
+    models::GrantedModels,
     session::LiveTurns,
     tenancy::{Shares, Tenancy},
     token_budget::TokenBudgets,
+    webhook::Webhooks,
 };
 use skep_engine::ModelSet;
 use skep_store::{LogEntry, Store, VersionRow};

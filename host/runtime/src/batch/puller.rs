@@ -5,13 +5,14 @@
 //! it every few milliseconds.
 
 use super::{
-    AGENT_MODEL, BatchAnswer, BatchOptions,
+    AGENT_MODEL, BatchAnswer,
     queue::{QueueShared, Running},
     stored as rows,
     work::{self, Retry},
 };
+use crate::BatchOptions;
 use crate::{
-    AgentHost, RuntimeError, agent_host::Services, capability::log::now_ms, metric, session::StoredFailure,
+    AgentHost, RuntimeError, agent_host::Services, clock::now_ms, metric, session::StoredFailure,
     store_retry::stored, tenancy::Shares,
 };
 use metrics::{counter, gauge, histogram};

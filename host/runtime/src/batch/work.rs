@@ -1,7 +1,7 @@
 //! Runs an item, and decides what its failure means.
 
 use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
-use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError, access::session_in, agent_host::OWN_KEY};
+use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError, invocation::OWN_KEY, name::session_in};
 use skep_engine::{
     Affinity, Cancel, EngineError, Priority,
     chat::{ChatFinish, ChatOptions, ChatOutcome, chat},

@@ -9,9 +9,9 @@ use crate::{
     egress::Egress,
     host_tools::TurnTools,
     journal::{Call, Journal},
-    model_grant::GrantedModels,
+    models::GrantedModels,
     token_budget::{DayShare, NoTokens, Spend},
-    tools::Tool,
+    tool::Tool,
 };
 use skep_engine::{Affinity, Cancel, Engine, Priority, Usage};
 use std::{

@@ -326,7 +326,7 @@ fn check_result(
     let Some((name, arguments)) = conversation.outstanding_call(&id) else {
         return Err(Error::InvalidArgument(format!(
             "no tool call {:?} in this conversation is waiting for a result",
-            super::log::cut(&id, 80)
+            crate::text::cut(&id, 80)
         )));
     };
     let (content, outcome) = match outcome {

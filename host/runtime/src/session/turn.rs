@@ -5,13 +5,13 @@
 //! stays open in the store if a client may still ask for it, and is rerun from its journal.
 
 use super::{
-    SessionKey,
     accepted::{Input, Live, Message, Standing},
     actor::Actor,
     ending::{Answer, Failure, StoredFailure, decode_outcome},
     entry::Entry,
     turn_span,
 };
+use crate::name::SessionKey;
 use crate::{
     Invocation, Json, Origin, Outcome, RunEvent, RuntimeError,
     agent_host::{Active, Services},

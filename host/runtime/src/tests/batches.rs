@@ -333,7 +333,7 @@ async fn sessions_of_a_batch_are_deleted_with_its_results() {
         sessions.into_iter().map(|session| session.id).collect::<Vec<_>>()
     };
     assert_eq!(sessions().await.len(), 3);
-    let hours = |hours: u64| crate::capability::log::now_ms() + hours * 3_600_000;
+    let hours = |hours: u64| crate::clock::now_ms() + hours * 3_600_000;
     host.agents.expire_sessions(hours(23)).await.expect("the call succeeds");
     assert_eq!(sessions().await.len(), 3);
     host.agents.expire_sessions(hours(25)).await.expect("the call succeeds");

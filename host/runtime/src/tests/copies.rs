@@ -6,7 +6,7 @@ use super::{
     inference::chatter,
     waker::waker,
 };
-use crate::{Clock, Invocation, PortableSession, RuntimeOptions, Tenant, capability::log::now_ms};
+use crate::{Clock, Invocation, PortableSession, RuntimeOptions, Tenant, clock::now_ms};
 use std::time::Duration;
 
 const HOUR_MS: u64 = 3_600_000;

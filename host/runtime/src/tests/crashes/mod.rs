@@ -17,7 +17,7 @@ use super::{
     fixture::{Host, tiny_engine},
     outside::Outside,
 };
-use crate::{Clock, RuntimeOptions, capability::log::now_ms};
+use crate::{Clock, RuntimeOptions, clock::now_ms};
 use skep_engine::ModelSet;
 use skep_store::{Durability, Fault, Faults, Moment, Store};
 use std::{fs, future::Future, path::Path, pin::pin, time::Duration};
