@@ -29,10 +29,13 @@ wasmtime::component::bindgen!({
     // Requests of the guest and the host's answers are written to the turn's journal.
     additional_derives: [PartialEq, serde::Serialize, serde::Deserialize],
     with: {
-        "skep:agent/inference.conversation": crate::capability::inference::Conversation,
-        "skep:agent/inference-sync.conversation": crate::capability::inference::Conversation,
+        "skep:agent/inference.conversation": crate::bindings::ConversationHandle,
+        "skep:agent/inference-sync.conversation": crate::bindings::ConversationHandle,
     },
 });
+
+/// The type of a guest's handle to a conversation. The `capability` module has the conversation itself.
+pub enum ConversationHandle {}
 
 pub(crate) use exports::skep::agent::{alarm_handler, event_handler, handler, handler_sync, tool_handler};
 pub(crate) use skep::agent::{

@@ -15,11 +15,11 @@ pub(crate) use catalog::Offered;
 
 use crate::{
     Json, Origin, RuntimeOptions, ToolGrant,
+    agent::Agent,
     agent_host::Services,
     approvals,
     bindings::tools::{CallOptions, ToolError, ToolInfo},
     capability::Turn,
-    component::Deployed,
     event::turn_events,
     grant::ToolName,
     journal::{Call, Identity, Stopped},
@@ -66,7 +66,7 @@ pub(crate) struct TurnTools {
 
 /// A tool that was found, and the way to call it.
 enum Target {
-    Agent { agent: Arc<Deployed>, tool: Arc<Tool> },
+    Agent { agent: Arc<Agent>, tool: Arc<Tool> },
     Server { server: Arc<dyn ToolServer>, tool: Arc<Tool> },
     Fetch { tool: Arc<Tool> },
 }

@@ -5,7 +5,7 @@
 //! 1. [`AgentHost::invoke`] admits it.
 //! 2. The session's actor (`session`) takes it once the previous turn has finished, and makes it
 //!    durable.
-//! 3. A fresh, bounded store (`instance`) calls the guest.
+//! 3. A fresh, bounded store (`guest`) calls the guest.
 //! 4. The guest calls back (`capability`), and the results of its calls are journaled (`journal`).
 //! 5. Everything the turn changed is committed in one transaction.
 //! 6. Only then does the caller receive [`RunEvent::Done`] (`feed`).
@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 mod access;
+mod agent;
 mod agent_host;
 mod approvals;
 mod batch;
@@ -27,14 +28,12 @@ mod component;
 mod compute;
 mod courier;
 mod egress;
-mod engine;
 mod error;
 mod event;
-mod exports;
 mod feed;
 mod grant;
+mod guest;
 mod host_tools;
-mod instance;
 mod intake;
 mod invocation;
 mod journal;

@@ -3,7 +3,7 @@
 //! An agent's own model, which is `model` in `agent.toml` or the host's default, counts as asked for. An operator who
 //! configures nothing allows only the host's default model.
 
-use crate::{Manifest, ModelGrant, RuntimeOptions, bindings::types::Error, component::Deployed};
+use crate::{Manifest, ModelGrant, RuntimeOptions, agent::Agent, bindings::types::Error};
 use skep_engine::{Engine, ModelSet};
 use std::sync::Arc;
 
@@ -26,14 +26,14 @@ impl GrantedModels {
     }
 
     /// Returns the engine of a model that the agent may use; without a name, that of the agent's own model.
-    pub(crate) fn engine(&self, agent: &Deployed, model: Option<&str>) -> Result<Engine, Error> {
+    pub(crate) fn engine(&self, agent: &Agent, model: Option<&str>) -> Result<Engine, Error> {
         let engine = self.set.get(Some(model.unwrap_or(&agent.model))).map_err(Error::from)?;
         check(&agent.manifest, &agent.model, &self.ceiling, &engine.info().name).map_err(Error::Denied)?;
         Ok(engine)
     }
 
     /// Returns the engines of all models that the agent may use.
-    pub(crate) fn of<'a>(&'a self, agent: &'a Deployed) -> impl Iterator<Item = &'a Engine> {
+    pub(crate) fn of<'a>(&'a self, agent: &'a Agent) -> impl Iterator<Item = &'a Engine> {
         let may_use = |name: &str| check(&agent.manifest, &agent.model, &self.ceiling, name).is_ok();
         self.set.iter().filter(move |engine| may_use(&engine.info().name))
     }

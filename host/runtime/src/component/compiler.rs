@@ -5,7 +5,7 @@
 
 use super::{artifact::ArtifactCache, imports, weight};
 use crate::text::hex;
-use crate::{Grants, RuntimeError, RuntimeOptions, engine::WasmEngine};
+use crate::{Grants, RuntimeError, RuntimeOptions, guest::WasmEngine};
 use sha2::{Digest, Sha256};
 use skep_store::Store;
 use std::{sync::Arc, time::Duration};

@@ -7,10 +7,10 @@
 
 use crate::{
     Invocation, Json, Origin, Outcome, RunHandle, RuntimeError, ToolOrigin,
+    agent::Agent,
     agent_host::Services,
     bindings::tools::ToolError,
     capability::Turn,
-    component::Deployed,
     invocation::{CALL_KEY, MAX_DEPTH},
     journal::{Call, Stopped},
     name::{plain_session, session_beside},
@@ -73,7 +73,7 @@ impl Waited<'_> {
 }
 
 /// Returns the active version of an agent whose tools others may call.
-pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Deployed>, String> {
+pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Agent>, String> {
     let agent = services.agent(agent).map_err(|error| error.to_string())?;
     if !is_callable(&agent) {
         let name = &agent.manifest.name;
@@ -85,8 +85,8 @@ pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Deployed>
     Ok(agent)
 }
 
-pub(super) fn is_callable(agent: &Deployed) -> bool {
-    agent.pre.takes_tool_calls()
+pub(super) fn is_callable(agent: &Agent) -> bool {
+    agent.handlers.tool_calls
 }
 
 /// Runs the called turn, or finds it again.
@@ -94,7 +94,7 @@ pub(super) async fn call(
     turn: &Arc<Turn>,
     call: &Call,
     attempt: u32,
-    agent: &Arc<Deployed>,
+    agent: &Arc<Agent>,
     tool: &Tool,
     arguments: Json,
     timeout: Option<Duration>,

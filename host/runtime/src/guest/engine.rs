@@ -2,7 +2,8 @@
 //!
 //! Two engines with different settings reject each other's compiled code, so there is exactly one constructor.
 
-use crate::{RuntimeError, RuntimeOptions, instance::OWN_OF_ALL_DEPTHS, limits::MEMORIES_PER_AGENT};
+use super::places::OWN_OF_ALL_DEPTHS;
+use crate::{RuntimeError, RuntimeOptions, limits::MEMORIES_PER_AGENT};
 use std::{
     sync::{
         Arc,

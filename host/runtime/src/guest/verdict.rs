@@ -1,10 +1,9 @@
 //! Error messages for stopped guests, written to help the agent's author.
 
-use super::{MAX_CALL_BYTES, backtrace};
+use super::{MAX_CALL_BYTES, backtrace, exports::NoExport};
 use crate::{
     Limits, RuntimeError,
     capability::TurnContext,
-    exports::NoExport,
     limits::{LimitTrap, MEMORIES_PER_AGENT, Refused},
     text::cut,
 };
