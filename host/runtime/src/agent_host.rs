@@ -5,6 +5,7 @@
 //! (deployment) and `session` (turns).
 
 mod adoption;
+mod approvals;
 mod batches;
 mod deployments;
 mod events;
@@ -25,13 +26,13 @@ pub(crate) use services::{Active, OPERATOR, Services};
 
 use crate::{
     AgentDetail, AgentSummary, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
-    RuntimeError, RuntimeOptions, ToolDefinition, batch::BatchQueue, clock::now_ms, courier::Courier,
-    session::Sessions,
+    RuntimeError, RuntimeOptions, ToolDefinition, agent_log::log_line, batch::BatchQueue, clock::now_ms,
+    courier::Courier, session::Sessions,
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
 use skep_outbound::ToolServer;
-use skep_store::{LogRow, Store};
+use skep_store::Store;
 use std::{
     collections::BTreeMap,
     sync::{Arc, OnceLock, Weak},
@@ -180,7 +181,7 @@ impl AgentHost {
     /// Follows the log lines with an id greater than `after_id` as they are written. The follower
     /// ends with the host.
     pub fn follow_logs(&self, filter: LogFilter, after_id: i64) -> LogFollower {
-        LogFollower::new(self.inner.services.clone(), filter, after_id)
+        self.inner.services.log.follow(filter, after_id)
     }
 
     /// Returns the agent and the session that serve a request with this method and path (without
@@ -222,7 +223,9 @@ impl AgentHost {
     /// and ends the rest.
     pub async fn drain(&self, deadline: Duration) {
         let services = &self.inner.services;
-        services.close();
+        services.shutdown.begin();
+        // The followers have nothing more to wait for.
+        services.log.grew();
         if let Some(courier) = self.inner.courier.get() {
             courier.stop();
         }
@@ -242,17 +245,5 @@ impl AgentHost {
 impl WeakHost {
     pub(crate) fn upgrade(&self) -> Option<AgentHost> {
         Some(AgentHost { inner: self.0.upgrade()? })
-    }
-}
-
-pub(crate) fn log_line(row: LogRow) -> LogLine {
-    LogLine {
-        id: row.id,
-        agent: row.agent,
-        session: row.session,
-        turn: row.turn,
-        at_ms: row.entry.at_ms,
-        level: row.entry.level,
-        message: row.entry.message,
     }
 }

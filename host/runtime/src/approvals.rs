@@ -6,14 +6,13 @@
 //! parked turn is parked too. A decision is made once.
 
 use crate::{
-    AgentHost, Json, RunEvent, RuntimeError, Tenant,
-    capability::Turn,
+    Json, RunEvent, RuntimeError, Tenant,
     clock::Clock,
     feed::{Parked, Pause},
-    journal::{Call, Identity, Stopped},
+    journal::{Call, Identity, Journal, Stopped},
 };
 use serde_json::Value;
-use skep_store::{ApprovalRow, Decision, NewApproval, Verdict};
+use skep_store::{ApprovalRow, Decision, NewApproval, Store, Verdict};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -48,10 +47,23 @@ pub struct Approval {
 
 /// Wakes the turns that wait, by turn id.
 #[derive(Default)]
-pub(crate) struct Wakers(Mutex<HashMap<String, watch::Sender<()>>>);
+struct Wakers(Mutex<HashMap<String, watch::Sender<()>>>);
+
+/// Requests for approval of all turns. Clones share what wakes the turns.
+#[derive(Clone)]
+pub(crate) struct ApprovalDesk {
+    store: Store,
+    clock: Clock,
+    wakers: Arc<Wakers>,
+}
 
 /// The approvals that one turn has requested and the pauses it waits for.
 pub(crate) struct TurnApprovals {
+    desk: ApprovalDesk,
+    journal: Arc<Journal>,
+    turn_id: String,
+    /// Time within which somebody has to decide.
+    wait_ms: u32,
     inner: Mutex<Inner>,
 }
 
@@ -93,10 +105,11 @@ impl Wakers {
 
 impl TurnApprovals {
     /// Creates the state of a turn that has not requested any approval yet.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(desk: ApprovalDesk, journal: Arc<Journal>, turn_id: String, wait_ms: u32) -> Self {
         let (_, decided) = watch::channel(());
         let (waiting, called, approved) = (HashMap::new(), HashMap::new(), HashMap::new());
-        TurnApprovals { inner: Mutex::new(Inner { decided, waiting, called, approved }) }
+        let inner = Mutex::new(Inner { decided, waiting, called, approved });
+        TurnApprovals { desk, journal, turn_id, wait_ms, inner }
     }
 
     /// Returns whether a person approved exactly this call of the model.
@@ -129,7 +142,7 @@ impl TurnApprovals {
 
     /// Resolves when the turn may continue: somebody has decided, the time limit of a call has
     /// passed, or a turn that it called has resumed.
-    pub(crate) async fn decided(&self, clock: &Clock) {
+    pub(crate) async fn decided(&self) {
         let (mut decided, expires_at_ms, called) = {
             let inner = self.lock();
             let called: Vec<Parked> = inner.called.values().cloned().collect();
@@ -144,7 +157,7 @@ impl TurnApprovals {
                 }
                 // If the clock was changed meanwhile, the rerun turn checks what that means for its
                 // calls.
-                () = clock.sleep_until(at_ms) => {}
+                () = self.desk.clock.sleep_until(at_ms) => {}
             }
         };
         let mut goes_on: JoinSet<()> =
@@ -155,121 +168,124 @@ impl TurnApprovals {
         }
     }
 
+    /// Obtains a person's decision as a separate call, from the journal or by asking now.
+    pub(crate) async fn decision(
+        &self,
+        identity: Identity,
+        tool: &str,
+        arguments: &str,
+    ) -> Result<Result<(), String>, Stopped> {
+        let mut call = self.journal.call(identity)?;
+        if let Some((decided, place)) = self.journal.recorded(&mut call)? {
+            place.reached().await;
+            return Ok(decided);
+        }
+        self.journal.caught_up().await;
+        let decided = self.ask(&call, tool, arguments).await?;
+        self.journal.ended(&call, &decided, Vec::new());
+        Ok(decided)
+    }
+
+    /// Asks a person about a call and waits for the decision. The inner error is the text that replaces
+    /// the call's result.
+    pub(crate) async fn ask(
+        &self,
+        call: &Call,
+        tool: &str,
+        arguments: &str,
+    ) -> Result<Result<(), String>, Stopped> {
+        match self.ask_store(call, tool, arguments).await {
+            Ok(decided) => Ok(decided),
+            Err(error) => {
+                self.journal.fail(error);
+                Err(Stopped)
+            }
+        }
+    }
+
+    async fn ask_store(
+        &self,
+        call: &Call,
+        tool: &str,
+        arguments: &str,
+    ) -> Result<Result<(), String>, RuntimeError> {
+        if arguments.len() > MAX_ARGUMENT_BYTES {
+            let bytes = arguments.len();
+            return Ok(Err(format!(
+                "nobody can be asked: the arguments have {bytes} bytes; at most {MAX_ARGUMENT_BYTES} can be shown"
+            )));
+        }
+        let ApprovalDesk { store, clock, wakers } = &self.desk;
+        let id = format!("{}-{}", self.turn_id, call.number());
+        let mut decided = wakers.subscribe(&self.turn_id);
+        let now_ms = clock.now_ms();
+        let approval = NewApproval {
+            id: id.clone(),
+            turn: self.journal.turn(),
+            tool: tool.to_owned(),
+            arguments: arguments.to_owned(),
+            created_at_ms: now_ms,
+            expires_at_ms: now_ms + u64::from(self.wait_ms),
+        };
+        // Everything that led to the call is stored first, so that the guest asks the same again after
+        // a crash.
+        if !self.journal.is_stored().await {
+            return Err(RuntimeError::Cancelled);
+        }
+        store.ask_approval(&approval).await?;
+        loop {
+            decided.mark_unchanged();
+            let row = store.approval(&id).await?.ok_or(RuntimeError::Cancelled)?;
+            // A decision on another call does not apply to this one.
+            if (&*row.tool, &*row.arguments) != (tool, arguments) {
+                let (expected, made) =
+                    (row.tool, format!("{tool} with arguments that nobody was asked about"));
+                return Err(RuntimeError::Divergence { call: call.number(), expected, made });
+            }
+            if call.shown() == 0 {
+                self.journal.shown(call, required(clock, &row));
+            }
+            if let Some(decision) = &row.decision {
+                if call.shown() < 2 {
+                    self.journal.shown(call, decided_event(&row, decision));
+                }
+                return Ok(outcome(decision));
+            }
+            let (now_ms, expires_at_ms) = (clock.now_ms(), expires_at_ms(clock, &row));
+            if expires_at_ms <= now_ms {
+                let decision = Decision {
+                    verdict: Verdict::Expired,
+                    reason: None,
+                    decided_by: "host".into(),
+                    decided_at_ms: now_ms,
+                };
+                // Somebody may have decided in the meantime.
+                store.decide_approval(&id, &decision).await?;
+                continue;
+            }
+            {
+                let mut inner = self.lock();
+                if inner.waiting.len() >= MAX_WAITING {
+                    return Ok(Err(format!(
+                        "{MAX_WAITING} calls of this turn are already waiting for a person"
+                    )));
+                }
+                inner.decided = decided.clone();
+                let waiting = Waiting { approval: id.clone(), expires_at_ms };
+                inner.waiting.insert(call.number(), waiting);
+            }
+            // The turn is parked here, unless another part of it is still running.
+            let _waits = self.journal.waits();
+            tokio::select! {
+                _ = decided.changed() => {}
+                () = clock.sleep_until(expires_at_ms) => {}
+            }
+            self.lock().waiting.remove(&call.number());
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Obtains a person's decision as a separate call, from the journal or by asking now.
-pub(crate) async fn decision(
-    turn: &Arc<Turn>,
-    identity: Identity,
-    tool: &str,
-    arguments: &str,
-) -> Result<Result<(), String>, Stopped> {
-    let mut call = turn.journal.call(identity)?;
-    if let Some((decided, place)) = turn.journal.recorded(&mut call)? {
-        place.reached().await;
-        return Ok(decided);
-    }
-    turn.journal.caught_up().await;
-    let decided = ask(turn, &call, tool, arguments).await?;
-    turn.journal.ended(&call, &decided, Vec::new());
-    Ok(decided)
-}
-
-/// Asks a person about a call and waits for the decision. The inner error is the text that replaces
-/// the call's result.
-pub(crate) async fn ask(
-    turn: &Arc<Turn>,
-    call: &Call,
-    tool: &str,
-    arguments: &str,
-) -> Result<Result<(), String>, Stopped> {
-    match ask_store(turn, call, tool, arguments).await {
-        Ok(decided) => Ok(decided),
-        Err(error) => {
-            turn.journal.fail(error);
-            Err(Stopped)
-        }
-    }
-}
-
-async fn ask_store(
-    turn: &Arc<Turn>,
-    call: &Call,
-    tool: &str,
-    arguments: &str,
-) -> Result<Result<(), String>, RuntimeError> {
-    if arguments.len() > MAX_ARGUMENT_BYTES {
-        let bytes = arguments.len();
-        return Ok(Err(format!(
-            "nobody can be asked: the arguments have {bytes} bytes; at most {MAX_ARGUMENT_BYTES} can be shown"
-        )));
-    }
-    let services = &turn.tools.services;
-    let id = format!("{}-{}", turn.tools.turn_id, call.number());
-    let mut decided = services.wakers.subscribe(&turn.tools.turn_id);
-    let now_ms = services.clock.now_ms();
-    let approval = NewApproval {
-        id: id.clone(),
-        turn: turn.journal.turn(),
-        tool: tool.to_owned(),
-        arguments: arguments.to_owned(),
-        created_at_ms: now_ms,
-        expires_at_ms: now_ms + u64::from(turn.agent.limits.approval_ms),
-    };
-    // Everything that led to the call is stored first, so that the guest asks the same again after
-    // a crash.
-    if !turn.journal.is_stored().await {
-        return Err(RuntimeError::Cancelled);
-    }
-    services.store.ask_approval(&approval).await?;
-    loop {
-        decided.mark_unchanged();
-        let row = services.store.approval(&id).await?.ok_or(RuntimeError::Cancelled)?;
-        // A decision on another call does not apply to this one.
-        if (&*row.tool, &*row.arguments) != (tool, arguments) {
-            let (expected, made) = (row.tool, format!("{tool} with arguments that nobody was asked about"));
-            return Err(RuntimeError::Divergence { call: call.number(), expected, made });
-        }
-        if call.shown() == 0 {
-            turn.journal.shown(call, required(&services.clock, &row));
-        }
-        if let Some(decision) = &row.decision {
-            if call.shown() < 2 {
-                turn.journal.shown(call, decided_event(&row, decision));
-            }
-            return Ok(outcome(decision));
-        }
-        let (now_ms, expires_at_ms) = (services.clock.now_ms(), expires_at_ms(&services.clock, &row));
-        if expires_at_ms <= now_ms {
-            let decision = Decision {
-                verdict: Verdict::Expired,
-                reason: None,
-                decided_by: "host".into(),
-                decided_at_ms: now_ms,
-            };
-            // Somebody may have decided in the meantime.
-            services.store.decide_approval(&id, &decision).await?;
-            continue;
-        }
-        {
-            let mut inner = turn.approvals.lock();
-            if inner.waiting.len() >= MAX_WAITING {
-                return Ok(Err(format!("{MAX_WAITING} calls of this turn are already waiting for a person")));
-            }
-            inner.decided = decided.clone();
-            let waiting = Waiting { approval: id.clone(), expires_at_ms };
-            inner.waiting.insert(call.number(), waiting);
-        }
-        // The turn is parked here, unless another part of it is still running.
-        let _waits = turn.journal.waits();
-        tokio::select! {
-            _ = decided.changed() => {}
-            () = services.clock.sleep_until(expires_at_ms) => {}
-        }
-        turn.approvals.lock().waiting.remove(&call.number());
     }
 }
 
@@ -312,22 +328,25 @@ fn arguments(row: &ApprovalRow) -> Json {
         .unwrap_or_else(|_| Json::from(Value::String(row.arguments.clone())))
 }
 
-impl AgentHost {
+impl ApprovalDesk {
+    pub(crate) fn new(store: Store, clock: Clock) -> Self {
+        ApprovalDesk { store, clock, wakers: Arc::default() }
+    }
+
     /// Returns the calls that wait for a person's decision, oldest first, of one tenant or of all.
-    pub async fn approvals(
+    pub(crate) async fn pending(
         &self,
         tenant: Option<&Tenant>,
         limit: u32,
     ) -> Result<Vec<Approval>, RuntimeError> {
         let folder = tenant.map(Tenant::folder);
-        let services = self.services();
-        let rows = services.store.pending_approvals(folder.as_ref(), limit.min(MAX_PAGE)).await?;
-        Ok(rows.iter().map(|row| approval(&services.clock, row)).collect())
+        let rows = self.store.pending_approvals(folder.as_ref(), limit.min(MAX_PAGE)).await?;
+        Ok(rows.iter().map(|row| approval(&self.clock, row)).collect())
     }
 
     /// Decides on a call and resumes its turn. If the call is denied, the reason is passed to the
     /// agent.
-    pub async fn decide(
+    pub(crate) async fn decide(
         &self,
         id: &str,
         approve: bool,
@@ -338,18 +357,17 @@ impl AgentHost {
             let message = format!("the reason has {bytes} bytes; at most {MAX_REASON_BYTES} are allowed");
             return Err(RuntimeError::InvalidMessage { message });
         }
-        let services = self.services();
         let decision = Decision {
             verdict: if approve { Verdict::Approved } else { Verdict::Denied },
             reason,
             decided_by: decided_by.to_owned(),
-            decided_at_ms: services.clock.now_ms(),
+            decided_at_ms: self.clock.now_ms(),
         };
         let not_found = || RuntimeError::ApprovalNotFound { id: id.chars().take(80).collect() };
-        let row = services.store.approval(id).await?.ok_or_else(not_found)?;
-        let is_in_time = expires_at_ms(&services.clock, &row) > services.clock.now_ms();
-        if is_in_time && services.store.decide_approval(id, &decision).await? {
-            services.wakers.wake(&row.turn_id);
+        let row = self.store.approval(id).await?.ok_or_else(not_found)?;
+        let is_in_time = expires_at_ms(&self.clock, &row) > self.clock.now_ms();
+        if is_in_time && self.store.decide_approval(id, &decision).await? {
+            self.wakers.wake(&row.turn_id);
             tracing::info!(
                 id,
                 agent = row.agent,
@@ -358,9 +376,9 @@ impl AgentHost {
                 decided_by,
                 "an approval was decided"
             );
-            return Ok(approval(&services.clock, &row));
+            return Ok(approval(&self.clock, &row));
         }
-        let row = services.store.approval(id).await?.ok_or_else(not_found)?;
+        let row = self.store.approval(id).await?.ok_or_else(not_found)?;
         let how = match row.decision.map(|decision| decision.verdict) {
             Some(Verdict::Approved) => "was already approved",
             Some(Verdict::Denied) => "was already denied",

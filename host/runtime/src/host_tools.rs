@@ -17,7 +17,6 @@ use crate::{
     Json, Origin, RuntimeOptions, ToolGrant,
     agent::Agent,
     agent_host::Services,
-    approvals,
     bindings::tools::{CallOptions, ToolError, ToolInfo},
     capability::Turn,
     event::turn_events,
@@ -170,7 +169,7 @@ async fn make(
     };
     let tool = target.tool().clone();
     if needs_approval(turn, &name, &target)
-        && let Err(why) = approvals::ask(turn, call, &name.to_string(), arguments.get()).await?
+        && let Err(why) = turn.approvals.ask(call, &name.to_string(), arguments.get()).await?
     {
         return Ok(Err(ToolError::Refused(why)));
     }

@@ -19,6 +19,7 @@
 mod access;
 mod agent;
 mod agent_host;
+mod agent_log;
 mod approvals;
 mod batch;
 mod bindings;
@@ -39,7 +40,6 @@ mod invocation;
 mod journal;
 mod json;
 mod limits;
-mod log_follower;
 mod manifest;
 mod measure;
 pub mod metric;
@@ -51,7 +51,7 @@ mod route;
 mod schedule;
 mod session;
 mod session_policy;
-mod store_retry;
+mod shutdown;
 mod summary;
 mod tenancy;
 mod tenant_tokens;
@@ -66,6 +66,7 @@ mod webhook;
 
 pub use access::{ApiKey, KeyRing, NewApiKey, Role};
 pub use agent_host::{AgentHost, ModelMismatch};
+pub use agent_log::LogFollower;
 pub use approvals::Approval;
 pub use batch::{
     AGENT_MODEL, BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchRequest, BatchResult, BatchResults,
@@ -85,7 +86,6 @@ pub use invocation::{
 };
 pub use json::Json;
 pub use limits::{Limits, LimitsToml};
-pub use log_follower::LogFollower;
 pub use manifest::{Build, Grants, HttpTrigger, Manifest, ToolToml, Triggers};
 pub use measure::HeldInstance;
 pub use name::{AgentName, SecretName, SessionId, Tenant, plain_session, tenant_of};

@@ -30,7 +30,7 @@ pub(super) async fn run(services: Arc<Services>) {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = services.closing() => return,
+            () = services.shutdown.begun() => return,
         }
         let Some(host) = services.host() else { continue };
         if let Err(error) = host.inner.adopt_turns(None).await {
@@ -63,7 +63,7 @@ impl Inner {
     pub(super) async fn adopt_turns(&self, agent: Option<&str>) -> Result<Vec<OpenTurn>, RuntimeError> {
         let services = &self.services;
         let mut left = Vec::new();
-        if services.admit().is_err() {
+        if services.shutdown.admit().is_err() {
             return Ok(left);
         }
         let mut sessions: BTreeMap<SessionKey, Vec<TurnRequest>> = BTreeMap::new();

@@ -23,7 +23,7 @@ impl AgentHost {
         deployed_by: &str,
     ) -> Result<AgentSummary, RuntimeError> {
         let services = &self.inner.services;
-        services.admit()?;
+        services.shutdown.admit()?;
         manifest.check()?;
         let mut prepared = services.prepare(manifest, Source::Sent(component)).await?;
         let bytes = prepared.bytes.take().expect("the bytes were sent with the deployment");
@@ -61,7 +61,7 @@ impl AgentHost {
     /// Reactivates a kept version. Without a number, this is the version before the active one.
     pub async fn rollback(&self, name: &str, to: Option<u64>) -> Result<AgentSummary, RuntimeError> {
         let services = &self.inner.services;
-        services.admit()?;
+        services.shutdown.admit()?;
         services.known(name)?;
         let versions = services.store.versions(name).await?;
         let in_force = versions.iter().find(|row| row.is_in_force).map_or(0, |row| row.version);
@@ -101,8 +101,8 @@ impl AgentHost {
         services.outbox.router.set_agent(&name, &agent.manifest.trigger.event);
         services.put(name.clone(), Slot::Ready(Arc::new(agent)));
         // The agent's schedules may be due earlier, and deliveries that waited for it can be made.
-        services.courier_bell.notify_one();
-        services.keep_logs(&name, "", 0, &logs).await;
+        services.outbox.ring();
+        services.log.keep(&name, "", 0, &logs).await;
         let AgentSummary { version, digest, model, .. } = &summary;
         tracing::info!(agent = name, version, digest, model, "deployed");
         summary

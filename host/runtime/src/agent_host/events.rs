@@ -38,7 +38,7 @@ impl AgentHost {
             return Ok(PublishedEvent { id, is_known, deliveries: 0 });
         }
         metrics::counter!(crate::metric::EVENTS, "source" => kind).increment(1);
-        services.courier_bell.notify_one();
+        services.outbox.ring();
         Ok(PublishedEvent { id, is_known, deliveries: count })
     }
 

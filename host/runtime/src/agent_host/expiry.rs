@@ -149,7 +149,7 @@ impl Expiry {
     ) -> Result<u64, RuntimeError> {
         let (mut expired, mut after) = (0, None::<String>);
         loop {
-            self.services.admit()?;
+            self.services.shutdown.admit()?;
             let store = &self.services.store;
             let batch = store.expired_sessions(agent, before_ms, pattern, after.as_deref(), BATCH).await?;
             for session in &batch {

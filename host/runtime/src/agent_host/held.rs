@@ -78,7 +78,7 @@ impl AgentHost {
         services.held.set(HashSet::new());
         self.inner.adopt_turns(None).await?;
         self.inner.batches.look();
-        services.courier_bell.notify_one();
+        services.outbox.ring();
         Ok(held)
     }
 
@@ -100,7 +100,7 @@ impl AgentHost {
         services.store.release_work().await?;
         services.store.end_hold().await?;
         services.held.set(HashSet::new());
-        services.courier_bell.notify_one();
+        services.outbox.ring();
         Ok(held)
     }
 }

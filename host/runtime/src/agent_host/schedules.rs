@@ -36,7 +36,7 @@ impl AgentHost {
         if !services.store.run_schedule(agent, id, services.clock.now_ms()).await? {
             return Err(not_found(agent, id));
         }
-        services.courier_bell.notify_one();
+        services.outbox.ring();
         Ok(())
     }
 }

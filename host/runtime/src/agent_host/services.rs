@@ -5,7 +5,8 @@ use super::held::HeldSessions;
 use crate::{
     Clock, FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
     agent::Agent,
-    approvals::Wakers,
+    agent_log::AgentLog,
+    approvals::ApprovalDesk,
     component::{Compiler, Deployed, Prepared, Source},
     compute::Compute,
     egress::Egress,
@@ -13,22 +14,22 @@ use crate::{
     guest::{InstancePlace, InstancePlaces, WasmEngine},
     host_tools::HostTools,
     intake::Intake,
-    log_follower::LogGrowth,
     models::GrantedModels,
     session::LiveTurns,
+    shutdown::Shutdown,
     tenancy::{Shares, Tenancy},
     token_budget::TokenBudgets,
     webhook::Webhooks,
 };
 use skep_engine::ModelSet;
-use skep_store::{LogEntry, Store, VersionRow};
+use skep_store::{Store, VersionRow};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak},
     time::Duration,
 };
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
 };
 
@@ -55,8 +56,8 @@ pub(crate) struct Services {
     agents: RwLock<BTreeMap<String, Slot>>,
     /// Number of changes to the set of agents.
     changes: watch::Sender<u64>,
-    closed: watch::Sender<bool>,
-    pub(crate) wakers: Wakers,
+    pub(crate) shutdown: Shutdown,
+    pub(crate) approvals: ApprovalDesk,
     pub(crate) live: Arc<LiveTurns>,
     pub(crate) intake: Arc<Intake>,
     pub(crate) compute: Compute,
@@ -67,9 +68,7 @@ pub(crate) struct Services {
     pub(crate) clock: Clock,
     pub(crate) outbox: Outbox,
     pub(crate) webhooks: Webhooks,
-    /// Rung when something may be due earlier than expected.
-    pub(crate) courier_bell: Notify,
-    pub(crate) log_growth: LogGrowth,
+    pub(crate) log: AgentLog,
 }
 
 #[derive(Default)]
@@ -133,13 +132,12 @@ impl Services {
         let egress = Arc::new(Egress::new(store.clone(), options, tenancy.clone()));
         let tokens = TokenBudgets::open(&store, options).await?;
         let compiler = Compiler::open(wasm.clone(), models.clone(), store.clone(), options).await?;
-        let (clock, outbox, courier_bell) =
-            (options.clock.clone(), Outbox::new(store.clone(), tenancy.clone()), Notify::new());
+        let (clock, shutdown) = (options.clock.clone(), Shutdown::default());
+        let outbox = Outbox::new(store.clone(), tenancy.clone());
         let webhooks = Webhooks::new(store.clone(), clock.clone(), egress.clone());
         webhooks.load(&outbox.router, &options.webhooks).await?;
         egress.vault.report_unreadable().await?;
         Ok(Services {
-            store,
             models: GrantedModels::new(models, options),
             tokens,
             egress,
@@ -151,8 +149,9 @@ impl Services {
             resuming: Arc::new(Semaphore::new(MAX_RESUMING)),
             agents: RwLock::default(),
             changes: watch::Sender::default(),
-            closed: watch::Sender::new(false),
-            wakers: Wakers::default(),
+            log: AgentLog::new(store.clone(), shutdown.clone()),
+            shutdown,
+            approvals: ApprovalDesk::new(store.clone(), clock.clone()),
             live: Arc::default(),
             intake: Intake::new(options.waiting_bytes, tenancy.clone()),
             compute: Compute::new(tenancy.clone()),
@@ -162,8 +161,7 @@ impl Services {
             clock,
             outbox,
             webhooks,
-            courier_bell,
-            log_growth: LogGrowth::new(),
+            store,
         })
     }
 
@@ -197,7 +195,7 @@ impl Services {
         let source = Source::Stored { digest: row.agent.digest.clone() };
         let prepared = self.prepare(manifest, source).await?;
         let (deployed, logs) = prepared.into_version(row.version, row.agent.deployed_at_ms);
-        self.keep_logs(&row.agent.name, "", 0, &logs).await;
+        self.log.keep(&row.agent.name, "", 0, &logs).await;
         Ok(deployed)
     }
 
@@ -356,34 +354,6 @@ impl Services {
     /// for this one.
     pub(crate) async fn instance(&self, depth: usize, tenant: &str) -> InstancePlace {
         self.instances.take(depth, tenant).await
-    }
-
-    /// Stores log lines of a turn that is not committed. A write error is only logged, so that it
-    /// does not hide why the turn failed.
-    pub(crate) async fn keep_logs(&self, agent: &str, session: &str, turn: u64, lines: &[LogEntry]) {
-        if lines.is_empty() {
-            return;
-        }
-        match self.store.append_logs(agent, session, turn, lines).await {
-            Ok(()) => self.log_growth.grew(),
-            Err(error) => tracing::error!(agent, session, turn, "log lines were lost: {error}"),
-        }
-    }
-
-    pub(crate) fn admit(&self) -> Result<(), RuntimeError> {
-        if *self.closed.borrow() { Err(RuntimeError::ShuttingDown) } else { Ok(()) }
-    }
-
-    pub(super) fn close(&self) {
-        self.closed.send_replace(true);
-        // Wakes the log followers, which have nothing more to wait for.
-        self.log_growth.grew();
-    }
-
-    /// Resolves when the host stops accepting turns.
-    pub(crate) async fn closing(&self) {
-        // The sender is part of `self`, so it is not dropped meanwhile.
-        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
     /// Admits a turn, unless the agent has reached its limit of concurrent turns or the tenant its

@@ -211,7 +211,7 @@ impl AgentHost {
         command: impl FnOnce(Answer<T>) -> Command,
     ) -> Result<T, RuntimeError> {
         let services = &self.inner.services;
-        services.admit()?;
+        services.shutdown.admit()?;
         services.known(agent)?;
         SessionId::new(session)?;
         services.held.check(agent, session)?;

@@ -44,7 +44,7 @@ impl AgentHost {
     /// Like [`AgentHost::invoke`], but for work that the host starts itself with internal keys.
     pub(crate) async fn invoke_as_host(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
         let services = &self.inner.services;
-        services.admit()?;
+        services.shutdown.admit()?;
         AgentName::new(&invocation.agent)?;
         SessionId::new(&invocation.session)?;
         if tenant_of(&invocation.session) != invocation.principal {

@@ -53,7 +53,7 @@ impl AgentHost {
         if !services.store.redeliver(DeliveryKey(id), services.clock.now_ms()).await? {
             return Err(RuntimeError::DeadLetterNotFound { id });
         }
-        services.courier_bell.notify_one();
+        services.outbox.ring();
         Ok(())
     }
 }

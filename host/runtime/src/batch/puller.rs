@@ -13,7 +13,7 @@ use super::{
 use crate::BatchOptions;
 use crate::{
     AgentHost, RuntimeError, agent_host::Services, clock::now_ms, metric, session::StoredFailure,
-    store_retry::stored, tenancy::Shares,
+    tenancy::Shares,
 };
 use metrics::{counter, gauge, histogram};
 use skep_engine::Priority;
@@ -189,7 +189,7 @@ async fn run_item(
     let (end, outcome) = end_of(result, &item, &queue.options);
     let services = host.services();
     let write = || services.store.end_item(item.key, &end);
-    match stored(services, "the result of a batch item", write).await {
+    match services.shutdown.stored("the result of a batch item", write).await {
         Some(ItemEnded::NotTaken) => {
             counter!(metric::BATCH_ITEMS, "outcome" => "cancelled").increment(1);
             // The item was cancelled, or an earlier write of the last item's result succeeded

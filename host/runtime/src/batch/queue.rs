@@ -89,7 +89,7 @@ impl BatchQueue {
 
     pub(crate) async fn queue(&self, host: &AgentHost, batch: NewBatch) -> Result<BatchStatus, RuntimeError> {
         let services = host.services();
-        services.admit()?;
+        services.shutdown.admit()?;
         self.check(host, &batch)?;
         let NewBatch { principal, model, items } = batch;
         let row = skep_store::NewBatch {
@@ -110,7 +110,7 @@ impl BatchQueue {
         let (id, model, at_ms, waiting) =
             (row.id.clone(), row.model.clone(), row.at_ms, row.items.len() as u64);
         match services.store.queue_batch(row, room, event).await? {
-            Queued::New => services.courier_bell.notify_one(),
+            Queued::New => services.outbox.ring(),
             Queued::Full => {
                 let message = format!(
                     "the queue has no room for this batch (it keeps {max_batches} batches and \
@@ -256,7 +256,7 @@ impl QueueShared {
             let at_ms = now_ms();
             let event = told.event(&services.outbox, &name, at_ms);
             if services.store.end_batch(&row.id, at_ms, event.as_ref()).await? {
-                services.courier_bell.notify_one();
+                services.outbox.ring();
                 tracing::info!(
                     batch = row.id,
                     items = row.items.total(),

@@ -95,6 +95,9 @@ impl Turn {
         let (name, per_day) = (agent.manifest.name.as_str(), agent.limits.tokens_per_day);
         let day = tools.services.tokens.share(&affinity.tenant, Some((name, per_day)));
         let fetches = FetchBudget::new(&agent.limits);
+        let desk = tools.services.approvals.clone();
+        let approvals =
+            TurnApprovals::new(desk, journal.clone(), tools.turn_id.clone(), agent.limits.approval_ms);
         Turn {
             agent,
             models,
@@ -103,7 +106,7 @@ impl Turn {
             priority: Priority::default(),
             journal,
             tools,
-            approvals: TurnApprovals::new(),
+            approvals,
             egress,
             fetches,
             spent: Mutex::default(),

@@ -2,7 +2,6 @@
 
 use super::{Capabilities, TurnContext, budget::Turn};
 use crate::{
-    approvals,
     bindings::tools::{CallOptions, Host, HostWithStore, ToolError, ToolInfo},
     host_tools,
     journal::{Identity, Stopped},
@@ -65,7 +64,7 @@ async fn approve(
     arguments: &str,
 ) -> Result<Result<(), String>, Stopped> {
     let identity = Identity::new("tools.approve", &(call_id, tool, arguments));
-    let decided = approvals::decision(turn, identity, tool, arguments).await?;
+    let decided = turn.approvals.decision(identity, tool, arguments).await?;
     if decided.is_ok() {
         turn.approvals.approve(call_id, tool, arguments);
     }

@@ -10,7 +10,6 @@ use crate::{
     agent_host::{Services, WeakHost},
     invocation::OWN_KEY,
     schedule::ScheduleTiming,
-    store_retry::stored,
 };
 use skep_engine::Priority;
 use skep_store::{ScheduleRow, StoreError};
@@ -111,14 +110,14 @@ impl Alarm {
             Verdict::NotNow { error, wait_ms } => {
                 let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
                 let put_off = || store.retry_schedule(id, attempt, wake_ms, &error);
-                stored(&self.services, "the next attempt of an alarm", put_off).await;
+                self.services.shutdown.stored("the next attempt of an alarm", put_off).await;
             }
             Verdict::Failed(error) if row.attempt < row.schedule.tries => {
                 count("alarm", "retried");
                 let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
                 let error = error.to_string();
                 let put_off = || store.retry_schedule(id, row.attempt, wake_ms, &error);
-                stored(&self.services, "the next attempt of an alarm", put_off).await;
+                self.services.shutdown.stored("the next attempt of an alarm", put_off).await;
             }
             Verdict::Failed(error) => {
                 count("alarm", "failed");
@@ -135,7 +134,7 @@ impl Alarm {
                     self.advance(Some(&error)).await;
                 } else {
                     let park = || store.park_schedule(id, &error);
-                    stored(&self.services, "the failure of an alarm", park).await;
+                    self.services.shutdown.stored("the failure of an alarm", park).await;
                 }
             }
         }
@@ -143,6 +142,6 @@ impl Alarm {
 
     async fn advance(&self, error: Option<&str>) {
         let next = || advance(&self.services, &self.row, error);
-        stored(&self.services, "the next time of a schedule", next).await;
+        self.services.shutdown.stored("the next time of a schedule", next).await;
     }
 }

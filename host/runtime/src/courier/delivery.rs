@@ -9,7 +9,6 @@ use crate::{
     EventOrigin, Invocation, Origin, RuntimeError,
     agent_host::{Services, WeakHost},
     invocation::OWN_KEY,
-    store_retry::stored,
 };
 use skep_engine::Priority;
 use skep_store::{Delivery, Target};
@@ -70,19 +69,22 @@ impl SessionDelivery {
             // The row was removed by the commit; a row left by an earlier attempt is removed now.
             Verdict::Done => {
                 count("event", "ok");
-                stored(&self.services, "the delivery of an event", || store.finish_delivery(row.key)).await;
+                self.services
+                    .shutdown
+                    .stored("the delivery of an event", || store.finish_delivery(row.key))
+                    .await;
             }
             Verdict::NotNow { error, wait_ms } => {
                 let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
                 let put_off = || store.retry_delivery(row.key, attempt, wake_ms, &error);
-                stored(&self.services, "the next attempt to deliver an event", put_off).await;
+                self.services.shutdown.stored("the next attempt to deliver an event", put_off).await;
             }
             Verdict::Failed(error) if row.attempt < TRIES => {
                 count("event", "retried");
                 let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
                 let error = error.to_string();
                 let put_off = || store.retry_delivery(row.key, row.attempt, wake_ms, &error);
-                stored(&self.services, "the next attempt to deliver an event", put_off).await;
+                self.services.shutdown.stored("the next attempt to deliver an event", put_off).await;
             }
             Verdict::Failed(error) => {
                 count("event", "failed");
@@ -90,7 +92,7 @@ impl SessionDelivery {
                 tracing::warn!(agent, session, topic, event, "an event could not be delivered: {error}");
                 let error = error.to_string();
                 let bury = || store.bury_delivery(row.key, &error);
-                stored(&self.services, "the failure of an event's delivery", bury).await;
+                self.services.shutdown.stored("the failure of an event's delivery", bury).await;
             }
         }
     }

@@ -119,7 +119,7 @@ impl Drop for Courier {
 
 impl Round {
     async fn run(mut self) {
-        while self.services.admit().is_ok() {
+        while self.services.shutdown.admit().is_ok() {
             let wake_ms = match self.fill().await {
                 Ok(wake_ms) => wake_ms,
                 Err(error) => {
@@ -130,7 +130,7 @@ impl Round {
                 }
             };
             tokio::select! {
-                () = self.services.courier_bell.notified() => {}
+                () = self.services.outbox.rung() => {}
                 Some(ended) = self.running.join_next_with_id() => self.ended(ended),
                 () = self.services.clock.sleep_until(wake_ms) => {}
                 () = tokio::time::sleep(LOOK_INTERVAL) => self.has_strays = true,

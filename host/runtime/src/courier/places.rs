@@ -44,6 +44,6 @@ impl Places {
 impl Drop for Place {
     fn drop(&mut self) {
         self.places.lock().give_back(&self.tenant, 1);
-        self.services.courier_bell.notify_one();
+        self.services.outbox.ring();
     }
 }

@@ -26,7 +26,7 @@ pub(super) enum Verdict {
 pub(super) async fn take(host: &WeakHost, invocation: Invocation, place: Place) -> Verdict {
     let Some(host) = host.upgrade() else { return Verdict::HostEnds };
     let taken = host.invoke_as_host(invocation).await;
-    let is_open = || host.services().admit().is_ok();
+    let is_open = || host.services().shutdown.admit().is_ok();
     let result = match taken {
         Ok(run) => {
             let idle = run.idles();

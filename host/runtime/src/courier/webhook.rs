@@ -3,7 +3,6 @@
 use super::{backoff::Backoff, count, places::Place};
 use crate::{
     agent_host::Services,
-    store_retry::stored,
     webhook::{Webhook, message, message_id},
 };
 use jiff::{Timestamp, fmt::rfc2822};
@@ -97,14 +96,14 @@ impl WebhookDelivery {
             Verdict::Done(_) => {
                 count("webhook", "ok");
                 let finish = || store.finish_delivery(*key);
-                stored(services, "the delivery of an event to a webhook", finish).await;
+                services.shutdown.stored("the delivery of an event to a webhook", finish).await;
             }
             Verdict::Failed { error, retry_after_ms, .. } if *attempt < TRIES => {
                 count("webhook", "retried");
                 let wait_ms = BACKOFF.delay_ms(*attempt).max(retry_after_ms.unwrap_or(0));
                 let wake_ms = services.clock.now_ms() + wait_ms;
                 let put_off = || store.retry_delivery(*key, *attempt, wake_ms, &error);
-                stored(services, "the next attempt to deliver an event to a webhook", put_off).await;
+                services.shutdown.stored("the next attempt to deliver an event to a webhook", put_off).await;
             }
             Verdict::Failed { error, .. } | Verdict::Disabled(error) => {
                 count("webhook", "failed");
@@ -117,7 +116,7 @@ impl WebhookDelivery {
                     key.0
                 );
                 let bury = || store.bury_delivery(*key, &error);
-                stored(services, "the failure of a delivery to a webhook", bury).await;
+                services.shutdown.stored("the failure of a delivery to a webhook", bury).await;
             }
             Verdict::Gone(webhook) => {
                 count("webhook", "failed");
@@ -127,7 +126,7 @@ impl WebhookDelivery {
                     tracing::error!("cannot disable the webhook: {error}");
                 }
                 let bury = || store.bury_delivery(*key, &why);
-                stored(services, "the failure of a delivery to a webhook", bury).await;
+                services.shutdown.stored("the failure of a delivery to a webhook", bury).await;
             }
         }
     }

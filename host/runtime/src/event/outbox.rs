@@ -8,7 +8,7 @@ use crate::{
 };
 use skep_store::{NewEvent, Store};
 use std::time::{Duration, Instant};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 
 /// Maximum number of waiting deliveries over all targets.
 const MAX_WAITING: usize = 100_000;
@@ -25,6 +25,8 @@ pub(crate) struct Outbox {
     max_waiting: usize,
     count_interval: Duration,
     tenancy: Tenancy,
+    /// Rung when something may be due earlier than expected.
+    bell: Notify,
 }
 
 /// An upper bound of the waiting deliveries. The next count notices those that have finished
@@ -37,8 +39,19 @@ struct Waiting {
 
 impl Outbox {
     pub(crate) fn new(store: Store, tenancy: Tenancy) -> Self {
-        let (router, waiting) = (EventRouter::default(), Mutex::default());
-        Outbox { router, store, waiting, max_waiting: MAX_WAITING, count_interval: COUNT_INTERVAL, tenancy }
+        let (router, waiting, bell) = (EventRouter::default(), Mutex::default(), Notify::new());
+        let (max_waiting, count_interval) = (MAX_WAITING, COUNT_INTERVAL);
+        Outbox { router, store, waiting, max_waiting, count_interval, tenancy, bell }
+    }
+
+    /// Wakes the courier, because a row may be due.
+    pub(crate) fn ring(&self) {
+        self.bell.notify_one();
+    }
+
+    /// Resolves when a row may be due.
+    pub(crate) async fn rung(&self) {
+        self.bell.notified().await;
     }
 
     /// Reserves room for this many deliveries of a tenant's event, which the caller writes next.

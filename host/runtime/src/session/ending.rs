@@ -144,10 +144,10 @@ impl Actor {
         }
         spend.counted();
         if rings {
-            self.services.courier_bell.notify_one();
+            self.services.outbox.ring();
         }
         if !commit.logs.is_empty() {
-            self.services.log_growth.grew();
+            self.services.log.grew();
         }
         // If the session is no longer in memory, it is read again when needed.
         let Some(memory) = &mut self.memory else { return Ok(outcome) };

@@ -1,7 +1,7 @@
 //! Chooses the agent's export that a turn calls and its arguments, and interprets the result.
 
 use crate::{
-    AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Json, Origin, RuntimeError, ToolOrigin, approvals,
+    AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Json, Origin, RuntimeError, ToolOrigin,
     bindings::{alarm_handler, event_handler, handler, tool_handler, types},
     capability::Turn,
     journal::{Identity, Stopped},
@@ -92,7 +92,7 @@ impl Entry {
         if !turn.tools.callers.is_empty() || !turn.needs_approval(name) {
             return Ok(Ok(()));
         }
-        approvals::decision(turn, Identity::new("tool.entry", &(name, arguments)), name, arguments).await
+        turn.approvals.decision(Identity::new("tool.entry", &(name, arguments)), name, arguments).await
     }
 }
 

@@ -5,7 +5,7 @@
 use super::{Live, Message, StoredFailure};
 use crate::{
     RuntimeError, agent_host::Services, clock::now_ms, event::turn_events::TurnEnding, name::SessionKey,
-    store_retry::stored, token_budget::Spend,
+    token_budget::Spend,
 };
 use skep_store::{StoreError, TurnFailure, TurnKey};
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl Settlement {
             let services = services.clone();
             tokio::spawn(async move {
                 let (settlement, services) = (&self, &*services);
-                stored(services, "the failure of a turn", || settlement.try_to_write(services)).await;
+                services.shutdown.stored("the failure of a turn", || settlement.try_to_write(services)).await;
             });
         }
     }
@@ -89,10 +89,10 @@ impl Settlement {
             spend.counted();
         }
         if !self.failure.events.is_empty() {
-            services.courier_bell.notify_one();
+            services.outbox.ring();
         }
         if !self.failure.logs.is_empty() {
-            services.log_growth.grew();
+            services.log.grew();
         }
         Ok(())
     }

@@ -122,7 +122,7 @@ impl Actor {
                     place = services.place_to_resume() => Some(place),
                     () = end.abandoned() => None,
                     _ = gone.changed() => return Err(RuntimeError::Cancelled),
-                    () = services.closing() => return Err(RuntimeError::ShuttingDown),
+                    () = services.shutdown.begun() => return Err(RuntimeError::ShuttingDown),
                 };
                 services.store.take_up_turn(key).await?;
                 let read = match services.store.turn_by_key(key).await {
@@ -239,7 +239,7 @@ impl Actor {
             }
             // The turn is resumed when the host starts again.
             Err(error) if goes_on_later => {
-                return Err(services.admit().err().unwrap_or(error));
+                return Err(services.shutdown.admit().err().unwrap_or(error));
             }
             Err(error) => {
                 let logs = context.as_mut().map(|context| context.log.take()).unwrap_or_default();
@@ -393,10 +393,10 @@ impl Actor {
         }
         let mut gone = self.gone.clone();
         tokio::select! {
-            () = turn.approvals.decided(&services.clock) => Ok(()),
+            () = turn.approvals.decided() => Ok(()),
             () = end.abandoned() => Err(RuntimeError::Cancelled),
             _ = gone.changed() => Err(RuntimeError::Cancelled),
-            () = services.closing() => Err(RuntimeError::ShuttingDown),
+            () = services.shutdown.begun() => Err(RuntimeError::ShuttingDown),
         }
     }
 
