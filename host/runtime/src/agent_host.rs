@@ -22,7 +22,7 @@ mod turns;
 mod webhooks;
 
 pub use model_use::ModelMismatch;
-pub(crate) use services::{Active, OPERATOR, Services};
+pub(crate) use services::Services;
 
 use crate::{
     AgentDetail, AgentSummary, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
@@ -87,7 +87,7 @@ impl AgentHost {
         let store_health = StoreHealth::new(store.clone());
         let watching = store_health::watch(store.clone(), options.disk_warning_bytes);
         let services = Arc::new(Services::start(store, models, &options, keys.tenancy()).await?);
-        services.restore().await?;
+        services.deployments.restore().await?;
         services.hold_sessions().await?;
         let sessions = Arc::new(Sessions::new(&options));
         let deploying = tokio::sync::Mutex::default();
@@ -121,27 +121,27 @@ impl AgentHost {
 
     /// Returns the agents that are ready, ordered by name.
     pub fn agents(&self) -> Vec<AgentSummary> {
-        self.inner.services.ready().iter().map(|agent| agent.summary()).collect()
+        self.inner.services.deployments.ready().iter().map(|agent| agent.summary()).collect()
     }
 
     /// Returns the stored agents that could not be restarted.
     pub fn failed_agents(&self) -> Vec<FailedAgent> {
-        self.inner.services.failed()
+        self.inner.services.deployments.failed()
     }
 
     /// Returns a counter that changes whenever an agent is deployed, rolled back or removed. Its
     /// value has no other meaning.
     pub fn changes(&self) -> watch::Receiver<u64> {
-        self.inner.services.changes()
+        self.inner.services.deployments.changes()
     }
 
     pub fn agent(&self, name: &str) -> Result<AgentDetail, RuntimeError> {
-        Ok(self.inner.services.agent(name)?.detail())
+        Ok(self.inner.services.deployments.agent(name)?.detail())
     }
 
     /// Returns a tool that others may call with [`crate::Origin::Tool`].
     pub fn tool(&self, agent: &str, tool: &str) -> Result<ToolDefinition, RuntimeError> {
-        self.inner.services.agent(agent)?.callable(tool).map(|tool| tool.definition.clone())
+        self.inner.services.deployments.agent(agent)?.callable(tool).map(|tool| tool.definition.clone())
     }
 
     /// Returns the servers whose tools agents may be granted, by name.
@@ -153,8 +153,8 @@ impl AgentHost {
     pub async fn delete(&self, name: &str) -> Result<(), RuntimeError> {
         let services = &self.inner.services;
         let _one = self.inner.deploying.lock().await;
-        if !services.remove(name) {
-            return Err(services.not_found(name));
+        if !services.deployments.remove(name) {
+            return Err(services.deployments.not_found(name));
         }
         self.inner.sessions.end_agent(name).await;
         services.store.delete_agent(name).await?;
@@ -172,7 +172,7 @@ impl AgentHost {
         limit: u32,
     ) -> Result<Vec<LogLine>, RuntimeError> {
         if let Some(agent) = &filter.agent {
-            self.inner.services.known(agent)?;
+            self.inner.services.deployments.known(agent)?;
         }
         let rows = self.inner.services.store.logs(filter, after_id, limit.min(MAX_PAGE)).await?;
         Ok(rows.into_iter().map(log_line).collect())
@@ -187,7 +187,7 @@ impl AgentHost {
     /// Returns the agent and the session that serve a request with this method and path (without
     /// the query).
     pub fn match_route(&self, method: &str, path: &str) -> Option<RouteMatch> {
-        self.inner.services.match_route(method, path)
+        self.inner.services.deployments.match_route(method, path)
     }
 
     pub(crate) fn services(&self) -> &Arc<Services> {
@@ -230,7 +230,7 @@ impl AgentHost {
             courier.stop();
         }
         self.inner.batches.stop(self).await;
-        if tokio::time::timeout(deadline, services.quiet()).await.is_err() {
+        if tokio::time::timeout(deadline, services.admission.quiet()).await.is_err() {
             tracing::warn!("turns are still running at the drain deadline; cancelling them");
         }
         self.inner.sessions.end_all().await;

@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 mod access;
+mod admission;
 mod agent;
 mod agent_host;
 mod agent_log;
@@ -28,6 +29,7 @@ mod clock;
 mod component;
 mod compute;
 mod courier;
+mod deployment;
 mod egress;
 mod error;
 mod event;
@@ -35,7 +37,6 @@ mod feed;
 mod grant;
 mod guest;
 mod host_tools;
-mod intake;
 mod invocation;
 mod journal;
 mod json;

@@ -5,11 +5,11 @@
 
 use crate::{
     AgentHost, RuntimeError,
-    agent_host::OPERATOR,
     bindings::handler,
     capability::{ConversationSet, TurnContext, log::TurnLog, state::StateView},
     component::Deployed,
-    guest::{self, InstancePlace},
+    guest::{self, InstanceSlot},
+    name::OPERATOR,
     session::Entry,
 };
 use std::{
@@ -20,16 +20,16 @@ use std::{
 /// An instance with its memory. It occupies an instance slot until it is dropped.
 pub struct HeldInstance {
     _store: wasmtime::Store<TurnContext>,
-    _place: InstancePlace,
+    _place: InstanceSlot,
 }
 
 impl AgentHost {
     /// Creates an instance of an agent as a turn does, without calling it.
     pub async fn instantiate(&self, agent: &str) -> Result<HeldInstance, RuntimeError> {
         let services = self.services();
-        let agent = services.deployed(agent)?;
-        let place = services.instance(0, OPERATOR).await;
-        let store = guest::instantiate(agent.code(services.wasm()), empty_context(&agent)).await?;
+        let agent = services.deployments.deployed(agent)?;
+        let place = services.instances.slot(0, OPERATOR).await;
+        let store = guest::instantiate(agent.code(&services.instances.wasm), empty_context(&agent)).await?;
         Ok(HeldInstance { _store: store, _place: place })
     }
 
@@ -37,8 +37,8 @@ impl AgentHost {
     /// models are available.
     pub async fn rehearse(&self, agent: &str, text: &str) -> Result<String, RuntimeError> {
         let services = self.services();
-        let agent = services.deployed(agent)?;
-        let _place = services.instance(0, OPERATOR).await;
+        let agent = services.deployments.deployed(agent)?;
+        let _place = services.instances.slot(0, OPERATOR).await;
         let deadline = Instant::now() + Duration::from_millis(agent.limits.turn_ms.into());
         let message = Entry::Message(handler::Message {
             text: text.to_owned(),
@@ -51,7 +51,7 @@ impl AgentHost {
         let context = empty_context(&agent);
         let forever = std::future::pending();
         let (reply, _) =
-            guest::take_turn(agent.code(services.wasm()), deadline, forever, context, message).await;
+            guest::take_turn(agent.code(&services.instances.wasm), deadline, forever, context, message).await;
         Ok(reply?.into_outcome(deadline)?.0)
     }
 }

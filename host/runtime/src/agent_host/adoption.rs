@@ -71,7 +71,7 @@ impl Inner {
             if agent.is_some_and(|agent| agent != turn.agent) {
                 continue;
             }
-            if services.agent(&turn.agent).is_err() {
+            if services.deployments.agent(&turn.agent).is_err() {
                 left.push(turn);
                 continue;
             }
@@ -88,9 +88,8 @@ impl Inner {
             }
             let place = SessionKey { agent, session };
             let tenant = tenant_of(&place.session).to_owned();
-            let active = services.active_again(&place.agent, &tenant);
-            let held = services.intake.take_again(tenant, place.clone(), message_bytes as usize);
-            let request = TurnRequest::new(Message::Stored(key), feed, live, active, held);
+            let admitted = services.admission.take_again(&tenant, &place, message_bytes as usize);
+            let request = TurnRequest::new(Message::Stored(key), feed, live, admitted);
             sessions.entry(place).or_default().push(request);
         }
         for (key, turns) in sessions {

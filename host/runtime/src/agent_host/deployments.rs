@@ -3,15 +3,12 @@
 //! A version becomes active atomically, and only after it has been validated completely. Turns
 //! finish on the version with which they started.
 
-use super::{AgentHost, services::Slot};
+use super::AgentHost;
 use crate::{
-    AgentSummary, AgentVersion, Manifest, RuntimeError, Tenant,
-    clock::now_ms,
-    component::{Prepared, Source},
+    AgentSummary, AgentVersion, Manifest, RuntimeError, Tenant, clock::now_ms, component::Source,
     schedule::manifest::rows,
 };
 use skep_store::{AgentRow, VersionRow};
-use std::sync::Arc;
 
 impl AgentHost {
     /// Deploys the next version of an agent. Its sessions use it from their next turn. Deploying
@@ -25,11 +22,11 @@ impl AgentHost {
         let services = &self.inner.services;
         services.shutdown.admit()?;
         manifest.check()?;
-        let mut prepared = services.prepare(manifest, Source::Sent(component)).await?;
+        let mut prepared = services.deployments.prepare(manifest, Source::Sent(component)).await?;
         let bytes = prepared.bytes.take().expect("the bytes were sent with the deployment");
 
         let _one = self.inner.deploying.lock().await;
-        services.check_place(&prepared.manifest, self.inner.max_agents)?;
+        services.deployments.check_coexistence(&prepared.manifest, self.inner.max_agents)?;
         let row = AgentRow {
             name: prepared.manifest.name.to_string(),
             manifest: prepared.manifest.to_toml(),
@@ -52,7 +49,7 @@ impl AgentHost {
             }
             None => (services.store.put_agent(&row, &bytes, &schedules).await?, row.deployed_at_ms),
         };
-        let summary = self.put_into_force(prepared, version, deployed_at_ms).await;
+        let summary = self.inner.services.deployments.activate(prepared, version, deployed_at_ms).await;
         // Some turns may have waited for the agent to become callable.
         self.inner.adopt_turns(Some(&row.name)).await?;
         Ok(summary)
@@ -62,7 +59,7 @@ impl AgentHost {
     pub async fn rollback(&self, name: &str, to: Option<u64>) -> Result<AgentSummary, RuntimeError> {
         let services = &self.inner.services;
         services.shutdown.admit()?;
-        services.known(name)?;
+        services.deployments.known(name)?;
         let versions = services.store.versions(name).await?;
         let in_force = versions.iter().find(|row| row.is_in_force).map_or(0, |row| row.version);
         let known: Vec<u64> = versions.iter().map(|row| row.version).collect();
@@ -73,39 +70,25 @@ impl AgentHost {
         let missing = RuntimeError::VersionNotFound { agent: name.to_owned(), wanted: to, in_force, known };
         let VersionRow { version, agent: row, .. } = found.ok_or(missing)?;
         let manifest = Manifest::from_toml(&row.manifest)?;
-        let prepared = services.prepare(manifest, Source::Stored { digest: row.digest }).await?;
+        let prepared = services.deployments.prepare(manifest, Source::Stored { digest: row.digest }).await?;
 
         let _one = self.inner.deploying.lock().await;
-        services.check_place(&prepared.manifest, self.inner.max_agents)?;
+        services.deployments.check_coexistence(&prepared.manifest, self.inner.max_agents)?;
         // Sessions named by a manifest belong to the operator's tenant.
         let tenant = Tenant::local();
         let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), services.clock.now_ms())?;
         if !services.store.put_in_force(name, version, &schedules).await? {
             // The version was deleted or aged out meanwhile.
-            return Err(services.not_found(name));
+            return Err(services.deployments.not_found(name));
         }
-        Ok(self.put_into_force(prepared, version, row.deployed_at_ms).await)
+        Ok(self.inner.services.deployments.activate(prepared, version, row.deployed_at_ms).await)
     }
 
     /// Returns the kept versions of an agent, newest first.
     pub async fn versions(&self, name: &str) -> Result<Vec<AgentVersion>, RuntimeError> {
-        self.inner.services.known(name)?;
+        self.inner.services.deployments.known(name)?;
         let rows = self.inner.services.store.versions(name).await?;
         Ok(rows.into_iter().map(agent_version).collect())
-    }
-
-    async fn put_into_force(&self, prepared: Prepared, version: u64, deployed_at_ms: u64) -> AgentSummary {
-        let (agent, logs) = prepared.into_version(version, deployed_at_ms);
-        let (name, summary) = (agent.manifest.name.to_string(), agent.summary());
-        let services = &self.inner.services;
-        services.outbox.router.set_agent(&name, &agent.manifest.trigger.event);
-        services.put(name.clone(), Slot::Ready(Arc::new(agent)));
-        // The agent's schedules may be due earlier, and deliveries that waited for it can be made.
-        services.outbox.ring();
-        services.log.keep(&name, "", 0, &logs).await;
-        let AgentSummary { version, digest, model, .. } = &summary;
-        tracing::info!(agent = name, version, digest, model, "deployed");
-        summary
     }
 }
 

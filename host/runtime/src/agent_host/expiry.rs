@@ -102,7 +102,7 @@ impl Expiry {
         let times = self.services.clock.times_set_back();
         let was_set_back = self.set_back.swap(times, Ordering::AcqRel) != times;
         self.note_clock().await?;
-        for (agent, ttl) in self.services.session_ttls(self.ceiling) {
+        for (agent, ttl) in self.services.deployments.session_ttls(self.ceiling) {
             let before_ms = self.before(now_ms, ttl);
             if was_set_back {
                 self.services.store.bring_sessions_back(&agent, now_ms).await?;
@@ -110,7 +110,7 @@ impl Expiry {
             expired += self.expire_all(&agent, before_ms, None).await?;
         }
         let pattern = batch_session_pattern();
-        for agent in self.services.names() {
+        for agent in self.services.deployments.names() {
             expired +=
                 self.expire_all(&agent, self.before(now_ms, self.batch_sessions), Some(&pattern)).await?;
         }

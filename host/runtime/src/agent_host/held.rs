@@ -6,46 +6,16 @@
 
 use super::{AgentHost, Inner, Services};
 use crate::invocation::OWN_KEY;
-use crate::{
-    RuntimeError,
-    feed::Feed,
-    name::{SessionKey, plain_session},
-    session::Settlement,
-};
+use crate::{RuntimeError, feed::Feed, name::SessionKey, session::Settlement};
 use skep_store::{Held, HeldTurn, Release};
-use std::{
-    collections::HashSet,
-    sync::{PoisonError, RwLock},
-};
-
-/// Sessions with held turns.
-#[derive(Default)]
-pub(crate) struct HeldSessions(RwLock<HashSet<SessionKey>>);
-
-impl HeldSessions {
-    /// Fails if the session has a held turn and therefore accepts nothing.
-    pub(crate) fn check(&self, agent: &str, session: &str) -> Result<(), RuntimeError> {
-        let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        if held.is_empty()
-            || !held.contains(&SessionKey { agent: agent.to_owned(), session: session.to_owned() })
-        {
-            return Ok(());
-        }
-        let session = plain_session(session).to_owned();
-        Err(RuntimeError::HeldSinceRestore { agent: agent.to_owned(), session })
-    }
-
-    fn set(&self, sessions: HashSet<SessionKey>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = sessions;
-    }
-}
+use std::collections::HashSet;
 
 impl Services {
     /// Loads the held sessions at startup, before any turn is resumed.
     pub(super) async fn hold_sessions(&self) -> Result<(), RuntimeError> {
         let Some(held) = self.store.held().await? else { return Ok(()) };
         let turns = self.store.held_turns().await?;
-        self.held.set(turns.into_iter().map(|held| session_of(&held)).collect());
+        self.admission.held.set(turns.into_iter().map(|held| session_of(&held)).collect());
         let Held { turns, deliveries, schedules, batches, .. } = held;
         tracing::warn!(
             turns,
@@ -75,7 +45,7 @@ impl AgentHost {
         services.store.release(Release::Resume, services.clock.now_ms()).await?;
         services.store.release_work().await?;
         services.store.end_hold().await?;
-        services.held.set(HashSet::new());
+        services.admission.held.set(HashSet::new());
         self.inner.adopt_turns(None).await?;
         self.inner.batches.look();
         services.outbox.ring();
@@ -99,7 +69,7 @@ impl AgentHost {
         services.store.release(Release::Drop, services.clock.now_ms()).await?;
         services.store.release_work().await?;
         services.store.end_hold().await?;
-        services.held.set(HashSet::new());
+        services.admission.held.set(HashSet::new());
         services.outbox.ring();
         Ok(held)
     }

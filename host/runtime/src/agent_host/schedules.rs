@@ -14,7 +14,7 @@ impl AgentHost {
         limit: u32,
     ) -> Result<Vec<ScheduleSummary>, RuntimeError> {
         if let Some(agent) = agent {
-            self.inner.services.known(agent)?;
+            self.inner.services.deployments.known(agent)?;
         }
         let rows = self.inner.services.store.schedules(agent, limit.min(MAX_LISTED)).await?;
         rows.into_iter().map(ScheduleSummary::of).collect()
@@ -22,7 +22,7 @@ impl AgentHost {
 
     /// Removes a schedule. A schedule from a manifest is recreated by the next deployment.
     pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<(), RuntimeError> {
-        self.inner.services.known(agent)?;
+        self.inner.services.deployments.known(agent)?;
         match self.inner.services.store.cancel_schedule(agent, id).await? {
             true => Ok(()),
             false => Err(not_found(agent, id)),
@@ -32,7 +32,7 @@ impl AgentHost {
     /// Makes a schedule due now. A schedule that failed permanently is retried.
     pub async fn run_schedule(&self, agent: &str, id: &str) -> Result<(), RuntimeError> {
         let services = &self.inner.services;
-        services.known(agent)?;
+        services.deployments.known(agent)?;
         if !services.store.run_schedule(agent, id, services.clock.now_ms()).await? {
             return Err(not_found(agent, id));
         }

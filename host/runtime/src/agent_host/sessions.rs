@@ -29,7 +29,7 @@ impl AgentHost {
         after: Option<&str>,
         limit: u32,
     ) -> Result<Vec<SessionSummary>, RuntimeError> {
-        self.inner.services.known(agent)?;
+        self.inner.services.deployments.known(agent)?;
         let after = after.map(|id| tenant.session(id)).transpose()?;
         let store = &self.inner.services.store;
         let rows = store.sessions(agent, &tenant.folder(), after.as_deref(), limit.min(MAX_PAGE)).await?;
@@ -37,7 +37,7 @@ impl AgentHost {
     }
 
     pub async fn session(&self, agent: &str, session: &str) -> Result<SessionDetail, RuntimeError> {
-        self.inner.services.known(agent)?;
+        self.inner.services.deployments.known(agent)?;
         let store = &self.inner.services.store;
         let outline = store.session_outline(agent, session).await?;
         let outline = outline.ok_or_else(|| session_not_found(agent, session))?;
@@ -77,7 +77,7 @@ impl AgentHost {
         after: u64,
         limit: u32,
     ) -> Result<MessagePage, RuntimeError> {
-        self.inner.services.known(agent)?;
+        self.inner.services.deployments.known(agent)?;
         let store = &self.inner.services.store;
         let Some(row) = store.conversation(agent, session, conversation).await? else {
             let known = store.conversation_names(agent, session).await?;
@@ -119,7 +119,7 @@ impl AgentHost {
 
     /// Exports a complete session, to keep it or move it to another host.
     pub async fn export_session(&self, agent: &str, session: &str) -> Result<PortableSession, RuntimeError> {
-        self.inner.services.known(agent)?;
+        self.inner.services.deployments.known(agent)?;
         let store = &self.inner.services.store;
         let bytes = store.session_bytes(agent, session).await?;
         if let Some(bytes) = bytes.filter(|bytes| *bytes > MAX_PORTABLE_BYTES) {
@@ -161,7 +161,7 @@ impl AgentHost {
         replace: bool,
     ) -> Result<SessionSummary, RuntimeError> {
         let services = &self.inner.services;
-        let limits = services.agent(agent)?.limits;
+        let limits = services.deployments.agent(agent)?.limits;
         let tenant = tenant_of(&export.summary.id).to_owned();
         let tenant = tenant.as_str();
         let models = services.models.set().clone();
@@ -212,9 +212,9 @@ impl AgentHost {
     ) -> Result<T, RuntimeError> {
         let services = &self.inner.services;
         services.shutdown.admit()?;
-        services.known(agent)?;
+        services.deployments.known(agent)?;
         SessionId::new(session)?;
-        services.held.check(agent, session)?;
+        services.admission.held.check(agent, session)?;
         let (answer, written) = oneshot::channel();
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
         self.inner.sessions.send(services, key, command(answer))?;

@@ -51,7 +51,7 @@ impl AgentHost {
             return Err(session_not_found(&invocation.agent, &invocation.session));
         }
         check(&invocation)?;
-        let agent = services.agent(&invocation.agent)?;
+        let agent = services.deployments.agent(&invocation.agent)?;
         if let Origin::Tool(tool) = &invocation.origin {
             agent.check_call(&tool.name, invocation.data.as_ref())?;
         }
@@ -69,13 +69,12 @@ impl AgentHost {
                 Err(RuntimeError::Internal { message })
             });
         }
-        services.held.check(&invocation.agent, &invocation.session)?;
+        services.admission.held.check(&invocation.agent, &invocation.session)?;
         let handle = feed.follow(Hold::Cancels);
-        let held = services.intake.take(&invocation)?;
-        let active = services.active(&agent, &invocation.principal)?;
+        let admitted = services.admission.take(&agent, &invocation)?;
         let key = session_key(&invocation);
         let message = here(invocation, now_ms(), Standing::Attached);
-        let request = TurnRequest::new(message, feed, live, active, held);
+        let request = TurnRequest::new(message, feed, live, admitted);
         let in_front = self.inner.send(key, request)?;
         Ok(handle.behind(in_front))
     }
@@ -109,7 +108,7 @@ impl AgentHost {
     pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<(), RuntimeError> {
         let row = self.inner.row(agent, session, turn).await?;
         if row.is_open() {
-            self.inner.services.held.check(agent, session)?;
+            self.inner.services.admission.held.check(agent, session)?;
         }
         let live = || self.inner.services.live.get(&row.id);
         if row.is_open() && live().is_none() {
@@ -142,11 +141,10 @@ impl Inner {
             }
         }
         // A session that accepts nothing new still returns earlier results.
-        self.services.held.check(&agent, &session)?;
-        let deployed = self.services.agent(&agent)?;
+        self.services.admission.held.check(&agent, &session)?;
+        let deployed = self.services.deployments.agent(&agent)?;
         // Reserved before anything of the turn is stored.
-        let held = self.services.intake.take(&invocation)?;
-        let active = self.services.active(&deployed, &invocation.principal)?;
+        let admitted = self.services.admission.take(&deployed, &invocation)?;
         let (accepted_at_ms, seed) = (now_ms(), journal::seed());
         let row = NewTurn {
             id: feed.turn_id().to_owned(),
@@ -170,7 +168,7 @@ impl Inner {
         let standing = Standing::Waiting { key, seed };
         let place = session_key(&invocation);
         let message = here(invocation, accepted_at_ms, standing);
-        let request = TurnRequest::new(message, feed, live.clone(), active, held);
+        let request = TurnRequest::new(message, feed, live.clone(), admitted);
         match self.send(place.clone(), request) {
             Ok(session) => Ok(handle.in_session(session)),
             Err(error) => {
@@ -202,7 +200,7 @@ impl Inner {
             if let Some(feed) = self.services.live.get(&row.id) {
                 return Ok(feed.follow(Hold::Watches));
             }
-            self.services.held.check(&row.agent, &row.session)?;
+            self.services.admission.held.check(&row.agent, &row.session)?;
             // The turn may have ended since the row was read; the store then holds its complete
             // result.
             row = self.row(&row.agent, &row.session, &row.id).await?;
@@ -231,7 +229,7 @@ impl Inner {
     }
 
     async fn row(&self, agent: &str, session: &str, turn: &str) -> Result<TurnRow, RuntimeError> {
-        self.services.known(agent)?;
+        self.services.deployments.known(agent)?;
         let row = self.services.store.turn(agent, session, turn).await?;
         row.ok_or_else(|| RuntimeError::TurnNotFound {
             agent: agent.to_owned(),

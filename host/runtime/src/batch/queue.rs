@@ -189,7 +189,7 @@ impl BatchQueue {
         match batch.model.strip_prefix(AGENT_MODEL) {
             Some(agent) => {
                 AgentName::new(agent)?;
-                host.services().agent(agent).map(drop)
+                host.services().deployments.agent(agent).map(drop)
             }
             None => Ok(host.models().get(Some(&batch.model)).map(drop)?),
         }

@@ -2,7 +2,7 @@
 //!
 //! Two engines with different settings reject each other's compiled code, so there is exactly one constructor.
 
-use super::places::OWN_OF_ALL_DEPTHS;
+use super::slots::RESERVED_SLOTS;
 use crate::{RuntimeError, RuntimeOptions, limits::MEMORIES_PER_AGENT};
 use std::{
     sync::{
@@ -82,7 +82,7 @@ fn config(options: &RuntimeOptions, pool: Option<PoolingAllocationConfig>) -> Co
 }
 
 fn pool(options: &RuntimeOptions) -> PoolingAllocationConfig {
-    let instances = u32::try_from(options.max_instances + OWN_OF_ALL_DEPTHS).unwrap_or(u32::MAX);
+    let instances = u32::try_from(options.max_instances + RESERVED_SLOTS).unwrap_or(u32::MAX);
     let (ceilings, mut pool) = (&options.ceilings, PoolingAllocationConfig::default());
     // Most components have one memory and a few core instances. The totals of the pool assume that; the bounds for a
     // single component are higher.

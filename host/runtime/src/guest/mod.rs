@@ -8,12 +8,12 @@ mod command;
 mod cpu;
 mod engine;
 mod exports;
-mod places;
+mod slots;
 mod verdict;
 
 pub(crate) use engine::WasmEngine;
 pub(crate) use exports::AgentPre;
-pub(crate) use places::{InstancePlace, InstancePlaces};
+pub(crate) use slots::InstanceSlot;
 
 use crate::{
     Limits, RuntimeError,
@@ -21,9 +21,11 @@ use crate::{
     capability::TurnContext,
     limits::LimitTrap,
     session::{Entry, Reply},
+    tenancy::Tenancy,
 };
 use cpu::{CpuMeter, Metered};
 use exports::GuestInstance;
+use slots::InstanceSlots;
 use std::{sync::Arc, time::Instant};
 use verdict::Verdict;
 use wasmtime::{AsContextMut, Store, UpdateDeadline, component::Accessor};
@@ -39,6 +41,25 @@ pub(crate) struct Code<'a> {
     pub(crate) wasm: &'a WasmEngine,
     pub(crate) pre: &'a AgentPre,
     pub(crate) limits: &'a Limits,
+}
+
+/// The engine, and the slots in which its instances run. Clones share both.
+#[derive(Clone)]
+pub(crate) struct Instances {
+    pub(crate) wasm: WasmEngine,
+    slots: Arc<InstanceSlots>,
+}
+
+impl Instances {
+    pub(crate) fn new(wasm: WasmEngine, max_instances: usize, tenancy: Tenancy) -> Self {
+        Instances { wasm, slots: Arc::new(InstanceSlots::new(max_instances, tenancy)) }
+    }
+
+    /// Waits for a slot to run an instance. `depth` is the length of the chain of turns that wait
+    /// for this one.
+    pub(crate) async fn slot(&self, depth: usize, tenant: &str) -> InstanceSlot {
+        self.slots.take(depth, tenant).await
+    }
 }
 
 /// Asks a component to describe itself.

@@ -74,7 +74,7 @@ impl Waited<'_> {
 
 /// Returns the active version of an agent whose tools others may call.
 pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Agent>, String> {
-    let agent = services.agent(agent).map_err(|error| error.to_string())?;
+    let agent = services.deployments.agent(agent).map_err(|error| error.to_string())?;
     if !is_callable(&agent) {
         let name = &agent.manifest.name;
         return Err(format!(

@@ -146,7 +146,7 @@ async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
     if super::fetch::reaches_anywhere(turn) {
         found.push((ToolName::Host { tool: fetch.definition.name.clone() }, fetch.clone()));
     }
-    for agent in services.ready() {
+    for agent in services.deployments.ready() {
         let name =
             |tool: &str| ToolName::Agent { agent: agent.manifest.name.to_string(), tool: tool.to_owned() };
         if agents::is_callable(&agent) && grants.iter().any(|grant| grant.covers_owner(&name(""))) {

@@ -11,8 +11,8 @@ pub use agent::AgentName;
 pub use secret::SecretName;
 pub use session::SessionId;
 pub(crate) use session::SessionKey;
+pub(crate) use tenant::{OPERATOR, session_beside, session_in};
 pub use tenant::{Tenant, plain_session, tenant_of};
-pub(crate) use tenant::{session_beside, session_in};
 
 use crate::RuntimeError;
 

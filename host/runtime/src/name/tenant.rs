@@ -11,6 +11,8 @@ use std::fmt;
 
 /// The tenant of all requests to a host that requires no keys.
 const LOCAL: &str = "local";
+/// Principal of deployments and measurements, which belong to no tenant.
+pub(crate) const OPERATOR: &str = "";
 const RULE: &str = "a tenant's name has 1 to 64 of the characters a-z, 0-9 and -, starts with a letter and is not \
                     `default`, which in skep.toml stands for all other tenants";
 

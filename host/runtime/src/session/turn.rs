@@ -14,7 +14,8 @@ use super::{
 use crate::name::SessionKey;
 use crate::{
     Invocation, Json, Origin, Outcome, RunEvent, RuntimeError,
-    agent_host::{Active, Services},
+    admission::Admitted,
+    agent_host::Services,
     capability::{
         ConversationSet, SessionRoom, Turn, TurnContext,
         events::TurnEvents,
@@ -28,7 +29,6 @@ use crate::{
     feed::{Feed, TurnEnd},
     guest,
     host_tools::TurnTools,
-    intake::Held,
     journal::{self, Journal},
     metric,
 };
@@ -52,21 +52,13 @@ pub(crate) struct TurnRequest {
     /// Held until the turn has ended, also in the store, and all its followers have been informed.
     pub(crate) live: Arc<Live>,
     /// Held until the turn has ended, so that a drain waits for it.
-    pub(crate) _active: Active,
-    /// The memory reserved for the message, held until the turn has ended.
-    pub(crate) held: Held,
+    pub(crate) admitted: Admitted,
 }
 
 impl TurnRequest {
-    pub(crate) fn new(
-        message: Message,
-        feed: Arc<Feed>,
-        live: Arc<Live>,
-        active: Active,
-        held: Held,
-    ) -> Self {
+    pub(crate) fn new(message: Message, feed: Arc<Feed>, live: Arc<Live>, admitted: Admitted) -> Self {
         let (end, parent) = (TurnEnd::new(feed), Span::current());
-        TurnRequest { message, end, parent, live, _active: active, held }
+        TurnRequest { message, end, parent, live, admitted }
     }
 }
 
@@ -83,7 +75,8 @@ struct Opened {
 
 impl Actor {
     pub(super) async fn turn(&mut self, request: TurnRequest) {
-        let TurnRequest { message, end, parent, live, _active, held } = request;
+        let TurnRequest { message, end, parent, live, admitted } = request;
+        let Admitted { active: _active, held } = admitted;
         let span = turn_span::begin(&parent, &self.key, end.feed().turn_id());
         let started = Instant::now();
         let result = self.run_message(message, &end, started, &live).instrument(span.clone()).await;
@@ -271,8 +264,8 @@ impl Actor {
         let services = self.services.clone();
         let SessionKey { agent: agent_name, session } = self.key.clone();
         let agent = match &standing {
-            Standing::CutOff { digest, .. } => services.agent_with(&agent_name, digest).await?,
-            Standing::Attached | Standing::Waiting { .. } => services.deployed(&agent_name)?,
+            Standing::CutOff { digest, .. } => services.deployments.with_digest(&agent_name, digest).await?,
+            Standing::Attached | Standing::Waiting { .. } => services.deployments.deployed(&agent_name)?,
         };
         let memory = self.memory().await?;
         let number = memory.turns + 1;
@@ -432,13 +425,13 @@ impl Actor {
             }
         }
         let instance = tokio::select! {
-            instance = tokio::time::timeout_at(turn.deadline.into(), services.instance(turn.tools.callers.len(), &turn.affinity.tenant)) => instance,
+            instance = tokio::time::timeout_at(turn.deadline.into(), services.instances.slot(turn.tools.callers.len(), &turn.affinity.tenant)) => instance,
             () = &mut stop => return Some(Err(RuntimeError::Cancelled)),
         };
         let Ok(_instance) = instance else { return Some(Err(RuntimeError::DeadlineExceeded)) };
         let running = context.take().expect("the context is set until the guest is called");
         let (result, after) =
-            guest::take_turn(agent.code(services.wasm()), turn.deadline, stop, running, entry).await;
+            guest::take_turn(agent.code(&services.instances.wasm), turn.deadline, stop, running, entry).await;
         if result.is_err() && parked.load(Ordering::Relaxed) {
             return None;
         }

@@ -13,53 +13,53 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Reserved slots for each depth, in addition to those that all turns share.
-const OWN: usize = 2;
+const RESERVED_PER_DEPTH: usize = 2;
 /// Reserved slots of all depths together.
-pub(crate) const OWN_OF_ALL_DEPTHS: usize = OWN * MAX_DEPTH;
+pub(crate) const RESERVED_SLOTS: usize = RESERVED_PER_DEPTH * MAX_DEPTH;
 
-pub(crate) struct InstancePlaces {
+pub(crate) struct InstanceSlots {
     shared: TenantPlaces,
     /// Reserved slots for turns that one other turn waits for, that two others wait for, and so on.
-    own: [Arc<Semaphore>; MAX_DEPTH],
+    reserved: [Arc<Semaphore>; MAX_DEPTH],
 }
 
-/// The permit that an [`InstancePlace`] returns when it is dropped.
+/// The permit that an [`InstanceSlot`] returns when it is dropped.
 enum Held {
     Shared(#[expect(dead_code, reason = "dropping it returns the slot")] TenantPlace),
-    Own(#[expect(dead_code, reason = "dropping it returns the slot")] OwnedSemaphorePermit),
+    Reserved(#[expect(dead_code, reason = "dropping it returns the slot")] OwnedSemaphorePermit),
 }
 
 /// A slot in which an instance runs. Dropping it frees the slot.
-pub(crate) struct InstancePlace {
+pub(crate) struct InstanceSlot {
     _held: Held,
 }
 
-impl InstancePlaces {
+impl InstanceSlots {
     pub(crate) fn new(shared: usize, tenancy: Tenancy) -> Self {
-        InstancePlaces {
+        InstanceSlots {
             shared: TenantPlaces::new(shared, tenancy),
-            own: std::array::from_fn(|_| Arc::new(Semaphore::new(OWN))),
+            reserved: std::array::from_fn(|_| Arc::new(Semaphore::new(RESERVED_PER_DEPTH))),
         }
     }
 
     /// Waits for a slot for a tenant's turn that `depth` other turns wait for.
-    pub(crate) async fn take(&self, depth: usize, tenant: &str) -> InstancePlace {
+    pub(crate) async fn take(&self, depth: usize, tenant: &str) -> InstanceSlot {
         let shared = self.shared.take(tenant);
-        let own = depth.checked_sub(1).map(|index| self.own[index.min(MAX_DEPTH - 1)].clone());
-        let held = match own {
+        let reserved = depth.checked_sub(1).map(|index| self.reserved[index.min(MAX_DEPTH - 1)].clone());
+        let held = match reserved {
             None => Held::Shared(shared.await),
-            Some(own) => tokio::select! {
+            Some(reserved) => tokio::select! {
                 biased;
-                place = shared => Held::Shared(place),
-                permit = own.acquire_owned() => Held::Own(permit.expect("the semaphores are never closed")),
+                slot = shared => Held::Shared(slot),
+                permit = reserved.acquire_owned() => Held::Reserved(permit.expect("the semaphores are never closed")),
             },
         };
         metrics::gauge!(metric::INSTANCES).increment(1.0);
-        InstancePlace { _held: held }
+        InstanceSlot { _held: held }
     }
 }
 
-impl Drop for InstancePlace {
+impl Drop for InstanceSlot {
     fn drop(&mut self) {
         metrics::gauge!(metric::INSTANCES).decrement(1.0);
     }

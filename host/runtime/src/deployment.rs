@@ -1,0 +1,288 @@
+//! The deployed agents of a host.
+
+use crate::{
+    AgentSummary, FailedAgent, Manifest, RouteMatch, RuntimeError,
+    agent::Agent,
+    agent_log::AgentLog,
+    component::{Compiler, Deployed, Prepared, Source},
+    event::Outbox,
+    guest::Instances,
+    name::OPERATOR,
+};
+use skep_store::{Store, VersionRow};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+    time::Duration,
+};
+use tokio::{sync::watch, task::JoinSet};
+
+/// An agent, addressed by its name.
+#[derive(Clone)]
+enum Slot {
+    Ready(Arc<Deployed>),
+    /// The agent is stored but cannot be called.
+    Failed(NotStarted),
+}
+
+/// The reason why a stored agent could not be restarted.
+#[derive(Clone)]
+struct NotStarted {
+    reason: String,
+    /// The model that its `agent.toml` names but the host lacks, and the models that the host has.
+    model_gone: Option<(String, Vec<String>)>,
+}
+
+impl NotStarted {
+    fn because(error: &RuntimeError) -> Self {
+        let model_gone = match error {
+            RuntimeError::ModelUnknown { name, known } => Some((name.clone(), known.clone())),
+            _ => None,
+        };
+        NotStarted { reason: error.to_string(), model_gone }
+    }
+
+    fn error(self, agent: &str) -> RuntimeError {
+        let agent = agent.to_owned();
+        match self.model_gone {
+            Some((model, known)) => RuntimeError::ModelGone { agent, model, known },
+            None => {
+                let message = format!("it could not be restarted, deploy it again: {}", self.reason);
+                RuntimeError::Component { agent, message }
+            }
+        }
+    }
+}
+
+/// All agents by name, and what compiles them.
+pub(crate) struct Deployments {
+    store: Store,
+    outbox: Arc<Outbox>,
+    log: AgentLog,
+    compiler: Compiler,
+    instances: Instances,
+    agents: RwLock<BTreeMap<String, Slot>>,
+    /// Number of changes to the set of agents.
+    changes: watch::Sender<u64>,
+}
+
+impl Deployments {
+    pub(crate) fn new(
+        store: Store,
+        outbox: Arc<Outbox>,
+        log: AgentLog,
+        compiler: Compiler,
+        instances: Instances,
+    ) -> Self {
+        Deployments {
+            store,
+            outbox,
+            log,
+            compiler,
+            instances,
+            agents: RwLock::default(),
+            changes: watch::Sender::default(),
+        }
+    }
+
+    /// Compiles the stored agents concurrently.
+    pub(crate) async fn restore(self: &Arc<Self>) -> Result<(), RuntimeError> {
+        let mut restoring = JoinSet::new();
+        for row in self.store.agents().await? {
+            let deployments = self.clone();
+            restoring.spawn(async move {
+                // Routes are set even for an agent that cannot be called, so that its events wait
+                // for it.
+                if let Ok(manifest) = Manifest::from_toml(&row.agent.manifest) {
+                    deployments.outbox.router.set_agent(&row.agent.name, &manifest.trigger.event);
+                }
+                let slot = match deployments.restore_one(&row).await {
+                    Ok(deployed) => Slot::Ready(Arc::new(deployed)),
+                    Err(error) => {
+                        tracing::error!(agent = row.agent.name, "cannot restart the agent: {error}");
+                        Slot::Failed(NotStarted::because(&error))
+                    }
+                };
+                deployments.put(row.agent.name, slot);
+            });
+        }
+        restoring.join_all().await;
+        Ok(())
+    }
+
+    async fn restore_one(&self, row: &VersionRow) -> Result<Deployed, RuntimeError> {
+        let manifest = Manifest::from_toml(&row.agent.manifest)?;
+        let source = Source::Stored { digest: row.agent.digest.clone() };
+        let prepared = self.prepare(manifest, source).await?;
+        let (deployed, logs) = prepared.into_version(row.version, row.agent.deployed_at_ms);
+        self.log.keep(&row.agent.name, "", 0, &logs).await;
+        Ok(deployed)
+    }
+
+    pub(crate) async fn prepare(&self, manifest: Manifest, source: Source) -> Result<Prepared, RuntimeError> {
+        let loaded = self.compiler.compile(&manifest, source).await?;
+        let _instance = self.instances.slot(0, OPERATOR).await;
+        self.compiler.describe(manifest, loaded).await
+    }
+
+    /// Checks whether an agent with this manifest can coexist with the others.
+    pub(crate) fn check_coexistence(
+        &self,
+        manifest: &Manifest,
+        max_agents: usize,
+    ) -> Result<(), RuntimeError> {
+        let agents = self.read();
+        let name = manifest.name.as_str();
+        self.outbox.router.check_room(Some(name), manifest.trigger.event.len())?;
+        if !agents.contains_key(name) && agents.len() >= max_agents {
+            let message = format!(
+                "{max_agents} agents are already deployed, which is the host's maximum; delete one first"
+            );
+            return Err(RuntimeError::LimitExceeded { limit: "max_agents", message });
+        }
+        for other in
+            agents.values().filter_map(Slot::ready).filter(|other| other.manifest.name.as_str() != name)
+        {
+            for trigger in &manifest.trigger.http {
+                if let Some(taken) = other.manifest.trigger.http.iter().find(|taken| taken.conflicts(trigger))
+                {
+                    return Err(RuntimeError::Route {
+                        agent: name.to_owned(),
+                        route: trigger.route.to_string(),
+                        message: format!(
+                            "matches {} requests that agent {} already handles with {}; change one of the routes",
+                            trigger.method, other.manifest.name, taken.route
+                        ),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&self, name: String, slot: Slot) {
+        self.agents.write().unwrap_or_else(PoisonError::into_inner).insert(name, slot);
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// Makes a prepared version the active one.
+    pub(crate) async fn activate(
+        &self,
+        prepared: Prepared,
+        version: u64,
+        deployed_at_ms: u64,
+    ) -> AgentSummary {
+        let (agent, logs) = prepared.into_version(version, deployed_at_ms);
+        let (name, summary) = (agent.manifest.name.to_string(), agent.summary());
+        self.outbox.router.set_agent(&name, &agent.manifest.trigger.event);
+        self.put(name.clone(), Slot::Ready(Arc::new(agent)));
+        // The agent's schedules may be due earlier, and deliveries that waited for it can be made.
+        self.outbox.ring();
+        self.log.keep(&name, "", 0, &logs).await;
+        let AgentSummary { version, digest, model, .. } = &summary;
+        tracing::info!(agent = name, version, digest, model, "deployed");
+        summary
+    }
+
+    /// Removes an agent and returns whether it existed.
+    pub(crate) fn remove(&self, name: &str) -> bool {
+        let was_there = self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(name).is_some();
+        self.changes.send_modify(|changes| *changes += u64::from(was_there));
+        was_there
+    }
+
+    /// Returns the names of all agents, ready or not.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.read().keys().cloned().collect()
+    }
+
+    /// Returns how long sessions are kept, for each agent whose sessions expire.
+    pub(crate) fn session_ttls(&self, ceiling: Option<Duration>) -> Vec<(String, Duration)> {
+        let agents = self.read();
+        let ttls = agents.iter().filter_map(|(name, slot)| {
+            let asked = slot.ready().map(|agent| agent.manifest.sessions).unwrap_or_default();
+            Some((name.clone(), asked.ttl_within(ceiling)?))
+        });
+        ttls.collect()
+    }
+
+    pub(crate) fn ready(&self) -> Vec<Arc<Agent>> {
+        self.read().values().filter_map(Slot::ready).map(|deployed| deployed.agent.clone()).collect()
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub(crate) fn failed(&self) -> Vec<FailedAgent> {
+        let agents = self.read();
+        let failed = agents.iter().filter_map(|(name, slot)| match slot {
+            Slot::Failed(failed) => Some(FailedAgent { name: name.clone(), reason: failed.reason.clone() }),
+            Slot::Ready(_) => None,
+        });
+        failed.collect()
+    }
+
+    /// Returns the active version of an agent.
+    pub(crate) fn agent(&self, name: &str) -> Result<Arc<Agent>, RuntimeError> {
+        self.deployed(name).map(|deployed| deployed.agent.clone())
+    }
+
+    /// Returns the active version of an agent, with its code.
+    pub(crate) fn deployed(&self, name: &str) -> Result<Arc<Deployed>, RuntimeError> {
+        match self.read().get(name).cloned() {
+            Some(Slot::Ready(agent)) => Ok(agent),
+            Some(Slot::Failed(failed)) => Err(failed.error(name)),
+            None => Err(self.not_found(name)),
+        }
+    }
+
+    /// Returns the version of an agent with which a turn started, or the active version if that one
+    /// is no longer kept.
+    pub(crate) async fn with_digest(&self, name: &str, digest: &str) -> Result<Arc<Deployed>, RuntimeError> {
+        let in_force = self.deployed(name)?;
+        if in_force.digest == digest {
+            return Ok(in_force);
+        }
+        let kept = self.store.versions(name).await?.into_iter().find(|row| row.agent.digest == digest);
+        match kept {
+            Some(row) => Ok(Arc::new(self.restore_one(&row).await?)),
+            None => Ok(in_force),
+        }
+    }
+
+    /// Fails unless the agent exists, ready or not.
+    pub(crate) fn known(&self, name: &str) -> Result<(), RuntimeError> {
+        if self.read().contains_key(name) { Ok(()) } else { Err(self.not_found(name)) }
+    }
+
+    pub(crate) fn not_found(&self, name: &str) -> RuntimeError {
+        let name = name.chars().take(80).collect();
+        RuntimeError::AgentNotFound { name, known: self.read().keys().take(20).cloned().collect() }
+    }
+
+    pub(crate) fn match_route(&self, method: &str, path: &str) -> Option<RouteMatch> {
+        let agents = self.read();
+        agents.values().filter_map(Slot::ready).find_map(|agent| {
+            let mut triggers = agent.manifest.trigger.http.iter().filter(|trigger| trigger.method == method);
+            let parameters = triggers.find_map(|trigger| trigger.route.parameters(path))?;
+            let session =
+                parameters.iter().find(|(name, _)| name == "session").map(|(_, value)| value.clone());
+            let session = session.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
+            Some(RouteMatch { agent: agent.manifest.name.to_string(), session, parameters })
+        })
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Slot>> {
+        self.agents.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    fn ready(&self) -> Option<&Arc<Deployed>> {
+        match self {
+            Slot::Ready(agent) => Some(agent),
+            Slot::Failed(_) => None,
+        }
+    }
+}
