@@ -4,7 +4,6 @@
 //! session. The host admits work and dispatches it; the work itself is done by `component`
 //! (deployment) and `session` (turns).
 
-mod adoption;
 mod approvals;
 mod batches;
 mod deployments;
@@ -14,7 +13,6 @@ mod held;
 mod model_use;
 mod schedules;
 mod secrets;
-mod services;
 mod sessions;
 mod standing;
 mod store_health;
@@ -22,12 +20,29 @@ mod turns;
 mod webhooks;
 
 pub use model_use::ModelMismatch;
-pub(crate) use services::Services;
 
 use crate::{
     AgentDetail, AgentSummary, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
-    RuntimeError, RuntimeOptions, ToolDefinition, agent_log::log_line, batch::BatchQueue, clock::now_ms,
-    courier::Courier, session::Sessions,
+    RuntimeError, RuntimeOptions, TenantBudget, TokensUsedUp, ToolDefinition,
+    admission::Admission,
+    agent_log::{AgentLog, log_line},
+    approvals::ApprovalDesk,
+    batch::{self, BatchQueue},
+    capability::{Reach, tools::HostTools},
+    clock::now_ms,
+    component::Compiler,
+    courier::{self, Courier},
+    deployment::Deployments,
+    dispatch::{Dispatch, adoption},
+    egress::Egress,
+    event::Outbox,
+    feed::LiveTurns,
+    guest::{Instances, WasmEngine},
+    models::GrantedModels,
+    session::{ResumePermits, Sessions, TurnHost},
+    shutdown::Shutdown,
+    token_budget::TokenBudgets,
+    webhook::Webhooks,
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
@@ -35,7 +50,7 @@ use skep_outbound::ToolServer;
 use skep_store::Store;
 use std::{
     collections::BTreeMap,
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 use store_health::StoreHealth;
@@ -50,8 +65,10 @@ pub struct AgentHost {
 }
 
 struct Inner {
-    services: Arc<Services>,
+    host: Arc<TurnHost>,
+    dispatch: Arc<Dispatch>,
     sessions: Arc<Sessions>,
+    webhooks: Arc<Webhooks>,
     batches: BatchQueue,
     keys: KeyRing,
     max_agents: usize,
@@ -59,15 +76,10 @@ struct Inner {
     deploying: tokio::sync::Mutex<()>,
     expiry: Expiry,
     store_health: StoreHealth,
+    courier: Courier,
     /// Aborted with the host.
     _background: JoinSet<()>,
-    /// Set once the host has started.
-    courier: OnceLock<Courier>,
 }
-
-/// A handle that does not keep the host alive.
-#[derive(Clone)]
-pub(crate) struct WeakHost(Weak<Inner>);
 
 impl AgentHost {
     /// Starts the WebAssembly engine, compiles the stored agents and resumes the turns that were
@@ -86,79 +98,139 @@ impl AgentHost {
         keys.load().await;
         let store_health = StoreHealth::new(store.clone());
         let watching = store_health::watch(store.clone(), options.disk_warning_bytes);
-        let services = Arc::new(Services::start(store, models, &options, keys.tenancy()).await?);
-        services.deployments.restore().await?;
-        services.hold_sessions().await?;
+        let tenancy = keys.tenancy();
+        let (clock, shutdown, live) =
+            (options.clock.clone(), Shutdown::default(), Arc::<LiveTurns>::default());
+        let log = AgentLog::new(store.clone(), shutdown.clone());
+        let outbox = Arc::new(Outbox::new(store.clone(), tenancy.clone()));
+        let egress = Arc::new(Egress::new(store.clone(), &options, tenancy.clone()));
+        let webhooks = Arc::new(Webhooks::new(store.clone(), clock.clone(), egress.clone()));
+        webhooks.load(&outbox.router, &options.webhooks).await?;
+        egress.vault.report_unreadable().await?;
+        let wasm = WasmEngine::new(&options)?;
+        let compiler = Compiler::open(wasm.clone(), models.clone(), store.clone(), &options).await?;
+        let instances = Instances::new(wasm, options.max_instances, tenancy.clone());
+        let (stored, routed, logged) = (store.clone(), outbox.clone(), log.clone());
+        let deployments = Arc::new(Deployments::new(stored, routed, logged, compiler, instances.clone()));
+        let tokens = TokenBudgets::open(&store, &options).await?;
+        let compute = Arc::new(Compute::new(tenancy.clone()));
+        let batches = batch::Context {
+            store: store.clone(),
+            clock: clock.clone(),
+            shutdown: shutdown.clone(),
+            outbox: outbox.clone(),
+            tenancy: tenancy.clone(),
+            models: models.clone(),
+            tokens: tokens.clone(),
+            compute: compute.clone(),
+            deployments: deployments.clone(),
+        };
+        let batches = BatchQueue::new(options.batch.clone(), batches);
+        let courier = courier::Context {
+            store: store.clone(),
+            clock: clock.clone(),
+            shutdown: shutdown.clone(),
+            outbox: outbox.clone(),
+            webhooks: webhooks.clone(),
+            egress: egress.clone(),
+        };
         let sessions = Arc::new(Sessions::new(&options));
-        let deploying = tokio::sync::Mutex::default();
-        let expiry = Expiry::new(&services, &sessions, &options);
+        // A turn may call other agents, so what it reaches refers to what runs turns.
+        let dispatch = Arc::new_cyclic(|dispatch: &Weak<Dispatch>| {
+            let tools = HostTools::new(&options, deployments.clone(), dispatch.clone(), live.clone());
+            let admission = Admission::new(options.waiting_bytes, tokens.clone(), tenancy);
+            let reach = Reach {
+                models: GrantedModels::new(models, &options),
+                tokens,
+                egress,
+                compute,
+                approvals: ApprovalDesk::new(store.clone(), clock.clone()),
+                tools: Arc::new(tools),
+            };
+            let host = TurnHost {
+                store,
+                clock,
+                shutdown,
+                outbox,
+                log,
+                deployments,
+                instances,
+                live,
+                reach,
+                resuming: ResumePermits::default(),
+            };
+            Dispatch { host: Arc::new(host), admission, sessions: sessions.clone() }
+        });
+        let host = dispatch.host.clone();
+        host.deployments.restore().await?;
+        dispatch.hold_sessions().await?;
+        let expiry = Expiry::new(&host, &sessions, &options);
         expiry.resume_clock().await?;
         let mut background = JoinSet::new();
         background.spawn(expiry.clone().run());
         background.spawn(watching);
-        background.spawn(adoption::run(services.clone()));
+        background.spawn(adoption::run(Arc::downgrade(&dispatch), host.shutdown.clone()));
+        dispatch.resume_turns().await?;
+        // The courier starts after the turns that it requested earlier have been resumed.
+        let courier = Courier::start(Arc::new(courier), Arc::downgrade(&dispatch));
+        batches.start(&dispatch).await?;
         let inner = Inner {
-            services,
+            host,
+            dispatch,
             sessions,
-            batches: BatchQueue::new(options.batch),
+            webhooks,
+            batches,
             keys,
             max_agents: options.max_agents,
-            deploying,
+            deploying: tokio::sync::Mutex::default(),
             expiry,
             store_health,
+            courier,
             _background: background,
-            courier: OnceLock::new(),
         };
-        let host = AgentHost { inner: Arc::new(inner) };
-        host.inner.services.belongs_to(&host.inner);
-        host.resume_turns().await?;
-        // The courier starts after the turns that it requested earlier have been resumed.
-        let weak = WeakHost(Arc::downgrade(&host.inner));
-        host.inner.courier.get_or_init(|| Courier::start(host.inner.services.clone(), weak));
-        host.inner.batches.start(&host).await?;
-        Ok(host)
+        Ok(AgentHost { inner: Arc::new(inner) })
     }
 
     /// Returns the agents that are ready, ordered by name.
     pub fn agents(&self) -> Vec<AgentSummary> {
-        self.inner.services.deployments.ready().iter().map(|agent| agent.summary()).collect()
+        self.inner.host.deployments.ready().iter().map(|agent| agent.summary()).collect()
     }
 
     /// Returns the stored agents that could not be restarted.
     pub fn failed_agents(&self) -> Vec<FailedAgent> {
-        self.inner.services.deployments.failed()
+        self.inner.host.deployments.failed()
     }
 
     /// Returns a counter that changes whenever an agent is deployed, rolled back or removed. Its
     /// value has no other meaning.
     pub fn changes(&self) -> watch::Receiver<u64> {
-        self.inner.services.deployments.changes()
+        self.inner.host.deployments.changes()
     }
 
     pub fn agent(&self, name: &str) -> Result<AgentDetail, RuntimeError> {
-        Ok(self.inner.services.deployments.agent(name)?.detail())
+        Ok(self.inner.host.deployments.agent(name)?.detail())
     }
 
     /// Returns a tool that others may call with [`crate::Origin::Tool`].
     pub fn tool(&self, agent: &str, tool: &str) -> Result<ToolDefinition, RuntimeError> {
-        self.inner.services.deployments.agent(agent)?.callable(tool).map(|tool| tool.definition.clone())
+        self.inner.host.deployments.agent(agent)?.callable(tool).map(|tool| tool.definition.clone())
     }
 
     /// Returns the servers whose tools agents may be granted, by name.
     pub fn tool_servers(&self) -> &BTreeMap<String, Arc<dyn ToolServer>> {
-        self.inner.services.host_tools.servers()
+        self.inner.host.reach.tools.servers()
     }
 
     /// Removes an agent with its sessions and logs. Running turns are cancelled.
     pub async fn delete(&self, name: &str) -> Result<(), RuntimeError> {
-        let services = &self.inner.services;
+        let host = &*self.inner.host;
         let _one = self.inner.deploying.lock().await;
-        if !services.deployments.remove(name) {
-            return Err(services.deployments.not_found(name));
+        if !host.deployments.remove(name) {
+            return Err(host.deployments.not_found(name));
         }
         self.inner.sessions.end_agent(name).await;
-        services.store.delete_agent(name).await?;
-        services.outbox.router.set_agent(name, &[]);
+        host.store.delete_agent(name).await?;
+        host.outbox.router.set_agent(name, &[]);
         tracing::info!(agent = name, "deleted");
         Ok(())
     }
@@ -172,26 +244,32 @@ impl AgentHost {
         limit: u32,
     ) -> Result<Vec<LogLine>, RuntimeError> {
         if let Some(agent) = &filter.agent {
-            self.inner.services.deployments.known(agent)?;
+            self.inner.host.deployments.known(agent)?;
         }
-        let rows = self.inner.services.store.logs(filter, after_id, limit.min(MAX_PAGE)).await?;
+        let rows = self.inner.host.store.logs(filter, after_id, limit.min(MAX_PAGE)).await?;
         Ok(rows.into_iter().map(log_line).collect())
     }
 
     /// Follows the log lines with an id greater than `after_id` as they are written. The follower
     /// ends with the host.
     pub fn follow_logs(&self, filter: LogFilter, after_id: i64) -> LogFollower {
-        self.inner.services.log.follow(filter, after_id)
+        self.inner.host.log.follow(filter, after_id)
     }
 
     /// Returns the agent and the session that serve a request with this method and path (without
     /// the query).
     pub fn match_route(&self, method: &str, path: &str) -> Option<RouteMatch> {
-        self.inner.services.deployments.match_route(method, path)
+        self.inner.host.deployments.match_route(method, path)
     }
 
-    pub(crate) fn services(&self) -> &Arc<Services> {
-        &self.inner.services
+    pub(crate) fn host(&self) -> &Arc<TurnHost> {
+        &self.inner.host
+    }
+
+    /// Returns the budget for work of a tenant that starts without an agent. Fails if the budget is
+    /// used up.
+    pub fn tenant_budget(&self, tenant: &str) -> Result<TenantBudget, TokensUsedUp> {
+        TenantBudget::open(&self.inner.host.reach.tokens, &self.inner.host.store, tenant)
     }
 
     /// Returns the API keys of this host.
@@ -201,16 +279,22 @@ impl AgentHost {
 
     /// Returns the compute slots for long CPU-bound work.
     pub fn compute(&self) -> &Compute {
-        &self.inner.services.compute
+        &self.inner.host.reach.compute
     }
 
     pub fn models(&self) -> &ModelSet {
-        self.inner.services.models.set()
+        self.inner.host.reach.models.set()
     }
 
     /// Returns the number of sessions in memory.
     pub fn loaded_sessions(&self) -> usize {
         self.inner.sessions.count()
+    }
+
+    /// Returns the number of bytes of messages that wait or whose turns run.
+    #[cfg(test)]
+    pub(crate) fn waiting_bytes(&self) -> usize {
+        self.inner.dispatch.admission.waiting_bytes()
     }
 
     /// Returns the number of bytes that sessions keep in memory.
@@ -222,28 +306,20 @@ impl AgentHost {
     /// Stops accepting turns, waits until the accepted ones have ended or `deadline` has passed,
     /// and ends the rest.
     pub async fn drain(&self, deadline: Duration) {
-        let services = &self.inner.services;
-        services.shutdown.begin();
+        let host = &*self.inner.host;
+        host.shutdown.begin();
         // The followers have nothing more to wait for.
-        services.log.grew();
-        if let Some(courier) = self.inner.courier.get() {
-            courier.stop();
-        }
-        self.inner.batches.stop(self).await;
-        if tokio::time::timeout(deadline, services.admission.quiet()).await.is_err() {
+        host.log.grew();
+        self.inner.courier.stop();
+        self.inner.batches.stop().await;
+        if tokio::time::timeout(deadline, self.inner.dispatch.admission.quiet()).await.is_err() {
             tracing::warn!("turns are still running at the drain deadline; cancelling them");
         }
         self.inner.sessions.end_all().await;
-        if let Err(error) = services.store.end_in_order(now_ms()).await {
+        if let Err(error) = host.store.end_in_order(now_ms()).await {
             tracing::warn!(
                 "cannot record an orderly shutdown, so the interrupted turns will count as lost: {error}"
             );
         }
-    }
-}
-
-impl WeakHost {
-    pub(crate) fn upgrade(&self) -> Option<AgentHost> {
-        Some(AgentHost { inner: self.0.upgrade()? })
     }
 }

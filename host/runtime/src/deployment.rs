@@ -4,6 +4,7 @@ use crate::{
     AgentSummary, FailedAgent, Manifest, RouteMatch, RuntimeError,
     agent::Agent,
     agent_log::AgentLog,
+    capability::tools::Directory,
     component::{Compiler, Deployed, Prepared, Source},
     event::Outbox,
     guest::Instances,
@@ -275,6 +276,16 @@ impl Deployments {
 
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Slot>> {
         self.agents.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Directory for Deployments {
+    fn agent(&self, name: &str) -> Result<Arc<Agent>, RuntimeError> {
+        Deployments::agent(self, name)
+    }
+
+    fn ready(&self) -> Vec<Arc<Agent>> {
+        Deployments::ready(self)
     }
 }
 

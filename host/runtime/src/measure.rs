@@ -26,19 +26,19 @@ pub struct HeldInstance {
 impl AgentHost {
     /// Creates an instance of an agent as a turn does, without calling it.
     pub async fn instantiate(&self, agent: &str) -> Result<HeldInstance, RuntimeError> {
-        let services = self.services();
-        let agent = services.deployments.deployed(agent)?;
-        let place = services.instances.slot(0, OPERATOR).await;
-        let store = guest::instantiate(agent.code(&services.instances.wasm), empty_context(&agent)).await?;
+        let host = self.host();
+        let agent = host.deployments.deployed(agent)?;
+        let place = host.instances.slot(0, OPERATOR).await;
+        let store = guest::instantiate(agent.code(&host.instances.wasm), empty_context(&agent)).await?;
         Ok(HeldInstance { _store: store, _place: place })
     }
 
     /// Returns an agent's reply to the first message of a session, without storing anything. No
     /// models are available.
     pub async fn rehearse(&self, agent: &str, text: &str) -> Result<String, RuntimeError> {
-        let services = self.services();
-        let agent = services.deployments.deployed(agent)?;
-        let _place = services.instances.slot(0, OPERATOR).await;
+        let host = self.host();
+        let agent = host.deployments.deployed(agent)?;
+        let _place = host.instances.slot(0, OPERATOR).await;
         let deadline = Instant::now() + Duration::from_millis(agent.limits.turn_ms.into());
         let message = Entry::Message(handler::Message {
             text: text.to_owned(),
@@ -51,7 +51,7 @@ impl AgentHost {
         let context = empty_context(&agent);
         let forever = std::future::pending();
         let (reply, _) =
-            guest::take_turn(agent.code(&services.instances.wasm), deadline, forever, context, message).await;
+            guest::take_turn(agent.code(&host.instances.wasm), deadline, forever, context, message).await;
         Ok(reply?.into_outcome(deadline)?.0)
     }
 }

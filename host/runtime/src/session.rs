@@ -12,16 +12,18 @@ mod ending;
 mod entry;
 mod settlement;
 mod turn;
+mod turn_host;
 mod turn_span;
 
-pub(crate) use accepted::{Input, Live, LiveTurns, Message, Standing};
+pub(crate) use accepted::{Input, Message, Standing};
 pub(crate) use actor::{Answer, Command};
 pub(crate) use ending::{StoredFailure, decode_outcome};
 pub(crate) use entry::{Entry, Reply};
 pub(crate) use settlement::Settlement;
 pub(crate) use turn::TurnRequest;
+pub(crate) use turn_host::{ResumePermits, TurnHost};
 
-use crate::{RuntimeError, RuntimeOptions, agent_host::Services, feed::Parked, name::SessionKey};
+use crate::{RuntimeError, RuntimeOptions, feed::Parked, name::SessionKey};
 use actor::Actor;
 use std::{
     collections::HashMap,
@@ -107,7 +109,7 @@ impl Sessions {
     /// returned handle reports when such a pause starts later.
     pub(crate) fn send(
         self: &Arc<Self>,
-        services: &Arc<Services>,
+        host: &Arc<TurnHost>,
         key: SessionKey,
         command: Command,
     ) -> Result<Parked, RuntimeError> {
@@ -118,7 +120,7 @@ impl Sessions {
         }
         if !loaded.contains_key(&key) {
             self.make_room(&mut loaded)?;
-            loaded.insert(key.clone(), self.load(services, key.clone(), self.mailbox));
+            loaded.insert(key.clone(), self.load(host, key.clone(), self.mailbox));
         }
         let session = loaded.get_mut(&key).expect("the session was loaded above");
         session.used_at = Instant::now();
@@ -139,16 +141,11 @@ impl Sessions {
     /// Loads a session with these turns in its mailbox, whose capacity is increased by their
     /// number. If the session is already loaded, the turns that fit are queued; the others are
     /// found again later.
-    pub(crate) fn resume(
-        self: &Arc<Self>,
-        services: &Arc<Services>,
-        key: SessionKey,
-        turns: Vec<TurnRequest>,
-    ) {
+    pub(crate) fn resume(self: &Arc<Self>, host: &Arc<TurnHost>, key: SessionKey, turns: Vec<TurnRequest>) {
         let mut loaded = self.lock();
         let session = loaded
             .entry(key.clone())
-            .or_insert_with(|| self.load(services, key.clone(), self.mailbox + turns.len()));
+            .or_insert_with(|| self.load(host, key.clone(), self.mailbox + turns.len()));
         for turn in turns {
             let command = Command::Turn(Box::new(turn));
             let envelope = Envelope { command, _pending: Pending::new(&session.pending) };
@@ -228,14 +225,14 @@ impl Sessions {
         remove(&mut self.lock(), key, number);
     }
 
-    fn load(self: &Arc<Self>, services: &Arc<Services>, key: SessionKey, mailbox: usize) -> Loaded {
+    fn load(self: &Arc<Self>, host: &Arc<TurnHost>, key: SessionKey, mailbox: usize) -> Loaded {
         let (mailbox, receiver) = mpsc::channel(mailbox);
         let (alive, gone) = watch::channel(());
         let sessions: Weak<Sessions> = Arc::downgrade(self);
         let (pauses, parked) = watch::channel(None);
         let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
         let place = ActorPlace { sessions, key, number };
-        let actor = Actor::new(services.clone(), place, gone, pauses);
+        let actor = Actor::new(host.clone(), place, gone, pauses);
         tokio::spawn(actor.run(receiver, self.idle));
         let remembered = Remembered { bytes: 0, sum: self.bytes.clone() };
         Loaded {

@@ -5,8 +5,8 @@
 //! answer waits for the write.
 
 use crate::{
-    AgentHost, TokensUsedUp,
-    token_budget::{DayShare, Spend},
+    TokensUsedUp,
+    token_budget::{DayShare, Spend, TokenBudgets},
 };
 use skep_store::Store;
 use std::sync::Arc;
@@ -24,18 +24,15 @@ pub struct TenantTokens {
     produced: usize,
 }
 
-impl AgentHost {
+impl TenantBudget {
     /// Returns the budget for work of a tenant that starts without an agent. Fails if the budget is
     /// used up.
-    pub fn tenant_budget(&self, tenant: &str) -> Result<TenantBudget, TokensUsedUp> {
-        let services = self.services();
-        let share = services.tokens.share(tenant, None);
+    pub(crate) fn open(tokens: &TokenBudgets, store: &Store, tenant: &str) -> Result<Self, TokensUsedUp> {
+        let share = tokens.share(tenant, None);
         share.check()?;
-        Ok(TenantBudget { share: Arc::new(share), store: services.store.clone() })
+        Ok(TenantBudget { share: Arc::new(share), store: store.clone() })
     }
-}
 
-impl TenantBudget {
     pub fn meter(&self) -> TenantTokens {
         TenantTokens { budget: self.clone(), produced: 0 }
     }

@@ -19,14 +19,14 @@ impl AgentHost {
         component: Vec<u8>,
         deployed_by: &str,
     ) -> Result<AgentSummary, RuntimeError> {
-        let services = &self.inner.services;
-        services.shutdown.admit()?;
+        let host = &*self.inner.host;
+        host.shutdown.admit()?;
         manifest.check()?;
-        let mut prepared = services.deployments.prepare(manifest, Source::Sent(component)).await?;
+        let mut prepared = host.deployments.prepare(manifest, Source::Sent(component)).await?;
         let bytes = prepared.bytes.take().expect("the bytes were sent with the deployment");
 
         let _one = self.inner.deploying.lock().await;
-        services.deployments.check_coexistence(&prepared.manifest, self.inner.max_agents)?;
+        host.deployments.check_coexistence(&prepared.manifest, self.inner.max_agents)?;
         let row = AgentRow {
             name: prepared.manifest.name.to_string(),
             manifest: prepared.manifest.to_toml(),
@@ -36,31 +36,31 @@ impl AgentHost {
         };
         // Sessions named by a manifest belong to the operator's tenant.
         let tenant = Tenant::local();
-        let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), services.clock.now_ms())?;
-        let versions = services.store.versions(&row.name).await?;
+        let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), host.clock.now_ms())?;
+        let versions = host.store.versions(&row.name).await?;
         let in_force = versions.into_iter().find(|known| known.is_in_force);
         let same = in_force.filter(|VersionRow { agent, .. }| {
             (&agent.digest, &agent.manifest) == (&row.digest, &row.manifest)
         });
         let (version, deployed_at_ms) = match same {
             Some(VersionRow { version, agent, .. }) => {
-                services.store.put_in_force(&row.name, version, &schedules).await?;
+                host.store.put_in_force(&row.name, version, &schedules).await?;
                 (version, agent.deployed_at_ms)
             }
-            None => (services.store.put_agent(&row, &bytes, &schedules).await?, row.deployed_at_ms),
+            None => (host.store.put_agent(&row, &bytes, &schedules).await?, row.deployed_at_ms),
         };
-        let summary = self.inner.services.deployments.activate(prepared, version, deployed_at_ms).await;
+        let summary = self.inner.host.deployments.activate(prepared, version, deployed_at_ms).await;
         // Some turns may have waited for the agent to become callable.
-        self.inner.adopt_turns(Some(&row.name)).await?;
+        self.inner.dispatch.adopt_turns(Some(&row.name)).await?;
         Ok(summary)
     }
 
     /// Reactivates a kept version. Without a number, this is the version before the active one.
     pub async fn rollback(&self, name: &str, to: Option<u64>) -> Result<AgentSummary, RuntimeError> {
-        let services = &self.inner.services;
-        services.shutdown.admit()?;
-        services.deployments.known(name)?;
-        let versions = services.store.versions(name).await?;
+        let host = &*self.inner.host;
+        host.shutdown.admit()?;
+        host.deployments.known(name)?;
+        let versions = host.store.versions(name).await?;
         let in_force = versions.iter().find(|row| row.is_in_force).map_or(0, |row| row.version);
         let known: Vec<u64> = versions.iter().map(|row| row.version).collect();
         let found = versions.into_iter().find(|row| match to {
@@ -70,24 +70,24 @@ impl AgentHost {
         let missing = RuntimeError::VersionNotFound { agent: name.to_owned(), wanted: to, in_force, known };
         let VersionRow { version, agent: row, .. } = found.ok_or(missing)?;
         let manifest = Manifest::from_toml(&row.manifest)?;
-        let prepared = services.deployments.prepare(manifest, Source::Stored { digest: row.digest }).await?;
+        let prepared = host.deployments.prepare(manifest, Source::Stored { digest: row.digest }).await?;
 
         let _one = self.inner.deploying.lock().await;
-        services.deployments.check_coexistence(&prepared.manifest, self.inner.max_agents)?;
+        host.deployments.check_coexistence(&prepared.manifest, self.inner.max_agents)?;
         // Sessions named by a manifest belong to the operator's tenant.
         let tenant = Tenant::local();
-        let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), services.clock.now_ms())?;
-        if !services.store.put_in_force(name, version, &schedules).await? {
+        let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), host.clock.now_ms())?;
+        if !host.store.put_in_force(name, version, &schedules).await? {
             // The version was deleted or aged out meanwhile.
-            return Err(services.deployments.not_found(name));
+            return Err(host.deployments.not_found(name));
         }
-        Ok(self.inner.services.deployments.activate(prepared, version, row.deployed_at_ms).await)
+        Ok(self.inner.host.deployments.activate(prepared, version, row.deployed_at_ms).await)
     }
 
     /// Returns the kept versions of an agent, newest first.
     pub async fn versions(&self, name: &str) -> Result<Vec<AgentVersion>, RuntimeError> {
-        self.inner.services.deployments.known(name)?;
-        let rows = self.inner.services.store.versions(name).await?;
+        self.inner.host.deployments.known(name)?;
+        let rows = self.inner.host.store.versions(name).await?;
         Ok(rows.into_iter().map(agent_version).collect())
     }
 }

@@ -13,14 +13,14 @@ impl AgentHost {
     /// Makes an event durable and delivers it at least once to the sessions and webhooks that
     /// subscribe to its topic. Events with the same source and id are treated as one for a day.
     pub async fn publish(&self, event: Event) -> Result<PublishedEvent, RuntimeError> {
-        let services = &self.inner.services;
+        let host = &*self.inner.host;
         event.check()?;
         let Event { id, source, topic, data, at_ms, principal } = event;
         let id = id.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
         let encoded = encode_data(data.as_ref()).map_err(|message| RuntimeError::InvalidEvent { message })?;
-        let deliveries = services.outbox.router.route(&principal, &id, &topic, data.as_ref());
-        services.outbox.reserve(&principal, deliveries.len()).await?;
-        let now_ms = services.clock.now_ms();
+        let deliveries = host.outbox.router.route(&principal, &id, &topic, data.as_ref());
+        host.outbox.reserve(&principal, deliveries.len()).await?;
+        let now_ms = host.clock.now_ms();
         let kind = if source == HOST_SOURCE { "host" } else { "client" };
         let count = deliveries.len();
         let row = NewEvent {
@@ -33,18 +33,18 @@ impl AgentHost {
             at_ms: at_ms.unwrap_or(now_ms),
             deliveries,
         };
-        let is_known = services.store.publish(&row, now_ms).await? == Published::Known;
+        let is_known = host.store.publish(&row, now_ms).await? == Published::Known;
         if is_known {
             return Ok(PublishedEvent { id, is_known, deliveries: 0 });
         }
         metrics::counter!(crate::metric::EVENTS, "source" => kind).increment(1);
-        services.outbox.ring();
+        host.outbox.ring();
         Ok(PublishedEvent { id, is_known, deliveries: count })
     }
 
     /// Returns the newest events, or those before the key `before`.
     pub async fn events(&self, before: Option<i64>, limit: u32) -> Result<Vec<EventSummary>, RuntimeError> {
-        let rows = self.inner.services.store.events(before, limit.min(MAX_PAGE)).await?;
+        let rows = self.inner.host.store.events(before, limit.min(MAX_PAGE)).await?;
         rows.into_iter().map(EventSummary::of).collect()
     }
 }

@@ -9,12 +9,12 @@
 //! Invariant: a session with a waiting or running turn is not deleted. Its own actor deletes it
 //! after the turns in its mailbox, and only if nothing was committed meanwhile.
 
-use super::{AgentHost, Services};
+use super::AgentHost;
 use crate::{
     RuntimeError, RuntimeOptions,
     batch::batch_session_pattern,
     name::SessionKey,
-    session::{Command, Sessions},
+    session::{Command, Sessions, TurnHost},
 };
 use skep_store::{ClockRow, StoreError};
 use std::{
@@ -36,7 +36,7 @@ const BATCH: u32 = 256;
 
 #[derive(Clone)]
 pub(super) struct Expiry {
-    services: Arc<Services>,
+    host: Arc<TurnHost>,
     sessions: Weak<Sessions>,
     /// The operator's limit.
     ceiling: Option<Duration>,
@@ -56,9 +56,9 @@ impl AgentHost {
 }
 
 impl Expiry {
-    pub(super) fn new(services: &Arc<Services>, sessions: &Arc<Sessions>, options: &RuntimeOptions) -> Self {
+    pub(super) fn new(host: &Arc<TurnHost>, sessions: &Arc<Sessions>, options: &RuntimeOptions) -> Self {
         Expiry {
-            services: services.clone(),
+            host: host.clone(),
             sessions: Arc::downgrade(sessions),
             ceiling: options.session_ttl,
             batch_sessions: options.batch.retention,
@@ -69,7 +69,7 @@ impl Expiry {
 
     /// Restores the clock's history from the previous host.
     pub(super) async fn resume_clock(&self) -> Result<(), StoreError> {
-        let Services { store, clock, .. } = &*self.services;
+        let TurnHost { store, clock, .. } = &*self.host;
         if let Some(ClockRow { seen_ms, skips }) = store.clock().await? {
             clock.resume(seen_ms, skips);
         }
@@ -78,7 +78,7 @@ impl Expiry {
 
     /// Stores the clock's history for the next host.
     async fn note_clock(&self) -> Result<(), StoreError> {
-        let Services { store, clock, .. } = &*self.services;
+        let TurnHost { store, clock, .. } = &*self.host;
         store.put_clock(ClockRow { skips: clock.skips(), seen_ms: clock.now_ms() }).await
     }
 
@@ -88,7 +88,7 @@ impl Expiry {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            match self.pass(self.services.clock.now_ms()).await {
+            match self.pass(self.host.clock.now_ms()).await {
                 Ok(0) => {}
                 Ok(expired) => tracing::info!(expired, "deleted expired sessions"),
                 Err(RuntimeError::ShuttingDown) => return,
@@ -99,18 +99,18 @@ impl Expiry {
 
     async fn pass(&self, now_ms: u64) -> Result<u64, RuntimeError> {
         let mut expired = 0;
-        let times = self.services.clock.times_set_back();
+        let times = self.host.clock.times_set_back();
         let was_set_back = self.set_back.swap(times, Ordering::AcqRel) != times;
         self.note_clock().await?;
-        for (agent, ttl) in self.services.deployments.session_ttls(self.ceiling) {
+        for (agent, ttl) in self.host.deployments.session_ttls(self.ceiling) {
             let before_ms = self.before(now_ms, ttl);
             if was_set_back {
-                self.services.store.bring_sessions_back(&agent, now_ms).await?;
+                self.host.store.bring_sessions_back(&agent, now_ms).await?;
             }
             expired += self.expire_all(&agent, before_ms, None).await?;
         }
         let pattern = batch_session_pattern();
-        for agent in self.services.deployments.names() {
+        for agent in self.host.deployments.names() {
             expired +=
                 self.expire_all(&agent, self.before(now_ms, self.batch_sessions), Some(&pattern)).await?;
         }
@@ -120,9 +120,9 @@ impl Expiry {
 
     /// Deletes old rows of everything that grows with every turn, event and batch.
     async fn forget(&self, now_ms: u64) -> Result<(), RuntimeError> {
-        let store = &self.services.store;
+        let store = &self.host.store;
         let outcomes = store.forget_outcomes(self.before(now_ms, self.outcomes), now_ms).await?;
-        let events = store.forget_events(|ms| self.services.clock.lived_before(now_ms, ms)).await?;
+        let events = store.forget_events(|ms| self.host.clock.lived_before(now_ms, ms)).await?;
         let mut batches = 0;
         loop {
             match store.forget_batches(self.before(now_ms, self.batch_sessions)).await? {
@@ -138,7 +138,7 @@ impl Expiry {
 
     fn before(&self, now_ms: u64, time: Duration) -> u64 {
         let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        self.services.clock.lived_before(now_ms, time_ms)
+        self.host.clock.lived_before(now_ms, time_ms)
     }
 
     async fn expire_all(
@@ -149,8 +149,8 @@ impl Expiry {
     ) -> Result<u64, RuntimeError> {
         let (mut expired, mut after) = (0, None::<String>);
         loop {
-            self.services.shutdown.admit()?;
-            let store = &self.services.store;
+            self.host.shutdown.admit()?;
+            let store = &self.host.store;
             let batch = store.expired_sessions(agent, before_ms, pattern, after.as_deref(), BATCH).await?;
             for session in &batch {
                 expired += u64::from(self.expire(agent, session, before_ms).await?);
@@ -166,7 +166,7 @@ impl Expiry {
         let sessions = self.sessions.upgrade().ok_or(RuntimeError::ShuttingDown)?;
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
         let (answer, expired) = oneshot::channel();
-        match sessions.send(&self.services, key, Command::Expire { before_ms, answer }) {
+        match sessions.send(&self.host, key, Command::Expire { before_ms, answer }) {
             Ok(_) => expired.await.map_err(|_ended| RuntimeError::ShuttingDown)?,
             // The session waits for people or is busy, or all sessions in memory are; the next pass
             // finds it again.

@@ -4,51 +4,30 @@
 //! A session with a held turn accepts nothing new, so that the turn finds the session unchanged
 //! when it is resumed.
 
-use super::{AgentHost, Inner, Services};
-use crate::invocation::OWN_KEY;
-use crate::{RuntimeError, feed::Feed, name::SessionKey, session::Settlement};
-use skep_store::{Held, HeldTurn, Release};
+use super::{AgentHost, Inner};
+use crate::RuntimeError;
+use skep_store::{Held, Release};
 use std::collections::HashSet;
-
-impl Services {
-    /// Loads the held sessions at startup, before any turn is resumed.
-    pub(super) async fn hold_sessions(&self) -> Result<(), RuntimeError> {
-        let Some(held) = self.store.held().await? else { return Ok(()) };
-        let turns = self.store.held_turns().await?;
-        self.admission.held.set(turns.into_iter().map(|held| session_of(&held)).collect());
-        let Held { turns, deliveries, schedules, batches, .. } = held;
-        tracing::warn!(
-            turns,
-            deliveries,
-            schedules,
-            batches,
-            "this host was restored from a backup; work that was in flight then is held, because it may have completed \
-             since: \
-             `skep held show` shows how much, `skep held resume` continues it, `skep held drop` discards it"
-        );
-        Ok(())
-    }
-}
 
 impl AgentHost {
     /// Returns the work that is held since a restore. `None` if the host was not restored, or if
     /// the operator has already resumed or dropped the work.
     pub async fn held(&self) -> Result<Option<Held>, RuntimeError> {
-        Ok(self.inner.services.store.held().await?)
+        Ok(self.inner.host.store.held().await?)
     }
 
     /// Resumes everything that is held. Webhook messages are marked as possible duplicates, and an
     /// interrupted call is reported to its agent as `interrupted`.
     pub async fn resume_held(&self) -> Result<Held, RuntimeError> {
-        let (services, _one) = (&self.inner.services, self.inner.deploying.lock().await);
+        let (host, _one) = (&*self.inner.host, self.inner.deploying.lock().await);
         let held = self.inner.held().await?;
-        services.store.release(Release::Resume, services.clock.now_ms()).await?;
-        services.store.release_work().await?;
-        services.store.end_hold().await?;
-        services.admission.held.set(HashSet::new());
-        self.inner.adopt_turns(None).await?;
+        host.store.release(Release::Resume, host.clock.now_ms()).await?;
+        host.store.release_work().await?;
+        host.store.end_hold().await?;
+        self.inner.dispatch.admission.held.set(HashSet::new());
+        self.inner.dispatch.adopt_turns(None).await?;
         self.inner.batches.look();
-        services.outbox.ring();
+        host.outbox.ring();
         Ok(held)
     }
 
@@ -56,41 +35,27 @@ impl AgentHost {
     /// deliveries become dead letters, batches are cancelled, and repeating schedules continue with
     /// their next time.
     pub async fn drop_held(&self) -> Result<Held, RuntimeError> {
-        let (services, _one) = (&self.inner.services, self.inner.deploying.lock().await);
+        let (host, _one) = (&*self.inner.host, self.inner.deploying.lock().await);
         let held = self.inner.held().await?;
-        for turn in services.store.held_turns().await? {
-            self.inner.drop_turn(turn).await;
+        for turn in host.store.held_turns().await? {
+            self.inner.dispatch.drop_turn(turn).await;
         }
-        for (principal, id) in services.store.held_batches().await? {
-            if let Err(error) = self.inner.batches.cancel(self, &principal, &id).await {
+        for (principal, id) in host.store.held_batches().await? {
+            if let Err(error) = self.inner.batches.cancel(&principal, &id).await {
                 tracing::error!(batch = id, "cannot cancel the batch, so it continues: {error}");
             }
         }
-        services.store.release(Release::Drop, services.clock.now_ms()).await?;
-        services.store.release_work().await?;
-        services.store.end_hold().await?;
-        services.admission.held.set(HashSet::new());
-        services.outbox.ring();
+        host.store.release(Release::Drop, host.clock.now_ms()).await?;
+        host.store.release_work().await?;
+        host.store.end_hold().await?;
+        self.inner.dispatch.admission.held.set(HashSet::new());
+        host.outbox.ring();
         Ok(held)
     }
 }
 
 impl Inner {
     async fn held(&self) -> Result<Held, RuntimeError> {
-        self.services.store.held().await?.ok_or(RuntimeError::NothingHeld)
+        self.host.store.held().await?.ok_or(RuntimeError::NothingHeld)
     }
-
-    async fn drop_turn(&self, held: HeldTurn) {
-        let key = session_of(&held);
-        let HeldTurn { turn, idempotency_key } = held;
-        let Some(live) = self.services.live.enter(&Feed::new(turn.id.clone())) else { return };
-        // A dead letter that is redelivered starts another turn.
-        let keeps_key = idempotency_key.is_some_and(|key| !key.starts_with(OWN_KEY));
-        let error = RuntimeError::TurnDropped { turn: turn.id };
-        Settlement::of_unbegun(turn.key, key, &error, keeps_key, live).write(&self.services).await;
-    }
-}
-
-fn session_of(held: &HeldTurn) -> SessionKey {
-    SessionKey { agent: held.turn.agent.clone(), session: held.turn.session.clone() }
 }

@@ -14,16 +14,16 @@ impl AgentHost {
         limit: u32,
     ) -> Result<Vec<ScheduleSummary>, RuntimeError> {
         if let Some(agent) = agent {
-            self.inner.services.deployments.known(agent)?;
+            self.inner.host.deployments.known(agent)?;
         }
-        let rows = self.inner.services.store.schedules(agent, limit.min(MAX_LISTED)).await?;
+        let rows = self.inner.host.store.schedules(agent, limit.min(MAX_LISTED)).await?;
         rows.into_iter().map(ScheduleSummary::of).collect()
     }
 
     /// Removes a schedule. A schedule from a manifest is recreated by the next deployment.
     pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<(), RuntimeError> {
-        self.inner.services.deployments.known(agent)?;
-        match self.inner.services.store.cancel_schedule(agent, id).await? {
+        self.inner.host.deployments.known(agent)?;
+        match self.inner.host.store.cancel_schedule(agent, id).await? {
             true => Ok(()),
             false => Err(not_found(agent, id)),
         }
@@ -31,12 +31,12 @@ impl AgentHost {
 
     /// Makes a schedule due now. A schedule that failed permanently is retried.
     pub async fn run_schedule(&self, agent: &str, id: &str) -> Result<(), RuntimeError> {
-        let services = &self.inner.services;
-        services.deployments.known(agent)?;
-        if !services.store.run_schedule(agent, id, services.clock.now_ms()).await? {
+        let host = &*self.inner.host;
+        host.deployments.known(agent)?;
+        if !host.store.run_schedule(agent, id, host.clock.now_ms()).await? {
             return Err(not_found(agent, id));
         }
-        services.outbox.ring();
+        host.outbox.ring();
         Ok(())
     }
 }

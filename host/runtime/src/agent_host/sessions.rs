@@ -9,6 +9,7 @@ use crate::{
     SessionId, SessionSummary, Tenant,
     capability::{StoredConversation, is_quick_conversation},
     clock::now_ms,
+    dispatch::session_not_found,
     name::{SessionKey, plain_session, tenant_of},
     portable::MAX_PORTABLE_BYTES,
     session::{Answer, Command},
@@ -29,16 +30,16 @@ impl AgentHost {
         after: Option<&str>,
         limit: u32,
     ) -> Result<Vec<SessionSummary>, RuntimeError> {
-        self.inner.services.deployments.known(agent)?;
+        self.inner.host.deployments.known(agent)?;
         let after = after.map(|id| tenant.session(id)).transpose()?;
-        let store = &self.inner.services.store;
+        let store = &self.inner.host.store;
         let rows = store.sessions(agent, &tenant.folder(), after.as_deref(), limit.min(MAX_PAGE)).await?;
         Ok(rows.into_iter().map(session_summary).collect())
     }
 
     pub async fn session(&self, agent: &str, session: &str) -> Result<SessionDetail, RuntimeError> {
-        self.inner.services.deployments.known(agent)?;
-        let store = &self.inner.services.store;
+        self.inner.host.deployments.known(agent)?;
+        let store = &self.inner.host.store;
         let outline = store.session_outline(agent, session).await?;
         let outline = outline.ok_or_else(|| session_not_found(agent, session))?;
         let (mut conversations, mut usage) =
@@ -77,8 +78,8 @@ impl AgentHost {
         after: u64,
         limit: u32,
     ) -> Result<MessagePage, RuntimeError> {
-        self.inner.services.deployments.known(agent)?;
-        let store = &self.inner.services.store;
+        self.inner.host.deployments.known(agent)?;
+        let store = &self.inner.host.store;
         let Some(row) = store.conversation(agent, session, conversation).await? else {
             let known = store.conversation_names(agent, session).await?;
             let known = known.ok_or_else(|| session_not_found(agent, session))?;
@@ -119,8 +120,8 @@ impl AgentHost {
 
     /// Exports a complete session, to keep it or move it to another host.
     pub async fn export_session(&self, agent: &str, session: &str) -> Result<PortableSession, RuntimeError> {
-        self.inner.services.deployments.known(agent)?;
-        let store = &self.inner.services.store;
+        self.inner.host.deployments.known(agent)?;
+        let store = &self.inner.host.store;
         let bytes = store.session_bytes(agent, session).await?;
         if let Some(bytes) = bytes.filter(|bytes| *bytes > MAX_PORTABLE_BYTES) {
             let message = format!(
@@ -160,14 +161,14 @@ impl AgentHost {
         export: PortableSession,
         replace: bool,
     ) -> Result<SessionSummary, RuntimeError> {
-        let services = &self.inner.services;
-        let limits = services.deployments.agent(agent)?.limits;
+        let host = &self.inner.host;
+        let limits = host.deployments.agent(agent)?.limits;
         let tenant = tenant_of(&export.summary.id).to_owned();
         let tenant = tenant.as_str();
-        let models = services.models.set().clone();
+        let models = host.reach.models.set().clone();
         let check = move |_: &Cancel| export.into_snapshot(&limits, &models, now_ms());
         // Runs in the compute pool because every token is checked.
-        let snapshot = Box::new(services.compute.run(tenant, check).await?);
+        let snapshot = Box::new(host.reach.compute.run(tenant, check).await?);
         let row = snapshot.row.clone();
         let existing = if replace { Existing::Replace } else { Existing::Refuse };
         match self.write(agent, &row.session, |answer| Command::Import { snapshot, existing, answer }).await?
@@ -200,7 +201,7 @@ impl AgentHost {
     pub(crate) fn panic_in(&self, agent: &str, session: &str) {
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
         let inner = &self.inner;
-        inner.sessions.send(&inner.services, key, Command::Panic).expect("there is room");
+        inner.sessions.send(&inner.host, key, Command::Panic).expect("there is room");
     }
 
     /// Sends a command to a session's actor that changes the session as a whole.
@@ -210,14 +211,14 @@ impl AgentHost {
         session: &str,
         command: impl FnOnce(Answer<T>) -> Command,
     ) -> Result<T, RuntimeError> {
-        let services = &self.inner.services;
-        services.shutdown.admit()?;
-        services.deployments.known(agent)?;
+        let host = &self.inner.host;
+        host.shutdown.admit()?;
+        host.deployments.known(agent)?;
         SessionId::new(session)?;
-        services.admission.held.check(agent, session)?;
+        self.inner.dispatch.admission.held.check(agent, session)?;
         let (answer, written) = oneshot::channel();
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
-        self.inner.sessions.send(services, key, command(answer))?;
+        self.inner.sessions.send(host, key, command(answer))?;
         written.await.map_err(|_ended| RuntimeError::Cancelled)?
     }
 }
@@ -248,11 +249,6 @@ impl Page {
         }
         messages.len()
     }
-}
-
-pub(super) fn session_not_found(agent: &str, session: &str) -> RuntimeError {
-    let session = plain_session(session).chars().take(128).collect();
-    RuntimeError::SessionNotFound { agent: agent.to_owned(), session }
 }
 
 fn session_exists(agent: &str, session: &str) -> RuntimeError {

@@ -1,26 +1,7 @@
-//! Accepts turns, finds them again, and lets callers follow or cancel them, also after a restart.
+//! Turns as callers see them.
 
-use super::{AgentHost, Inner, sessions::session_not_found};
-use crate::{
-    AgentName, Invocation, Origin, RunHandle, RuntimeError, SessionId, TurnDetail, TurnPhase,
-    clock::now_ms,
-    error::known_code,
-    feed::{Feed, Hold, Parked},
-    invocation::OWN_KEY,
-    journal,
-    name::{SessionKey, plain_session, tenant_of},
-    session::{
-        Command, Input, Live, Message, Settlement, Standing, StoredFailure, TurnRequest, decode_outcome,
-    },
-};
-use skep_store::{Acceptance, NewTurn, TurnRow, TurnState};
-use std::sync::Arc;
-use tracing::Instrument as _;
-
-const MAX_MESSAGE_BYTES: usize = 16 << 20;
-const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
-/// Retry delay reported to a caller whose turn is waiting for its agent.
-const RETRY_AFTER_MS: u32 = 1_000;
+use super::AgentHost;
+use crate::{Invocation, RunHandle, RuntimeError, TurnDetail};
 
 impl AgentHost {
     /// Puts a message into the mailbox of its session. The returned handle delivers the events of
@@ -30,234 +11,23 @@ impl AgentHost {
     /// continues if the handle is dropped. Any other turn becomes durable when it starts, and is
     /// cancelled when its handle is dropped; its handle ends with an error if the turn ahead of it
     /// waits for a person.
-    ///
-    /// Idempotency keys that start with [`OWN_KEY`] are reserved for the host; no client can create
-    /// one.
     pub async fn invoke(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
-        if invocation.idempotency_key.as_ref().is_some_and(|key| key.chars().any(char::is_control)) {
-            let message = "an idempotency key must not contain control characters".to_owned();
-            return Err(RuntimeError::InvalidMessage { message });
-        }
-        self.invoke_as_host(invocation).await
-    }
-
-    /// Like [`AgentHost::invoke`], but for work that the host starts itself with internal keys.
-    pub(crate) async fn invoke_as_host(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
-        let services = &self.inner.services;
-        services.shutdown.admit()?;
-        AgentName::new(&invocation.agent)?;
-        SessionId::new(&invocation.session)?;
-        if tenant_of(&invocation.session) != invocation.principal {
-            return Err(session_not_found(&invocation.agent, &invocation.session));
-        }
-        check(&invocation)?;
-        let agent = services.deployments.agent(&invocation.agent)?;
-        if let Origin::Tool(tool) = &invocation.origin {
-            agent.check_call(&tool.name, invocation.data.as_ref())?;
-        }
-        let feed = Feed::new(uuid::Uuid::now_v7().simple().to_string());
-        // Another caller with the same idempotency key can find the turn as soon as its row is
-        // stored.
-        let live = services.live.enter(&feed).expect("the turn's id is new");
-        if invocation.detached || invocation.idempotency_key.is_some() {
-            // Runs in a separate task, because a stored turn must reach its session even if the
-            // caller is gone by then.
-            let accepting = self.inner.clone().invoke_durably(invocation, feed, live).in_current_span();
-            let accepted = tokio::spawn(accepting).await;
-            return accepted.unwrap_or_else(|error| {
-                let message = format!("a message could not be accepted: {error}");
-                Err(RuntimeError::Internal { message })
-            });
-        }
-        services.admission.held.check(&invocation.agent, &invocation.session)?;
-        let handle = feed.follow(Hold::Cancels);
-        let admitted = services.admission.take(&agent, &invocation)?;
-        let key = session_key(&invocation);
-        let message = here(invocation, now_ms(), Standing::Attached);
-        let request = TurnRequest::new(message, feed, live, admitted);
-        let in_front = self.inner.send(key, request)?;
-        Ok(handle.behind(in_front))
+        self.inner.dispatch.invoke(invocation).await
     }
 
     /// Follows the events of an open or ended turn from the first one. Dropping the handle does not
     /// affect the turn.
     pub async fn follow(&self, agent: &str, session: &str, turn: &str) -> Result<RunHandle, RuntimeError> {
-        let row = self.inner.row(agent, session, turn).await?;
-        self.inner.follow_row(row).await
+        self.inner.dispatch.follow(agent, session, turn).await
     }
 
     /// Returns the state of a turn.
     pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnDetail, RuntimeError> {
-        let TurnRow { id, session, accepted_at_ms, state, .. } = self.inner.row(agent, session, turn).await?;
-        let phase = match state {
-            TurnState::Waiting => TurnPhase::Waiting,
-            TurnState::Running { number } => TurnPhase::Running { turn: number },
-            TurnState::Done { outcome, ended_at_ms, .. } => {
-                TurnPhase::Done { outcome: decode_outcome(&outcome)?, ended_at_ms }
-            }
-            TurnState::Failed { error, ended_at_ms } => {
-                let StoredFailure { code, message } = StoredFailure::decode(&error)?;
-                TurnPhase::Failed { code, message, ended_at_ms }
-            }
-        };
-        let session = plain_session(&session).to_owned();
-        Ok(TurnDetail { id, session, accepted_at_ms, phase })
+        self.inner.dispatch.turn(agent, session, turn).await
     }
 
     /// Cancels a turn that is waiting or running. A turn that has ended is left unchanged.
     pub async fn cancel_turn(&self, agent: &str, session: &str, turn: &str) -> Result<(), RuntimeError> {
-        let row = self.inner.row(agent, session, turn).await?;
-        if row.is_open() {
-            self.inner.services.admission.held.check(agent, session)?;
-        }
-        let live = || self.inner.services.live.get(&row.id);
-        if row.is_open() && live().is_none() {
-            self.inner.adopt_turns(Some(agent)).await?;
-        }
-        if let Some(feed) = live() {
-            feed.cancel();
-        }
-        Ok(())
-    }
-}
-
-impl Inner {
-    async fn invoke_durably(
-        self: Arc<Self>,
-        invocation: Invocation,
-        feed: Arc<Feed>,
-        live: Arc<Live>,
-    ) -> Result<RunHandle, RuntimeError> {
-        let store = &self.services.store;
-        let (agent, session) = (invocation.agent.clone(), invocation.session.clone());
-        if let Some(key) = &invocation.idempotency_key {
-            if let Some(row) = store.turn_with_idempotency_key(&agent, &session, key).await? {
-                return self.follow_known(&invocation, row).await;
-            }
-            // The outcome is kept longer than its turn.
-            if let Some(body) = store.outcome(&agent, &session, key).await? {
-                feed.end(0, Ok(decode_outcome(&body)?));
-                return Ok(feed.follow(Hold::Watches));
-            }
-        }
-        // A session that accepts nothing new still returns earlier results.
-        self.services.admission.held.check(&agent, &session)?;
-        let deployed = self.services.deployments.agent(&agent)?;
-        // Reserved before anything of the turn is stored.
-        let admitted = self.services.admission.take(&deployed, &invocation)?;
-        let (accepted_at_ms, seed) = (now_ms(), journal::seed());
-        let row = NewTurn {
-            id: feed.turn_id().to_owned(),
-            agent: agent.clone(),
-            session: session.clone(),
-            idempotency_key: invocation.idempotency_key.clone(),
-            digest: deployed.digest.clone(),
-            input: Input::encode(&invocation),
-            seed: seed.clone(),
-            accepted_at_ms,
-            number: None,
-        };
-        let key = match store.accept_turn(row).await? {
-            Acceptance::New(key) => key,
-            Acceptance::Known(key) => match store.turn_by_key(key).await? {
-                Some(row) => return self.follow_known(&invocation, row).await,
-                None => return Err(RuntimeError::Cancelled),
-            },
-        };
-        let handle = feed.follow(Hold::Watches);
-        let standing = Standing::Waiting { key, seed };
-        let place = session_key(&invocation);
-        let message = here(invocation, accepted_at_ms, standing);
-        let request = TurnRequest::new(message, feed, live.clone(), admitted);
-        match self.send(place.clone(), request) {
-            Ok(session) => Ok(handle.in_session(session)),
-            Err(error) => {
-                Settlement::of_unbegun(key, place, &error, false, live).write(&self.services).await;
-                Err(error)
-            }
-        }
-    }
-
-    fn send(&self, key: SessionKey, request: TurnRequest) -> Result<Parked, RuntimeError> {
-        self.sessions.send(&self.services, key, Command::Turn(Box::new(request)))
-    }
-
-    /// Follows the turn that already has the invocation's idempotency key.
-    async fn follow_known(&self, invocation: &Invocation, row: TurnRow) -> Result<RunHandle, RuntimeError> {
-        // Messages that the host sends under a key differ only in their attempt number.
-        let is_own = invocation.idempotency_key.as_ref().is_some_and(|key| key.starts_with(OWN_KEY));
-        if !is_own && !Input::is_same(&row.input, invocation) {
-            let message =
-                "the idempotency key was already used with a different message; use a new one".to_owned();
-            return Err(RuntimeError::InvalidMessage { message });
-        }
-        self.follow_row(row).await
-    }
-
-    async fn follow_row(&self, row: TurnRow) -> Result<RunHandle, RuntimeError> {
-        let mut row = row;
-        if row.is_open() {
-            if let Some(feed) = self.services.live.get(&row.id) {
-                return Ok(feed.follow(Hold::Watches));
-            }
-            self.services.admission.held.check(&row.agent, &row.session)?;
-            // The turn may have ended since the row was read; the store then holds its complete
-            // result.
-            row = self.row(&row.agent, &row.session, &row.id).await?;
-        }
-        let feed = Feed::new(row.id.clone());
-        match row.state {
-            TurnState::Waiting | TurnState::Running { .. } => {
-                self.adopt_turns(Some(&row.agent)).await?;
-                if let Some(feed) = self.services.live.get(&row.id) {
-                    return Ok(feed.follow(Hold::Watches));
-                }
-                let message =
-                    format!("turn {} is waiting for its agent or for room in its session's mailbox", row.id);
-                return Err(RuntimeError::MailboxFull { message, retry_after_ms: RETRY_AFTER_MS });
-            }
-            TurnState::Done { number, outcome, .. } => {
-                let last = journal::show_again(&feed, number, self.services.store.records(row.key).await?)?;
-                feed.end(last + 1, Ok(decode_outcome(&outcome)?));
-            }
-            TurnState::Failed { error, .. } => {
-                let StoredFailure { code, message } = StoredFailure::decode(&error)?;
-                feed.end(0, Err(RuntimeError::TurnFailed { code: known_code(&code), message }));
-            }
-        }
-        Ok(feed.follow(Hold::Watches))
-    }
-
-    async fn row(&self, agent: &str, session: &str, turn: &str) -> Result<TurnRow, RuntimeError> {
-        self.services.deployments.known(agent)?;
-        let row = self.services.store.turn(agent, session, turn).await?;
-        row.ok_or_else(|| RuntimeError::TurnNotFound {
-            agent: agent.to_owned(),
-            session: plain_session(session).chars().take(80).collect(),
-            turn: turn.chars().take(80).collect(),
-        })
-    }
-}
-
-fn session_key(invocation: &Invocation) -> SessionKey {
-    SessionKey { agent: invocation.agent.clone(), session: invocation.session.clone() }
-}
-
-fn here(invocation: Invocation, received_at_ms: u64, standing: Standing) -> Message {
-    Message::Here { invocation: Box::new(invocation), received_at_ms, standing }
-}
-
-fn check(invocation: &Invocation) -> Result<(), RuntimeError> {
-    let invalid = |message: String| Err(RuntimeError::InvalidMessage { message });
-    let bytes = invocation.text.len();
-    if bytes > MAX_MESSAGE_BYTES {
-        return invalid(format!("the text has {bytes} bytes; at most {MAX_MESSAGE_BYTES} are allowed"));
-    }
-    match &invocation.idempotency_key {
-        Some(key) if key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY_BYTES => invalid(format!(
-            "an idempotency key must have 1 to {MAX_IDEMPOTENCY_KEY_BYTES} bytes, not {}",
-            key.len()
-        )),
-        _ => Ok(()),
+        self.inner.dispatch.cancel_turn(agent, session, turn).await
     }
 }

@@ -10,29 +10,29 @@ impl AgentHost {
     /// Subscribes an address to topics. The second value is the secret that signs its messages; it
     /// is returned only here.
     pub async fn add_webhook(&self, webhook: NewWebhook) -> Result<(WebhookSummary, String), RuntimeError> {
-        let services = &self.inner.services;
-        services.webhooks.add(&services.outbox.router, webhook).await
+        let host = &*self.inner.host;
+        self.inner.webhooks.add(&host.outbox.router, webhook).await
     }
 
     /// Returns the webhooks ordered by id, which is oldest first.
     pub fn webhooks(&self) -> Vec<WebhookSummary> {
-        self.inner.services.webhooks.list()
+        self.inner.webhooks.list()
     }
 
     /// Like [`AgentHost::webhooks`], with the deliveries that are in flight to each.
     pub async fn webhook_states(&self) -> Result<Vec<WebhookState>, RuntimeError> {
-        Ok(self.inner.services.webhooks.states().await?)
+        Ok(self.inner.webhooks.states().await?)
     }
 
     /// Sends one test event to a webhook immediately, without retries.
     pub async fn test_webhook(&self, id: &str) -> Result<WebhookTest, RuntimeError> {
-        self.inner.services.webhooks.test(id).await
+        self.inner.webhooks.test(id).await
     }
 
     /// Removes a webhook and its pending deliveries.
     pub async fn remove_webhook(&self, id: &str) -> Result<(), RuntimeError> {
-        let services = &self.inner.services;
-        services.webhooks.remove(&services.outbox.router, id).await
+        let host = &*self.inner.host;
+        self.inner.webhooks.remove(&host.outbox.router, id).await
     }
 
     /// Returns deliveries to sessions and webhooks that failed permanently, newest first, or those
@@ -43,17 +43,17 @@ impl AgentHost {
         limit: u32,
     ) -> Result<Vec<DeadLetter>, RuntimeError> {
         let before = before.map(DeliveryKey);
-        let rows = self.inner.services.store.dead_deliveries(before, limit.min(MAX_PAGE)).await?;
+        let rows = self.inner.host.store.dead_deliveries(before, limit.min(MAX_PAGE)).await?;
         Ok(rows.into_iter().map(DeadLetter::of).collect())
     }
 
     /// Retries a dead letter from the first attempt.
     pub async fn redeliver(&self, id: i64) -> Result<(), RuntimeError> {
-        let services = &self.inner.services;
-        if !services.store.redeliver(DeliveryKey(id), services.clock.now_ms()).await? {
+        let host = &*self.inner.host;
+        if !host.store.redeliver(DeliveryKey(id), host.clock.now_ms()).await? {
             return Err(RuntimeError::DeadLetterNotFound { id });
         }
-        services.outbox.ring();
+        host.outbox.ring();
         Ok(())
     }
 }

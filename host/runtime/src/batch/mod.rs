@@ -24,12 +24,30 @@ pub(crate) use queue::BatchQueue;
 pub use skep_store::ItemCounts;
 pub(crate) use work::batch_session_pattern;
 
-use crate::Json;
+use crate::{
+    Clock, Compute, Json, deployment::Deployments, event::Outbox, shutdown::Shutdown, tenancy::Tenancy,
+    token_budget::TokenBudgets,
+};
 use serde::{Deserialize, Serialize};
 use skep_engine::{
-    Usage,
+    ModelSet, Usage,
     chat::{ChatFinish, ChatMessage, ChatOptions, ToolCall},
 };
+use skep_store::Store;
+use std::sync::Arc;
+
+/// What batches use of the host.
+pub(crate) struct Context {
+    pub(crate) store: Store,
+    pub(crate) clock: Clock,
+    pub(crate) shutdown: Shutdown,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) tenancy: Tenancy,
+    pub(crate) models: ModelSet,
+    pub(crate) tokens: TokenBudgets,
+    pub(crate) compute: Arc<Compute>,
+    pub(crate) deployments: Arc<Deployments>,
+}
 
 /// Prefix of a model name that refers to an agent.
 pub const AGENT_MODEL: &str = "agent:";

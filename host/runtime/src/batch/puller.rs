@@ -10,16 +10,13 @@ use super::{
     stored as rows,
     work::{self, Retry},
 };
-use crate::BatchOptions;
-use crate::{
-    AgentHost, RuntimeError, agent_host::Services, clock::now_ms, metric, session::StoredFailure,
-    tenancy::Shares,
-};
+use crate::{BatchOptions, batch::Context, dispatch::Dispatch};
+use crate::{RuntimeError, metric, session::StoredFailure, tenancy::Shares};
 use metrics::{counter, gauge, histogram};
 use skep_engine::Priority;
 use skep_store::{BusyTenant, ItemEnd, ItemEnded, ItemKey, QueueDepth, Take, TakenItem};
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -48,16 +45,16 @@ enum Pull {
 }
 
 /// Runs until the host is gone.
-pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
+pub(super) async fn run(queue: Arc<QueueShared>, dispatch: Weak<Dispatch>) {
     let mut tasks = JoinSet::new();
     let mut figures = Figures::default();
     loop {
-        let Some(strong) = services.host() else { return };
-        let pull = match queue.mend(&strong).await {
+        let Some(strong) = dispatch.upgrade() else { return };
+        let pull = match queue.mend().await {
             Ok(()) => begin(&queue, &strong, &mut tasks).await,
             Err(error) => Err(error),
         };
-        let depth = figures.refresh(&strong).await;
+        let depth = figures.refresh(&queue.context).await;
         drop(strong);
         let within = match pull {
             // The clock may be changed meanwhile, so the wait is bounded.
@@ -83,17 +80,20 @@ pub(super) async fn run(queue: Arc<QueueShared>, services: Arc<Services>) {
 /// Starts items while there is room.
 async fn begin(
     queue: &Arc<QueueShared>,
-    host: &AgentHost,
+    dispatch: &Arc<Dispatch>,
     tasks: &mut JoinSet<()>,
 ) -> Result<Pull, RuntimeError> {
     while tasks.len() < queue.options.max_running {
-        let (roomy, all_have_room) = models_with_room(host);
-        let tenants = busy_tenants(queue, host);
-        let item = match host.services().store.take_item(&roomy, &tenants, now_ms()).await? {
+        let (roomy, all_have_room) = models_with_room(&queue.context);
+        let tenants = busy_tenants(queue);
+        let item = match queue.context.store.take_item(&roomy, &tenants, queue.context.clock.now_ms()).await?
+        {
             Take::Item(item) => Arc::new(*item),
             _ if !all_have_room => return Ok(Pull::Within(ROOM_INTERVAL)),
             Take::Later(at_ms) => {
-                return Ok(Pull::Within(Duration::from_millis(at_ms.saturating_sub(now_ms()).max(1))));
+                return Ok(Pull::Within(Duration::from_millis(
+                    at_ms.saturating_sub(queue.context.clock.now_ms()).max(1),
+                )));
             }
             Take::Nothing => return Ok(Pull::Wait),
         };
@@ -101,7 +101,7 @@ async fn begin(
         let (begun, has_begun) = oneshot::channel();
         let (batch, principal) = (item.batch.clone(), item.principal.clone());
         let runs = Runs::begin(queue, item.key, Running { batch, principal, _cancel: cancel });
-        tasks.spawn(run_item(runs, host.clone(), item, cancelled, begun));
+        tasks.spawn(run_item(runs, dispatch.clone(), item, cancelled, begun));
         // Waits so that the next item sees the remaining room. An item that fails before it starts
         // drops its sender.
         let _ = has_begun.await;
@@ -110,10 +110,10 @@ async fn begin(
 }
 
 /// Returns how many items each tenant is running, and whether the tenant has used up its share.
-fn busy_tenants(queue: &QueueShared, host: &AgentHost) -> Vec<BusyTenant> {
+fn busy_tenants(queue: &QueueShared) -> Vec<BusyTenant> {
     let running = queue.running();
     let shares: Shares = running.values().map(|running| (running.principal.clone(), 1)).collect();
-    let has_several = host.services().tenancy.has_several();
+    let has_several = queue.context.tenancy.has_several();
     let tenants = shares.by_tenant().map(|(principal, running)| BusyTenant {
         principal: principal.to_owned(),
         running,
@@ -124,11 +124,11 @@ fn busy_tenants(queue: &QueueShared, host: &AgentHost) -> Vec<BusyTenant> {
 
 /// Returns the models in which a background sequence could start now (an agent counts by its
 /// model), and whether these are all models.
-fn models_with_room(host: &AgentHost) -> (Vec<String>, bool) {
-    let models = host.models().iter().map(|engine| (engine.info().name.clone(), engine.clone()));
-    let agents = host.agents().into_iter().filter_map(|agent| {
-        let engine = host.models().get(Some(&agent.model)).ok()?;
-        Some((format!("{AGENT_MODEL}{}", agent.name), engine))
+fn models_with_room(context: &Context) -> (Vec<String>, bool) {
+    let models = context.models.iter().map(|engine| (engine.info().name.clone(), engine.clone()));
+    let agents = context.deployments.ready().into_iter().filter_map(|agent| {
+        let engine = context.models.get(Some(&agent.model)).ok()?;
+        Some((format!("{AGENT_MODEL}{}", agent.manifest.name), engine))
     });
     let (mut roomy, mut all_have_room) = (Vec::new(), true);
     for (name, engine) in models.chain(agents) {
@@ -165,31 +165,31 @@ impl Drop for Runs {
 
 async fn run_item(
     runs: Runs,
-    host: AgentHost,
+    dispatch: Arc<Dispatch>,
     item: Arc<TakenItem>,
     cancelled: oneshot::Receiver<()>,
     begun: oneshot::Sender<()>,
 ) {
-    let waited_ms = now_ms().saturating_sub(item.queued_at_ms);
-    histogram!(metric::BATCH_WAIT).record(waited_ms as f64 / 1000.0);
     let queue = &runs.queue;
-    let (of_item, taken) = (host.clone(), item.clone());
+    let waited_ms = queue.context.clock.now_ms().saturating_sub(item.queued_at_ms);
+    histogram!(metric::BATCH_WAIT).record(waited_ms as f64 / 1000.0);
+    let (of_item, taken, shared) = (dispatch.clone(), item.clone(), queue.clone());
     // The task is aborted when this set is dropped.
     let mut working = JoinSet::new();
-    working.spawn(async move { work::run(&of_item, &taken, begun).await });
+    working.spawn(async move { work::run(&shared.context, &of_item, &taken, begun).await });
     let result = tokio::select! {
         worked = working.join_next() => answer_of(worked, &item),
         // The sender is dropped when the batch is cancelled and when the queue stops.
         _ = cancelled => {
             working.shutdown().await;
-            work::abandon(&host, &item).await;
+            work::abandon(&queue.context, &dispatch, &item).await;
             Err(RuntimeError::Cancelled)
         }
     };
-    let (end, outcome) = end_of(result, &item, &queue.options);
-    let services = host.services();
-    let write = || services.store.end_item(item.key, &end);
-    match services.shutdown.stored("the result of a batch item", write).await {
+    let (end, outcome) = end_of(result, &item, &queue.options, queue.context.clock.now_ms());
+    let context = &queue.context;
+    let write = || context.store.end_item(item.key, &end);
+    match context.shutdown.stored("the result of a batch item", write).await {
         Some(ItemEnded::NotTaken) => {
             counter!(metric::BATCH_ITEMS, "outcome" => "cancelled").increment(1);
             // The item was cancelled, or an earlier write of the last item's result succeeded
@@ -199,7 +199,7 @@ async fn run_item(
         Some(ended) => {
             counter!(metric::BATCH_ITEMS, "outcome" => outcome).increment(1);
             if ended == ItemEnded::Last
-                && let Err(error) = queue.end_finished(&host).await
+                && let Err(error) = queue.end_finished().await
             {
                 tracing::error!(batch = item.batch, "cannot end the batch yet: {error}");
                 queue.look_for_strays();
@@ -230,12 +230,13 @@ fn end_of(
     result: Result<BatchAnswer, RuntimeError>,
     item: &TakenItem,
     options: &BatchOptions,
+    now_ms: u64,
 ) -> (ItemEnd, &'static str) {
     let error = match result {
         Ok(answer) => return (ItemEnd::Done(rows::encode_answer(&answer)), "done"),
         Err(error) => error,
     };
-    let after = |time: Duration| now_ms() + u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let after = |time: Duration| now_ms + u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     match work::retry(&error) {
         Retry::Soon => (ItemEnd::GivenBack { wake_ms: after(BUSY_INTERVAL) }, "given_back"),
         Retry::After(time) => (ItemEnd::GivenBack { wake_ms: after(time) }, "given_back"),
@@ -256,14 +257,15 @@ struct Figures {
 }
 
 impl Figures {
-    async fn refresh(&mut self, host: &AgentHost) -> QueueDepth {
+    async fn refresh(&mut self, context: &Context) -> QueueDepth {
         if self.at.is_none_or(|at| at.elapsed() >= FIGURES_INTERVAL || self.depth.waiting == 0) {
-            match host.services().store.queue_depth().await {
+            match context.store.queue_depth().await {
                 Ok(depth) => self.depth = depth,
                 Err(error) => tracing::warn!("cannot read the depth of the batch queue: {error}"),
             }
             self.at = Some(Instant::now());
-            let age_ms = self.depth.oldest_ms.map_or(0, |oldest_ms| now_ms().saturating_sub(oldest_ms));
+            let age_ms =
+                self.depth.oldest_ms.map_or(0, |oldest_ms| context.clock.now_ms().saturating_sub(oldest_ms));
             gauge!(metric::BATCH_WAITING).set(self.depth.waiting as f64);
             gauge!(metric::BATCH_OLDEST).set(age_ms as f64 / 1000.0);
         }

@@ -4,10 +4,8 @@ use super::{
     AGENT_MODEL, BatchItem, BatchPhase, BatchResults, BatchStatus, NewBatch, puller, stored,
     told::{BatchName, Told},
 };
-use crate::BatchOptions;
-use crate::{
-    AgentHost, AgentName, RuntimeError, clock::now_ms, session::StoredFailure, tenancy::TENANT_SHARE,
-};
+use crate::{AgentName, RuntimeError, session::StoredFailure, tenancy::TENANT_SHARE};
+use crate::{BatchOptions, batch::Context, dispatch::Dispatch};
 use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
 use std::{
     collections::HashMap,
@@ -36,6 +34,7 @@ pub(crate) struct BatchQueue {
 
 /// The part of the queue that the pulling loop shares.
 pub(super) struct QueueShared {
+    pub(super) context: Context,
     pub(super) options: BatchOptions,
     pub(super) changed: Notify,
     /// Whether the database failed, so that items may be taken that nobody runs, or batches
@@ -52,9 +51,10 @@ pub(super) struct Running {
 }
 
 impl BatchQueue {
-    pub(crate) fn new(options: BatchOptions) -> Self {
+    pub(crate) fn new(options: BatchOptions, context: Context) -> Self {
         let shared = QueueShared {
             options,
+            context,
             changed: Notify::new(),
             has_strays: AtomicBool::new(false),
             running: Mutex::default(),
@@ -63,54 +63,54 @@ impl BatchQueue {
     }
 
     /// Returns items left by the last process to the queue, and starts pulling.
-    pub(crate) async fn start(&self, host: &AgentHost) -> Result<(), RuntimeError> {
-        let store = &host.services().store;
+    pub(crate) async fn start(&self, dispatch: &Arc<Dispatch>) -> Result<(), RuntimeError> {
+        let store = &self.shared.context.store;
         let message = format!("{MAX_LOSSES} processes terminated while the item ran, so it may be the cause");
         let error = StoredFailure::encode(&RuntimeError::Internal { message });
         let lost = store.recover_items(MAX_LOSSES, &error).await?;
         if lost > 0 {
             tracing::info!(items = lost, "batch items were returned to the queue");
         }
-        self.shared.end_finished(host).await?;
-        let pulling = puller::run(self.shared.clone(), host.services().clone());
+        self.shared.end_finished().await?;
+        let pulling = puller::run(self.shared.clone(), Arc::downgrade(dispatch));
         self.pulling.lock().unwrap_or_else(PoisonError::into_inner).spawn(pulling);
         Ok(())
     }
 
     /// Stops pulling and returns running items to the queue.
-    pub(crate) async fn stop(&self, host: &AgentHost) {
+    pub(crate) async fn stop(&self) {
         let mut pulling = std::mem::take(&mut *self.pulling.lock().unwrap_or_else(PoisonError::into_inner));
         pulling.shutdown().await;
         self.shared.running().clear();
-        if let Err(error) = host.services().store.give_back_items().await {
+        if let Err(error) = self.shared.context.store.give_back_items().await {
             tracing::warn!("cannot return running batch items to the queue, so they count as lost: {error}");
         }
     }
 
-    pub(crate) async fn queue(&self, host: &AgentHost, batch: NewBatch) -> Result<BatchStatus, RuntimeError> {
-        let services = host.services();
-        services.shutdown.admit()?;
-        self.check(host, &batch)?;
+    pub(crate) async fn queue(&self, batch: NewBatch) -> Result<BatchStatus, RuntimeError> {
+        let context = &self.shared.context;
+        context.shutdown.admit()?;
+        self.check(&batch)?;
         let NewBatch { principal, model, items } = batch;
         let row = skep_store::NewBatch {
             id: uuid::Uuid::now_v7().simple().to_string(),
             principal,
             model,
-            at_ms: now_ms(),
+            at_ms: self.shared.context.clock.now_ms(),
             items: items.into_iter().map(stored::new_item).collect(),
         };
-        self.shared.forget(host).await?;
+        self.shared.forget().await?;
         let BatchOptions { max_stored_bytes, max_batches, .. } = self.shared.options;
-        let share = services.tenancy.has_several().then_some(TENANT_SHARE as u64);
+        let share = context.tenancy.has_several().then_some(TENANT_SHARE as u64);
         let room = BatchRoom { bytes: max_stored_bytes, batches: max_batches, share };
         let name = BatchName { id: &row.id, model: &row.model, principal: &row.principal };
-        let event = Told::Queued.event(&services.outbox, &name, row.at_ms);
+        let event = Told::Queued.event(&context.outbox, &name, row.at_ms);
         let deliveries = event.as_ref().map_or(0, |event| event.deliveries.len());
-        services.outbox.reserve(&row.principal, deliveries).await?;
+        context.outbox.reserve(&row.principal, deliveries).await?;
         let (id, model, at_ms, waiting) =
             (row.id.clone(), row.model.clone(), row.at_ms, row.items.len() as u64);
-        match services.store.queue_batch(row, room, event).await? {
-            Queued::New => services.outbox.ring(),
+        match context.store.queue_batch(row, room, event).await? {
+            Queued::New => context.outbox.ring(),
             Queued::Full => {
                 let message = format!(
                     "the queue has no room for this batch (it keeps {max_batches} batches and \
@@ -127,25 +127,19 @@ impl BatchQueue {
         Ok(BatchStatus { id, model, created_at_ms: at_ms, phase, items })
     }
 
-    pub(crate) async fn status(
-        &self,
-        host: &AgentHost,
-        principal: &str,
-        id: &str,
-    ) -> Result<BatchStatus, RuntimeError> {
-        Ok(stored::status(&self.row(host, principal, id).await?))
+    pub(crate) async fn status(&self, principal: &str, id: &str) -> Result<BatchStatus, RuntimeError> {
+        Ok(stored::status(&self.row(principal, id).await?))
     }
 
     /// Returns the results of a batch that has ended, or `None` if it has not.
     pub(crate) async fn results(
         &self,
-        host: &AgentHost,
         principal: &str,
         id: &str,
     ) -> Result<(BatchStatus, Option<BatchResults>), RuntimeError> {
-        let status = self.status(host, principal, id).await?;
+        let status = self.status(principal, id).await?;
         let BatchPhase::Ended { .. } = status.phase else { return Ok((status, None)) };
-        let rows = host.services().store.batch_items(id).await?;
+        let rows = self.shared.context.store.batch_items(id).await?;
         let items = rows.into_iter().map(stored::result).collect::<Result<_, _>>()?;
         Ok((status.clone(), Some(BatchResults { status, items })))
     }
@@ -156,19 +150,14 @@ impl BatchQueue {
     }
 
     /// Cancels the items that wait or run. Existing results are kept.
-    pub(crate) async fn cancel(
-        &self,
-        host: &AgentHost,
-        principal: &str,
-        id: &str,
-    ) -> Result<(), RuntimeError> {
-        let row = self.row(host, principal, id).await?;
-        host.services().store.cancel_batch(&row.id).await?;
+    pub(crate) async fn cancel(&self, principal: &str, id: &str) -> Result<(), RuntimeError> {
+        let row = self.row(principal, id).await?;
+        self.shared.context.store.cancel_batch(&row.id).await?;
         self.shared.running().retain(|_, running| running.batch != row.id);
-        self.shared.end_finished(host).await
+        self.shared.end_finished().await
     }
 
-    fn check(&self, host: &AgentHost, batch: &NewBatch) -> Result<(), RuntimeError> {
+    fn check(&self, batch: &NewBatch) -> Result<(), RuntimeError> {
         let invalid = |message: String| Err(RuntimeError::InvalidBatch { message });
         match batch.items.len() {
             0 => return invalid("a batch must have at least one request".to_owned()),
@@ -189,17 +178,16 @@ impl BatchQueue {
         match batch.model.strip_prefix(AGENT_MODEL) {
             Some(agent) => {
                 AgentName::new(agent)?;
-                host.services().deployments.agent(agent).map(drop)
+                self.shared.context.deployments.agent(agent).map(drop)
             }
-            None => Ok(host.models().get(Some(&batch.model)).map(drop)?),
+            None => Ok(self.shared.context.models.get(Some(&batch.model)).map(drop)?),
         }
     }
 
     /// Returns a batch of this principal that is still kept.
-    async fn row(&self, host: &AgentHost, principal: &str, id: &str) -> Result<BatchRow, RuntimeError> {
-        let row = host.services().store.batch(id).await?;
-        let is_kept =
-            |row: &BatchRow| row.ended_at_ms.is_none_or(|at_ms| at_ms >= self.shared.oldest_ms(host));
+    async fn row(&self, principal: &str, id: &str) -> Result<BatchRow, RuntimeError> {
+        let row = self.shared.context.store.batch(id).await?;
+        let is_kept = |row: &BatchRow| row.ended_at_ms.is_none_or(|at_ms| at_ms >= self.shared.oldest_ms());
         row.filter(|row| row.principal == principal && is_kept(row)).ok_or_else(|| {
             RuntimeError::BatchNotFound {
                 id: id.chars().take(80).collect(),
@@ -211,13 +199,13 @@ impl BatchQueue {
 
 impl QueueShared {
     /// Returns the time before which ended batches are deleted.
-    fn oldest_ms(&self, host: &AgentHost) -> u64 {
+    fn oldest_ms(&self) -> u64 {
         let retention_ms = u64::try_from(self.options.retention.as_millis()).unwrap_or(u64::MAX);
-        host.services().clock.lived_before(now_ms(), retention_ms)
+        self.context.clock.lived_before(self.context.clock.now_ms(), retention_ms)
     }
 
-    async fn forget(&self, host: &AgentHost) -> Result<(), RuntimeError> {
-        host.services().store.forget_batches(self.oldest_ms(host)).await?;
+    async fn forget(&self) -> Result<(), RuntimeError> {
+        self.context.store.forget_batches(self.oldest_ms()).await?;
         Ok(())
     }
 
@@ -228,14 +216,14 @@ impl QueueShared {
     }
 
     /// Returns taken items that nobody runs to the queue, and ends finished batches.
-    pub(super) async fn mend(&self, host: &AgentHost) -> Result<(), RuntimeError> {
+    pub(super) async fn mend(&self) -> Result<(), RuntimeError> {
         if !self.has_strays.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
         let mended = async {
             let running: Vec<ItemKey> = self.running().keys().copied().collect();
-            host.services().store.give_back_strays(&running).await?;
-            self.end_finished(host).await
+            self.context.store.give_back_strays(&running).await?;
+            self.end_finished().await
         };
         let mended = mended.await;
         if mended.is_err() {
@@ -245,18 +233,18 @@ impl QueueShared {
     }
 
     /// Ends the batches that have no unfinished items left.
-    pub(super) async fn end_finished(&self, host: &AgentHost) -> Result<(), RuntimeError> {
-        let services = host.services();
-        for row in services.store.finished_batches().await? {
+    pub(super) async fn end_finished(&self) -> Result<(), RuntimeError> {
+        let context = &self.context;
+        for row in context.store.finished_batches().await? {
             let told = match row.items.done {
                 1.. if !row.cancelled => Told::Succeeded,
                 _ => Told::Failed { cancelled: row.cancelled },
             };
             let name = BatchName { id: &row.id, model: &row.model, principal: &row.principal };
-            let at_ms = now_ms();
-            let event = told.event(&services.outbox, &name, at_ms);
-            if services.store.end_batch(&row.id, at_ms, event.as_ref()).await? {
-                services.outbox.ring();
+            let at_ms = self.context.clock.now_ms();
+            let event = told.event(&context.outbox, &name, at_ms);
+            if context.store.end_batch(&row.id, at_ms, event.as_ref()).await? {
+                context.outbox.ring();
                 tracing::info!(
                     batch = row.id,
                     items = row.items.total(),
@@ -265,7 +253,7 @@ impl QueueShared {
                 );
             }
         }
-        self.forget(host).await
+        self.forget().await
     }
 
     pub(super) fn running(&self) -> MutexGuard<'_, HashMap<ItemKey, Running>> {

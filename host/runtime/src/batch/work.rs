@@ -1,13 +1,19 @@
 //! Runs an item, and decides what its failure means.
 
 use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
-use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError, invocation::OWN_KEY, name::session_in};
+use crate::{
+    Invocation, Origin, Outcome, RuntimeError, TenantBudget, batch::Context, dispatch::Dispatch,
+    invocation::OWN_KEY, name::session_in,
+};
 use skep_engine::{
     Affinity, Cancel, EngineError, Priority,
     chat::{ChatFinish, ChatOptions, ChatOutcome, chat},
 };
 use skep_store::TakenItem;
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::oneshot;
 
 /// Time limit of an item, from its start. It is long because continuous interactive work may delay
@@ -29,15 +35,16 @@ pub(super) enum Retry {
 /// Runs an item to completion. `begun` is signaled once the engine or the agent has accepted it and
 /// counts it.
 pub(super) async fn run(
-    host: &AgentHost,
+    context: &Context,
+    dispatch: &Arc<Dispatch>,
     item: &TakenItem,
     begun: oneshot::Sender<()>,
 ) -> Result<BatchAnswer, RuntimeError> {
     let StoredRequest { form, request } = StoredRequest::decode(&item.request)?;
     match request {
         BatchRequest::Chat { messages, options } => {
-            let engine = host.models().get(Some(&item.model))?;
-            let mut tokens = host.tenant_budget(&item.principal)?.meter();
+            let engine = context.models.get(Some(&item.model))?;
+            let mut tokens = TenantBudget::open(&context.tokens, &context.store, &item.principal)?.meter();
             let options = ChatOptions {
                 priority: Priority::Background,
                 affinity: Affinity { tenant: item.principal.clone(), ..Affinity::default() },
@@ -48,7 +55,7 @@ pub(super) async fn run(
             let begin = move |cancel: &Cancel| {
                 chat(&engine, &messages, ChatOptions { cancel: cancel.clone(), ..options })
             };
-            let chat = host.compute().run(&item.principal, begin).await?;
+            let chat = context.compute.run(&item.principal, begin).await?;
             let _ = begun.send(());
             let ChatOutcome { text, tool_calls, finish, cut_off, usage, .. } = chat.outcome().await?;
             tokens.produced(usage.produced_tokens());
@@ -58,7 +65,7 @@ pub(super) async fn run(
             let invocation = Invocation { text, data, ..invocation(item) };
             // A turn with this key that an earlier process started is found again, not started
             // twice.
-            let run = host.invoke_as_host(invocation).await?;
+            let run = dispatch.invoke_as_host(invocation).await?;
             let _ = begun.send(());
             let Outcome { text, data, usage, .. } = run.outcome().await?;
             let (tool_calls, finish) = (Vec::new(), ChatFinish::Stop);
@@ -75,16 +82,16 @@ pub(super) async fn run(
 }
 
 /// Cancels the turn that an item started, if any.
-pub(super) async fn abandon(host: &AgentHost, item: &TakenItem) {
+pub(super) async fn abandon(context: &Context, dispatch: &Arc<Dispatch>, item: &TakenItem) {
     if !item.model.starts_with(AGENT_MODEL) {
         return;
     }
     let Invocation { agent, session, idempotency_key, .. } = invocation(item);
     let key = idempotency_key.unwrap_or_default();
-    let known = host.services().store.turn_with_idempotency_key(&agent, &session, &key).await;
+    let known = context.store.turn_with_idempotency_key(&agent, &session, &key).await;
     if let Ok(Some(row)) = known {
         // If the agent was deleted meanwhile, it has no turns.
-        let _ = host.cancel_turn(&agent, &session, &row.id).await;
+        let _ = dispatch.cancel_turn(&agent, &session, &row.id).await;
     }
 }
 

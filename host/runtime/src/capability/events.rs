@@ -1,6 +1,6 @@
 //! `skep:agent/events`: events that a turn emits. They are published when the turn is committed.
 
-use super::TurnContext;
+use crate::capability::TurnContext;
 use crate::{
     Json, TopicPattern,
     bindings::events::{EmitError, Host},

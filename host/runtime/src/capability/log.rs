@@ -2,7 +2,7 @@
 //!
 //! A turn writes a bounded number of lines of bounded length. Dropped lines are counted, and the last line states the count.
 
-use super::TurnContext;
+use crate::capability::TurnContext;
 use crate::{
     bindings::log::{Host, Level},
     clock::now_ms,

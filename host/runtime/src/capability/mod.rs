@@ -1,44 +1,29 @@
-//! Host functions for guests: one file per WIT interface, and the context that they share.
+//! Host functions for guests: one module per WIT interface, and the context that they share.
 //!
 //! A [`TurnContext`] lives in the wasmtime store of one turn. Only what the session takes out of it to commit outlives the
 //! turn.
 
-mod budget;
-mod calls;
-mod compaction;
-mod completion;
-mod conversation;
-mod conversation_set;
+mod call_budget;
 pub(crate) mod events;
-mod fetch;
-mod fetch_budget;
-mod fetch_record;
-mod generation;
-mod generation_options;
-mod generation_progress;
-mod generation_record;
 mod http;
 pub(crate) mod inference;
-mod inference_sync;
 pub(crate) mod log;
 pub(crate) mod schedule;
 mod session_room;
 pub(crate) mod state;
-mod text_stream;
 mod timer;
-mod tools;
+pub(crate) mod tools;
+mod turn;
 mod wasi;
 
-pub(crate) use budget::Turn;
-pub(crate) use conversation_set::{
+pub(crate) use inference::{
     CommittedConversations, ConversationSet, StoredConversation, check_conversation, is_quick_conversation,
 };
-pub(crate) use fetch::DEFAULT_TIMEOUT as DEFAULT_FETCH_TIMEOUT;
-pub(crate) use http::make_request;
 pub(crate) use session_room::{SessionRoom, check_size};
+pub(crate) use turn::{Reach, Turn};
 
 use crate::{Limits, bindings, limits::InstanceLimiter};
-use calls::CallBudget;
+use call_budget::CallBudget;
 use events::TurnEvents;
 use log::TurnLog;
 use schedule::ScheduleView;

@@ -3,7 +3,7 @@
 //! A turn sees the committed state overlaid with its own writes. The writes are committed with the turn; a failed turn
 //! leaves no trace.
 
-use super::TurnContext;
+use crate::capability::TurnContext;
 use crate::{
     Limits, RuntimeError,
     bindings::state::{Host, StateError},

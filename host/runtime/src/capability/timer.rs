@@ -1,6 +1,6 @@
 //! `skep:agent/timer`: sleeping. The end of each sleep, and its order among other results, is in the journal.
 
-use super::{Capabilities, TurnContext};
+use crate::capability::{Capabilities, TurnContext};
 use crate::{
     bindings::timer::{Host, HostWithStore},
     journal::Identity,

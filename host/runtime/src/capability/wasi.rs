@@ -5,7 +5,7 @@
 //! Clocks and random numbers work, but a component that imports them is deployed only with a grant. In a turn they come
 //! from the turn's journal, so that a replayed turn reads the same times and draws the same numbers.
 
-use super::{TurnContext, log::TurnLog};
+use crate::capability::{TurnContext, log::TurnLog};
 use crate::{
     RuntimeError,
     bindings::log::Level,

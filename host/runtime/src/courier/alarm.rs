@@ -6,28 +6,26 @@ use super::{
     turn::{self, TURN_BACKOFF, Verdict},
 };
 use crate::{
-    AlarmOrigin, Invocation, Origin,
-    agent_host::{Services, WeakHost},
-    invocation::OWN_KEY,
+    AlarmOrigin, Invocation, Origin, courier::Context, dispatch::Dispatch, invocation::OWN_KEY,
     schedule::ScheduleTiming,
 };
 use skep_engine::Priority;
 use skep_store::{ScheduleRow, StoreError};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 pub(super) struct Alarm {
-    pub(super) services: Arc<Services>,
-    pub(super) host: WeakHost,
+    pub(super) context: Arc<Context>,
+    pub(super) dispatch: Weak<Dispatch>,
     pub(super) row: ScheduleRow,
 }
 
 /// Starts an attempt. Times that passed since the schedule was due are combined into the latest
 /// one. Returns `None` if the schedule was cancelled or cannot be read.
 pub(super) async fn begin(
-    services: &Services,
+    context: &Context,
     mut row: ScheduleRow,
 ) -> Result<Option<ScheduleRow>, StoreError> {
-    let now_ms = services.clock.now_ms();
+    let now_ms = context.clock.now_ms();
     if row.attempt == 0
         && let Ok(timing) = ScheduleTiming::decode(&row.schedule.timing)
     {
@@ -39,32 +37,32 @@ pub(super) async fn begin(
     }
     row.attempt += 1;
     let begun =
-        services.store.begin_schedule(&row.schedule.id, row.schedule.due_ms, row.missed, row.attempt).await?;
+        context.store.begin_schedule(&row.schedule.id, row.schedule.due_ms, row.missed, row.attempt).await?;
     Ok(begun.then_some(row))
 }
 
 /// Sets the next time of a repeating schedule after one has been handled.
 pub(super) async fn advance(
-    services: &Services,
+    context: &Context,
     row: &ScheduleRow,
     error: Option<&str>,
 ) -> Result<(), StoreError> {
     let id = &row.schedule.id;
-    let (due_ms, now_ms) = (row.schedule.due_ms, services.clock.now_ms());
+    let (due_ms, now_ms) = (row.schedule.due_ms, context.clock.now_ms());
     // The handled time was due, so a time in the future means that the clock was set back
     // meanwhile.
     let next = ScheduleTiming::decode(&row.schedule.timing).map(|timing| timing.next(due_ms.min(now_ms)));
     match next {
-        Ok(Some(next_ms)) => services.store.advance_schedule(id, next_ms, 0, error).await,
-        Ok(None) => services.store.park_schedule(id, "the schedule is never due again").await,
-        Err(unreadable) => services.store.park_schedule(id, &unreadable).await,
+        Ok(Some(next_ms)) => context.store.advance_schedule(id, next_ms, 0, error).await,
+        Ok(None) => context.store.park_schedule(id, "the schedule is never due again").await,
+        Err(unreadable) => context.store.park_schedule(id, &unreadable).await,
     }
 }
 
 impl Alarm {
     pub(super) async fn ring(self, place: Place) {
         let verdict = match self.invocation() {
-            Ok(invocation) => turn::take(&self.host, invocation, place).await,
+            Ok(invocation) => turn::take(&self.dispatch, invocation, place).await,
             Err(error) => Verdict::Failed(crate::RuntimeError::Internal { message: error }),
         };
         self.note(verdict).await;
@@ -96,8 +94,8 @@ impl Alarm {
     }
 
     async fn note(&self, verdict: Verdict) {
-        let (store, row) = (&self.services.store, &self.row);
-        let (id, now_ms) = (&row.schedule.id, self.services.clock.now_ms());
+        let (store, row) = (&self.context.store, &self.row);
+        let (id, now_ms) = (&row.schedule.id, self.context.clock.now_ms());
         match verdict {
             Verdict::HostEnds => {}
             // A schedule that does not repeat was removed by the turn's commit.
@@ -110,14 +108,14 @@ impl Alarm {
             Verdict::NotNow { error, wait_ms } => {
                 let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
                 let put_off = || store.retry_schedule(id, attempt, wake_ms, &error);
-                self.services.shutdown.stored("the next attempt of an alarm", put_off).await;
+                self.context.shutdown.stored("the next attempt of an alarm", put_off).await;
             }
             Verdict::Failed(error) if row.attempt < row.schedule.tries => {
                 count("alarm", "retried");
                 let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
                 let error = error.to_string();
                 let put_off = || store.retry_schedule(id, row.attempt, wake_ms, &error);
-                self.services.shutdown.stored("the next attempt of an alarm", put_off).await;
+                self.context.shutdown.stored("the next attempt of an alarm", put_off).await;
             }
             Verdict::Failed(error) => {
                 count("alarm", "failed");
@@ -134,14 +132,14 @@ impl Alarm {
                     self.advance(Some(&error)).await;
                 } else {
                     let park = || store.park_schedule(id, &error);
-                    self.services.shutdown.stored("the failure of an alarm", park).await;
+                    self.context.shutdown.stored("the failure of an alarm", park).await;
                 }
             }
         }
     }
 
     async fn advance(&self, error: Option<&str>) {
-        let next = || advance(&self.services, &self.row, error);
-        self.services.shutdown.stored("the next time of a schedule", next).await;
+        let next = || advance(&self.context, &self.row, error);
+        self.context.shutdown.stored("the next time of a schedule", next).await;
     }
 }

@@ -6,20 +6,18 @@ use super::{
     turn::{self, TURN_BACKOFF, Verdict},
 };
 use crate::{
-    EventOrigin, Invocation, Origin, RuntimeError,
-    agent_host::{Services, WeakHost},
-    invocation::OWN_KEY,
+    EventOrigin, Invocation, Origin, RuntimeError, courier::Context, dispatch::Dispatch, invocation::OWN_KEY,
 };
 use skep_engine::Priority;
 use skep_store::{Delivery, Target};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Maximum number of attempts to deliver an event.
 const TRIES: u32 = 6;
 
 pub(super) struct SessionDelivery {
-    pub(super) services: Arc<Services>,
-    pub(super) host: WeakHost,
+    pub(super) context: Arc<Context>,
+    pub(super) dispatch: Weak<Dispatch>,
     pub(super) row: Delivery,
 }
 
@@ -27,7 +25,7 @@ impl SessionDelivery {
     pub(super) async fn deliver(self, place: Place) {
         let Target::Session { agent, session } = &self.row.target else { return };
         let verdict = match self.invocation(agent, session) {
-            Ok(invocation) => turn::take(&self.host, invocation, place).await,
+            Ok(invocation) => turn::take(&self.dispatch, invocation, place).await,
             Err(error) => Verdict::Failed(error),
         };
         self.note(agent, session, verdict).await;
@@ -62,14 +60,14 @@ impl SessionDelivery {
     }
 
     async fn note(&self, agent: &str, session: &str, verdict: Verdict) {
-        let (store, row) = (&self.services.store, &self.row);
-        let now_ms = self.services.clock.now_ms();
+        let (store, row) = (&self.context.store, &self.row);
+        let now_ms = self.context.clock.now_ms();
         match verdict {
             Verdict::HostEnds => {}
             // The row was removed by the commit; a row left by an earlier attempt is removed now.
             Verdict::Done => {
                 count("event", "ok");
-                self.services
+                self.context
                     .shutdown
                     .stored("the delivery of an event", || store.finish_delivery(row.key))
                     .await;
@@ -77,14 +75,14 @@ impl SessionDelivery {
             Verdict::NotNow { error, wait_ms } => {
                 let (attempt, wake_ms, error) = (row.attempt - 1, now_ms + wait_ms, error.to_string());
                 let put_off = || store.retry_delivery(row.key, attempt, wake_ms, &error);
-                self.services.shutdown.stored("the next attempt to deliver an event", put_off).await;
+                self.context.shutdown.stored("the next attempt to deliver an event", put_off).await;
             }
             Verdict::Failed(error) if row.attempt < TRIES => {
                 count("event", "retried");
                 let wake_ms = now_ms + TURN_BACKOFF.delay_ms(row.attempt);
                 let error = error.to_string();
                 let put_off = || store.retry_delivery(row.key, row.attempt, wake_ms, &error);
-                self.services.shutdown.stored("the next attempt to deliver an event", put_off).await;
+                self.context.shutdown.stored("the next attempt to deliver an event", put_off).await;
             }
             Verdict::Failed(error) => {
                 count("event", "failed");
@@ -92,7 +90,7 @@ impl SessionDelivery {
                 tracing::warn!(agent, session, topic, event, "an event could not be delivered: {error}");
                 let error = error.to_string();
                 let bury = || store.bury_delivery(row.key, &error);
-                self.services.shutdown.stored("the failure of an event's delivery", bury).await;
+                self.context.shutdown.stored("the failure of an event's delivery", bury).await;
             }
         }
     }

@@ -20,14 +20,16 @@ mod rewind;
 mod turn;
 mod webhook;
 
-use crate::agent_host::{Services, WeakHost};
+use crate::{
+    Clock, dispatch::Dispatch, egress::Egress, event::Outbox, shutdown::Shutdown, webhook::Webhooks,
+};
 use alarm::Alarm;
 use delivery::SessionDelivery;
 use places::{Place, Places};
-use skep_store::{Delivery, DeliveryKey, ScheduleRow, ScheduleState, StoreError, Target};
+use skep_store::{Delivery, DeliveryKey, ScheduleRow, ScheduleState, Store, StoreError, Target};
 use std::{
     collections::{HashMap, VecDeque},
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 use tokio::task::{self, AbortHandle, JoinError, JoinSet};
@@ -43,12 +45,22 @@ const MAX_PANICS: u32 = 3;
 /// Pause after a database error.
 const STORE_PAUSE_MS: u64 = 1_000;
 
+/// What deliveries use of the host.
+pub(crate) struct Context {
+    pub(crate) store: Store,
+    pub(crate) clock: Clock,
+    pub(crate) shutdown: Shutdown,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) webhooks: Arc<Webhooks>,
+    pub(crate) egress: Arc<Egress>,
+}
+
 /// The courier's task. Dropping this stops it and leaves started rows for the next courier.
 pub(crate) struct Courier(AbortHandle);
 
 struct Round {
-    services: Arc<Services>,
-    host: WeakHost,
+    context: Arc<Context>,
+    dispatch: Weak<Dispatch>,
     running: JoinSet<()>,
     /// The row of each running task.
     rows: HashMap<task::Id, RowKey>,
@@ -88,10 +100,10 @@ impl Due {
 }
 
 impl Courier {
-    pub(crate) fn start(services: Arc<Services>, host: WeakHost) -> Self {
+    pub(crate) fn start(context: Arc<Context>, dispatch: Weak<Dispatch>) -> Self {
         let round = Round {
-            services,
-            host,
+            context,
+            dispatch,
             running: JoinSet::new(),
             rows: HashMap::new(),
             panics: HashMap::new(),
@@ -119,7 +131,7 @@ impl Drop for Courier {
 
 impl Round {
     async fn run(mut self) {
-        while self.services.shutdown.admit().is_ok() {
+        while self.context.shutdown.admit().is_ok() {
             let wake_ms = match self.fill().await {
                 Ok(wake_ms) => wake_ms,
                 Err(error) => {
@@ -130,9 +142,9 @@ impl Round {
                 }
             };
             tokio::select! {
-                () = self.services.outbox.rung() => {}
+                () = self.context.outbox.rung() => {}
                 Some(ended) = self.running.join_next_with_id() => self.ended(ended),
-                () = self.services.clock.sleep_until(wake_ms) => {}
+                () = self.context.clock.sleep_until(wake_ms) => {}
                 () = tokio::time::sleep(LOOK_INTERVAL) => self.has_strays = true,
             }
         }
@@ -140,14 +152,14 @@ impl Round {
 
     /// Resumes the started rows that nobody runs.
     async fn take_up(&mut self) -> Result<(), StoreError> {
-        let schedules = self.services.store.begun_schedules().await?;
-        let deliveries = self.services.store.begun_deliveries().await?;
+        let schedules = self.context.store.begun_schedules().await?;
+        let deliveries = self.context.store.begun_deliveries().await?;
         for row in schedules {
             if self.runs(&RowKey::Schedule(row.schedule.id.clone())) {
                 continue;
             }
             if row.state == ScheduleState::Settled {
-                alarm::advance(&self.services, &row, None).await?;
+                alarm::advance(&self.context, &row, None).await?;
             } else {
                 self.begin_again(Due::Alarm(Box::new(row)));
             }
@@ -187,9 +199,9 @@ impl Round {
         if self.has_strays {
             self.take_up().await?;
         }
-        let set_back = self.services.clock.times_set_back();
+        let set_back = self.context.clock.times_set_back();
         if set_back != self.set_back {
-            rewind::rewind(&self.services).await?;
+            rewind::rewind(&self.context).await?;
             self.set_back = set_back;
         }
         loop {
@@ -199,7 +211,7 @@ impl Round {
             let mut has_begun = false;
             let mut must_wait = false;
             while let Some(due) = self.ready.pop_front() {
-                match self.places_of(&due).take(due.tenant(), &self.services) {
+                match self.places_of(&due).take(due.tenant(), &self.context) {
                     Some(place) => {
                         self.begin(due, place).await?;
                         has_begun = true;
@@ -208,7 +220,7 @@ impl Round {
                     None => must_wait = true,
                 }
             }
-            let (store, now_ms) = (&self.services.store, self.services.clock.now_ms());
+            let (store, now_ms) = (&self.context.store, self.context.clock.now_ms());
             if has_begun || !must_wait {
                 let schedules = store.due_schedules(now_ms, PAGE).await?;
                 let deliveries = store.due_deliveries(now_ms, PAGE).await?;
@@ -235,13 +247,13 @@ impl Round {
     async fn begin(&mut self, due: Due, place: Place) -> Result<(), StoreError> {
         match due {
             Due::Alarm(row) => {
-                if let Some(row) = alarm::begin(&self.services, *row).await? {
+                if let Some(row) = alarm::begin(&self.context, *row).await? {
                     self.spawn_alarm(row, place);
                 }
             }
             Due::Delivery(mut row) => {
                 row.attempt += 1;
-                if self.services.store.begin_delivery(row.key, row.attempt).await? {
+                if self.context.store.begin_delivery(row.key, row.attempt).await? {
                     self.spawn_delivery(*row, place);
                 }
             }
@@ -251,7 +263,7 @@ impl Round {
 
     /// Resumes a row that was started before.
     fn begin_again(&mut self, due: Due) {
-        let place = self.places_of(&due).take_again(due.tenant(), &self.services);
+        let place = self.places_of(&due).take_again(due.tenant(), &self.context);
         match due {
             Due::Alarm(row) => self.spawn_alarm(*row, place),
             Due::Delivery(row) => self.spawn_delivery(*row, place),
@@ -260,26 +272,26 @@ impl Round {
 
     fn spawn_alarm(&mut self, row: ScheduleRow, place: Place) {
         let key = RowKey::Schedule(row.schedule.id.clone());
-        let alarm = Alarm { services: self.services.clone(), host: self.host.clone(), row };
+        let alarm = Alarm { context: self.context.clone(), dispatch: self.dispatch.clone(), row };
         let task = self.running.spawn(alarm.ring(place));
         self.rows.insert(task.id(), key);
     }
 
     fn spawn_delivery(&mut self, row: Delivery, place: Place) {
-        let (services, key) = (self.services.clone(), RowKey::Delivery(row.key));
+        let (context, key) = (self.context.clone(), RowKey::Delivery(row.key));
         let task = match row.target {
             Target::Session { .. } => {
-                let delivery = SessionDelivery { services, host: self.host.clone(), row };
+                let delivery = SessionDelivery { context, dispatch: self.dispatch.clone(), row };
                 self.running.spawn(delivery.deliver(place))
             }
-            Target::Webhook(_) => self.running.spawn(WebhookDelivery { services, row }.deliver(place)),
+            Target::Webhook(_) => self.running.spawn(WebhookDelivery { context, row }.deliver(place)),
         };
         self.rows.insert(task.id(), key);
     }
 
     async fn pause(&self, error: &StoreError) {
         tracing::error!("schedules and events are paused: {error}");
-        self.services.clock.sleep_until(self.services.clock.now_ms() + STORE_PAUSE_MS).await;
+        self.context.clock.sleep_until(self.context.clock.now_ms() + STORE_PAUSE_MS).await;
     }
 }
 

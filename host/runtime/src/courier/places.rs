@@ -4,7 +4,7 @@
 //! or a slow receiver never holds all of them. A delivery that only waits for people releases its
 //! permit.
 
-use crate::{agent_host::Services, tenancy::Shares};
+use crate::{courier::Context, tenancy::Shares};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Number of permits for each kind: alarms, events for sessions, and events for webhooks.
@@ -18,22 +18,22 @@ pub(super) struct Places(Arc<Mutex<Shares>>);
 pub(super) struct Place {
     places: Places,
     tenant: String,
-    services: Arc<Services>,
+    context: Arc<Context>,
 }
 
 impl Places {
     /// Takes a permit, or returns `None` if none is available to the tenant now.
-    pub(super) fn take(&self, tenant: &str, services: &Arc<Services>) -> Option<Place> {
+    pub(super) fn take(&self, tenant: &str, context: &Arc<Context>) -> Option<Place> {
         // Shares always apply, regardless of the number of tenants, because one permit more or less
         // costs nothing.
         let may_take = self.lock().may_take(tenant, 1, PLACES, true);
-        may_take.then(|| self.take_again(tenant, services))
+        may_take.then(|| self.take_again(tenant, context))
     }
 
     /// Takes a permit for a row that was started before, regardless of the limit.
-    pub(super) fn take_again(&self, tenant: &str, services: &Arc<Services>) -> Place {
+    pub(super) fn take_again(&self, tenant: &str, context: &Arc<Context>) -> Place {
         self.lock().take(tenant, 1);
-        Place { places: self.clone(), tenant: tenant.to_owned(), services: services.clone() }
+        Place { places: self.clone(), tenant: tenant.to_owned(), context: context.clone() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Shares> {
@@ -44,6 +44,6 @@ impl Places {
 impl Drop for Place {
     fn drop(&mut self) {
         self.places.lock().give_back(&self.tenant, 1);
-        self.services.outbox.ring();
+        self.context.outbox.ring();
     }
 }

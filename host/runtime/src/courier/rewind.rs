@@ -5,7 +5,7 @@
 //! otherwise, and people have no more time to decide on a call than its agent grants.
 
 use super::turn::TURN_BACKOFF;
-use crate::{agent_host::Services, schedule::ScheduleTiming};
+use crate::{courier::Context, schedule::ScheduleTiming};
 use skep_store::{ScheduleRow, StoreError};
 
 /// Number of schedules that are read at once.
@@ -13,8 +13,8 @@ const PAGE: u32 = 256;
 /// Longest delay of any retry, unless a receiver requests more.
 const LONGEST_PAUSE_MS: u64 = 4_500_000;
 
-pub(super) async fn rewind(services: &Services) -> Result<(), StoreError> {
-    let (store, now_ms) = (&services.store, services.clock.now_ms());
+pub(super) async fn rewind(context: &Context) -> Result<(), StoreError> {
+    let (store, now_ms) = (&context.store, context.clock.now_ms());
     let mut after = String::new();
     loop {
         let page = store.later_schedules(now_ms, &after, PAGE).await?;

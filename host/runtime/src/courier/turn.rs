@@ -1,7 +1,8 @@
 //! Runs a turn of a session that the courier itself requested.
 
 use super::{backoff::Backoff, places::Place};
-use crate::{Invocation, RuntimeError, TokensUsedUp, agent_host::WeakHost};
+use crate::{Invocation, RuntimeError, TokensUsedUp, dispatch::Dispatch};
+use std::sync::Weak;
 
 /// Starts at two seconds and grows for as long as attempts remain.
 pub(super) const TURN_BACKOFF: Backoff = Backoff { first_ms: 2_000, factor: 2, most_ms: 600_000 };
@@ -23,10 +24,10 @@ pub(super) enum Verdict {
 }
 
 /// Runs the turn. It releases its permit while it, or the turn ahead of it, only waits for people.
-pub(super) async fn take(host: &WeakHost, invocation: Invocation, place: Place) -> Verdict {
-    let Some(host) = host.upgrade() else { return Verdict::HostEnds };
-    let taken = host.invoke_as_host(invocation).await;
-    let is_open = || host.services().shutdown.admit().is_ok();
+pub(super) async fn take(dispatch: &Weak<Dispatch>, invocation: Invocation, place: Place) -> Verdict {
+    let Some(dispatch) = dispatch.upgrade() else { return Verdict::HostEnds };
+    let taken = dispatch.invoke_as_host(invocation).await;
+    let is_open = || dispatch.host.shutdown.admit().is_ok();
     let result = match taken {
         Ok(run) => {
             let idle = run.idles();

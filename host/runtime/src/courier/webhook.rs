@@ -2,7 +2,7 @@
 
 use super::{backoff::Backoff, count, places::Place};
 use crate::{
-    agent_host::Services,
+    courier::Context,
     webhook::{Webhook, message, message_id},
 };
 use jiff::{Timestamp, fmt::rfc2822};
@@ -20,7 +20,7 @@ const MAX_RETRY_AFTER_MS: u64 = 24 * 3600 * 1000;
 const GONE: u16 = 410;
 
 pub(super) struct WebhookDelivery {
-    pub(super) services: Arc<Services>,
+    pub(super) context: Arc<Context>,
     pub(super) row: Delivery,
 }
 
@@ -44,7 +44,7 @@ impl WebhookDelivery {
     pub(super) async fn deliver(self, _place: Place) {
         let Target::Webhook(id) = &self.row.target else { return };
         // A removed webhook took its deliveries with it.
-        let Some(webhook) = self.services.webhooks.get(id) else { return };
+        let Some(webhook) = self.context.webhooks.get(id) else { return };
         let verdict = match &webhook.summary.disabled {
             Some(why) => Verdict::Disabled(why.clone()),
             None => self.send(webhook).await,
@@ -58,11 +58,11 @@ impl WebhookDelivery {
             Ok(body) => body,
             Err(error) => return failed(error),
         };
-        let secret = match self.services.webhooks.secret(&webhook).await {
+        let secret = match self.context.webhooks.secret(&webhook).await {
             Ok(secret) => secret,
             Err(error) => return failed(error.to_string()),
         };
-        let now_ms = self.services.clock.now_ms();
+        let now_ms = self.context.clock.now_ms();
         let message = WebhookMessage {
             url: &webhook.summary.url,
             secret: &secret,
@@ -70,7 +70,7 @@ impl WebhookDelivery {
             timestamp_s: now_ms / 1000,
             body: &body,
         };
-        let answer = match self.services.egress.client.send_webhook(&message).await {
+        let answer = match self.context.egress.client.send_webhook(&message).await {
             Ok(answer) => answer,
             Err(error) => return failed(error.to_string()),
         };
@@ -87,7 +87,7 @@ impl WebhookDelivery {
 
     async fn note(&self, id: &str, verdict: Verdict) {
         let Delivery { key, attempt, topic, event_id: event, .. } = &self.row;
-        let (services, store) = (&self.services, &self.services.store);
+        let (context, store) = (&self.context, &self.context.store);
         // The last attempt is only shown to people, so an error here does not block the delivery.
         if let Err(error) = self.note_try(id, &verdict).await {
             tracing::warn!(webhook = id, "cannot store the last attempt of a webhook: {error}");
@@ -96,14 +96,14 @@ impl WebhookDelivery {
             Verdict::Done(_) => {
                 count("webhook", "ok");
                 let finish = || store.finish_delivery(*key);
-                services.shutdown.stored("the delivery of an event to a webhook", finish).await;
+                context.shutdown.stored("the delivery of an event to a webhook", finish).await;
             }
             Verdict::Failed { error, retry_after_ms, .. } if *attempt < TRIES => {
                 count("webhook", "retried");
                 let wait_ms = BACKOFF.delay_ms(*attempt).max(retry_after_ms.unwrap_or(0));
-                let wake_ms = services.clock.now_ms() + wait_ms;
+                let wake_ms = context.clock.now_ms() + wait_ms;
                 let put_off = || store.retry_delivery(*key, *attempt, wake_ms, &error);
-                services.shutdown.stored("the next attempt to deliver an event to a webhook", put_off).await;
+                context.shutdown.stored("the next attempt to deliver an event to a webhook", put_off).await;
             }
             Verdict::Failed { error, .. } | Verdict::Disabled(error) => {
                 count("webhook", "failed");
@@ -116,17 +116,17 @@ impl WebhookDelivery {
                     key.0
                 );
                 let bury = || store.bury_delivery(*key, &error);
-                services.shutdown.stored("the failure of a delivery to a webhook", bury).await;
+                context.shutdown.stored("the failure of a delivery to a webhook", bury).await;
             }
             Verdict::Gone(webhook) => {
                 count("webhook", "failed");
                 let why = gone(&webhook);
                 tracing::warn!(webhook = id, "disabling a webhook: {why}");
-                if let Err(error) = services.webhooks.disable(&services.outbox.router, &webhook, &why).await {
+                if let Err(error) = context.webhooks.disable(&context.outbox.router, &webhook, &why).await {
                     tracing::error!("cannot disable the webhook: {error}");
                 }
                 let bury = || store.bury_delivery(*key, &why);
-                services.shutdown.stored("the failure of a delivery to a webhook", bury).await;
+                context.shutdown.stored("the failure of a delivery to a webhook", bury).await;
             }
         }
     }
@@ -140,8 +140,8 @@ impl WebhookDelivery {
             Verdict::Gone(webhook) => (Some(GONE), Some(gone(webhook))),
             Verdict::Disabled(_) => return Ok(()),
         };
-        let webhooks = &self.services.webhooks;
-        let last = WebhookTry { at_ms: self.services.clock.now_ms(), status, error: error.clone() };
+        let webhooks = &self.context.webhooks;
+        let last = WebhookTry { at_ms: self.context.clock.now_ms(), status, error: error.clone() };
         let before = webhooks.note_try(id, last).await?;
         let was_well = before.is_none_or(|before| before.error.is_none());
         match error {

@@ -6,7 +6,6 @@
 use super::{ActorPlace, Envelope, turn::TurnRequest};
 use crate::{
     RuntimeError,
-    agent_host::Services,
     capability::{
         CommittedConversations,
         state::{State, state_bytes},
@@ -14,6 +13,7 @@ use crate::{
     clock::now_ms,
     feed::Pause,
     name::SessionKey,
+    session::TurnHost,
 };
 use skep_store::{Existing, Fork, SessionSnapshot, Store, StoreError};
 use std::{sync::Arc, time::Duration};
@@ -50,7 +50,7 @@ pub(crate) enum Command {
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, RuntimeError>>;
 
 pub(super) struct Actor {
-    pub(super) services: Arc<Services>,
+    pub(super) host: Arc<TurnHost>,
     pub(super) key: SessionKey,
     /// Closed when nobody wants this actor anymore.
     pub(super) gone: watch::Receiver<()>,
@@ -94,12 +94,12 @@ impl Command {
 
 impl Actor {
     pub(super) fn new(
-        services: Arc<Services>,
+        host: Arc<TurnHost>,
         place: ActorPlace,
         gone: watch::Receiver<()>,
         pauses: watch::Sender<Option<Pause>>,
     ) -> Self {
-        Actor { services, key: place.key.clone(), gone, pauses, memory: None, resuming: None, place }
+        Actor { host, key: place.key.clone(), gone, pauses, memory: None, resuming: None, place }
     }
 
     /// Runs until the session has been idle for `idle`, or its handle is dropped.
@@ -172,7 +172,7 @@ impl Actor {
         write: impl AsyncFnOnce(&Store, &SessionKey) -> Result<T, StoreError>,
     ) {
         self.memory = None;
-        let written = write(&self.services.store, &self.key).await;
+        let written = write(&self.host.store, &self.key).await;
         let _ = answer.send(written.map_err(RuntimeError::from));
     }
 
@@ -192,7 +192,7 @@ impl Actor {
 
     async fn read(&self) -> Result<Memory, RuntimeError> {
         let SessionKey { agent, session } = &self.key;
-        let Some(outline) = self.services.store.session_outline(agent, session).await? else {
+        let Some(outline) = self.host.store.session_outline(agent, session).await? else {
             return Ok(Memory::default());
         };
         Ok(Memory {

@@ -1,12 +1,13 @@
 //! The end of a turn in the store: either everything it changed in one commit, or the reason why it
 //! failed.
 
-use super::{accepted::Live, actor::Actor, settlement::Settlement};
+use super::{actor::Actor, settlement::Settlement};
 use crate::{
     Outcome, RuntimeError,
     capability::{TurnContext, check_size, schedule::ScheduleView, state::apply},
     clock::now_ms,
     event::turn_events::TurnEnding,
+    feed::Live,
     metric,
     name::{SessionKey, tenant_of},
     token_budget::Spend,
@@ -73,8 +74,8 @@ impl Actor {
         let Failure { key, number, logs, spend } = failure;
         let SessionKey { agent, session } = self.key.clone();
         let at_ms = now_ms();
-        let event = ending.and_then(|ending| ending.failed(&self.services.outbox, error, at_ms));
-        let events: Vec<NewEvent> = self.services.outbox.with_room(event).await.into_iter().collect();
+        let event = ending.and_then(|ending| ending.failed(&self.host.outbox, error, at_ms));
+        let events: Vec<NewEvent> = self.host.outbox.with_room(event).await.into_iter().collect();
         let error = StoredFailure::encode(error);
         let token_use = spend.as_ref().and_then(Spend::row);
         // If the calling turn is rerun, it must not repeat the call: part of it may already have
@@ -82,7 +83,7 @@ impl Actor {
         let keeps_key = number > 0 && ending.is_some_and(TurnEnding::is_of_another_agents_call);
         let failure =
             TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use };
-        Settlement { failure, spend, _live: live.clone() }.write(&self.services).await;
+        Settlement { failure, spend, _live: live.clone() }.write(&self.host).await;
     }
 
     /// Commits what the turn changed and updates the session in memory.
@@ -94,7 +95,7 @@ impl Actor {
     ) -> Result<Outcome, RuntimeError> {
         let Answer { outcome, mut context, key, session_kb, spend } = answer;
         let conversations = context.conversations.take();
-        let rows = conversations.rows(&self.services.compute, tenant_of(&self.key.session)).await?;
+        let rows = conversations.rows(&self.host.reach.compute, tenant_of(&self.key.session)).await?;
         if let Some(memory) = &self.memory {
             let state = (memory.state_bytes(), context.state.bytes());
             let (before, after) = (memory.conversations.bytes(), memory.conversations.bytes_with(&rows));
@@ -102,7 +103,7 @@ impl Actor {
         }
         let body = serde_json::to_vec(&outcome).expect("strings, numbers and JSON are always JSON");
         let at_ms = now_ms();
-        let outbox = &self.services.outbox;
+        let outbox = &self.host.outbox;
         let mut events =
             context.events.take().map(|events| events.into_rows(outbox, at_ms)).unwrap_or_default();
         let deliveries = events.iter().map(|event| event.deliveries.len()).sum();
@@ -134,20 +135,20 @@ impl Actor {
         };
         drop(context);
         let commit = Arc::new(commit);
-        if let Err(error) = self.services.store.commit_turn(commit.clone()).await {
+        if let Err(error) = self.host.store.commit_turn(commit.clone()).await {
             self.memory = None;
             // The commit may have succeeded without being confirmed.
-            let row = self.services.store.turn_by_key(key).await;
+            let row = self.host.store.turn_by_key(key).await;
             if !matches!(row, Ok(Some(row)) if matches!(row.state, TurnState::Done { .. })) {
                 return Err(error.into());
             }
         }
         spend.counted();
         if rings {
-            self.services.outbox.ring();
+            self.host.outbox.ring();
         }
         if !commit.logs.is_empty() {
-            self.services.log.grew();
+            self.host.log.grew();
         }
         // If the session is no longer in memory, it is read again when needed.
         let Some(memory) = &mut self.memory else { return Ok(outcome) };

@@ -2,10 +2,10 @@
 //! the turn must not run again: while the store fails, the write is retried and the turn stays
 //! held.
 
-use super::{Live, Message, StoredFailure};
+use super::{Message, StoredFailure};
 use crate::{
-    RuntimeError, agent_host::Services, clock::now_ms, event::turn_events::TurnEnding, name::SessionKey,
-    token_budget::Spend,
+    RuntimeError, clock::now_ms, event::turn_events::TurnEnding, feed::Live, name::SessionKey,
+    session::TurnHost, token_budget::Spend,
 };
 use skep_store::{StoreError, TurnFailure, TurnKey};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl Settlement {
     /// Creates the settlement of a turn that ran in processes that died and does not run in this
     /// one. Its end is published like that of any failed turn.
     pub(crate) async fn of_lost(
-        services: &Services,
+        host: &TurnHost,
         key: TurnKey,
         place: SessionKey,
         error: &RuntimeError,
@@ -30,13 +30,13 @@ impl Settlement {
     ) -> Self {
         let mut settlement = Settlement::of_unbegun(key, place, error, true, live);
         // A turn that cannot be read has no recipient to publish to.
-        if let Ok(Some(row)) = services.store.turn_by_key(key).await
+        if let Ok(Some(row)) = host.store.turn_by_key(key).await
             && let id = row.id.clone()
             && let Ok(Message::Here { invocation, .. }) = Message::read(row)
         {
             let event =
-                TurnEnding::of(&invocation, &id).failed(&services.outbox, error, settlement.failure.at_ms);
-            settlement.failure.events.extend(services.outbox.with_room(event).await);
+                TurnEnding::of(&invocation, &id).failed(&host.outbox, error, settlement.failure.at_ms);
+            settlement.failure.events.extend(host.outbox.with_room(event).await);
         }
         settlement
     }
@@ -66,19 +66,19 @@ impl Settlement {
 
     /// Returns after the first attempt. If it fails, a task retries until the store accepts the
     /// write or the host stops.
-    pub(crate) async fn write(self, services: &Arc<Services>) {
-        if let Err(error) = self.try_to_write(services).await {
+    pub(crate) async fn write(self, host: &Arc<TurnHost>) {
+        if let Err(error) = self.try_to_write(host).await {
             tracing::error!("cannot store the failure of a turn yet, will retry: {error}");
-            let services = services.clone();
+            let host = host.clone();
             tokio::spawn(async move {
-                let (settlement, services) = (&self, &*services);
-                services.shutdown.stored("the failure of a turn", || settlement.try_to_write(services)).await;
+                let (settlement, host) = (&self, &*host);
+                host.shutdown.stored("the failure of a turn", || settlement.try_to_write(host)).await;
             });
         }
     }
 
-    async fn try_to_write(&self, services: &Services) -> Result<(), StoreError> {
-        match services.store.fail_turn(self.failure.clone()).await {
+    async fn try_to_write(&self, host: &TurnHost) -> Result<(), StoreError> {
+        match host.store.fail_turn(self.failure.clone()).await {
             Ok(()) => {}
             // The turn was ended before, perhaps by a write that succeeded but could not be
             // confirmed, or it was deleted with its agent.
@@ -89,10 +89,10 @@ impl Settlement {
             spend.counted();
         }
         if !self.failure.events.is_empty() {
-            services.outbox.ring();
+            host.outbox.ring();
         }
         if !self.failure.logs.is_empty() {
-            services.log.grew();
+            host.log.grew();
         }
         Ok(())
     }

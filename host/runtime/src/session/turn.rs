@@ -5,33 +5,33 @@
 //! stays open in the store if a client may still ask for it, and is rerun from its journal.
 
 use super::{
-    accepted::{Input, Live, Message, Standing},
+    accepted::{Input, Message, Standing},
     actor::Actor,
     ending::{Answer, Failure, StoredFailure, decode_outcome},
     entry::Entry,
     turn_span,
 };
-use crate::name::SessionKey;
 use crate::{
     Invocation, Json, Origin, Outcome, RunEvent, RuntimeError,
     admission::Admitted,
-    agent_host::Services,
     capability::{
         ConversationSet, SessionRoom, Turn, TurnContext,
         events::TurnEvents,
         log::TurnLog,
         schedule::{Owner, ScheduleView},
         state::StateView,
+        tools::TurnTools,
     },
     component::Deployed,
     error::known_code,
     event::turn_events::{self, TurnEnding},
     feed::{Feed, TurnEnd},
     guest,
-    host_tools::TurnTools,
     journal::{self, Journal},
     metric,
+    session::TurnHost,
 };
+use crate::{feed::Live, name::SessionKey};
 use skep_engine::Affinity;
 use skep_store::{Acceptance, NewTurn, StoreError, TurnKey, TurnState};
 use std::{
@@ -107,18 +107,18 @@ impl Actor {
                 self.run_turn(*invocation, received_at_ms, standing, end, started, live).await
             }
             Message::Stored(key) => {
-                let services = self.services.clone();
+                let host = self.host.clone();
                 // Limits how many turns are resumed at once, so that the turns left by the last
                 // process do not fill the memory of this one.
                 let mut gone = self.gone.clone();
                 self.resuming = tokio::select! {
-                    place = services.place_to_resume() => Some(place),
+                    place = host.resume_permit() => Some(place),
                     () = end.abandoned() => None,
                     _ = gone.changed() => return Err(RuntimeError::Cancelled),
-                    () = services.shutdown.begun() => return Err(RuntimeError::ShuttingDown),
+                    () = host.shutdown.begun() => return Err(RuntimeError::ShuttingDown),
                 };
-                services.store.take_up_turn(key).await?;
-                let read = match services.store.turn_by_key(key).await {
+                host.store.take_up_turn(key).await?;
+                let read = match host.store.turn_by_key(key).await {
                     Ok(None) => return Err(RuntimeError::Cancelled),
                     // This actor owns the turn now, but the turn may have ended before that.
                     Ok(Some(row)) if !row.is_open() => return ended_before(row.state),
@@ -157,7 +157,7 @@ impl Actor {
             Origin::Tool(tool) => Some(tool.name.clone()),
             _ => None,
         };
-        let services = self.services.clone();
+        let host = self.host.clone();
         let (opened, result) = loop {
             let key = standing.key();
             let mut opened = match self.open(&invocation, received_at_ms, standing, end, started).await {
@@ -171,13 +171,13 @@ impl Actor {
                 }
             };
             let entry = Entry::new(invocation.clone(), opened.number, received_at_ms);
-            let Some(result) = self.call_guest(&services, &mut opened, end, entry).await else {
+            let Some(result) = self.call_guest(&host, &mut opened, end, entry).await else {
                 let parked_at = Instant::now();
                 opened.turn.lets_others_resume();
                 let pause = opened.turn.approvals.pause();
                 end.set_parked(pause.clone());
                 self.pauses.send_replace(pause);
-                let waited = self.wait_parked(&services, &opened.journal, &opened.turn, end).await;
+                let waited = self.wait_parked(&host, &opened.journal, &opened.turn, end).await;
                 end.set_parked(None);
                 self.pauses.send_replace(None);
                 if let Err(error) = waited {
@@ -212,7 +212,7 @@ impl Actor {
             Ok(_) => false,
         };
         if !goes_on_later {
-            turn.tools.called.cancel(&services);
+            turn.tools.called.cancel(&host.live);
         }
         let spend = turn.spend();
         let ended = match result {
@@ -232,7 +232,7 @@ impl Actor {
             }
             // The turn is resumed when the host starts again.
             Err(error) if goes_on_later => {
-                return Err(services.shutdown.admit().err().unwrap_or(error));
+                return Err(host.shutdown.admit().err().unwrap_or(error));
             }
             Err(error) => {
                 let logs = context.as_mut().map(|context| context.log.take()).unwrap_or_default();
@@ -261,25 +261,22 @@ impl Actor {
         if end.is_abandoned() {
             return Err(RuntimeError::Cancelled);
         }
-        let services = self.services.clone();
+        let host = self.host.clone();
         let SessionKey { agent: agent_name, session } = self.key.clone();
         let agent = match &standing {
-            Standing::CutOff { digest, .. } => services.deployments.with_digest(&agent_name, digest).await?,
-            Standing::Attached | Standing::Waiting { .. } => services.deployments.deployed(&agent_name)?,
+            Standing::CutOff { digest, .. } => host.deployments.with_digest(&agent_name, digest).await?,
+            Standing::Attached | Standing::Waiting { .. } => host.deployments.deployed(&agent_name)?,
         };
         let memory = self.memory().await?;
         let number = memory.turns + 1;
         let state = StateView::new(memory.state.clone(), agent.limits.state_kb);
         let room =
             SessionRoom::new(agent.limits.session_kb, memory.state_bytes() + memory.conversations.bytes());
-        let conversations = ConversationSet::new(
-            memory.conversations.clone(),
-            (services.store.clone(), self.key.clone()),
-            room,
-        );
+        let conversations =
+            ConversationSet::new(memory.conversations.clone(), (host.store.clone(), self.key.clone()), room);
         turn_span::is_turn(number);
 
-        let store = &services.store;
+        let store = &host.store;
         let (key, seed, records) = match standing {
             Standing::Attached => {
                 let seed = journal::seed();
@@ -317,9 +314,9 @@ impl Actor {
             session: Some(session.clone()),
             parent: None,
         };
-        let tools = TurnTools::new(services.clone(), end.feed().turn_id().to_owned(), &invocation.origin);
-        let (models, egress) = (services.models.clone(), services.egress.clone());
-        let turn = Turn::new(agent.agent.clone(), models, affinity, deadline, journal.clone(), tools, egress);
+        let tools =
+            TurnTools::new(host.reach.tools.clone(), end.feed().turn_id().to_owned(), &invocation.origin);
+        let turn = Turn::new(agent.agent.clone(), affinity, deadline, journal.clone(), tools, &host.reach);
         let turn = turn.with_priority(invocation.priority).resumed_in(self.resuming.take());
         let turn = Arc::new(turn);
         let mut context = TurnContext::new(
@@ -342,7 +339,7 @@ impl Actor {
         });
         context.schedules = Some(ScheduleView {
             store: store.clone(),
-            clock: services.clock.clone(),
+            clock: host.clock.clone(),
             owner: Owner {
                 agent: agent_name,
                 session,
@@ -376,7 +373,7 @@ impl Actor {
     /// Waits until a parked turn may continue.
     async fn wait_parked(
         &self,
-        services: &Services,
+        host: &TurnHost,
         journal: &Journal,
         turn: &Turn,
         end: &TurnEnd,
@@ -389,7 +386,7 @@ impl Actor {
             () = turn.approvals.decided() => Ok(()),
             () = end.abandoned() => Err(RuntimeError::Cancelled),
             _ = gone.changed() => Err(RuntimeError::Cancelled),
-            () = services.shutdown.begun() => Err(RuntimeError::ShuttingDown),
+            () = host.shutdown.begun() => Err(RuntimeError::ShuttingDown),
         }
     }
 
@@ -397,7 +394,7 @@ impl Actor {
     /// only waiting for people.
     async fn call_guest(
         &self,
-        services: &Services,
+        host: &TurnHost,
         opened: &mut Opened,
         end: &TurnEnd,
         entry: Entry,
@@ -425,13 +422,13 @@ impl Actor {
             }
         }
         let instance = tokio::select! {
-            instance = tokio::time::timeout_at(turn.deadline.into(), services.instances.slot(turn.tools.callers.len(), &turn.affinity.tenant)) => instance,
+            instance = tokio::time::timeout_at(turn.deadline.into(), host.instances.slot(turn.tools.callers.len(), &turn.affinity.tenant)) => instance,
             () = &mut stop => return Some(Err(RuntimeError::Cancelled)),
         };
         let Ok(_instance) = instance else { return Some(Err(RuntimeError::DeadlineExceeded)) };
         let running = context.take().expect("the context is set until the guest is called");
         let (result, after) =
-            guest::take_turn(agent.code(&services.instances.wasm), turn.deadline, stop, running, entry).await;
+            guest::take_turn(agent.code(&host.instances.wasm), turn.deadline, stop, running, entry).await;
         if result.is_err() && parked.load(Ordering::Relaxed) {
             return None;
         }

@@ -133,7 +133,7 @@ async fn a_computing_turn_ends_at_its_deadline_or_cancellation() {
     let prompt = "the user said hello. ".repeat(300 << 10);
     // All compute permits of the tenant are taken until the test releases them.
     let (release, wait) = mpsc::channel::<()>();
-    let services = host.agents.services().clone();
+    let services = host.agents.host().clone();
     let places = thread::available_parallelism().map_or(2, usize::from).max(2) - 1;
     let wait = Arc::new(Mutex::new(wait));
     let mut busy = JoinSet::new();
@@ -141,7 +141,7 @@ async fn a_computing_turn_ends_at_its_deadline_or_cancellation() {
         let (services, wait) = (services.clone(), wait.clone());
         busy.spawn(async move {
             let held = move |_: &Cancel| drop(wait.lock().map(|wait| wait.recv()));
-            services.compute.run("local", held).await;
+            services.reach.compute.run("local", held).await;
         });
     }
     let late = host.ask("completes", "s", &prompt).await.expect_err("50 ms");

@@ -20,7 +20,7 @@ fn data_echo() -> Guest {
 }
 
 fn held(host: &Host) -> usize {
-    host.agents.services().admission.waiting_bytes()
+    host.agents.waiting_bytes()
 }
 
 #[tokio::test]

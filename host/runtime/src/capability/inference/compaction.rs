@@ -5,13 +5,15 @@
 //! it. The summary is a separate generation in the turn's journal, hidden from the caller. The position of the cut depends
 //! only on the conversation and the model, so a replayed turn cuts at the same position.
 
-use super::{
-    budget::{Beginning, Reservation, Turn},
-    conversation::{Conversation, Generating},
-    generation::{check_model, end, generate, refuse, repeat, told},
-    generation_options::asked,
-    generation_progress::{Progress, follow},
-    generation_record::{GenerationRecord, WrittenUsage},
+use crate::capability::{
+    inference::{
+        conversation::{Conversation, Generating},
+        generation::{check_model, end, generate, refuse, repeat, told},
+        options::asked,
+        progress::{Progress, follow},
+        record::{GenerationRecord, WrittenUsage},
+    },
+    turn::{Beginning, Reservation, Turn},
 };
 use crate::{
     RunEvent,
@@ -44,13 +46,13 @@ const REQUEST: &str = "Summarise our conversation so far in a few sentences. Kee
 const TOO_LONG: &str = "It was too long to be summarised.";
 
 /// A conversation, and the index of the first message that is kept.
-pub(super) struct Cut {
+pub(in crate::capability) struct Cut {
     before: Arc<Transcript>,
-    pub(super) at: usize,
+    pub(in crate::capability) at: usize,
 }
 
 /// A started compaction.
-pub(super) struct Compacting {
+pub(in crate::capability) struct Compacting {
     turn: Arc<Turn>,
     cut: Cut,
     source: Source,
@@ -90,7 +92,7 @@ struct Begun(Option<(Generating, Engine, Compacting)>);
 impl Cut {
     /// Returns the cut that keeps at most `messages` messages in addition to the system message. `None`: there is nothing to
     /// summarise.
-    pub(super) fn keeping(before: &Arc<Transcript>, messages: usize) -> Option<Cut> {
+    pub(in crate::capability) fn keeping(before: &Arc<Transcript>, messages: usize) -> Option<Cut> {
         let from = before.messages().len().saturating_sub(messages);
         let mut at = None;
         for boundary in boundaries(before.messages()) {
@@ -105,7 +107,7 @@ impl Cut {
 
     /// Returns the cut that keeps as many messages as possible while leaving room for `answer_tokens` and for the summary.
     /// `None`: no compaction makes enough room.
-    pub(super) fn fitting(
+    pub(in crate::capability) fn fitting(
         before: &Arc<Transcript>,
         engine: &Engine,
         opening: Opening<'_>,
@@ -127,7 +129,7 @@ impl Cut {
         Ok(None)
     }
 
-    pub(super) fn again(before: &Arc<Transcript>, at: usize) -> Cut {
+    pub(in crate::capability) fn again(before: &Arc<Transcript>, at: usize) -> Cut {
         Cut { before: before.clone(), at: at.min(before.messages().len()) }
     }
 
@@ -207,7 +209,7 @@ fn first_that_fits<E>(starts: &[usize], fits: impl Fn(usize) -> Result<bool, E>)
 impl Compacting {
     /// Starts to summarise with the model, or takes the agent's summary. The prompt starts with the same text and `tools` as
     /// the conversation, so that its prefix is in the model's cache.
-    pub(super) async fn begin(
+    pub(in crate::capability) async fn begin(
         turn: &Arc<Turn>,
         engine: &Engine,
         cut: Cut,
@@ -272,12 +274,12 @@ impl Compacting {
         })
     }
 
-    pub(super) fn at(&self) -> usize {
+    pub(in crate::capability) fn at(&self) -> usize {
         self.cut.at
     }
 
     /// Waits for the summary, and returns the compacted conversation and the summary.
-    pub(super) async fn finish(self, engine: &Engine) -> Result<(Transcript, String), Error> {
+    pub(in crate::capability) async fn finish(self, engine: &Engine) -> Result<(Transcript, String), Error> {
         let Compacting { turn, cut, source } = self;
         let (mut summary, usage) = match source {
             Source::Agent(summary) => (summary, None),

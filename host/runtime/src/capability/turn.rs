@@ -1,17 +1,22 @@
 //! The context that all generations of one turn share: the agent and its session, the deadline, and the remaining tokens.
 
-use super::fetch_budget::FetchBudget;
 use crate::{
     RuntimeError, TokensUsedUp,
     agent::Agent,
     approvals::TurnApprovals,
     bindings::types::Error,
+    capability::tools::TurnTools,
     egress::Egress,
-    host_tools::TurnTools,
     journal::{Call, Journal},
     models::GrantedModels,
     token_budget::{DayShare, NoTokens, Spend},
     tool::Tool,
+};
+use crate::{
+    approvals::ApprovalDesk,
+    capability::{http::budget::FetchBudget, tools::HostTools},
+    compute::Compute,
+    token_budget::TokenBudgets,
 };
 use skep_engine::{Affinity, Cancel, Engine, Priority, Usage};
 use std::{
@@ -29,10 +34,21 @@ const MAX_GENERATIONS: u32 = 1_000;
 /// Retry delay that a guest is given when the day's remaining tokens are reserved by others.
 const RETRY_PROMISED_MS: u32 = 1_000;
 
+/// What the host functions of all turns reach.
+pub(crate) struct Reach {
+    pub(crate) models: GrantedModels,
+    pub(crate) tokens: TokenBudgets,
+    pub(crate) egress: Arc<Egress>,
+    pub(crate) compute: Arc<Compute>,
+    pub(crate) approvals: ApprovalDesk,
+    pub(crate) tools: Arc<HostTools>,
+}
+
 /// One turn, as the host functions see it.
 pub(crate) struct Turn {
     pub(crate) agent: Arc<Agent>,
     models: GrantedModels,
+    compute: Arc<Compute>,
     pub(crate) affinity: Affinity,
     pub(crate) deadline: Instant,
     pub(crate) priority: Priority,
@@ -85,30 +101,27 @@ pub(crate) struct Reservation {
 impl Turn {
     pub(crate) fn new(
         agent: Arc<Agent>,
-        models: GrantedModels,
         affinity: Affinity,
         deadline: Instant,
         journal: Arc<Journal>,
         tools: TurnTools,
-        egress: Arc<Egress>,
+        reach: &Reach,
     ) -> Self {
         let (name, per_day) = (agent.manifest.name.as_str(), agent.limits.tokens_per_day);
-        let day = tools.services.tokens.share(&affinity.tenant, Some((name, per_day)));
-        let fetches = FetchBudget::new(&agent.limits);
-        let desk = tools.services.approvals.clone();
-        let approvals =
-            TurnApprovals::new(desk, journal.clone(), tools.turn_id.clone(), agent.limits.approval_ms);
+        let day = reach.tokens.share(&affinity.tenant, Some((name, per_day)));
+        let (desk, turn_id) = (reach.approvals.clone(), tools.turn_id.clone());
         Turn {
+            models: reach.models.clone(),
+            compute: reach.compute.clone(),
+            egress: reach.egress.clone(),
+            fetches: FetchBudget::new(&agent.limits),
+            approvals: TurnApprovals::new(desk, journal.clone(), turn_id, agent.limits.approval_ms),
             agent,
-            models,
             affinity,
             deadline,
             priority: Priority::default(),
             journal,
             tools,
-            approvals,
-            egress,
-            fetches,
             spent: Mutex::default(),
             day: Arc::new(day),
             used_up: OnceLock::new(),
@@ -142,7 +155,7 @@ impl Turn {
         is_quick: bool,
         work: impl FnOnce(&Cancel) -> T + Send + 'static,
     ) -> T {
-        self.tools.services.compute.run_unless(is_quick, &self.affinity.tenant, work).await
+        self.compute.run_unless(is_quick, &self.affinity.tenant, work).await
     }
 
     /// Returns the engine of a model that the agent may use; without a name, that of the agent's own model.

@@ -4,7 +4,7 @@
 //! Descriptions of external tools change without notice. The list that a turn received is in its journal, and everything
 //! here is derived from it, so a replayed turn offers its model the same tools.
 
-use super::{HostTools, agents, grant};
+use crate::capability::tools::{HostTools, agents, grant};
 use crate::grant::ToolName;
 use crate::{
     ToolDefinition,
@@ -34,7 +34,7 @@ pub(crate) struct Offered {
 
 /// Compiled external tools, by a digest of everything that was compiled.
 #[derive(Default)]
-pub(super) struct Catalog {
+pub(in crate::capability) struct Catalog {
     compiled: Mutex<HashMap<[u8; 32], Arc<Tool>>>,
     /// Whether decoding can enforce a schema, by a digest of the model and the schema.
     decodable: Mutex<HashMap<[u8; 32], bool>>,
@@ -42,7 +42,11 @@ pub(super) struct Catalog {
 
 impl Catalog {
     /// Returns the compiled form of a server's tool under this name.
-    pub(super) fn compiled(&self, name: &str, served: &ServedTool) -> Result<Arc<Tool>, String> {
+    pub(in crate::capability) fn compiled(
+        &self,
+        name: &str,
+        served: &ServedTool,
+    ) -> Result<Arc<Tool>, String> {
         let ServedTool { description, input_schema, output_schema, hints, .. } = served.clone();
         self.compile(ToolDefinition {
             name: name.to_owned(),
@@ -57,7 +61,7 @@ impl Catalog {
     }
 
     /// Returns a listed tool in the form in which the model may be offered it.
-    pub(super) fn offered(&self, info: &ToolInfo) -> Option<Arc<Offered>> {
+    pub(in crate::capability) fn offered(&self, info: &ToolInfo) -> Option<Arc<Offered>> {
         let definition = ToolDefinition {
             name: info.model_name.clone()?,
             description: info.description.clone(),
@@ -116,7 +120,7 @@ fn digest(of: &impl serde::Serialize) -> [u8; 32] {
 }
 
 /// Returns all tools that the agent may call and that are reachable now.
-pub(super) async fn list(turn: &Arc<Turn>) -> Vec<ToolInfo> {
+pub(in crate::capability) async fn list(turn: &Arc<Turn>) -> Vec<ToolInfo> {
     let mut listed: Vec<ToolInfo> = Vec::new();
     let mut bytes = 0;
     for (name, tool) in granted(turn).await {
@@ -139,14 +143,13 @@ pub(super) async fn list(turn: &Arc<Turn>) -> Vec<ToolInfo> {
 
 /// Returns the granted tools of every agent and server, ordered by agent and server name.
 async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
-    let services = &turn.tools.services;
-    let HostTools { servers, ceiling, catalog, fetch } = &services.host_tools;
+    let HostTools { directory, servers, ceiling, catalog, fetch, .. } = &*turn.tools.host;
     let grants = &turn.agent.manifest.grants.tools;
     let mut found = Vec::new();
-    if super::fetch::reaches_anywhere(turn) {
+    if crate::capability::tools::fetch::reaches_anywhere(turn) {
         found.push((ToolName::Host { tool: fetch.definition.name.clone() }, fetch.clone()));
     }
-    for agent in services.deployments.ready() {
+    for agent in directory.ready() {
         let name =
             |tool: &str| ToolName::Agent { agent: agent.manifest.name.to_string(), tool: tool.to_owned() };
         if agents::is_callable(&agent) && grants.iter().any(|grant| grant.covers_owner(&name(""))) {
@@ -180,7 +183,7 @@ async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
 }
 
 fn info(turn: &Turn, name: &ToolName, tool: &Tool) -> ToolInfo {
-    let catalog = &turn.tools.services.host_tools.catalog;
+    let catalog = &turn.tools.host.catalog;
     let is_own = |minted: &str| turn.agent.tools.get(minted).is_some();
     let ToolDefinition { description, input_schema, output_schema, hints, .. } = &tool.definition;
     ToolInfo {

@@ -10,7 +10,10 @@ use crate::{
         http::{HttpError, Request, Response},
         tools::ToolError,
     },
-    capability::{DEFAULT_FETCH_TIMEOUT, Turn, make_request},
+    capability::{
+        Turn,
+        http::{DEFAULT_FETCH_TIMEOUT, make_request},
+    },
     journal::{Call, Stopped},
     tool::Tool,
 };
@@ -52,7 +55,7 @@ fn get() -> String {
 }
 
 /// Returns the definition of the tool that a model sees.
-pub(super) fn tool() -> Tool {
+pub(in crate::capability) fn tool() -> Tool {
     let input_schema = json!({
         "type": "object",
         "properties": {
@@ -98,11 +101,11 @@ pub(super) fn tool() -> Tool {
 }
 
 /// Whether there is any host to which the agent might be allowed to send a request.
-pub(super) fn reaches_anywhere(turn: &Turn) -> bool {
+pub(in crate::capability) fn reaches_anywhere(turn: &Turn) -> bool {
     turn.egress.grants_any(&turn.agent.manifest)
 }
 
-pub(super) async fn call(
+pub(in crate::capability) async fn call(
     turn: &Arc<Turn>,
     call: &Call,
     arguments: Value,
@@ -120,7 +123,7 @@ pub(super) async fn call(
 }
 
 /// Counts a request that was made before a restart, with the response size that the journal holds.
-pub(super) fn made_before(turn: &Turn, arguments: &str, result: &Result<String, ToolError>) {
+pub(in crate::capability) fn made_before(turn: &Turn, arguments: &str, result: &Result<String, ToolError>) {
     let received = match result {
         Ok(answer) => serde_json::from_str(answer).map_or(0, |answer: Answer| answer.bytes),
         Err(ToolError::Failed(_) | ToolError::TimedOut(_) | ToolError::Interrupted(_)) => 0,
@@ -169,7 +172,9 @@ fn refusal(error: HttpError, timeout: Option<Duration>) -> ToolError {
         HttpError::Denied(why) | HttpError::LimitExceeded(why) => ToolError::Denied(why),
         HttpError::InvalidRequest(why) => ToolError::InvalidArguments(why),
         HttpError::Failed(why) | HttpError::TooLarge(why) => ToolError::Failed(why),
-        HttpError::Timeout => super::timed_out(timeout.unwrap_or(DEFAULT_FETCH_TIMEOUT)),
+        HttpError::Timeout => {
+            crate::capability::tools::call::timed_out(timeout.unwrap_or(DEFAULT_FETCH_TIMEOUT))
+        }
         HttpError::Interrupted => ToolError::Interrupted(
             "the host restarted during the request, so it is unknown whether the server acted on it"
                 .to_owned(),

@@ -1,6 +1,6 @@
 //! Converts a guest's options for a generation to those of the engine, and reports errors in them.
 
-use super::budget::Turn;
+use crate::capability::Turn;
 use crate::{
     bindings::{
         inference::{self, GenerateOptions, OutputFormat},
@@ -18,7 +18,10 @@ const MAX_STOP_STRINGS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
 const MAX_CONSTRAINT_BYTES: usize = 256 << 10;
 
-pub(super) fn chat_options(turn: &Turn, options: &GenerateOptions) -> Result<ChatOptions, Error> {
+pub(in crate::capability) fn chat_options(
+    turn: &Turn,
+    options: &GenerateOptions,
+) -> Result<ChatOptions, Error> {
     let mut tools: Vec<Arc<Tool>> = Vec::with_capacity(options.tools.len().min(128));
     for name in &options.tools {
         let Some(tool) = turn.tool(name) else {
@@ -125,6 +128,6 @@ fn output(output: &OutputFormat) -> Result<(Option<Constraint>, Vec<ChatMessage>
     Ok((constraint, examples))
 }
 
-pub(super) fn asked(max_tokens: Option<usize>) -> Option<u32> {
+pub(in crate::capability) fn asked(max_tokens: Option<usize>) -> Option<u32> {
     max_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
 }

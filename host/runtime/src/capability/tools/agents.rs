@@ -8,9 +8,9 @@
 use crate::{
     Invocation, Json, Origin, Outcome, RunHandle, RuntimeError, ToolOrigin,
     agent::Agent,
-    agent_host::Services,
     bindings::tools::ToolError,
-    capability::Turn,
+    capability::{Turn, tools::HostTools},
+    feed::LiveTurns,
     invocation::{CALL_KEY, MAX_DEPTH},
     journal::{Call, Stopped},
     name::{plain_session, session_beside},
@@ -44,18 +44,18 @@ impl CalledTurns {
     }
 
     /// Cancels the called turns that nobody waits for any more, because the caller's turn has finished.
-    pub(crate) fn cancel(&self, services: &Services) {
+    pub(crate) fn cancel(&self, live: &LiveTurns) {
         for turn_id in std::mem::take(&mut *self.lock()).values() {
-            if let Some(feed) = services.live.get(turn_id) {
+            if let Some(feed) = live.get(turn_id) {
                 feed.cancel();
             }
         }
     }
 
     /// Cancels the called turn of one call, whose result nobody will read.
-    pub(super) fn cancel_one(&self, services: &Services, call: u32) {
+    pub(in crate::capability) fn cancel_one(&self, live: &LiveTurns, call: u32) {
         let turn_id = self.lock().remove(&call);
-        if let Some(feed) = turn_id.and_then(|turn_id| services.live.get(&turn_id)) {
+        if let Some(feed) = turn_id.and_then(|turn_id| live.get(&turn_id)) {
             feed.cancel();
         }
     }
@@ -73,8 +73,8 @@ impl Waited<'_> {
 }
 
 /// Returns the active version of an agent whose tools others may call.
-pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Agent>, String> {
-    let agent = services.deployments.agent(agent).map_err(|error| error.to_string())?;
+pub(in crate::capability) fn callable(host: &HostTools, agent: &str) -> Result<Arc<Agent>, String> {
+    let agent = host.directory.agent(agent).map_err(|error| error.to_string())?;
     if !is_callable(&agent) {
         let name = &agent.manifest.name;
         return Err(format!(
@@ -85,12 +85,12 @@ pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Agent>, S
     Ok(agent)
 }
 
-pub(super) fn is_callable(agent: &Agent) -> bool {
+pub(in crate::capability) fn is_callable(agent: &Agent) -> bool {
     agent.handlers.tool_calls
 }
 
 /// Runs the called turn, or finds it again.
-pub(super) async fn call(
+pub(in crate::capability) async fn call(
     turn: &Arc<Turn>,
     call: &Call,
     attempt: u32,
@@ -104,8 +104,8 @@ pub(super) async fn call(
         Ok(callers) => callers,
         Err(circle) => return Ok(Err(circle)),
     };
-    let services = &turn.tools.services;
-    let Some(host) = services.host() else { return Err(goes_on_later(turn)) };
+    let host = &turn.tools.host;
+    let Some(invoke) = host.invoke.upgrade() else { return Err(goes_on_later(turn)) };
     let invocation = Invocation {
         principal: turn.affinity.tenant.clone(),
         agent: callee.clone(),
@@ -122,17 +122,16 @@ pub(super) async fn call(
         idempotency_key: Some(format!("{CALL_KEY}{} {} {attempt}", turn.tools.turn_id, call.number())),
         detached: true,
     };
-    let invoked = host.invoke_as_host(invocation).await;
     // The host shuts down when its last handle is dropped, so a waiting turn must not hold one.
-    drop(host);
+    let invoked = invoke.invoke(invocation).await;
     let ended = match invoked {
         Err(error) => Err(error),
         Ok(handle) => {
             let waited = turn.tools.called.wait(call.number(), handle.turn_id());
             let ended = wait(turn, call, handle, timeout).await;
             if let (None, Some(timeout)) = (&ended, timeout) {
-                turn.tools.called.cancel_one(services, call.number());
-                return Ok(Err(super::timed_out(timeout)));
+                turn.tools.called.cancel_one(&host.live, call.number());
+                return Ok(Err(crate::capability::tools::call::timed_out(timeout)));
             }
             waited.ended();
             ended.unwrap_or(Err(RuntimeError::Cancelled))

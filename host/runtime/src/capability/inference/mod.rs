@@ -3,13 +3,25 @@
 //! A conversation is a resource whose tokens stay in the host. Generations and compactions run concurrently, each as one
 //! asynchronous call. Opening or forking a conversation may read the store; everything else is answered at once.
 
-use super::{
-    Capabilities, TurnContext,
-    budget::Turn,
-    compaction, completion,
-    conversation::Conversation,
-    generation::{self, Asked, Begun},
+mod compaction;
+mod completion;
+mod conversation;
+mod conversation_set;
+mod generation;
+mod options;
+mod progress;
+mod record;
+mod sync;
+mod text_stream;
+
+use conversation::Conversation;
+use generation::{Asked, Begun};
+
+pub(crate) use conversation_set::{
+    CommittedConversations, ConversationSet, StoredConversation, check_conversation, is_quick_conversation,
 };
+
+use crate::capability::{Capabilities, TurnContext, turn::Turn};
 use crate::{
     Json, RunEvent,
     bindings::{
@@ -231,7 +243,7 @@ impl TurnContext {
     }
 
     /// Requests a generation. The outer error is for an invalid handle, on which the guest traps.
-    pub(super) fn ask(
+    pub(in crate::capability) fn ask(
         &mut self,
         conversation: &Resource<ConversationHandle>,
         options: GenerateOptions,
@@ -245,7 +257,7 @@ impl TurnContext {
         }
     }
 
-    pub(super) fn ask_compaction(
+    pub(in crate::capability) fn ask_compaction(
         &mut self,
         conversation: &Resource<ConversationHandle>,
         options: CompactOptions,
@@ -255,7 +267,7 @@ impl TurnContext {
         Ok(self.turn().and_then(|turn| compaction::ask(&turn, conversation, options)))
     }
 
-    pub(super) fn begin_completion(
+    pub(in crate::capability) fn begin_completion(
         &mut self,
         model: Option<String>,
         prompt: &str,
@@ -282,7 +294,7 @@ impl TurnContext {
 }
 
 /// Runs a generation to its end.
-pub(super) async fn generated(asked: Asked) -> wasmtime::Result<Result<Generation, Error>> {
+pub(in crate::capability) async fn generated(asked: Asked) -> wasmtime::Result<Result<Generation, Error>> {
     match asked.begin().await? {
         Ok(begun) => Ok(begun.finish(None).await?),
         Err(error) => Ok(Err(error)),

@@ -5,31 +5,28 @@
 //! same result and does nothing twice. A call of another agent is a turn with an idempotency key, and is found again by
 //! that key. Any other call that must not be made twice is noted in the journal before it is made.
 
-mod agents;
-mod catalog;
-mod fetch;
-mod grant;
-
-pub(crate) use agents::CalledTurns;
-pub(crate) use catalog::Offered;
-
+use super::{
+    Directory, Invoke,
+    agents::{self, CalledTurns},
+    catalog::{self, Catalog, Offered},
+    fetch, grant,
+};
 use crate::{
     Json, Origin, RuntimeOptions, ToolGrant,
     agent::Agent,
-    agent_host::Services,
     bindings::tools::{CallOptions, ToolError, ToolInfo},
     capability::Turn,
     event::turn_events,
+    feed::LiveTurns,
     grant::ToolName,
     journal::{Call, Identity, Stopped},
     metric,
     tool::{MAX_ARGUMENT_BYTES, Tool},
 };
-use catalog::Catalog;
 use skep_outbound::{ToolServer, ToolServerError};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 use tokio::sync::Semaphore;
@@ -39,19 +36,24 @@ use tracing::Instrument;
 const MAX_AT_ONCE: usize = 16;
 /// Maximum size of a result. The journal stores it as a string, which takes up to twice as much.
 const MAX_RESULT_BYTES: usize = 768 << 10;
+
 /// The external tools that the host can call, shared by all turns.
 pub(crate) struct HostTools {
-    servers: BTreeMap<String, Arc<dyn ToolServer>>,
+    pub(super) directory: Arc<dyn Directory>,
+    /// It is weak because whoever runs turns owns these tools.
+    pub(super) invoke: Weak<dyn Invoke>,
+    pub(super) live: Arc<LiveTurns>,
+    pub(super) servers: BTreeMap<String, Arc<dyn ToolServer>>,
     /// The tools that the operator allows.
-    ceiling: Vec<ToolGrant>,
-    catalog: Catalog,
+    pub(super) ceiling: Vec<ToolGrant>,
+    pub(super) catalog: Catalog,
     /// The `http/fetch` tool.
-    fetch: Arc<Tool>,
+    pub(super) fetch: Arc<Tool>,
 }
 
 /// The external tool calls of one turn.
 pub(crate) struct TurnTools {
-    pub(crate) services: Arc<Services>,
+    pub(super) host: Arc<HostTools>,
     pub(crate) turn_id: String,
     /// Agents whose calls led to this turn, outermost first.
     pub(crate) callers: Vec<String>,
@@ -75,21 +77,27 @@ impl HostTools {
         &self.servers
     }
 
-    pub(crate) fn new(options: &RuntimeOptions) -> Self {
+    pub(crate) fn new(
+        options: &RuntimeOptions,
+        directory: Arc<dyn Directory>,
+        invoke: Weak<dyn Invoke>,
+        live: Arc<LiveTurns>,
+    ) -> Self {
         let (servers, ceiling) = (options.tool_servers.clone(), options.granted_tools.clone());
-        HostTools { servers, ceiling, catalog: Catalog::default(), fetch: Arc::new(fetch::tool()) }
+        let (catalog, fetch) = (Catalog::default(), Arc::new(fetch::tool()));
+        HostTools { directory, invoke, live, servers, ceiling, catalog, fetch }
     }
 }
 
 impl TurnTools {
-    pub(crate) fn new(services: Arc<Services>, turn_id: String, origin: &Origin) -> Self {
+    pub(crate) fn new(host: Arc<HostTools>, turn_id: String, origin: &Origin) -> Self {
         let callers = match origin {
             Origin::Tool(origin) => origin.callers.clone(),
             _ => Vec::new(),
         };
         let (hops, at_once) = (turn_events::hops(origin), Semaphore::new(MAX_AT_ONCE));
         let (called, offered) = (CalledTurns::default(), Mutex::default());
-        TurnTools { services, turn_id, callers, hops, called, at_once, offered }
+        TurnTools { host, turn_id, callers, hops, called, at_once, offered }
     }
 
     /// Returns a tool that this turn listed, by either of its names.
@@ -243,7 +251,7 @@ async fn attempt_once(
     }
 }
 
-fn timed_out(after: Duration) -> ToolError {
+pub(super) fn timed_out(after: Duration) -> ToolError {
     ToolError::TimedOut(u32::try_from(after.as_millis()).unwrap_or(u32::MAX))
 }
 
@@ -255,7 +263,7 @@ async fn prepare(
     arguments: &str,
 ) -> Result<(ToolName, Target, Json), ToolError> {
     let name = resolve(turn, name).map_err(ToolError::Unknown)?;
-    let tools = &turn.tools.services.host_tools;
+    let tools = &turn.tools.host;
     grant::check(&turn.agent.manifest, &tools.ceiling, &name).map_err(ToolError::Denied)?;
     if arguments.len() > MAX_ARGUMENT_BYTES {
         let message =
@@ -276,7 +284,7 @@ fn resolve(turn: &Turn, name: &str) -> Result<ToolName, String> {
 async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {
     match name {
         ToolName::Agent { agent, tool } => {
-            let agent = agents::callable(&turn.tools.services, agent).map_err(ToolError::Unknown)?;
+            let agent = agents::callable(&turn.tools.host, agent).map_err(ToolError::Unknown)?;
             let Some(tool) = agent.tools.get(tool).cloned() else {
                 let known = agent.tools.names();
                 return Err(unknown(name, known.iter().map(String::as_str)));
@@ -284,7 +292,7 @@ async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {
             Ok(Target::Agent { agent, tool })
         }
         ToolName::Server { server: server_name, tool } => {
-            let HostTools { servers, catalog, .. } = &turn.tools.services.host_tools;
+            let HostTools { servers, catalog, .. } = &*turn.tools.host;
             let Some(server) = servers.get(server_name) else {
                 let known: Vec<&str> = servers.keys().map(String::as_str).collect();
                 let message = format!(
@@ -303,7 +311,7 @@ async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {
             Ok(Target::Server { server: server.clone(), tool })
         }
         // `http/fetch` is the only tool of this kind.
-        ToolName::Host { .. } => Ok(Target::Fetch { tool: turn.tools.services.host_tools.fetch.clone() }),
+        ToolName::Host { .. } => Ok(Target::Fetch { tool: turn.tools.host.fetch.clone() }),
     }
 }
 
@@ -372,7 +380,7 @@ pub(crate) async fn list(turn: &Arc<Turn>) -> Result<Vec<ToolInfo>, Stopped> {
             listed
         }
     };
-    let catalog = &turn.tools.services.host_tools.catalog;
+    let catalog = &turn.tools.host.catalog;
     turn.tools.offer(listed.iter().filter_map(|info| catalog.offered(info)));
     Ok(listed)
 }

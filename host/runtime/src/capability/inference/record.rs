@@ -2,7 +2,7 @@
 //!
 //! A prompt mostly repeats the conversation so far, so only the part that was added to it is written.
 
-use super::conversation::Generating;
+use crate::capability::inference::conversation::Generating;
 use crate::{
     bindings::{
         inference::{self, Generation},
@@ -18,7 +18,7 @@ use skep_engine::{
 
 /// The outcome of a generation.
 #[derive(Serialize, Deserialize)]
-pub(super) enum GenerationRecord {
+pub(in crate::capability) enum GenerationRecord {
     /// The generation never started.
     Refused(Error),
     Ended {
@@ -37,18 +37,18 @@ pub(super) enum GenerationRecord {
 }
 
 impl GenerationRecord {
-    pub(super) fn usage(&self) -> Usage {
+    pub(in crate::capability) fn usage(&self) -> Usage {
         match self {
             GenerationRecord::Ended { usage: Some(WrittenUsage(usage)), .. } => *usage,
             GenerationRecord::Ended { usage: None, .. } | GenerationRecord::Refused(_) => Usage::default(),
         }
     }
 
-    pub(super) fn is_ok(&self) -> bool {
+    pub(in crate::capability) fn is_ok(&self) -> bool {
         matches!(self, GenerationRecord::Ended { result: Ok(_), .. })
     }
 
-    pub(super) fn compacted_at(&self) -> Option<usize> {
+    pub(in crate::capability) fn compacted_at(&self) -> Option<usize> {
         match self {
             GenerationRecord::Ended { compacted_at, .. } => *compacted_at,
             GenerationRecord::Refused(_) => None,
@@ -57,11 +57,11 @@ impl GenerationRecord {
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) struct WrittenUsage(#[serde(with = "StoredUsage")] pub(super) Usage);
+pub(in crate::capability) struct WrittenUsage(#[serde(with = "StoredUsage")] pub(in crate::capability) Usage);
 
 /// An assistant message with its exact tokens, relative to the conversation before it.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Message {
+pub(in crate::capability) struct Message {
     raw: String,
     tokens: Vec<u32>,
     kept_prompt_tokens: usize,
@@ -74,7 +74,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    pub(super) fn of(outcome: &ChatOutcome, before: &Transcript, model: &ModelDigest) -> Self {
+    pub(in crate::capability) fn of(outcome: &ChatOutcome, before: &Transcript, model: &ModelDigest) -> Self {
         let same = outcome.prompt.iter().zip(before.tokens()).take_while(|(new, old)| new == old).count();
         let kept = match outcome.rendered.strip_prefix(before.rendered()) {
             Some(_) => before.rendered().len(),
@@ -93,7 +93,7 @@ impl Message {
 
     /// Appends the message again. The conversation must be the same as when the message was generated, unless the model has
     /// changed: then only the text is appended.
-    pub(super) fn append(
+    pub(in crate::capability) fn append(
         self,
         generating: Generating,
         before: &Transcript,

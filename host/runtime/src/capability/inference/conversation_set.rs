@@ -3,10 +3,10 @@
 //! A turn works on copies of the session's conversations, and its changes are committed with it. A conversation is read when
 //! a turn first opens it. Its tokens belong to one model; with another model they are encoded again from the messages.
 
-use super::{
-    budget::Turn,
-    conversation::{Conversation, ModelChange},
+use crate::capability::{
+    inference::conversation::{Conversation, ModelChange},
     session_room::SessionRoom,
+    turn::Turn,
 };
 use crate::{RuntimeError, bindings::types::Error, compute::Compute, name::SessionKey};
 use serde::{Deserialize, Serialize};
@@ -19,8 +19,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 const MAX_CONVERSATIONS: usize = 64;
 const MAX_NAME_BYTES: usize = 128;
-pub(super) const MAX_MESSAGES: usize = 10_000;
-pub(super) const MAX_TEXT_BYTES: usize = 8 << 20;
+pub(in crate::capability) const MAX_MESSAGES: usize = 10_000;
+pub(in crate::capability) const MAX_TEXT_BYTES: usize = 8 << 20;
 const QUICK_BYTES: usize = 256 << 10;
 
 /// A conversation between turns.
@@ -310,11 +310,11 @@ fn check_name(name: &str, others: usize) -> Result<(), String> {
 }
 
 /// Returns the size of the messages' text, including the arguments of their tool calls.
-pub(super) fn text_bytes(messages: &[ChatMessage]) -> usize {
+pub(in crate::capability) fn text_bytes(messages: &[ChatMessage]) -> usize {
     messages.iter().map(ChatMessage::text_bytes).sum()
 }
 
-pub(super) fn too_long(messages: usize, bytes: usize) -> String {
+pub(in crate::capability) fn too_long(messages: usize, bytes: usize) -> String {
     format!(
         "the conversation has {messages} messages with {bytes} bytes in total; at most {MAX_MESSAGES} messages with \
          {MAX_TEXT_BYTES} bytes in total are allowed"

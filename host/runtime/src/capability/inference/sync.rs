@@ -2,7 +2,6 @@
 //!
 //! Every call delegates to its counterpart in `inference`, and blocks the guest until it is answered.
 
-use super::{TurnContext, completion, inference::generated};
 use crate::bindings::{
     ConversationHandle, inference,
     inference_sync::{Host, HostConversation},
@@ -10,6 +9,10 @@ use crate::bindings::{
         CompactOptions, Compaction, CompactionPolicy, Entry, Error, GenerateOptions, Generation, ModelInfo,
         ToolResult, Usage,
     },
+};
+use crate::capability::{
+    TurnContext,
+    inference::{completion, generated},
 };
 use wasmtime::component::Resource;
 

@@ -4,7 +4,11 @@ use crate::Manifest;
 use crate::grant::{ToolGrant, ToolName};
 
 /// Checks that an agent may call a tool. The error names the setting that would allow it.
-pub(super) fn check(manifest: &Manifest, ceiling: &[ToolGrant], name: &ToolName) -> Result<(), String> {
+pub(in crate::capability) fn check(
+    manifest: &Manifest,
+    ceiling: &[ToolGrant],
+    name: &ToolName,
+) -> Result<(), String> {
     let covered = |grants: &[ToolGrant]| grants.iter().any(|grant| grant.covers(name));
     let lacks = |file| {
         format!(

@@ -1,8 +1,8 @@
 //! A running generation: passes its tokens and text to the journal, the guest and the caller as they are produced.
 
-use super::{
-    budget::{Reservation, Turn},
-    text_stream::Telling,
+use crate::capability::{
+    inference::text_stream::Telling,
+    turn::{Reservation, Turn},
 };
 use crate::{bindings::types::Error, journal::Call};
 use skep_engine::{
@@ -11,7 +11,7 @@ use skep_engine::{
 };
 
 /// Journals the tokens of one generation as they are produced, and the text that the caller is shown.
-pub(super) struct Progress<'a> {
+pub(in crate::capability) struct Progress<'a> {
     turn: &'a Turn,
     call: &'a Call,
     model: &'a ModelDigest,
@@ -23,14 +23,19 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    pub(super) fn new(turn: &'a Turn, call: &'a Call, engine: &'a Engine, visible: bool) -> Self {
+    pub(in crate::capability) fn new(
+        turn: &'a Turn,
+        call: &'a Call,
+        engine: &'a Engine,
+        visible: bool,
+    ) -> Self {
         let (journalled, shown_before) = (call.tokens().len(), call.shown_bytes());
         Progress { turn, call, model: &engine.info().digest, visible, journalled, shown_before }
     }
 
     /// Journals new tokens. `produced` holds all tokens so far, `delta` the text of the latest ones, and `taken_back` what had
     /// been taken back by the last of them.
-    pub(super) fn note(&mut self, produced: &[u32], taken_back: TakenBack, delta: &str) {
+    pub(in crate::capability) fn note(&mut self, produced: &[u32], taken_back: TakenBack, delta: &str) {
         let known = self.shown_before.min(delta.len());
         let text = if self.visible { &delta[known..] } else { "" };
         if self.visible {
@@ -46,7 +51,7 @@ impl<'a> Progress<'a> {
 }
 
 /// Reads a chat stream to its end.
-pub(super) async fn follow(
+pub(in crate::capability) async fn follow(
     mut progress: Progress<'_>,
     mut stream: ChatStream,
     mut reservation: Reservation,

@@ -1,18 +1,49 @@
 //! `skep:agent/tools`: calls of external tools, and approvals of calls.
 
-use super::{Capabilities, TurnContext, budget::Turn};
+pub(crate) mod agents;
+mod call;
+mod catalog;
+mod fetch;
+mod grant;
+
+pub(crate) use call::{HostTools, TurnTools};
+
+use crate::{
+    Invocation, RuntimeError,
+    agent::Agent,
+    capability::{Capabilities, TurnContext, turn::Turn},
+    feed::RunHandle,
+};
 use crate::{
     bindings::tools::{CallOptions, Host, HostWithStore, ToolError, ToolInfo},
-    host_tools,
     journal::{Identity, Stopped},
 };
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc};
 use wasmtime::component::Accessor;
+
+/// Finds the agents of this host.
+pub(crate) trait Directory: Send + Sync {
+    /// Returns the active version of an agent.
+    fn agent(&self, name: &str) -> Result<Arc<Agent>, RuntimeError>;
+
+    /// Returns the active versions of all agents that can be called, ordered by name.
+    fn ready(&self) -> Vec<Arc<Agent>>;
+}
+
+/// A turn that is being accepted.
+pub(crate) type Accepting = Pin<Box<dyn Future<Output = Result<RunHandle, RuntimeError>> + Send>>;
+
+/// Runs turns of other agents.
+pub(crate) trait Invoke: Send + Sync {
+    /// Invokes an agent as the host does, with an internal idempotency key. The future must not hold the host longer than the
+    /// turn takes to be accepted.
+    fn invoke(self: Arc<Self>, invocation: Invocation) -> Accepting;
+}
 
 impl HostWithStore<TurnContext> for Capabilities {
     async fn list(accessor: &Accessor<TurnContext, Self>) -> wasmtime::Result<Vec<ToolInfo>> {
         let Some(turn) = begin(accessor, 0)? else { return Ok(Vec::new()) };
-        let listed = host_tools::list(&turn).await?;
+        let listed = call::list(&turn).await?;
         let size = |info: &ToolInfo| {
             info.description.len()
                 + info.input_schema.len()
@@ -32,7 +63,7 @@ impl HostWithStore<TurnContext> for Capabilities {
             let message = "tools are available only in a turn, not while the agent describes itself";
             return Ok(Err(ToolError::Denied(message.to_owned())));
         };
-        let result = host_tools::call(&turn, &name, &arguments, &options).await?;
+        let result = call::call(&turn, &name, &arguments, &options).await?;
         accessor.with(|mut access| access.get().charge_result(result.as_ref().map_or(0, String::len)))?;
         Ok(result)
     }

@@ -9,7 +9,7 @@ const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 /// The request budget of one turn.
 #[derive(Debug)]
-pub(super) struct FetchBudget {
+pub(in crate::capability) struct FetchBudget {
     fetches: u32,
     bytes: usize,
     limit_kb: u32,
@@ -26,20 +26,20 @@ struct Spent {
 
 /// A reservation for one request and its response. Dropping it without [`FetchPlace::settle`] returns the response's bytes.
 #[derive(Debug)]
-pub(super) struct FetchPlace<'a> {
+pub(in crate::capability) struct FetchPlace<'a> {
     budget: &'a FetchBudget,
-    pub(super) response_bytes: usize,
+    pub(in crate::capability) response_bytes: usize,
     received: usize,
 }
 
 impl FetchBudget {
-    pub(super) fn new(limits: &Limits) -> Self {
+    pub(in crate::capability) fn new(limits: &Limits) -> Self {
         let Limits { fetches, fetch_kb: limit_kb, .. } = *limits;
         FetchBudget { fetches, bytes: limit_kb as usize * 1024, limit_kb, spent: Mutex::default() }
     }
 
     /// Reserves the budget for a request of `request_bytes`. The error names the setting that would allow it.
-    pub(super) fn begin(&self, request_bytes: usize) -> Result<FetchPlace<'_>, String> {
+    pub(in crate::capability) fn begin(&self, request_bytes: usize) -> Result<FetchPlace<'_>, String> {
         let mut spent = self.lock();
         if spent.fetches >= self.fetches {
             return Err(format!(
@@ -73,7 +73,7 @@ impl FetchBudget {
 
 impl FetchPlace<'_> {
     /// Records the size of the response, and returns the rest of its reservation.
-    pub(super) fn settle(mut self, received: usize) {
+    pub(in crate::capability) fn settle(mut self, received: usize) {
         self.received = received.min(self.response_bytes);
     }
 }

@@ -4,6 +4,10 @@
 //! has its number from the turn's journal. A turn never waits for a slow reader: the size of a feed
 //! is bounded by what a turn may produce.
 
+mod live;
+
+pub(crate) use live::{Live, LiveTurns};
+
 use crate::{Outcome, RunEvent, RuntimeError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};

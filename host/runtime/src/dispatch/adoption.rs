@@ -5,16 +5,17 @@
 //! The host first registers a turn among the live turns, then reads its row; a turn that has ended
 //! meanwhile is left alone.
 
-use super::{AgentHost, Inner, Services};
+use super::Dispatch;
 use crate::{
     RuntimeError,
     feed::Feed,
     invocation::CALL_KEY,
     name::{SessionKey, tenant_of},
     session::{Message, Settlement, TurnRequest},
+    shutdown::Shutdown,
 };
 use skep_store::OpenTurn;
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Weak, time::Duration};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 /// Interval at which the host looks for turns that nobody runs.
@@ -24,28 +25,27 @@ const INTERVAL: Duration = Duration::from_secs(5);
 const MAX_LOSSES: u32 = 3;
 
 /// Runs until the host stops.
-pub(super) async fn run(services: Arc<Services>) {
+pub(crate) async fn run(dispatch: Weak<Dispatch>, shutdown: Shutdown) {
     let mut ticks = interval_at(Instant::now() + INTERVAL, INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = services.shutdown.begun() => return,
+            () = shutdown.begun() => return,
         }
-        let Some(host) = services.host() else { continue };
-        if let Err(error) = host.inner.adopt_turns(None).await {
+        let Some(dispatch) = dispatch.upgrade() else { return };
+        if let Err(error) = dispatch.adopt_turns(None).await {
             tracing::error!("cannot look for turns that nobody runs: {error}");
         }
     }
 }
 
-impl AgentHost {
+impl Dispatch {
     /// Resumes the turns of the last process at startup, after counting their losses. Logs those
     /// that cannot continue yet.
-    pub(super) async fn resume_turns(&self) -> Result<(), RuntimeError> {
-        let services = &self.inner.services;
-        services.store.count_losses(CALL_KEY).await?;
-        for OpenTurn { id, agent, session, .. } in self.inner.adopt_turns(None).await? {
+    pub(crate) async fn resume_turns(&self) -> Result<(), RuntimeError> {
+        self.host.store.count_losses(CALL_KEY).await?;
+        for OpenTurn { id, agent, session, .. } in self.adopt_turns(None).await? {
             tracing::warn!(
                 agent,
                 session,
@@ -57,43 +57,43 @@ impl AgentHost {
     }
 }
 
-impl Inner {
+impl Dispatch {
     /// Resumes the turns that nobody runs, of all agents or of the given one. Returns those whose
     /// agent is not ready.
-    pub(super) async fn adopt_turns(&self, agent: Option<&str>) -> Result<Vec<OpenTurn>, RuntimeError> {
-        let services = &self.services;
+    pub(crate) async fn adopt_turns(&self, agent: Option<&str>) -> Result<Vec<OpenTurn>, RuntimeError> {
+        let host = &self.host;
         let mut left = Vec::new();
-        if services.shutdown.admit().is_err() {
+        if host.shutdown.admit().is_err() {
             return Ok(left);
         }
         let mut sessions: BTreeMap<SessionKey, Vec<TurnRequest>> = BTreeMap::new();
-        for turn in services.store.open_turns().await? {
+        for turn in host.store.open_turns().await? {
             if agent.is_some_and(|agent| agent != turn.agent) {
                 continue;
             }
-            if services.deployments.agent(&turn.agent).is_err() {
+            if host.deployments.agent(&turn.agent).is_err() {
                 left.push(turn);
                 continue;
             }
             let feed = Feed::new(turn.id.clone());
-            let Some(live) = services.live.enter(&feed) else { continue };
-            let losses = turn.losses.max(services.live.panics(&turn.id));
+            let Some(live) = host.live.enter(&feed) else { continue };
+            let losses = turn.losses.max(host.live.panics(&turn.id));
             let OpenTurn { key, id, agent, session, is_running, message_bytes, .. } = turn;
             if is_running && losses >= MAX_LOSSES {
                 let error = RuntimeError::TurnLost { turn: id, losses };
                 tracing::error!(agent, session, "{error}");
                 let place = SessionKey { agent, session };
-                Settlement::of_lost(services, key, place, &error, live).await.write(services).await;
+                Settlement::of_lost(host, key, place, &error, live).await.write(host).await;
                 continue;
             }
             let place = SessionKey { agent, session };
             let tenant = tenant_of(&place.session).to_owned();
-            let admitted = services.admission.take_again(&tenant, &place, message_bytes as usize);
+            let admitted = self.admission.take_again(&tenant, &place, message_bytes as usize);
             let request = TurnRequest::new(Message::Stored(key), feed, live, admitted);
             sessions.entry(place).or_default().push(request);
         }
         for (key, turns) in sessions {
-            self.sessions.resume(services, key, turns);
+            self.sessions.resume(host, key, turns);
         }
         Ok(left)
     }

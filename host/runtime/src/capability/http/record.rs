@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum FetchRecord {
+pub(in crate::capability) enum FetchRecord {
     Answered { status: u16, url: String, headers: Vec<(String, String)>, body: Body },
     Failed(HttpError),
 }
@@ -15,10 +15,10 @@ pub(super) enum FetchRecord {
 /// A response body, in base64, because a list of numbers would take four characters for each byte.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(super) struct Body(Vec<u8>);
+pub(in crate::capability) struct Body(Vec<u8>);
 
 impl FetchRecord {
-    pub(super) fn new(result: &Result<Response, HttpError>) -> Self {
+    pub(in crate::capability) fn new(result: &Result<Response, HttpError>) -> Self {
         match result {
             Ok(response) => FetchRecord::Answered {
                 status: response.status,
@@ -30,14 +30,14 @@ impl FetchRecord {
         }
     }
 
-    pub(super) fn body_bytes(&self) -> usize {
+    pub(in crate::capability) fn body_bytes(&self) -> usize {
         match self {
             FetchRecord::Answered { body, .. } => body.0.len(),
             FetchRecord::Failed(_) => 0,
         }
     }
 
-    pub(super) fn into_result(self) -> Result<Response, HttpError> {
+    pub(in crate::capability) fn into_result(self) -> Result<Response, HttpError> {
         match self {
             FetchRecord::Answered { status, url, headers, body } => {
                 Ok(Response { status, url, headers, body: body.0 })

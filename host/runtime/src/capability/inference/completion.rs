@@ -1,11 +1,13 @@
 //! Text completion without a conversation or a chat template. It is journalled like other generations.
 
-use super::{
-    budget::{Beginning, Reservation, Turn},
-    generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat, timing, usage},
-    generation_options::{asked, chat_options},
-    generation_progress::Progress,
-    generation_record::{GenerationRecord, WrittenUsage},
+use crate::capability::{
+    inference::{
+        generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat, timing, usage},
+        options::{asked, chat_options},
+        progress::Progress,
+        record::{GenerationRecord, WrittenUsage},
+    },
+    turn::{Beginning, Reservation, Turn},
 };
 use crate::{
     QUICK_BYTES, RunEvent,

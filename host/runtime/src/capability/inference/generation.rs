@@ -4,14 +4,16 @@
 //! calls have valid arguments is appended. Tokens are journalled as they are produced: a generation that a crash interrupted
 //! continues after the last journalled token, and a finished one is answered from the journal.
 
-use super::{
-    budget::{Beginning, Reservation, Turn},
-    compaction::{Compacting, Cut},
-    conversation::{Conversation, Generating, ModelChange},
-    generation_options::{asked as asked_tokens, chat_options},
-    generation_progress::{Progress, follow},
-    generation_record::{GenerationRecord, Message, WrittenUsage},
-    text_stream::{Telling, TextSink, TextSource, text_stream},
+use crate::capability::{
+    inference::{
+        compaction::{Compacting, Cut},
+        conversation::{Conversation, Generating, ModelChange},
+        options::{asked as asked_tokens, chat_options},
+        progress::{Progress, follow},
+        record::{GenerationRecord, Message, WrittenUsage},
+        text_stream::{Telling, TextSink, TextSource, text_stream},
+    },
+    turn::{Beginning, Reservation, Turn},
 };
 use crate::{
     CompactionMode, Json, QUICK_BYTES, RunEvent,
@@ -28,7 +30,7 @@ use skep_engine::{
 use std::sync::Arc;
 
 /// Number of bytes that are hashed in about a millisecond.
-pub(super) const QUICK_HASH_BYTES: usize = 256 << 10;
+pub(in crate::capability) const QUICK_HASH_BYTES: usize = 256 << 10;
 
 /// A requested generation, with its position among the guest's calls.
 pub(crate) struct Asked {
@@ -87,7 +89,7 @@ struct Started {
     compacted_at: Option<usize>,
 }
 
-pub(super) type Generated = Result<Result<inference::Generation, Error>, Stopped>;
+pub(in crate::capability) type Generated = Result<Result<inference::Generation, Error>, Stopped>;
 
 /// Locks the conversation for a generation. Errors in the options are returned at once.
 pub(crate) fn ask(
@@ -198,7 +200,7 @@ fn bytes(before: &Transcript, chat: &ChatOptions) -> usize {
 }
 
 /// Renders and encodes the part that the model has not seen, and submits it.
-pub(super) async fn generate(
+pub(in crate::capability) async fn generate(
     turn: &Turn,
     is_quick: bool,
     before: &Arc<Transcript>,
@@ -213,7 +215,7 @@ pub(super) async fn generate(
 
 /// Checks that the model did not change while the generation was interrupted, because the tokens so far mean a different
 /// text to another model.
-pub(super) fn check_model(call: &Call, engine: &Engine) -> Result<(), Error> {
+pub(in crate::capability) fn check_model(call: &Call, engine: &Engine) -> Result<(), Error> {
     if !call.is_of_another(&engine.info().digest) {
         return Ok(());
     }
@@ -378,7 +380,7 @@ async fn recall(
 }
 
 /// Converts a generated message to the guest's result.
-pub(super) fn told(outcome: ChatOutcome) -> inference::Generation {
+pub(in crate::capability) fn told(outcome: ChatOutcome) -> inference::Generation {
     inference::Generation {
         text: outcome.text,
         tool_calls: outcome.tool_calls.into_iter().map(tool_call).collect(),
@@ -393,7 +395,7 @@ pub(super) fn told(outcome: ChatOutcome) -> inference::Generation {
 }
 
 /// Records that a generation was refused before it started, and returns the error for the guest.
-pub(super) fn refuse(turn: &Turn, call: &Call, error: Error) -> Error {
+pub(in crate::capability) fn refuse(turn: &Turn, call: &Call, error: Error) -> Error {
     if !matches!(error, Error::Cancelled) {
         turn.journal.ended(call, &GenerationRecord::Refused(error.clone()), Vec::new());
     }
@@ -402,7 +404,7 @@ pub(super) fn refuse(turn: &Turn, call: &Call, error: Error) -> Error {
 
 /// Records that a generation failed, and returns the error for the guest. A generation that only the end of the turn stopped
 /// is not recorded, so a replayed turn continues it.
-pub(super) fn end(
+pub(in crate::capability) fn end(
     turn: &Turn,
     call: &Call,
     error: Error,
@@ -432,7 +434,7 @@ fn end_read(
 }
 
 /// Returns the recorded result of a generation, and appends its message to the conversation again.
-pub(super) fn repeat(
+pub(in crate::capability) fn repeat(
     record: GenerationRecord,
     reservation: Reservation,
     conversation: Option<(Generating, &Transcript)>,
@@ -475,7 +477,7 @@ pub(crate) fn tool_call(call: ToolCall) -> types::ToolCall {
     types::ToolCall { id: call.id, name: call.name, arguments: call.arguments }
 }
 
-pub(super) fn timing(timing: &skep_engine::Timing) -> types::Timing {
+pub(in crate::capability) fn timing(timing: &skep_engine::Timing) -> types::Timing {
     types::Timing {
         queue_us: timing.queue_us,
         first_token_us: timing.first_token_us,

@@ -1,7 +1,7 @@
 //! A single HTTP request of an agent, under its grants and within its limits. The code that journals the request decides
 //! whether it may be repeated after a restart.
 
-use super::budget::Turn;
+use crate::capability::Turn;
 use crate::metric;
 use skep_outbound::{Bounds, OutboundError, Request, Response};
 use std::{

@@ -1,10 +1,10 @@
 //! A conversation that a guest holds. One generation at a time extends it; meanwhile nothing but clearing may change it.
 
-use super::{
-    conversation_set::{MAX_MESSAGES, MAX_TEXT_BYTES, StoredConversation, text_bytes, too_long},
+use crate::bindings::{inference::CompactionPolicy, types::Error};
+use crate::capability::{
+    inference::conversation_set::{MAX_MESSAGES, MAX_TEXT_BYTES, StoredConversation, text_bytes, too_long},
     session_room::SessionRoom,
 };
-use crate::bindings::{inference::CompactionPolicy, types::Error};
 use skep_engine::{
     Engine, Usage,
     chat::{ChatMessage, ChatOutcome, Transcript},
@@ -134,7 +134,12 @@ impl Conversation {
     }
 
     /// Creates a conversation for which `bytes` of the session's size budget are already counted.
-    pub(super) fn new(engine: Engine, transcript: Transcript, room: Arc<SessionRoom>, bytes: usize) -> Self {
+    pub(in crate::capability) fn new(
+        engine: Engine,
+        transcript: Transcript,
+        room: Arc<SessionRoom>,
+        bytes: usize,
+    ) -> Self {
         let text_bytes = text_bytes(transcript.messages());
         let inner = Inner {
             transcript,
@@ -148,22 +153,22 @@ impl Conversation {
         Conversation { engine, room, inner: Arc::new(Mutex::new(inner)) }
     }
 
-    pub(super) fn with_change(self, change: ModelChange) -> Self {
+    pub(in crate::capability) fn with_change(self, change: ModelChange) -> Self {
         self.lock().model_change = Some(change);
         self
     }
 
     /// Takes the pending notification about a model change.
-    pub(super) fn take_model_change(&self) -> Option<ModelChange> {
+    pub(in crate::capability) fn take_model_change(&self) -> Option<ModelChange> {
         self.lock().model_change.take()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::capability) fn is_empty(&self) -> bool {
         self.lock().transcript.messages().is_empty()
     }
 
     /// Creates another conversation with the same messages.
-    pub(super) fn copy(&self) -> Result<Self, Error> {
+    pub(in crate::capability) fn copy(&self) -> Result<Self, Error> {
         let inner = self.when_open()?;
         let bytes = inner.transcript.bytes();
         self.room.take(bytes).map_err(Error::InvalidArgument)?;
@@ -177,7 +182,7 @@ impl Conversation {
     }
 
     /// Returns the form in which the conversation is stored, if the turn changed it.
-    pub(super) fn changed(&self) -> Option<StoredConversation> {
+    pub(in crate::capability) fn changed(&self) -> Option<StoredConversation> {
         let inner = self.lock();
         let info = self.engine.info();
         inner.changed.then(|| StoredConversation {
@@ -267,12 +272,12 @@ impl Generating {
     }
 
     /// Returns the engine of the conversation's model.
-    pub(super) fn engine(&self) -> &Engine {
+    pub(in crate::capability) fn engine(&self) -> &Engine {
         &self.0.engine
     }
 
     /// Takes the pending notification about a model change.
-    pub(super) fn take_model_change(&self) -> Option<ModelChange> {
+    pub(in crate::capability) fn take_model_change(&self) -> Option<ModelChange> {
         self.0.take_model_change()
     }
 }

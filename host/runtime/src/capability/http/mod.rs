@@ -4,7 +4,17 @@
 //! journal says that it will be. If the host terminates before the response is recorded, an idempotent request is made
 //! again; for any other request the guest gets an error that says that the outcome is unknown.
 
-use super::{Capabilities, TurnContext, budget::Turn, fetch::FetchError, fetch_record::FetchRecord};
+pub(super) mod budget;
+mod record;
+mod request;
+
+pub(super) use request::DEFAULT_TIMEOUT as DEFAULT_FETCH_TIMEOUT;
+
+use crate::capability::{
+    Capabilities, TurnContext,
+    http::{record::FetchRecord, request::FetchError},
+    turn::Turn,
+};
 use crate::{
     bindings::http::{Host, HostWithStore, HttpError, Request, Response},
     journal::{Call, Identity, Stopped},
