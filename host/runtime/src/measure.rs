@@ -9,10 +9,11 @@ use crate::{
     bindings::handler,
     capability::{ConversationSet, TurnContext, log::TurnLog, state::StateView},
     component::Deployed,
-    instance::{self, InstancePlace},
+    instance::{self, InstancePlace, Left},
     session::Entry,
 };
 use std::{
+    convert::Infallible,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -49,8 +50,8 @@ impl AgentHost {
             origin: handler::Origin::Direct,
         });
         let context = empty_context(&agent);
-        let forever = std::future::pending();
-        let (reply, _) =
+        let forever = std::future::pending::<Infallible>();
+        let (Left::Returned(reply), _) =
             instance::take_turn(services.wasm(), &agent, deadline, forever, context, message).await;
         Ok(reply?.into_outcome(deadline)?.0)
     }

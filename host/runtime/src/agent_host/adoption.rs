@@ -83,7 +83,7 @@ impl Inner {
                 let error = RuntimeError::TurnLost { turn: id, losses };
                 tracing::error!(agent, session, "{error}");
                 let place = SessionKey { agent, session };
-                Settlement::of_lost(services, key, place, &error, live).await.write(services).await;
+                Settlement::for_lost_turn(services, key, place, &error, live).await.write(services).await;
                 continue;
             }
             let place = SessionKey { agent, session };

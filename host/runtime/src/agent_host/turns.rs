@@ -10,7 +10,8 @@ use crate::{
     journal,
     name::{SessionKey, plain_session, tenant_of},
     session::{
-        Command, Input, Live, Message, Settlement, Standing, StoredFailure, TurnRequest, decode_outcome,
+        Accepted, Command, Input, Live, Message, Settlement, StoredFailure, StoredState, TurnRequest,
+        decode_outcome,
     },
 };
 use skep_store::{Acceptance, NewTurn, TurnRow, TurnState};
@@ -74,7 +75,7 @@ impl AgentHost {
         let held = services.intake.take(&invocation)?;
         let active = services.active(&agent, &invocation.principal)?;
         let key = session_key(&invocation);
-        let message = here(invocation, now_ms(), Standing::Attached);
+        let message = in_memory(invocation, now_ms(), StoredState::Attached);
         let request = TurnRequest::new(message, feed, live, active, held);
         let in_front = self.inner.send(key, request)?;
         Ok(handle.behind(in_front))
@@ -167,14 +168,13 @@ impl Inner {
             },
         };
         let handle = feed.follow(Hold::Watches);
-        let standing = Standing::Waiting { key, seed };
         let place = session_key(&invocation);
-        let message = here(invocation, accepted_at_ms, standing);
+        let message = in_memory(invocation, accepted_at_ms, StoredState::Waiting { key, seed });
         let request = TurnRequest::new(message, feed, live.clone(), active, held);
         match self.send(place.clone(), request) {
             Ok(session) => Ok(handle.in_session(session)),
             Err(error) => {
-                Settlement::of_unbegun(key, place, &error, false, live).write(&self.services).await;
+                Settlement::for_unstarted_turn(key, place, &error, false, live).write(&self.services).await;
                 Err(error)
             }
         }
@@ -245,8 +245,8 @@ fn session_key(invocation: &Invocation) -> SessionKey {
     SessionKey { agent: invocation.agent.clone(), session: invocation.session.clone() }
 }
 
-fn here(invocation: Invocation, received_at_ms: u64, standing: Standing) -> Message {
-    Message::Here { invocation: Box::new(invocation), received_at_ms, standing }
+fn in_memory(invocation: Invocation, received_at_ms: u64, state: StoredState) -> Message {
+    Message::InMemory(Accepted { invocation: Box::new(invocation), received_at_ms, state })
 }
 
 fn check(invocation: &Invocation) -> Result<(), RuntimeError> {

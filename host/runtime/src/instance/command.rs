@@ -1,40 +1,39 @@
 //! A turn of a plain WASI command: the message is its standard input, and its standard output is the reply.
 
-use super::{bounded, judge};
+use super::{Left, bounded, judge};
 use crate::{RuntimeError, capability::TurnContext, component::Deployed, engine::WasmEngine};
 use std::{sync::Arc, time::Instant};
 use wasmtime_wasi::I32Exit;
 
 /// Runs the command and returns what it printed, if it exits with status 0.
-pub(super) async fn run(
+pub(super) async fn run<S>(
     wasm: &WasmEngine,
     agent: &Arc<Deployed>,
     deadline: Instant,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = S>,
     mut context: TurnContext,
     message: String,
-) -> (Result<String, RuntimeError>, TurnContext) {
+) -> (Left<String, S>, TurnContext) {
     context.as_command(message);
     let limits = &agent.limits;
-    let (ended, mut context) =
+    let (left, mut context) =
         bounded(wasm, &agent.pre, limits, deadline, stop, context, async |agent, accessor| {
             agent.run(accessor).await
         })
         .await;
-    let status = match ended {
-        Ok(Ok(result)) => Ok(i32::from(result.is_err())),
-        Ok(Err(trap)) => match trap.downcast_ref() {
+    let status = left.and_then(|ended| match ended {
+        Ok(result) => Ok(i32::from(result.is_err())),
+        Err(trap) => match trap.downcast_ref() {
             Some(I32Exit(status)) => Ok(*status),
             None => Err(judge(limits, &mut context, trap)),
         },
-        Err(stopped) => Err(stopped),
-    };
+    });
     let printed = context.take_printed();
-    let result = status.and_then(|status| match status {
+    let reply = status.and_then(|status| match status {
         0 => printed.into_reply(),
         status => Err(failed(status, printed.last_error())),
     });
-    (result, context)
+    (reply, context)
 }
 
 fn failed(status: i32, said: Option<&str>) -> RuntimeError {

@@ -1,35 +1,34 @@
-//! Accepted messages: what is stored of them, and the turns in memory that they start.
+//! Accepted messages: where the message of a turn is, and what the store holds of it.
 
-use crate::{Invocation, Json, Origin, RuntimeError, feed::Feed, json::same_but_for_blanks};
+use crate::{Invocation, Json, Origin, RuntimeError, json::same_but_for_blanks};
 use serde::{Deserialize, Serialize};
 use skep_engine::Priority;
 use skep_store::{TurnKey, TurnRow, TurnState};
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
 
 /// The message of a turn.
 pub(crate) enum Message {
-    Here {
-        invocation: Box<Invocation>,
-        received_at_ms: u64,
-        standing: Standing,
-    },
+    InMemory(Accepted),
     /// The message is read when the turn starts, so that a waiting turn uses no memory for it.
     Stored(TurnKey),
 }
 
+/// An accepted message in memory.
+pub(crate) struct Accepted {
+    pub(crate) invocation: Box<Invocation>,
+    pub(crate) received_at_ms: u64,
+    pub(crate) state: StoredState,
+}
+
 /// State of a turn in the store when its session receives it.
-pub(crate) enum Standing {
+pub(crate) enum StoredState {
     /// The turn is not stored yet. It is written when it starts, and ends when its caller goes
     /// away.
     Attached,
     /// The turn is stored and waiting. It continues without its caller.
     Waiting { key: TurnKey, seed: Vec<u8> },
     /// The turn is stored and was interrupted. It ran with this component digest before the host
-    /// restarted, or until it was parked.
-    CutOff { key: TurnKey, seed: Vec<u8>, digest: String },
+    /// restarted, or until it was suspended.
+    Interrupted { key: TurnKey, seed: Vec<u8>, digest: String },
 }
 
 /// The input that makes a rerun of a turn identical, apart from its seed.
@@ -55,46 +54,34 @@ struct WrittenInput<'a> {
     is_background: bool,
 }
 
-/// The feeds of all turns that wait or run in this process, by turn id.
-#[derive(Default)]
-pub(crate) struct LiveTurns {
-    feeds: Mutex<HashMap<String, Arc<Feed>>>,
-    /// Number of host panics under each turn. Panics are bugs, and rare.
-    panics: Mutex<HashMap<String, u32>>,
-}
-
-/// Held while a turn is alive. As long as it exists, nobody else runs the turn or ends it in the
-/// store.
-pub(crate) struct Live {
-    turns: Arc<LiveTurns>,
-    id: String,
-}
-
 impl Message {
     /// Returns whether the turn ends when its caller goes away.
     pub(crate) fn is_attached(&self) -> bool {
-        matches!(self, Message::Here { standing: Standing::Attached, .. })
-    }
-
-    /// Reads the message of an open turn from its row. Fails if the message cannot be decoded.
-    pub(crate) fn read(row: TurnRow) -> Result<Message, RuntimeError> {
-        let TurnRow {
-            key, agent, session, digest, input, seed, idempotency_key, accepted_at_ms, state, ..
-        } = row;
-        let standing = match state {
-            TurnState::Waiting => Standing::Waiting { key, seed },
-            _ => Standing::CutOff { key, seed, digest },
-        };
-        let invocation = Box::new(Input::decode(&input, agent, session, idempotency_key)?);
-        Ok(Message::Here { invocation, received_at_ms: accepted_at_ms, standing })
+        matches!(self, Message::InMemory(Accepted { state: StoredState::Attached, .. }))
     }
 }
 
-impl Standing {
+impl Accepted {
+    /// Reads the message of an open turn from its row. Fails if the message cannot be decoded.
+    pub(crate) fn read(row: TurnRow) -> Result<Self, RuntimeError> {
+        let TurnRow {
+            key, agent, session, digest, input, seed, idempotency_key, accepted_at_ms, state, ..
+        } = row;
+        let state = match state {
+            TurnState::Waiting => StoredState::Waiting { key, seed },
+            _ => StoredState::Interrupted { key, seed, digest },
+        };
+        let invocation = Box::new(Input::decode(&input, agent, session, idempotency_key)?);
+        Ok(Accepted { invocation, received_at_ms: accepted_at_ms, state })
+    }
+}
+
+impl StoredState {
+    /// Returns the key of the turn's row, or `None` if the turn has no row yet.
     pub(crate) fn key(&self) -> Option<TurnKey> {
         match self {
-            Standing::Attached => None,
-            Standing::Waiting { key, .. } | Standing::CutOff { key, .. } => Some(*key),
+            StoredState::Attached => None,
+            StoredState::Waiting { key, .. } | StoredState::Interrupted { key, .. } => Some(*key),
         }
     }
 }
@@ -142,43 +129,5 @@ impl Input {
             idempotency_key,
             detached: true,
         })
-    }
-}
-
-impl LiveTurns {
-    /// Registers a turn as alive. Returns `None` if it already is.
-    pub(crate) fn enter(self: &Arc<Self>, feed: &Arc<Feed>) -> Option<Arc<Live>> {
-        let id = feed.turn_id().to_owned();
-        match self.lock().entry(id.clone()) {
-            Entry::Occupied(_) => None,
-            Entry::Vacant(place) => {
-                place.insert(feed.clone());
-                Some(Arc::new(Live { turns: self.clone(), id }))
-            }
-        }
-    }
-
-    pub(crate) fn get(&self, id: &str) -> Option<Arc<Feed>> {
-        self.lock().get(id).cloned()
-    }
-
-    /// Returns how often a part of the host panicked under a turn.
-    pub(crate) fn panics(&self, id: &str) -> u32 {
-        let panics = self.panics.lock().unwrap_or_else(PoisonError::into_inner);
-        panics.get(id).copied().unwrap_or_default()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Feed>>> {
-        self.feeds.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        self.turns.lock().remove(&self.id);
-        if std::thread::panicking() {
-            let mut panics = self.turns.panics.lock().unwrap_or_else(PoisonError::into_inner);
-            *panics.entry(self.id.clone()).or_default() += 1;
-        }
     }
 }
