@@ -8,11 +8,11 @@ use crate::{
     bindings::handler,
     capability::{ConversationSet, TurnContext, log::TurnLog, state::StateView},
     component::Deployed,
-    guest::{self, InstanceSlot},
+    guest::{self, Entry, InstanceSlot, Left},
     name::OPERATOR,
-    session::Entry,
 };
 use std::{
+    convert::Infallible,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -49,8 +49,8 @@ impl AgentHost {
             origin: handler::Origin::Direct,
         });
         let context = empty_context(&agent);
-        let forever = std::future::pending();
-        let (reply, _) =
+        let forever = std::future::pending::<Infallible>();
+        let (Left::Returned(reply), _) =
             guest::take_turn(agent.code(&host.instances.wasm), deadline, forever, context, message).await;
         Ok(reply?.into_outcome(deadline)?.0)
     }

@@ -83,7 +83,7 @@ impl Dispatch {
                 let error = RuntimeError::TurnLost { turn: id, losses };
                 tracing::error!(agent, session, "{error}");
                 let place = SessionKey { agent, session };
-                Settlement::of_lost(host, key, place, &error, live).await.write(host).await;
+                Settlement::for_lost_turn(host, key, place, &error, live).await.write(host).await;
                 continue;
             }
             let place = SessionKey { agent, session };

@@ -13,8 +13,8 @@ use crate::{
     journal,
     name::{SessionKey, plain_session, tenant_of},
     session::{
-        Command, Input, Message, Sessions, Settlement, Standing, StoredFailure, TurnHost, TurnRequest,
-        decode_outcome,
+        Accepted, Command, Input, Message, Sessions, Settlement, StoredFailure, StoredState, TurnHost,
+        TurnRequest, decode_outcome,
     },
 };
 use skep_store::{Acceptance, NewTurn, TurnRow, TurnState};
@@ -93,7 +93,7 @@ impl Dispatch {
         let handle = feed.follow(Hold::Cancels);
         let admitted = self.admission.take(&agent, &invocation)?;
         let key = session_key(&invocation);
-        let message = here(invocation, self.host.clock.now_ms(), Standing::Attached);
+        let message = in_memory(invocation, self.host.clock.now_ms(), StoredState::Attached);
         let request = TurnRequest::new(message, feed, live, admitted);
         let in_front = self.send(key, request)?;
         Ok(handle.behind(in_front))
@@ -200,14 +200,14 @@ impl Dispatch {
             },
         };
         let handle = feed.follow(Hold::Watches);
-        let standing = Standing::Waiting { key, seed };
+        let standing = StoredState::Waiting { key, seed };
         let place = session_key(&invocation);
-        let message = here(invocation, accepted_at_ms, standing);
+        let message = in_memory(invocation, accepted_at_ms, standing);
         let request = TurnRequest::new(message, feed, live.clone(), admitted);
         match self.send(place.clone(), request) {
             Ok(session) => Ok(handle.in_session(session)),
             Err(error) => {
-                Settlement::of_unbegun(key, place, &error, false, live).write(&self.host).await;
+                Settlement::for_unstarted_turn(key, place, &error, false, live).write(&self.host).await;
                 Err(error)
             }
         }
@@ -278,8 +278,8 @@ fn session_key(invocation: &Invocation) -> SessionKey {
     SessionKey { agent: invocation.agent.clone(), session: invocation.session.clone() }
 }
 
-fn here(invocation: Invocation, received_at_ms: u64, standing: Standing) -> Message {
-    Message::Here { invocation: Box::new(invocation), received_at_ms, standing }
+fn in_memory(invocation: Invocation, received_at_ms: u64, state: StoredState) -> Message {
+    Message::InMemory(Accepted { invocation: Box::new(invocation), received_at_ms, state })
 }
 
 fn check(invocation: &Invocation) -> Result<(), RuntimeError> {

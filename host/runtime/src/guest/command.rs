@@ -1,35 +1,34 @@
 //! A turn of a plain WASI command: the message is its standard input, and its standard output is the reply.
 
-use super::{Code, bounded, judge};
+use super::{Code, Left, bounded, judge};
 use crate::{RuntimeError, capability::TurnContext};
 use std::time::Instant;
 use wasmtime_wasi::I32Exit;
 
 /// Runs the command and returns what it printed, if it exits with status 0.
-pub(super) async fn run(
+pub(super) async fn run<S>(
     code: Code<'_>,
     deadline: Instant,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = S>,
     mut context: TurnContext,
     message: String,
-) -> (Result<String, RuntimeError>, TurnContext) {
+) -> (Left<String, S>, TurnContext) {
     context.as_command(message);
-    let (ended, mut context) =
+    let (left, mut context) =
         bounded(code, deadline, stop, context, async |agent, accessor| agent.run(accessor).await).await;
-    let status = match ended {
-        Ok(Ok(result)) => Ok(i32::from(result.is_err())),
-        Ok(Err(trap)) => match trap.downcast_ref() {
+    let status = left.and_then(|ended| match ended {
+        Ok(result) => Ok(i32::from(result.is_err())),
+        Err(trap) => match trap.downcast_ref() {
             Some(I32Exit(status)) => Ok(*status),
             None => Err(judge(code.limits, &mut context, trap)),
         },
-        Err(stopped) => Err(stopped),
-    };
+    });
     let printed = context.take_printed();
-    let result = status.and_then(|status| match status {
+    let reply = status.and_then(|status| match status {
         0 => printed.into_reply(),
         status => Err(failed(status, printed.last_error())),
     });
-    (result, context)
+    (reply, context)
 }
 
 fn failed(status: i32, said: Option<&str>) -> RuntimeError {

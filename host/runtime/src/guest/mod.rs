@@ -7,11 +7,13 @@ mod backtrace;
 mod command;
 mod cpu;
 mod engine;
+mod entry;
 mod exports;
 mod slots;
 mod verdict;
 
 pub(crate) use engine::WasmEngine;
+pub(crate) use entry::{Entry, Reply};
 pub(crate) use exports::AgentPre;
 pub(crate) use slots::InstanceSlot;
 
@@ -20,13 +22,12 @@ use crate::{
     bindings::{handler, log::Level},
     capability::TurnContext,
     limits::LimitTrap,
-    session::{Entry, Reply},
     tenancy::Tenancy,
 };
 use cpu::{CpuMeter, Metered};
 use exports::GuestInstance;
 use slots::InstanceSlots;
-use std::{sync::Arc, time::Instant};
+use std::{convert::Infallible, sync::Arc, time::Instant};
 use verdict::Verdict;
 use wasmtime::{AsContextMut, Store, UpdateDeadline, component::Accessor};
 
@@ -34,6 +35,23 @@ use wasmtime::{AsContextMut, Store, UpdateDeadline, component::Accessor};
 const MAX_CALL_BYTES: usize = 32 << 20;
 /// Maximum number of resources, streams, futures and calls that a guest holds at once.
 const MAX_HANDLES: usize = 4_096;
+
+/// How a guest's call ended.
+pub(crate) enum Left<R, S> {
+    /// The guest returned or trapped, or its deadline passed.
+    Returned(Result<R, RuntimeError>),
+    /// The caller stopped the guest, for the reason that its `stop` future gave.
+    Stopped(S),
+}
+
+impl<R, S> Left<R, S> {
+    fn and_then<T>(self, then: impl FnOnce(R) -> Result<T, RuntimeError>) -> Left<T, S> {
+        match self {
+            Left::Returned(result) => Left::Returned(result.and_then(then)),
+            Left::Stopped(why) => Left::Stopped(why),
+        }
+    }
+}
 
 /// The code of a guest, and the limits under which it runs.
 #[derive(Clone, Copy)]
@@ -68,24 +86,24 @@ pub(crate) async fn describe(
     context: TurnContext,
 ) -> (Result<handler::Description, RuntimeError>, TurnContext) {
     let deadline = Instant::now() + std::time::Duration::from_millis(code.limits.turn_ms.into());
-    call(code, deadline, std::future::pending(), context, async |agent, accessor| {
-        agent.describe(accessor).await
-    })
-    .await
+    let forever = std::future::pending::<Infallible>();
+    let (Left::Returned(described), context) =
+        call(code, deadline, forever, context, async |agent, accessor| agent.describe(accessor).await).await;
+    (described, context)
 }
 
 /// Runs one turn until it finishes, its deadline passes or `stop` resolves.
-pub(crate) async fn take_turn(
+pub(crate) async fn take_turn<S>(
     code: Code<'_>,
     deadline: Instant,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = S>,
     context: TurnContext,
     entry: Entry,
-) -> (Result<Reply, RuntimeError>, TurnContext) {
+) -> (Left<Reply, S>, TurnContext) {
     let entry = match entry {
         Entry::Message(message) if code.pre.is_command() => {
-            let (ended, context) = command::run(code, deadline, stop, context, message.text).await;
-            return (ended.map(Reply::printed), context);
+            let (left, context) = command::run(code, deadline, stop, context, message.text).await;
+            return (left.and_then(|text| Ok(Reply::printed(text))), context);
         }
         entry => entry,
     };
@@ -116,16 +134,16 @@ pub(crate) async fn instantiate(
     }
 }
 
-async fn call<R: Send + 'static>(
+async fn call<R: Send + 'static, S>(
     code: Code<'_>,
     deadline: Instant,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = S>,
     context: TurnContext,
     body: impl AsyncFnOnce(&GuestInstance<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
-) -> (Result<R, RuntimeError>, TurnContext) {
-    let (ended, mut context) = bounded(code, deadline, stop, context, body).await;
-    let result = ended.and_then(|ended| ended.map_err(|trap| judge(code.limits, &mut context, trap)));
-    (result, context)
+) -> (Left<R, S>, TurnContext) {
+    let (left, mut context) = bounded(code, deadline, stop, context, body).await;
+    let left = left.and_then(|ended| ended.map_err(|trap| judge(code.limits, &mut context, trap)));
+    (left, context)
 }
 
 /// Converts a trap to an error. If the guest trapped by itself, the error is also written to its log, whatever language
@@ -138,30 +156,31 @@ fn judge(limits: &Limits, context: &mut TurnContext, trap: wasmtime::Error) -> R
     error
 }
 
-/// Runs `body` on a new instance. The inner error says why the guest stopped, the outer one why the host stopped it.
-async fn bounded<R: Send + 'static>(
+/// Runs `body` on a new instance. The inner error says why the guest stopped, the outer one that its
+/// deadline passed.
+async fn bounded<R: Send + 'static, S>(
     code: Code<'_>,
     deadline: Instant,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = S>,
     context: TurnContext,
     body: impl AsyncFnOnce(&GuestInstance<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
-) -> (Result<wasmtime::Result<R>, RuntimeError>, TurnContext) {
+) -> (Left<wasmtime::Result<R>, S>, TurnContext) {
     let (mut store, meter) = bounded_store(code, context);
     let ticking = code.wasm.tick();
     let run = async {
         let agent = code.pre.instantiate(store.as_context_mut()).await?;
         store.run_concurrent(async |accessor| body(&agent, accessor).await).await?
     };
-    let ended = tokio::select! {
+    let left = tokio::select! {
         ended = tokio::time::timeout_at(deadline.into(), Metered::new(run, meter)) => {
-            ended.map_err(|_elapsed| RuntimeError::DeadlineExceeded)
+            Left::Returned(ended.map_err(|_elapsed| RuntimeError::DeadlineExceeded))
         }
-        () = stop => Err(RuntimeError::Cancelled),
+        why = stop => Left::Stopped(why),
     };
     drop(ticking);
     let mut context = store.into_data();
     context.close();
-    (ended, context)
+    (left, context)
 }
 
 fn bounded_store(code: Code<'_>, context: TurnContext) -> (Store<TurnContext>, Arc<CpuMeter>) {

@@ -3,7 +3,7 @@
 //! The actor's in-memory copy of the session always equals what the store holds. When a commit
 //! fails, the actor discards the copy and reads the session again.
 
-use super::{ActorPlace, Envelope, turn::TurnRequest};
+use super::{Envelope, Registration, turn::TurnRequest};
 use crate::{
     RuntimeError,
     capability::{
@@ -59,7 +59,7 @@ pub(super) struct Actor {
     pub(super) memory: Option<Memory>,
     /// Set while a resumed turn is about to start.
     pub(super) resuming: Option<OwnedSemaphorePermit>,
-    place: ActorPlace,
+    registration: Registration,
 }
 
 /// The committed session.
@@ -95,11 +95,19 @@ impl Command {
 impl Actor {
     pub(super) fn new(
         host: Arc<TurnHost>,
-        place: ActorPlace,
+        registration: Registration,
         gone: watch::Receiver<()>,
         pauses: watch::Sender<Option<Pause>>,
     ) -> Self {
-        Actor { host, key: place.key.clone(), gone, pauses, memory: None, resuming: None, place }
+        Actor {
+            host,
+            key: registration.key.clone(),
+            gone,
+            pauses,
+            memory: None,
+            resuming: None,
+            registration,
+        }
     }
 
     /// Runs until the session has been idle for `idle`, or its handle is dropped.
@@ -114,13 +122,13 @@ impl Actor {
             match envelope {
                 Ok(Some(Envelope { command, _pending })) => {
                     self.take(command).await;
-                    if self.memory.is_none() && self.place.retires(&mailbox) {
+                    if self.memory.is_none() && self.registration.retires(&mailbox) {
                         return;
                     }
                 }
                 Ok(None) => return,
                 Err(_idle) => {
-                    if self.place.retires(&mailbox) {
+                    if self.registration.retires(&mailbox) {
                         return;
                     }
                 }
@@ -178,8 +186,14 @@ impl Actor {
 
     fn tell_size(&self) {
         if let Some(memory) = &self.memory {
-            self.place.remembers(memory.state_bytes() + memory.conversations.read_bytes());
+            self.registration.remembers(memory.state_bytes() + memory.conversations.read_bytes());
         }
+    }
+
+    /// Returns whether nobody wants this session anymore, because the host shuts down or the agent
+    /// was deleted.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.has_changed().is_err()
     }
 
     /// Returns the session as committed, reading it if necessary.

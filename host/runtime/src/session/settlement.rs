@@ -2,10 +2,11 @@
 //! the turn must not run again: while the store fails, the write is retried and the turn stays
 //! held.
 
-use super::{Message, StoredFailure};
+use super::{Accepted, StoredFailure};
+use crate::feed::Live;
 use crate::{
-    RuntimeError, clock::now_ms, event::turn_events::TurnEnding, feed::Live, name::SessionKey,
-    session::TurnHost, token_budget::Spend,
+    RuntimeError, clock::now_ms, event::turn_events::TurnEnding, name::SessionKey, session::TurnHost,
+    token_budget::Spend,
 };
 use skep_store::{StoreError, TurnFailure, TurnKey};
 use std::sync::Arc;
@@ -21,18 +22,18 @@ pub(crate) struct Settlement {
 impl Settlement {
     /// Creates the settlement of a turn that ran in processes that died and does not run in this
     /// one. Its end is published like that of any failed turn.
-    pub(crate) async fn of_lost(
+    pub(crate) async fn for_lost_turn(
         host: &TurnHost,
         key: TurnKey,
-        place: SessionKey,
+        session: SessionKey,
         error: &RuntimeError,
         live: Arc<Live>,
     ) -> Self {
-        let mut settlement = Settlement::of_unbegun(key, place, error, true, live);
+        let mut settlement = Settlement::for_unstarted_turn(key, session, error, true, live);
         // A turn that cannot be read has no recipient to publish to.
         if let Ok(Some(row)) = host.store.turn_by_key(key).await
             && let id = row.id.clone()
-            && let Ok(Message::Here { invocation, .. }) = Message::read(row)
+            && let Ok(Accepted { invocation, .. }) = Accepted::read(row)
         {
             let event =
                 TurnEnding::of(&invocation, &id).failed(&host.outbox, error, settlement.failure.at_ms);
@@ -42,7 +43,7 @@ impl Settlement {
     }
 
     /// Creates the settlement of a turn that never started.
-    pub(crate) fn of_unbegun(
+    pub(crate) fn for_unstarted_turn(
         key: TurnKey,
         SessionKey { agent, session }: SessionKey,
         error: &RuntimeError,

@@ -206,7 +206,7 @@ fn small(options: RuntimeOptions) -> RuntimeOptions {
     RuntimeOptions { max_instances: options.max_instances.min(16), ..options }
 }
 
-pub(super) fn tiny_engine(name: &str) -> Engine {
+pub(crate) fn tiny_engine(name: &str) -> Engine {
     Engine::start(tiny_model(name, |text| text), EngineOptions::default()).expect("the engine starts")
 }
 

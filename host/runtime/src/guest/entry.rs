@@ -3,12 +3,10 @@
 use crate::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Json, Origin, RuntimeError, ToolOrigin,
     bindings::{alarm_handler, event_handler, handler, tool_handler, types},
-    capability::Turn,
-    journal::{Identity, Stopped},
     name::plain_session,
 };
 use skep_engine::EngineError;
-use std::{sync::Arc, time::Instant};
+use std::time::Instant;
 
 /// Maximum size of a reply's text, and separately of its data.
 const MAX_REPLY_BYTES: usize = 8 << 20;
@@ -24,7 +22,7 @@ pub(crate) enum Entry {
 /// The guest's result.
 pub(crate) enum Reply {
     /// A reply to a message.
-    Said(handler::Reply),
+    Text(handler::Reply),
     /// An alarm or an event was handled.
     Handled,
     /// The result of a tool, as JSON.
@@ -35,7 +33,7 @@ pub(crate) enum Reply {
 }
 
 impl Entry {
-    pub(super) fn new(invocation: Invocation, turn: u64, received_at_ms: u64) -> Self {
+    pub(crate) fn new(invocation: Invocation, turn: u64, received_at_ms: u64) -> Self {
         let Invocation { session, text, data, origin, .. } = invocation;
         // Uses the session name as its tenant knows it: an agent behaves the same for every tenant.
         let session = plain_session(&session).to_owned();
@@ -84,31 +82,21 @@ impl Entry {
             }),
         }
     }
-
-    /// Obtains a person's decision on an external tool call, if the tool requires approval. A call
-    /// made by another agent has already been approved in that agent's turn.
-    pub(super) async fn approved(&self, turn: &Arc<Turn>) -> Result<Result<(), String>, Stopped> {
-        let Entry::Tool(tool_handler::Invocation { name, arguments, .. }) = self else { return Ok(Ok(())) };
-        if !turn.tools.callers.is_empty() || !turn.needs_approval(name) {
-            return Ok(Ok(()));
-        }
-        turn.approvals.decision(Identity::new("tool.entry", &(name, arguments)), name, arguments).await
-    }
 }
 
 impl Reply {
     /// Creates the reply of a command from its output.
     pub(crate) fn printed(text: String) -> Self {
-        Reply::Said(handler::Reply { text, data: None })
+        Reply::Text(handler::Reply { text, data: None })
     }
 
     /// Returns the text and the data of the outcome, or the error that the agent's refusal means
     /// for the caller.
     pub(crate) fn into_outcome(self, deadline: Instant) -> Result<(String, Option<Json>), RuntimeError> {
         match self {
-            Reply::Said(reply) => said(reply.text, reply.data),
+            Reply::Text(reply) => answered(reply.text, reply.data),
             Reply::Handled => Ok((String::new(), None)),
-            Reply::Result(json) => said(String::new(), Some(json)),
+            Reply::Result(json) => answered(String::new(), Some(json)),
             Reply::Refused(error) => Err(refused(error, deadline)),
             Reply::ToolRefused(message) => Err(RuntimeError::ToolFailed { message }),
         }
@@ -117,7 +105,7 @@ impl Reply {
 
 impl From<Result<handler::Reply, types::AgentError>> for Reply {
     fn from(result: Result<handler::Reply, types::AgentError>) -> Self {
-        result.map_or_else(Reply::Refused, Reply::Said)
+        result.map_or_else(Reply::Refused, Reply::Text)
     }
 }
 
@@ -133,7 +121,7 @@ impl From<Result<String, String>> for Reply {
     }
 }
 
-fn said(text: String, data: Option<String>) -> Result<(String, Option<Json>), RuntimeError> {
+fn answered(text: String, data: Option<String>) -> Result<(String, Option<Json>), RuntimeError> {
     let bytes = text.len().max(data.as_ref().map_or(0, String::len));
     if bytes > MAX_REPLY_BYTES {
         let message = format!("the reply has {bytes} bytes; at most {MAX_REPLY_BYTES} are allowed");

@@ -26,12 +26,13 @@ pub(super) fn begin(parent: &Span, key: &SessionKey, turn_id: &str) -> Span {
 }
 
 /// Records the turn's number in its session on the current span.
-pub(super) fn is_turn(number: u64) {
+pub(super) fn set_number(number: u64) {
     Span::current().record("skep.turn.number", number.cast_signed());
 }
 
-pub(super) fn end<T>(span: &Span, result: &Result<T, RuntimeError>) {
-    let Err(error) = result else {
+/// Records how the turn ended.
+pub(super) fn end(span: &Span, error: Option<&RuntimeError>) {
+    let Some(error) = error else {
         span.in_scope(|| tracing::debug!("the turn ended"));
         return;
     };

@@ -6,25 +6,24 @@
 //! actors. An actor removes itself by its number, so it never removes its successor. An actor that
 //! panics is removed too.
 
-mod accepted;
 mod actor;
-mod ending;
-mod entry;
+mod loaded;
+mod message;
 mod settlement;
+mod stored_end;
 mod turn;
 mod turn_host;
-mod turn_span;
 
-pub(crate) use accepted::{Input, Message, Standing};
 pub(crate) use actor::{Answer, Command};
-pub(crate) use ending::{StoredFailure, decode_outcome};
-pub(crate) use entry::{Entry, Reply};
+pub(crate) use message::{Accepted, Input, Message, StoredState};
 pub(crate) use settlement::Settlement;
+pub(crate) use stored_end::{StoredFailure, decode_outcome};
 pub(crate) use turn::TurnRequest;
 pub(crate) use turn_host::{ResumePermits, TurnHost};
 
 use crate::{RuntimeError, RuntimeOptions, feed::Parked, name::SessionKey};
 use actor::Actor;
+use loaded::{Envelope, Loaded, Pending, Remembered, idle_longest, remove};
 use std::{
     collections::HashMap,
     sync::{
@@ -54,42 +53,13 @@ pub(crate) struct Sessions {
     started: AtomicU64,
 }
 
-/// Handle to one actor. Dropping it stops the running turn.
-struct Loaded {
-    /// Number of the actor, unique among all actors that were started.
-    number: u64,
-    mailbox: mpsc::Sender<Envelope>,
-    /// Number of commands that are waiting or running.
-    pending: Arc<AtomicUsize>,
-    /// Whether the session's turn is waiting for people.
-    parked: Parked,
-    remembered: Remembered,
-    used_at: Instant,
-    /// The actor terminates when this is dropped.
-    _alive: watch::Sender<()>,
-}
-
-/// Bytes that one session keeps in memory, counted into the sum over all sessions.
-struct Remembered {
-    bytes: usize,
-    sum: Arc<AtomicUsize>,
-}
-
 /// An actor's registration among the loaded sessions. Dropping it, also during a panic, removes the
 /// registration.
-struct ActorPlace {
+struct Registration {
     sessions: Weak<Sessions>,
     key: SessionKey,
     number: u64,
 }
-
-/// A command that counts as pending until it is dropped.
-struct Envelope {
-    command: Command,
-    _pending: Pending,
-}
-
-struct Pending(Arc<AtomicUsize>);
 
 impl Sessions {
     pub(crate) fn new(options: &RuntimeOptions) -> Self {
@@ -231,10 +201,10 @@ impl Sessions {
         let sessions: Weak<Sessions> = Arc::downgrade(self);
         let (pauses, parked) = watch::channel(None);
         let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
-        let place = ActorPlace { sessions, key, number };
-        let actor = Actor::new(host.clone(), place, gone, pauses);
+        let registration = Registration { sessions, key, number };
+        let actor = Actor::new(host.clone(), registration, gone, pauses);
         tokio::spawn(actor.run(receiver, self.idle));
-        let remembered = Remembered { bytes: 0, sum: self.bytes.clone() };
+        let remembered = Remembered::new(self.bytes.clone());
         Loaded {
             number,
             mailbox,
@@ -270,22 +240,7 @@ impl Sessions {
     }
 }
 
-fn remove(loaded: &mut HashMap<SessionKey, Loaded>, key: &SessionKey, number: u64) {
-    // The actor may have been evicted and another loaded for the same session.
-    if loaded.get(key).is_some_and(|session| session.number == number) {
-        loaded.remove(key);
-    }
-}
-
-/// Returns the sessions without pending commands, the least recently used first.
-fn idle_longest(loaded: &HashMap<SessionKey, Loaded>) -> Vec<SessionKey> {
-    let idle = loaded.iter().filter(|(_, session)| session.pending.load(Ordering::Acquire) == 0);
-    let mut idle: Vec<(Instant, &SessionKey)> = idle.map(|(key, session)| (session.used_at, key)).collect();
-    idle.sort_unstable_by_key(|(used_at, _)| *used_at);
-    idle.into_iter().map(|(_, key)| key.clone()).collect()
-}
-
-impl ActorPlace {
+impl Registration {
     fn retires(&self, mailbox: &mpsc::Receiver<Envelope>) -> bool {
         self.sessions.upgrade().is_none_or(|sessions| sessions.retire(&self.key, self.number, mailbox))
     }
@@ -297,36 +252,10 @@ impl ActorPlace {
     }
 }
 
-impl Drop for ActorPlace {
+impl Drop for Registration {
     fn drop(&mut self) {
         if let Some(sessions) = self.sessions.upgrade() {
             sessions.gone(&self.key, self.number);
         }
-    }
-}
-
-impl Remembered {
-    fn set(&mut self, bytes: usize) {
-        self.sum.fetch_add(bytes, Ordering::AcqRel);
-        self.sum.fetch_sub(std::mem::replace(&mut self.bytes, bytes), Ordering::AcqRel);
-    }
-}
-
-impl Drop for Remembered {
-    fn drop(&mut self) {
-        self.set(0);
-    }
-}
-
-impl Pending {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        Pending(count.clone())
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }

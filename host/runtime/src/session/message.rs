@@ -1,4 +1,4 @@
-//! Accepted messages: what is stored of them, and the turns in memory that they start.
+//! Accepted messages: where the message of a turn is, and what the store holds of it.
 
 use crate::{Invocation, Json, Origin, RuntimeError, json::same_but_for_blanks};
 use serde::{Deserialize, Serialize};
@@ -7,25 +7,28 @@ use skep_store::{TurnKey, TurnRow, TurnState};
 
 /// The message of a turn.
 pub(crate) enum Message {
-    Here {
-        invocation: Box<Invocation>,
-        received_at_ms: u64,
-        standing: Standing,
-    },
+    InMemory(Accepted),
     /// The message is read when the turn starts, so that a waiting turn uses no memory for it.
     Stored(TurnKey),
 }
 
+/// An accepted message in memory.
+pub(crate) struct Accepted {
+    pub(crate) invocation: Box<Invocation>,
+    pub(crate) received_at_ms: u64,
+    pub(crate) state: StoredState,
+}
+
 /// State of a turn in the store when its session receives it.
-pub(crate) enum Standing {
+pub(crate) enum StoredState {
     /// The turn is not stored yet. It is written when it starts, and ends when its caller goes
     /// away.
     Attached,
     /// The turn is stored and waiting. It continues without its caller.
     Waiting { key: TurnKey, seed: Vec<u8> },
     /// The turn is stored and was interrupted. It ran with this component digest before the host
-    /// restarted, or until it was parked.
-    CutOff { key: TurnKey, seed: Vec<u8>, digest: String },
+    /// restarted, or until it was suspended.
+    Interrupted { key: TurnKey, seed: Vec<u8>, digest: String },
 }
 
 /// The input that makes a rerun of a turn identical, apart from its seed.
@@ -54,28 +57,31 @@ struct WrittenInput<'a> {
 impl Message {
     /// Returns whether the turn ends when its caller goes away.
     pub(crate) fn is_attached(&self) -> bool {
-        matches!(self, Message::Here { standing: Standing::Attached, .. })
-    }
-
-    /// Reads the message of an open turn from its row. Fails if the message cannot be decoded.
-    pub(crate) fn read(row: TurnRow) -> Result<Message, RuntimeError> {
-        let TurnRow {
-            key, agent, session, digest, input, seed, idempotency_key, accepted_at_ms, state, ..
-        } = row;
-        let standing = match state {
-            TurnState::Waiting => Standing::Waiting { key, seed },
-            _ => Standing::CutOff { key, seed, digest },
-        };
-        let invocation = Box::new(Input::decode(&input, agent, session, idempotency_key)?);
-        Ok(Message::Here { invocation, received_at_ms: accepted_at_ms, standing })
+        matches!(self, Message::InMemory(Accepted { state: StoredState::Attached, .. }))
     }
 }
 
-impl Standing {
+impl Accepted {
+    /// Reads the message of an open turn from its row. Fails if the message cannot be decoded.
+    pub(crate) fn read(row: TurnRow) -> Result<Self, RuntimeError> {
+        let TurnRow {
+            key, agent, session, digest, input, seed, idempotency_key, accepted_at_ms, state, ..
+        } = row;
+        let state = match state {
+            TurnState::Waiting => StoredState::Waiting { key, seed },
+            _ => StoredState::Interrupted { key, seed, digest },
+        };
+        let invocation = Box::new(Input::decode(&input, agent, session, idempotency_key)?);
+        Ok(Accepted { invocation, received_at_ms: accepted_at_ms, state })
+    }
+}
+
+impl StoredState {
+    /// Returns the key of the turn's row, or `None` if the turn has no row yet.
     pub(crate) fn key(&self) -> Option<TurnKey> {
         match self {
-            Standing::Attached => None,
-            Standing::Waiting { key, .. } | Standing::CutOff { key, .. } => Some(*key),
+            StoredState::Attached => None,
+            StoredState::Waiting { key, .. } | StoredState::Interrupted { key, .. } => Some(*key),
         }
     }
 }
