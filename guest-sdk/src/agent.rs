@@ -69,21 +69,21 @@ impl Agent {
         self.tools.iter().map(Tool::definition).collect()
     }
 
-    pub(crate) async fn take_turn(&self, host: Rc<dyn Host>, message: Message) -> Result<Reply, AgentError> {
+    pub(crate) async fn run_turn(&self, host: Rc<dyn Host>, message: Message) -> Result<Reply, AgentError> {
         let info = TurnInfo::new(&message.session, message.turn, message.received_at_ms);
         let mut cx = Context::new(host, self.tools, info);
         (self.turn)(&mut cx, message).await
     }
 
-    pub(crate) async fn take_alarm(&self, host: Rc<dyn Host>, alarm: Alarm) -> Result<(), AgentError> {
-        let function = self.alarm.ok_or_else(|| lacks("on_alarm = …"))?;
+    pub(crate) async fn run_alarm(&self, host: Rc<dyn Host>, alarm: Alarm) -> Result<(), AgentError> {
+        let function = self.alarm.ok_or_else(|| missing_handler("on_alarm = …"))?;
         let info = TurnInfo::new(&alarm.session, alarm.turn, alarm.received_at_ms);
         let mut cx = Context::new(host, self.tools, info);
         function(&mut cx, alarm).await
     }
 
-    pub(crate) async fn take_event(&self, host: Rc<dyn Host>, event: Event) -> Result<(), AgentError> {
-        let function = self.event.ok_or_else(|| lacks("on_event = …"))?;
+    pub(crate) async fn run_event(&self, host: Rc<dyn Host>, event: Event) -> Result<(), AgentError> {
+        let function = self.event.ok_or_else(|| missing_handler("on_event = …"))?;
         let info = TurnInfo::new(&event.session, event.turn, event.received_at_ms);
         let mut cx = Context::new(host, self.tools, info);
         function(&mut cx, event).await
@@ -104,6 +104,6 @@ impl Agent {
     }
 }
 
-fn lacks(option: &str) -> AgentError {
+fn missing_handler(option: &str) -> AgentError {
     AgentError::Failed(format!("the agent has no handler for this; add one with #[agent({option})]"))
 }

@@ -33,7 +33,7 @@ use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::schedule::{ScheduleOptions, When};
 use crate::{
     Agent, AgentError, Alarm, CompactOptions, Compaction, CompactionPolicy, EmitError, Entry, Event,
-    FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpRequest,
+    FetchRequest, Finish, GenerateOptions, Generation, HostToolError, HostToolInfo, HttpError, HttpRequest,
     HttpResponse, InferenceError, Message, ModelInfo, Origin, Output, ScheduleError, Scheduled, StateError,
     Timing, ToolCall, ToolChoice, ToolHints, Usage,
 };
@@ -69,7 +69,7 @@ impl<S: AgentSource> handler::Guest for S {
     async fn on_message(message: handler::Message) -> Result<handler::Reply, types::AgentError> {
         log_panics();
         let message = message_from(message).map_err(agent_error_to)?;
-        let reply = S::agent().take_turn(Rc::new(Bindings), message).await.map_err(agent_error_to)?;
+        let reply = S::agent().run_turn(Rc::new(Bindings), message).await.map_err(agent_error_to)?;
         Ok(handler::Reply { text: reply.text, data: reply.data.map(|data| data.to_string()) })
     }
 }
@@ -81,7 +81,7 @@ impl<S: AgentSource> alarm_handler::Guest for S {
         let data = data_from(alarm.data).map_err(agent_error_to)?;
         let (attempt, missed) = (alarm.attempt, alarm.missed);
         let alarm = Alarm { id, name, data, session, turn, due_at_ms, received_at_ms, attempt, missed };
-        S::agent().take_alarm(Rc::new(Bindings), alarm).await.map_err(agent_error_to)
+        S::agent().run_alarm(Rc::new(Bindings), alarm).await.map_err(agent_error_to)
     }
 }
 
@@ -91,7 +91,7 @@ impl<S: AgentSource> event_handler::Guest for S {
         let event_handler::Event { id, topic, session, turn, at_ms, received_at_ms, attempt, data } = event;
         let data = data_from(data).map_err(agent_error_to)?;
         let event = Event { id, topic, data, session, turn, at_ms, received_at_ms, attempt };
-        S::agent().take_event(Rc::new(Bindings), event).await.map_err(agent_error_to)
+        S::agent().run_event(Rc::new(Bindings), event).await.map_err(agent_error_to)
     }
 }
 
@@ -175,7 +175,7 @@ impl Host for Bindings {
         Box::pin(timer::sleep(ms))
     }
 
-    fn tools(&self) -> Task<'_, Vec<HostTool>> {
+    fn tools(&self) -> Task<'_, Vec<HostToolInfo>> {
         Box::pin(async { tools::list().await.into_iter().map(host_tool_from).collect() })
     }
 
@@ -438,9 +438,9 @@ fn entry_from(entry: wit::Entry) -> Entry {
     }
 }
 
-fn host_tool_from(info: tools::ToolInfo) -> HostTool {
+fn host_tool_from(info: tools::ToolInfo) -> HostToolInfo {
     let schema = |text: &str| serde_json::from_str(text).unwrap_or(Value::Bool(true));
-    HostTool {
+    HostToolInfo {
         name: info.name,
         model_name: info.model_name,
         description: info.description,

@@ -66,6 +66,7 @@ mod completion;
 mod generation;
 mod options;
 
+mod host_tool;
 mod host_tools;
 mod http;
 mod message;
@@ -107,7 +108,8 @@ pub use generation::{
     Usage,
 };
 pub use host::Level;
-pub use host_tools::{HostTool, HostToolError, HostTools, ToolHints};
+pub use host_tool::{HostTool, OfferedTool};
+pub use host_tools::{HostToolError, HostToolInfo, HostTools, ToolHints};
 pub use http::{Fetch, FetchRequest, Http, HttpError, HttpResponse};
 pub use join::{join, join_all};
 pub use message::{HttpRequest, Message, Origin, Reply};

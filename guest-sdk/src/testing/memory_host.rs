@@ -20,9 +20,9 @@ use super::web::ScriptedWeb;
 use crate::host::{Host, HostConversation, Level, Task};
 use crate::schedule::{ScheduleOptions, When};
 use crate::{
-    EmitError, Entry, FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError,
-    HttpResponse, InferenceError, ModelInfo, Output, ScheduleError, Scheduled, StateError, Timing, ToolCall,
-    ToolChoice, ToolDefinition, Usage,
+    EmitError, Entry, FetchRequest, Finish, GenerateOptions, Generation, HostToolError, HostToolInfo,
+    HttpError, HttpResponse, InferenceError, ModelInfo, Output, ScheduleError, Scheduled, StateError, Timing,
+    ToolCall, ToolChoice, ToolDefinition, Usage,
 };
 
 /// Maximum length of a key in bytes, as in the WIT interface.
@@ -55,9 +55,9 @@ pub struct World {
     pub fault: Option<String>,
     /// The time of the turn.
     pub now_ms: u64,
-    pub host_tools: Vec<(HostTool, HostToolFunction)>,
+    pub host_tools: Vec<(HostToolInfo, HostToolFunction)>,
     /// A person's decision on calls that need approval.
-    pub verdict: Result<(), String>,
+    pub approval_decision: Result<(), String>,
     /// The state of the random number generator.
     pub random: u64,
     tools: Vec<ToolDefinition>,
@@ -81,7 +81,7 @@ impl World {
             fault: None,
             now_ms: 0,
             host_tools: Vec::new(),
-            verdict: Ok(()),
+            approval_decision: Ok(()),
             random: 0,
             tools,
             calls_made: 0,
@@ -91,7 +91,7 @@ impl World {
     }
 
     /// Advances the clock to the next waiting future. Returns whether one was waiting.
-    pub fn pass_time(&mut self) -> bool {
+    pub fn advance_clock(&mut self) -> bool {
         let next_ms = self.next_ms.take();
         self.clock_ms = next_ms.unwrap_or(self.clock_ms);
         next_ms.is_some()
@@ -342,7 +342,7 @@ impl Host for MemoryHost {
         }))
     }
 
-    fn tools(&self) -> Task<'_, Vec<HostTool>> {
+    fn tools(&self) -> Task<'_, Vec<HostToolInfo>> {
         let tools = self.world.borrow().host_tools.iter().map(|(tool, _)| tool.clone()).collect();
         Box::pin(async { tools })
     }
@@ -352,8 +352,8 @@ impl Host for MemoryHost {
         let mut calls = world.saved.conversations.values().flat_map(|entries| unanswered(entries));
         let name = calls.find(|call| call.id == call_id).map(|call| call.name.clone());
         let asks = world.tools.iter().any(|tool| Some(&tool.name) == name.as_ref() && tool.needs_approval);
-        let verdict = if asks { world.verdict.clone() } else { Ok(()) };
-        Box::pin(async { verdict })
+        let decision = if asks { world.approval_decision.clone() } else { Ok(()) };
+        Box::pin(async { decision })
     }
 
     fn call_tool<'a>(
