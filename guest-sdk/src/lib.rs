@@ -60,6 +60,7 @@
 mod agent;
 mod context;
 mod conversation;
+mod instructions;
 
 mod compaction;
 mod completion;

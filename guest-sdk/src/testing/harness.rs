@@ -22,6 +22,8 @@ use crate::{
 
 /// The session's id, unless [`Harness::session`] sets another.
 const SESSION: &str = "test";
+/// The name of the scripted model, unless the agent names its model.
+const MODEL: &str = "scripted";
 /// The time base of the turns; each turn is one second later than the one before.
 const FIRST_TURN_MS: u64 = 1_750_000_000_000;
 
@@ -56,7 +58,8 @@ pub struct ToolCallRecord {
 }
 
 impl Harness {
-    /// Creates a fresh session of an agent: `Harness::new(my_agent)`, with the function under `#[agent]`.
+    /// Creates a fresh session of an agent: `Harness::new(my_agent)`, with the function or struct under
+    /// `#[agent]`.
     ///
     /// # Panics
     /// Panics if an example of a tool does not validate against the tool's schema.
@@ -67,7 +70,7 @@ impl Harness {
         if let Some(why) = tools.iter().find_map(|tool| examples::check(tool).err()) {
             panic!("{why}");
         }
-        let world = Rc::new(RefCell::new(World::new(tools)));
+        let world = Rc::new(RefCell::new(World::new(tools, agent.model().unwrap_or(MODEL))));
         Self { agent, world, session: SESSION.to_owned(), turn: 0 }
     }
 

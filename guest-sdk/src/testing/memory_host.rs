@@ -29,7 +29,6 @@ use crate::{
 const MAX_KEY_BYTES: usize = 256;
 /// Maximum length of a value in bytes, as in the host.
 const MAX_VALUE_BYTES: usize = 256 << 10;
-const MODEL: &str = "scripted";
 
 /// Everything that a session keeps between turns.
 #[derive(Clone, Default)]
@@ -61,6 +60,8 @@ pub struct World {
     /// The state of the random number generator.
     pub random: u64,
     tools: Vec<ToolDefinition>,
+    /// The name of the scripted model.
+    model: &'static str,
     calls_made: u64,
     /// Milliseconds that turns have waited. Time advances only when nothing else can make progress.
     clock_ms: u64,
@@ -69,7 +70,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(tools: Vec<ToolDefinition>) -> Self {
+    pub fn new(tools: Vec<ToolDefinition>, model: &'static str) -> Self {
         Self {
             saved: Saved::default(),
             steps: VecDeque::new(),
@@ -84,6 +85,7 @@ impl World {
             approval_decision: Ok(()),
             random: 0,
             tools,
+            model,
             calls_made: 0,
             clock_ms: 0,
             next_ms: None,
@@ -255,11 +257,19 @@ impl MemoryHost {
     pub fn new(world: Rc<RefCell<World>>) -> Self {
         Self { world }
     }
+
+    fn check_model(&self, model: Option<&str>) -> Result<(), InferenceError> {
+        let known = self.world.borrow().model;
+        match model.filter(|model| *model != known) {
+            None => Ok(()),
+            Some(other) => Err(InferenceError::ModelUnknown(format!("`{other}`; known models: {known}"))),
+        }
+    }
 }
 
 impl Host for MemoryHost {
     fn open(&self, name: &str, model: Option<&str>) -> Result<Rc<dyn HostConversation>, InferenceError> {
-        check_model(model)?;
+        self.check_model(model)?;
         if name.is_empty() {
             return Err(InferenceError::InvalidArgument("a conversation's name is empty".to_owned()));
         }
@@ -274,13 +284,13 @@ impl Host for MemoryHost {
         options: GenerateOptions,
     ) -> Task<'a, Result<Generation, InferenceError>> {
         Box::pin(async move {
-            check_model(model)?;
+            self.check_model(model)?;
             self.world.borrow_mut().generate(vec![Entry::User(prompt.to_owned())], &options)
         })
     }
 
     fn models(&self) -> Vec<ModelInfo> {
-        vec![ModelInfo { name: MODEL.to_owned(), context_length: 8192, is_default: true }]
+        vec![ModelInfo { name: self.world.borrow().model.to_owned(), context_length: 8192, is_default: true }]
     }
 
     fn state_get(&self, key: &str) -> Option<Vec<u8>> {
@@ -433,12 +443,5 @@ impl Host for MemoryHost {
 
     fn log(&self, level: Level, message: &str) {
         self.world.borrow_mut().logs.push((level, message.to_owned()));
-    }
-}
-
-fn check_model(model: Option<&str>) -> Result<(), InferenceError> {
-    match model {
-        None | Some(MODEL) => Ok(()),
-        Some(other) => Err(InferenceError::ModelUnknown(format!("`{other}`; known models: {MODEL}"))),
     }
 }
