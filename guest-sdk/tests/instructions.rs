@@ -48,7 +48,7 @@ mod desk {
     pub struct Orders;
 
     /// Answers questions.
-    #[agent(instructions = concat!("Be", " kind."))]
+    #[agent(instructions = concat!("Be", " kind.\n"))]
     struct Plain;
 }
 use desk::{Orders, Plain};
@@ -111,8 +111,9 @@ fn data_of_a_message_reaches_the_model() {
     let mut harness = Harness::new(Plain).model(model);
     harness.send_json("Sum up", json!({"a": 1})).unwrap();
     harness.send_json("", json!([2])).unwrap();
-    harness.send_json("Why?", json!(null)).unwrap();
+    harness.send_json("Why?", json!({"text": "Why?"})).unwrap();
     let asked: Vec<Entry> = harness.conversation("main").into_iter().skip(1).step_by(2).collect();
+    assert!(matches!(harness.send("").unwrap_err(), AgentError::InvalidMessage(_)));
     assert_eq!(asked, ["Sum up\n\n{\"a\":1}", "[2]", "Why?"].map(|text| Entry::User(text.to_owned())));
 }
 

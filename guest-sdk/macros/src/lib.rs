@@ -43,11 +43,11 @@ mod tool_options;
 ///
 /// Each session has one durable conversation. Each message is appended to it, the model calls tools until it
 /// answers, and the answer is streamed to the caller while it is generated. JSON that came with the message
-/// is appended to its text.
+/// is appended to its text. An empty message is refused as invalid.
 ///
 /// | Option | Meaning |
 /// |---|---|
-/// | `instructions = "…"` | The system message of the conversation. It may be a constant or `include_str!("system.md")`. |
+/// | `instructions = "…"` | The system message of the conversation. It may be a constant or `include_str!("system.md")`; white space around it is dropped. |
 /// | `model = "…"` | The model of the agent's conversations and completions. Without it, the agent's own model answers: `model` in `agent.toml`, or the host's default. Another model has to be granted with `models` under `[grants]`. A session keeps the model that it started with. |
 /// | `tools = [a, path::to::b]` | The functions under `#[tool]` that the model may call. |
 /// | `host_tools = ["mcp:files/*", FIND_PARCEL]` | The tools of others that the model may call: names, patterns, or `HostTool` constants. Each has to be granted under `[grants] tools` in `agent.toml`. |
