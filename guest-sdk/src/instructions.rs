@@ -11,6 +11,8 @@ use crate::{AgentError, Context, Message, OfferedTool, Reply};
 pub struct Instructions {
     /// The system message.
     pub text: &'static str,
+    pub temperature: Option<f32>,
+    pub max_tokens: Option<u32>,
     /// The tools of others that the model may call.
     pub host_tools: fn() -> Vec<OfferedTool>,
 }
@@ -20,7 +22,13 @@ impl Instructions {
         let prompt = prompt(message).ok_or_else(|| {
             AgentError::InvalidMessage("it is empty; send a text, or a JSON value as `data`".to_owned())
         })?;
-        let conversation = cx.conversation().system(self.text.trim()).user(prompt);
+        let mut conversation = cx.conversation().system(self.text.trim()).user(prompt);
+        if let Some(temperature) = self.temperature {
+            conversation = conversation.temperature(temperature);
+        }
+        if let Some(max_tokens) = self.max_tokens {
+            conversation = conversation.max_tokens(max_tokens);
+        }
         conversation.host_tools((self.host_tools)()).run().await
     }
 }

@@ -102,17 +102,3 @@ fn a_tool_passes_the_error_of_a_host_tool_to_the_model() {
     let outcome = with_orders(model).send("ask").unwrap();
     assert_eq!(outcome.tool_calls[0].outcome, Err("there is no such order".to_owned()));
 }
-
-/// Uses the names that methods had before.
-#[agent]
-#[allow(deprecated)]
-async fn old_names(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
-    let chat = cx.conversation().user(message.text).compaction(skep_sdk::CompactionPolicy::Off);
-    chat.stop("\n").answer_form(|_| skep_sdk::Output::Text).run().await
-}
-
-#[test]
-fn old_names_still_work() {
-    let mut harness = Harness::new(old_names).model(ScriptedModel::new().text("Hi."));
-    assert_eq!(harness.send("Hello").unwrap().reply.text, "Hi.");
-}

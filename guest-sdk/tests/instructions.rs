@@ -10,6 +10,8 @@ use skep_sdk::{
 
 const INSTRUCTIONS: &str = "You answer questions about orders.";
 
+const MAX_TOKENS: u32 = 200;
+
 #[derive(Serialize, Deserialize)]
 struct FindParcel {
     order: u32,
@@ -41,6 +43,8 @@ mod desk {
     #[agent(
         instructions = INSTRUCTIONS,
         model = "qwen3-8b",
+        temperature = 0.2,
+        max_tokens = MAX_TOKENS,
         tools = [find_order],
         host_tools = [FIND_PARCEL, "mcp:files/*"],
         on_alarm = remind,

@@ -45,6 +45,8 @@ fn opening_hours(day: Day) -> String {
 /// Answers the customers of a bicycle shop.
 #[agent(
     instructions = "You answer the customers of a bicycle shop in one short, friendly sentence.",
+    temperature = 0.0,
+    max_tokens = 80,
     tools = [opening_hours],
 )]
 struct BikeShop;

@@ -35,12 +35,12 @@ fn with_function(options: &AgentOptions, mut function: ItemFn) -> Result<TokenSt
         );
         return Err(Error::new(option.span(), message));
     }
-    if let Some((option, _)) = &options.host_tools {
-        return Err(Error::new(
-            option.span(),
-            "`host_tools` needs an agent with `instructions`: remove it, and call `cx.conversation().host_tools([…])` in \
-             the function",
-        ));
+    if let Some(option) = options.answer_options().next() {
+        let message = format!(
+            "`{option}` needs an agent with `instructions`: remove it, and call `cx.conversation().{option}(…)` in the \
+             function"
+        );
+        return Err(Error::new(option.span(), message));
     }
     check_signature(&function.sig)?;
     let call = match function.sig.asyncness {
@@ -98,9 +98,15 @@ fn with_instructions(options: &AgentOptions, item: ItemStruct) -> Result<TokenSt
         return Err(Error::new_spanned(attribute, message));
     }
     let host_tools = options.host_tools.iter().flat_map(|(_, tools)| tools);
+    let [temperature, max_tokens] = [&options.temperature, &options.max_tokens].map(|option| match option {
+        Some((_, value)) => quote! { ::core::option::Option::Some(#value) },
+        None => quote! { ::core::option::Option::None },
+    });
     let turn = quote! {
         ::skep_sdk::__private::Turn::Instructions(::skep_sdk::__private::Instructions {
             text: #instructions,
+            temperature: #temperature,
+            max_tokens: #max_tokens,
             host_tools: || ::std::vec![#(::skep_sdk::OfferedTool::from(#host_tools)),*],
         })
     };
@@ -244,7 +250,8 @@ mod tests {
         let instructions = quote! { instructions = "You are kind." };
         for (options, item, expected) in [
             (quote! { tool = [a] }, good.clone(), "unexpected `tool`"),
-            (quote! { host_tools = [A] }, good, "call `cx.conversation().host_tools([…])`"),
+            (quote! { host_tools = [A] }, good.clone(), "call `cx.conversation().host_tools(…)`"),
+            (quote! { temperature = 0.5 }, good, "call `cx.conversation().temperature(…)`"),
             (quote! {}, quote! { async fn f(cx: &mut Context, m: Message) -> R {} }, "doc comment"),
             (quote! {}, quote! { #[doc = "x"] async fn f(cx: &mut Context) -> R {} }, "two parameters"),
             (

@@ -7,13 +7,15 @@ use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{Error, Expr, Ident, Lit, Path, Result, Token, bracketed};
 
-const KNOWN: &str = "`instructions = \"…\"`, `model = \"…\"`, `tools = [a, b]`, `host_tools = [\"mcp:files/*\"]`, `on_alarm = f` and \
+const KNOWN: &str = "`instructions = \"…\"`, `model = \"…\"`, `temperature = 0.5`, `max_tokens = 200`, `tools = [a, b]`, `host_tools = [\"mcp:files/*\"]`, `on_alarm = f` and \
                      `on_event = f`, each once";
 
 #[derive(Default)]
 pub struct AgentOptions {
     pub instructions: Option<(Ident, Expr)>,
     pub model: Option<(Ident, Expr)>,
+    pub temperature: Option<(Ident, Expr)>,
+    pub max_tokens: Option<(Ident, Expr)>,
     pub tools: Vec<Path>,
     pub host_tools: Option<(Ident, Vec<Expr>)>,
     on_alarm: Option<Path>,
@@ -37,6 +39,12 @@ impl Parse for AgentOptions {
                 "model" if options.model.is_none() => {
                     let hint = "name a model, or remove `model` to use the one of `agent.toml`";
                     options.model = Some(text(name, hint, input)?);
+                }
+                "temperature" if options.temperature.is_none() => {
+                    options.temperature = Some(number(name, "0.5", input)?);
+                }
+                "max_tokens" if options.max_tokens.is_none() => {
+                    options.max_tokens = Some(number(name, "200", input)?);
                 }
                 "tools" if tools.is_none() => tools = Some(list::<Path>(input)?),
                 "host_tools" if options.host_tools.is_none() => {
@@ -70,6 +78,14 @@ impl AgentOptions {
         Ok(())
     }
 
+    /// Returns the options that only an agent without a function takes, besides its instructions. Each has the
+    /// name of the method that sets it in a function.
+    pub fn answer_options(&self) -> impl Iterator<Item = &Ident> {
+        let host_tools = self.host_tools.as_ref().map(|(name, _)| name);
+        let others = [&self.temperature, &self.max_tokens].into_iter().flatten().map(|(name, _)| name);
+        host_tools.into_iter().chain(others)
+    }
+
     /// Returns the calls that set the options of an `Agent` that both forms share.
     pub fn calls(&self) -> TokenStream {
         let model = self.model.iter().map(|(_, model)| quote! { .with_model(#model) });
@@ -99,6 +115,21 @@ fn text(name: Ident, hint: &str, input: ParseStream<'_>) -> Result<(Ident, Expr)
     Ok((name, value))
 }
 
+/// Parses a number like `example`, or an expression such as a constant.
+fn number(name: Ident, example: &str, input: ParseStream<'_>) -> Result<(Ident, Expr)> {
+    let expected = format!("`{name}` must be a number: `{name} = {example}`");
+    let value: Expr = input.parse().map_err(|error| Error::new(error.span(), &expected))?;
+    let is_like_example = match &value {
+        Expr::Lit(literal) => match &literal.lit {
+            Lit::Float(_) => example.contains('.'),
+            Lit::Int(_) => !example.contains('.'),
+            _ => false,
+        },
+        _ => true,
+    };
+    if is_like_example { Ok((name, value)) } else { Err(Error::new_spanned(value, expected)) }
+}
+
 fn list<T: Parse>(input: ParseStream<'_>) -> Result<Vec<T>> {
     let content;
     bracketed!(content in input);
@@ -121,6 +152,8 @@ mod tests {
             (quote! { instructions = 5 }, "a constant, or `include_str!(\"…\")`"),
             (quote! { instructions = " " }, "tell the model who it is"),
             (quote! { model = "" }, "remove `model` to use the one of `agent.toml`"),
+            (quote! { temperature = 0 }, "`temperature` must be a number: `temperature = 0.5`"),
+            (quote! { max_tokens = "200" }, "`max_tokens` must be a number: `max_tokens = 200`"),
             (quote! { prompt = "You are kind." }, "unexpected `prompt`"),
         ] {
             let text = options.to_string();

@@ -49,6 +49,8 @@ mod tool_options;
 /// |---|---|
 /// | `instructions = "…"` | The system message of the conversation. It may be a constant or `include_str!("system.md")`; white space around it is dropped. |
 /// | `model = "…"` | The model of the agent's conversations and completions. Without it, the agent's own model answers: `model` in `agent.toml`, or the host's default. Another model has to be granted with `models` under `[grants]`. A session keeps the model that it started with. |
+/// | `temperature = 0.5` | From 0 to 2; 0 always takes the most likely token. |
+/// | `max_tokens = 200` | The maximum number of tokens of one generation. |
 /// | `tools = [a, path::to::b]` | The functions under `#[tool]` that the model may call. |
 /// | `host_tools = ["mcp:files/*", FIND_PARCEL]` | The tools of others that the model may call: names, patterns, or `HostTool` constants. Each has to be granted under `[grants] tools` in `agent.toml`. |
 /// | `on_alarm = f`, `on_event = f` | The functions that handle schedules that are due, and events. |
@@ -68,7 +70,7 @@ mod tool_options;
 /// }
 /// ```
 ///
-/// It takes the same options, except for `instructions` and `host_tools`: the function sets them on the
+/// It takes the options `model`, `tools`, `on_alarm` and `on_event`. The function sets the others on the
 /// conversation. The struct above is the same as this function:
 ///
 /// ```
