@@ -13,7 +13,7 @@ use serde_json::Value;
 #[doc(hidden)]
 pub type TurnFunction = for<'a> fn(&'a mut Context, Message) -> Task<'a, Result<Reply, AgentError>>;
 
-/// How an agent handles a turn.
+/// The way in which an agent handles a turn.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub enum Turn {

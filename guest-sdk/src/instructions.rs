@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::{AgentError, Context, Message, OfferedTool, Reply};
 
-/// How the model of an agent without a function answers.
+/// The settings with which the model of an agent without a function answers.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct Instructions {
