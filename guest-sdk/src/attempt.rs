@@ -22,7 +22,7 @@ pub(crate) async fn call(
 ) -> Result<Value, String> {
     let mut attempt = 0;
     loop {
-        let result = within(cx, tool, (tool.call)(cx, arguments.clone())).await;
+        let result = with_timeout(cx, tool, (tool.call)(cx, arguments.clone())).await;
         if result.is_ok() || attempt >= tool.retries {
             return result;
         }
@@ -31,7 +31,7 @@ pub(crate) async fn call(
     }
 }
 
-async fn within(
+async fn with_timeout(
     cx: &Context,
     tool: &Tool,
     call: Task<'_, Result<Value, crate::ToolError>>,

@@ -13,6 +13,17 @@ pub enum CompactionPolicy {
 }
 
 /// Options of [`Conversation::compact`](crate::Conversation::compact).
+///
+/// ```
+/// # use skep_sdk::{AgentError, CompactOptions, Context, Message, Reply, agent};
+/// /// Forgets everything but the last two messages.
+/// #[agent]
+/// async fn forgetful(cx: &mut Context, _message: Message) -> Result<Reply, AgentError> {
+///     let options = CompactOptions::new().with_keep_recent(2).with_summary("We talked.");
+///     let compaction = cx.conversation().compact(options).await?;
+///     Ok(Reply::text(format!("{} messages are summarized", compaction.dropped)))
+/// }
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CompactOptions {
     /// Number of messages at the end that stay unchanged; 8 if not set. A tool call and its result are kept
@@ -22,6 +33,31 @@ pub struct CompactOptions {
     pub summary: Option<String>,
     /// Maximum number of tokens of a summary that the model writes.
     pub max_tokens: Option<u32>,
+}
+
+impl CompactOptions {
+    /// Creates options that keep 8 messages and let the model write the summary.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the number of messages at the end that stay unchanged.
+    pub fn with_keep_recent(mut self, messages: u32) -> Self {
+        self.keep_recent = Some(messages);
+        self
+    }
+
+    /// Sets the summary, so that the model does not write it.
+    pub fn with_summary(mut self, summary: impl Into<String>) -> Self {
+        self.summary = Some(summary.into());
+        self
+    }
+
+    /// Sets the maximum number of tokens of a summary that the model writes.
+    pub fn with_max_tokens(mut self, tokens: u32) -> Self {
+        self.max_tokens = Some(tokens);
+        self
+    }
 }
 
 /// The outcome of a compaction.

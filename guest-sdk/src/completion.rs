@@ -14,11 +14,12 @@ pub struct Completion<'a> {
 }
 
 impl<'a> Completion<'a> {
-    pub(crate) fn new(cx: &'a Context, prompt: String) -> Self {
-        Self { cx, prompt, model: None, options: GenerateOptions::default() }
+    pub(crate) fn new(cx: &'a Context, prompt: String, model: Option<&str>) -> Self {
+        Self { cx, prompt, model: model.map(str::to_owned), options: GenerateOptions::default() }
     }
 
-    /// Sets the model. If not set, the agent's own model is used.
+    /// Sets the model. If not set, the model of `#[agent(model = …)]` or the agent's
+    /// own model is used.
     pub fn model(mut self, name: impl Into<String>) -> Self {
         self.model = Some(name.into());
         self

@@ -19,6 +19,7 @@ pub mod bindings {
 mod http;
 mod random;
 mod schedule;
+mod tools;
 
 use std::rc::Rc;
 use std::sync::Once;
@@ -26,14 +27,14 @@ use std::sync::Once;
 use serde_json::Value;
 
 use self::bindings::exports::skep::agent::{alarm_handler, event_handler, handler, tool_handler};
-use self::bindings::skep::agent::{inference as wit, log, state, timer, tools, types};
+use self::bindings::skep::agent::{inference as wit, log, state, timer, types};
 use crate::context::TurnInfo;
 use crate::example;
 use crate::host::{Host, HostConversation, HostStream, Level, Task};
 use crate::schedule::{ScheduleOptions, When};
 use crate::{
     Agent, AgentError, Alarm, CompactOptions, Compaction, CompactionPolicy, EmitError, Entry, Event,
-    FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError, HttpRequest,
+    FetchRequest, Finish, GenerateOptions, Generation, HostToolError, HostToolInfo, HttpError, HttpRequest,
     HttpResponse, InferenceError, Message, ModelInfo, Origin, Output, ScheduleError, Scheduled, StateError,
     Timing, ToolCall, ToolChoice, ToolHints, Usage,
 };
@@ -69,7 +70,7 @@ impl<S: AgentSource> handler::Guest for S {
     async fn on_message(message: handler::Message) -> Result<handler::Reply, types::AgentError> {
         log_panics();
         let message = message_from(message).map_err(agent_error_to)?;
-        let reply = S::agent().take_turn(Rc::new(Bindings), message).await.map_err(agent_error_to)?;
+        let reply = S::agent().run_turn(Rc::new(Bindings), message).await.map_err(agent_error_to)?;
         Ok(handler::Reply { text: reply.text, data: reply.data.map(|data| data.to_string()) })
     }
 }
@@ -81,7 +82,7 @@ impl<S: AgentSource> alarm_handler::Guest for S {
         let data = data_from(alarm.data).map_err(agent_error_to)?;
         let (attempt, missed) = (alarm.attempt, alarm.missed);
         let alarm = Alarm { id, name, data, session, turn, due_at_ms, received_at_ms, attempt, missed };
-        S::agent().take_alarm(Rc::new(Bindings), alarm).await.map_err(agent_error_to)
+        S::agent().run_alarm(Rc::new(Bindings), alarm).await.map_err(agent_error_to)
     }
 }
 
@@ -91,7 +92,7 @@ impl<S: AgentSource> event_handler::Guest for S {
         let event_handler::Event { id, topic, session, turn, at_ms, received_at_ms, attempt, data } = event;
         let data = data_from(data).map_err(agent_error_to)?;
         let event = Event { id, topic, data, session, turn, at_ms, received_at_ms, attempt };
-        S::agent().take_event(Rc::new(Bindings), event).await.map_err(agent_error_to)
+        S::agent().run_event(Rc::new(Bindings), event).await.map_err(agent_error_to)
     }
 }
 
@@ -175,12 +176,12 @@ impl Host for Bindings {
         Box::pin(timer::sleep(ms))
     }
 
-    fn tools(&self) -> Task<'_, Vec<HostTool>> {
-        Box::pin(async { tools::list().await.into_iter().map(host_tool_from).collect() })
+    fn tools(&self) -> Task<'_, Vec<HostToolInfo>> {
+        Box::pin(tools::list())
     }
 
     fn approve<'a>(&'a self, call_id: &'a str) -> Task<'a, Result<(), String>> {
-        Box::pin(tools::approve(call_id.to_owned()))
+        Box::pin(tools::approve(call_id))
     }
 
     fn call_tool<'a>(
@@ -189,12 +190,7 @@ impl Host for Bindings {
         arguments: &'a Value,
         timeout_ms: Option<u32>,
     ) -> Task<'a, Result<Value, HostToolError>> {
-        Box::pin(async move {
-            let options = tools::CallOptions { timeout_ms };
-            let result = tools::call(name.to_owned(), arguments.to_string(), options).await;
-            let result = result.map_err(host_tool_error_from)?;
-            serde_json::from_str(&result).map_err(|error| HostToolError::Json(error.to_string()))
-        })
+        Box::pin(tools::call(name, arguments, timeout_ms))
     }
 
     fn secret(&self, name: &str) -> Result<String, HttpError> {
@@ -438,40 +434,9 @@ fn entry_from(entry: wit::Entry) -> Entry {
     }
 }
 
-fn host_tool_from(info: tools::ToolInfo) -> HostTool {
-    let schema = |text: &str| serde_json::from_str(text).unwrap_or(Value::Bool(true));
-    HostTool {
-        name: info.name,
-        model_name: info.model_name,
-        description: info.description,
-        input_schema: schema(&info.input_schema),
-        output_schema: info.output_schema.as_deref().map(schema),
-        hints: hints_from(info.hints),
-    }
-}
-
-fn host_tool_error_from(error: tools::ToolError) -> HostToolError {
-    match error {
-        tools::ToolError::Unknown(why) => HostToolError::Unknown(why),
-        tools::ToolError::Denied(why) => HostToolError::Denied(why),
-        tools::ToolError::InvalidArguments(why) => HostToolError::InvalidArguments(why),
-        tools::ToolError::Failed(why) => HostToolError::Failed(why),
-        tools::ToolError::TimedOut(after_ms) => HostToolError::TimedOut { after_ms },
-        tools::ToolError::Unavailable(why) => HostToolError::Unavailable(why),
-        tools::ToolError::Interrupted(why) => HostToolError::Interrupted(why),
-        tools::ToolError::Refused(why) => HostToolError::Refused(why),
-        tools::ToolError::Cancelled => HostToolError::Cancelled,
-    }
-}
-
 fn hints_to(hints: ToolHints) -> types::ToolHints {
     let ToolHints { read_only, destructive, idempotent, open_world } = hints;
     types::ToolHints { read_only, destructive, idempotent, open_world }
-}
-
-fn hints_from(hints: types::ToolHints) -> ToolHints {
-    let types::ToolHints { read_only, destructive, idempotent, open_world } = hints;
-    ToolHints { read_only, destructive, idempotent, open_world }
 }
 
 fn usage_from(usage: types::Usage) -> Usage {

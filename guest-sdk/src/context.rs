@@ -19,6 +19,8 @@ const MAIN_CONVERSATION: &str = "main";
 pub struct Context {
     host: Rc<dyn Host>,
     tools: &'static [Tool],
+    /// The model of `#[agent(model = …)]`.
+    model: Option<&'static str>,
     info: TurnInfo,
 }
 
@@ -36,8 +38,13 @@ impl TurnInfo {
 }
 
 impl Context {
-    pub(crate) fn new(host: Rc<dyn Host>, tools: &'static [Tool], info: TurnInfo) -> Self {
-        Self { host, tools, info }
+    pub(crate) fn new(
+        host: Rc<dyn Host>,
+        tools: &'static [Tool],
+        model: Option<&'static str>,
+        info: TurnInfo,
+    ) -> Self {
+        Self { host, tools, model, info }
     }
 
     /// Opens the session's main conversation. The host keeps its messages between turns, so append only new
@@ -48,7 +55,7 @@ impl Context {
 
     /// Opens the session's conversation with this name.
     pub fn conversation_named(&self, name: &str) -> Conversation<'_> {
-        Conversation::open(self, name, None)
+        Conversation::open(self, name, self.model)
     }
 
     /// Same as [`conversation_named`](Self::conversation_named), but a conversation that does not exist yet
@@ -59,7 +66,7 @@ impl Context {
 
     /// Continues a text, without a conversation or a chat template.
     pub fn complete(&self, prompt: impl Into<String>) -> Completion<'_> {
-        Completion::new(self, prompt.into())
+        Completion::new(self, prompt.into(), self.model)
     }
 
     /// Returns the models that this agent may use.

@@ -16,13 +16,18 @@ use crate::host_tools::OfferedTools;
 use crate::options::option_methods;
 use crate::{
     AgentError, CompactOptions, Compaction, CompactionPolicy, Context, Entry, GenerateOptions, Generation,
-    InferenceError, Output, OutputExample, Reply, ToolCall, ToolChoice, Usage, attempt, join_all, schema,
+    InferenceError, OfferedTool, Output, OutputExample, Reply, ToolCall, ToolChoice, Usage, attempt,
+    join_all, schema,
 };
 
 const DEFAULT_MAX_ROUNDS: u32 = 8;
 
 /// A conversation of the session. Build it step by step, and end it with [`run`](Self::run),
 /// [`generate`](Self::generate), [`stream`](Self::stream) or [`extract`](Self::extract).
+///
+/// Its methods fall into three groups. Those under [Messages](#messages) change what the host keeps. Those
+/// under [Options](#options) only configure the next answer. Those under [Generation](#generation) generate
+/// it.
 ///
 /// ```
 /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
@@ -39,13 +44,13 @@ pub struct Conversation<'a> {
     host: Result<Rc<dyn HostConversation>, InferenceError>,
     options: GenerateOptions,
     tools: Option<Vec<String>>,
-    host_tools: Vec<String>,
-    answer_form: Option<AnswerForm<'a>>,
+    host_tools: Vec<OfferedTool>,
+    answer_format: Option<AnswerFormat<'a>>,
     max_rounds: u32,
 }
 
-/// Creates the form of an answer from the results of the tools.
-type AnswerForm<'a> = Rc<dyn Fn(&[Result<Value, String>]) -> Output + 'a>;
+/// Computes the format of an answer from the results of the tools.
+type AnswerFormat<'a> = Rc<dyn Fn(&[Result<Value, String>]) -> Output + 'a>;
 
 impl<'a> Conversation<'a> {
     pub(crate) fn open(cx: &'a Context, name: &str, model: Option<&str>) -> Self {
@@ -60,11 +65,16 @@ impl<'a> Conversation<'a> {
             options,
             tools: None,
             host_tools: Vec::new(),
-            answer_form: None,
+            answer_format: None,
             max_rounds: DEFAULT_MAX_ROUNDS,
         }
     }
+}
 
+/// # Messages
+///
+/// These methods change the conversation that the host keeps, immediately.
+impl<'a> Conversation<'a> {
     /// Sets the system message. Setting the same text again changes nothing; a new text loses the cached
     /// prefix.
     pub fn system(self, text: impl AsRef<str>) -> Self {
@@ -76,7 +86,116 @@ impl<'a> Conversation<'a> {
         self.append(|host| host.append_user(text.as_ref()))
     }
 
-    /// Adds an example of an answer in the requested form: a user message, and the answer to it. Use it with
+    /// Answers a tool call of the last [`generate`](Self::generate). [`run`](Self::run) does this
+    /// automatically.
+    pub fn tool_result(self, call_id: &str, outcome: Result<Value, String>) -> Self {
+        self.append(|host| host.append_tool_result(call_id, &outcome))
+    }
+
+    /// Removes all messages.
+    pub fn clear(self) -> Self {
+        self.append(|host| {
+            host.clear();
+            Ok(())
+        })
+    }
+
+    /// Copies this conversation under another name. Both share their KV cache up to this point.
+    pub fn fork(&self, name: &str) -> Result<Conversation<'a>, InferenceError> {
+        let host = self.host.clone()?.fork(name)?;
+        Ok(Conversation::new(self.cx, Ok(host)))
+    }
+
+    /// Replaces everything between the system message and the most recent messages with a summary, now. For
+    /// the policy when a conversation grows too long, see [`with_compaction`](Self::with_compaction).
+    pub async fn compact(&self, options: CompactOptions) -> Result<Compaction, InferenceError> {
+        let host = self.host.clone()?;
+        host.compact(options).await
+    }
+
+    /// Returns all messages so far, the system message first.
+    pub fn messages(&self) -> Result<Vec<Entry>, InferenceError> {
+        Ok(self.host.clone()?.messages())
+    }
+
+    /// Returns the messages after the first `skip`, at most `limit` of them.
+    pub fn messages_page(&self, skip: u32, limit: u32) -> Result<Vec<Entry>, InferenceError> {
+        Ok(self.host.clone()?.messages_page(skip, limit))
+    }
+
+    /// Returns the sum over all generations of this conversation.
+    pub fn usage(&self) -> Result<Usage, InferenceError> {
+        Ok(self.host.clone()?.usage())
+    }
+}
+
+/// # Options
+///
+/// These methods configure how the next answer is generated. They change no message and generate nothing.
+impl<'a> Conversation<'a> {
+    /// Sets which of the agent's tools the model may call. By default, [`run`](Self::run) allows all of them,
+    /// and the other methods none.
+    pub fn tools<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.tools = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Sets which tools of others the model may call in [`run`](Self::run): names such as
+    /// `agent:orders/find_order`, `mcp:files/*` or `http/fetch`, or references of type
+    /// [`HostTool`](crate::HostTool). The host calls them. Each tool has to be granted under `[grants] tools`
+    /// in `agent.toml`.
+    pub fn host_tools<T: Into<OfferedTool>>(mut self, tools: impl IntoIterator<Item = T>) -> Self {
+        self.host_tools = tools.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets whether the model calls a tool. [`run`](Self::run) applies `Required` and `Named` only to its
+    /// first round, so that it terminates: after `Required` the model decides, after `Named` it answers.
+    pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
+        self.options.tool_choice = choice;
+        self
+    }
+
+    /// Sets the format of the answer that the model gives in [`run`](Self::run) after tools have run, computed
+    /// from their results. This holds an answer to the facts:
+    ///
+    /// ```
+    /// # use skep_sdk::{AgentError, Context, Message, Output, Reply, agent, tool};
+    /// /// Tells how many seats are free.
+    /// #[tool]
+    /// fn free_seats() -> u32 {
+    ///     7
+    /// }
+    ///
+    /// /// Knows the seats.
+    /// #[agent(tools = [free_seats])]
+    /// async fn usher(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    ///     let chat = cx.conversation().user(message.text);
+    ///     let chat = chat.answer_format(|results| match results {
+    ///         [Ok(seats)] => Output::Regex(format!("(Yes|Certainly|Sure), there are {seats} free seats\\.")),
+    ///         _ => Output::Text,
+    ///     });
+    ///     chat.run().await
+    /// }
+    /// ```
+    pub fn answer_format(mut self, format: impl Fn(&[Result<Value, String>]) -> Output + 'a) -> Self {
+        self.answer_format = Some(Rc::new(format));
+        self
+    }
+
+    /// Same as [`answer_format`](Self::answer_format).
+    #[deprecated(since = "0.1.0", note = "renamed to `answer_format`")]
+    pub fn answer_form(self, form: impl Fn(&[Result<Value, String>]) -> Output + 'a) -> Self {
+        self.answer_format(form)
+    }
+
+    /// Sets the maximum number of generations of one [`run`](Self::run). The default is 8.
+    pub fn max_rounds(mut self, rounds: u32) -> Self {
+        self.max_rounds = rounds.max(1);
+        self
+    }
+
+    /// Adds an example of an answer in the requested format: a user message, and the answer to it. Use it with
     /// [`extract`](Self::extract), or with an [`output`](Self::output) with a JSON Schema. Examples of a tool
     /// belong in `#[tool(example(…))]`.
     ///
@@ -112,69 +231,41 @@ impl<'a> Conversation<'a> {
         self
     }
 
-    /// Answers a tool call of the last [`generate`](Self::generate). [`run`](Self::run) does this
-    /// automatically.
-    pub fn tool_result(self, call_id: &str, outcome: Result<Value, String>) -> Self {
-        self.append(|host| host.append_tool_result(call_id, &outcome))
-    }
-
-    /// Sets which of the agent's tools the model may call. By default, [`run`](Self::run) allows all of them,
-    /// and the other methods none.
-    pub fn tools<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        self.tools = Some(names.into_iter().map(Into::into).collect());
-        self
-    }
-
-    /// Sets which tools of others the model may call in [`run`](Self::run), such as
-    /// `agent:orders/find_order`, `mcp:files/*` or `http/fetch`. The host calls them. Each tool has to be
-    /// granted under `[grants] tools` in `agent.toml`.
-    pub fn host_tools<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        self.host_tools = names.into_iter().map(Into::into).collect();
-        self
-    }
-
-    /// Sets whether the model calls a tool. [`run`](Self::run) applies `Required` and `Named` only to its
-    /// first round, so that it terminates: after `Required` the model decides, after `Named` it answers.
-    pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
-        self.options.tool_choice = choice;
-        self
-    }
-
-    /// Sets the form of the answer that the model gives in [`run`](Self::run) after tools have run, computed
-    /// from their results. This holds an answer to the facts:
+    /// Sets what happens in this turn when an answer would no longer fit into the model's context. The
+    /// default is the `compaction` setting under `[sessions]` in `agent.toml`, which itself defaults to
+    /// summarizing. To compact a conversation now, see [`compact`](Self::compact).
     ///
     /// ```
-    /// # use skep_sdk::{AgentError, Context, Message, Output, Reply, agent, tool};
-    /// /// Tells how many seats are free.
-    /// #[tool]
-    /// fn free_seats() -> u32 {
-    ///     7
-    /// }
-    ///
-    /// /// Knows the seats.
-    /// #[agent(tools = [free_seats])]
-    /// async fn usher(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
-    ///     let chat = cx.conversation().user(message.text);
-    ///     let chat = chat.answer_form(|results| match results {
-    ///         [Ok(seats)] => Output::Regex(format!("(Yes|Certainly|Sure), there are {seats} free seats\\.")),
-    ///         _ => Output::Text,
-    ///     });
-    ///     chat.run().await
+    /// # use skep_sdk::{AgentError, CompactionPolicy, Context, Message, Reply, agent};
+    /// /// Refuses to forget anything.
+    /// #[agent]
+    /// async fn precise(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    ///     cx.conversation().user(message.text).with_compaction(CompactionPolicy::Off).run().await
     /// }
     /// ```
-    pub fn answer_form(mut self, form: impl Fn(&[Result<Value, String>]) -> Output + 'a) -> Self {
-        self.answer_form = Some(Rc::new(form));
-        self
+    pub fn with_compaction(self, policy: CompactionPolicy) -> Self {
+        self.append(|host| {
+            host.set_compaction(&policy);
+            Ok(())
+        })
     }
 
-    /// Sets the maximum number of generations of one [`run`](Self::run). The default is 8.
-    pub fn max_rounds(mut self, rounds: u32) -> Self {
-        self.max_rounds = rounds.max(1);
-        self
+    /// Same as [`with_compaction`](Self::with_compaction).
+    #[deprecated(
+        since = "0.1.0",
+        note = "renamed to `with_compaction`, because it does not compact anything"
+    )]
+    pub fn compaction(self, policy: CompactionPolicy) -> Self {
+        self.with_compaction(policy)
     }
 
     option_methods!();
+}
 
+/// # Generation
+///
+/// These methods end the chain: they generate, and return what the model said.
+impl<'a> Conversation<'a> {
     /// Generates, calls the tools that the model asks for, gives it their results, and repeats this until the
     /// model answers.
     ///
@@ -202,8 +293,8 @@ impl<'a> Conversation<'a> {
             for (call, outcome) in generation.tool_calls.iter().zip(&outcomes) {
                 host.append_tool_result(&call.id, outcome)?;
             }
-            if let Some(form) = &self.answer_form {
-                options.output = form(&outcomes);
+            if let Some(format) = &self.answer_format {
+                options.output = format(&outcomes);
                 options.examples.clear();
             }
             options.tool_choice = match options.tool_choice {
@@ -255,52 +346,9 @@ impl<'a> Conversation<'a> {
             ))
         })
     }
+}
 
-    /// Copies this conversation under another name. Both share their KV cache up to this point.
-    pub fn fork(&self, name: &str) -> Result<Conversation<'a>, InferenceError> {
-        let host = self.host.clone()?.fork(name)?;
-        Ok(Conversation::new(self.cx, Ok(host)))
-    }
-
-    /// Returns all messages so far, the system message first.
-    pub fn messages(&self) -> Result<Vec<Entry>, InferenceError> {
-        Ok(self.host.clone()?.messages())
-    }
-
-    /// Returns the messages after the first `skip`, at most `limit` of them.
-    pub fn messages_page(&self, skip: u32, limit: u32) -> Result<Vec<Entry>, InferenceError> {
-        Ok(self.host.clone()?.messages_page(skip, limit))
-    }
-
-    /// Sets what happens in this turn when an answer would no longer fit into the model's context. The
-    /// default is the `compaction` setting under `[sessions]` in `agent.toml`, which itself defaults to
-    /// summarizing.
-    pub fn compaction(self, policy: CompactionPolicy) -> Self {
-        self.append(|host| {
-            host.set_compaction(&policy);
-            Ok(())
-        })
-    }
-
-    /// Replaces everything between the system message and the most recent messages with a summary.
-    pub async fn compact(&self, options: CompactOptions) -> Result<Compaction, InferenceError> {
-        let host = self.host.clone()?;
-        host.compact(options).await
-    }
-
-    /// Removes all messages.
-    pub fn clear(self) -> Self {
-        self.append(|host| {
-            host.clear();
-            Ok(())
-        })
-    }
-
-    /// Returns the sum over all generations of this conversation.
-    pub fn usage(&self) -> Result<Usage, InferenceError> {
-        Ok(self.host.clone()?.usage())
-    }
-
+impl Conversation<'_> {
     fn append(mut self, action: impl FnOnce(&dyn HostConversation) -> Result<(), InferenceError>) -> Self {
         if let Ok(host) = &self.host
             && let Err(error) = action(&**host)
@@ -353,8 +401,8 @@ impl TextStream {
 }
 
 async fn call_tool(cx: &Context, offered: &OfferedTools, call: &ToolCall) -> Result<Value, String> {
-    if let Some(name) = offered.name(&call.name) {
-        let called = cx.host().call_tool(name, &call.arguments, None).await;
+    if let Some(tool) = offered.get(&call.name) {
+        let called = cx.host().call_tool(&tool.name, &call.arguments, tool.timeout_ms).await;
         return called.map_err(|error| error.to_string());
     }
     let Some(tool) = cx.tools().iter().find(|tool| tool.name == call.name) else {

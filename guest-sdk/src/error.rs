@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::HttpError;
+use crate::{HostToolError, HttpError};
 
 /// Why an inference call failed, which determines what an agent can do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,6 +158,38 @@ impl fmt::Display for EmitError {
 impl std::error::Error for EmitError {}
 
 /// Why a turn failed. All changes that the turn made to state and conversations are dropped.
+///
+/// The operator `?` turns every error of the SDK into one of these and keeps it, so that an agent can match
+/// the cause. The caller of the agent receives the text, and for [`Inference`](Self::Inference) also the kind
+/// of the error.
+///
+/// ```
+/// use skep_sdk::{AgentError, Context, HostTool, HostToolError, Message, Reply, agent};
+///
+/// const STOCK: HostTool<(), u32> = HostTool::new("agent:warehouse/stock");
+///
+/// /// Knows the stock.
+/// #[agent]
+/// async fn clerk(cx: &mut Context, _message: Message) -> Result<Reply, AgentError> {
+///     match stock_in_words(cx).await {
+///         Err(AgentError::HostTool(HostToolError::Unavailable(_))) => Ok("Ask me later.".into()),
+///         answer => Ok(Reply::text(answer?)),
+///     }
+/// }
+///
+/// async fn stock_in_words(cx: &Context) -> Result<String, AgentError> {
+///     let stock = STOCK.call(cx, ()).await?;
+///     cx.state().set("stock", &stock)?;
+///     Ok(format!("{stock} are left"))
+/// }
+///
+/// use skep_sdk::testing::Harness;
+/// let away = |()| Err(HostToolError::Unavailable("the warehouse is closed".into()));
+/// let mut harness = Harness::new(clerk).typed_host_tool(STOCK, away);
+/// assert_eq!(harness.send("How many?").unwrap().reply.text, "Ask me later.");
+/// ```
+///
+/// [`std::error::Error::source`] returns the cause, too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AgentError {
@@ -169,6 +201,10 @@ pub enum AgentError {
     State(StateError),
     /// An HTTP request failed, and the agent passes the error on.
     Http(HttpError),
+    /// A tool of another agent, of an MCP server or of the host failed, and the agent passes the error on.
+    HostTool(HostToolError),
+    /// One of the agent's own tools, called by the agent itself, failed.
+    Tool(ToolError),
     /// A schedule could not be set.
     Schedule(ScheduleError),
     /// An event could not be emitted.
@@ -190,6 +226,8 @@ impl fmt::Display for AgentError {
             Self::Inference(error) => error.fmt(f),
             Self::State(error) => error.fmt(f),
             Self::Http(error) => error.fmt(f),
+            Self::HostTool(error) => error.fmt(f),
+            Self::Tool(error) => error.fmt(f),
             Self::Schedule(error) => error.fmt(f),
             Self::Emit(error) => error.fmt(f),
             Self::TooManyRounds { limit } => write!(
@@ -207,9 +245,11 @@ impl std::error::Error for AgentError {
             Self::Inference(error) => Some(error),
             Self::State(error) => Some(error),
             Self::Http(error) => Some(error),
+            Self::HostTool(error) => Some(error),
+            Self::Tool(error) => Some(error),
             Self::Schedule(error) => Some(error),
             Self::Emit(error) => Some(error),
-            _ => None,
+            Self::InvalidMessage(_) | Self::TooManyRounds { .. } | Self::Failed(_) => None,
         }
     }
 }
@@ -226,9 +266,15 @@ impl From<StateError> for AgentError {
     }
 }
 
-impl From<crate::HostToolError> for AgentError {
-    fn from(error: crate::HostToolError) -> Self {
-        Self::Failed(error.to_string())
+impl From<HostToolError> for AgentError {
+    fn from(error: HostToolError) -> Self {
+        Self::HostTool(error)
+    }
+}
+
+impl From<ToolError> for AgentError {
+    fn from(error: ToolError) -> Self {
+        Self::Tool(error)
     }
 }
 
@@ -326,5 +372,45 @@ impl From<EmitError> for ToolError {
 impl From<InferenceError> for ToolError {
     fn from(error: InferenceError) -> Self {
         Self(error.to_string())
+    }
+}
+
+impl From<AgentError> for ToolError {
+    fn from(error: AgentError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error;
+
+    #[test]
+    fn an_agent_error_keeps_its_cause_and_its_text() {
+        let denied = || "denied".to_owned();
+        let causes: [(AgentError, Box<dyn Error>); 7] = [
+            (InferenceError::Truncated.into(), Box::new(InferenceError::Truncated)),
+            (StateError::InvalidKey(denied()).into(), Box::new(StateError::InvalidKey(denied()))),
+            (HttpError::Timeout.into(), Box::new(HttpError::Timeout)),
+            (HostToolError::Cancelled.into(), Box::new(HostToolError::Cancelled)),
+            (ToolError::new("sold out").into(), Box::new(ToolError::new("sold out"))),
+            (ScheduleError::Denied(denied()).into(), Box::new(ScheduleError::Denied(denied()))),
+            (EmitError::TooManyHops { limit: 8 }.into(), Box::new(EmitError::TooManyHops { limit: 8 })),
+        ];
+        for (error, cause) in causes {
+            assert_eq!(error.to_string(), cause.to_string());
+            assert_eq!(format!("{:?}", error.source().expect("it has a cause")), format!("{cause:?}"));
+        }
+        assert!(AgentError::from("no").source().is_none());
+        let timed_out = HostToolError::TimedOut { after_ms: 5 };
+        assert_eq!(AgentError::from(timed_out.clone()), AgentError::HostTool(timed_out));
+    }
+
+    #[test]
+    fn an_agent_error_becomes_a_text_for_the_model() {
+        let error =
+            ToolError::from(AgentError::HostTool(HostToolError::Failed("there is no order 8".into())));
+        assert_eq!(error.message(), "there is no order 8");
     }
 }

@@ -12,8 +12,8 @@ use serde_json::Value;
 use crate::schedule::{ScheduleOptions, When};
 use crate::{
     CompactOptions, Compaction, CompactionPolicy, EmitError, Entry, FetchRequest, GenerateOptions,
-    Generation, HostTool, HostToolError, HttpError, HttpResponse, InferenceError, ModelInfo, ScheduleError,
-    Scheduled, StateError, Usage,
+    Generation, HostToolError, HostToolInfo, HttpError, HttpResponse, InferenceError, ModelInfo,
+    ScheduleError, Scheduled, StateError, Usage,
 };
 
 /// A boxed future that stays on its thread.
@@ -52,7 +52,7 @@ pub trait Host {
         value: &[u8],
     ) -> Result<bool, StateError>;
     fn sleep(&self, ms: u32) -> Task<'_, ()>;
-    fn tools(&self) -> Task<'_, Vec<HostTool>>;
+    fn tools(&self) -> Task<'_, Vec<HostToolInfo>>;
     fn approve<'a>(&'a self, call_id: &'a str) -> Task<'a, Result<(), String>>;
     fn call_tool<'a>(
         &'a self,

@@ -7,10 +7,10 @@ use std::fmt;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::ToolError;
 use crate::host::Host;
+use crate::{OfferedTool, ToolError};
 
 /// Access to the tools that the host can call for the agent. See
 /// [`Context::host_tools`](crate::Context::host_tools).
@@ -20,9 +20,10 @@ pub struct HostTools<'a> {
     pub(crate) timeout_ms: Option<u32>,
 }
 
-/// A tool that the agent was granted.
+/// A tool that the agent was granted, as the host lists it. To call a tool whose types are known, see
+/// [`HostTool`](crate::HostTool).
 #[derive(Debug, Clone, PartialEq)]
-pub struct HostTool {
+pub struct HostToolInfo {
     /// The name: `agent:NAME/TOOL`, `mcp:SERVER/TOOL` or `http/fetch`.
     pub name: String,
     /// The name that the model uses; `None` if the tool's schema cannot be enforced on a model.
@@ -81,7 +82,7 @@ pub enum HostToolError {
 
 impl HostTools<'_> {
     /// Returns the tools that the agent may call now.
-    pub async fn list(&self) -> Vec<HostTool> {
+    pub async fn list(&self) -> Vec<HostToolInfo> {
         self.host.tools().await
     }
 
@@ -91,7 +92,8 @@ impl HostTools<'_> {
         self
     }
 
-    /// Calls a tool with its arguments, which must be an object.
+    /// Calls a tool whose name is known only at run time. Its arguments are an object, or `()` for none. For
+    /// other tools, see [`HostTool`](crate::HostTool).
     ///
     /// ```
     /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
@@ -108,8 +110,14 @@ impl HostTools<'_> {
         name: &str,
         arguments: &impl Serialize,
     ) -> Result<T, HostToolError> {
-        let arguments =
-            serde_json::to_value(arguments).map_err(|error| HostToolError::Json(error.to_string()))?;
+        let arguments = match serde_json::to_value(arguments) {
+            Ok(Value::Null) => Value::Object(Map::new()),
+            Ok(arguments) => arguments,
+            Err(error) => {
+                let why = format!("the arguments of {name} cannot be written as JSON: {error}");
+                return Err(HostToolError::Json(why));
+            }
+        };
         let result = self.host.call_tool(name, &arguments, self.timeout_ms).await?;
         serde_json::from_value(result).map_err(|error| {
             HostToolError::Json(format!("the result of {name} does not fit its type: {error}"))
@@ -152,28 +160,40 @@ impl From<HostToolError> for ToolError {
 }
 
 /// Host tools that one run of a conversation offers to its model.
-#[derive(Default)]
-pub(crate) struct OfferedTools {
-    tools: Vec<(String, String)>,
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct OfferedTools(Vec<Offered>);
+
+/// A tool that the model may call, under the name that the model uses.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Offered {
+    model_name: String,
+    pub(crate) name: String,
+    pub(crate) timeout_ms: Option<u32>,
 }
 
 impl OfferedTools {
     /// Finds the tools with these names. `agent:NAME/*` and `mcp:SERVER/*` match all tools of one owner.
-    pub(crate) async fn find(host: &dyn Host, wanted: &[String]) -> Result<Self, HostToolError> {
-        let mut offered = Self::default();
-        if wanted.is_empty() {
-            return Ok(offered);
+    pub(crate) async fn find(host: &dyn Host, wanted: &[OfferedTool]) -> Result<Self, HostToolError> {
+        match wanted {
+            [] => Ok(Self::default()),
+            wanted => Self::among(&host.tools().await, wanted),
         }
-        let listed = host.tools().await;
-        for name in wanted {
+    }
+
+    fn among(listed: &[HostToolInfo], wanted: &[OfferedTool]) -> Result<Self, HostToolError> {
+        let mut offered = Vec::new();
+        for OfferedTool { name, timeout_ms } in wanted {
             let owner = name.strip_suffix('*').filter(|owner| owner.ends_with('/'));
             let found = listed.iter().filter(|tool| match owner {
                 Some(owner) => tool.name.starts_with(owner),
                 None => tool.name == *name,
             });
-            let found: Vec<_> =
-                found.filter_map(|tool| Some((tool.model_name.clone()?, tool.name.clone()))).collect();
-            if found.is_empty() {
+            let before = offered.len();
+            offered.extend(found.filter_map(|tool| {
+                let (model_name, name) = (tool.model_name.clone()?, tool.name.clone());
+                Some(Offered { model_name, name, timeout_ms: *timeout_ms })
+            }));
+            if offered.len() == before {
                 let why = match listed.iter().find(|tool| tool.name == *name) {
                     Some(_) => {
                         "its input schema cannot be enforced on a model; call it from the agent's own code"
@@ -186,17 +206,52 @@ impl OfferedTools {
                     "no tool `{name}` can be offered to the model: {why}"
                 )));
             }
-            offered.tools.extend(found);
         }
-        Ok(offered)
+        Ok(Self(offered))
     }
 
     pub(crate) fn model_names(&self) -> impl Iterator<Item = &String> {
-        self.tools.iter().map(|(model_name, _)| model_name)
+        self.0.iter().map(|tool| &tool.model_name)
     }
 
-    /// Returns the host's name of a tool, given the model's name.
-    pub(crate) fn name(&self, model_name: &str) -> Option<&str> {
-        self.tools.iter().find(|(known, _)| known == model_name).map(|(_, name)| name.as_str())
+    /// Returns the tool with this name of the model's.
+    pub(crate) fn get(&self, model_name: &str) -> Option<&Offered> {
+        self.0.iter().find(|tool| tool.model_name == model_name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostTool;
+    use std::time::Duration;
+
+    fn listed(name: &str, model_name: Option<&str>) -> HostToolInfo {
+        HostToolInfo {
+            name: name.to_owned(),
+            model_name: model_name.map(str::to_owned),
+            description: String::new(),
+            input_schema: Value::Bool(true),
+            output_schema: None,
+            hints: ToolHints::default(),
+        }
+    }
+
+    #[test]
+    fn an_offered_tool_keeps_its_timeout() {
+        const TRACK: HostTool = HostTool::new("mcp:post/track").timeout(Duration::from_secs(5));
+        let listed = [listed("mcp:post/track", Some("track")), listed("agent:a/b", Some("b"))];
+        let offered = OfferedTools::among(&listed, &["agent:a/*".into(), TRACK.into()]).unwrap();
+        assert_eq!(offered.model_names().collect::<Vec<_>>(), ["b", "track"]);
+        let track = offered.get("track").unwrap();
+        assert_eq!((track.name.as_str(), track.timeout_ms), ("mcp:post/track", Some(5_000)));
+        assert_eq!(offered.get("b").unwrap().timeout_ms, None);
+    }
+
+    #[test]
+    fn a_tool_without_a_name_for_the_model_cannot_be_offered() {
+        let listed = [listed("mcp:post/track", None)];
+        let error = OfferedTools::among(&listed, &["mcp:post/track".into()]).unwrap_err();
+        assert!(error.to_string().contains("call it from the agent's own code"), "{error}");
     }
 }

@@ -1,14 +1,16 @@
 //! Write agents for Skep in Rust.
 //!
-//! An agent is a function that handles one turn of a session: it receives a message, talks to a model, calls
-//! its tools, changes the session's state, and replies. It compiles to a sandboxed WebAssembly component. The
-//! model, the conversation's KV cache and the state live in the host and survive a restart. The changes of a
-//! turn are kept if it succeeds, and dropped if it fails.
+//! An agent handles the turns of its sessions: it receives a message, talks to a model, calls its tools,
+//! changes the session's state, and replies. It compiles to a sandboxed WebAssembly component. The model, the
+//! conversation's KV cache and the state live in the host and survive a restart. The changes of a turn are
+//! kept if it succeeds, and dropped if it fails.
+//!
+//! An agent that only answers needs instructions and tools:
 //!
 //! ```
 //! use schemars::JsonSchema;
 //! use serde::{Deserialize, Serialize};
-//! use skep_sdk::{AgentError, Context, Message, Reply, ToolError, agent, tool};
+//! use skep_sdk::{Context, ToolError, agent, tool};
 //!
 //! #[derive(Serialize, Deserialize, JsonSchema)]
 //! struct Order {
@@ -19,34 +21,46 @@
 //! /// Looks up an order by its number.
 //! #[tool]
 //! async fn find_order(cx: &Context, id: u32) -> Result<Order, ToolError> {
-//!     let shipped = cx.state().get(&format!("shipped/{id}"))?;
-//!     let shipped = shipped.ok_or_else(|| format!("there is no order {id}"))?;
+//!     let shipped: bool = cx.state().get_or_default(&format!("shipped/{id}"))?;
 //!     Ok(Order { id, shipped })
 //! }
 //!
 //! /// Answers questions about orders.
-//! #[agent(tools = [find_order])]
-//! async fn orders(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
-//!     cx.state().set("shipped/7", &true)?;
-//!     cx.conversation().system("You answer questions about orders.").user(message.text).run().await
-//! }
+//! #[agent(instructions = "You answer questions about orders.", tools = [find_order])]
+//! struct Orders;
 //!
 //! // In a test, no host is needed: the model's answers are scripted.
 //! use skep_sdk::testing::{Harness, ScriptedModel};
-//! let model = ScriptedModel::new().call("find_order", serde_json::json!({"id": 7})).text("It is on its way.");
-//! let mut harness = Harness::new(orders).model(model);
-//! let outcome = harness.send("Where is order 7?").unwrap();
-//! assert_eq!(outcome.reply.text, "It is on its way.");
-//! assert_eq!(outcome.tool_calls[0].outcome.as_ref().unwrap()["shipped"], true);
+//! let model = ScriptedModel::new().call("find_order", serde_json::json!({"id": 7})).text("Not yet.");
+//! let mut harness = Harness::new(Orders).model(model);
+//! let outcome = harness.send("Is order 7 on its way?").unwrap();
+//! assert_eq!(outcome.reply.text, "Not yet.");
+//! assert_eq!(outcome.tool_calls[0].outcome.as_ref().unwrap()["shipped"], false);
+//! ```
+//!
+//! An agent that does more has a function that handles a turn:
+//!
+//! ```
+//! use skep_sdk::{AgentError, Context, Message, Reply, agent};
+//!
+//! /// Greets you and remembers how often you visited.
+//! #[agent]
+//! async fn hello(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+//!     let visits: u32 = cx.state().get_or_default("visits")?;
+//!     cx.state().set("visits", &(visits + 1))?;
+//!     let reply = cx.conversation().system("You are a friendly host.").user(message.text).run().await?;
+//!     Ok(Reply::text(format!("{} (visit {})", reply.text, visits + 1)))
+//! }
 //! ```
 //!
 //! - [`agent`](macro@agent) and [`tool`](macro@tool) are the two macros. A crate has one agent and any number of
 //!   tools.
 //! - [`Context`] gives a turn access to [`Conversation`], [`Completion`], [`State`], [`Http`], [`HostTools`],
 //!   [`Random`] and [`Log`].
+//! - [`HostTool`] is a typed reference to a tool of another agent or of an MCP server.
 //! - `#[tool(example(…))]` and [`Conversation::example`] give the model examples, which small models need.
-//! - [`AgentError`], [`InferenceError`], [`StateError`], [`HttpError`] and [`ToolError`] say what went wrong and
-//!   who can fix it.
+//! - [`AgentError`], [`InferenceError`], [`StateError`], [`HttpError`], [`HostToolError`] and [`ToolError`] say
+//!   what went wrong and who can fix it. An [`AgentError`] keeps its cause.
 //! - [`testing`] runs an agent in a plain `#[test]`.
 //!
 //! Types of arguments, results and structured output derive `JsonSchema` from `schemars` 1. The host enforces
@@ -60,12 +74,14 @@
 mod agent;
 mod context;
 mod conversation;
+mod instructions;
 
 mod compaction;
 mod completion;
 mod generation;
 mod options;
 
+mod host_tool;
 mod host_tools;
 mod http;
 mod message;
@@ -107,7 +123,8 @@ pub use generation::{
     Usage,
 };
 pub use host::Level;
-pub use host_tools::{HostTool, HostToolError, HostTools, ToolHints};
+pub use host_tool::{HostTool, OfferedTool};
+pub use host_tools::{HostToolError, HostToolInfo, HostTools, ToolHints};
 pub use http::{Fetch, FetchRequest, Http, HttpError, HttpResponse};
 pub use join::{join, join_all};
 pub use message::{HttpRequest, Message, Origin, Reply};

@@ -31,9 +31,15 @@ macro_rules! option_methods {
         }
 
         /// Adds a string that ends the text and is not part of it. May be called up to 16 times.
-        pub fn stop(mut self, stop: impl Into<String>) -> Self {
+        pub fn with_stop(mut self, stop: impl Into<String>) -> Self {
             self.options.stop.push(stop.into());
             self
+        }
+
+        /// Same as [`with_stop`](Self::with_stop).
+        #[deprecated(since = "0.1.0", note = "renamed to `with_stop`, because it does not stop anything")]
+        pub fn stop(self, stop: impl Into<String>) -> Self {
+            self.with_stop(stop)
         }
 
         /// Sets the format of the text, enforced while decoding. For JSON of a Rust type, see `extract`.

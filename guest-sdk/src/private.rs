@@ -5,9 +5,10 @@ pub use schemars;
 pub use serde;
 pub use serde_json;
 
-pub use crate::agent::{AlarmFunction, EventFunction, TurnFunction};
+pub use crate::agent::{AlarmFunction, EventFunction, Turn, TurnFunction};
 pub use crate::example::Example;
 pub use crate::host::Task;
+pub use crate::instructions::Instructions;
 pub use crate::schema::{input_schema, output_schema};
 pub use crate::tool::{Tool, ToolFunction};
 

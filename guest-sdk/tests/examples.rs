@@ -74,12 +74,12 @@ fn random_numbers_are_in_their_range_and_the_same_for_the_same_seed() {
 }
 
 #[test]
-fn the_answer_form_depends_on_the_tool_results() {
+fn the_answer_format_depends_on_the_tool_results() {
     /// Says what was rolled.
     #[agent(tools = [dice::roll])]
     async fn honest(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
         let chat = cx.conversation().user(message.text);
-        let chat = chat.answer_form(|results| match results {
+        let chat = chat.answer_format(|results| match results {
             [Ok(rolled)] => Output::JsonSchema(json!({"const": rolled})),
             _ => Output::Text,
         });

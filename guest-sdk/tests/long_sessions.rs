@@ -29,12 +29,17 @@ async fn keeper(cx: &mut Context, message: Message) -> Result<Reply, AgentError>
             Reply::json("", &(page.len(), page[0] == Entry::User("hello".into())))
         }
         "compact" | "in my words" => {
-            let summary = (message.text != "compact").then(|| "We greeted.".to_owned());
-            let options = CompactOptions { keep_recent: Some(2), summary, ..CompactOptions::default() };
+            let options = CompactOptions::new().with_keep_recent(2);
+            let options = match message.text.as_str() {
+                "compact" => options.with_max_tokens(100),
+                _ => options.with_summary("We greeted."),
+            };
             let compaction = cx.conversation().compact(options).await?;
             Reply::json(compaction.summary, &compaction.dropped)
         }
-        text => cx.conversation().system("Be kind.").compaction(CompactionPolicy::Off).user(text).run().await,
+        text => {
+            cx.conversation().system("Be kind.").with_compaction(CompactionPolicy::Off).user(text).run().await
+        }
     }
 }
 

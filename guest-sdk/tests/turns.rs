@@ -427,11 +427,11 @@ fn a_tool_timeout_does_not_affect_other_calls_of_the_round() {
 
 #[test]
 fn a_rejected_call_is_not_made_and_the_model_gets_the_reason() {
-    for (verdict, expected) in
+    for (decision, expected) in
         [(Ok(()), Ok(json!(7))), (Err("too dear"), Err("a person refused this call: too dear".to_owned()))]
     {
         let model = ScriptedModel::new().call("pay", json!({"cents": 7})).text("So.");
-        let outcome = Harness::new(patient).model(model).verdict(verdict).send("go").unwrap();
+        let outcome = Harness::new(patient).model(model).approval_decision(decision).send("go").unwrap();
         assert_eq!(outcome.tool_calls[0].outcome, expected);
     }
 }

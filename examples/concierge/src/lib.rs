@@ -49,7 +49,7 @@ async fn concierge(cx: &mut Context, message: Message) -> Result<Reply, AgentErr
         .user(&message.text)
         .tool_choice(topic.tool())
         .output(small_talk(&message.text, &guest))
-        .answer_form(|results| topic.answer(&guest, results))
+        .answer_format(|results| topic.answer(&guest, results))
         .temperature(0.0)
         .max_tokens(MAX_TOKENS)
         .run()

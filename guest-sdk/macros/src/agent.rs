@@ -1,55 +1,59 @@
 //! `#[agent]`: the exports of a component, and in native builds a function that returns the agent for a
 //! harness.
+//!
+//! The attribute is on the function that handles a turn, or on a unit struct whose `instructions` say how the
+//! model answers. Both become a function with the item's name that returns the `Agent`.
 
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::ext::IdentExt;
-use syn::parse::{Parse, ParseStream, Parser};
-use syn::punctuated::Punctuated;
-use syn::{Attribute, Error, FnArg, Ident, ItemFn, Path, Result, ReturnType, Signature, Token, Visibility};
-use syn::{bracketed, parse_quote, parse2};
+use syn::{Attribute, Error, Fields, FnArg, Ident, Item, ItemFn, ItemStruct, Result, ReturnType, Signature};
+use syn::{Visibility, parse_quote, parse2};
 
+use crate::agent_options::AgentOptions;
 use crate::documentation;
 
 pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream> {
-    let Options { tools, on_alarm, on_event } = Options::parse.parse2(attributes)?;
-    let mut function: ItemFn = parse2(item)
-        .map_err(|error| Error::new(error.span(), format!("`#[agent]` must be on a function: {error}")))?;
-    check_signature(&function.sig)?;
-    let name = function.sig.ident.clone();
-    let name_text = name.unraw().to_string();
-    let description = documentation::text(&function.attrs);
-    if description.is_empty() {
-        return Err(Error::new(
-            name.span(),
-            "an agent needs a doc comment, which becomes the description that people see",
-        ));
+    let options: AgentOptions = parse2(attributes)?;
+    let expected = "`#[agent]` must be on a function or, with `instructions`, on a unit struct";
+    let item = parse2(item).map_err(|error| Error::new(error.span(), format!("{expected}: {error}")))?;
+    match item {
+        Item::Fn(function) => with_function(&options, function),
+        Item::Struct(unit) => with_instructions(&options, unit),
+        other => Err(Error::new_spanned(other, expected)),
     }
+}
 
-    let (documentation, rest): (Vec<Attribute>, Vec<Attribute>) = std::mem::take(&mut function.attrs)
-        .into_iter()
-        .partition(|attribute| attribute.path().is_ident("doc"));
-    function.attrs = rest;
-    let visibility = match std::mem::replace(&mut function.vis, Visibility::Inherited) {
-        Visibility::Inherited => parse_quote! { pub },
-        given => given,
-    };
+/// Expands an agent whose function handles a turn.
+fn with_function(options: &AgentOptions, mut function: ItemFn) -> Result<TokenStream> {
+    let name = function.sig.ident.clone();
+    if let Some((option, _)) = &options.instructions {
+        let message = format!(
+            "`instructions` stand in place of a function: write `struct {};` instead of `fn {name}`, or remove \
+             `instructions` and call `cx.conversation().system(\"…\")` in the function",
+            type_name(&name)
+        );
+        return Err(Error::new(option.span(), message));
+    }
+    if let Some(option) = options.answer_options().next() {
+        let message = format!(
+            "`{option}` needs an agent with `instructions`: remove it, and call `cx.conversation().{option}(…)` in the \
+             function"
+        );
+        return Err(Error::new(option.span(), message));
+    }
+    check_signature(&function.sig)?;
     let call = match function.sig.asyncness {
         Some(_) => quote! { #name(cx, message) },
         None => quote! { async move { #name(cx, message) } },
     };
-
-    let on_alarm = on_alarm.map(|function| {
-        quote! { .on_alarm(|cx, alarm| ::std::boxed::Box::pin(#function(cx, alarm))) }
-    });
-    let on_event = on_event.map(|function| {
-        quote! { .on_event(|cx, event| ::std::boxed::Box::pin(#function(cx, event))) }
-    });
-
-    Ok(quote! {
-        #(#documentation)*
-        #[allow(dead_code)]
-        #visibility fn #name() -> ::skep_sdk::Agent {
+    let attributes = std::mem::take(&mut function.attrs);
+    let visibility = std::mem::replace(&mut function.vis, Visibility::Inherited);
+    let (documentation, rest): (Vec<Attribute>, Vec<Attribute>) =
+        attributes.into_iter().partition(|attribute| attribute.path().is_ident("doc"));
+    function.attrs = rest;
+    let turn = quote! {
+        {
             #function
 
             fn turn(
@@ -62,10 +66,82 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
                 ::std::boxed::Box::pin(#call)
             }
 
+            ::skep_sdk::__private::Turn::Function(turn)
+        }
+    };
+    agent(options, &name, &documentation, visibility, &turn)
+}
+
+/// Expands an agent without a function: the model answers each message.
+fn with_instructions(options: &AgentOptions, item: ItemStruct) -> Result<TokenStream> {
+    let name = &item.ident;
+    if let Some(generic) = item.generics.params.first() {
+        return Err(Error::new_spanned(
+            generic,
+            "an agent cannot be generic, because a crate exports one agent",
+        ));
+    }
+    if !matches!(item.fields, Fields::Unit) {
+        let message = format!(
+            "an agent has no fields, because it keeps nothing in memory between turns: write `struct {name};`, and keep its \
+             data in `cx.state()` of its tools"
+        );
+        return Err(Error::new_spanned(&item.fields, message));
+    }
+    let Some((_, instructions)) = &options.instructions else {
+        let message = "an agent without a function needs instructions for the model: \
+                       `#[agent(instructions = \"You answer questions about orders.\")]`";
+        return Err(Error::new(name.span(), message));
+    };
+    if let Some(attribute) = item.attrs.iter().find(|attribute| attribute.path().is_ident("derive")) {
+        let message = "remove this: `#[agent]` turns the struct into a function that returns the agent";
+        return Err(Error::new_spanned(attribute, message));
+    }
+    let host_tools = options.host_tools.iter().flat_map(|(_, tools)| tools);
+    let [temperature, max_tokens] = [&options.temperature, &options.max_tokens].map(|option| match option {
+        Some((_, value)) => quote! { ::core::option::Option::Some(#value) },
+        None => quote! { ::core::option::Option::None },
+    });
+    let turn = quote! {
+        ::skep_sdk::__private::Turn::Instructions(::skep_sdk::__private::Instructions {
+            text: #instructions,
+            temperature: #temperature,
+            max_tokens: #max_tokens,
+            host_tools: || ::std::vec![#(::skep_sdk::OfferedTool::from(#host_tools)),*],
+        })
+    };
+    agent(options, name, &item.attrs, item.vis, &turn)
+}
+
+/// Returns the function that returns the agent, and the exports of the component.
+fn agent(
+    options: &AgentOptions,
+    name: &Ident,
+    attributes: &[Attribute],
+    visibility: Visibility,
+    turn: &TokenStream,
+) -> Result<TokenStream> {
+    let name_text = name.unraw().to_string();
+    let description = documentation::text(attributes);
+    if description.is_empty() {
+        return Err(Error::new(
+            name.span(),
+            "an agent needs a doc comment, which becomes the description that people see",
+        ));
+    }
+    let visibility = match visibility {
+        Visibility::Inherited => parse_quote! { pub },
+        given => given,
+    };
+    let (tools, calls) = (&options.tools, options.calls());
+    Ok(quote! {
+        #(#attributes)*
+        #[allow(dead_code, non_snake_case)]
+        #visibility fn #name() -> ::skep_sdk::Agent {
             const TOOLS: &[::skep_sdk::__private::Tool] =
                 &[#(<#tools as ::skep_sdk::__private::ToolFunction>::TOOL),*];
 
-            ::skep_sdk::Agent::new(#name_text, #description, TOOLS, turn) #on_alarm #on_event
+            ::skep_sdk::Agent::new(#name_text, #description, TOOLS, #turn) #calls
         }
 
         #[cfg(target_arch = "wasm32")]
@@ -83,55 +159,14 @@ pub fn expand(attributes: TokenStream, item: TokenStream) -> Result<TokenStream>
     })
 }
 
-#[derive(Default)]
-struct Options {
-    tools: Vec<Path>,
-    on_alarm: Option<Path>,
-    on_event: Option<Path>,
-}
-
-impl Parse for Options {
-    fn parse(input: ParseStream<'_>) -> Result<Self> {
-        let mut tools: Option<Vec<Path>> = None;
-        let (mut on_alarm, mut on_event) = (None, None);
-        while !input.is_empty() {
-            let option: Ident = input.parse()?;
-            let unexpected = || {
-                let message = format!(
-                    "unexpected `{option}`; `#[agent]` accepts `tools = [a, b]`, `on_alarm = f` and `on_event = f`, \
-                     each once"
-                );
-                Error::new(option.span(), message)
-            };
-            input.parse::<Token![=]>().map_err(|_| unexpected())?;
-            match option.to_string().as_str() {
-                "tools" if tools.is_none() => {
-                    let list;
-                    bracketed!(list in input);
-                    let list = Punctuated::<Path, Token![,]>::parse_terminated(&list)?;
-                    tools = Some(list.into_iter().collect());
-                }
-                "on_alarm" if on_alarm.is_none() => on_alarm = Some(input.parse()?),
-                "on_event" if on_event.is_none() => on_event = Some(input.parse()?),
-                _ => return Err(unexpected()),
-            }
-            if !input.is_empty() {
-                input.parse::<Token![,]>()?;
-            }
-        }
-        let tools = tools.unwrap_or_default();
-        for (index, tool) in tools.iter().enumerate() {
-            let name = tool.segments.last().map(|segment| &segment.ident);
-            if tools[..index].iter().any(|other| other.segments.last().map(|segment| &segment.ident) == name)
-            {
-                return Err(Error::new_spanned(
-                    tool,
-                    "there are two tools with this name; the model could not distinguish them",
-                ));
-            }
-        }
-        Ok(Self { tools, on_alarm, on_event })
-    }
+/// Returns the name of a struct for a function: `OrderDesk` for `order_desk`.
+fn type_name(function: &Ident) -> String {
+    let name = function.unraw().to_string();
+    let capitalized = |word: &str| {
+        let mut letters = word.chars();
+        letters.next().map(|first| first.to_uppercase().chain(letters).collect::<String>())
+    };
+    name.split('_').filter_map(capitalized).collect()
 }
 
 fn check_signature(signature: &Signature) -> Result<()> {
@@ -186,12 +221,37 @@ mod tests {
     }
 
     #[test]
+    fn an_agent_without_a_function_expands_to_rust() {
+        let expanded = expand(
+            quote! {
+                instructions = "You know orders.",
+                model = "qwen3-8b",
+                tools = [find_order],
+                host_tools = ["mcp:files/*", FIND_PARCEL],
+            },
+            quote! {
+                /// Knows orders.
+                pub(crate) struct Orders;
+            },
+        )
+        .unwrap();
+        let file: syn::File = parse2(expanded).unwrap();
+        let Item::Fn(handle) = &file.items[0] else {
+            panic!("the function that returns the agent comes first")
+        };
+        assert_eq!(handle.sig.ident, "Orders");
+        assert!(matches!(handle.vis, Visibility::Restricted(_)));
+    }
+
+    #[test]
     fn each_misuse_has_a_specific_error() {
         let good =
             quote! { #[doc = "x"] async fn f(cx: &mut Context, m: Message) -> Result<Reply, AgentError> {} };
+        let instructions = quote! { instructions = "You are kind." };
         for (options, item, expected) in [
             (quote! { tool = [a] }, good.clone(), "unexpected `tool`"),
-            (quote! { tools = [a, b::a] }, good, "two tools"),
+            (quote! { host_tools = [A] }, good.clone(), "call `cx.conversation().host_tools(…)`"),
+            (quote! { temperature = 0.5 }, good, "call `cx.conversation().temperature(…)`"),
             (quote! {}, quote! { async fn f(cx: &mut Context, m: Message) -> R {} }, "doc comment"),
             (quote! {}, quote! { #[doc = "x"] async fn f(cx: &mut Context) -> R {} }, "two parameters"),
             (
@@ -205,6 +265,21 @@ mod tests {
                 "returns nothing",
             ),
             (quote! {}, quote! { const X: u8 = 1; }, "must be on a function"),
+            (quote! {}, quote! { #[doc = "x"] struct Orders; }, "needs instructions"),
+            (instructions.clone(), quote! { struct Orders; }, "doc comment"),
+            (
+                instructions.clone(),
+                quote! { #[doc = "x"] struct Orders { id: u32 } },
+                "write `struct Orders;`",
+            ),
+            (instructions.clone(), quote! { #[doc = "x"] struct Orders<T>; }, "generic"),
+            (instructions.clone(), quote! { #[doc = "x"] #[derive(Debug)] struct Orders; }, "remove this"),
+            (
+                instructions.clone(),
+                quote! { #[doc = "x"] fn order_desk() {} },
+                "write `struct OrderDesk;` instead of `fn order_desk`",
+            ),
+            (instructions, quote! { #[doc = "x"] mod orders {} }, "on a unit struct"),
         ] {
             let message = expand(options, item.clone()).unwrap_err().to_string();
             assert!(message.contains(expected), "{item}: {message}");

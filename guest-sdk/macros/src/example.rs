@@ -51,15 +51,15 @@ impl Example {
                 input.parse::<Token![,]>()?;
             }
         }
-        let lacks = |what: &str| Error::new(name.span(), format!("this example has no `{what}`; {FORM}"));
+        let missing = |what: &str| Error::new(name.span(), format!("this example has no `{what}`; {FORM}"));
         let call = match (call, result) {
             (Some((key, call)), Some((_, result))) => Some((key, call, result)),
-            (Some(_), None) => return Err(lacks("result")),
-            (None, Some(_)) => return Err(lacks("call")),
+            (Some(_), None) => return Err(missing("result")),
+            (None, Some(_)) => return Err(missing("call")),
             (None, None) => None,
         };
-        let user = user.ok_or_else(|| lacks("user"))?;
-        let answer = answer.ok_or_else(|| lacks("answer"))?;
+        let user = user.ok_or_else(|| missing("user"))?;
+        let answer = answer.ok_or_else(|| missing("answer"))?;
         Ok(Example { name, user, call, answer })
     }
 
@@ -113,7 +113,7 @@ impl Example {
 }
 
 /// The error for `example` without parentheses.
-pub fn misformed(name: &Ident) -> Error {
+pub fn malformed(name: &Ident) -> Error {
     Error::new(name.span(), FORM)
 }
 

@@ -5,17 +5,63 @@
 use proc_macro::TokenStream;
 
 mod agent;
+mod agent_options;
 mod documentation;
 mod example;
 mod json;
 mod tool;
 mod tool_options;
 
-/// Turns a function that handles one turn into an agent.
+/// Declares the agent of a crate.
+///
+/// # An agent that answers
+///
+/// Most agents only need to tell the model what to do. Put the attribute on a unit struct:
+///
+/// ```
+/// # use skep_sdk::{ToolError, agent, tool};
+/// /// Looks up an order by its number.
+/// #[tool(read_only)]
+/// async fn find_order(id: u32) -> Result<String, ToolError> {
+///     Ok(format!("order {id} is on its way"))
+/// }
+///
+/// /// Answers questions about orders. (This comment is the agent's description.)
+/// #[agent(
+///     instructions = "You answer questions about orders. Look an order up before you answer.",
+///     tools = [find_order],
+/// )]
+/// struct Orders;
+///
+/// // In a test, no host is needed: the model's answers are scripted.
+/// use skep_sdk::testing::{Harness, ScriptedModel};
+/// let arguments = skep_sdk::serde_json::json!({"id": 7});
+/// let model = ScriptedModel::new().call("find_order", arguments).text("It is on its way.");
+/// let mut harness = Harness::new(Orders).model(model);
+/// assert_eq!(harness.send("Where is order 7?").unwrap().reply.text, "It is on its way.");
+/// ```
+///
+/// Each session has one durable conversation. Each message is appended to it, the model calls tools until it
+/// answers, and the answer is streamed to the caller while it is generated. JSON that came with the message
+/// is appended to its text. An empty message is refused as invalid.
+///
+/// | Option | Meaning |
+/// |---|---|
+/// | `instructions = "…"` | The system message of the conversation. It may be a constant or `include_str!("system.md")`; white space around it is dropped. |
+/// | `model = "…"` | The model of the agent's conversations and completions. Without it, the agent's own model answers: `model` in `agent.toml`, or the host's default. Another model has to be granted with `models` under `[grants]`. A session keeps the model that it started with. |
+/// | `temperature = 0.5` | From 0 to 2; 0 always takes the most likely token. |
+/// | `max_tokens = 200` | The maximum number of tokens of one generation. |
+/// | `tools = [a, path::to::b]` | The functions under `#[tool]` that the model may call. |
+/// | `host_tools = ["mcp:files/*", FIND_PARCEL]` | The tools of others that the model may call: names, patterns, or `HostTool` constants. Each has to be granted under `[grants] tools` in `agent.toml`. |
+/// | `on_alarm = f`, `on_event = f` | The functions that handle schedules that are due, and events. |
+///
+/// # An agent with a function
+///
+/// An agent that does more than answer has a function that handles one turn:
 ///
 /// ```
 /// # use skep_sdk::{AgentError, Context, Message, Reply, agent};
-/// /// Says how often it was called. (This comment is the agent's description.)
+/// /// Says how often it was called.
 /// #[agent]
 /// async fn counter(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
 ///     let count: u32 = cx.state().get_or_default("count")?;
@@ -24,9 +70,24 @@ mod tool_options;
 /// }
 /// ```
 ///
-/// `tools = [a, path::to::b]` names the functions under `#[tool]` that the agent's model may call. Compiled
-/// to WebAssembly, the crate exports the agent. In a native build the name becomes a function `fn() -> Agent`
-/// for `skep_sdk::testing::Harness`. A crate has one agent.
+/// It takes the options `model`, `tools`, `on_alarm` and `on_event`. The function sets the others on the
+/// conversation. The struct above is the same as this function:
+///
+/// ```
+/// # use skep_sdk::{AgentError, Context, Message, Reply, agent, tool};
+/// # /// Looks up an order by its number.
+/// # #[tool]
+/// # fn find_order(id: u32) -> u32 { id }
+/// /// Answers questions about orders.
+/// #[agent(tools = [find_order])]
+/// async fn orders(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+///     let instructions = "You answer questions about orders. Look an order up before you answer.";
+///     cx.conversation().system(instructions).user(message.text).run().await
+/// }
+/// ```
+///
+/// Compiled to WebAssembly, the crate exports the agent. In a native build the name becomes a function `fn()
+/// -> Agent` for `skep_sdk::testing::Harness`. A crate has one agent.
 #[proc_macro_attribute]
 pub fn agent(attributes: TokenStream, item: TokenStream) -> TokenStream {
     agent::expand(attributes.into(), item.into()).unwrap_or_else(|error| error.into_compile_error()).into()

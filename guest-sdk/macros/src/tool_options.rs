@@ -84,7 +84,7 @@ impl Parse for ToolOptions {
 /// Parses the rest of an `example` option, with the comma after it.
 fn example(name: Ident, input: ParseStream<'_>) -> Result<Example> {
     if !input.peek(token::Paren) {
-        return Err(crate::example::misformed(&name));
+        return Err(crate::example::malformed(&name));
     }
     let content;
     parenthesized!(content in input);

@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::block_on::block_on_or;
 use super::examples;
@@ -15,12 +16,14 @@ use super::web::ScriptedWeb;
 use crate::context::TurnInfo;
 use crate::host::Host;
 use crate::{
-    Agent, AgentError, Alarm, Entry, Event, FetchRequest, HostTool, HostToolError, Level, Message, Origin,
-    Reply, ScheduleTiming, Scheduled, ToolError, ToolHints,
+    Agent, AgentError, Alarm, Entry, Event, FetchRequest, HostTool, HostToolError, HostToolInfo, Level,
+    Message, Origin, Reply, ScheduleTiming, Scheduled, ToolError, ToolHints,
 };
 
 /// The session's id, unless [`Harness::session`] sets another.
 const SESSION: &str = "test";
+/// The name of the scripted model, unless the agent names its model.
+const MODEL: &str = "scripted";
 /// The time base of the turns; each turn is one second later than the one before.
 const FIRST_TURN_MS: u64 = 1_750_000_000_000;
 
@@ -55,7 +58,8 @@ pub struct ToolCallRecord {
 }
 
 impl Harness {
-    /// Creates a fresh session of an agent: `Harness::new(my_agent)`, with the function under `#[agent]`.
+    /// Creates a fresh session of an agent: `Harness::new(my_agent)`, with the function or struct under
+    /// `#[agent]`.
     ///
     /// # Panics
     /// Panics if an example of a tool does not validate against the tool's schema.
@@ -66,7 +70,7 @@ impl Harness {
         if let Some(why) = tools.iter().find_map(|tool| examples::check(tool).err()) {
             panic!("{why}");
         }
-        let world = Rc::new(RefCell::new(World::new(tools)));
+        let world = Rc::new(RefCell::new(World::new(tools, agent.model().unwrap_or(MODEL))));
         Self { agent, world, session: SESSION.to_owned(), turn: 0 }
     }
 
@@ -89,7 +93,7 @@ impl Harness {
         input_schema: Value,
         call: impl Fn(Value) -> Result<Value, HostToolError> + 'static,
     ) -> Self {
-        let tool = HostTool {
+        let tool = HostToolInfo {
             name: name.to_owned(),
             model_name: Some(name.replace([':', '/', '.'], "_")),
             description: format!("{name}, of the test"),
@@ -99,6 +103,44 @@ impl Harness {
         };
         self.world.borrow_mut().host_tools.push((tool, Rc::new(call)));
         self
+    }
+
+    /// Same as [`host_tool`](Self::host_tool), for a typed reference. The tool accepts every object that
+    /// deserializes into the arguments.
+    ///
+    /// ```
+    /// # use skep_sdk::testing::{Harness, ScriptedModel};
+    /// # use skep_sdk::{AgentError, Context, HostTool, HostToolError, Message, Reply, agent};
+    /// # use skep_sdk::serde_json::{Value, json};
+    /// const PRICE: HostTool<Value, u32> = HostTool::new("agent:shop/price");
+    ///
+    /// /// Knows prices.
+    /// #[agent]
+    /// async fn prices(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    ///     cx.conversation().user(message.text).host_tools([PRICE]).run().await
+    /// }
+    ///
+    /// let model = ScriptedModel::new().call("agent_shop_price", json!({"of": "tea"})).text("4 euros.");
+    /// let mut harness = Harness::new(prices).model(model).typed_host_tool(PRICE, |asked| {
+    ///     if asked["of"] == "tea" { Ok(4) } else { Err(HostToolError::Failed("sold out".into())) }
+    /// });
+    /// assert_eq!(harness.send("How much is tea?").unwrap().tool_calls[0].outcome, Ok(json!(4)));
+    /// ```
+    pub fn typed_host_tool<A: DeserializeOwned, O: Serialize>(
+        self,
+        tool: HostTool<A, O>,
+        call: impl Fn(A) -> Result<O, HostToolError> + 'static,
+    ) -> Self {
+        let json_error = |error: serde_json::Error| HostToolError::Failed(error.to_string());
+        self.host_tool(tool.name(), json!({"type": "object"}), move |arguments| {
+            // Unit arguments are sent as an empty object.
+            let arguments = serde_json::from_value(arguments.clone()).or_else(|error| {
+                let is_empty = arguments.as_object().is_some_and(Map::is_empty);
+                if is_empty { serde_json::from_value(Value::Null) } else { Err(error) }
+            });
+            let arguments = arguments.map_err(|error| HostToolError::InvalidArguments(error.to_string()))?;
+            serde_json::to_value(call(arguments)?).map_err(json_error)
+        })
     }
 
     /// Sets the web's responses. Responses that are left from before are dropped.
@@ -114,10 +156,16 @@ impl Harness {
 
     /// Sets a person's decision on calls of tools with `needs_approval`: approval (the default), or rejection
     /// with a reason.
-    pub fn verdict(self, verdict: Result<(), &str>) -> Self {
+    pub fn approval_decision(self, decision: Result<(), &str>) -> Self {
         let denied = |why| format!("a person refused this call: {why}");
-        self.world.borrow_mut().verdict = verdict.map_err(denied);
+        self.world.borrow_mut().approval_decision = decision.map_err(denied);
         self
+    }
+
+    /// Same as [`approval_decision`](Self::approval_decision).
+    #[deprecated(since = "0.1.0", note = "renamed to `approval_decision`")]
+    pub fn verdict(self, verdict: Result<(), &str>) -> Self {
+        self.approval_decision(verdict)
     }
 
     /// Sets the seed of the random numbers. The same seed gives the same numbers in every run of the test.
@@ -138,7 +186,7 @@ impl Harness {
     /// Panics if the script requires something that no model could do, or has no step left.
     #[track_caller]
     pub fn send(&mut self, text: impl Into<String>) -> Result<Outcome, AgentError> {
-        self.take_turn(text.into(), None)
+        self.run_turn(text.into(), None)
     }
 
     /// Runs a turn with a text and a JSON value.
@@ -147,7 +195,7 @@ impl Harness {
     /// Panics in the same cases as [`send`](Self::send).
     #[track_caller]
     pub fn send_json(&mut self, text: impl Into<String>, data: Value) -> Result<Outcome, AgentError> {
-        self.take_turn(text.into(), Some(data))
+        self.run_turn(text.into(), Some(data))
     }
 
     /// Runs a turn with an alarm that is due. If the schedule with this name is due only once, it is removed.
@@ -163,7 +211,7 @@ impl Harness {
         let is_over = self.world.borrow().saved.schedules.get(&alarm.name).cloned();
         let is_over = is_over.filter(|set| matches!(set.timing, ScheduleTiming::At(_)));
         let name = alarm.name.clone();
-        self.run(async |agent, host| agent.take_alarm(host, alarm).await)?;
+        self.run(async |agent, host| agent.run_alarm(host, alarm).await)?;
         // Keep the schedule if the turn set it again.
         let schedules = &mut self.world.borrow_mut().saved.schedules;
         if is_over.is_some() && schedules.get(&name) == is_over.as_ref() {
@@ -181,7 +229,7 @@ impl Harness {
         let (session, turn, received_at_ms) = self.next_turn();
         let (topic, id, at_ms, attempt) = (topic.into(), format!("event-{turn}"), received_at_ms, 1);
         let event = Event { id, topic, data, session, turn, at_ms, received_at_ms, attempt };
-        self.run(async |agent, host| agent.take_event(host, event).await)
+        self.run(async |agent, host| agent.run_event(host, event).await)
     }
 
     /// Runs a turn in which another agent or a client calls one of the tools.
@@ -246,11 +294,11 @@ impl Harness {
     }
 
     #[track_caller]
-    fn take_turn(&mut self, text: String, data: Option<Value>) -> Result<Outcome, AgentError> {
+    fn run_turn(&mut self, text: String, data: Option<Value>) -> Result<Outcome, AgentError> {
         let (session, turn, received_at_ms) = self.next_turn();
         let message = Message { text, data, session, turn, received_at_ms, origin: Origin::Direct };
         let generations = self.world.borrow().prompts.len();
-        let reply = self.run(async |agent, host| agent.take_turn(host, message).await)?;
+        let reply = self.run(async |agent, host| agent.run_turn(host, message).await)?;
         let mut world = self.world.borrow_mut();
         let tool_calls = std::mem::take(&mut world.tool_calls);
         Ok(Outcome { reply, tool_calls, generations: world.prompts.len() - generations })
@@ -273,7 +321,7 @@ impl Harness {
             world.saved.clone()
         };
         let host = Rc::new(MemoryHost::new(self.world.clone()));
-        let result = block_on_or(turn(self.agent, host), || self.world.borrow_mut().pass_time());
+        let result = block_on_or(turn(self.agent, host), || self.world.borrow_mut().advance_clock());
         let mut world = self.world.borrow_mut();
         if let Some(fault) = world.fault.take() {
             panic!("the script does not fit the agent: {fault}");

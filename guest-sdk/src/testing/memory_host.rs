@@ -20,16 +20,15 @@ use super::web::ScriptedWeb;
 use crate::host::{Host, HostConversation, Level, Task};
 use crate::schedule::{ScheduleOptions, When};
 use crate::{
-    EmitError, Entry, FetchRequest, Finish, GenerateOptions, Generation, HostTool, HostToolError, HttpError,
-    HttpResponse, InferenceError, ModelInfo, Output, ScheduleError, Scheduled, StateError, Timing, ToolCall,
-    ToolChoice, ToolDefinition, Usage,
+    EmitError, Entry, FetchRequest, Finish, GenerateOptions, Generation, HostToolError, HostToolInfo,
+    HttpError, HttpResponse, InferenceError, ModelInfo, Output, ScheduleError, Scheduled, StateError, Timing,
+    ToolCall, ToolChoice, ToolDefinition, Usage,
 };
 
 /// Maximum length of a key in bytes, as in the WIT interface.
 const MAX_KEY_BYTES: usize = 256;
 /// Maximum length of a value in bytes, as in the host.
 const MAX_VALUE_BYTES: usize = 256 << 10;
-const MODEL: &str = "scripted";
 
 /// Everything that a session keeps between turns.
 #[derive(Clone, Default)]
@@ -55,12 +54,14 @@ pub struct World {
     pub fault: Option<String>,
     /// The time of the turn.
     pub now_ms: u64,
-    pub host_tools: Vec<(HostTool, HostToolFunction)>,
+    pub host_tools: Vec<(HostToolInfo, HostToolFunction)>,
     /// A person's decision on calls that need approval.
-    pub verdict: Result<(), String>,
+    pub approval_decision: Result<(), String>,
     /// The state of the random number generator.
     pub random: u64,
     tools: Vec<ToolDefinition>,
+    /// The name of the scripted model.
+    model: &'static str,
     calls_made: u64,
     /// Milliseconds that turns have waited. Time advances only when nothing else can make progress.
     clock_ms: u64,
@@ -69,7 +70,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(tools: Vec<ToolDefinition>) -> Self {
+    pub fn new(tools: Vec<ToolDefinition>, model: &'static str) -> Self {
         Self {
             saved: Saved::default(),
             steps: VecDeque::new(),
@@ -81,9 +82,10 @@ impl World {
             fault: None,
             now_ms: 0,
             host_tools: Vec::new(),
-            verdict: Ok(()),
+            approval_decision: Ok(()),
             random: 0,
             tools,
+            model,
             calls_made: 0,
             clock_ms: 0,
             next_ms: None,
@@ -91,7 +93,7 @@ impl World {
     }
 
     /// Advances the clock to the next waiting future. Returns whether one was waiting.
-    pub fn pass_time(&mut self) -> bool {
+    pub fn advance_clock(&mut self) -> bool {
         let next_ms = self.next_ms.take();
         self.clock_ms = next_ms.unwrap_or(self.clock_ms);
         next_ms.is_some()
@@ -255,11 +257,19 @@ impl MemoryHost {
     pub fn new(world: Rc<RefCell<World>>) -> Self {
         Self { world }
     }
+
+    fn check_model(&self, model: Option<&str>) -> Result<(), InferenceError> {
+        let known = self.world.borrow().model;
+        match model.filter(|model| *model != known) {
+            None => Ok(()),
+            Some(other) => Err(InferenceError::ModelUnknown(format!("`{other}`; known models: {known}"))),
+        }
+    }
 }
 
 impl Host for MemoryHost {
     fn open(&self, name: &str, model: Option<&str>) -> Result<Rc<dyn HostConversation>, InferenceError> {
-        check_model(model)?;
+        self.check_model(model)?;
         if name.is_empty() {
             return Err(InferenceError::InvalidArgument("a conversation's name is empty".to_owned()));
         }
@@ -274,13 +284,13 @@ impl Host for MemoryHost {
         options: GenerateOptions,
     ) -> Task<'a, Result<Generation, InferenceError>> {
         Box::pin(async move {
-            check_model(model)?;
+            self.check_model(model)?;
             self.world.borrow_mut().generate(vec![Entry::User(prompt.to_owned())], &options)
         })
     }
 
     fn models(&self) -> Vec<ModelInfo> {
-        vec![ModelInfo { name: MODEL.to_owned(), context_length: 8192, is_default: true }]
+        vec![ModelInfo { name: self.world.borrow().model.to_owned(), context_length: 8192, is_default: true }]
     }
 
     fn state_get(&self, key: &str) -> Option<Vec<u8>> {
@@ -342,7 +352,7 @@ impl Host for MemoryHost {
         }))
     }
 
-    fn tools(&self) -> Task<'_, Vec<HostTool>> {
+    fn tools(&self) -> Task<'_, Vec<HostToolInfo>> {
         let tools = self.world.borrow().host_tools.iter().map(|(tool, _)| tool.clone()).collect();
         Box::pin(async { tools })
     }
@@ -352,8 +362,8 @@ impl Host for MemoryHost {
         let mut calls = world.saved.conversations.values().flat_map(|entries| unanswered(entries));
         let name = calls.find(|call| call.id == call_id).map(|call| call.name.clone());
         let asks = world.tools.iter().any(|tool| Some(&tool.name) == name.as_ref() && tool.needs_approval);
-        let verdict = if asks { world.verdict.clone() } else { Ok(()) };
-        Box::pin(async { verdict })
+        let decision = if asks { world.approval_decision.clone() } else { Ok(()) };
+        Box::pin(async { decision })
     }
 
     fn call_tool<'a>(
@@ -433,12 +443,5 @@ impl Host for MemoryHost {
 
     fn log(&self, level: Level, message: &str) {
         self.world.borrow_mut().logs.push((level, message.to_owned()));
-    }
-}
-
-fn check_model(model: Option<&str>) -> Result<(), InferenceError> {
-    match model {
-        None | Some(MODEL) => Ok(()),
-        Some(other) => Err(InferenceError::ModelUnknown(format!("`{other}`; known models: {MODEL}"))),
     }
 }
