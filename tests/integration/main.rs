@@ -31,6 +31,8 @@ mod dev_loop;
 mod durability;
 /// First messages of users, answered by the default model.
 mod first_words;
+/// The guides, whose blocks run as they stand.
+mod guides;
 /// Tools of other agents over HTTP, and the tools that the command line shows.
 mod host_tools;
 /// Hostile or broken guests, requests and files.
@@ -65,6 +67,8 @@ mod schedules;
 mod sessions;
 /// The default model divided among ranks.
 mod sharding;
+/// The structure of the crates, and the language of their documentation.
+mod structure;
 /// Traces over OTLP, and the request ids of the log.
 mod traces;
 /// Agents that make HTTP requests, and the secrets that they send.

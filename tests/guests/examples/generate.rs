@@ -42,7 +42,7 @@ macro_rules! with_options {
             builder = builder.seed(seed);
         }
         for stop in &options.stop {
-            builder = builder.stop(stop.as_str());
+            builder = builder.with_stop(stop.as_str());
         }
         match (&options.schema, &options.regex, &options.grammar) {
             (Some(schema), _, _) => builder = builder.output(Output::JsonSchema(schema.clone())),

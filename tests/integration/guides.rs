@@ -1,0 +1,278 @@
+//! The guides: every shell block runs as it stands, in the order of its page. The Rust blocks are doc tests of the SDK.
+//!
+//! Each page has an empty folder as its home and its working folder, and where the system allows it a network of its own, so
+//! that its host can listen on the default port. What the words after a fence's language mean is in `.github/CONTRIBUTING.md`.
+
+use crate::harness::repository;
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{LazyLock, Mutex, PoisonError},
+};
+
+/// Why a block may be skipped.
+const REASONS: [&str; 5] = ["gpu", "root", "cluster", "network", "secret"];
+const FOLDERS: [&str; 2] = ["guest-sdk/guide", "host/guide"];
+/// Pages whose commands download packages, which a network of their own would prevent.
+const DOWNLOADS: [&str; 2] = ["javascript", "python"];
+/// Time within which a block has to end.
+const BLOCK_SECONDS: u32 = 180;
+
+/// A fenced block of a page.
+struct Block {
+    /// Line of the fence, counted from 1.
+    line: usize,
+    words: Vec<String>,
+    text: String,
+}
+
+impl Block {
+    fn is(&self, language: &str) -> bool {
+        self.words.first().is_some_and(|word| word == language)
+    }
+
+    fn has(&self, word: &str) -> bool {
+        self.words.iter().skip(1).any(|known| known == word)
+    }
+
+    fn value(&self, key: &str) -> Option<&str> {
+        self.words.iter().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+    }
+}
+
+fn pages() -> Vec<PathBuf> {
+    let folders = FOLDERS.iter().map(|folder| repository().join(folder));
+    let files = folders.flat_map(|folder| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
+    let mut pages: Vec<PathBuf> =
+        files.filter(|path| path.extension().is_some_and(|ext| ext == "md")).collect();
+    pages.sort();
+    pages
+}
+
+fn blocks(page: &Path) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut open: Option<(Block, String)> = None;
+    for (index, line) in fs::read_to_string(page).unwrap().lines().enumerate() {
+        let fence: String = line.trim_start().chars().take_while(|c| *c == '`').collect();
+        match open.take() {
+            None if fence.len() >= 3 => {
+                let info = line.trim_start().trim_start_matches('`');
+                let words = info.replace(',', " ").split_whitespace().map(str::to_owned).collect();
+                open = Some((Block { line: index + 1, words, text: String::new() }, fence));
+            }
+            None => {}
+            Some((block, end)) if line.trim() == end => blocks.push(block),
+            Some((mut block, end)) => {
+                block.text.push_str(line);
+                block.text.push('\n');
+                open = Some((block, end));
+            }
+        }
+    }
+    assert!(open.is_none(), "{}: a fence is not closed", page.display());
+    blocks
+}
+
+/// Whether pages can have a network of their own, and the command that gives them one.
+static NETWORK: LazyLock<Option<&'static [&'static str]>> = LazyLock::new(|| {
+    let works = |command: &&'static [&'static str]| {
+        let probe =
+            Command::new(command[0]).args(&command[1..]).args(["ip", "link", "set", "lo", "up"]).output();
+        probe.is_ok_and(|output| output.status.success())
+    };
+    [&["unshare", "-n"][..], &["unshare", "-rn"]].into_iter().find(works)
+});
+
+/// Pages that share the machine's network, and with it the default port, run one after the other.
+static SHARED_NETWORK: Mutex<()> = Mutex::new(());
+
+/// Runs a page. Panics with the output of the block that failed.
+fn run(folder: &str, name: &str) {
+    let page = repository().join(folder).join(name).with_extension("md");
+    let scratch = tempfile::tempdir().unwrap();
+    let (work, cache) = (scratch.path().join("work"), scratch.path().join("cache"));
+    for made in [&work, &cache, &scratch.path().join("home")] {
+        fs::create_dir_all(made).unwrap();
+    }
+    for kept in ["models", "toolchain"] {
+        let folder = skep_cli::places::cache_subdir(kept).unwrap();
+        std::os::unix::fs::symlink(folder, cache.join(kept)).unwrap();
+    }
+    let text = fs::read_to_string(&page).unwrap();
+    let uses_examples = text.contains("examples/");
+    if uses_examples {
+        std::os::unix::fs::symlink(repository().join("examples"), work.join("examples")).unwrap();
+    }
+    let script = scratch.path().join("page.sh");
+    fs::write(&script, script_of(&page, &work)).unwrap();
+
+    let own_network = NETWORK.filter(|_| !DOWNLOADS.contains(&name));
+    let _alone = own_network.is_none().then(|| SHARED_NETWORK.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut command = match own_network {
+        Some(wrapper) => {
+            let mut command = Command::new(wrapper[0]);
+            command.args(&wrapper[1..]).arg("bash");
+            command
+        }
+        None => Command::new("bash"),
+    };
+    let skep = Path::new(env!("CARGO_BIN_EXE_skep")).parent().unwrap();
+    let path = format!("{}:{}", skep.display(), std::env::var("PATH").unwrap());
+    let target = skep.parent().unwrap().join(if uses_examples { "guides-examples" } else { "guides" });
+    let home = std::env::var("HOME").unwrap_or_default();
+    for (variable, folder) in
+        [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup"), ("XDG_CACHE_HOME", ".cache")]
+    {
+        command.env(variable, std::env::var(variable).unwrap_or_else(|_| format!("{home}/{folder}")));
+    }
+    if own_network.is_some() {
+        command.env("CARGO_NET_OFFLINE", "true");
+    }
+    let output = command
+        .arg(&script)
+        .current_dir(&work)
+        .env("HOME", scratch.path().join("home"))
+        .env("SKEP_HOME", &cache)
+        .env("PATH", path)
+        .env("CARGO_TARGET_DIR", target)
+        .env("NO_COLOR", "1")
+        .env("TERM", "dumb")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let (said, complaint) = (said.trim_end(), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{said}\n{complaint}", page.display());
+}
+
+/// Writes the blocks of a page as one script.
+fn script_of(page: &Path, work: &Path) -> String {
+    let mut script = format!(
+        r#"
+ip link set lo up 2>/dev/null || true
+running=()
+finish() {{
+    status=$?
+    for one in "${{running[@]}}"; do kill -TERM -- "-$one" 2>/dev/null || true; done
+    for one in "${{running[@]}}"; do
+        for _ in $(seq 300); do kill -0 -- "-$one" 2>/dev/null || break; sleep 0.1; done
+        kill -KILL -- "-$one" 2>/dev/null || true
+    done
+    exit $status
+}}
+trap finish EXIT
+block() {{ timeout {BLOCK_SECONDS} bash -euo pipefail "$1" >"$1.out" 2>&1 </dev/null; }}
+failed() {{ echo "line $1: status $2"; tail -c 4000 "$3.out"; exit 1; }}
+"#
+    );
+    for block in blocks(page) {
+        let (line, file) = (block.line, work.parent().unwrap().join(format!("block-{}.sh", block.line)));
+        if let Some(path) = block.value("file") {
+            let copy = file.with_extension("file");
+            fs::write(&copy, &block.text).unwrap();
+            let folder = Path::new(path).parent().map_or(".".into(), |folder| folder.display().to_string());
+            let folder = if folder.is_empty() { ".".to_owned() } else { folder };
+            writeln!(script, "mkdir -p '{folder}' && cp '{}' '{path}'", copy.display()).unwrap();
+            continue;
+        }
+        if !block.is("sh") || block.value("skip").is_some() {
+            continue;
+        }
+        fs::write(&file, &block.text).unwrap();
+        let path = file.display();
+        if block.has("background") {
+            writeln!(
+                script,
+                "setsid bash -euo pipefail '{path}' >'{path}.out' 2>&1 </dev/null & running+=($!)"
+            )
+            .unwrap();
+            let ready = if block.text.contains("skep up") {
+                format!(
+                    "for _ in $(seq 1800); do curl -sf -o /dev/null http://127.0.0.1:8080/readyz && break; \
+                     kill -0 $! 2>/dev/null || failed {line} ended '{path}'; sleep 0.1; done; \
+                     curl -sf -o /dev/null http://127.0.0.1:8080/readyz || failed {line} 'not ready' '{path}'"
+                )
+            } else {
+                "sleep 1".to_owned()
+            };
+            writeln!(script, "{ready}").unwrap();
+        } else if block.has("fails") {
+            writeln!(script, "if block '{path}'; then failed {line} '0, though it should fail' '{path}'; fi")
+                .unwrap();
+        } else {
+            writeln!(script, "block '{path}' || failed {line} $? '{path}'").unwrap();
+        }
+    }
+    script
+}
+
+macro_rules! pages {
+    ($($module:ident in $folder:literal: $($test:ident = $page:literal),* $(,)?;)*) => {
+        $(mod $module {
+            $(#[test]
+            fn $test() {
+                super::run($folder, $page);
+            })*
+        })*
+
+        const TESTED: &[(&str, &str)] = &[$($(($folder, $page),)*)*];
+    };
+}
+
+pages! {
+    sdk in "guest-sdk/guide":
+        first_agent = "first-agent",
+        agent_toml = "agent-toml",
+        tools = "tools",
+        structured_output = "structured-output",
+        state_and_sessions = "state-and-sessions",
+        schedules = "schedules",
+        events = "events",
+        approvals = "approvals",
+        agents_that_call_agents = "agents-that-call-agents",
+        http_and_secrets = "http-and-secrets",
+        testing = "testing",
+        javascript = "javascript",
+        python = "python",
+        any_language = "any-language";
+    host in "host/guide":
+        install = "install",
+        configuration = "configuration",
+        models = "models",
+        gpus_and_ranks = "gpus-and-ranks",
+        http_api = "http-api",
+        asynchronous_batches = "asynchronous-batches",
+        mcp = "mcp",
+        structured_output_quality = "structured-output-quality",
+        tenants_and_keys = "tenants-and-keys",
+        security_model = "security-model",
+        limits = "limits",
+        operations = "operations",
+        backup_and_upgrade = "backup-and-upgrade";
+}
+
+#[test]
+fn every_page_has_a_test_and_few_blocks_are_skipped() {
+    let (mut all, mut skipped) = (0, 0);
+    for page in pages() {
+        let name = page.file_stem().unwrap().to_str().unwrap().to_owned();
+        let folder = page.parent().unwrap().strip_prefix(repository()).unwrap().to_str().unwrap().to_owned();
+        let has_blocks = blocks(&page).iter().any(|block| block.is("sh"));
+        assert!(
+            TESTED.contains(&(&*folder, &*name)) || !has_blocks,
+            "{} has no test; add it to the list in tests/integration/guides.rs",
+            page.display()
+        );
+        for block in blocks(&page).iter().filter(|block| block.is("sh") || block.is("rust")) {
+            all += 1;
+            if let Some(reason) = block.value("skip") {
+                assert!(REASONS.contains(&reason), "{}:{}: {reason}", page.display(), block.line);
+                skipped += 1;
+            }
+            assert!(!block.has("ignore"), "{}:{}: say why it is skipped", page.display(), block.line);
+        }
+    }
+    assert!(all > 60 && skipped * 20 < all, "{skipped} of {all} blocks are skipped");
+}

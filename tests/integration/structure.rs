@@ -1,0 +1,385 @@
+//! The structure of each crate: no import cycles, one module layout, small structs, and documentation in full sentences.
+//!
+//! The sources are read as text, without tests. An import of something that the crate's root re-exports counts as one of the
+//! module that defines it.
+
+use crate::harness::repository;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Crates whose top-level modules import each other only downwards.
+const LAYERED: [&str; 1] = ["host/runtime"];
+/// Crates whose directories all have a `mod.rs`.
+const LAID_OUT: [&str; 1] = ["host/store"];
+const MOST_FIELDS: usize = 16;
+/// Structs with more fields, which hold settings.
+const SETTINGS: [&str; 7] =
+    ["RuntimeOptions", "Config", "ModelConfig", "Parameters", "ChatOptions", "Limits", "LimitsToml"];
+
+type Edges = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+#[test]
+fn the_modules_of_a_crate_form_no_import_cycle() {
+    let mut faults = Vec::new();
+    for krate in LAYERED {
+        let edges = imports(&repository().join(krate).join("src"));
+        for cycle in cycles(&edges) {
+            let because = cycle.iter().flat_map(|from| {
+                let inside = edges[from].iter().filter(|(to, _)| cycle.contains(*to));
+                inside.map(move |(to, items)| {
+                    let items: Vec<&str> = items.iter().map(String::as_str).collect();
+                    format!("    {from} uses {to}: {}", items.join(", "))
+                })
+            });
+            let because: Vec<String> = because.collect();
+            faults.push(format!("{krate}: {} import each other\n{}", cycle.join(", "), because.join("\n")));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn a_directory_of_modules_has_a_mod_rs() {
+    for krate in LAID_OUT {
+        for file in sources(&repository().join(krate).join("src")) {
+            let folder = file.with_extension("");
+            assert!(!folder.is_dir(), "move {} to {}/mod.rs", file.display(), folder.display());
+        }
+    }
+}
+
+#[test]
+fn a_struct_has_few_fields() {
+    let mut faults = Vec::new();
+    for file in all_sources() {
+        let text = without_tests(&plain(&fs::read_to_string(&file).unwrap()));
+        for (at, _) in text.match_indices("struct ") {
+            let Some(open) =
+                text[at..].find(['{', ';', '(']).filter(|open| text[at + open..].starts_with('{'))
+            else {
+                continue;
+            };
+            let name: String =
+                text[at + 7..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let body = balanced(&text[at + open..]);
+            let fields = split(&body[1..body.len() - 1]).iter().filter(|field| field.contains(':')).count();
+            if fields > MOST_FIELDS && !SETTINGS.contains(&&*name) {
+                faults.push(format!("{}: {name} has {fields} fields; it is several things", file.display()));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Openings of fragments: a sentence that begins so has no subject before its verb, or no verb.
+const FRAGMENTS: [&str; 9] = ["Of", "What", "That", "Who", "Which", "As", "So", "Nothing", "Where"];
+
+#[test]
+fn documentation_is_made_of_sentences() {
+    let mut faults = Vec::new();
+    for file in all_sources() {
+        let text = fs::read_to_string(&file).unwrap();
+        let mut before = "";
+        for (index, line) in text.lines().enumerate() {
+            let line = line.trim_start();
+            let is_doc = |line: &str| line.starts_with("///") || line.starts_with("//!");
+            let begins = is_doc(line) && (!is_doc(before) || before.len() == 3);
+            let first = line.get(3..).unwrap_or_default().trim_start().split(' ').next().unwrap_or_default();
+            if begins && FRAGMENTS.contains(&first) {
+                faults.push(format!("{}:{}: a doc comment begins with {first:?}", file.display(), index + 1));
+            }
+            if let Some(at) = line
+                .find("is no ")
+                .filter(|_| !line.contains("there is no ") && !line.contains("There is no "))
+            {
+                let rest = line[at + 6..].split(' ').next().unwrap_or_default();
+                if !["longer", "more", "less", "other", "one"]
+                    .contains(&rest.trim_end_matches([',', '.', ';', ':']))
+                {
+                    faults.push(format!("{}:{}: write \"is not a {rest}\"", file.display(), index + 1));
+                }
+            }
+            before = line;
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn all_sources() -> Vec<PathBuf> {
+    let crates = [
+        "host/cli",
+        "host/gateway",
+        "host/runtime",
+        "host/outbound",
+        "host/store",
+        "host/engine",
+        "host/model",
+        "kernels",
+        "guest-sdk",
+        "guest-sdk/macros",
+    ];
+    crates.iter().flat_map(|krate| sources(&repository().join(krate).join("src"))).collect()
+}
+
+/// Returns what each top-level module imports of the others, with the items.
+fn imports(root: &Path) -> Edges {
+    let lib = without_tests(&plain(&fs::read_to_string(root.join("lib.rs")).unwrap()));
+    let modules: BTreeSet<String> = statements(&lib, "mod ").into_iter().collect();
+    let mut exported = BTreeMap::new();
+    for path in statements(&lib, "use ").iter().flat_map(|tree| expanded(tree)) {
+        let path = path.trim_start_matches("crate::").trim_start_matches("self::").to_owned();
+        let (first, name) = (path.split("::").next().unwrap(), path.rsplit("::").next().unwrap());
+        if modules.contains(first) {
+            exported.insert(name.to_owned(), first.to_owned());
+        }
+    }
+    let tests = test_files(root);
+    let mut edges: Edges = modules.iter().map(|module| (module.clone(), BTreeMap::new())).collect();
+    for file in sources(root).into_iter().filter(|file| !tests.iter().any(|test| file.starts_with(test))) {
+        let relative = file.strip_prefix(root).unwrap().with_extension("");
+        let mut module: Vec<String> = relative.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
+        if module.last().is_some_and(|last| last == "mod") {
+            module.pop();
+        }
+        if !modules.contains(&module[0]) {
+            continue;
+        }
+        let text = without_tests(&plain(&fs::read_to_string(&file).unwrap()));
+        for path in paths(&text) {
+            let Some(absolute) = absolute(&module, &path) else { continue };
+            let Some(first) = absolute.first() else { continue };
+            let target = if modules.contains(first) { Some(first) } else { exported.get(first) };
+            if let Some(target) = target.filter(|target| **target != module[0]) {
+                let item = format!("{} ({})", absolute.join("::"), relative.display());
+                edges.get_mut(&module[0]).unwrap().entry(target.clone()).or_default().insert(item);
+            }
+        }
+    }
+    edges
+}
+
+/// Returns the paths of the crate that a file names: in `use` trees, and inline.
+fn paths(text: &str) -> Vec<String> {
+    let mut paths: Vec<String> = statements(text, "use ").iter().flat_map(|tree| expanded(tree)).collect();
+    for (at, _) in text.match_indices("crate::") {
+        let path = text[at..].chars().take_while(|c| c.is_alphanumeric() || "_:".contains(*c)).collect();
+        paths.push(path);
+    }
+    paths
+}
+
+/// Resolves a path to one from the crate's root. `None` for paths of other crates.
+fn absolute(module: &[String], path: &str) -> Option<Vec<String>> {
+    let mut segments: Vec<String> = path.split("::").map(str::to_owned).collect();
+    if segments[0] == "crate" {
+        segments.remove(0);
+        return Some(segments);
+    }
+    let up = segments.iter().take_while(|segment| *segment == "super").count();
+    if up == 0 || up > module.len() {
+        return None;
+    }
+    Some(module[..module.len() - up].iter().cloned().chain(segments.split_off(up)).collect())
+}
+
+/// Returns the rest of each statement that begins with a keyword, up to its end.
+fn statements(text: &str, keyword: &str) -> Vec<String> {
+    let starts = text
+        .match_indices(keyword)
+        .filter(|(at, _)| text[..*at].chars().next_back().is_none_or(|c| c.is_whitespace() || c == ')'));
+    let ended = starts.filter_map(|(at, _)| {
+        let rest = &text[at + keyword.len()..];
+        let end = if keyword == "mod " { rest.find([';', '{'])? } else { rest.find(';')? };
+        Some(rest[..end].trim().to_owned())
+    });
+    ended.collect()
+}
+
+/// Lists the paths of a `use` tree, without their aliases.
+fn expanded(tree: &str) -> Vec<String> {
+    let tree = tree.trim();
+    match tree.find('{') {
+        Some(open) => {
+            let inner = balanced(&tree[open..]);
+            let each = split(&inner[1..inner.len() - 1]).into_iter().flat_map(|part| expanded(&part));
+            each.map(|path| format!("{}{path}", &tree[..open])).collect()
+        }
+        None if tree.is_empty() => Vec::new(),
+        None => vec![tree.split(" as ").next().unwrap().split_whitespace().collect()],
+    }
+}
+
+/// Returns the text from an opening brace to the closing one.
+fn balanced(text: &str) -> &str {
+    let mut depth = 0;
+    for (at, c) in text.char_indices() {
+        match c {
+            '{' | '(' | '[' => depth += 1,
+            '}' | ')' | ']' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return &text[..=at];
+        }
+    }
+    text
+}
+
+/// Splits at commas outside of brackets.
+fn split(text: &str) -> Vec<String> {
+    let (mut parts, mut depth) = (vec![String::new()], 0);
+    for c in text.chars() {
+        match c {
+            '{' | '(' | '[' | '<' => depth += 1,
+            '}' | ')' | ']' | '>' => depth -= 1,
+            _ => {}
+        }
+        match c {
+            ',' if depth == 0 => parts.push(String::new()),
+            c => parts.last_mut().unwrap().push(c),
+        }
+    }
+    parts
+}
+
+/// Returns the text without comments and with empty strings.
+fn plain(text: &str) -> String {
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some(c) = rest.chars().next() {
+        let hashes = rest.strip_prefix('r').map(|raw| raw.chars().take_while(|c| *c == '#').count());
+        if rest.starts_with("//") {
+            rest = &rest[rest.find('\n').unwrap_or(rest.len())..];
+        } else if let Some(hashes) = hashes.filter(|count| *count > 0 && rest[1 + count..].starts_with('"')) {
+            let end = format!("\"{}", "#".repeat(hashes));
+            let from = hashes + 2;
+            rest = &rest[rest[from..].find(&end).map_or(rest.len(), |at| from + at + end.len())..];
+        } else if c == '"' {
+            let mut escaped = false;
+            let end = rest[1..].find(|c| {
+                let ends = c == '"' && !escaped;
+                escaped = c == '\\' && !escaped;
+                ends
+            });
+            rest = &rest[end.map_or(rest.len(), |end| end + 2)..];
+        } else if rest.starts_with("'{'") || rest.starts_with("'}'") || rest.starts_with("'\"'") {
+            rest = &rest[3..];
+        } else {
+            // "->" and "=>" are not brackets.
+            if rest.starts_with("->") || rest.starts_with("=>") {
+                rest = &rest[1..];
+                out.push(' ');
+                rest = &rest[1..];
+                continue;
+            }
+            out.push(c);
+            rest = &rest[c.len_utf8()..];
+        }
+    }
+    out
+}
+
+/// Returns the text without the items that only tests have.
+fn without_tests(text: &str) -> String {
+    let mut out = text.to_owned();
+    while let Some(at) = ["#[cfg(test)]", "#[cfg(all(test"].iter().filter_map(|mark| out.find(mark)).min() {
+        let after = at + balanced_attribute(&out[at..]);
+        let end = out[after..].find([';', '{', ',']).map_or(out.len(), |found| {
+            let found = after + found;
+            if out[found..].starts_with('{') { found + balanced(&out[found..]).len() } else { found + 1 }
+        });
+        out.replace_range(at..end, "");
+    }
+    out
+}
+
+fn balanced_attribute(text: &str) -> usize {
+    1 + balanced(&text[1..]).len()
+}
+
+/// Returns the files and folders of modules that only tests have.
+fn test_files(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for file in sources(root) {
+        let text = plain(&fs::read_to_string(&file).unwrap());
+        let folder = match file.file_stem().unwrap().to_str().unwrap() {
+            "mod" | "lib" | "main" => file.parent().unwrap().to_owned(),
+            stem => file.parent().unwrap().join(stem),
+        };
+        for (at, mark) in text.match_indices("#[cfg(test)]") {
+            let rest = text[at + mark.len()..].trim_start();
+            let rest = rest.strip_prefix("pub(crate) ").or(rest.strip_prefix("pub ")).unwrap_or(rest);
+            if let Some(name) = rest.strip_prefix("mod ").and_then(|rest| rest.split(';').next()) {
+                found.push(folder.join(name.trim()));
+                found.push(folder.join(format!("{}.rs", name.trim())));
+            }
+        }
+    }
+    found
+}
+
+/// Returns the sets of modules that reach each other.
+fn cycles(edges: &Edges) -> Vec<Vec<String>> {
+    let reached = |from: &String| {
+        let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
+        while let Some(module) = open.pop() {
+            for next in edges[module].keys() {
+                if seen.insert(next.clone()) {
+                    open.push(next);
+                }
+            }
+        }
+        seen
+    };
+    let reach: BTreeMap<&String, BTreeSet<String>> =
+        edges.keys().map(|module| (module, reached(module))).collect();
+    let mut found: Vec<Vec<String>> = Vec::new();
+    for module in edges.keys().filter(|module| reach[module].contains(*module)) {
+        if found.iter().any(|cycle| cycle.contains(module)) {
+            continue;
+        }
+        let others = reach[module].iter().filter(|other| reach[other].contains(module));
+        found.push(others.cloned().collect());
+    }
+    found
+}
+
+#[test]
+fn a_cycle_is_found_with_its_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write(
+        "lib.rs",
+        "mod a;\nmod b;\nmod c;\n#[cfg(test)]\nmod tests;\npub use c::{Thing, other as Other};\n",
+    );
+    write("a.rs", "use crate::{b::{self, X}, Thing}; // use crate::nothing;\n");
+    write("b/mod.rs", "mod inner;\n");
+    write("b/inner.rs", "fn f() { super::super::a::g() }\nuse super::super::c;\n");
+    write("c.rs", "#[cfg(test)]\nmod tests { use crate::a; }\nconst S: &str = \"use crate::a;\";\n");
+    write("tests.rs", "use crate::a;\n");
+    let edges = imports(folder.path());
+    assert!(cycles(&edges).is_empty(), "{edges:?}");
+    assert_eq!(edges["a"].keys().collect::<Vec<_>>(), ["b", "c"]);
+    write("c.rs", "fn f() -> u8 { crate::a::g() }\n");
+    assert_eq!(cycles(&imports(folder.path())), [["a", "b", "c"].map(str::to_owned).to_vec()]);
+}
