@@ -3,15 +3,15 @@
 use crate::{Invocation, Origin, event::turn_events::TurnEnding, feed::Hold};
 use std::time::{Duration, Instant};
 
-/// What the turn is to do. Apart from its time, it stays the same however often the turn is
-/// suspended.
+/// A turn's message and what follows from it. Apart from its time, it stays the same however often
+/// the turn is suspended.
 pub(super) struct Assignment {
     pub(super) invocation: Box<Invocation>,
     pub(super) received_at_ms: u64,
     /// Whether the turn is cancelled when its caller goes away. This depends on how the message was
     /// accepted, and the turn's row does not change it.
     pub(super) hold: Hold,
-    /// What is announced when the turn ends.
+    /// Announces the turn's end.
     pub(super) ending: TurnEnding,
     pub(super) time: TurnTime,
 }

@@ -16,14 +16,14 @@ pub(super) struct Closing {
 pub(super) struct Replied {
     pub(super) text: String,
     pub(super) data: Option<Json>,
-    pub(super) context: TurnContext,
+    pub(super) context: Box<TurnContext>,
 }
 
 /// The reason why a turn has no reply that can be committed.
 pub(super) struct NoReply {
     pub(super) error: RuntimeError,
-    /// What the guest left. `None` if the turn was suspended.
-    pub(super) context: Option<TurnContext>,
+    /// The guest's log and changes. `None` if the turn was suspended.
+    pub(super) context: Option<Box<TurnContext>>,
 }
 
 impl Closing {
@@ -76,7 +76,8 @@ impl Replied {
     }
 }
 
-/// Returns whether the turn was only interrupted. A turn that depends on its caller's connection
+/// Returns whether the turn was only interrupted, because the host shuts down or nobody wants the
+/// session anymore. A turn that depends on its caller's connection
 /// never continues, since the connection ends with the host.
 fn continues_later(run: &Run<'_>, opened: &Opened, error: &RuntimeError) -> bool {
     opened.assignment.hold == Hold::Watches

@@ -31,7 +31,7 @@ pub(super) struct Committing {
 /// A turn that succeeded, before its commit.
 struct Answer {
     outcome: Outcome,
-    context: TurnContext,
+    context: Box<TurnContext>,
     key: TurnKey,
     /// Limit on the stored size of the session.
     session_kb: u32,

@@ -57,7 +57,7 @@ use running::Running;
 use std::{sync::Arc, time::Instant};
 use suspended::Suspended;
 
-/// What a turn is doing.
+/// The state of a turn, with everything that the turn holds in it.
 enum State {
     Resuming(Resuming),
     Opening(Opening),
@@ -69,8 +69,8 @@ enum State {
     Ended(Ended),
 }
 
-/// What all transitions of a turn share: the actor of its session, and the ways to tell others
-/// about the turn.
+/// The parts that all transitions of a turn share: the actor of its session, the feed of its
+/// followers, and its registration as live.
 struct Run<'a> {
     actor: &'a mut Actor,
     end: &'a TurnEnd,

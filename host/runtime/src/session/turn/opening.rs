@@ -159,7 +159,7 @@ impl Opening {
         context.schedules = Some(schedules_of(run, &assignment.invocation, &agent));
         let entry = Entry::new(Invocation::clone(&assignment.invocation), number, assignment.received_at_ms);
         let opened = Opened { agent, number, key, journal, turn, assignment };
-        Running { opened, context, entry }
+        Running { opened, context: Box::new(context), entry }
     }
 }
 

@@ -21,7 +21,7 @@ use std::{pin::pin, sync::Arc, time::Instant};
 /// crash costs at most the work since the last record.
 pub(super) struct Running {
     pub(super) opened: Opened,
-    pub(super) context: TurnContext,
+    pub(super) context: Box<TurnContext>,
     /// The call into the guest.
     pub(super) entry: Entry,
 }
@@ -62,9 +62,9 @@ impl Running {
 async fn call(
     run: &Run<'_>,
     opened: &Opened,
-    context: TurnContext,
+    context: Box<TurnContext>,
     entry: Entry,
-) -> (Left<Reply, Stop>, TurnContext) {
+) -> (Left<Reply, Stop>, Box<TurnContext>) {
     let Opened { agent, turn, journal, .. } = opened;
     let host = &run.actor.host;
     let mut stop = pin!(stopped(run, journal));
@@ -90,7 +90,7 @@ async fn call(
         return (Left::Returned(Err(RuntimeError::DeadlineExceeded)), context);
     };
     let (left, context) =
-        guest::take_turn(agent.code(&host.instances.wasm), turn.deadline, stop, context, entry).await;
+        guest::take_turn(agent.code(&host.instances.wasm), turn.deadline, stop, *context, entry).await;
     let left = match left {
         Left::Returned(reply) => {
             let reply = reply.and_then(|reply| reply.into_outcome(turn.deadline));
@@ -98,7 +98,7 @@ async fn call(
         }
         Left::Stopped(why) => Left::Stopped(why),
     };
-    (left, context)
+    (left, Box::new(context))
 }
 
 /// Resolves when the turn has to stop its guest.
