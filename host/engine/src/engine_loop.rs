@@ -12,19 +12,17 @@ use std::time::{Duration, Instant};
 use skep_model::{Batch, BatchSequence, Executor, LogitRow, LogitsWanted, ModelError, RowOutput, Tokenizer};
 use tokio::sync::oneshot;
 
-use crate::constraint::OutputConstraint;
 use crate::health::Health;
 use crate::lookahead::Lookahead;
 use crate::mask_worker::MaskWorker;
-use crate::router::{LoadShare, ReplicaView};
+use crate::router::ReplicaView;
 use crate::scheduler::{PlannedSequence, Scheduler};
-use crate::sequence::{Sequence, SequenceContext, SequenceId};
-use crate::speculation::{GrammarDrafter, Speculator};
+use crate::sequence::{Sequence, SequenceContext};
+use crate::sequence_id::SequenceId;
+use crate::speculation::Speculator;
 use crate::step::{self, Committed, RowUse};
-use crate::stream::{EventSender, SpentTokens};
-use crate::take_back::Checks;
-use crate::telemetry::QueuePlace;
-use crate::{EngineError, GenerateRequest, ModelInfo};
+use crate::submission::Submission;
+use crate::{EngineError, ModelInfo};
 
 /// The interval at which an idle loop probes whether its broken executor works again.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
@@ -43,22 +41,6 @@ pub(crate) enum Command {
     Abort {
         done: oneshot::Sender<()>,
     },
-}
-
-/// A checked request with its constraint compiled.
-pub(crate) struct Submission {
-    pub request: GenerateRequest,
-    pub max_tokens: usize,
-    pub matcher: Option<OutputConstraint>,
-    /// Drafter for the constraint of `matcher`.
-    pub drafter: Option<GrammarDrafter>,
-    pub checks: Option<Arc<Checks>>,
-    pub events: EventSender,
-    pub spent: SpentTokens,
-    pub submitted: Instant,
-    pub deadline: Instant,
-    pub place: QueuePlace,
-    pub load: LoadShare,
 }
 
 pub(crate) struct EngineLoop {

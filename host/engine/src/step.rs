@@ -9,11 +9,12 @@ use std::collections::HashMap;
 use skep_model::{Batch, BatchSequence, LogitRow, LogitsWanted, RowOutput, SampleRow, ScoreRow};
 
 use crate::constraint::TokenMask;
+use crate::draft::{Draft, DraftToken, Tried};
 use crate::kv::pages_for;
 use crate::mask_worker::{MaskJob, Masked};
 use crate::scheduler::{Ending, PlannedSequence, Scheduler};
-use crate::sequence::{Draw, Sequence, SequenceId};
-use crate::speculation::{Draft, DraftToken, Tried};
+use crate::sequence::{Draw, Sequence};
+use crate::sequence_id::SequenceId;
 use crate::{EngineError, FinishReason};
 
 /// The uses of the logit rows of one planned sequence.

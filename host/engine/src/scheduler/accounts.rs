@@ -10,20 +10,13 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::service::Service;
 use crate::{Affinity, Weights};
 
 /// Cost of an output token in prompt tokens, as in the paper: it needs a step of its own.
 const OUTPUT_COST: usize = 2;
 /// Maximum number of accounts. Past it, all accounts are dropped and everyone is equal again.
 pub(super) const MAX_ACCOUNTS: usize = 4_096;
-
-/// The tokens that a sequence got.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Service {
-    /// Prompt tokens, except for cached ones.
-    pub prompt: usize,
-    pub output: usize,
-}
 
 /// The service received per unit of weight: first by the tenant, then by the agent within it.
 #[derive(Debug, Clone, Copy)]
@@ -48,16 +41,6 @@ struct Level {
     had: HashMap<String, f64>,
     /// The account that had the last turn.
     last: String,
-}
-
-impl Service {
-    pub fn tokens(self) -> usize {
-        self.prompt + self.output
-    }
-
-    pub fn since(self, earlier: Service) -> Service {
-        Service { prompt: self.prompt - earlier.prompt, output: self.output - earlier.output }
-    }
 }
 
 impl Had {

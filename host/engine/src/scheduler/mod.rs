@@ -33,11 +33,11 @@ use skep_model::PageId;
 
 use crate::kv::{KvCache, SequencePages, pages_for};
 use crate::router::ReplicaView;
-use crate::sequence::{Sequence, SequenceId};
+use crate::sequence::Sequence;
+use crate::sequence_id::SequenceId;
 use crate::telemetry::Telemetry;
 use crate::{EngineError, FinishReason, Priority, TokenMeter, Weights};
 
-pub(crate) use accounts::Service;
 use step_pace::{MIN_CHUNK_TOKENS, StepPace, StepShape};
 pub(crate) use step_plan::{PlannedSequence, StepLimits};
 use waiting::Waiting;

@@ -7,8 +7,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::accounts::{Accounts, Had, Service};
-use crate::sequence::{Sequence, SequenceId};
+use super::accounts::{Accounts, Had};
+use crate::sequence::Sequence;
+use crate::sequence_id::SequenceId;
+use crate::service::Service;
 use crate::{Priority, Weights};
 
 pub(super) struct Waiting {

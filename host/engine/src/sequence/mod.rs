@@ -12,21 +12,18 @@ use skep_model::{RowOutput, Tokenizer};
 
 use crate::constraint::OutputConstraint;
 use crate::detokenise::Detokeniser;
-use crate::engine_loop::Submission;
+use crate::draft::{Draft, GrammarDrafter, Proposal, Walk};
 use crate::kv::SequencePages;
 use crate::router::LoadShare;
-use crate::scheduler::Service;
-use crate::speculation::{Draft, GrammarDrafter, Proposal, Walk};
+use crate::sequence_id::SequenceId;
+use crate::service::Service;
 use crate::stream::{EventSender, SpentTokens};
+use crate::submission::Submission;
 use crate::take_back::CheckedOutput;
 use crate::telemetry::{Outcome, QueuePlace, RequestTelemetry, Telemetry, TokenKind};
 use crate::{EngineError, FinishReason, Finished, GenerateRequest, Timing, TokenEvent, TokenLogprob, Usage};
 
 pub(crate) use append::Draw;
-
-/// Sequence number in the order of submission, so a greater id is a younger sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SequenceId(pub u64);
 
 /// State shared by all sequences of an engine.
 pub(crate) struct SequenceContext {

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::draft::{Draft, DraftToken, Source, Tried};
+use crate::draft::{Draft, DraftToken, Source, Tried};
 
 /// Maximum rows of a step with drafts from earlier text. Steps with more rows are bound by arithmetic, where a
 /// row costs its full price.

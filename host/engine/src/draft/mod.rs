@@ -3,7 +3,11 @@
 //! Invariant: a token is drawn after the last token of a draft. A row that only repeats what is certain, or
 //! that cannot come true, is not worth computing.
 
+mod grammar;
+
 use crate::constraint::OutputConstraint;
+
+pub(crate) use grammar::GrammarDrafter;
 
 /// Tokens that may follow a sequence; empty if there are none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
