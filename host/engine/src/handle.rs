@@ -14,10 +14,10 @@ use crate::draft::GrammarDrafter;
 use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
 use crate::replica::{Replica, Unsent};
+use crate::rollback::ChecksCache;
 use crate::router::{Placement, Router};
 use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
 use crate::submission::Submission;
-use crate::take_back::ChecksCache;
 use crate::{Constraint, EngineError, EngineOptions, EngineStats, GenerateRequest, ModelInfo, Priority};
 
 /// Replaces default deadlines that are too far away to be a point in time.
@@ -140,7 +140,7 @@ impl Engine {
         let mut warnings = Arc::default();
         if let Some(constraint) = &request.constraint {
             let tenant = &request.affinity.tenant;
-            let _place = shared.compiling.enter(tenant)?;
+            let _slot = shared.compiling.enter(tenant)?;
             let compiled = shared.constraints.compile_for(tenant, constraint)?;
             if constraint.writes_json() {
                 checks = Some(shared.checks.of(compiled.unenforced())?);
@@ -167,7 +167,7 @@ impl Engine {
             spent: spent.clone(),
             submitted,
             deadline,
-            place: queue,
+            slot: queue,
             load,
         };
         let mut submission = Box::new(submission);
@@ -180,7 +180,7 @@ impl Engine {
             shared.router.forget(replica);
             let placement = shared.router.place(&submission.request)?;
             replica = placement.replica;
-            (submission.place, submission.load) = (placement.queue, placement.load);
+            (submission.slot, submission.load) = (placement.queue, placement.load);
         }
     }
 
@@ -215,11 +215,11 @@ impl Engine {
 
     /// Returns the number of sequences of this class that could start now without waiting for others. It is for
     /// callers that would rather come back later than wait. An engine that drains has none.
-    pub fn room(&self, priority: Priority) -> usize {
+    pub fn free_slots(&self, priority: Priority) -> usize {
         if self.shared.draining.load(Ordering::Acquire) {
             return 0;
         }
-        self.shared.replicas.iter().map(|replica| replica.room(priority)).sum()
+        self.shared.replicas.iter().map(|replica| replica.free_slots(priority)).sum()
     }
 
     pub fn replica_stats(&self) -> Vec<EngineStats> {

@@ -35,6 +35,7 @@ mod options;
 mod queue_shares;
 mod replica;
 mod request;
+mod rollback;
 mod router;
 mod scheduler;
 mod sequence;
@@ -45,7 +46,6 @@ mod stats;
 mod step;
 mod stream;
 mod submission;
-mod take_back;
 mod telemetry;
 #[cfg(test)]
 mod tests;
@@ -53,7 +53,7 @@ mod validator;
 
 pub use cancel::Cancel;
 pub use error::EngineError;
-pub use event::{FinishReason, Finished, TakenBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
+pub use event::{FinishReason, Finished, RolledBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
 pub use fairness::{TokenMeter, Weights};
 pub use handle::Engine;
 pub use model_info::ModelInfo;

@@ -75,7 +75,7 @@ impl Replica {
     }
 
     /// Returns the number of sequences of this class that could start now without waiting for another one.
-    pub fn room(&self, priority: Priority) -> usize {
+    pub fn free_slots(&self, priority: Priority) -> usize {
         let ReplicaView { load, max_sequences, .. } = &self.view;
         if self.view.health.problem().is_some() {
             return 0;

@@ -21,7 +21,7 @@ pub struct EngineStats {
     /// Drafted tokens that were not sampled.
     pub rejected_tokens: u64,
     /// Tokens that were produced and rolled back, because a value did not satisfy its schema.
-    pub taken_back_tokens: u64,
+    pub rolled_back_tokens: u64,
     /// Sequences that gave up their pages to older ones and were resumed later.
     pub preemptions: u64,
 }
@@ -41,7 +41,7 @@ impl EngineStats {
             forced_tokens: self.forced_tokens + other.forced_tokens,
             accepted_tokens: self.accepted_tokens + other.accepted_tokens,
             rejected_tokens: self.rejected_tokens + other.rejected_tokens,
-            taken_back_tokens: self.taken_back_tokens + other.taken_back_tokens,
+            rolled_back_tokens: self.rolled_back_tokens + other.rolled_back_tokens,
             preemptions: self.preemptions + other.preemptions,
         }
     }

@@ -9,10 +9,10 @@ use std::time::Instant;
 use crate::GenerateRequest;
 use crate::constraint::OutputConstraint;
 use crate::draft::GrammarDrafter;
+use crate::rollback::Checks;
 use crate::router::LoadShare;
 use crate::stream::{EventSender, SpentTokens};
-use crate::take_back::Checks;
-use crate::telemetry::QueuePlace;
+use crate::telemetry::QueueSlot;
 
 /// A checked request with its constraint compiled.
 pub(crate) struct Submission {
@@ -26,6 +26,6 @@ pub(crate) struct Submission {
     pub spent: SpentTokens,
     pub submitted: Instant,
     pub deadline: Instant,
-    pub place: QueuePlace,
+    pub slot: QueueSlot,
     pub load: LoadShare,
 }

@@ -55,15 +55,15 @@ pub trait Executor: Send {
     /// Draws or scores rows of the last step's logits.
     fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError>;
 
-    /// Whether [`Executor::sample_then`] is worth a guess.
-    fn goes_on(&self) -> bool {
+    /// Whether [`Executor::sample_and_begin`] is worth a guess.
+    fn supports_lookahead(&self) -> bool {
         false
     }
 
     /// As [`Executor::sample`], for a step that decoded one row of each sequence, all of which are drawn in their order. An executor
-    /// that [goes on](Executor::goes_on) begins `next` before it waits for the tokens: the step of the drawn tokens, whatever
+    /// that [supports lookahead](Executor::supports_lookahead) begins `next` before it waits for the tokens: the step of the drawn tokens, whatever
     /// `next` has in their places. If that is the next step, `forward` finds it under way; if not, it is forgotten.
-    fn sample_then(&mut self, rows: &[LogitRow<'_>], _next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
+    fn sample_and_begin(&mut self, rows: &[LogitRow<'_>], _next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
         self.sample(rows)
     }
 

@@ -45,7 +45,7 @@ pub(crate) struct Proposal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tried {
     pub source: Source,
-    pub came_true: bool,
+    pub accepted: bool,
 }
 
 impl Draft {
@@ -60,7 +60,7 @@ impl Draft {
 }
 
 /// The bounds of a proposal.
-pub(crate) struct Walk<'a> {
+pub(crate) struct DraftFilter<'a> {
     /// The state of the constraint at the end of the known tokens.
     pub constraint: Option<OutputConstraint>,
     /// Tokens that end the sequence, so that nothing after them is computed.
@@ -68,7 +68,7 @@ pub(crate) struct Walk<'a> {
     pub limit: usize,
 }
 
-impl Walk<'_> {
+impl DraftFilter<'_> {
     /// Follows the proposal as far as it can come true. If the constraint forces a token other than the
     /// proposed one, the forced token replaces it.
     pub fn admit(mut self, proposal: &Proposal) -> Draft {

@@ -17,7 +17,7 @@ use skep_model::PAGE_TOKENS;
 use crate::health::Health;
 use crate::keyed_hash::{Digest, KeyedHash};
 use crate::kv::{PublishedPrefixes, prompt_digests};
-use crate::telemetry::{QueuePlace, Telemetry};
+use crate::telemetry::{QueueSlot, Telemetry};
 use crate::{Affinity, EngineError, GenerateRequest, Routing};
 
 pub(crate) use load::{LoadShare, ReplicaLoad};
@@ -50,7 +50,7 @@ pub(crate) struct ReplicaView {
 /// A slot at a replica; dropping it frees the slot.
 pub(crate) struct Placement {
     pub replica: usize,
-    pub queue: QueuePlace,
+    pub queue: QueueSlot,
     pub load: LoadShare,
 }
 

@@ -89,7 +89,7 @@ impl Harness {
             events,
             submitted: self.now,
             deadline: request.deadline.unwrap_or(self.now + Duration::from_secs(3600)),
-            place: self.view.telemetry.enter_queue("t", 10_000).unwrap(),
+            slot: self.view.telemetry.enter_queue("t", 10_000).unwrap(),
             load: LoadShare::take(&self.view.load, request.prompt.len(), request.priority),
             request,
         };

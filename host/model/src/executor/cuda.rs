@@ -285,8 +285,8 @@ impl CudaExecutor {
             leader.known.record()?;
         }
         self.packed = packed;
-        let goes_on = next.filter(|next| count > 0 && count == rows.len() && can_go_on(rows, next));
-        if let Some(next) = goes_on {
+        let follows = next.filter(|next| count > 0 && count == rows.len() && can_follow(rows, next));
+        if let Some(next) = follows {
             self.put_drawn(next)?;
             // The logits of the drawn step are gone.
             self.logit_rows = 0;
@@ -314,7 +314,7 @@ fn word(bytes: &[u8]) -> u32 {
 }
 
 /// That the rows are those of a decoded step in their order, and the next one is of the same sequences.
-fn can_go_on(rows: &[LogitRow<'_>], next: &Batch) -> bool {
+fn can_follow(rows: &[LogitRow<'_>], next: &Batch) -> bool {
     let in_order = rows.iter().enumerate().all(|(index, row)| row.row() == index);
     let decodes = |sequence: &BatchSequence| sequence.tokens.len() == 1 && sequence.logit_rows() == 1;
     in_order && rows.len() == next.sequences.len() && next.sequences.iter().all(decodes)
@@ -395,11 +395,11 @@ impl Executor for CudaExecutor {
         self.sample_rows(rows, None)
     }
 
-    fn goes_on(&self) -> bool {
+    fn supports_lookahead(&self) -> bool {
         true
     }
 
-    fn sample_then(&mut self, rows: &[LogitRow<'_>], next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
+    fn sample_and_begin(&mut self, rows: &[LogitRow<'_>], next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
         // A step that cannot be is refused when it is asked for.
         let next = Some(next).filter(|next| check(next, &self.limits).is_ok());
         let outputs = match self.sample_rows(rows, next) {

@@ -328,7 +328,7 @@ fn a_step_that_is_begun_with_tokens_that_only_the_device_knows_is_the_step_that_
             };
             let count = if step < 4 { 2 } else { 1 };
             let asked = &rows(step as u64)[..count];
-            let found = ahead.sample_then(asked, &after([0, 0], count)).unwrap();
+            let found = ahead.sample_and_begin(asked, &after([0, 0], count)).unwrap();
             assert_eq!(found, plain.sample(asked).unwrap(), "step {step}");
             assert!(ahead.ahead.is_some(), "it was begun");
             let tokens = [found[0].token, found.get(1).map_or(0, |found| found.token)];
@@ -356,7 +356,7 @@ fn a_row_without_a_token_leaves_the_others_theirs_though_the_next_step_has_begun
     let good = LogitRow::Sample(SampleRow { row: 1, ..SampleRow::plain(0, &greedy) });
     let expected = executor.sample(std::slice::from_ref(&good)).unwrap();
     let none = LogitRow::Sample(SampleRow { mask: Some(&[]), ..SampleRow::plain(0, &greedy) });
-    let error = executor.sample_then(&[none, good.clone()], &decode(&[0, 0], 1)).unwrap_err();
+    let error = executor.sample_and_begin(&[none, good.clone()], &decode(&[0, 0], 1)).unwrap_err();
     assert!(error.to_string().contains("leave no token"), "{error}");
     assert_eq!(executor.sample(&[good]).unwrap(), expected);
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{bindings::types::Error, journal::Call};
 use skep_engine::{
-    Engine, ModelDigest, TakenBack,
+    Engine, ModelDigest, RolledBack,
     chat::{ChatEvent, ChatOutcome, ChatStream},
 };
 
@@ -31,7 +31,7 @@ impl<'a> Progress<'a> {
 
     /// Journals new tokens. `produced` holds all tokens so far, `delta` the text of the latest ones, and `taken_back` what had
     /// been taken back by the last of them.
-    pub(super) fn note(&mut self, produced: &[u32], taken_back: TakenBack, delta: &str) {
+    pub(super) fn note(&mut self, produced: &[u32], taken_back: RolledBack, delta: &str) {
         let known = self.shown_before.min(delta.len());
         let text = if self.visible { &delta[known..] } else { "" };
         if self.visible {
@@ -57,13 +57,13 @@ pub(super) async fn follow(
         reservation.produced(stream.spent_tokens());
         match event.map_err(engine_error)? {
             ChatEvent::Text { delta, .. } => {
-                progress.note(stream.produced(), stream.taken_back(), &delta);
+                progress.note(stream.produced(), stream.rolled_back(), &delta);
                 if let Some(telling) = &mut telling {
                     telling.push(&delta);
                 }
             }
             ChatEvent::ToolCallArguments { .. } => {
-                progress.note(stream.produced(), stream.taken_back(), "");
+                progress.note(stream.produced(), stream.rolled_back(), "");
             }
             ChatEvent::Started { .. }
             | ChatEvent::ToolCallStarted { .. }
