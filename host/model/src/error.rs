@@ -4,10 +4,9 @@
 //! It knows nothing of requests or HTTP; callers map it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use skep_kernels::KernelError;
-
-use crate::communicator::RankFault;
 
 /// Why a model could not be read, understood or run.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +60,22 @@ pub enum ModelError {
     /// An operation refused its arguments.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+}
+
+/// Why the ranks of a model could not finish a step together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RankFault {
+    #[error("made no progress for {} ms while others waited for it", .deadline.as_millis())]
+    Stalled { deadline: Duration },
+    #[error("is at {found} where rank {other} is at {expected}; all ranks must make the same calls")]
+    Disagrees { other: usize, expected: String, found: String },
+    #[error("failed: {reason}")]
+    Failed { reason: String },
+    #[error("has ended, and the others need it")]
+    Ended,
+    #[error("is not one of the {ranks} ranks of the group")]
+    Unknown { ranks: usize },
 }
 
 impl ModelError {

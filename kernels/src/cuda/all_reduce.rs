@@ -64,11 +64,11 @@ pub fn launch(
 ) -> Result<Launch, KernelError> {
     const OP: &str = "all_reduce";
     let limit = MAX_RANKS as u32;
-    super::supported((1..=limit).contains(&params.ranks), OP, "ranks", params.ranks, || {
+    super::require((1..=limit).contains(&params.ranks), OP, "ranks", params.ranks, || {
         format!("1 to {limit}")
     })?;
     let others = || format!("a rank below {}", params.ranks);
-    super::supported(params.rank < params.ranks, OP, "rank", params.rank, others)?;
+    super::require(params.rank < params.ranks, OP, "rank", params.rank, others)?;
     let (name, chunks) = match shots {
         Shots::One => ("one", params.chunks),
         Shots::Two => ("two", params.chunks.div_ceil(params.ranks.into())),

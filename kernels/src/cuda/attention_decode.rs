@@ -118,9 +118,9 @@ pub fn launch(
 ) -> Result<Launch, KernelError> {
     const OP: &str = "attention_decode";
     let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(", ");
-    super::supported(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
+    super::require(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
     let (heads, kv_heads) = (params.heads, params.kv_heads);
-    super::supported(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
+    super::require(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
         format!("a multiple of the {kv_heads} key-value heads")
     })?;
     let columns = blocks_of_piece(heads, kv_heads, head_size);

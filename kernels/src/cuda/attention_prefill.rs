@@ -162,14 +162,14 @@ pub fn launch(
 ) -> Result<Launch, KernelError> {
     const OP: &str = "attention_prefill";
     let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(", ");
-    super::supported(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
+    super::require(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
     let (heads, kv_heads) = (params.heads, params.kv_heads);
-    super::supported(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
+    super::require(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
         format!("a multiple of the {kv_heads} key-value heads")
     })?;
     super::multiple_of_8(OP, "q_stride", params.q_stride)?;
     let split = params.split_keys;
-    super::supported(split.is_multiple_of(TILE_KEYS), OP, "split_keys", split, || {
+    super::require(split.is_multiple_of(TILE_KEYS), OP, "split_keys", split, || {
         format!("a multiple of {TILE_KEYS}")
     })?;
     let order = if split > 0 { "ordered" } else { "prefill" };

@@ -10,7 +10,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
-use std::fmt;
 use std::hash::Hash;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +22,7 @@ use super::device::{Device, DeviceBuffer};
 use super::matmul::{MatmulParams, Sums};
 use super::{Activation, Address};
 use crate::KernelError;
+pub use crate::cuda_types::{Format, MatrixLayout, ProductLayout};
 
 const OP: &str = "dense product";
 /// The workspace size that the library's documentation recommends for the largest devices.
@@ -35,36 +35,9 @@ const ALIGNMENTS: (u64, u64) = (16, 256);
 /// The greatest dimension, since the library counts in 32 bits.
 const MAX_SIZE: u32 = i32::MAX.unsigned_abs();
 
-/// Everything about a product that the choice of an algorithm depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Layout {
-    pub weights: Columns,
-    pub x: Columns,
-    pub y: Columns,
-    pub bias: bool,
-    /// The alignment common to all addresses, in bytes.
-    pub alignment: u32,
-}
-
-/// A matrix as the library sees it, with columns that start `stride` values apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Columns {
-    pub format: Format,
-    pub rows: u32,
-    pub columns: u32,
-    pub stride: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Format {
-    Bf16,
-    F16,
-    F32,
-}
-
 /// cuBLASLt on one device, working in that device's queue.
 pub struct Blas {
-    plans: Mutex<Plans<Layout, Plan>>,
+    plans: Mutex<PlanCache<ProductLayout, Plan>>,
     workspace: DeviceBuffer,
     handle: Handle,
     library: Arc<CublasLt>,
@@ -82,7 +55,7 @@ struct Plan {
 
 /// A bounded cache of plans. When it is full, it is cleared: the shapes have probably changed, and plans that are still in
 /// use are soon made again.
-struct Plans<K, P> {
+struct PlanCache<K, P> {
     most: usize,
     made: HashMap<K, P>,
 }
@@ -95,7 +68,7 @@ impl Blas {
         // The handle is created in the thread's current context, which this call sets to the device's.
         stream(device)?;
         let handle = Handle::new(&library)?;
-        let plans = Mutex::new(Plans::of_at_most(MAX_PLANS));
+        let plans = Mutex::new(PlanCache::of_at_most(MAX_PLANS));
         Ok(Blas { plans, workspace, handle, library, device: device.clone() })
     }
 
@@ -114,7 +87,7 @@ impl Blas {
     /// # Safety
     /// The addresses are valid on the device for these shapes until the queue has been waited for.
     pub unsafe fn matmul(&self, params: &MatmulParams, activation: Activation) -> Result<(), KernelError> {
-        let layout = Layout::of(params, activation)?;
+        let layout = ProductLayout::of(params, activation)?;
         if params.rows == 0 {
             return Ok(());
         }
@@ -138,14 +111,14 @@ impl Blas {
         }
     }
 
-    fn plan(&self, layout: Layout) -> Result<Plan, KernelError> {
+    fn plan(&self, layout: ProductLayout) -> Result<Plan, KernelError> {
         let library = &self.library;
         let mut product = Product::new(library, layout.bias)?;
         if layout.bias {
             // Any address will do: the library only checks whether there is one.
             product.set_bias(ALIGNMENTS.1)?;
         }
-        let matrix = |of: Columns| {
+        let matrix = |of: MatrixLayout| {
             let (rows, columns, stride) = (of.rows.into(), of.columns.into(), of.stride.into());
             Matrix::new(library, of.format.of_library(), rows, columns, stride)
         };
@@ -172,7 +145,7 @@ impl Plan {
     }
 }
 
-impl Layout {
+impl ProductLayout {
     /// Returns the layout of a product, or an error if the library does not support it. A product without rows is supported
     /// and computes nothing.
     pub fn of(params: &MatmulParams, activation: Activation) -> Result<Self, KernelError> {
@@ -182,22 +155,22 @@ impl Layout {
             super::at_most(OP, what, size, MAX_SIZE)?;
         }
         super::at_most(OP, "rows", rows, MAX_SIZE)?;
-        let takes = || format!("at least the {outputs} outputs");
-        super::supported(y_stride >= outputs, OP, "y_stride", y_stride, takes)?;
+        let supported = || format!("at least the {outputs} outputs");
+        super::require(y_stride >= outputs, OP, "y_stride", y_stride, supported)?;
         let biases = u32::from(bias != Address::NONE);
-        let takes = || "none".to_owned();
-        super::supported(
+        let supported = || "none".to_owned();
+        super::require(
             sums != Sums::F32 || biases == 0,
             OP,
             "the number of biases of float32 sums",
             biases,
-            takes,
+            supported,
         )?;
         let (least, most) = ALIGNMENTS;
         let alignment = 1u32 << (x.0 | weights.0 | bias.0 | y.0 | most).trailing_zeros();
-        let takes = || format!("a multiple of {least}");
+        let supported = || format!("a multiple of {least}");
         let what = "the alignment of an address in bytes";
-        super::supported(u64::from(alignment) >= least, OP, what, alignment, takes)?;
+        super::require(u64::from(alignment) >= least, OP, what, alignment, supported)?;
         let factors = match activation {
             Activation::Bf16 => Format::Bf16,
             Activation::F16 => Format::F16,
@@ -206,24 +179,14 @@ impl Layout {
             Sums::Activations => factors,
             Sums::F32 => Format::F32,
         };
-        let columns = |format, rows, columns, stride| Columns { format, rows, columns, stride };
-        Ok(Layout {
+        let columns = |format, rows, columns, stride| MatrixLayout { format, rows, columns, stride };
+        Ok(ProductLayout {
             weights: columns(factors, inputs, outputs, inputs),
             x: columns(factors, inputs, rows, inputs),
             y: columns(output, outputs, rows, y_stride),
             bias: biases > 0,
             alignment,
         })
-    }
-}
-
-impl fmt::Display for Layout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> std::fmt::Result {
-        let Layout { weights, x, y, bias, alignment } = *self;
-        let (rows, inputs, outputs) = (x.columns, weights.rows, weights.columns);
-        let bias = if bias { " and a bias" } else { "" };
-        write!(f, "{rows} rows of {inputs} inputs and {outputs} outputs ({:?} to {:?}", x.format, y.format)?;
-        write!(f, ", rows {} apart, aligned to {alignment} bytes){bias}", y.stride)
     }
 }
 
@@ -237,9 +200,9 @@ impl Format {
     }
 }
 
-impl<K: Copy + Eq + Hash, P> Plans<K, P> {
+impl<K: Copy + Eq + Hash, P> PlanCache<K, P> {
     fn of_at_most(most: usize) -> Self {
-        Plans { most, made: HashMap::new() }
+        PlanCache { most, made: HashMap::new() }
     }
 
     fn get(&mut self, key: K, make: impl FnOnce() -> Result<P, KernelError>) -> Result<&mut P, KernelError> {
@@ -275,8 +238,8 @@ mod tests {
     #[test]
     fn row_major_operands_are_described_as_their_transposes() {
         let params = MatmulParams { y_stride: 80, sums: Sums::F32, ..dense(5, 64, 24) };
-        let layout = Layout::of(&params, BF16).unwrap();
-        let columns = |format, rows, columns, stride| Columns { format, rows, columns, stride };
+        let layout = ProductLayout::of(&params, BF16).unwrap();
+        let columns = |format, rows, columns, stride| MatrixLayout { format, rows, columns, stride };
         assert_eq!(layout.weights, columns(Format::Bf16, 64, 24, 64));
         assert_eq!(layout.x, columns(Format::Bf16, 64, 5, 64));
         assert_eq!(layout.y, columns(Format::F32, 24, 5, 80));
@@ -293,7 +256,7 @@ mod tests {
     #[test]
     fn plans_are_shared_only_by_equal_layouts() {
         let params = dense(5, 64, 24);
-        let layout = |params: MatmulParams| Layout::of(&params, BF16).unwrap();
+        let layout = |params: MatmulParams| ProductLayout::of(&params, BF16).unwrap();
         let elsewhere = MatmulParams { x: Address(0x50_0000), y: Address(0x60_0000), ..params };
         assert_eq!(layout(params), layout(elsewhere));
         let mut all = [
@@ -308,7 +271,7 @@ mod tests {
         ]
         .map(layout)
         .to_vec();
-        all.push(Layout::of(&params, Activation::F16).unwrap());
+        all.push(ProductLayout::of(&params, Activation::F16).unwrap());
         for (i, one) in all.iter().enumerate() {
             all[..i].iter().for_each(|other| assert_ne!(one, other));
         }
@@ -318,7 +281,7 @@ mod tests {
     fn alignment_is_common_to_all_addresses_and_capped() {
         let with = |x, bias| {
             let params = MatmulParams { x: Address(x), bias: Address(bias), ..dense(5, 64, 24) };
-            Layout::of(&params, BF16)
+            ProductLayout::of(&params, BF16)
         };
         assert_eq!(with(0x1000, 0).unwrap().alignment, 256);
         assert_eq!(with(0x1040, 0).unwrap().alignment, 64);
@@ -340,16 +303,16 @@ mod tests {
             (dense(1 << 31, 64, 24), "rows is 2147483648"),
             (dense(5, 1 << 31, 24), "inputs is 2147483648"),
         ] {
-            let text = Layout::of(&params, BF16).expect_err("rejected").to_string();
+            let text = ProductLayout::of(&params, BF16).expect_err("rejected").to_string();
             assert!(text.contains(what), "{text}");
         }
-        assert!(Layout::of(&dense(0, 64, 24), BF16).is_ok(), "a product without rows");
+        assert!(ProductLayout::of(&dense(0, 64, 24), BF16).is_ok(), "a product without rows");
     }
 
     #[test]
     fn the_error_for_a_missing_algorithm_names_the_shape() {
         let params = MatmulParams { bias: Address(0x40_0000), y_stride: 32, ..dense(5, 64, 24) };
-        let layout = Layout::of(&params, BF16).unwrap();
+        let layout = ProductLayout::of(&params, BF16).unwrap();
         let text = KernelError::NoAlgorithm { layout, reason: "unsupported".to_owned() }.to_string();
         for part in ["5 rows", "64 inputs", "24 outputs", "32 apart", "Bf16 to Bf16", "a bias", "unsupported"]
         {
@@ -359,7 +322,7 @@ mod tests {
 
     #[test]
     fn plans_are_made_once_and_bounded() {
-        let mut plans = Plans::of_at_most(2);
+        let mut plans = PlanCache::of_at_most(2);
         let mut made = Vec::new();
         for key in [1, 2, 1, 2, 3, 3, 1] {
             let plan = plans.get(key, || {

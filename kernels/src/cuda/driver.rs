@@ -191,7 +191,7 @@ impl Backend for DriverStream {
         };
         let limit = || format!("at most {most_shared_bytes} for {kernel} on {}", self.name);
         let what = "the shared memory of a block";
-        super::supported(*shared_bytes <= most_shared_bytes, "launch", what, *shared_bytes, limit)?;
+        super::require(*shared_bytes <= most_shared_bytes, "launch", what, *shared_bytes, limit)?;
         self.queue.bind()?;
         let mut arguments = [params.cast_mut().cast()];
         let size = |of: &[u32; 3]| (of[0], of[1], of[2]);

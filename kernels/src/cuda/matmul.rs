@@ -96,12 +96,12 @@ impl Weights {
             Weights::Fp8 => ("fp8", 8),
         };
         let stride = || format!("at least the {} outputs", params.outputs);
-        super::supported(params.y_stride >= params.outputs, op, "y_stride", params.y_stride, stride)?;
+        super::require(params.y_stride >= params.outputs, op, "y_stride", params.y_stride, stride)?;
         let whole = params.inputs > 0 && params.inputs.is_multiple_of(block);
-        super::supported(whole, op, "inputs", params.inputs, || format!("a multiple of {block}"))?;
+        super::require(whole, op, "inputs", params.inputs, || format!("a multiple of {block}"))?;
         if self == Weights::Fp8 {
             super::multiple_of_8(op, "scale_columns", params.scale_columns)?;
-            super::supported(params.scale_rows > 0, op, "scale_rows", 0, || "at least 1".to_owned())?;
+            super::require(params.scale_rows > 0, op, "scale_rows", 0, || "at least 1".to_owned())?;
         }
         Ok(format)
     }
@@ -116,8 +116,8 @@ pub(super) fn block_format(op: &'static str, dtype: DType) -> Result<(&'static s
         DType::Q4K => Ok(("q4_k", 256)),
         DType::Q6K => Ok(("q6_k", 256)),
         DType::F32 | DType::F16 | DType::BF16 | DType::Q5K => {
-            let takes = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K";
-            Err(KernelError::Format { op, found: dtype, takes })
+            let supported = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K";
+            Err(KernelError::Format { op, found: dtype, supported })
         }
     }
 }

@@ -3,7 +3,6 @@
 //! Invariant: a missing library or function is an error that names it, never a panic.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
@@ -12,6 +11,7 @@ use super::architecture::Architecture;
 use super::library;
 use super::source::Source;
 use crate::KernelError;
+pub use crate::cuda_types::NvrtcVersion;
 
 /// Names and paths under which the library is searched for, newest version first.
 const PLACES: [&str; 4] =
@@ -22,19 +22,6 @@ const OLDEST: &str = "NVRTC 12.0";
 const MAX_LOG_BYTES: usize = 64 << 10;
 
 type Program = *mut c_void;
-
-/// The version that `nvrtcVersion` returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct NvrtcVersion {
-    pub major: i32,
-    pub minor: i32,
-}
-
-impl fmt::Display for NvrtcVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
 
 /// The result of compiling one source.
 pub(super) struct Compiled {

@@ -90,7 +90,7 @@ pub enum Logits {
 /// Returns the launch for this number of rows.
 pub fn launch(params: &SampleParams, rows: u32, logits: Logits) -> Result<Launch, KernelError> {
     let vocabulary = params.vocabulary;
-    super::supported(vocabulary > 0, "sample", "vocabulary", 0, || "at least 1".to_owned())?;
+    super::require(vocabulary > 0, "sample", "vocabulary", 0, || "at least 1".to_owned())?;
     super::at_most("sample", "vocabulary", vocabulary, MAX_VOCABULARY)?;
     let format = match logits {
         Logits::F32 => "f32",

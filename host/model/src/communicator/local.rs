@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use super::{Communicator, Links, RankFault, World};
-use crate::error::ModelError;
+use super::{Communicator, Links, World};
+use crate::error::{ModelError, RankFault};
 
 /// Messages that may be on their way between two ranks.
 const IN_FLIGHT: usize = 2;

@@ -1,7 +1,7 @@
 //! A group of one rank: collectives are what they are of one.
 
 use super::{Communicator, Links};
-use crate::error::ModelError;
+use crate::error::{ModelError, RankFault};
 
 /// The communicator of a model that is not sharded. It does nothing, at no cost.
 #[derive(Clone, Copy, Debug)]
@@ -48,5 +48,5 @@ impl Communicator for Solo {
 }
 
 fn nobody(rank: usize) -> ModelError {
-    ModelError::Rank { rank, fault: super::RankFault::Unknown { ranks: 1 } }
+    ModelError::Rank { rank, fault: RankFault::Unknown { ranks: 1 } }
 }

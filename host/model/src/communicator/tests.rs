@@ -4,6 +4,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use super::*;
+use crate::error::RankFault;
 
 /// Long enough for a busy machine; only a failed test waits for it.
 const PATIENT: Duration = Duration::from_secs(60);

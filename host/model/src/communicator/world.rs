@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::RankFault;
 use crate::error::ModelError;
+use crate::error::RankFault;
 
 /// How long a waiting rank looks for news before it sleeps.
 const SPIN: Duration = Duration::from_micros(100);

@@ -3,7 +3,6 @@
 //! Invariant: a collective gives every rank the same bits, and no call waits for ever: a rank that dies, stalls or
 //! disagrees is an error on all ranks. It knows rows of numbers, not what they mean.
 
-mod failure;
 mod local;
 mod solo;
 #[cfg(test)]
@@ -11,7 +10,6 @@ mod tests;
 mod world;
 
 use crate::error::ModelError;
-pub use failure::RankFault;
 pub(crate) use local::{Local, buffer_bytes};
 pub(crate) use solo::Solo;
 pub(crate) use world::World;

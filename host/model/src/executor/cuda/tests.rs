@@ -18,7 +18,7 @@ use crate::executor::fixture::{expected, folder, options, relative_error, sequen
 use crate::executor::{CpuExecutor, ExecutorOptions, KvDtype, Ordinals};
 use crate::sampling::{SampleRow, Sampling, ScoreRow};
 
-#[path = "cuda/deterministic_tests.rs"]
+#[path = "deterministic_tests.rs"]
 mod deterministic;
 
 /// Those whose heads have a size that kernels take.

@@ -24,8 +24,7 @@ use super::limits::check;
 use super::step_logits::no_row;
 use super::{Executor, ExecutorLimits, pipeline};
 use crate::batch::{Batch, BatchSequence};
-use crate::communicator::RankFault;
-use crate::error::ModelError;
+use crate::error::{ModelError, RankFault};
 use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput, draw};
 use draw::Draw;
@@ -399,7 +398,11 @@ impl Executor for CudaExecutor {
         true
     }
 
-    fn sample_and_begin(&mut self, rows: &[LogitRow<'_>], next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
+    fn sample_and_begin(
+        &mut self,
+        rows: &[LogitRow<'_>],
+        next: &Batch,
+    ) -> Result<Vec<RowOutput>, ModelError> {
         // A step that cannot be is refused when it is asked for.
         let next = Some(next).filter(|next| check(next, &self.limits).is_ok());
         let outputs = match self.sample_rows(rows, next) {
@@ -453,5 +456,4 @@ impl CudaExecutor {
 }
 
 #[cfg(test)]
-#[path = "cuda_tests.rs"]
 mod tests;

@@ -122,8 +122,8 @@ impl Device {
             Products::Fastest(blas) => {
                 let dense = weights == Weights::Plain && rows > gemv::MAX_ROWS;
                 // Products that the library does not support are left to Skep's kernels, which support more.
-                let takes = || dense && blas::Layout::of(&params, activation).is_ok();
-                if let Some(blas) = blas.filter(|_| takes()) {
+                let is_supported = || dense && blas::ProductLayout::of(&params, activation).is_ok();
+                if let Some(blas) = blas.filter(|_| is_supported()) {
                     // SAFETY: the slices match the shapes.
                     match unsafe { blas.matmul(&params, activation) } {
                         Err(KernelError::NoAlgorithm { .. }) => {}
@@ -306,7 +306,7 @@ impl Device {
     pub fn all_reduce(&self, of: &AllReduce<'_>, activation: Activation) -> Result<(), KernelError> {
         const OP: &str = "all_reduce";
         let AllReduce { input, shares, signals, out, failure, values, patience, most_blocks, rank } = *of;
-        super::supported(values.is_multiple_of(8), OP, "values", values as u32, || {
+        super::require(values.is_multiple_of(8), OP, "values", values as u32, || {
             "a multiple of 8".to_owned()
         })?;
         let ranks = input.len();

@@ -63,7 +63,11 @@ pub trait Executor: Send {
     /// As [`Executor::sample`], for a step that decoded one row of each sequence, all of which are drawn in their order. An executor
     /// that [supports lookahead](Executor::supports_lookahead) begins `next` before it waits for the tokens: the step of the drawn tokens, whatever
     /// `next` has in their places. If that is the next step, `forward` finds it under way; if not, it is forgotten.
-    fn sample_and_begin(&mut self, rows: &[LogitRow<'_>], _next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
+    fn sample_and_begin(
+        &mut self,
+        rows: &[LogitRow<'_>],
+        _next: &Batch,
+    ) -> Result<Vec<RowOutput>, ModelError> {
         self.sample(rows)
     }
 
