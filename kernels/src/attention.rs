@@ -83,8 +83,8 @@ pub fn attention(
         // each block's state belongs to one task until the last task of the group is done.
         unsafe {
             let Some(kept) = group.states else {
-                let mut room = [const { MaybeUninit::<f32>::uninit() }; State::MAX_LEN];
-                let state = State::new(room.as_mut_ptr().cast(), kv.value_stride);
+                let mut buffer = [const { MaybeUninit::<f32>::uninit() }; State::MAX_LEN];
+                let state = State::new(buffer.as_mut_ptr().cast(), kv.value_stride);
                 call.attend(group, task, state, 0);
                 return group.finish(kv.head_size(), &state, &out);
             };

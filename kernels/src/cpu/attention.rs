@@ -243,7 +243,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
                 for r in 0..R {
                     let row = &mut scores[r][..pages * PAGE];
-                    (largest[r], totals[r]) = soften::<S>(row, at, &self.rows[r]);
+                    (largest[r], totals[r]) = softmax_weights::<S>(row, at, &self.rows[r]);
                 }
                 if Kv::SCALED {
                     self.scale_weights::<S, R>(&mut scores, at / PAGE, pages);
@@ -282,14 +282,14 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
     ) {
         let last = self.pages.len() - 1;
         // The last page replaces pages past the end; the scores computed for the replacements are not stored.
-        let place = |index: usize| self.pages[(first_page + index).min(last)] as usize;
-        let here: [usize; P] = std::array::from_fn(|i| place((pages.start + i).min(pages.end - 1)));
+        let page_at = |index: usize| self.pages[(first_page + index).min(last)] as usize;
+        let here: [usize; P] = std::array::from_fn(|i| page_at((pages.start + i).min(pages.end - 1)));
         // SAFETY: guaranteed by the caller; prefetched addresses need not be readable.
         unsafe {
             let keys: [*const Kv::Element; P] =
                 std::array::from_fn(|i| self.keys.add(here[i] * self.key_page));
             let ahead: [[*const u8; P]; 2] = [
-                std::array::from_fn(|i| self.keys.add(place(pages.start + P + i) * self.key_page).cast()),
+                std::array::from_fn(|i| self.keys.add(page_at(pages.start + P + i) * self.key_page).cast()),
                 std::array::from_fn(|i| self.values.add(here[i] * self.value_page).cast()),
             ];
             let mut sums = [[S::zero(); P]; R];
@@ -344,7 +344,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
-    /// Sums `C` registers of a block's values, from `column` on, and merges them into the state.
+    /// OutputFormat `C` registers of a block's values, from `column` on, and merges them into the state.
     ///
     /// # Safety
     /// The conditions of `attend` hold, and the columns are within `value_stride`.
@@ -393,7 +393,7 @@ const R_MAX: usize = MAX_ROWS;
 /// # Safety
 /// `scores` is a whole number of pages; call inside a dispatched kernel.
 #[inline(always)]
-unsafe fn soften<S: Simd>(scores: &mut [f32], at: usize, row: &QueryRow) -> (f32, f32) {
+unsafe fn softmax_weights<S: Simd>(scores: &mut [f32], at: usize, row: &QueryRow) -> (f32, f32) {
     let low = row.first.saturating_sub(at).min(scores.len());
     let high = row.end.saturating_sub(at).min(scores.len());
     let masked = low > 0 || high < scores.len();

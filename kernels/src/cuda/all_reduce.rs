@@ -1,4 +1,4 @@
-//! Sums values over all ranks, through memory that all of them can access.
+//! OutputFormat values over all ranks, through memory that all of them can access.
 
 use super::{Activation, Address, Launch};
 use crate::KernelError;
@@ -27,7 +27,7 @@ pub struct AllReduceParams {
     pub failure: Address,
     pub chunks: u64,
     /// Number of times that a rank polls for another rank before it fails.
-    pub patience: u64,
+    pub max_polls: u64,
     pub rank: u32,
     pub ranks: u32,
 }
@@ -111,7 +111,7 @@ mod tests {
             }
         }
 
-        fn params(&mut self, rank: usize, patience: u64) -> AllReduceParams {
+        fn params(&mut self, rank: usize, max_polls: u64) -> AllReduceParams {
             let all = |mut of: Box<dyn FnMut(usize) -> Address + '_>| {
                 let mut addresses = [Address::NONE; MAX_RANKS];
                 let count = self.failures.len();
@@ -125,15 +125,15 @@ mod tests {
                 out: self.out[rank].address(),
                 failure: host::address(&self.failures[rank..]),
                 chunks: self.chunks as u64,
-                patience,
+                max_polls,
                 rank: rank as u32,
                 ranks: self.failures.len() as u32,
             }
         }
 
         /// Runs each rank on a separate host thread. Ranks alternate between two thread orders.
-        fn run(&mut self, present: &[usize], shots: Shots, activation: Activation, patience: u64) {
-            let params: Vec<_> = present.iter().map(|rank| self.params(*rank, patience)).collect();
+        fn run(&mut self, present: &[usize], shots: Shots, activation: Activation, max_polls: u64) {
+            let params: Vec<_> = present.iter().map(|rank| self.params(*rank, max_polls)).collect();
             std::thread::scope(|scope| {
                 for (params, order) in params.iter().zip([Order::FORWARD, Order::BACKWARD].iter().cycle()) {
                     scope.spawn(move || {

@@ -19,7 +19,7 @@ use cudarc::driver::sys::CUstream;
 
 use super::cublas_lt::{CublasLt, CublasVersion, Handle, Matrices, Matrix, Operands, Preference, Product};
 use super::device::{Device, DeviceBuffer};
-use super::matmul::{MatmulParams, Sums};
+use super::matmul::{MatmulParams, OutputFormat};
 use super::{Activation, Address};
 use crate::KernelError;
 pub use crate::cuda_types::{Format, MatrixLayout, ProductLayout};
@@ -77,8 +77,8 @@ impl Blas {
     }
 
     /// Returns the name or path under which the library was found.
-    pub fn place(&self) -> &Path {
-        self.library.place()
+    pub fn path(&self) -> &Path {
+        self.library.path()
     }
 
     /// Queues `y = x · weights^T + bias`. Weights and bias are in the format of the activations. The first product of a
@@ -149,7 +149,8 @@ impl ProductLayout {
     /// Returns the layout of a product, or an error if the library does not support it. A product without rows is supported
     /// and computes nothing.
     pub fn of(params: &MatmulParams, activation: Activation) -> Result<Self, KernelError> {
-        let MatmulParams { x, weights, bias, y, rows, inputs, outputs, y_stride, sums, .. } = *params;
+        let MatmulParams { x, weights, bias, y, rows, inputs, outputs, y_stride, output_format, .. } =
+            *params;
         for (what, size) in [("inputs", inputs), ("outputs", outputs), ("y_stride", y_stride)] {
             super::multiple_of_8(OP, what, size)?;
             super::at_most(OP, what, size, MAX_SIZE)?;
@@ -160,7 +161,7 @@ impl ProductLayout {
         let biases = u32::from(bias != Address::NONE);
         let supported = || "none".to_owned();
         super::require(
-            sums != Sums::F32 || biases == 0,
+            output_format != OutputFormat::F32 || biases == 0,
             OP,
             "the number of biases of float32 sums",
             biases,
@@ -175,9 +176,9 @@ impl ProductLayout {
             Activation::Bf16 => Format::Bf16,
             Activation::F16 => Format::F16,
         };
-        let output = match sums {
-            Sums::Activations => factors,
-            Sums::F32 => Format::F32,
+        let output = match output_format {
+            OutputFormat::Activations => factors,
+            OutputFormat::F32 => Format::F32,
         };
         let columns = |format, rows, columns, stride| MatrixLayout { format, rows, columns, stride };
         Ok(ProductLayout {
@@ -211,7 +212,7 @@ impl<K: Copy + Eq + Hash, P> PlanCache<K, P> {
         }
         match self.made.entry(key) {
             Entry::Occupied(plan) => Ok(plan.into_mut()),
-            Entry::Vacant(place) => Ok(place.insert(make()?)),
+            Entry::Vacant(entry) => Ok(entry.insert(make()?)),
         }
     }
 }
@@ -237,7 +238,7 @@ mod tests {
 
     #[test]
     fn row_major_operands_are_described_as_their_transposes() {
-        let params = MatmulParams { y_stride: 80, sums: Sums::F32, ..dense(5, 64, 24) };
+        let params = MatmulParams { y_stride: 80, output_format: OutputFormat::F32, ..dense(5, 64, 24) };
         let layout = ProductLayout::of(&params, BF16).unwrap();
         let columns = |format, rows, columns, stride| MatrixLayout { format, rows, columns, stride };
         assert_eq!(layout.weights, columns(Format::Bf16, 64, 24, 64));
@@ -265,7 +266,7 @@ mod tests {
             dense(5, 72, 24),
             dense(5, 64, 32),
             MatmulParams { y_stride: 32, ..params },
-            MatmulParams { sums: Sums::F32, ..params },
+            MatmulParams { output_format: OutputFormat::F32, ..params },
             MatmulParams { bias: Address(0x40_0000), ..params },
             MatmulParams { x: Address(0x10_0010), ..params },
         ]
@@ -299,7 +300,10 @@ mod tests {
             (dense(5, 64, 20), "outputs is 20"),
             (MatmulParams { y_stride: 26, ..dense(5, 64, 24) }, "y_stride is 26"),
             (MatmulParams { y_stride: 16, ..dense(5, 64, 24) }, "at least the 24 outputs"),
-            (MatmulParams { sums: Sums::F32, ..with_bias }, "the number of biases of float32 sums is 1"),
+            (
+                MatmulParams { output_format: OutputFormat::F32, ..with_bias },
+                "the number of biases of float32 sums is 1",
+            ),
             (dense(1 << 31, 64, 24), "rows is 2147483648"),
             (dense(5, 1 << 31, 24), "inputs is 2147483648"),
         ] {
@@ -340,19 +344,19 @@ mod tests {
 
     /// Checks a product on the device against a plain reference.
     fn check(device: &Device, blas: &Blas, shape: MatmulParams, activation: Activation, with_bias: bool) {
-        let MatmulParams { rows, inputs, outputs, y_stride, sums, .. } = shape;
+        let MatmulParams { rows, inputs, outputs, y_stride, output_format, .. } = shape;
         let [rows, inputs, outputs, stride] = [rows, inputs, outputs, y_stride].map(|size| size as usize);
         let mut random = Random::fresh();
         let x = activation.random(&mut random, rows * inputs);
         let weights = activation.random(&mut random, outputs * inputs);
         let bias = activation.random(&mut random, outputs);
-        let encode = |value: f32| match sums {
-            Sums::Activations => activation.encode(value).to_le_bytes().to_vec(),
-            Sums::F32 => value.to_le_bytes().to_vec(),
+        let encode = |value: f32| match output_format {
+            OutputFormat::Activations => activation.encode(value).to_le_bytes().to_vec(),
+            OutputFormat::F32 => value.to_le_bytes().to_vec(),
         };
-        let decode = |bytes: &[u8]| match sums {
-            Sums::Activations => activation.decode(u16::from_le_bytes(bytes.try_into().unwrap())),
-            Sums::F32 => f64::from(f32::from_le_bytes(bytes.try_into().unwrap())),
+        let decode = |bytes: &[u8]| match output_format {
+            OutputFormat::Activations => activation.decode(u16::from_le_bytes(bytes.try_into().unwrap())),
+            OutputFormat::F32 => f64::from(f32::from_le_bytes(bytes.try_into().unwrap())),
         };
         let copied = |values: &[u16]| {
             let bytes: Vec<u8> = values.iter().flat_map(|bits| bits.to_le_bytes()).collect();
@@ -374,7 +378,7 @@ mod tests {
         let bytes = found.len() / (rows * stride);
         let values = |of: &[u16]| of.iter().map(|bits| activation.decode(*bits)).collect::<Vec<f64>>();
         let (x, weights, bias) = (values(x.values()), values(weights.values()), values(bias.values()));
-        let rounding = if sums == Sums::F32 { 0.0 } else { activation.rounding() };
+        let rounding = if output_format == OutputFormat::F32 { 0.0 } else { activation.rounding() };
         for (row, (found, x)) in found.chunks(stride * bytes).zip(x.chunks(inputs)).enumerate() {
             let found: Vec<f64> = found.chunks(bytes).map(decode).collect();
             for (output, weights) in weights.chunks(inputs).enumerate() {
@@ -401,10 +405,12 @@ mod tests {
                 [(1, 64, 8, 8), (7, 256, 72, 72), (33, 512, 136, 200), (160, 1024, 256, 256)]
             {
                 for activation in Activation::ALL {
-                    for (sums, with_bias) in
-                        [(Sums::Activations, false), (Sums::Activations, true), (Sums::F32, false)]
-                    {
-                        let shape = MatmulParams { y_stride, sums, ..dense(rows, inputs, outputs) };
+                    for (output_format, with_bias) in [
+                        (OutputFormat::Activations, false),
+                        (OutputFormat::Activations, true),
+                        (OutputFormat::F32, false),
+                    ] {
+                        let shape = MatmulParams { y_stride, output_format, ..dense(rows, inputs, outputs) };
                         let before = planned();
                         check(device, &blas, shape, activation, with_bias);
                         check(device, &blas, shape, activation, with_bias);

@@ -255,7 +255,7 @@ mod tests {
                 masks.extend(mask);
                 (masks.len() / mask_words) as u32 - 1
             });
-            let place = case.pending.map_or(NONE, |token| {
+            let pending = case.pending.map_or(NONE, |token| {
                 pending.push(token);
                 pending.len() as u32 - 1
             });
@@ -264,7 +264,7 @@ mod tests {
                 mask,
                 first_adjustment: first,
                 last_adjustment: adjustments.len() as u32,
-                pending: place,
+                pending,
                 ..case.row
             });
         }

@@ -33,12 +33,12 @@ impl StepLogits {
         self.rows = 0;
     }
 
-    /// Room for the rows of a step.
-    pub(super) fn room(&mut self, rows: usize) -> &mut [f32] {
-        compute::room(&mut self.values, rows * self.width)
+    /// A buffer for the rows of a step.
+    pub(super) fn buffer(&mut self, rows: usize) -> &mut [f32] {
+        compute::resized(&mut self.values, rows * self.width)
     }
 
-    /// Says that the room holds the rows of a step.
+    /// Says that the buffer holds the rows of a step.
     pub(super) fn keep(&mut self, rows: usize) {
         self.rows = rows;
     }

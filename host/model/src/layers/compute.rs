@@ -1,4 +1,4 @@
-//! What every layer computes with: threads, an instruction tier, and reusable room.
+//! What every layer computes with: threads, an instruction tier, and reusable workspaces.
 
 use skep_kernels::matmul::Activations;
 use skep_kernels::{Isa, WorkerPool};
@@ -13,14 +13,14 @@ pub(crate) struct Compute {
 /// What a token of a step takes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowWidths {
-    /// Values that the rooms hold for it.
-    pub(crate) rooms: usize,
+    /// Values that the workspace holds for it.
+    pub(crate) workspace: usize,
     /// Values of the widest input of a projection.
     pub(crate) widest_input: usize,
 }
 
 /// `length` values of `buffer`, which grows to the largest step and is then reused. Contents are unspecified.
-pub(crate) fn room(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+pub(crate) fn resized(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     if buffer.len() < length {
         // The plan counts what is used, so nothing is reserved beyond it.
         buffer.reserve_exact(length - buffer.len());

@@ -7,10 +7,10 @@
 mod draw;
 mod layout;
 mod rank;
-mod rooms;
 mod start;
 mod step;
 mod weights;
+mod workspace;
 
 use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
@@ -71,10 +71,10 @@ impl CudaExecutor {
         &self.stages[self.stages.len() - 1][0]
     }
 
-    /// Puts a step into the queues of all ranks, or a piece of one whose logits begin at row `first`.
-    fn put(&mut self, batch: &Batch, piece: Option<usize>) -> Result<usize, ModelError> {
-        let step = self.cuts.pack(batch, piece.is_none(), &mut self.packed);
-        let put = self.copy_inputs(&step).and_then(|()| self.compute(&step, piece.unwrap_or(0)));
+    /// Puts a step into the queues of all ranks, or a micro-batch of one whose logits begin at row `first`.
+    fn put(&mut self, batch: &Batch, micro_batch: Option<usize>) -> Result<usize, ModelError> {
+        let step = self.cuts.pack(batch, micro_batch.is_none(), &mut self.packed);
+        let put = self.copy_inputs(&step).and_then(|()| self.compute(&step, micro_batch.unwrap_or(0)));
         self.all_or_none(put)
     }
 
@@ -228,7 +228,7 @@ impl CudaExecutor {
         let Some(missing) = words.into_iter().find(|word| *word > 0) else { return Ok(()) };
         let rank = missing as usize - 1;
         self.stalled.set(Some(rank));
-        let deadline = std::time::Duration::from_micros(self.leader().shape.patience_us);
+        let deadline = std::time::Duration::from_micros(self.leader().shape.rank_deadline_us);
         Err(ModelError::Rank { rank, fault: RankFault::Stalled { deadline } })
     }
 
@@ -245,7 +245,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// The tokens of the rows that the device draws, each with its place among those asked for. If it draws all, `next` is begun
+    /// The tokens of the rows that the device draws, each with its position among those asked for. If it draws all, `next` is begun
     /// before they are waited for.
     fn draw(&mut self, rows: &[LogitRow<'_>], next: Option<&Batch>) -> Result<Vec<(usize, u32)>, ModelError> {
         let vocabulary = self.limits.vocabulary_size;
@@ -262,7 +262,7 @@ impl CudaExecutor {
             for other in &self.stages[stage][1..] {
                 leader.device.wait(&other.done)?;
             }
-            let [inputs, adjusted, tokens, logits] = leader.draw_rooms(packed.len(), count)?;
+            let [inputs, adjusted, tokens, logits] = leader.draw_workspace(packed.len(), count)?;
             leader.device.upload(&self.draw_input, 0, inputs)?;
             let sample = Sample {
                 logits,
@@ -350,16 +350,16 @@ impl Executor for CudaExecutor {
         if tokens == 0 {
             return Ok(());
         }
-        let pieces = match self.stages.len() {
+        let count = match self.stages.len() {
             1 => 1,
             stages => (tokens / MICRO_BATCH_ROWS).clamp(1, stages),
         };
         let mut rows = 0;
-        if pieces == 1 {
+        if count == 1 {
             rows = self.put(batch, None)?;
         } else {
-            for piece in pipeline::split(batch, pieces) {
-                rows += self.put(&piece, Some(rows))?;
+            for part in pipeline::split(batch, count) {
+                rows += self.put(&part, Some(rows))?;
             }
         }
         self.logit_rows = rows;

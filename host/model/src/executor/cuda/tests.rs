@@ -367,17 +367,17 @@ fn a_rank_that_others_wait_for_in_vain_fails_the_step_and_the_next_one_meets_ane
     let mut executor = load(name, ExecutorOptions { tensor_parallel: 2, ..cuda_options() }, "0");
     let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
     let (ids, exact) = expected(name);
-    let patience = |executor: &mut CudaExecutor, us: u64| {
-        executor.stages.iter_mut().flatten().for_each(|rank| rank.shape.patience_us = us);
+    let max_polls = |executor: &mut CudaExecutor, us: u64| {
+        executor.stages.iter_mut().flatten().for_each(|rank| rank.shape.rank_deadline_us = us);
     };
-    let usual = executor.leader().shape.patience_us;
+    let usual = executor.leader().shape.rank_deadline_us;
     let batch = |tokens: usize| Batch { sequences: vec![sequence(&ids[..tokens], 0, 9, LogitsWanted::Last)] };
     // Nobody waits at all, so whoever comes first is alone.
-    patience(&mut executor, 0);
+    max_polls(&mut executor, 0);
     executor.forward(&batch(20)).unwrap();
     let error = executor.sample(&[LogitRow::Sample(SampleRow::plain(0, &greedy))]).unwrap_err();
     assert!(matches!(error, ModelError::Rank { fault: RankFault::Stalled { .. }, .. }), "{error}");
-    patience(&mut executor, usual);
+    max_polls(&mut executor, usual);
     executor.forward(&batch(21)).unwrap();
     executor.sample(&[LogitRow::Sample(SampleRow::plain(0, &greedy))]).unwrap();
     let width = exact.len() / ids.len();
