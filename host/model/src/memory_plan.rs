@@ -16,12 +16,12 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// What executors take together. Those of one place share their weights.
+    /// What executors take together. Those of one device share their weights.
     pub fn of_replicas<'a>(plans: impl IntoIterator<Item = (&'a str, &'a MemoryPlan)>) -> MemoryPlan {
         let mut weights: BTreeMap<&str, u64> = BTreeMap::new();
         let mut sum = MemoryPlan::default();
-        for (place, plan) in plans {
-            let shared = weights.entry(place).or_default();
+        for (device, plan) in plans {
+            let shared = weights.entry(device).or_default();
             *shared = plan.weight_bytes.max(*shared);
             sum.activation_bytes = sum.activation_bytes.saturating_add(plan.activation_bytes);
             sum.graph_bytes = sum.graph_bytes.saturating_add(plan.graph_bytes);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_of_one_place_count_their_weights_once() {
+    fn replicas_on_one_device_count_their_weights_once() {
         let plan = MemoryPlan { weight_bytes: 100, activation_bytes: 10, kv_bytes: 1, graph_bytes: 2 };
         let together = MemoryPlan { weight_bytes: 100, activation_bytes: 30, kv_bytes: 3, graph_bytes: 6 };
         assert_eq!(MemoryPlan::of_replicas([("cpu", &plan); 3]), together);

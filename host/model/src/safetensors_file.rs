@@ -10,7 +10,7 @@ use skep_kernels::DType;
 
 use crate::error::ModelError;
 
-/// A tensor's place in its file.
+/// The location of a tensor in its file.
 #[derive(Debug)]
 pub(crate) struct FileTensor {
     pub(crate) name: String,

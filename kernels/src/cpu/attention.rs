@@ -168,6 +168,14 @@ impl Kernel for MergeStates {
     }
 }
 
+/// The scales of a scaled format, from one KV head's first scale on.
+pub(crate) struct Scales {
+    pub keys: *const f32,
+    pub values: *const f32,
+    /// Number of scales per page.
+    pub page: usize,
+}
+
 pub(crate) struct AttendRows<'a, Kv: KvFormat> {
     pub rows: &'a [QueryRow],
     pub query: *const f32,
@@ -178,10 +186,7 @@ pub(crate) struct AttendRows<'a, Kv: KvFormat> {
     pub key_page: usize,
     pub values: *const Kv::Element,
     pub value_page: usize,
-    /// Scales of a scaled format: base address for this KV head. `scale_page` is the number of scales per page.
-    pub key_scales: *const f32,
-    pub value_scales: *const f32,
-    pub scale_page: usize,
+    pub scales: Scales,
     pub pages: &'a [u32],
     /// The range of positions to process. `from` is a page boundary.
     pub from: usize,
@@ -310,7 +315,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             }
             for i in 0..P.min(pages.len()) {
                 if Kv::SCALED {
-                    let scales = S::load(self.key_scales.add(here[i] * self.scale_page));
+                    let scales = S::load(self.scales.keys.add(here[i] * self.scales.page));
                     sums.iter_mut().for_each(|sums| sums[i] = S::mul(sums[i], scales));
                 }
                 for (row, sums) in scores.iter_mut().zip(&sums) {
@@ -335,7 +340,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         unsafe {
             for p in 0..pages {
                 let page = self.pages[first_page + p] as usize;
-                let scales = S::load(self.value_scales.add(page * self.scale_page));
+                let scales = S::load(self.scales.values.add(page * self.scales.page));
                 for row in weights.iter_mut() {
                     let at = row.as_mut_ptr().add(p * PAGE);
                     S::store(at, S::mul(S::load(at), scales));

@@ -68,7 +68,7 @@ enum Op {
 }
 
 impl Local {
-    /// Connects `stages` × `tensor` ranks; a rank's number is `stage * tensor + its place in the stage`.
+    /// Connects `stages` × `tensor` ranks; a rank's number is `stage * tensor + its rank in the stage`.
     pub(crate) fn connect(
         tensor: usize,
         stages: usize,
@@ -78,9 +78,8 @@ impl Local {
         let group = |members: Vec<usize>| Arc::new(Group::new(members));
         let rows: Vec<_> =
             (0..stages).map(|stage| group((stage * tensor..(stage + 1) * tensor).collect())).collect();
-        let columns: Vec<_> = (0..tensor)
-            .map(|place| group((0..stages).map(|stage| stage * tensor + place).collect()))
-            .collect();
+        let columns: Vec<_> =
+            (0..tensor).map(|rank| group((0..stages).map(|stage| stage * tensor + rank).collect())).collect();
         let end = |group: &Arc<Group>, rank| Local {
             world: world.clone(),
             group: group.clone(),
@@ -88,8 +87,8 @@ impl Local {
             meetings: 0,
         };
         let links = (0..tensor * stages).map(|rank| {
-            let (stage, place) = (rank / tensor, rank % tensor);
-            Links { tensor: end(&rows[stage], place), pipeline: end(&columns[place], stage) }
+            let (stage, rank) = (rank / tensor, rank % tensor);
+            Links { tensor: end(&rows[stage], rank), pipeline: end(&columns[rank], stage) }
         });
         let links = links.collect();
         (world, links)

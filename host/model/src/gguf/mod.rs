@@ -36,7 +36,7 @@ pub(crate) struct GgufFile {
     tensors: Vec<GgufTensor>,
 }
 
-/// A tensor's place in its file.
+/// The location of a tensor in its file.
 #[derive(Debug)]
 pub(crate) struct GgufTensor {
     pub(crate) name: String,
@@ -141,7 +141,7 @@ fn parse(path: &Path, file: &[u8]) -> Result<GgufFile, Problem> {
     let data_start = (cursor.position() as u64).next_multiple_of(alignment);
     let tensors = directory
         .into_iter()
-        .map(|entry| entry.place(data_start, alignment, file.len() as u64))
+        .map(|entry| entry.location(data_start, alignment, file.len() as u64))
         .collect::<Result<_, Problem>>()?;
     Ok(GgufFile { path: path.to_owned(), metadata, tensors })
 }
@@ -226,7 +226,7 @@ fn read_entry(cursor: &mut Cursor<'_>, name: &str) -> Result<Entry, Problem> {
 }
 
 impl Entry {
-    fn place(self, data_start: u64, alignment: u64, file_bytes: u64) -> Result<GgufTensor, Problem> {
+    fn location(self, data_start: u64, alignment: u64, file_bytes: u64) -> Result<GgufTensor, Problem> {
         let bad = |problem: String| Problem::Model(ModelError::tensor(&self.name, problem));
         if !self.offset.is_multiple_of(alignment) {
             return Err(bad(format!("begins at {}, which is not a multiple of {alignment}", self.offset)));

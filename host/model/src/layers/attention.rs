@@ -40,7 +40,7 @@ pub(crate) struct SequenceRows {
     pub(crate) pages: Vec<u32>,
 }
 
-/// Room for one step.
+/// The workspace of one step.
 #[derive(Default)]
 pub(crate) struct AttentionWorkspace {
     qkv: Vec<f32>,

@@ -13,7 +13,7 @@ pub(crate) struct Mlp {
     down: Linear,
 }
 
-/// Room for one step.
+/// The workspace of one step.
 #[derive(Default)]
 pub(crate) struct MlpWorkspace {
     gate_up: Vec<f32>,

@@ -36,24 +36,15 @@ use step::{Cuts, DecodeShape, Step};
 const MICRO_BATCH_ROWS: usize = 256;
 
 pub struct CudaExecutor {
-    /// Stage by stage. Recordings are dropped before what they use.
-    recordings: HashMap<DecodeShape, Vec<Vec<Recording>>>,
+    /// Dropped before the ranks, whose memory they use.
+    recordings: Recordings,
+    /// The ranks, stage by stage.
     stages: Vec<Vec<Rank>>,
-    /// Shapes of steps that there have been.
-    launched: HashSet<DecodeShape>,
-    /// Shapes that there is memory to record; steps of others are put into the queues launch by launch.
-    most_recordings: usize,
     /// A rank that others waited for in vain. What they meet in has to be made anew before the next step.
     stalled: Cell<Option<usize>>,
     cuts: Cuts,
-    /// Where steps are copied from in turn, and which is next.
-    inputs: [HostBuffer; 2],
-    next_input: usize,
-    packed: Vec<u8>,
-    draw_input: HostBuffer,
-    /// A draw was begun and not waited for.
-    draws: bool,
-    drawn: HostBuffer,
+    inputs: StepInputs,
+    draws: DrawBuffers,
     logit_rows: usize,
     /// The last step.
     step: Batch,
@@ -66,6 +57,33 @@ pub struct CudaExecutor {
     plan: MemoryPlan,
 }
 
+/// The recorded steps of an executor.
+struct Recordings {
+    /// By shape, then stage by stage and rank by rank.
+    made: HashMap<DecodeShape, Vec<Vec<Recording>>>,
+    /// Shapes of steps that have been launched before.
+    launched: HashSet<DecodeShape>,
+    /// Number of shapes that there is memory to record. Steps of other shapes are launched kernel by kernel.
+    max_shapes: usize,
+}
+
+/// The host memory that steps are copied from.
+struct StepInputs {
+    /// Used in turn.
+    buffers: [HostBuffer; 2],
+    /// Index of the buffer for the next step.
+    next: usize,
+    packed: Vec<u8>,
+}
+
+/// The host memory of draws.
+struct DrawBuffers {
+    input: HostBuffer,
+    output: HostBuffer,
+    /// Whether a draw was started and not waited for.
+    is_pending: bool,
+}
+
 impl CudaExecutor {
     fn leader(&self) -> &Rank {
         &self.stages[self.stages.len() - 1][0]
@@ -73,7 +91,7 @@ impl CudaExecutor {
 
     /// Puts a step into the queues of all ranks, or a micro-batch of one whose logits begin at row `first`.
     fn put(&mut self, batch: &Batch, micro_batch: Option<usize>) -> Result<usize, ModelError> {
-        let step = self.cuts.pack(batch, micro_batch.is_none(), &mut self.packed);
+        let step = self.cuts.pack(batch, micro_batch.is_none(), &mut self.inputs.packed);
         let put = self.copy_inputs(&step).and_then(|()| self.compute(&step, micro_batch.unwrap_or(0)));
         self.all_or_none(put)
     }
@@ -95,7 +113,7 @@ impl CudaExecutor {
     }
 
     fn try_put_drawn(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        let step = self.cuts.pack(batch, true, &mut self.packed);
+        let step = self.cuts.pack(batch, true, &mut self.inputs.packed);
         self.copy_inputs(&step)?;
         let leader = self.leader();
         leader.drawn.record()?;
@@ -110,7 +128,7 @@ impl CudaExecutor {
 
     fn compute(&mut self, step: &Step, first: usize) -> Result<usize, ModelError> {
         self.record(step);
-        let recordings = step.shape.and_then(|shape| self.recordings.get(&shape));
+        let recordings = step.shape.and_then(|shape| self.recordings.made.get(&shape));
         for stage in 0..self.stages.len() {
             let ranks = &self.stages[stage];
             for own in 0..ranks.len() {
@@ -133,14 +151,14 @@ impl CudaExecutor {
     }
 
     fn copy_inputs(&mut self, step: &Step) -> Result<(), ModelError> {
-        let input = self.next_input;
-        self.next_input ^= 1;
+        let input = self.inputs.next;
+        self.inputs.next ^= 1;
         for rank in self.stages.iter().flatten() {
             rank.copied[input].synchronize()?;
         }
-        self.inputs[input].bytes_mut()[..step.bytes].copy_from_slice(&self.packed);
+        self.inputs.buffers[input].bytes_mut()[..step.bytes].copy_from_slice(&self.inputs.packed);
         for rank in self.stages.iter().flatten() {
-            rank.device.upload(&self.inputs[input], 0, rank.inputs(step.bytes)?)?;
+            rank.device.upload(&self.inputs.buffers[input], 0, rank.inputs(step.bytes)?)?;
             rank.copied[input].record()?;
         }
         Ok(())
@@ -168,17 +186,19 @@ impl CudaExecutor {
 
     /// Records a step of a shape that was launched before: what has to be planned or loaded for it was.
     fn record(&mut self, step: &Step) {
-        let Some(shape) = step.shape.filter(|shape| !self.recordings.contains_key(shape)) else { return };
-        let is_first = self.launched.insert(shape);
-        if is_first || self.recordings.len() == self.most_recordings {
+        let Some(shape) = step.shape.filter(|shape| !self.recordings.made.contains_key(shape)) else {
+            return;
+        };
+        let is_first = self.recordings.launched.insert(shape);
+        if is_first || self.recordings.made.len() == self.recordings.max_shapes {
             return;
         }
         match self.recordings_of(step) {
-            Ok(recordings) => drop(self.recordings.insert(shape, recordings)),
+            Ok(recordings) => drop(self.recordings.made.insert(shape, recordings)),
             Err(error) => {
                 // Launched one by one it may still work; if not, that says why.
                 tracing::warn!(%error, "a step could not be recorded; no more are");
-                self.most_recordings = self.recordings.len();
+                self.recordings.max_shapes = self.recordings.made.len();
             }
         }
     }
@@ -249,21 +269,21 @@ impl CudaExecutor {
     /// before they are waited for.
     fn draw(&mut self, rows: &[LogitRow<'_>], next: Option<&Batch>) -> Result<Vec<(usize, u32)>, ModelError> {
         let vocabulary = self.limits.vocabulary_size;
-        let mut packed = std::mem::take(&mut self.packed);
+        let mut packed = std::mem::take(&mut self.inputs.packed);
         let draw = Draw::pack(rows, vocabulary, &mut packed);
         let count = draw.rows.len();
         if count > 0 {
-            if std::mem::replace(&mut self.draws, true) {
+            if std::mem::replace(&mut self.draws.is_pending, true) {
                 self.leader().device.synchronize()?;
             }
-            self.draw_input.bytes_mut()[..packed.len()].copy_from_slice(&packed);
+            self.draws.input.bytes_mut()[..packed.len()].copy_from_slice(&packed);
             let stage = self.stages.len() - 1;
             let leader = &self.stages[stage][0];
             for other in &self.stages[stage][1..] {
                 leader.device.wait(&other.done)?;
             }
             let [inputs, adjusted, tokens, logits] = leader.draw_workspace(packed.len(), count)?;
-            leader.device.upload(&self.draw_input, 0, inputs)?;
+            leader.device.upload(&self.draws.input, 0, inputs)?;
             let sample = Sample {
                 logits,
                 rows: inputs.part(draw.row_bytes)?,
@@ -277,13 +297,13 @@ impl CudaExecutor {
                 vocabulary: weights::size(vocabulary)?,
             };
             leader.device.sample(&sample)?;
-            leader.device.download(tokens, &mut self.drawn, 0)?;
+            leader.device.download(tokens, &mut self.draws.output, 0)?;
             for (at, rank) in meeting(&self.stages).enumerate() {
-                leader.device.download(rank.failure()?, &mut self.drawn, (count + at) * 4)?;
+                leader.device.download(rank.failure()?, &mut self.draws.output, (count + at) * 4)?;
             }
             leader.known.record()?;
         }
-        self.packed = packed;
+        self.inputs.packed = packed;
         let follows = next.filter(|next| count > 0 && count == rows.len() && can_follow(rows, next));
         if let Some(next) = follows {
             self.put_drawn(next)?;
@@ -295,8 +315,8 @@ impl CudaExecutor {
             return Ok(Vec::new());
         }
         self.leader().known.synchronize()?;
-        self.draws = false;
-        let words: Vec<u32> = self.drawn.bytes().chunks_exact(4).map(word).collect();
+        self.draws.is_pending = false;
+        let words: Vec<u32> = self.draws.output.bytes().chunks_exact(4).map(word).collect();
         let (tokens, failures) = words.split_at(count);
         self.check_meetings(failures.iter().copied().take(meeting(&self.stages).count()))?;
         Ok(draw.rows.into_iter().zip(tokens.iter().copied()).collect())

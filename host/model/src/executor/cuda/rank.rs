@@ -106,7 +106,7 @@ impl Rank {
         if fits { Ok(self.workspace.slice().part(start..start + bytes)?) } else { Err(wide().into()) }
     }
 
-    /// Room for rows of activations.
+    /// A workspace range for rows of activations.
     fn rows(&self, range: &Range<usize>, rows: usize, width: usize) -> Result<Slice<'_>, ModelError> {
         self.workspace_slice(range, rows * width * ACTIVATION_BYTES)
     }

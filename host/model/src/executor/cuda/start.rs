@@ -13,12 +13,12 @@ use skep_kernels::cuda::device::{Device, Loaded};
 use skep_kernels::cuda::matmul::Weights;
 use skep_kernels::{Isa, KernelError};
 
-use super::CudaExecutor;
 use super::layout::{Layout, activation_of};
 use super::rank::{Rank, Shape};
 use super::step::{Attention, Cuts};
 use super::weights::DeviceWeights;
 use super::workspace::{Sizes, WorkspaceOffsets};
+use super::{CudaExecutor, DrawBuffers, Recordings, StepInputs};
 use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
@@ -170,29 +170,24 @@ impl<'a> CudaModel<'a> {
             finished.push(ranks.collect::<Result<Vec<_>, _>>()?);
         }
         let ranks = finished.iter().flatten().count();
-        let most_recordings =
+        let max_shapes =
             (plan.graph_bytes / ranks as u64 / 2 / RECORDING_BYTES).clamp(8, MOST_RECORDINGS) as usize;
         let leader = &finished[last][0];
         let most_inputs = leader.offsets.inputs.len();
         let draw = leader.offsets.draw.as_ref().map_or(0, |draw| draw.inputs.len());
-        let inputs = [leader.device.host_buffer(most_inputs)?, leader.device.host_buffer(most_inputs)?];
-        let (draw_input, drawn) = (
-            leader.device.host_buffer(draw)?,
-            leader.device.host_buffer((leader.sizes.logit_rows + ranks) * 4)?,
-        );
+        let buffers = [leader.device.host_buffer(most_inputs)?, leader.device.host_buffer(most_inputs)?];
+        let draws = DrawBuffers {
+            input: leader.device.host_buffer(draw)?,
+            output: leader.device.host_buffer((leader.sizes.logit_rows + ranks) * 4)?,
+            is_pending: false,
+        };
         let mut executor = CudaExecutor {
-            recordings: HashMap::new(),
+            recordings: Recordings { made: HashMap::new(), launched: HashSet::new(), max_shapes },
             stages: finished,
-            launched: HashSet::new(),
-            most_recordings,
             stalled: Cell::new(None),
             cuts,
-            inputs,
-            next_input: 0,
-            packed: Vec::new(),
-            draw_input,
-            draws: false,
-            drawn,
+            inputs: StepInputs { buffers, next: 0, packed: Vec::new() },
+            draws,
             logit_rows: 0,
             step: Batch::default(),
             ahead: None,

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_one_shape_have_their_arrays_in_the_same_places() {
+    fn steps_of_one_shape_have_their_arrays_at_the_same_offsets() {
         let step = |starts: &[usize]| {
             let sequences = starts.iter().map(|start| sequence(*start, &[5], LogitsWanted::Last)).collect();
             let mut bytes = Vec::new();
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn where_attention_has_one_order_every_row_is_of_a_tile_and_shapes_keep_their_places() {
+    fn where_attention_has_one_order_every_row_is_of_a_tile_and_shapes_keep_their_offsets() {
         let cuts = Cuts { attention: Attention::FixedOrder { split_keys: 512 }, ..cuts() };
         let mut bytes = Vec::new();
         let sequences = vec![
