@@ -9,11 +9,12 @@
 #include "device.cuh"
 
 constexpr int DECODE_WARPS = 4;
+constexpr uint32_t MAX_GROUP_HEADS = 8;
 
 // Number of query heads per block, as many as registers hold. A larger group has several blocks, which read the same keys
 // and values through the cache.
 template <int HEAD_SIZE>
-constexpr uint32_t GROUP = HEAD_SIZE > 128 ? 4 : 8;
+constexpr uint32_t GROUP = HEAD_SIZE > WIDE_HEAD ? MAX_GROUP_HEADS / 2 : MAX_GROUP_HEADS;
 
 // A split of one sequence's context.
 struct Split {

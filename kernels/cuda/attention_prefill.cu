@@ -17,12 +17,13 @@
 #include "ptx/mma.cuh"
 
 constexpr int TILE_ROWS = 64;
+constexpr int MAX_TILE_KEYS = 64;
 constexpr int PREFILL_WARPS = TILE_ROWS / 16;
 
 // Number of positions per tile. Wide heads have fewer, so that two tiles of keys and two of values fit into the 99 KiB that
 // every architecture has.
 template <int HEAD_SIZE>
-constexpr int KEYS = HEAD_SIZE > 128 ? 32 : 64;
+constexpr int KEYS = HEAD_SIZE > WIDE_HEAD ? MAX_TILE_KEYS / 2 : MAX_TILE_KEYS;
 
 // Up to 64 rows of one sequence.
 struct QueryTile {

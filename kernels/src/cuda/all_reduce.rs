@@ -1,11 +1,12 @@
 //! OutputFormat values over all ranks, through memory that all of them can access.
 
+use super::device_constants::device_constant;
 use super::{Activation, Address, Launch};
 use crate::KernelError;
 
 /// Maximum number of ranks, as in the kernel.
-pub const MAX_RANKS: usize = 8;
-pub const MAX_BLOCKS: u32 = 64;
+pub const MAX_RANKS: usize = device_constant!("all_reduce.cu", "MAX_RANKS") as usize;
+pub const MAX_BLOCKS: u32 = device_constant!("all_reduce.cu", "MAX_BLOCKS");
 const THREADS: u32 = 512;
 /// Size of the signals of each rank, which must be zero at first: for each block a barrier count, and one count for
 /// each rank.

@@ -2,11 +2,14 @@
 
 use std::ops::Range;
 
-use super::{Activation, Address, Launch, WARP};
+use super::device_constants::device_constant;
+use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
 use crate::KernelError;
 
-/// Number of warps per block, as in the kernel.
-const WARPS: u32 = 4;
+/// Number of warps per block.
+const WARPS: u32 = device_constant!("attention_decode.cu", "DECODE_WARPS");
+/// Number of query heads per block; half as many if they are wide.
+const MAX_GROUP_HEADS: u32 = device_constant!("attention_decode.cu", "MAX_GROUP_HEADS");
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 /// Minimum length of a split. Shorter splits cost more to join than they save.
 const MIN_SPLIT: u32 = 128;
@@ -106,7 +109,7 @@ fn splits_of(seen: &Range<u32>, length: u32) -> u32 {
 /// Returns the number of blocks per split, as in the kernel: for each key-value head, one block for as many of its query
 /// heads as registers hold.
 pub fn blocks_per_split(heads: u32, kv_heads: u32, head_size: u32) -> u32 {
-    let group = if head_size > 128 { 4 } else { 8 };
+    let group = if head_size > WIDE_HEAD { MAX_GROUP_HEADS / 2 } else { MAX_GROUP_HEADS };
     kv_heads * (heads / kv_heads.max(1)).div_ceil(group)
 }
 

@@ -1,13 +1,14 @@
 //! Causal attention of prompt rows over paged keys and values, with tensor cores.
 
-use super::{Activation, Address, Launch, WARP};
+use super::device_constants::device_constant;
+use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
 use crate::KernelError;
 
-/// Number of query rows per tile, as in the kernel.
-const TILE_ROWS: u32 = 64;
-const PAD: u32 = 8;
+/// Number of query rows per tile.
+const TILE_ROWS: u32 = device_constant!("attention_prefill.cu", "TILE_ROWS");
+const PAD: u32 = device_constant!("attention_prefill.cu", "PAD");
 /// Maximum number of keys per tile.
-pub const TILE_KEYS: u32 = 64;
+pub const TILE_KEYS: u32 = device_constant!("attention_prefill.cu", "MAX_TILE_KEYS");
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 
 #[repr(C)]
@@ -182,7 +183,7 @@ pub fn launch(
     })?;
     let order = if split > 0 { "ordered" } else { "prefill" };
     let name = format!("attention_{order}_{head_size}_{}", activation.suffix());
-    let tile_keys = if head_size > 128 { TILE_KEYS / 2 } else { TILE_KEYS };
+    let tile_keys = if head_size > WIDE_HEAD { TILE_KEYS / 2 } else { TILE_KEYS };
     let shared_bytes = (TILE_ROWS + 4 * tile_keys) * (head_size + PAD) * 2;
     Ok(Launch { shared_bytes, ..Launch::new(name, [tiles, heads, 1], TILE_ROWS / 16 * WARP) })
 }

@@ -13,6 +13,7 @@ pub mod compile;
 mod cubin_cache;
 pub mod cublas_lt;
 pub mod device;
+mod device_constants;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
 mod emulated;
@@ -46,9 +47,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::KernelError;
+use device_constants::device_constant;
 
 /// Number of threads per warp.
-const WARP: u32 = 32;
+const WARP: u32 = device_constant!("device.cuh", "WARP");
+
+/// Attention processes half as many query heads or keys at a time if heads have more values than this.
+const WIDE_HEAD: u32 = device_constant!("device.cuh", "WIDE_HEAD");
 
 /// An address on the device. 0 means that there is none.
 #[repr(transparent)]
