@@ -31,7 +31,7 @@ impl Random<'_> {
     /// Returns a uniformly random number of the range: `cx.random().number(1..=6)`.
     ///
     /// # Panics
-    /// If the range is empty.
+    /// Panics if the range is empty.
     pub fn number(&self, range: RangeInclusive<u32>) -> u32 {
         let (first, last) = range.into_inner();
         assert!(first <= last, "the range from {first} to {last} is empty");

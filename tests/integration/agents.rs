@@ -1,4 +1,4 @@
-//! Agents over HTTP: deploying, turns, state, conversations, tools, triggers, and what survives a restart.
+//! Agents over HTTP: deployment, turns, state, conversations, tools, triggers, and restarts.
 
 use crate::harness::{Host, example, guest, repository, shared};
 use serde_json::{Value, json};
@@ -21,14 +21,14 @@ async fn an_agent_is_deployed_listed_invoked_and_deleted() {
     let (_, sessions) = host.get("/v1/agents/life-cycle/sessions").await;
     assert_eq!(sessions["data"][0]["id"], "s", "{sessions}");
     assert_eq!(host.delete("/v1/agents/life-cycle/sessions/s").await.0, 204);
-    assert_eq!(host.message("life-cycle", "s", "new").await.1["turn"], 1, "a deleted session begins anew");
+    assert_eq!(host.message("life-cycle", "s", "new").await.1["turn"], 1, "a deleted session starts over");
     assert_eq!(host.delete("/v1/agents/life-cycle").await.0, 204);
     let (status, gone) = host.message("life-cycle", "s", "hello").await;
     assert_eq!((status, gone["error"]["code"].as_str()), (404, Some("agent_not_found")), "{gone}");
 }
 
 #[tokio::test]
-async fn state_is_committed_with_the_turn_and_not_without_it() {
+async fn state_is_committed_only_with_its_turn() {
     let host = shared();
     assert_eq!(host.deploy_guest("state", "stateful", "").await.0, 201);
     let say = async |session: &str, text: &str| host.message("stateful", session, text).await;
@@ -47,7 +47,7 @@ async fn state_is_committed_with_the_turn_and_not_without_it() {
 }
 
 #[tokio::test]
-async fn one_session_takes_one_turn_at_a_time_and_loses_none() {
+async fn one_session_runs_one_turn_at_a_time_and_loses_none() {
     let host = shared();
     assert_eq!(host.deploy_guest("state", "counter", "").await.0, 201);
     let turns = futures::future::join_all((0..16).map(|_| host.message("counter", "s", "increment n"))).await;
@@ -73,7 +73,7 @@ async fn a_session_survives_a_restart_with_its_exact_tokens() {
     assert_eq!(before["messages"], after["messages"]);
     let second = host.ok(path, ask("What is my name?")).await;
     assert_eq!(second["turn"], 2);
-    // The second prompt begins with the first one and its answer, token for token.
+    // The second prompt starts with the first prompt and its answer, token for token.
     let usage = |answer: &Value, key: &str| answer["usage"][key].as_u64().unwrap();
     assert!(
         usage(&second, "prompt_tokens") > usage(&first, "prompt_tokens") + usage(&first, "completion_tokens")
@@ -173,7 +173,7 @@ async fn an_agent_is_a_model_of_the_chat_route() {
 }
 
 #[tokio::test]
-async fn two_generations_of_one_turn_run_at_once_and_a_stream_equals_its_text() {
+async fn two_generations_of_one_turn_run_concurrently_and_a_stream_equals_its_text() {
     let host = shared();
     assert_eq!(host.deploy_guest("two_at_once", "two", "").await.0, 201);
     let (status, answer) = host.message("two", "s", "go").await;
@@ -182,7 +182,7 @@ async fn two_generations_of_one_turn_run_at_once_and_a_stream_equals_its_text() 
     let (status, answer) = host.message("streamer", "s", "Say hello.").await;
     assert_eq!(status, 200, "{answer}");
     assert!(!answer["text"].as_str().unwrap().is_empty());
-    assert_eq!(answer["data"]["same"], true, "the pieces of the stream make the text: {answer}");
+    assert_eq!(answer["data"]["same"], true, "the chunks of the stream add up to the text: {answer}");
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ fn guests_are_components_without_wasi() {
     let component = guest("noop");
     let text = String::from_utf8_lossy(&component);
     assert!(text.contains("skep:agent/handler@0.1.0"));
-    assert!(!text.contains("wasi:"), "a guest asks for nothing that it was not granted");
+    assert!(!text.contains("wasi:"), "a guest imports nothing that it was not granted");
 }
 
 fn parse(data: &str) -> Value {

@@ -1,4 +1,4 @@
-//! Calls of an agent's own tools that people decide about, over HTTP, and on a host that is killed meanwhile.
+//! Calls of an agent's own tools that need approval, over HTTP, and on a host that is killed in the meantime.
 
 use crate::{
     durability::Process,
@@ -24,12 +24,12 @@ async fn start_with(host: &Host, agent: &str, manifest: &str, session: &str, tex
     let path = format!("/v1/agents/{agent}/sessions/{session}/messages?detach=true");
     let (status, accepted) = host.post(&path, json!({ "text": text })).await;
     assert_eq!(status, 202, "{accepted}");
-    accepted["events_url"].as_str().expect("an address").to_owned()
+    accepted["events_url"].as_str().expect("a URL").to_owned()
 }
 
-/// The data of the first event of this name.
+/// Returns the data of the first event with this name.
 async fn event(host: &Host, events_url: &str, name: &str) -> Value {
-    let mut response = client().get(host.at(events_url)).send().await.expect("there");
+    let mut response = client().get(host.at(events_url)).send().await.expect("the events are there");
     let (mut body, name) = (String::new(), format!("event: {name}\n"));
     loop {
         let found = body.split("\n\n").find(|event| event.contains(&name) && event.contains("data: "));
@@ -43,7 +43,7 @@ async fn event(host: &Host, events_url: &str, name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_models_call_waits_until_somebody_approves_it_and_is_made_once() {
+async fn a_models_call_waits_for_approval_and_is_made_once() {
     let host = shared();
     let events = start(host, "payer", "yes").await;
     let asked = event(host, &events, "approval_required").await;
@@ -83,7 +83,7 @@ async fn a_models_call_waits_until_somebody_approves_it_and_is_made_once() {
 }
 
 #[tokio::test]
-async fn a_denied_call_is_told_to_the_model_with_the_reason() {
+async fn a_denied_call_gives_the_model_the_reason() {
     let host = shared();
     let events = start(host, "payer", "no").await;
     let asked = event(host, &events, "approval_required").await;
@@ -94,7 +94,7 @@ async fn a_denied_call_is_told_to_the_model_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_guest_that_does_not_ask_may_not_answer_the_call() {
+async fn a_guest_cannot_answer_a_call_without_approval() {
     let host = shared();
     host.deploy_guest("toolcall", "sneak", "").await;
     let (status, answer) = host.message("sneak", "s", "sneak").await;
@@ -103,7 +103,7 @@ async fn a_guest_that_does_not_ask_may_not_answer_the_call() {
     assert!(message.contains("calls of tool \"pay\" need a person's approval"), "{message}");
 }
 
-/// What `skep approval …` prints.
+/// Runs `skep approval …` and returns its output.
 async fn approval(url: &str, arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
     command.arg("approval").args(arguments).args(["--url", url]).stdin(Stdio::null());
@@ -112,7 +112,7 @@ async fn approval(url: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A server that counts what it is sent, whatever becomes of the host.
+/// Starts a server that counts payments, independently of the host.
 fn till() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/till", listener.local_addr().unwrap());
@@ -123,7 +123,7 @@ fn till() -> (String, Arc<AtomicUsize>) {
             let mut stream = stream.unwrap();
             let mut lines = BufReader::new(&mut stream).lines().map_while(Result::ok);
             let is_post = lines.next().is_some_and(|line| line.starts_with("POST /till "));
-            // The head has to be whole; there is no body.
+            // The request head must be complete; there is no body.
             if is_post && lines.any(|line| line.is_empty()) {
                 counted.fetch_add(1, Ordering::AcqRel);
             }
@@ -134,7 +134,7 @@ fn till() -> (String, Arc<AtomicUsize>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_person_was_asked_survives_a_kill_and_is_done_once_when_it_is_approved() {
+async fn a_pending_approval_survives_a_kill_and_its_call_is_made_once() {
     let (data, (till, count)) = (tempfile::tempdir().unwrap(), till());
     let config = data.path().join("skep.toml");
     let reaches_this_machine = "[grants]\nhosts = [\"*\"]\n[outbound]\nallow_private = [\"127.0.0.0/8\"]\n";
@@ -160,23 +160,24 @@ async fn what_a_person_was_asked_survives_a_kill_and_is_done_once_when_it_is_app
     assert_eq!((&listed[0]["tool"], &listed[0]["arguments"]), (&json!("pay"), &asked["arguments"]));
     let approved = approval(&host.url, &["approve", asked["id"].as_str().unwrap()]).await;
     assert_eq!(approved, "approved: pay of payer\n");
-    // Perhaps before the call was made, perhaps after.
+    // Kill the host at a random moment, before or after the call.
     process.kill();
 
     let (host, process) = start().await;
     let done = event(&host, &events, "done").await;
     assert_eq!(done["tool_calls"].as_array().unwrap().len(), 1, "{done}");
     let (call, paid) = (&done["tool_calls"][0], count.load(Ordering::Acquire));
-    // If the host was killed while the request was under way, nobody knows whether it came; it is never made again.
+    // If the host was killed while the request was in flight, it is unknown whether the request arrived; it
+    // is never repeated.
     let is_interrupted =
         call["error"].as_str().is_some_and(|error| error.contains("unknown whether the server acted on it"));
     assert!(paid == 1 || paid == 0 && is_interrupted, "{paid} payments: {done}");
-    // The model may have written it as 10.0.
+    // The model may have written the amount as 10.0.
     let is_paid = call["result"].as_f64().is_some_and(|paid| asked["arguments"]["cents"] == paid);
     assert!(is_interrupted || is_paid, "{done}");
-    assert_eq!(approval(&host.url, &["list"]).await, "nothing waits for approval\n");
+    assert_eq!(approval(&host.url, &["list"]).await, "no calls wait for approval\n");
     let (status, exported) = host.get("/v1/agents/payer/sessions/s/export").await;
-    // In base64.
+    // The values are base64.
     let paid_once = json!("MQ==");
     assert_eq!(
         (status, &exported["state"]["paid"], &exported["turns"]),

@@ -1,4 +1,5 @@
-//! A backup of a host under load, the host's end, and what the restored one knows, delivers and tells.
+//! A backup of a host under load, the end of that host, and the state, deliveries and replies of the restored
+//! host.
 
 use crate::{
     durability::{Process, tiny_model},
@@ -25,16 +26,16 @@ use std::{
 
 const MANIFEST: &str = "name = \"counted\"\n[grants]\nevents = [\"counted.*\"]\n\
     [[trigger.event]]\ntopic = \"counted.session\"\nsession = \"{data.session}\"\n";
-/// What the agent `payer` calls, once somebody has agreed.
+/// The call that the agent `payer` makes after approval.
 const PAYMENT: &str = "agent:bank/pay {\"cents\": 5}";
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Alarms that are set before a backup ring after it, unless the machine is very slow.
+/// Delay of alarms that are set before a backup and due after it, unless the machine is very slow.
 const ALARM_AFTER: Duration = Duration::from_secs(15);
 
-/// Where webhooks go: outside of every host.
+/// A receiver of webhooks, outside of every host.
 #[derive(Clone, Default)]
 struct Receiver {
-    /// Messages that were taken, by their ids: for each time whether it said that it was restored.
+    /// Accepted messages by id, with the `restored` flag of each delivery.
     taken: Arc<Mutex<BTreeMap<String, Vec<bool>>>>,
     refuses: Arc<AtomicBool>,
 }
@@ -64,7 +65,7 @@ async fn take(State(receiver): State<Receiver>, headers: HeaderMap, body: Bytes)
     StatusCode::OK
 }
 
-/// Waits for a condition.
+/// Waits until a condition holds.
 async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let over = async {
         while !holds().await {
@@ -89,7 +90,7 @@ async fn started(model: &Path, data: &Path, config: &Path) -> (Process, Host) {
     (process, host)
 }
 
-/// Sends a message with a key; the turn that it is, if the host is there.
+/// Sends a message with an idempotency key and returns its turn, or `None` if the host is down.
 async fn keyed(url: &str, session: &str, key: &str, text: &str) -> Option<(u16, Value)> {
     let path = format!("{url}/v1/agents/counted/sessions/{session}/messages");
     let answer =
@@ -107,7 +108,7 @@ async fn event(host: &Host, number: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_again_without_a_word() {
+async fn a_backup_under_load_contains_acknowledged_work_and_marks_redeliveries() {
     let folder = tempfile::tempdir().unwrap();
     let model = tempfile::tempdir().unwrap();
     tiny_model(model.path());
@@ -132,12 +133,12 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     let (status, answer) = host.post("/v1/webhooks", json!({"url": hook, "topics": ["counted.*"]})).await;
     assert!((200..300).contains(&status), "{answer}");
 
-    // Delivered before the backup.
+    // These are delivered before the backup.
     for number in 0..3 {
         event(&host, number).await;
     }
     until("three messages", async || receiver.taken().len() == 3).await;
-    // On their way at the backup.
+    // These are in flight at the time of the backup.
     receiver.refuses.store(true, Ordering::Relaxed);
     for number in 3..6 {
         event(&host, number).await;
@@ -148,7 +149,7 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     let payment = accepted["turn_id"].as_str().unwrap().to_owned();
     until("a question", async || host.get("/v1/approvals").await.1["data"][0]["id"].is_string()).await;
 
-    // Meanwhile others go on.
+    // In the meantime, other clients continue.
     let (ends, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
     let load: Vec<_> = (0..3)
         .map(|client| {
@@ -175,18 +176,18 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     let (data, backup) = (at("data"), at("backup"));
     let (done, said) = skep(&["backup", backup.to_str().unwrap(), "--data", data.to_str().unwrap()]).await;
     assert!(done, "{said}");
-    assert!(said.contains("3 agents") && said.contains("open turns, 3 events on their way"), "{said}");
+    assert!(said.contains("3 agents") && said.contains("open turns, 3 undelivered events"), "{said}");
     let is_before_alarms = alarms_set_at.elapsed() < ALARM_AFTER;
     let during = acknowledged.lock().unwrap().len();
     until("a load that went on", async || acknowledged.lock().unwrap().len() > during + 5).await;
 
-    // Delivered after the backup.
+    // These are delivered after the backup.
     receiver.refuses.store(false, Ordering::Relaxed);
     until("six messages", async || receiver.taken().len() == 6).await;
     ends.store(true, Ordering::Relaxed);
     process.kill();
     for client in load {
-        client.await.expect("every answer was good");
+        client.await.expect("every answer succeeded");
     }
     let delivered = receiver.taken();
 
@@ -205,19 +206,19 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
         );
         assert_eq!(again["data"], turn["data"], "{key}");
     }
-    // What is held comes before what is new, if it comes at all.
+    // Held messages would arrive before new ones, if they arrived at all.
     event(&host, 6).await;
     until("a new message", async || receiver.taken().len() == 7).await;
     let (_, held) = host.get("/v1/held").await;
     assert_eq!((&held["deliveries"], &held["is_restored"]), (&json!(3), &json!(true)));
-    // The payment, and messages of the load that were under way.
+    // The payment, and messages of the load that were in flight.
     let turns = held["turns"].as_u64().unwrap();
     assert!((1..=4).contains(&turns), "{held}");
     if is_before_alarms {
         assert_eq!(held["schedules"], 3, "{held}");
     }
     for (id, times) in &delivered {
-        assert_eq!(&receiver.taken()[id], times, "nothing comes again by itself");
+        assert_eq!(&receiver.taken()[id], times, "nothing is redelivered automatically");
     }
     let (status, refused) = host.message("payer", "held", PAYMENT).await;
     assert_eq!((status, &refused["error"]["code"]), (409, &json!("held_since_restore")), "{refused}");
@@ -225,11 +226,11 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     assert_eq!(host.delete(&turn).await.1["error"]["code"], "held_since_restore");
 
     let (done, said) = skep(&["held", "resume", "--url", &host.url]).await;
-    assert!(done && said.contains(&format!("going on with {turns} turns, 3 events")), "{said}");
+    assert!(done && said.contains(&format!("resumed {turns} turns, 3 events")), "{said}");
     until("the rest", async || receiver.taken().values().map(Vec::len).sum::<usize>() == 10).await;
     for (id, times) in receiver.taken() {
         let told = times.iter().filter(|restored| **restored).count();
-        assert_eq!(times.len() - told, 1, "{id} came again without a word: {times:?}");
+        assert_eq!(times.len() - told, 1, "{id} was redelivered without the flag: {times:?}");
     }
     let (_, approvals) = host.get("/v1/approvals").await;
     let approval = format!("/v1/approvals/{}", approvals["data"][0]["id"].as_str().unwrap());
@@ -245,7 +246,7 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     assert!(!done && said.contains("nothing is held"), "{said}");
     process.kill();
 
-    // The other decision.
+    // Now drop the held work instead.
     let dropped = at("dropped");
     let (done, said) =
         skep(&["restore", backup.to_str().unwrap(), "--data", dropped.to_str().unwrap()]).await;
@@ -263,11 +264,11 @@ async fn a_backup_under_load_has_what_was_acknowledged_and_delivers_nothing_agai
     assert_eq!(letters["data"].as_array().unwrap().len(), 3, "{letters}");
     let (status, detached) =
         host.post("/v1/agents/payer/sessions/held/messages?detach=true", json!({"text": PAYMENT})).await;
-    assert_eq!(status, 202, "the session takes messages again: {detached}");
+    assert_eq!(status, 202, "the session accepts messages again: {detached}");
     process.kill();
 }
 
-/// A key that was never sent.
+/// Returns a key that was never used before.
 fn uuid() -> String {
     format!("{:?}", std::time::SystemTime::now()).replace(|c: char| !c.is_ascii_alphanumeric(), "")
 }

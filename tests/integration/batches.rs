@@ -1,6 +1,7 @@
-//! Batches from outside: a real host is killed with a full queue and started again, and `skep ai` fills and reads one.
+//! Batches from outside: a host is killed with a full queue and restarted, and `skep ai` fills and reads a
+//! queue.
 //!
-//! Answers are drawn at random and without a seed, so an answer that was made twice would show.
+//! Answers are sampled without a seed, so an answer that was generated twice would differ.
 
 use crate::{
     durability::{Process, deploy_ledger, tiny_model},
@@ -21,7 +22,7 @@ async fn post(url: &str, body: &Value) -> Value {
     envelope["result"].clone()
 }
 
-/// What one has to ask for the results of a batch.
+/// Everything that is needed to request the results of a batch.
 struct Batch {
     id: String,
     model: &'static str,
@@ -29,7 +30,7 @@ struct Batch {
 }
 
 async fn queue(url: &str, name: usize) -> Batch {
-    // Every fourth one is an agent's.
+    // Every fourth batch is for an agent.
     let model = if name % 4 == 3 { "agent:ledger" } else { "default" };
     let request = |item: usize| {
         let mut request =
@@ -46,7 +47,7 @@ async fn queue(url: &str, name: usize) -> Batch {
     Batch { id: queued["request_id"].as_str().unwrap().to_owned(), model, name }
 }
 
-/// The responses of those that have ended.
+/// Returns the responses of the batches that have finished.
 async fn ended(url: &str, batches: &[Batch]) -> BTreeMap<String, Value> {
     let mut ended = BTreeMap::new();
     for batch in batches {
@@ -59,7 +60,7 @@ async fn ended(url: &str, batches: &[Batch]) -> BTreeMap<String, Value> {
 }
 
 #[tokio::test]
-async fn a_host_that_is_killed_with_a_full_queue_answers_each_item_once() {
+async fn a_host_killed_with_a_full_queue_answers_each_item_once() {
     let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     tiny_model(model.path());
     let start = || {
@@ -72,7 +73,7 @@ async fn a_host_that_is_killed_with_a_full_queue_answers_each_item_once() {
     for name in 0..BATCHES {
         batches.push(queue(&process.url, name).await);
     }
-    // What was told before a kill has to be what is told after it.
+    // Responses seen before a kill must be the same after it.
     let mut told: BTreeMap<String, Value> = BTreeMap::new();
     for kill in 0..=KILLS {
         let enough = BATCHES * kill as usize / KILLS as usize;
@@ -100,7 +101,7 @@ async fn a_host_that_is_killed_with_a_full_queue_answers_each_item_once() {
             let result = &response["result"];
             match batch.model {
                 "default" => assert_eq!(result["usage"]["completion_tokens"], TOKENS),
-                // Its session has seen this message and no other, however often the host was killed.
+                // The session has seen this message and no other, regardless of the number of kills.
                 _ => assert_eq!(result["data"], json!([format!("{}-{index}", batch.name)])),
             }
         }

@@ -1,4 +1,4 @@
-//! The benchmarks that drive a server: what they count, and that they fail when the server does.
+//! The benchmarks that use a server: their counts, and their failure when the server fails.
 
 use crate::{durability::tiny_model, harness::shared};
 use serde_json::Value;
@@ -16,7 +16,7 @@ fn bench(arguments: &[&str]) -> (Output, Value) {
 }
 
 #[test]
-fn agents_work_is_counted_and_their_calls_are_checked() {
+fn the_agents_benchmark_counts_work_and_checks_calls() {
     let url = format!("{}/v1", shared().url);
     let small = ["--sessions", "2", "--turns", "1", "--concurrency", "2", "--answer-tokens", "4"];
     let (output, report) = bench(&[&["agents", "--url", &url, "--rounds", "2"], small.as_slice()].concat());
@@ -28,7 +28,8 @@ fn agents_work_is_counted_and_their_calls_are_checked() {
         assert!(round["output_tokens"].as_u64().unwrap() >= 2 * 4, "{round}");
         assert!(round["first_token_ms"]["p50"].as_f64().unwrap() > 0.0, "{round}");
     }
-    // Of a second round's first requests all but the visitor's own words is in the cache, of its others more.
+    // In the first requests of the second round, everything except the visitor's own words is cached. In
+    // later requests even more is cached.
     let share = rounds[1]["cached_share"].as_f64().unwrap();
     assert!((0.9..1.0).contains(&share), "{share}");
 }
@@ -56,13 +57,13 @@ fn a_server_whose_calls_break_their_schema_fails_the_benchmark() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_an_error_of_its_own() {
+fn an_unreachable_server_has_its_own_exit_code() {
     let (output, report) = bench(&["agents", "--url", "http://127.0.0.1:9/v1"]);
     assert_eq!((output.status.code(), report), (Some(3), Value::Null));
 }
 
 #[test]
-fn a_host_that_is_killed_under_everything_at_once_loses_and_doubles_nothing() {
+fn a_host_killed_under_mixed_load_loses_and_duplicates_nothing() {
     let model = tempfile::tempdir().unwrap();
     tiny_model(model.path());
     let small = ["crash", "--kills", "6", "--minutes", "5", "--workers", "4", "--seed", "2026", "--model"];
@@ -73,7 +74,7 @@ fn a_host_that_is_killed_under_everything_at_once_loses_and_doubles_nothing() {
 }
 
 #[test]
-fn every_kind_of_damage_is_stopped_by_its_own_limit() {
+fn every_kind_of_attack_is_stopped_by_its_own_limit() {
     let (output, report) = bench(&["neighbours", "--turns", "100", "--attackers", "1"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let stopped_by = [
@@ -90,7 +91,7 @@ fn every_kind_of_damage_is_stopped_by_its_own_limit() {
     assert!(report["alone"]["p99_us"].as_f64().unwrap() > 0.0);
 }
 
-/// Runs `skep bench tools` on the processor.
+/// Runs `skep bench tools` on the CPU.
 fn bench_tools(arguments: &[&str]) -> (Output, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
     command.args(["bench", "tools", "--device", "cpu", "--json", "-"]).args(arguments).stdin(Stdio::null());
@@ -99,9 +100,9 @@ fn bench_tools(arguments: &[&str]) -> (Output, Value) {
     (output, report)
 }
 
-/// A fifth of the cases in every spelling; `skep bench tools --spelling every --check` asks all 600.
+/// Runs a fifth of the cases in every spelling; `skep bench tools --spelling every --check` runs all 600.
 #[test]
-fn a_constraint_that_does_not_bind_changes_nothing() {
+fn a_constraint_that_accepts_an_answer_does_not_change_it() {
     let (output, report) = bench_tools(&["--spelling", "every", "--limit", "24", "--concurrency", "8"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let cases = report["cases"].as_array().unwrap();
@@ -112,9 +113,9 @@ fn a_constraint_that_does_not_bind_changes_nothing() {
     };
     let count = |name: &str| report["changes"][name].as_u64().unwrap();
     let valid = cases.len() as u64 - count("free_is_invalid");
-    assert!(valid >= 60, "{valid} free answers are valid: too few to say anything");
+    assert!(valid >= 60, "only {valid} free answers are valid, which is too few");
     assert_eq!(of("text"), Vec::<String>::new(), "accepted free answers that the constraint changed");
-    assert_eq!(of("tokens"), Vec::<String>::new(), "the same text in other tokens");
+    assert_eq!(of("tokens"), Vec::<String>::new(), "the same text with different tokens");
     let outside = count("escape") + count("white_space") + count("markup");
     assert!(
         100 * outside <= 2 * valid,
@@ -130,7 +131,7 @@ fn a_constraint_that_does_not_bind_changes_nothing() {
             "{case}"
         );
     }
-    // The mask is worth something: it makes more answers right.
+    // The mask is useful: it makes more answers right.
     assert!(!report["won"].as_array().unwrap().is_empty(), "{}", report["total"]);
 }
 

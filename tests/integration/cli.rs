@@ -51,12 +51,12 @@ fn every_command_explains_itself() {
         assert!(help.contains(command), "--help does not mention {command}");
         let output = skep(&[command, "--help"]);
         assert!(output.status.success(), "{command} --help");
-        assert!(text(&output.stdout).lines().count() > 3, "{command} --help teaches nothing");
+        assert!(text(&output.stdout).lines().count() > 3, "{command} --help is too short");
     }
 }
 
 #[test]
-fn kernels_that_cannot_be_compiled_or_found_say_what_is_missing() {
+fn missing_kernels_and_compilers_are_named_in_the_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     let failed = |output: Output, code: i32| {
@@ -78,7 +78,7 @@ fn kernels_that_cannot_be_compiled_or_found_say_what_is_missing() {
 }
 
 #[test]
-fn wrong_usage_and_an_absent_server_have_their_own_exit_codes() {
+fn wrong_usage_and_an_unreachable_server_have_their_own_exit_codes() {
     assert_eq!(skep(&["no-such-command"]).status.code(), Some(2));
     let output = skep(&["list", "--url", "http://127.0.0.1:9"]);
     assert_eq!(output.status.code(), Some(3));
@@ -102,7 +102,7 @@ fn tiny_models_of_every_architecture_verify() {
 }
 
 #[test]
-fn a_model_divided_among_ranks_verifies_or_says_what_can_divide_it() {
+fn a_sharded_model_verifies_or_lists_the_possible_divisions() {
     let folder = repository().join("tests/fixtures/tiny/qwen3-qknorm");
     let verify = |flags: &[&str]| skep(&[&["model", "verify", folder.to_str().unwrap()], flags].concat());
     for flags in [["--tp", "4", "--pp", "1"], ["--tp", "2", "--pp", "3"]] {
@@ -110,8 +110,8 @@ fn a_model_divided_among_ranks_verifies_or_says_what_can_divide_it() {
         assert!(output.status.success(), "{flags:?}: {}", text(&output.stderr));
     }
     for (flags, problem) in [
-        (["--tp", "3"], "3 does not divide the 4 attention heads; possible: 1, 2, 4"),
-        (["--pp", "4"], "4 stages cannot divide 3 layers; possible: 1 to 3"),
+        (["--tp", "3"], "3 does not divide the 4 attention heads; possible values: 1, 2, 4"),
+        (["--pp", "4"], "3 layers cannot be divided into 4 stages; possible values: 1 to 3"),
     ] {
         let output = verify(&flags);
         assert_eq!(output.status.code(), Some(1));
@@ -159,15 +159,15 @@ fn sigterm_lets_a_running_stream_finish() {
         .find_map(|line| {
             line.split_whitespace().find(|word| word.starts_with("http://127.0.0.1")).map(str::to_owned)
         })
-        .expect("`skep up` prints where it listens");
+        .expect("`skep up` prints its URL");
     let url = url.trim_end_matches(['/', '.', ',']).to_owned();
     let finished = tokio::runtime::Runtime::new().unwrap().block_on(async {
         let agent = client().get(format!("{url}/v1/agents/hello")).send().await.unwrap();
-        assert_eq!(agent.status(), 200, "the agent that was named is there when the server answers");
+        assert_eq!(agent.status(), 200, "the named agent is deployed when the server answers");
         let request = json!({"prompt": "One, two,", "max_tokens": 60, "ignore_eos": true, "stream": true});
         let mut response =
             client().post(format!("{url}/v1/completions")).json(&request).send().await.unwrap();
-        let mut body = response.chunk().await.unwrap().expect("it began").to_vec();
+        let mut body = response.chunk().await.unwrap().expect("the stream has started").to_vec();
         let pid = server.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         while let Some(chunk) = response.chunk().await.unwrap() {
@@ -180,7 +180,7 @@ fn sigterm_lets_a_running_stream_finish() {
 }
 
 #[tokio::test]
-async fn an_agent_with_tools_is_talked_to_and_what_it_calls_is_shown() {
+async fn chat_shows_the_tool_calls_of_an_agent() {
     let host = shared();
     assert_eq!(host.deploy_guest("toolcall", "talked-to", "").await.0, 201);
     let mut chat = Command::new(env!("CARGO_BIN_EXE_skep"));
@@ -201,7 +201,7 @@ async fn an_agent_with_tools_is_talked_to_and_what_it_calls_is_shown() {
 }
 
 #[tokio::test]
-async fn an_agent_is_deleted_once_that_is_meant_and_is_then_not_found_by_any_command() {
+async fn deleting_an_agent_needs_confirmation_and_removes_it_for_all_commands() {
     let host = shared();
     assert_eq!(host.deploy_guest("noop", "short-lived", "").await.0, 201);
     for session in ["a", "b"] {

@@ -1,4 +1,4 @@
-//! Structured output over HTTP: what is finished conforms, what cannot be compiled is refused.
+//! Structured output over HTTP: finished output conforms, and invalid constraints are refused.
 
 use crate::harness::{content, shared};
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ async fn a_schema_is_met_at_any_temperature() {
 }
 
 #[tokio::test]
-async fn a_bare_schema_and_a_json_object_are_understood() {
+async fn accepts_a_bare_schema_and_a_json_object() {
     let bare = json!({"response_format": {"type": "json_schema", "json_schema":
         {"type": "object", "required": ["ok"], "properties": {"ok": {"type": "boolean"}}, "additionalProperties": false}},
         "max_tokens": 30});
@@ -31,7 +31,7 @@ async fn a_bare_schema_and_a_json_object_are_understood() {
 }
 
 #[tokio::test]
-async fn a_schema_that_cannot_be_compiled_is_a_400_that_says_why() {
+async fn an_invalid_schema_is_a_400_with_the_reason() {
     for (schema, names) in [
         (json!({"type": "object", "properties": {"a": {"type": "nonsense"}}}), "nonsense"),
         (json!({"$ref": "https://example.com/other.json"}), "https://example.com/other.json"),
@@ -49,8 +49,8 @@ async fn a_schema_that_cannot_be_compiled_is_a_400_that_says_why() {
 }
 
 #[tokio::test]
-async fn a_value_that_a_mask_cannot_enforce_is_valid_all_the_same() {
-    // The model would name the same colour twice, and is not let.
+async fn values_that_masks_cannot_enforce_are_valid_too() {
+    // The model would name the same color twice, but the host prevents it.
     let schema = json!({"type": "object", "required": ["colours"], "additionalProperties": false, "vendor-note": 1,
         "properties": {"colours": {"type": "array", "minItems": 3, "maxItems": 3, "uniqueItems": true,
                                    "format": "palette", "items": {"enum": ["red", "green", "blue"]}}}});
@@ -68,7 +68,7 @@ async fn a_value_that_a_mask_cannot_enforce_is_valid_all_the_same() {
         assert_eq!(colours, ["blue", "green", "red"], "{answer}");
         taken_back += answer["usage"]["completion_tokens_details"]["taken_back_tokens"].as_u64().unwrap_or(0);
     }
-    assert!(taken_back > 0, "none of the answers had to be taken back, so nothing was shown");
+    assert!(taken_back > 0, "no answer had to be taken back, so the test shows nothing");
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn a_required_tool_is_called_with_arguments_that_conform() {
 }
 
 #[tokio::test]
-async fn a_schema_output_cut_off_says_length() {
+async fn truncated_schema_output_finishes_with_length() {
     let schema = json!({"type": "string", "minLength": 200, "maxLength": 300});
     let answer = chat(json!({"max_tokens": 5, "response_format":
         {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}))

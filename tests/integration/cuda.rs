@@ -1,5 +1,5 @@
-//! The default model on a GPU, where there is one: what it finds likeliest is what the processor finds likeliest, whole and divided
-//! among ranks on one device. `SKEP_REQUIRE_GPU=1` makes the absence of a GPU a failure.
+//! The default model on a GPU, if there is one: its most likely tokens are those of the CPU, on one device
+//! and divided among ranks on that device. `SKEP_REQUIRE_GPU=1` makes the absence of a GPU a failure.
 
 use std::path::PathBuf;
 
@@ -13,11 +13,11 @@ use crate::harness::model_path;
 
 const PROMPT: &str = "The three laws of thermodynamics describe how heat, work and temperature behave. In short, energy is \
                       neither made nor lost, entropy never falls, and nothing gets as cold as";
-/// Of activations with eight bits, as a share of the largest logit.
+/// Rounding bound for 8-bit activations, as a share of the largest logit.
 const BOUND: f32 = 0.05;
 
 #[test]
-fn greedy_tokens_on_a_gpu_are_those_of_the_processor_within_rounding() {
+fn greedy_tokens_on_a_gpu_match_the_cpu_within_rounding() {
     if let Err(reason) = gpu::probe() {
         assert!(std::env::var_os("SKEP_REQUIRE_GPU").is_none_or(|value| value != "1"), "{reason}");
         eprintln!("skipped: {reason}");
@@ -43,9 +43,10 @@ fn likeliest(logits: &[f32]) -> usize {
     logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(token, _)| token)
 }
 
-/// Of every token of the prompt: the first half at once, the others one by one.
+/// Returns the logits of every token of the prompt. The first half is computed at once, the rest token by
+/// token.
 fn logits(device: &str, tensor_parallel: usize, pipeline_parallel: usize) -> Vec<Vec<f32>> {
-    // Kernels are compiled once for all of these.
+    // The kernels are compiled once for all calls.
     let cache = Box::leak(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cubins").into_boxed_path());
     let options = ExecutorOptions {
         device: device.parse().unwrap(),

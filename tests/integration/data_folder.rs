@@ -1,4 +1,5 @@
-//! The data folder of a host: one host at a time has it, and commands that read it make none by mistake.
+//! The data folder of a host: only one host at a time uses it, and commands that read it never create one by
+//! mistake.
 
 use crate::{
     durability::{Process, tiny_model},
@@ -20,7 +21,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn a_folder_has_one_host_until_that_is_gone_however_it_ends() {
+fn a_folder_has_one_host_at_a_time_even_after_a_kill() {
     let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     tiny_model(model.path());
     let first = Process::start(model.path(), data.path());
@@ -39,7 +40,7 @@ fn a_folder_has_one_host_until_that_is_gone_however_it_ends() {
 }
 
 #[test]
-fn an_agent_that_cannot_be_started_again_is_listed_with_the_reason_and_can_be_deleted() {
+fn a_broken_agent_is_listed_with_the_reason_and_can_be_deleted() {
     let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let data = tempfile::tempdir().unwrap();
     tiny_model(before.path());
@@ -73,22 +74,22 @@ fn an_agent_that_cannot_be_started_again_is_listed_with_the_reason_and_can_be_de
 }
 
 #[test]
-fn keys_are_looked_for_only_where_a_host_has_been() {
+fn keys_are_looked_up_only_in_existing_data_folders() {
     let parent = tempfile::tempdir().unwrap();
     let data = parent.path().join("data");
     for arguments in [&["key", "list"][..], &["key", "revoke", "key-5f0c2a9b81d4"]] {
         let output = skep(arguments, &data);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
-        assert!(said(&output).contains("is no data folder of a host"), "{}", said(&output));
-        assert!(!data.exists(), "{arguments:?} made a folder");
+        assert!(said(&output).contains("is not the data folder of a host"), "{}", said(&output));
+        assert!(!data.exists(), "{arguments:?} created a folder");
     }
     let made = skep(&["key", "create", "--role", "admin"], &data);
-    assert!(made.status.success() && said(&made).contains("made a new data folder"), "{}", said(&made));
+    assert!(made.status.success() && said(&made).contains("created a new data folder"), "{}", said(&made));
     assert!(skep(&["key", "list"], &data).status.success());
 }
 
 #[test]
-fn a_host_whose_key_of_secrets_is_gone_says_so_and_leaves_its_place_free() {
+fn a_lost_secrets_key_is_reported_and_not_replaced() {
     let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     tiny_model(model.path());
     let key = data.path().join("secrets.key");
@@ -114,7 +115,7 @@ fn a_host_whose_key_of_secrets_is_gone_says_so_and_leaves_its_place_free() {
     assert!(told.contains("secrets.key") && told.contains("skep secret set"), "{told}");
     let refused = set(&second.url, "OTHER");
     assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
-    assert!(!key.exists(), "a new key is in the place of the old one");
+    assert!(!key.exists(), "a new key replaced the old one");
     second.kill();
 
     std::fs::write(&key, backup).unwrap();

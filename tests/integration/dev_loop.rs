@@ -1,4 +1,4 @@
-//! What a developer has open while writing an agent: `skep up --watch`, and `skep logs --follow` beside it.
+//! The development loop of an agent: `skep up --watch`, with `skep logs --follow` beside it.
 
 use crate::harness::{Host, guest, model_path};
 use serde_json::Value;
@@ -11,10 +11,10 @@ use std::{
     time::Duration,
 };
 
-/// Far more than anything here takes: only a line that never comes waits so long.
+/// Much longer than any step takes. Only a line that never arrives waits this long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A `skep` process whose lines are read as they come. It ends with the test.
+/// A `skep` process whose output lines are read as they arrive. It is killed with the test.
 struct Process {
     child: Child,
     stdout: Receiver<String>,
@@ -35,7 +35,7 @@ impl Process {
         Process { child, stdout, stderr }
     }
 
-    /// `skep up` and where it listens.
+    /// Starts `skep up` and returns its address.
     fn up(arguments: &[&str]) -> (Process, Host) {
         let model = model_path().to_str().unwrap();
         let process = Process::start(&[&["up", "--threads", "1", "--model", model], arguments].concat());
@@ -54,7 +54,7 @@ impl Drop for Process {
 
 fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
-    // Ends with the process; a test that has ended does not read any more.
+    // The thread ends with the process. A finished test no longer reads.
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).lines().map_while(Result::ok) {
             let _ = sender.send(line);
@@ -81,7 +81,7 @@ async fn said(host: &Host, text: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_change_is_built_and_deployed_and_a_build_that_fails_changes_nothing() {
+async fn a_change_is_built_and_deployed_and_a_failed_build_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
     let manifest = |command: &str| {
@@ -109,7 +109,7 @@ async fn a_change_is_built_and_deployed_and_a_build_that_fails_changes_nothing()
 
     write("agent.toml", manifest("cp source.wasm out.wasm").as_bytes());
     let unchanged = wait_for(&process.stderr, "unchanged");
-    assert!(unchanged.contains("dev, what was built is version 2, which is in force"), "{unchanged}");
+    assert!(unchanged.contains("dev: the build is version 2, which is already in force"), "{unchanged}");
 
     write("source.wasm", &first);
     let updated = wait_for(&process.stderr, "updated");
@@ -117,7 +117,7 @@ async fn a_change_is_built_and_deployed_and_a_build_that_fails_changes_nothing()
 }
 
 #[tokio::test]
-async fn log_lines_are_followed_past_a_restart_of_the_host_and_none_comes_twice() {
+async fn following_the_log_survives_a_restart_without_duplicate_lines() {
     let data = tempfile::tempdir().unwrap();
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let up = |data: &Path| Process::up(&["--listen", &address, "--data", data.to_str().unwrap()]);
@@ -129,7 +129,7 @@ async fn log_lines_are_followed_past_a_restart_of_the_host_and_none_comes_twice(
         ["logs", "dev", "--url", &host.url, "--follow", "--json", "--level", "warn", "--session", "s"];
     let follower = Process::start(&arguments);
     let next = || {
-        let line = follower.stdout.recv_timeout(PATIENCE).expect("a line comes");
+        let line = follower.stdout.recv_timeout(PATIENCE).expect("a line arrives");
         let line: Value = serde_json::from_str(&line).unwrap();
         (line["turn"].as_u64().unwrap(), line["message"].as_str().unwrap().to_owned())
     };
@@ -148,7 +148,7 @@ async fn log_lines_are_followed_past_a_restart_of_the_host_and_none_comes_twice(
 }
 
 #[tokio::test]
-async fn a_page_of_the_log_is_filtered_and_a_filter_that_means_nothing_is_named() {
+async fn log_pages_are_filtered_and_an_invalid_filter_is_named() {
     let host = crate::harness::shared();
     assert_eq!(host.deploy_guest("chatty", "filtered", "").await.0, 201);
     assert_eq!(host.message("filtered", "ada", "levels").await.0, 200);

@@ -1,7 +1,8 @@
-//! Turns and crashes: a real host is killed at many points under load, and started again.
+//! Turns and crashes: a real host is killed at many points under load, and restarted.
 //!
-//! The points are drawn from a seed and counted in events that clients saw, so that they fall anywhere: while a turn
-//! waits, between two tokens, before and after a commit, and while turns of the last life are still being run again.
+//! The points are drawn from a seed and counted in events that clients saw, so that they fall anywhere: while
+//! a turn waits, between two tokens, before and after a commit, and while turns of the previous process are
+//! still being replayed.
 
 use crate::harness::{client, guest, repository};
 use serde_json::{Value, json};
@@ -17,12 +18,12 @@ use std::{
 };
 use tokio::{sync::watch, task::JoinSet};
 
-/// Kills of one run. Hundreds take a few minutes.
+/// Number of kills per run. Hundreds take a few minutes.
 const KILLS: u32 = 12;
 const WORKERS: usize = 6;
-/// A session is left for the next one after this many messages, so that prompts stay short.
+/// Number of messages after which a client moves to a new session, so that prompts stay short.
 const MESSAGES_PER_SESSION: usize = 4;
-/// A kill comes after up to this many events.
+/// Maximum number of events between two kills.
 const MAX_EVENTS_BETWEEN_KILLS: u64 = 40;
 
 /// A `skep up` process.
@@ -40,12 +41,12 @@ impl Process {
         Process::with(log, &[], model, data)
     }
 
-    /// With the settings of an operator.
+    /// Starts a process with an operator's configuration.
     pub fn configured(config: &Path, model: &Path, data: &Path) -> Process {
         Process::with(Stdio::inherit(), &["--config", &config.display().to_string()], model, data)
     }
 
-    /// With these arguments beside those that all of them have.
+    /// Starts a process with additional arguments.
     pub fn with(log: Stdio, arguments: &[&str], model: &Path, data: &Path) -> Process {
         let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
             .args(["up", "--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "error"])
@@ -64,8 +65,8 @@ impl Process {
             .find_map(|line| {
                 line.split_whitespace().find(|word| word.starts_with("http://")).map(str::to_owned)
             })
-            .expect("`skep up` prints where it listens");
-        // Nobody reads what it prints after that.
+            .expect("`skep up` prints its URL");
+        // The remaining output is discarded.
         std::thread::spawn(move || lines.for_each(drop));
         Process { child, url: url.trim_end_matches('/').to_owned() }
     }
@@ -74,14 +75,14 @@ impl Process {
         self.child.id()
     }
 
-    /// SIGKILL: nothing of the process gets to run again.
+    /// Kills the process with SIGKILL, so that none of its code runs again.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 }
 
-/// A test that fails leaves no host.
+/// Kills the host if the test fails.
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -89,7 +90,7 @@ impl Drop for Process {
     }
 }
 
-/// A small generator, so that a run can be repeated.
+/// A small random number generator, so that a run can be repeated.
 struct Draws(u64);
 
 impl Draws {
@@ -99,34 +100,35 @@ impl Draws {
     }
 }
 
-/// How a message is sent, and so what may become of it.
+/// The way in which a message is sent, which determines what can happen to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// With an idempotency key, and its events followed.
+    /// Sent with an idempotency key, and followed by its events.
     Keyed,
     /// Accepted with 202, and followed by the id of its turn.
     Detached,
-    /// As most clients do. One that broke off before its turn began may have been lost.
+    /// Sent like most clients do. If the connection breaks before the turn has started, the message may be
+    /// lost.
     Plain,
 }
 
-/// The message and the data of the reply of each turn, by its number.
+/// Message and reply data of each turn, by turn number.
 type Turns = BTreeMap<u64, (String, Value)>;
 
-/// What all clients know.
+/// Everything that the clients know.
 struct Load {
-    /// Where the host is, while it is there.
+    /// The URL of the host, while it is running.
     url: watch::Receiver<Option<String>>,
-    /// That any client has seen.
+    /// Number of events that all clients have seen.
     events: watch::Sender<u64>,
     ends: AtomicBool,
-    /// By session.
+    /// Finished turns by session.
     done: Mutex<BTreeMap<String, Turns>>,
-    /// Messages of which nobody knows whether they were taken, and their sessions.
+    /// Messages for which it is unknown whether they were accepted, with their sessions.
     unsure: Mutex<Vec<(String, String)>>,
 }
 
-/// What one client has seen of one turn.
+/// Everything that one client has seen of one turn.
 #[derive(Default)]
 struct Seen {
     turn_id: Option<String>,
@@ -136,7 +138,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Takes whole events off the front of `body`; each must be new.
+    /// Removes whole events from the front of `body`. Each must be new.
     fn take(&mut self, body: &mut String, events: &watch::Sender<u64>) {
         while let Some(end) = body.find("\n\n") {
             let event: String = body.drain(..end + 2).collect();
@@ -149,7 +151,8 @@ impl Seen {
             let (Some(name), Some(data)) = (field("event:"), field("data:")) else { continue };
             let data: Value = serde_json::from_str(&data).unwrap();
             if name == "error" {
-                // The host was killed while it told why; or the turn failed, which none of these may.
+                // The host was killed while it reported the error, or the turn failed, which none of these
+                // turns may.
                 panic!("a turn failed: {data}");
             }
             let id: u64 = field("id:").expect("every event has an id").parse().unwrap();
@@ -166,7 +169,7 @@ impl Seen {
         }
     }
 
-    /// Reads a response to its end, or to the end of the host.
+    /// Reads a response until it or the host ends.
     async fn read(&mut self, mut response: reqwest::Response, events: &watch::Sender<u64>) {
         let mut body = String::new();
         let mut bytes = Vec::new();
@@ -184,17 +187,17 @@ impl Seen {
 }
 
 impl Load {
-    /// Where the host is, as soon as it is there.
+    /// Returns the URL of the host as soon as it is running.
     async fn url(&self) -> String {
         self.url.clone().wait_for(Option::is_some).await.unwrap().clone().unwrap()
     }
 
-    /// The host that was at `url` does not answer: waits for the next one.
+    /// Waits for the next host after the host at `url` stopped answering.
     async fn lost(&self, url: &str) {
         self.url.clone().wait_for(|now| now.as_deref() != Some(url)).await.unwrap();
     }
 
-    /// One client: message after message, each until its turn has ended, whatever happens to the host.
+    /// Runs one client: message after message, each until its turn has finished, regardless of kills.
     async fn work(self: Arc<Self>, worker: usize) {
         let mut number = 0;
         while !self.ends.load(Ordering::Relaxed) {
@@ -211,7 +214,7 @@ impl Load {
             let turn = done["turn"].as_u64().unwrap();
             let mut sessions = self.done.lock().unwrap();
             let before = sessions.entry(session).or_default().insert(turn, (text, done["data"].clone()));
-            assert!(before.is_none(), "turn {turn} ended twice");
+            assert!(before.is_none(), "turn {turn} finished twice");
         }
     }
 
@@ -269,18 +272,19 @@ impl Load {
     }
 }
 
-/// A stream that ended without its end was cut off with its host; an answer to a detached message just says where to go on.
+/// Returns whether a stream was cut off with its host. The response to a detached message is complete and
+/// only says where to continue.
 fn response_broke_off(way: Way, seen: &Seen) -> bool {
     way != Way::Detached || seen.turn_id.is_none() || seen.last_id.is_some()
 }
 
-/// A process, once it listens.
+/// Starts a process and waits until it listens.
 async fn started(model: &Path, data: &Path) -> Process {
     let (model, data) = (model.to_owned(), data.to_owned());
     tokio::task::spawn_blocking(move || Process::start(&model, &data)).await.unwrap()
 }
 
-/// A model of random weights, which loads in no time.
+/// Writes a model with random weights, which loads instantly.
 pub fn tiny_model(folder: &Path) {
     let fixtures = repository().join("tests/fixtures");
     let source = fixtures.join("tiny/llama-gqa");
@@ -306,21 +310,21 @@ async fn deploy(url: &str, name: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_race_has_the_same_end_after_a_crash() {
+async fn a_race_has_the_same_outcome_after_a_crash() {
     has_the_same_end("race", "\"short\"").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guest_that_read_the_beginning_of_what_came_to_an_error_reads_it_again_after_a_crash() {
+async fn a_guest_that_read_part_of_a_failed_stream_reads_it_again_after_a_crash() {
     has_the_same_end("partial", "\"read and cut off\"").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guest_that_waits_while_it_reads_has_the_same_order_after_a_crash() {
+async fn a_guest_that_interleaves_reads_and_sleeps_has_the_same_order_after_a_crash() {
     has_the_same_end("weave", "read and waited").await;
 }
 
-/// Kills the host while this guest generates aloud, and looks what its turn says when it has gone on.
+/// Kills the host while this guest generates visibly, and checks the outcome of its turn after the restart.
 async fn has_the_same_end(agent: &'static str, end: &str) {
     let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     tiny_model(model.path());
@@ -355,7 +359,7 @@ async fn has_the_same_end(agent: &'static str, end: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_that_is_killed_again_and_again_loses_doubles_and_tears_nothing() {
+async fn a_host_killed_repeatedly_loses_duplicates_and_tears_nothing() {
     let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     tiny_model(model.path());
     let start = || started(model.path(), data.path());
@@ -375,7 +379,7 @@ async fn a_host_that_is_killed_again_and_again_loses_doubles_and_tears_nothing()
         let enough = *events.borrow() + draws.below(MAX_EVENTS_BETWEEN_KILLS);
         tokio::select! {
             _ = events.wait_for(|events| *events >= enough) => {}
-            Some(ended) = workers.join_next() => ended.expect("a client found something wrong"),
+            Some(ended) = workers.join_next() => ended.expect("a client found no error"),
         }
         process.kill();
         url.send_replace(None);
@@ -384,7 +388,7 @@ async fn a_host_that_is_killed_again_and_again_loses_doubles_and_tears_nothing()
     }
     load.ends.store(true, Ordering::Relaxed);
     while let Some(ended) = workers.join_next().await {
-        ended.expect("a client found something wrong");
+        ended.expect("a client found no error");
     }
 
     let unsure = load.unsure.lock().unwrap().clone();
@@ -412,8 +416,8 @@ async fn a_host_that_is_killed_again_and_again_loses_doubles_and_tears_nothing()
     process.kill();
 }
 
-/// What is wrong with the entries that the sessions have: each text that a client saw done has to be there once, at its
-/// turn's place; one of which nobody knows may be there once; nothing else may.
+/// Returns the faults in the sessions' entries. Each text that a client saw finished must exist once, at the
+/// position of its turn. A text with an unknown outcome may exist once. Nothing else may exist.
 fn faults(
     done: &BTreeMap<String, Turns>,
     unsure: &[(String, String)],
@@ -435,7 +439,7 @@ fn faults(
             let place = usize::try_from(*turn).unwrap();
             let seen = sessions.get(session).and_then(|entries| entries.get(..place));
             if seen.and_then(<[_]>::last) != Some(text) || *at_its_end != json!(seen) {
-                faults.push(format!("turn {turn} of {session} is not as it was told"));
+                faults.push(format!("turn {turn} of {session} differs from what its client saw"));
             }
         }
     }
@@ -445,12 +449,12 @@ fn faults(
             count => faults.push(format!("{text:?} was done {count} times")),
         }
     }
-    faults.extend(counts.into_keys().map(|text| format!("nobody sent {text:?}")));
+    faults.extend(counts.into_keys().map(|text| format!("no client sent {text:?}")));
     faults
 }
 
 #[test]
-fn what_is_lost_doubled_moved_or_strange_is_seen() {
+fn lost_duplicated_moved_and_unknown_entries_are_detected() {
     let turns = |texts: &[&str]| -> Turns {
         let told =
             |(index, text): (usize, &&str)| (index as u64 + 1, (text.to_string(), json!(texts[..=index])));
@@ -469,8 +473,8 @@ fn what_is_lost_doubled_moved_or_strange_is_seen() {
         (&["a", "b"], &["a"], "\"a\" was done 2 times"),
         (&["a", "b"], &["c", "c"], "\"c\" was done 2 times"),
         (&["a"], &[], "\"b\" is lost"),
-        (&["b", "a"], &[], "turn 1 of s is not as it was told"),
-        (&["a", "b"], &["d"], "nobody sent \"d\""),
+        (&["b", "a"], &[], "turn 1 of s differs from what its client saw"),
+        (&["a", "b"], &["d"], "no client sent \"d\""),
     ] {
         assert!(seen(s, t).contains(fault), "{s:?} {t:?}: {:?}", seen(s, t));
     }

@@ -1,15 +1,15 @@
-//! What a stranger says first to the agents that Skep comes with, and what the default model answers.
+//! First messages of users to the agents that ship with Skep, and the answers of the default model.
 //!
-//! The sentences are varied as people vary them, and none of them is an example that the agents show their model.
+//! The messages vary as people vary them, and none of them is an example that the agents show their model.
 
 use crate::harness::{Host, example, repository, shared};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
-/// Dishes and how many of each.
+/// Dishes with their counts.
 type Dishes = &'static [(&'static str, u64)];
 
-/// Each with the order that it asks for, and how the answer repeats it.
+/// Messages, each with the order that it asks for and the text by which the answer repeats it.
 const ORDERS: [(&str, Dishes, &str); 10] = [
     ("I would like a soup", &[("soup", 1)], "a soup, 7 euros"),
     ("two pizzas and a coffee please", &[("pizza", 2), ("coffee", 1)], "two pizzas and a coffee, 28 euros"),
@@ -31,7 +31,7 @@ const ORDERS: [(&str, Dishes, &str); 10] = [
     ("please send up a tea and a soup", &[("tea", 1), ("soup", 1)], "a tea and a soup, 11 euros"),
 ];
 
-/// Words of the markup of tools, which no answer may contain.
+/// Parts of the tool markup, which no answer may contain.
 const MARKUP: [&str; 3] = ["tool_call", "<tool", "\"name\""];
 
 fn text(answer: &Value) -> &str {
@@ -52,13 +52,13 @@ async fn say(host: &Host, agent: &str, session: &str, text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn the_concierge_orders_what_guests_ask_for_and_says_so() {
+async fn the_concierge_places_orders_and_confirms_them() {
     let host = Host::start(None);
     deploy_concierge(&host).await;
     let mut right = Vec::new();
     for (index, (order, dishes, words)) in ORDERS.into_iter().enumerate() {
         let answer = say(&host, "concierge", &format!("guest-{index}"), order).await;
-        // Whatever was ordered, the answer says it.
+        // Whatever was ordered, the answer states it.
         let done = answer["tool_calls"][0]["result"].as_str().unwrap_or_else(|| panic!("{order}: {answer}"));
         assert!(text(&answer).contains(done), "{order}: {answer}");
         let expected: Vec<Value> =
@@ -69,7 +69,8 @@ async fn the_concierge_orders_what_guests_ask_for_and_says_so() {
     }
     assert!(right.len() >= 9, "only these orders were right: {right:?}");
 
-    // What the examples say is computed once for all guests, is in nobody's messages, and was called by nobody.
+    // The examples are computed once for all guests. They are not in a session's messages, and their calls do
+    // not count.
     let first = say(&host, "concierge", "ada", "Could we get three teas?").await;
     let usage = &first["usage"];
     let [prompt, cached] = [&usage["prompt_tokens"], &usage["prompt_tokens_details"]["cached_tokens"]]
@@ -82,7 +83,7 @@ async fn the_concierge_orders_what_guests_ask_for_and_says_so() {
 }
 
 #[tokio::test]
-async fn the_conversation_of_the_demo_is_right_from_beginning_to_end() {
+async fn the_demo_conversation_is_answered_correctly() {
     let host = Host::start(None);
     deploy_concierge(&host).await;
     let mut answers = Vec::new();
@@ -102,8 +103,8 @@ async fn the_conversation_of_the_demo_is_right_from_beginning_to_end() {
 
 const ABOUT_THE_LAST: &str = "what did I roll?";
 
-/// What people say first to the agent of `skep new`, but for the sentence that asks about the one before it; with the
-/// number of dice and of sides, if it is about rolling.
+/// First messages of users to the agent of `skep new`, except the one that asks about the previous message.
+/// Messages about rolling have the number of dice and sides.
 const SENTENCES: [(&str, Option<(usize, u64)>); 10] = [
     ("hello", None),
     ("Roll 5 dice with 8 sides", Some((5, 8))),
@@ -118,7 +119,7 @@ const SENTENCES: [(&str, Option<(usize, u64)>); 10] = [
 ];
 
 #[tokio::test]
-async fn a_new_agent_rolls_what_it_is_asked_for_and_says_what_was_rolled() {
+async fn a_new_agent_rolls_the_requested_dice_and_reports_the_result() {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: [&str; 2]| {
         let skep = Command::new(env!("CARGO_BIN_EXE_skep"))
@@ -139,7 +140,7 @@ async fn a_new_agent_rolls_what_it_is_asked_for_and_says_what_was_rolled() {
     assert_eq!(status, 201, "{deployed}");
 
     for (number, (sentence, dice)) in SENTENCES.into_iter().enumerate() {
-        // What was rolled before is different each time, and a model reads it.
+        // Earlier rolls are random, and the model reads them.
         let first = if sentence == ABOUT_THE_LAST { number - 1 } else { number };
         let answer = say(host, "my-dice", &format!("s{first}"), sentence).await;
         let Some((count, sides)) = dice else {
@@ -162,7 +163,7 @@ async fn a_new_agent_rolls_what_it_is_asked_for_and_says_what_was_rolled() {
         assert_eq!(numbers.len(), count, "{sentence}: {answer}");
         assert!(numbers.iter().all(|number| (1..=sides).contains(number)), "{sentence}: {rolled}");
     }
-    // The dice are the host's random numbers: another session rolls others.
+    // The dice use the host's random numbers, so another session rolls other numbers.
     let rolls =
         futures::future::join_all(["a", "b", "c"].map(|session| say(host, "my-dice", session, "20 dice")))
             .await;

@@ -1,6 +1,7 @@
-//! One host for the tests that only talk to it, own hosts for those that restart or overload one, and a small client.
+//! Hosts for tests: one shared host, separate hosts for tests that restart or overload one, and a small
+//! client.
 //!
-//! A host runs in a runtime of its own thread, because a test's runtime ends with the test.
+//! A host runs in a runtime on its own thread, because a test's runtime is shut down with the test.
 
 use serde_json::{Value, json};
 use skep_cli::{
@@ -18,7 +19,8 @@ use std::{
 
 pub const MODEL: &str = "smollm2-135m";
 
-/// Says that a test is skipped because something cannot be had here. With `SKEP_REQUIRE=all` that is a failure.
+/// Reports that a test is skipped because something is missing on this machine. With `SKEP_REQUIRE=all` this
+/// is a failure.
 pub fn skipped(why: &str) {
     assert!(std::env::var_os("SKEP_REQUIRE").is_none_or(|what| what != "all"), "{why}");
     eprintln!("skipped: {why}");
@@ -42,7 +44,7 @@ impl Host {
             listen: "127.0.0.1:0".parse().unwrap(),
             data: data.map_or(DataDir::InMemory, |path| DataDir::Path(path.to_owned())),
             model: model_path().to_str().unwrap().to_owned(),
-            // What is expected of the default model was computed on the processor.
+            // The expected results of the default model were computed on the CPU.
             executor: ExecutorOptions::default(),
             ..ServerOptions::default()
         }
@@ -64,7 +66,7 @@ impl Host {
         Host { url: format!("http://{address}"), stop: Some(stop), thread: Some(thread) }
     }
 
-    /// One that runs in a process of its own.
+    /// A host that runs in a separate process.
     pub fn elsewhere(url: String) -> Host {
         Host { url, stop: None, thread: None }
     }
@@ -81,14 +83,14 @@ impl Host {
         answer(client().post(self.at(path)).json(&body).send().await.unwrap()).await
     }
 
-    /// Posts and expects 200.
+    /// Posts a request and expects 200.
     pub async fn ok(&self, path: &str, body: Value) -> Value {
         let (status, answer) = self.post(path, body).await;
         assert_eq!(status, 200, "{path}: {answer}");
         answer
     }
 
-    /// Posts and reads the events of the answer, as (event name, data).
+    /// Posts a request and returns the events of the response as (event name, data).
     pub async fn events(&self, path: &str, body: Value) -> Vec<(String, String)> {
         let request = client().post(self.at(path)).header("accept", "text/event-stream").json(&body);
         let response = request.send().await.unwrap();
@@ -96,7 +98,7 @@ impl Host {
         parse_events(&response.text().await.unwrap())
     }
 
-    /// Deploys one of `tests/guests` under `name`; `extra` is added to its manifest.
+    /// Deploys one of `tests/guests` under `name`. `extra` is appended to its manifest.
     pub async fn deploy_guest(&self, guest_name: &str, name: &str, extra: &str) -> (u16, Value) {
         let component = tokio::task::spawn_blocking({
             let guest_name = guest_name.to_owned();
@@ -121,7 +123,7 @@ impl Host {
         format!("{}{path}", self.url)
     }
 
-    /// Stops it and waits until everything is closed.
+    /// Stops the host and waits until everything is closed.
     pub fn stop(mut self) {
         self.end();
     }
@@ -131,7 +133,7 @@ impl Host {
             let _ = stop.send(());
         }
         if let Some(thread) = self.thread.take() {
-            thread.join().expect("the host ends cleanly");
+            thread.join().expect("the host shuts down cleanly");
         }
     }
 }
@@ -144,7 +146,7 @@ impl Drop for Host {
     }
 }
 
-/// The host that tests share. It lives as long as the process.
+/// Returns the host that tests share. It lives as long as the process.
 pub fn shared() -> &'static Host {
     static HOST: OnceLock<Host> = OnceLock::new();
     HOST.get_or_init(|| Host::start(None))
@@ -155,13 +157,13 @@ pub fn client() -> reqwest::Client {
     reqwest::Client::builder().timeout(std::time::Duration::from_secs(300)).build().unwrap()
 }
 
-/// Where the default model is; fetched by the first test that asks.
+/// Returns the path of the default model. The first call downloads it.
 pub fn model_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| on_plain_thread(|| catalog::resolve(MODEL, &Silent).expect("the default model").path))
 }
 
-/// The component of one of `tests/guests`, built once a process.
+/// Returns the component of one of `tests/guests`, built once per process.
 pub fn guest(name: &str) -> Arc<[u8]> {
     static BUILT: OnceLock<Mutex<HashMap<String, Arc<[u8]>>>> = OnceLock::new();
     let mut built =
@@ -173,13 +175,13 @@ pub fn guest(name: &str) -> Arc<[u8]> {
     built.entry(name.to_owned()).or_insert_with(build).clone()
 }
 
-/// The component of one of `tests/guests/components`.
+/// Returns the component of one of `tests/guests/components`.
 pub fn text_guest(name: &str) -> Vec<u8> {
     let path = repository().join("tests/guests/components").join(name).with_extension("wat");
     wat::parse_file(path).expect("the text is WebAssembly")
 }
 
-/// The component of an example agent.
+/// Returns the component of an example agent.
 pub fn example(name: &str) -> Arc<[u8]> {
     build_guest(&repository().join("examples").join(name), guest_build::GuestTarget::Library)
 }
@@ -188,12 +190,12 @@ pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// The assistant's text of a chat completion.
+/// Returns the assistant's text of a chat completion.
 pub fn content(answer: &Value) -> &str {
     answer["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("no content: {answer}"))
 }
 
-/// The events of a body of `text/event-stream`, as (event name, data).
+/// Returns the events of a `text/event-stream` body as (event name, data).
 pub fn parse_events(body: &str) -> Vec<(String, String)> {
     let events = body.split("\n\n").filter(|event| event.lines().any(|line| line.starts_with("data:")));
     events
@@ -213,7 +215,8 @@ fn build_guest(dir: &Path, target: guest_build::GuestTarget) -> Arc<[u8]> {
     built.expect("the guest builds").component.into()
 }
 
-/// Blocking libraries refuse to run inside an async runtime's thread.
+/// Runs blocking work on a plain thread, because blocking libraries refuse to run on an async runtime's
+/// thread.
 fn on_plain_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(work).join().unwrap())
 }

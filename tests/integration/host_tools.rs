@@ -1,10 +1,11 @@
-//! Tools of others, over HTTP: one real agent and its model call a tool of another, and what the command line shows of them.
+//! Tools of other agents over HTTP: an agent and its model call a tool of another agent, and the command line
+//! shows tools.
 
 use crate::harness::Host;
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
-/// A host with an agent that may call the tools of another.
+/// Starts a host with an agent that may call the tools of another.
 async fn start() -> Host {
     let mut options = Host::options(None);
     options.runtime.granted_tools = vec!["agent:orders/*".to_owned().try_into().unwrap()];
@@ -21,7 +22,7 @@ async fn ask(host: &Host, session: &str, text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_message_becomes_a_call_of_another_agents_tool_and_its_result_the_reply() {
+async fn an_agent_calls_another_agents_tool_and_replies_with_the_result() {
     let host = start().await;
     for turn in 1..=2 {
         let answer = ask(&host, "ada", r#"agent:orders/add {"a": 2, "b": 3}"#).await;
@@ -42,7 +43,7 @@ async fn a_message_becomes_a_call_of_another_agents_tool_and_its_result_the_repl
 }
 
 #[tokio::test]
-async fn a_model_calls_another_agents_tool_with_arguments_that_fit() {
+async fn a_model_calls_another_agents_tool_with_valid_arguments() {
     let host = start().await;
     let answer = ask(&host, "ada", "model agent:orders/add Add 2 and 3.").await;
     let [call] = answer["tool_calls"].as_array().unwrap().as_slice() else { panic!("{answer}") };
@@ -52,7 +53,7 @@ async fn a_model_calls_another_agents_tool_with_arguments_that_fit() {
 }
 
 #[tokio::test]
-async fn tools_are_shown_with_their_hints_and_with_who_decides_about_them() {
+async fn tools_are_listed_with_their_hints_and_approvals() {
     let host = start().await;
     let lines = "[tools.add]\napproval = true";
     assert_eq!(host.deploy_guest("toolcall", "strict", lines).await.0, 201);

@@ -1,4 +1,4 @@
-//! What broken and hostile guests, requests and files get: a clear error, and a host that goes on.
+//! Broken and hostile guests, requests and files: each gets a clear error, and the host continues.
 
 use crate::harness::{client, guest, model_path, shared, text_guest};
 use serde_json::{Value, json};
@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 const TIGHT: &str =
     "[limits]\nmemory_mb = 16\ncpu_ms = 300\nturn_ms = 20000\ntokens_per_turn = 64\nstate_kb = 64";
 
-/// Deploys a guest with tight limits, sends it a message, and expects an error; then another session must still work.
+/// Deploys a guest with tight limits, sends it a message, and expects an error. The host must still work
+/// after that.
 async fn refused(guest_name: &str, text: &str) -> Value {
     let host = shared();
     let name = format!("hostile-{}", guest_name.replace('_', "-"));
@@ -47,7 +48,7 @@ async fn a_table_bomb_ends_at_its_limit() {
 }
 
 #[tokio::test]
-async fn bombs_of_components_and_instances_are_refused_before_anything_is_compiled_or_made() {
+async fn component_and_instance_bombs_are_refused_before_compilation() {
     let host = shared();
     for (name, reason) in [
         ("component_bomb", "its nested components expand to more than 4096 instances"),
@@ -74,7 +75,7 @@ async fn endless_recursion_and_a_panic_are_traps() {
 }
 
 #[tokio::test]
-async fn a_panic_is_told_with_its_message_and_place_to_the_caller_and_in_the_log() {
+async fn a_panic_is_reported_with_message_and_location_to_the_caller_and_the_log() {
     let host = shared();
     assert_eq!(host.deploy_guest("panic", "panics", "").await.0, 201);
     for (text, said) in [("the oven is cold", "the oven is cold"), ("index", "index out of bounds")] {
@@ -95,7 +96,7 @@ async fn state_over_its_quota_is_refused_to_the_guest() {
 }
 
 #[tokio::test]
-async fn a_flood_of_log_lines_is_cut_and_a_crowd_of_resources_bounded() {
+async fn log_lines_and_resources_are_limited() {
     let host = shared();
     assert_eq!(host.deploy_guest("chatty", "flood", "").await.0, 201);
     assert_eq!(host.message("flood", "s", "100000").await.0, 200);
@@ -106,7 +107,7 @@ async fn a_flood_of_log_lines_is_cut_and_a_crowd_of_resources_bounded() {
 }
 
 #[tokio::test]
-async fn a_stream_that_nobody_reads_holds_nothing_up_and_leaves_nothing() {
+async fn an_unread_stream_blocks_nothing_and_leaves_nothing() {
     let host = shared();
     assert_eq!(host.deploy_guest("hoard", "hoard", "[limits]\nturn_ms = 60000").await.0, 201);
     let (status, answer) = host.message("hoard", "reply", "reply").await;
@@ -117,11 +118,11 @@ async fn a_stream_that_nobody_reads_holds_nothing_up_and_leaves_nothing() {
     assert!(status >= 500, "{answer}");
     assert_eq!(answer["error"]["code"], "agent_trapped", "{answer}");
     assert!(answer["error"]["message"].as_str().unwrap().contains("broke after Some("), "{answer}");
-    assert_eq!(host.get("/v1/agents/hoard/sessions/trap").await.0, 404, "nothing of it was committed");
+    assert_eq!(host.get("/v1/agents/hoard/sessions/trap").await.0, 404, "none of it was committed");
 }
 
 #[tokio::test]
-async fn nothing_of_another_session_or_agent_can_be_seen() {
+async fn data_of_other_sessions_and_agents_is_invisible() {
     let host = shared();
     for agent in ["peek-one", "peek-two"] {
         assert_eq!(host.deploy_guest("peek", agent, "").await.0, 201);
@@ -150,7 +151,7 @@ async fn nothing_of_another_session_or_agent_can_be_seen() {
 }
 
 #[tokio::test]
-async fn components_that_are_none_are_refused_with_a_reason() {
+async fn invalid_components_are_refused_with_a_reason() {
     let host = shared();
     let truncated = guest("noop")[..500].to_vec();
     for (what, bytes) in [("text", b"not wasm".to_vec()), ("truncated", truncated), ("empty", vec![])] {
@@ -174,7 +175,7 @@ async fn a_manifest_with_a_wrong_field_names_the_nearest_one() {
 }
 
 #[tokio::test]
-async fn requests_that_cannot_be_are_400_and_404_in_one_shape() {
+async fn invalid_requests_are_400_and_404_with_one_error_shape() {
     let host = shared();
     let hello = json!([{"role": "user", "content": "hello"}]);
     for (path, body, status) in [
@@ -211,7 +212,7 @@ async fn requests_that_cannot_be_are_400_and_404_in_one_shape() {
 }
 
 #[tokio::test]
-async fn bodies_are_bounded_and_bad_json_is_named() {
+async fn body_size_is_limited_and_bad_json_is_reported() {
     let url = shared().at("/v1/chat/completions");
     let post =
         |body: String| client().post(&url).header("content-type", "application/json").body(body).send();
@@ -220,7 +221,7 @@ async fn bodies_are_bounded_and_bad_json_is_named() {
     let nested = "[".repeat(100_000);
     assert_eq!(post(format!("{{\"messages\": {nested}")).await.unwrap().status(), 400);
     let huge = format!("{{\"prompt\": \"{}\"}}", "x".repeat(64 << 20));
-    // The server may close the connection before it has read everything.
+    // The server may close the connection before it has read the whole body.
     if let Ok(response) = post(huge).await {
         assert_eq!(response.status(), 413);
         assert!(response.json::<Value>().await.unwrap()["error"]["code"].is_string());
@@ -228,7 +229,7 @@ async fn bodies_are_bounded_and_bad_json_is_named() {
 }
 
 #[test]
-fn a_truncated_model_file_is_an_error_that_names_the_place() {
+fn a_truncated_model_file_is_an_error_that_names_the_position() {
     let bytes = std::fs::read(model_path()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cut.gguf");
@@ -236,7 +237,7 @@ fn a_truncated_model_file_is_an_error_that_names_the_place() {
         std::fs::write(&path, &bytes[..length]).unwrap();
         let error = match skep_model::Checkpoint::open(&path) {
             Err(error) => error.to_string(),
-            Ok(_) => panic!("{length} bytes of the file were taken for a model"),
+            Ok(_) => panic!("{length} bytes of the file were accepted as a model"),
         };
         assert!(
             error.contains("cut.gguf") || error.contains("tensor") || error.contains("key"),

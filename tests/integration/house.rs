@@ -1,4 +1,5 @@
-//! Rules that are cheap to check: each file says what it is for, stays readable, and keeps to its crate's limits.
+//! Cheap checks of project rules: every file has a header, stays readable, and respects the limits of its
+//! crate.
 
 use std::{
     fs,
@@ -9,16 +10,16 @@ use std::{
 const LONGEST_FILE_LINES: usize = 520;
 
 #[test]
-fn every_source_file_says_what_it_is_for_and_is_not_too_long() {
+fn every_source_file_has_a_header_and_is_not_too_long() {
     let mut faults = Vec::new();
     for path in sources() {
         let text = fs::read_to_string(&path).unwrap();
         if !text.starts_with("//!") {
-            faults.push(format!("{}: does not begin with a //! header", path.display()));
+            faults.push(format!("{}: does not start with a //! header", path.display()));
         }
         let lines = text.lines().count();
         if lines > LONGEST_FILE_LINES {
-            faults.push(format!("{}: {lines} lines; look for the second noun in it", path.display()));
+            faults.push(format!("{}: {lines} lines; split it by topic", path.display()));
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -29,7 +30,7 @@ fn unfinished_code_and_catch_all_names_stay_out() {
     let mut faults = Vec::new();
     for path in sources() {
         let text = fs::read_to_string(&path).unwrap();
-        // Written in two parts so that this file does not find itself.
+        // Concatenated so that this file does not match itself.
         for unfinished in [concat!("todo", "!("), concat!("unimplemented", "!(")] {
             if text.contains(unfinished) {
                 faults.push(format!("{}: {unfinished}", path.display()));
@@ -37,7 +38,7 @@ fn unfinished_code_and_catch_all_names_stay_out() {
         }
         let stem = path.file_stem().unwrap().to_str().unwrap();
         if ["utils", "util", "helpers", "common", "misc", "manager"].contains(&stem) {
-            faults.push(format!("{}: name it after what it holds", path.display()));
+            faults.push(format!("{}: name it after its content", path.display()));
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -63,9 +64,9 @@ fn one_file_of_the_runtime_contains_unsafe_code() {
     assert_eq!(files, [runtime.join("component/artifact.rs")]);
 }
 
-/// With a second program in the workspace, `cargo run -- demo` would ask which one is meant.
+/// A second program in the workspace would make `cargo run -- demo` ambiguous.
 #[test]
-fn skep_is_the_only_program_that_cargo_run_can_mean() {
+fn skep_is_the_only_program_in_the_workspace() {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .current_dir(root())
@@ -104,6 +105,6 @@ fn sources() -> Vec<PathBuf> {
             }
         }
     }
-    assert!(found.len() > 50, "the walk found only {} files", found.len());
+    assert!(found.len() > 50, "found only {} files", found.len());
     found
 }

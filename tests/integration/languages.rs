@@ -1,5 +1,5 @@
-//! The example agents in other languages: built by their own commands, deployed with what their manifests ask for, and
-//! talked to with the real model.
+//! The example agents in other languages: built by their own commands, deployed with their manifests, and
+//! used with the default model.
 
 use crate::harness::{Host, repository, shared, skipped};
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ async fn turn(host: &Host, agent: &str, text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn an_agent_in_python_infers_and_keeps_its_state() {
+async fn an_agent_in_python_generates_and_keeps_its_state() {
     let host = shared();
     deploy(host, "py-diary").await;
     let first = turn(host, "py-diary", "I bought a book for 12 euros.").await;
@@ -40,9 +40,9 @@ async fn an_agent_in_python_infers_and_keeps_its_state() {
 
 #[tokio::test]
 async fn an_agent_in_javascript_calls_its_tool_and_keeps_its_state() {
-    // Node is not among what Skep is built with.
+    // Node is not required to build Skep.
     if std::process::Command::new("npm").arg("--version").output().is_err() {
-        return skipped("examples/js-thermostat is built with Node 20 or later, and there is no npm");
+        return skipped("examples/js-thermostat needs Node 20 or later, but npm is not installed");
     }
     let host = shared();
     deploy(host, "js-thermostat").await;

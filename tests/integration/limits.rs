@@ -1,11 +1,11 @@
-//! Grants and limits as an operator meets them: over HTTP, and across restarts.
+//! Grants and limits, as seen by an operator: over HTTP, and across restarts.
 
 use crate::harness::{Host, client};
 use serde_json::json;
 use skep_runtime::ModelGrant;
 
 #[tokio::test]
-async fn tokens_of_a_day_that_are_used_up_stay_so_when_the_host_is_started_again() {
+async fn a_used_up_daily_token_budget_survives_a_restart() {
     let data = tempfile::tempdir().unwrap();
     let host = Host::start(Some(data.path()));
     let (status, deployed) = host.deploy_guest("generate", "daily", "[limits]\ntokens_per_day = 6").await;
@@ -14,7 +14,7 @@ async fn tokens_of_a_day_that_are_used_up_stay_so_when_the_host_is_started_again
     assert_eq!(detail["limits"]["tokens_per_day"], 6, "{detail}");
     let say = json!({"text": "Count to a hundred.", "data": {"max_tokens": 40, "temperature": 0.0}});
     let path = "/v1/agents/daily/sessions/s/messages";
-    // It gets what is left of the day, and that is all of it.
+    // The turn gets the rest of the daily budget and uses all of it.
     let answer = host.ok(path, say.clone()).await;
     assert_eq!(answer["usage"]["completion_tokens"], 6, "{answer}");
     host.stop();
@@ -31,7 +31,7 @@ async fn tokens_of_a_day_that_are_used_up_stay_so_when_the_host_is_started_again
 }
 
 #[tokio::test]
-async fn an_operator_who_grants_no_model_keeps_agents_from_all_of_them() {
+async fn without_granted_models_agents_cannot_use_any() {
     let mut options = Host::options(None);
     options.runtime.granted_models = Some(Vec::<ModelGrant>::new());
     let host = Host::start_with(options);

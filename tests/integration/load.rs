@@ -1,5 +1,5 @@
-//! More requests than there is room for, and clients that go away: nothing is lost, refusals are polite, and every KV
-//! page is free when all is over. The engine of a dev build checks who owns which page whenever it is idle.
+//! Overload and disconnecting clients: no request is lost, refusals say when to retry, and every KV page is
+//! free in the end. In dev builds the engine checks the ownership of all pages whenever it is idle.
 
 use crate::harness::{Host, client, model_path};
 use futures::{StreamExt, stream, stream::FuturesUnordered};
@@ -9,7 +9,7 @@ use skep_cli::server::{self, RunningServer};
 use skep_engine::EngineStats;
 use std::{process::Command, time::Duration};
 
-/// Sequences that run, and requests that wait for them.
+/// Number of running sequences, and number of waiting requests.
 const RUNNING: usize = 4;
 const WAITING: usize = 6;
 const STREAMS: usize = 64;
@@ -27,7 +27,7 @@ async fn begin(host: &RunningServer, number: usize, tokens: usize) -> Response {
     client().post(format!("{}/v1/completions", host.url())).json(&body).send().await.unwrap()
 }
 
-/// Reads a stream to its end, which must be a good one after `tokens` tokens.
+/// Reads a stream to its end. It must succeed after `tokens` tokens.
 async fn finish(response: Response, tokens: usize) {
     assert_eq!(response.status(), 200);
     let text = response.text().await.unwrap();
@@ -35,7 +35,7 @@ async fn finish(response: Response, tokens: usize) {
     assert!(text.contains(&format!("\"completion_tokens\":{tokens}")), "{text}");
 }
 
-/// A refusal that says why and when to come back.
+/// Checks that a refusal gives a reason and a time to retry.
 async fn assert_polite(response: Response) {
     assert_eq!(response.status(), 429);
     let retry_after = response.headers().get("retry-after").expect("429 has Retry-After").to_str().unwrap();
@@ -48,7 +48,7 @@ async fn assert_polite(response: Response) {
     );
 }
 
-/// Stops the host and gives the last word of its engine.
+/// Stops the host and returns the final statistics of its engine.
 async fn stop(host: RunningServer) -> EngineStats {
     let engine = host.host.models().default_engine().clone();
     host.shutdown().await;
@@ -62,20 +62,20 @@ fn assert_all_free(stats: &EngineStats) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_fit_the_queue_is_refused_and_the_rest_is_served() {
+async fn requests_over_the_queue_limit_are_refused_and_the_rest_served() {
     let host = small_host(WAITING).await;
-    // Long ones that run until they are dropped, so that exactly the queue's places are free.
+    // Long requests that run until they are dropped, so that exactly the slots of the queue are free.
     let mut holding = Vec::new();
     for number in 0..RUNNING {
         let mut response = begin(&host, number, 4000).await;
-        assert!(response.chunk().await.unwrap().is_some(), "it runs");
+        assert!(response.chunk().await.unwrap().is_some(), "the request is running");
         holding.push(response);
     }
     let mut rest: FuturesUnordered<_> = (0..STREAMS).map(|number| begin(&host, 100 + number, 5)).collect();
     for _ in 0..STREAMS - WAITING {
         assert_polite(rest.next().await.unwrap()).await;
     }
-    // Clients that go away make room for those that wait.
+    // Clients that disconnect make room for waiting requests.
     drop(holding);
     for _ in 0..WAITING {
         finish(rest.next().await.unwrap(), 5).await;
@@ -89,7 +89,7 @@ async fn what_does_not_fit_the_queue_is_refused_and_the_rest_is_served() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancellations_among_streams_lose_nothing() {
-    // A client that went away keeps its place until the next step, so there is a place for all.
+    // A client that disconnected keeps its slot until the next step, so there are slots for all.
     let host = small_host(STREAMS).await;
     let finished = stream::iter(0..STREAMS)
         .map(|number| {
@@ -98,7 +98,7 @@ async fn cancellations_among_streams_lose_nothing() {
                 let tokens = 2 + number % 5;
                 let mut response = begin(host, number, tokens).await;
                 if number % 3 == 0 {
-                    // Some are dropped at once, some after the first piece.
+                    // Some streams are dropped at once, some after the first chunk.
                     if number % 2 == 0 {
                         response.chunk().await.unwrap();
                     }
@@ -116,7 +116,7 @@ async fn cancellations_among_streams_lose_nothing() {
 }
 
 #[tokio::test]
-async fn a_busy_session_refuses_politely_too() {
+async fn a_busy_session_also_sends_retry_after() {
     let mut options = Host::options(None);
     options.runtime.mailbox = 1;
     let host = Host::start_with(options);
@@ -127,16 +127,16 @@ async fn a_busy_session_refuses_politely_too() {
         client().post(path).header("accept", "text/event-stream").json(&body).send()
     };
     let mut first = send("Tell a long story.").await.unwrap();
-    assert!(first.chunk().await.unwrap().is_some(), "its turn runs");
+    assert!(first.chunk().await.unwrap().is_some(), "its turn is running");
     let mut others: FuturesUnordered<_> = (0..4).map(|_| send("And another one.")).collect();
-    // One of them waits in the mailbox.
+    // One of the requests waits in the mailbox.
     for _ in 0..3 {
         assert_polite(others.next().await.unwrap().unwrap()).await;
     }
 }
 
 #[test]
-fn the_load_benchmark_keeps_its_memory_and_pages() {
+fn the_load_benchmark_leaks_no_memory_and_no_pages() {
     let arguments = ["bench", "load", "--streams", "8", "--seconds", "2", "--tokens", "8", "--json"];
     let output = Command::new(env!("CARGO_BIN_EXE_skep"))
         .args(arguments)

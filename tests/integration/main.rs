@@ -1,64 +1,65 @@
-//! Skep from outside: a real host with the default model and real guests, over HTTP and through the binary.
+//! Tests of Skep from outside: a real host with the default model and real guests, over HTTP and through the
+//! binary.
 //!
-//! One binary, so that it links once and its tests share one host. What a test needs (the model, the guest toolchain,
-//! the guests) is prepared through the same code that the command line uses.
+//! All tests are in one binary, which links once and shares one host. Everything that a test needs (the
+//! model, the guest toolchain, the guests) is prepared by the same code that the command line uses.
 
-/// Starts hosts and talks to them.
+/// Starts hosts and sends requests to them.
 mod harness;
 
-/// Agents: turns, state, conversations, tools, triggers, what survives a restart.
+/// Agents: turns, state, conversations, tools, triggers, restarts.
 mod agents;
-/// Calls that people decide about.
+/// Calls that need approval.
 mod approvals;
-/// Backups of a host under load, and what a restored one does.
+/// Backups of a host under load, and restored hosts.
 mod backup;
-/// Batches: a host that is killed with a full queue, and the commands that fill and read it.
+/// Batches: a host that is killed with a full queue, and the commands that fill and read a queue.
 mod batches;
-/// The benchmarks that drive a server.
+/// The benchmarks that use a server.
 mod bench;
-/// The binary's commands, their output and exit codes.
+/// The commands of the binary, their output and exit codes.
 mod cli;
 /// Structured output: schemas, regular expressions, grammars, tools.
 mod constraints;
-/// The default model on a GPU, where there is one.
+/// The default model on a GPU, if there is one.
 mod cuda;
-/// The folder of a host: one host at a time, and what the command line does in it.
+/// The data folder of a host: one host at a time, and access by the command line.
 mod data_folder;
 /// `skep up --watch` and `skep logs --follow`.
 mod dev_loop;
-/// A host that is killed under load, and what its clients are told.
+/// A host that is killed under load, and the events that its clients see.
 mod durability;
-/// What a stranger says first, to the default model.
+/// First messages of users, answered by the default model.
 mod first_words;
-/// Tools of other agents, over HTTP, and what the command line shows of tools.
+/// Tools of other agents over HTTP, and the tools that the command line shows.
 mod host_tools;
-/// What a hostile or broken guest, request or file gets.
+/// Hostile or broken guests, requests and files.
 mod hostile;
-/// Cheap rules of the house.
+/// Cheap checks of project rules.
 mod house;
-/// Agents that are not written in Rust.
+/// Agents in languages other than Rust.
 mod languages;
-/// What agents and tenants may have, and that it lasts.
+/// Limits of agents and tenants, and their persistence.
 mod limits;
-/// More requests than there is room for, and clients that go away.
+/// Overload and disconnecting clients.
 mod load;
 /// Agents as tools of an MCP server.
 mod mcp;
-/// What `/metrics` says, against its documentation.
+/// The metrics of `/metrics`, compared with their documentation.
 mod metrics;
-/// The official Python client against our routes.
+/// The official Python client against the routes.
 mod openai_client;
 /// OpenAI-compatible routes: shapes, streaming, batching, prefix reuse.
 mod openai_routes;
-/// Limits and weights of a `skep.toml`, on a host that has it.
+/// Rate limits and weights of a `skep.toml`, on a host that uses it.
 mod rates;
 /// Token ids and log-probabilities of the default model against an independent implementation.
 mod reference;
 /// Agents in an OCI registry.
 mod registry;
-/// The default model's answers under settings that must not change a bit.
+/// The default model's answers under settings that must not change any bit.
 mod same_bits;
-/// What wakes agents, and what they tell each other, on a host that is killed.
+/// Alarms and events, on a host that is killed.
 mod schedules;
 /// Sessions from the command line, and conversations that outgrow the model.
 mod sessions;
@@ -66,7 +67,7 @@ mod sessions;
 mod sharding;
 /// Traces over OTLP, and the request ids of the log.
 mod traces;
-/// Agents that reach out, and the secrets that they send.
+/// Agents that make HTTP requests, and the secrets that they send.
 mod web;
-/// Webhooks from the command line, and what the log says of one that fails.
+/// Webhooks from the command line, and the log of a failing webhook.
 mod webhooks;

@@ -16,7 +16,7 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// Keeps what it is told of progress.
+/// Records progress notifications.
 #[derive(Clone, Default)]
 pub(crate) struct Listener {
     told: Arc<Mutex<Vec<(f64, String)>>>,
@@ -37,12 +37,12 @@ impl ClientHandler for Listener {
 
 pub(crate) type Client = RunningService<RoleClient, Listener>;
 
-/// A client of the host's server, and what it is told.
+/// Connects a client to the host's server. Returns the client and its progress notifications.
 pub(crate) async fn connect(host: &Host) -> (Client, Listener) {
     let listener = Listener::default();
     let config = StreamableHttpClientTransportConfig::with_uri(host.at("/mcp"));
     let transport = StreamableHttpClientTransport::with_client(http_client(), config);
-    (listener.clone().serve(transport).await.expect("the host speaks MCP"), listener)
+    (listener.clone().serve(transport).await.expect("the host supports MCP"), listener)
 }
 
 async fn deploy(guest: &str, name: &str, extra: &str) -> &'static Host {
@@ -56,7 +56,7 @@ fn params(name: &str, arguments: Value) -> CallToolRequestParams {
 }
 
 pub(crate) async fn call(client: &Client, name: &str, arguments: Value) -> CallToolResult {
-    client.call_tool(params(name, arguments)).await.expect("the tool is known")
+    client.call_tool(params(name, arguments)).await.expect("the tool exists")
 }
 
 fn text(result: &CallToolResult) -> &str {
@@ -70,7 +70,7 @@ async fn tools_of_an_agent_are_called_as_turns_and_their_results_are_structured(
     let tools = client.list_all_tools().await.unwrap();
     let named =
         |name: &str| tools.iter().find(|tool| tool.name == name).unwrap_or_else(|| panic!("no {name}"));
-    assert_eq!(named("mcp-tools").description.as_deref(), Some("Calls the tool that it is told to."));
+    assert_eq!(named("mcp-tools").description.as_deref(), Some("Calls the tool that the message names."));
     let add = named("mcp-tools__add");
     assert_eq!(add.input_schema["properties"]["a"]["maximum"], 99);
     assert_eq!(add.output_schema.as_ref().unwrap()["required"], json!(["sum"]));
@@ -94,7 +94,7 @@ async fn tools_of_an_agent_are_called_as_turns_and_their_results_are_structured(
 }
 
 #[tokio::test]
-async fn a_tool_that_goes_wrong_says_so_and_changes_nothing() {
+async fn a_failing_tool_reports_its_error_and_changes_nothing() {
     let host = deploy("toolcall", "mcp-wrong", "").await;
     let (client, _) = connect(host).await;
     for (tool, arguments, code, said) in [
@@ -121,7 +121,7 @@ async fn a_tool_that_goes_wrong_says_so_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_generated_is_told_while_it_is() {
+async fn generated_text_is_reported_as_progress() {
     let host = deploy("generate", "mcp-progress", "").await;
     let (client, listener) = connect(host).await;
     let data = json!({"regex": "([a-z]+ ){20}end", "temperature": 0.0, "max_tokens": 200});
@@ -133,7 +133,7 @@ async fn what_is_generated_is_told_while_it_is() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_cancelled_cancels_its_turn() {
+async fn cancelling_a_call_cancels_its_turn() {
     let host = deploy("generate", "mcp-cancel", "").await;
     let (client, listener) = connect(host).await;
     let data = json!({"regex": "[a-z ]{6000}", "temperature": 0.0, "max_tokens": 4000});
@@ -143,12 +143,12 @@ async fn a_call_that_is_cancelled_cancels_its_turn() {
         client.send_cancellable_request(ClientRequest::CallToolRequest(long), options).await.unwrap();
     listener.was_told.notified().await;
     running.cancel(Some("enough".into())).await.unwrap();
-    // The session takes one turn at a time, and a turn that was cancelled has not been.
+    // The session runs one turn at a time, and a cancelled turn does not count.
     let next = call(&client, "mcp-cancel", json!({"text": "usage"})).await;
     assert_eq!(next.structured_content.unwrap()["turn"], 1);
 }
 
-/// What a client is told that calls `pay`.
+/// Returns a metadata value of a result of `pay`.
 fn told(result: &CallToolResult, key: &str) -> Value {
     result.meta.as_ref().and_then(|meta| meta.0.get(key)).cloned().unwrap_or_default()
 }
@@ -158,7 +158,7 @@ async fn decide(host: &Host, id: &Value, decision: &str) {
 }
 
 #[tokio::test]
-async fn a_call_that_a_person_decides_about_waits_for_it_and_gives_its_result() {
+async fn a_call_that_needs_approval_waits_for_it_and_returns_its_result() {
     let host = deploy("toolcall", "mcp-pay", "").await;
     let (client, listener) = connect(host).await;
     let deciding = async {
@@ -176,7 +176,7 @@ async fn a_call_that_a_person_decides_about_waits_for_it_and_gives_its_result() 
 }
 
 #[tokio::test]
-async fn a_call_that_nobody_has_decided_about_is_told_and_found_again_by_its_key() {
+async fn an_undecided_call_is_reported_and_found_again_by_its_key() {
     let mut options = Host::options(None);
     options.gateway.mcp.approval_wait = Duration::ZERO;
     let host = Host::start_with(options);
@@ -188,7 +188,7 @@ async fn a_call_that_nobody_has_decided_about_is_told_and_found_again_by_its_key
     assert!(approval["tool"] == "pay" && approval["expires_at_ms"].is_u64(), "{approval}");
     assert!(text(&waits).contains(&format!("skep approval approve {}", approval["id"].as_str().unwrap())));
 
-    // Nothing has run, and the same call is the same turn, also on another connection.
+    // Nothing has run yet, and the same call is the same turn, even on another connection.
     let (key, session) = (told(&waits, "skep.dev/idempotency_key"), told(&waits, "skep.dev/session"));
     let again = async || {
         let (client, _) = connect(&host).await;
@@ -199,7 +199,7 @@ async fn a_call_that_nobody_has_decided_about_is_told_and_found_again_by_its_key
     };
     assert_eq!(told(&again().await, "skep.dev/approval"), approval);
     let path = format!("/v1/agents/payer/sessions/{}", session.as_str().unwrap());
-    assert_eq!(host.get(&path).await.0, 404, "no turn has ended");
+    assert_eq!(host.get(&path).await.0, 404, "no turn has finished");
     let turn = format!("{path}/turns/{}", told(&waits, "skep.dev/turn_id").as_str().unwrap());
     assert_eq!(host.get(&turn).await.1["state"], "running");
 
@@ -212,7 +212,7 @@ async fn a_call_that_nobody_has_decided_about_is_told_and_found_again_by_its_key
 }
 
 #[tokio::test]
-async fn a_call_that_is_refused_or_withdrawn_runs_nothing() {
+async fn a_denied_or_cancelled_call_runs_nothing() {
     let host = deploy("toolcall", "mcp-refuse", "").await;
     let (client, listener) = connect(host).await;
     let asked = async || {
@@ -231,8 +231,8 @@ async fn a_call_that_is_refused_or_withdrawn_runs_nothing() {
         client.send_cancellable_request(ClientRequest::CallToolRequest(pay), options).await.unwrap();
     let id = asked().await;
     running.cancel(Some("enough".into())).await.unwrap();
-    // The word that it is withdrawn is on its way, and until it is there the session waits for a person. The turn behind it is the
-    // session's first that counts.
+    // The cancellation is in flight, and until it arrives the session waits for approval. The turn after it
+    // is the first one of the session that counts.
     let next = loop {
         let next = call(&client, "mcp-refuse__add", json!({"a": 1, "b": 1})).await;
         if told(&next, "skep.dev/code") != json!("waiting_for_approval") {

@@ -1,4 +1,4 @@
-//! `/metrics` against `host/gateway/METRICS.md`: everything that the document lists is there, under the labels it names.
+//! `/metrics` against `host/gateway/METRICS.md`: every documented metric exists, with the documented labels.
 
 use crate::harness::{Host, MODEL, client, repository, shared};
 use crate::mcp::{call, connect};
@@ -22,12 +22,12 @@ fn documented() -> Vec<Documented> {
             Documented { name: cells[0].trim_matches('`').to_owned(), kind: cells[1].to_owned(), labels }
         })
         .collect();
-    assert!(rows.len() > 10, "the table is where it was");
+    assert!(rows.len() > 10, "the table is found");
     rows
 }
 
 #[tokio::test]
-async fn every_documented_metric_is_there_with_its_labels() {
+async fn every_documented_metric_exists_with_its_labels() {
     let data = tempfile::tempdir().unwrap();
     let host = Host::start(Some(data.path()));
     let schedule = "[[schedule]]\nname = \"x\"\nevery = \"1h\"\nsession = \"s\"";
@@ -62,7 +62,7 @@ async fn every_documented_metric_is_there_with_its_labels() {
     let (_, metrics) = host.get("/metrics").await;
     let metrics = metrics.as_str().unwrap();
     for Documented { name, kind, labels } in documented() {
-        assert!(metrics.contains(&format!("# TYPE {name} {kind}\n")), "{name} is no {kind} in\n{metrics}");
+        assert!(metrics.contains(&format!("# TYPE {name} {kind}\n")), "{name} is not a {kind} in\n{metrics}");
         assert!(metrics.contains(&format!("# HELP {name} ")), "{name} has no help");
         let series = format!("{name}{}", if kind == "histogram" { "_bucket{" } else { "" });
         let line = metrics.lines().find(|line| line.starts_with(&series)).expect(&name);
@@ -78,13 +78,13 @@ async fn every_documented_metric_is_there_with_its_labels() {
             let is_there = metrics
                 .lines()
                 .any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
-            assert!(is_there, "an alert is about {name}, which is not there");
+            assert!(is_there, "an alert uses {name}, which does not exist");
         }
     }
 }
 
 #[tokio::test]
-async fn an_agents_tokens_are_its_own() {
+async fn tokens_are_counted_per_agent() {
     let agent = "counted";
     assert_eq!(shared().deploy_guest("generate", agent, "").await.0, 201);
     let (status, answer) = shared().message(agent, "s", "Name a colour.").await;
@@ -107,12 +107,12 @@ async fn an_agents_tokens_are_its_own() {
     assert_eq!(made.iter().sum::<u64>(), usage["completion_tokens"].as_u64().unwrap());
     assert_eq!(value("skep_turns_total", "outcome=\"ok\""), 1);
     assert_eq!(value("skep_engine_queue_seconds_count", ""), 1);
-    // A generation of n tokens has n - 1 gaps; those before forced tokens are none.
+    // A generation of n tokens has n - 1 gaps, not counting gaps before forced tokens.
     assert_eq!(value("skep_engine_inter_token_seconds_count", ""), made[0] - 1);
 }
 
 #[tokio::test]
-async fn buckets_fit_what_is_counted() {
+async fn histogram_buckets_fit_their_values() {
     let request =
         json!({"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]});
     shared().ok("/v1/chat/completions", request).await;

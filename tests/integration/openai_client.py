@@ -1,4 +1,4 @@
-"""Drives a Skep host with the official `openai` client: BASE_URL MODEL -> exit code 0 and "all checks passed"."""
+"""Uses the official `openai` client against a Skep host: BASE_URL MODEL -> exit code 0 and "all checks passed"."""
 import json
 import sys
 
@@ -23,13 +23,13 @@ assert text == answer.choices[0].message.content, (text, answer)
 assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
 
 again = client.chat.completions.create(model=model, messages=hello, max_tokens=16, temperature=0)
-assert again.usage.prompt_tokens_details.cached_tokens > 0, "the second request finds the first one's prompt"
+assert again.usage.prompt_tokens_details.cached_tokens > 0, "the second request reuses the first one's prompt"
 
 scored = client.chat.completions.create(model=model, messages=hello, max_tokens=4, temperature=0, logprobs=True,
                                         top_logprobs=3)
 for entry in scored.choices[0].logprobs.content:
     assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
-    assert entry.top_logprobs[0].token == entry.token, "greedy takes the likeliest"
+    assert entry.top_logprobs[0].token == entry.token, "greedy decoding takes the most likely token"
 
 several = client.chat.completions.create(model=model, messages=hello, max_tokens=4, n=3, seed=5, temperature=1)
 assert [c.index for c in several.choices] == [0, 1, 2]

@@ -1,4 +1,4 @@
-//! The official `openai` Python client against a host; the checks are in `openai_client.py` beside this file.
+//! The official `openai` Python client against a host. The checks are in `openai_client.py` beside this file.
 
 use crate::harness::{MODEL, repository, shared};
 use std::{path::PathBuf, process::Command};
@@ -13,7 +13,7 @@ fn the_official_python_client_works() {
     assert!(stdout.contains("all checks passed"), "{stdout}");
 }
 
-/// A virtual environment with the client, made once and kept in the target folder.
+/// Creates a virtual environment with the client, once, in the target folder.
 fn environment() -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("openai-client");
     let python = folder.join("bin/python");

@@ -5,7 +5,7 @@ use futures::future::join_all;
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_chat_answers_with_usage_and_the_models_name() {
+async fn a_chat_completion_has_usage_and_the_model_name() {
     let request = json!({"model": MODEL, "temperature": 0, "max_tokens": 12,
         "messages": [{"role": "user", "content": "What is gravity?"}]});
     let answer = shared().ok("/v1/chat/completions", request).await;
@@ -20,7 +20,7 @@ async fn a_chat_answers_with_usage_and_the_models_name() {
 }
 
 #[tokio::test]
-async fn streaming_gives_what_not_streaming_gives() {
+async fn streamed_and_unstreamed_answers_are_equal() {
     for (temperature, stop) in [(0.0, json!(null)), (0.8, json!(null)), (0.0, json!(["the", "\n"]))] {
         let request = json!({"temperature": temperature, "seed": 7, "max_tokens": 40, "stop": stop,
             "messages": [{"role": "user", "content": "Name three colours and a café ☕."}]});
@@ -37,7 +37,7 @@ async fn streaming_gives_what_not_streaming_gives() {
 }
 
 #[tokio::test]
-async fn an_answer_does_not_depend_on_its_neighbours() {
+async fn an_answer_does_not_depend_on_other_requests_of_the_batch() {
     let request = |n: usize| {
         json!({"prompt": format!("Once upon a time, in village number {n}, there was"), "temperature": 0,
             "max_tokens": 24, "ignore_eos": true})
@@ -53,7 +53,7 @@ async fn an_answer_does_not_depend_on_its_neighbours() {
 }
 
 #[tokio::test]
-async fn a_prompt_seen_before_is_served_from_the_cache_and_answered_the_same() {
+async fn a_repeated_prompt_is_cached_and_has_the_same_answer() {
     let prompt = "The quick brown fox jumps over the lazy dog. ".repeat(12) + "And then";
     let request = json!({"prompt": prompt, "temperature": 0, "max_tokens": 16, "ignore_eos": true});
     let cold = shared().ok("/v1/completions", request.clone()).await;
@@ -65,7 +65,7 @@ async fn a_prompt_seen_before_is_served_from_the_cache_and_answered_the_same() {
 }
 
 #[tokio::test]
-async fn prompts_come_as_text_or_ids_and_several_at_once() {
+async fn prompts_can_be_text_or_ids_and_several_at_once() {
     let one = json!({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 4});
     let text = completion_text(&shared().ok("/v1/completions", one).await);
     let ids = json!({"prompt": [504, 3575, 282, 4649, 314], "temperature": 0, "max_tokens": 4});
@@ -94,14 +94,14 @@ async fn a_seed_repeats_a_draw_and_another_seed_changes_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_frees_its_place() {
+async fn a_disconnected_client_frees_its_slot() {
     let before = cancelled_requests().await;
     let request = json!({"prompt": "Count: 1, 2, 3,", "max_tokens": 4000, "ignore_eos": true, "stream": true,
         "temperature": 0});
     let mut response = client().post(shared().at("/v1/completions")).json(&request).send().await.unwrap();
-    assert!(response.chunk().await.unwrap().is_some(), "it had begun");
+    assert!(response.chunk().await.unwrap().is_some(), "the stream has started");
     drop(response);
-    // Unless it is cancelled it runs to its 4,000 tokens and counts as finished.
+    // Without cancellation, it runs to its 4,000 tokens and counts as finished.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while cancelled_requests().await == before {
         assert!(std::time::Instant::now() < deadline, "the request was not cancelled");

@@ -1,4 +1,4 @@
-//! What `skep.toml` lets clients and agents have, on a host that was started with it.
+//! Rate limits and weights of `skep.toml` for clients and agents, on a host that was started with the file.
 
 use crate::harness::{Host, MODEL};
 use reqwest::{Response, StatusCode};
@@ -28,7 +28,7 @@ fn header<'a>(response: &'a Response, name: &str) -> &'a str {
 }
 
 #[tokio::test]
-async fn each_client_address_has_the_requests_of_the_file() {
+async fn each_client_address_has_the_request_rate_of_the_file() {
     let host = host("[tenants.default]\nrequests_per_minute = 1\nrequest_burst = 2\n");
     for remaining in ["1", "0"] {
         let answered = complete(&host, "127.0.0.1").await;
@@ -43,7 +43,7 @@ async fn each_client_address_has_the_requests_of_the_file() {
 }
 
 #[tokio::test]
-async fn what_an_agents_turn_generates_is_of_its_tenants_tokens() {
+async fn tokens_of_an_agents_turn_count_for_its_tenant() {
     let host = host("[tenants.local]\ntokens_per_minute = 4\n");
     assert_eq!(host.deploy_guest("generate", "spends", "").await.0, 201);
     let (status, answer) = host.message("spends", "s", "Name a colour.").await;

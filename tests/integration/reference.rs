@@ -17,9 +17,9 @@ struct Case {
 }
 
 #[test]
-fn token_ids_are_those_of_the_reference() {
+fn token_ids_match_the_reference() {
     let checkpoint = Checkpoint::open(model_path()).unwrap();
-    let tokenizer = checkpoint.tokenizer().unwrap().expect("the file carries a tokenizer");
+    let tokenizer = checkpoint.tokenizer().unwrap().expect("the file contains a tokenizer");
     for case in cases() {
         assert_eq!(tokenizer.encode(&case.text, SpecialTokens::Parse).unwrap(), case.ids, "{:?}", case.text);
         assert_eq!(tokenizer.decode(&case.ids, false), case.text);
@@ -30,7 +30,7 @@ fn token_ids_are_those_of_the_reference() {
 }
 
 #[tokio::test]
-async fn log_probabilities_are_those_of_the_reference() {
+async fn log_probabilities_match_the_reference() {
     let mut errors = Vec::new();
     let (mut our_nll, mut exact_nll) = (0.0, 0.0);
     for case in cases() {
@@ -39,14 +39,14 @@ async fn log_probabilities_are_those_of_the_reference() {
         let answer = shared().ok("/v1/completions", request).await;
         let logprobs = &answer["choices"][0]["logprobs"];
         let ours = logprobs["token_logprobs"].as_array().unwrap_or_else(|| panic!("{answer}"));
-        assert_eq!(ours.len(), case.ids.len() + 1, "one for each prompt token and one produced");
-        assert!(ours[0].is_null(), "nothing comes before the first token");
+        assert_eq!(ours.len(), case.ids.len() + 1, "one per prompt token and one for the generated token");
+        assert!(ours[0].is_null(), "the first token has no predecessor");
         let ours: Vec<f64> = ours[1..].iter().map(|value| value.as_f64().unwrap()).collect();
         let prompt = &ours[..case.logprobs.len()];
         errors.extend(prompt.iter().zip(&case.logprobs).map(|(ours, exact)| (ours - exact).abs()));
         our_nll -= prompt.iter().sum::<f64>() / prompt.len() as f64;
         exact_nll += case.mean_nll;
-        // The produced token is the likeliest one, unless the exact gap is within the rounding.
+        // The generated token is the most likely one, unless the exact gap is within the rounding error.
         let (first, second) = (case.next_top[0], case.next_top[1]);
         if first.1 - second.1 > 4.0 * MEAN_ABSOLUTE_ERROR {
             errors.push((ours[case.logprobs.len()] - first.1).abs());

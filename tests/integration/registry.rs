@@ -1,4 +1,5 @@
-//! Agents in an OCI registry: pushed, pulled and deployed by the binary, against a registry that the test starts.
+//! Agents in an OCI registry: pushed, pulled and deployed by the binary, against a registry that the test
+//! starts.
 
 use crate::harness::{guest, shared};
 use axum::{
@@ -21,7 +22,7 @@ use std::{
 const USER: &str = "ada";
 const PASSWORD: &str = "lovelace";
 
-/// A registry that keeps one repository in memory, as the distribution specification says.
+/// A registry that keeps one repository in memory, following the OCI distribution specification.
 #[derive(Clone, Default)]
 struct Registry(Arc<Mutex<Kept>>);
 
@@ -29,14 +30,14 @@ struct Registry(Arc<Mutex<Kept>>);
 struct Kept {
     blobs: HashMap<String, Vec<u8>>,
     manifests: HashMap<String, Vec<u8>>,
-    /// By session.
+    /// Uploads by session.
     uploads: Vec<Vec<u8>>,
-    /// Those who do not log in are turned away.
+    /// Whether requests without a login are rejected.
     is_private: bool,
 }
 
 impl Registry {
-    /// Its address.
+    /// Starts the registry and returns its address.
     async fn start(&self) -> String {
         let routes = Router::new()
             .route("/v2/", get(|| async {}))
@@ -60,7 +61,7 @@ impl Registry {
         serde_json::from_slice(&self.kept().manifests[tag]).unwrap()
     }
 
-    /// Puts another manifest under a tag.
+    /// Stores another manifest under a tag.
     fn retag(&self, tag: &str, manifest: &Value) {
         self.kept().manifests.insert(tag.to_owned(), manifest.to_string().into_bytes());
     }
@@ -142,11 +143,11 @@ fn digest_of(content: &[u8]) -> String {
     format!("sha256:{hex}")
 }
 
-/// Runs the binary as `user`, or as nobody.
+/// Runs the binary as `user`, or without a login.
 async fn skep(user: Option<(&str, &str)>, arguments: &[&str]) -> Output {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_skep"));
     command.args(arguments).stdin(Stdio::null());
-    // What the person who runs the tests has stored stays out of it.
+    // Ignore the credentials of the person who runs the tests.
     command
         .env("DOCKER_CONFIG", std::env::temp_dir().join("no-docker-config"))
         .env_remove("SKEP_REGISTRY_PASSWORD");
@@ -160,7 +161,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A folder with a component and its manifest, and the path of the component.
+/// Creates a folder with a component and its manifest. Returns it with the path of the component.
 fn agent_folder(name: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let component = folder.path().join("it.wasm");
@@ -172,7 +173,7 @@ fn agent_folder(name: &str) -> (tempfile::TempDir, String) {
 }
 
 #[tokio::test]
-async fn an_agent_is_deployed_from_where_it_was_pushed_as_it_was() {
+async fn a_pushed_agent_is_deployed_unchanged() {
     let registry = Registry::default();
     let address = registry.start().await;
     let (folder, component) = tokio::task::spawn_blocking(|| agent_folder("from-registry")).await.unwrap();
@@ -207,7 +208,7 @@ async fn an_agent_is_deployed_from_where_it_was_pushed_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_registry_that_wants_a_login_gets_one_or_the_user_is_told() {
+async fn a_registry_login_is_sent_or_the_error_asks_for_it() {
     let registry = Registry::default();
     let address = registry.start().await;
     registry.kept().is_private = true;
@@ -225,7 +226,7 @@ async fn a_registry_that_wants_a_login_gets_one_or_the_user_is_told() {
 }
 
 #[tokio::test]
-async fn what_is_not_what_the_manifest_says_is_never_deployed() {
+async fn content_that_differs_from_its_manifest_is_never_deployed() {
     let registry = Registry::default();
     let address = registry.start().await;
     let (_folder, component) = tokio::task::spawn_blocking(|| agent_folder("tampered")).await.unwrap();
@@ -240,12 +241,12 @@ async fn what_is_not_what_the_manifest_says_is_never_deployed() {
     let mut foreign = good.clone();
     foreign["layers"][1]["mediaType"] = json!("text/plain");
     registry.retag("foreign", &foreign);
-    // Same length, one bit off.
+    // The blob keeps its length, with one bit flipped.
     registry.kept().blobs.get_mut(&digest).unwrap()[9] ^= 1;
 
     let host = shared();
     for (tag, expected) in
-        [("huge", "are allowed"), ("foreign", "is no agent"), ("good", "igest"), ("absent", "absent")]
+        [("huge", "are allowed"), ("foreign", "is not an agent"), ("good", "igest"), ("absent", "absent")]
     {
         let name = format!("oci://{address}/agents/it:{tag}");
         let refused = skep(None, &["deploy", &name, "--url", &host.url]).await;

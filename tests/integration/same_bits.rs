@@ -1,4 +1,4 @@
-//! The default model gives the same tokens and log-probabilities, in bits, with every setting of the processor.
+//! The default model gives bit-identical tokens and log-probabilities with every CPU setting.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::harness::model_path;
 
 #[test]
-fn answers_are_the_same_bits_with_every_setting() {
+fn answers_are_bit_identical_with_every_setting() {
     for kv in ["f16", "i8"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
         command.args(["bench", "determinism", "--json", "--kv", kv, "--model"]).arg(model_path());
@@ -19,7 +19,7 @@ fn answers_are_the_same_bits_with_every_setting() {
         for setting in settings {
             assert_eq!(setting["same_bits"], 16, "{setting}");
         }
-        // The settings did what they are there for.
+        // The settings had the intended effects.
         for what in ["preemptions", "accepted_drafts"] {
             let most = settings.iter().filter_map(|setting| setting[what].as_u64()).max();
             assert!(most > Some(0), "{what}: {report:#}");

@@ -1,4 +1,5 @@
-//! Alarms and events of a real host that is killed while they are on their way: each comes, and counts once.
+//! Alarms and events of a real host that is killed while they are in flight: each is delivered and counts
+//! once.
 
 use crate::{
     durability::Process,
@@ -9,12 +10,12 @@ use std::time::Duration;
 
 const KILLS: usize = 5;
 const SESSIONS: usize = 4;
-/// Of each kind, in each session.
+/// Number of alarms and events of each kind per session.
 const EACH: usize = 12;
 const MANIFEST: &str = "name = \"counted\"\n[grants]\nevents = [\"counted.*\"]\n\
     [[trigger.event]]\ntopic = \"counted.*\"\nsession = \"{data.session}\"\n";
 
-/// Sends until a host has answered; `None` while there is none.
+/// Sends a request and returns the response, or `None` if no host is running.
 async fn post(url: &str, path: &str, key: &str, body: &Value) -> Option<Value> {
     let request = client().post(format!("{url}{path}")).header("idempotency-key", key).json(body);
     let answer = request.send().await.ok()?;
@@ -26,14 +27,14 @@ async fn get(url: &str, path: &str) -> Value {
     client().get(format!("{url}{path}")).send().await.unwrap().json().await.unwrap()
 }
 
-/// How many alarms and events the sessions have taken.
+/// Returns the alarms and events that each session has received.
 async fn taken(url: &str, probe: &mut usize) -> Vec<Value> {
     let mut all = Vec::new();
     for session in 0..SESSIONS {
         *probe += 1;
         let path = format!("/v1/agents/counted/sessions/s{session}/messages");
         let answer = post(url, &path, &format!("probe {probe}"), &json!({"text": "look"})).await;
-        all.push(answer.expect("the host is there")["data"].clone());
+        all.push(answer.expect("the host is running")["data"].clone());
     }
     all
 }
@@ -59,7 +60,7 @@ async fn until_over(url: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn alarms_and_events_of_a_host_that_is_killed_count_once_each() {
+async fn alarms_and_events_of_a_killed_host_count_once_each() {
     let data = tempfile::tempdir().unwrap();
     let (model, component) =
         tokio::task::spawn_blocking(|| (model_path(), guest("scheduled"))).await.unwrap();
@@ -71,27 +72,27 @@ async fn alarms_and_events_of_a_host_that_is_killed_count_once_each() {
         let path = format!("/v1/agents/counted/sessions/s{session}/messages");
         for command in ["set", "emit"] {
             let text = json!({"text": format!("{command} {EACH}")});
-            post(&process.url, &path, command, &text).await.expect("the host is there");
+            post(&process.url, &path, command, &text).await.expect("the host is running");
         }
         for number in 0..EACH {
             let data = json!({"session": format!("s{session}"), "number": number});
             let event = json!({"topic": "counted.sent", "id": format!("{session}-{number}"), "data": data});
             for _twice in 0..2 {
-                post(&process.url, "/v1/events", "", &event).await.expect("the host is there");
+                post(&process.url, "/v1/events", "", &event).await.expect("the host is running");
             }
         }
     }
     for kill in 1..=KILLS {
-        // The next part of them, wherever that leaves the others.
+        // Wait for the next part of the deliveries, wherever the others are then.
         while sum(&taken(&process.url, &mut probe).await) < kill * SESSIONS * EACH * 3 / (KILLS + 1) {}
         process.kill();
         process = Process::start(model, data.path());
     }
     until_over(&process.url).await;
     for (session, taken) in taken(&process.url, &mut probe).await.iter().enumerate() {
-        let taken = taken.as_object().expect("what was taken, by name");
-        assert_eq!(taken.len(), 3 * EACH, "session {session} lacks some: {taken:?}");
-        assert!(taken.values().all(|count| *count == 1), "session {session} took some twice: {taken:?}");
+        let taken = taken.as_object().expect("the received alarms and events, by name");
+        assert_eq!(taken.len(), 3 * EACH, "session {session} misses some: {taken:?}");
+        assert!(taken.values().all(|count| *count == 1), "session {session} received some twice: {taken:?}");
     }
     process.kill();
 }

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// What `skep session …` does against this host: its exit code, and what it prints.
+/// Runs `skep session …` against this host. Returns its exit code and its output.
 async fn session(host: &Host, arguments: &[&str], input: &str) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
     command.arg("session").args(arguments).args(["--url", &host.url]);
@@ -54,7 +54,7 @@ async fn a_session_is_listed_shown_forked_moved_and_deleted_from_the_command_lin
     assert!(shown.contains("1 turn,") && shown.contains("My name is Ada."), "{shown}");
 
     let forked = done(host, &["fork", "keeper", "ada", "what-if"], "").await;
-    assert!(forked.contains("what-if begins where ada was"), "{forked}");
+    assert!(forked.contains("what-if is a copy of ada"), "{forked}");
     let answer = say(host, "keeper", "what-if", "What is my name?", 8).await;
     assert!(answer["turn"] == 2 && cached(&answer) > 16, "{answer}");
     let (code, _, refused) = session(host, &["fork", "keeper", "ada", "what-if"], "").await;
@@ -68,9 +68,9 @@ async fn a_session_is_listed_shown_forked_moved_and_deleted_from_the_command_lin
     let (code, ..) = session(host, &["show", "keeper", "ada"], "").await;
     assert_eq!(code, 4);
     let imported = done(host, &["import", "keeper", "-"], &exported).await;
-    assert!(imported.contains("imported ada after 1 turn\n"), "{imported}");
+    assert!(imported.contains("imported ada with 1 turn\n"), "{imported}");
     let again = say(host, "keeper", "ada", "What is my name?", 8).await;
-    assert_eq!(again["text"], next["text"], "the same tokens go on in the same way");
+    assert_eq!(again["text"], next["text"], "the same tokens have the same continuation");
     let (code, _, stderr) = session(host, &["import", "keeper", "-"], &exported).await;
     assert!(code == 4 && stderr.contains("session_exists"), "{stderr}");
     done(host, &["import", "keeper", "-", "--replace"], &exported).await;
@@ -82,7 +82,7 @@ async fn a_session_is_listed_shown_forked_moved_and_deleted_from_the_command_lin
 }
 
 #[tokio::test]
-async fn a_conversation_that_outgrows_its_pages_goes_on_from_a_summary() {
+async fn a_conversation_that_outgrows_its_pages_continues_from_a_summary() {
     let mut options = Host::options(None);
     options.executor.kv_tokens = Some(384);
     let host = Host::start_with(options);

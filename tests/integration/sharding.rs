@@ -1,4 +1,4 @@
-//! The default model divided among in-process ranks gives the tokens of one rank.
+//! The default model divided among in-process ranks gives the same tokens as on one rank.
 
 use skep_model::{
     Batch, BatchSequence, ExecutorOptions, LoadedModel, LogitRow, LogitsWanted, PAGE_TOKENS, PageId,
@@ -12,7 +12,7 @@ const PROMPT: &str =
 const GENERATED: usize = 32;
 
 #[test]
-fn greedy_tokens_are_those_of_one_rank() {
+fn greedy_tokens_match_those_of_one_rank() {
     let whole = greedy(1, 1);
     for (tensor, stages) in [(3, 1), (1, 2), (3, 2)] {
         assert_eq!(greedy(tensor, stages), whole, "{tensor} × {stages} ranks");
@@ -33,7 +33,7 @@ fn greedy(tensor_parallel: usize, pipeline_parallel: usize) -> Vec<u32> {
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     let mut computed = 0;
     while tokens.len() < prompt + GENERATED {
-        // The prompt in chunks, then one token at a time.
+        // The prompt is computed in chunks, then one token at a time.
         let end = tokens.len().min(computed + options.max_batch_tokens);
         let sequence = BatchSequence {
             tokens: tokens[computed..end].to_vec(),

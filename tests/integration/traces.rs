@@ -1,4 +1,4 @@
-//! Traces as a collector gets them from a real `skep up`, and the log lines that belong to them.
+//! Traces as a collector receives them from a real `skep up`, and the log lines that belong to them.
 
 use crate::harness::{Host, client, model_path};
 use axum::{Router, body::Bytes, extract::State, http::HeaderMap, routing::post};
@@ -20,14 +20,14 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
 const REQUEST_ID: &str = "one-message";
 
-/// What arrived at a collector.
+/// The data that arrived at a collector.
 #[derive(Clone, Default)]
 struct Collector {
     requests: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
 }
 
 impl Collector {
-    /// Its address, without a path.
+    /// Starts the collector and returns its base URL.
     async fn start(&self) -> String {
         async fn take(State(collector): State<Collector>, headers: HeaderMap, body: Bytes) {
             assert_eq!(headers["content-type"], "application/x-protobuf");
@@ -58,7 +58,7 @@ impl Collector {
 struct Process {
     child: Child,
     host: Host,
-    /// Held so that the process can go on to print.
+    /// Keeps the pipe open, so that the process can still print.
     _stdout: Lines<BufReader<ChildStdout>>,
     log: JoinHandle<Vec<Value>>,
 }
@@ -94,11 +94,11 @@ impl Process {
             .find_map(|line| {
                 line.split_whitespace().find(|word| word.starts_with("http://127.0.0.1")).map(str::to_owned)
             })
-            .expect("`skep up` prints where it listens");
+            .expect("`skep up` prints its URL");
         Process { child, host: Host::elsewhere(url), _stdout: stdout, log }
     }
 
-    /// Ends it as a supervisor would, and gives its log.
+    /// Stops the process like a supervisor would, and returns its log.
     async fn stop(mut self) -> (ExitStatus, Vec<Value>) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -219,7 +219,7 @@ async fn a_call_of_another_agents_tool_is_below_the_turn_whose_model_made_it() {
     assert_eq!(attribute(&called.attributes, "gen_ai.conversation.id"), json!("desk~ada"));
 }
 
-/// The spans of a line are those around it, so each of them leads to the request, and the access log has its id.
+/// Checks that the spans of each line lead to the request, and that the access log has its id.
 fn one_request_id_links_the_lines(log: &[Value]) {
     let access = |line: &&Value| line["target"] == "skep::access" && line["request_id"] == REQUEST_ID;
     let access = log.iter().find(access).unwrap_or_else(|| panic!("no line of the access log in {log:#?}"));
@@ -233,10 +233,10 @@ fn one_request_id_links_the_lines(log: &[Value]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn completions_are_traces_of_their_own_that_last_as_long_as_their_streams() {
+async fn completions_are_separate_traces_that_last_as_long_as_their_streams() {
     let collector = Collector::default();
     let server = Process::start(&collector.start().await);
-    // Schemas are compiled on another thread than the request's.
+    // Schemas are compiled on a different thread than the request's.
     let format =
         json!({"type": "json_schema", "json_schema": {"name": "yes", "schema": {"type": "boolean"}}});
     let messages = json!([{"role": "user", "content": "Is water wet?"}]);
@@ -245,7 +245,7 @@ async fn completions_are_traces_of_their_own_that_last_as_long_as_their_streams(
     assert_eq!(events.last().map(|(_, data)| data.as_str()), Some("[DONE]"));
     let endless = json!({"prompt": "One", "max_tokens": 2000, "ignore_eos": true, "stream": true});
     let mut left = client().post(server.host.at("/v1/completions")).json(&endless).send().await.unwrap();
-    left.chunk().await.unwrap().expect("it began");
+    left.chunk().await.unwrap().expect("the stream has started");
     drop(left);
     let refused = json!({"prompt": "One", "max_tokens": 1_000_000});
     assert_eq!(server.host.post("/v1/completions", refused).await.0, 400);
@@ -262,7 +262,10 @@ async fn completions_are_traces_of_their_own_that_last_as_long_as_their_streams(
     let streamed = requests.iter().find(|span| span.name == "POST /v1/chat/completions").expect("streamed");
     let generation = below(streamed);
     assert_eq!(generation.trace_id, streamed.trace_id);
-    assert!(generation.end_time_unix_nano <= streamed.end_time_unix_nano, "the answer's head ended earlier");
+    assert!(
+        generation.end_time_unix_nano <= streamed.end_time_unix_nano,
+        "the generation ended before the request span"
+    );
     assert_eq!(attribute(&generation.attributes, "gen_ai.response.finish_reasons"), json!(["stop"]));
     assert_eq!(attribute(&generation.attributes, "gen_ai.agent.name"), Value::Null);
     let completions = requests.iter().filter(|span| span.name == "POST /v1/completions");
@@ -280,7 +283,7 @@ async fn completions_are_traces_of_their_own_that_last_as_long_as_their_streams(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn collector_that_does_not_answer_costs_a_warning_and_nothing_else() {
+async fn an_unreachable_collector_causes_only_a_warning() {
     // A port that was free a moment ago.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let server = Process::start(&format!("http://{closed}"));
@@ -293,7 +296,7 @@ async fn collector_that_does_not_answer_costs_a_warning_and_nothing_else() {
 }
 
 #[test]
-fn endpoint_that_is_no_address_is_refused_with_the_fix() {
+fn an_invalid_endpoint_is_refused_with_the_fix() {
     let output = Command::new(env!("CARGO_BIN_EXE_skep"))
         .args(["up", "--ephemeral", "--otlp-endpoint", "localhost:4318"])
         .stdin(Stdio::null())
@@ -313,7 +316,7 @@ fn attributes(span: &Span) -> serde_json::Map<String, Value> {
     span.attributes.iter().map(named).collect()
 }
 
-/// `null` if there is none.
+/// Returns the value of an attribute, or `null` if it does not exist.
 fn attribute(attributes: &[KeyValue], key: &str) -> Value {
     let found = attributes.iter().find(|attribute| attribute.key == key);
     found.map_or(Value::Null, |attribute| plain(attribute.value.as_ref()))
@@ -327,7 +330,7 @@ fn plain(value: Option<&AnyValue>) -> Value {
         Some(any_value::Value::ArrayValue(array)) => {
             array.values.iter().map(|one| plain(Some(one))).collect()
         }
-        other => panic!("no attribute of ours has such a value: {other:?}"),
+        other => panic!("unexpected attribute value: {other:?}"),
     }
 }
 

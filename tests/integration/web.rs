@@ -1,4 +1,5 @@
-//! Agents that reach out: grants, secrets through the command line, and what is left of a secret on the host's side.
+//! Agents that make HTTP requests: grants, secrets through the command line, and traces of a secret on the
+//! host's side.
 
 use crate::harness::{Host, client};
 use skep_cli::server::ServerOptions;
@@ -13,7 +14,7 @@ use tokio::{
 
 const VALUE: &str = "sk_live_4eC39HqLyjWD";
 
-/// A server that answers with what it was sent, head and all.
+/// Starts a server that echoes the request, including its head.
 async fn echo_server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let origin = format!("http://{}", listener.local_addr().unwrap());
@@ -35,7 +36,7 @@ async fn echo_server() -> String {
     origin
 }
 
-/// A host whose operator lets agents go to this machine.
+/// Starts a host whose operator lets agents reach this machine.
 fn host(data: Option<&std::path::Path>) -> Host {
     let mut options: ServerOptions = Host::options(data);
     options.runtime.granted_hosts = vec!["*".parse().unwrap()].try_into().unwrap();
@@ -43,7 +44,7 @@ fn host(data: Option<&std::path::Path>) -> Host {
     Host::start_with(options)
 }
 
-/// Runs `skep` with this on its standard input; what it printed.
+/// Runs `skep` with this standard input. Returns whether it succeeded, and its output.
 async fn skep(host: &Host, arguments: &[&str], input: &str) -> (bool, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
     command.args(arguments).env("SKEP_URL", &host.url).env("NO_COLOR", "1");
@@ -60,7 +61,7 @@ async fn skep(host: &Host, arguments: &[&str], input: &str) -> (bool, String) {
 }
 
 #[tokio::test]
-async fn a_secret_that_the_command_line_sets_reaches_the_server_and_nobody_else() {
+async fn a_secret_set_on_the_command_line_reaches_only_its_server() {
     let data = tempfile::tempdir().unwrap();
     let (origin, host) = (echo_server().await, host(Some(data.path())));
     let manifest =
@@ -116,7 +117,7 @@ async fn a_secret_that_the_command_line_sets_reaches_the_server_and_nobody_else(
 
 #[cfg(unix)]
 #[tokio::test]
-async fn what_a_host_keeps_is_for_its_owner_alone() {
+async fn files_of_a_host_are_readable_only_by_their_owner() {
     use std::os::unix::fs::PermissionsExt;
     let data = tempfile::tempdir().unwrap();
     let (origin, host) = (echo_server().await, host(Some(data.path())));

@@ -1,4 +1,4 @@
-//! Webhooks from the command line, against a receiver that fails, and what the log says of it.
+//! Webhooks from the command line, against a receiver that fails, and the log of the failures.
 
 use crate::durability::tiny_model;
 use std::{
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A host that is killed when the test is over.
+/// A host that is killed when the test finishes.
 struct Up {
     child: Child,
     url: String,
@@ -48,12 +48,12 @@ fn up(model: &Path, folder: &Path, toml: &str) -> Up {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
     let address =
         |line: String| line.split_whitespace().find(|word| word.starts_with("http://")).map(str::to_owned);
-    let url = lines.find_map(address).expect("`skep up` prints where it listens");
+    let url = lines.find_map(address).expect("`skep up` prints its URL");
     std::thread::spawn(move || lines.for_each(drop));
     Up { child, url: url.trim_end_matches('/').to_owned() }
 }
 
-/// Answers each request with the next of these, and the last one from then on.
+/// Starts a receiver that answers each request with the next of these responses, repeating the last one.
 fn receiver(answers: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/hook", listener.local_addr().unwrap());
@@ -88,7 +88,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn a_webhook_that_fails_is_told_in_the_log_the_list_and_the_test() {
+fn a_failing_webhook_is_reported_in_the_log_the_list_and_the_test() {
     let (model, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     tiny_model(model.path());
     const FAILING: &str = "HTTP/1.1 503 Busy\r\ncontent-length: 9\r\nconnection: close\r\n\r\nnot today";
@@ -104,15 +104,16 @@ fn a_webhook_that_fails_is_told_in_the_log_the_list_and_the_test() {
     let id = added["id"].as_str().unwrap();
     assert!(said(&skep(&up, &["webhook", "list"])).contains("never"));
     let test = skep(&up, &["webhook", "test", id]);
-    assert!(!test.status.success(), "it was not taken");
+    assert!(!test.status.success(), "the test event was not accepted");
     let told = said(&test);
     assert!(
-        told.contains("answered HTTP 503 in ") && told.contains("not today") && told.contains("not taken"),
+        told.contains("answered HTTP 503 in ") && told.contains("not today") && told.contains("not accepted"),
         "{told}"
     );
     assert!(!std::fs::read_to_string(folder.path().join("log")).unwrap().contains("a webhook is failing"));
 
-    // The test has failed before, so the event tells nothing new; a first success and another failure would.
+    // The test event has already failed, so the next failure logs nothing new. A first success and another
+    // failure would.
     let other = receiver(&[FINE, FAILING]);
     let added = skep(&up, &["webhook", "add", &other, "order.*", "--json"]);
     let added: serde_json::Value = serde_json::from_slice(&added.stdout).unwrap();
@@ -125,7 +126,8 @@ fn a_webhook_that_fails_is_told_in_the_log_the_list_and_the_test() {
     loop {
         let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
         let list = said(&skep(&up, &["webhook", "list"]));
-        let is_logged = log.lines().any(|line| line.contains("a webhook is failing") && line.contains(other_id));
+        let is_logged =
+            log.lines().any(|line| line.contains("a webhook is failing") && line.contains(other_id));
         if is_logged && list.matches("HTTP 503").count() >= 2 && list.contains("1 waiting") {
             assert_eq!(log.matches("a webhook is failing").count(), 1, "{log}");
             break;

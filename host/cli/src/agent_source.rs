@@ -96,7 +96,7 @@ fn read_manifest(path: &Path) -> Result<(Manifest, String)> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            bail!("there is no {}\n  hint: `skep new NAME` makes an agent with one", path.display())
+            bail!("there is no {}\n  hint: `skep new NAME` creates an agent with one", path.display())
         }
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };

@@ -48,9 +48,9 @@ use tenants::TenantConfig;
 pub use tenants::rates_of_open_host;
 pub use webhook::WebhookConfig;
 
-/// Maximum of what is stored, all together.
+/// Maximum total size of stored data.
 const BYTES: u64 = 1 << 50;
-/// Maximum of what is taken into memory in one block.
+/// Maximum size of data that is taken into memory in one block.
 const PIECE_BYTES: u64 = 1 << 30;
 
 /// The file as written.
@@ -86,7 +86,7 @@ pub struct Config {
     /// MCP servers, by name.
     pub mcp: BTreeMap<String, McpConfig>,
     pub agents: BTreeMap<String, AgentConfig>,
-    /// By name; `default` covers all others.
+    /// Limits of tenants, by name; `default` covers all others.
     pub tenants: BTreeMap<String, TenantConfig>,
     pub telemetry: TelemetryConfig,
     /// Webhooks that events are sent to.
@@ -423,7 +423,7 @@ mod tests {
         for (text, expected) in [
             (
                 "model = \"x\"\ndevice = \"gpu\"\n",
-                "line 2: device: unknown device \"gpu\"; one of auto, cpu, cuda, cuda:0,1",
+                "line 2: device: unknown device \"gpu\"; expected one of auto, cpu, cuda, cuda:0,1",
             ),
             ("deterministic = \"yes\"\n", "deterministic: invalid type: string \"yes\", expected a boolean"),
             ("threads = 0\n", "line 1: threads: 0 is out of range; it must be between 1 and 256"),

@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(over_cpu(read("cuda:0,1").expect("devices").flag), "cuda:0,1");
         assert_eq!(over_cpu(DeviceFlag::default()), "cpu");
         for (value, expected) in [
-            ("gpu", "'--device <DEVICE>': unknown device \"gpu\"; one of auto, cpu, cuda, cuda:0,1"),
+            ("gpu", "'--device <DEVICE>': unknown device \"gpu\"; expected one of auto, cpu, cuda, cuda:0,1"),
             ("cuda:0,0", "'--device <DEVICE>': device 0 is named twice"),
         ] {
             let error = read(value).err().expect(value).to_string();

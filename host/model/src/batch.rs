@@ -1,20 +1,21 @@
-//! What one forward step computes: token rows of sequences and the KV pages that they live in.
+//! The input of one forward step: rows of tokens by sequence, and the KV pages that hold their keys
+//! and values.
 //!
-//! Invariant: plain data. It knows no requests and no tensors.
+//! Invariant: this is plain data. It knows nothing of requests or tensors.
 
-/// Tokens in one KV page.
+/// Number of tokens in one KV page.
 pub const PAGE_TOKENS: usize = 16;
 
-/// A page of the KV pool.
+/// The index of a page in the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId(pub u32);
 
-/// Which rows of a sequence get logits.
+/// The rows of a sequence that produce logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitsWanted {
     None,
     Last,
-    /// The last so many.
+    /// The last N rows.
     Tail(usize),
     All,
 }
@@ -23,15 +24,15 @@ pub enum LogitsWanted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchSequence {
     pub tokens: Vec<u32>,
-    /// Tokens that are in the KV cache already: the position of `tokens[0]`.
+    /// Number of tokens already in the KV cache, which is the position of `tokens[0]`.
     pub start: usize,
-    /// Covers positions `0..start + tokens.len()`.
+    /// The pages of positions `0..start + tokens.len()`.
     pub pages: Vec<PageId>,
     pub logits: LogitsWanted,
 }
 
 impl BatchSequence {
-    /// Rows of logits that this sequence produces.
+    /// Returns the number of logit rows that this sequence produces.
     pub fn logit_rows(&self) -> usize {
         match self.logits {
             LogitsWanted::None => 0,

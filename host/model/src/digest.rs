@@ -1,7 +1,7 @@
-//! Digests that tell two models of the same name apart.
+//! Digests that distinguish two models with the same name.
 //!
-//! Token ids mean something only to the tokenizer that made them, and what a model produced belongs to its weights. Whoever
-//! stores either keeps the digest of the model beside it, and compares before it goes on.
+//! Token ids are meaningful only to the tokenizer that produced them, and a model's output belongs to its weights.
+//! Code that stores either stores the model's digest with it, and compares digests before it continues.
 
 use std::fmt::{self, Display, Formatter, Write};
 
@@ -12,13 +12,13 @@ use crate::chat_template::ChatTemplate;
 use crate::checkpoint::Checkpoint;
 use crate::tokenizer::Tokenizer;
 
-/// Bytes that are read of all weights together. Reading all of a large model would take minutes at each start.
+/// Total bytes sampled over all weights. Reading all of a large model would take minutes at each start.
 const SAMPLED_BYTES: usize = 64 << 20;
 const BLOCK_BYTES: usize = 4 << 10;
-/// A tensor is sampled at this many places at most; a smaller one is read whole.
+/// Maximum number of blocks sampled per tensor. A tensor smaller than its blocks is read whole.
 const MAX_BLOCKS: usize = 16;
 
-/// The identity of a model's parts, each as 16 bytes of a SHA-256 in hexadecimal.
+/// The identity of a model's parts, each as the first 16 bytes of a SHA-256 hash in hexadecimal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ModelDigest {
     /// Covers the name, type and shape of each tensor, and samples of its bytes.
@@ -39,7 +39,7 @@ impl ModelDigest {
     }
 }
 
-/// All three in one word.
+/// Formats the three digests, joined by hyphens.
 impl Display for ModelDigest {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}-{}", self.weights, self.tokenizer, self.template)
@@ -51,14 +51,14 @@ fn weights(checkpoint: &Checkpoint) -> String {
     let count = checkpoint.tensors().count().max(1);
     let blocks = (SAMPLED_BYTES / BLOCK_BYTES / count).clamp(1, MAX_BLOCKS);
     for tensor in checkpoint.tensors() {
-        // The name ends where the type begins, so that no two lists of tensors read alike.
+        // `{:?}` quotes the name, so different lists of tensors never produce the same text.
         hash.update(format!("{:?} {:?} {:?}\n", tensor.name, tensor.dtype, tensor.shape));
         sampled(tensor.data, blocks).for_each(|block| hash.update(block));
     }
     hex(hash)
 }
 
-/// Blocks that are spread evenly from the first byte to the last.
+/// Returns blocks that are spread evenly from the first byte to the last.
 fn sampled(data: &[u8], blocks: usize) -> impl Iterator<Item = &[u8]> {
     let (blocks, length) = match data.len() <= blocks * BLOCK_BYTES {
         true => (1, data.len()),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn one_changed_weight_and_two_exchanged_tokens_change_the_digest() {
+    fn a_changed_weight_or_two_swapped_tokens_change_the_digest() {
         let folder = tempfile::tempdir().unwrap();
         let source = fixtures().join("tiny/llama-gqa");
         std::fs::copy(source.join("config.json"), folder.path().join("config.json")).unwrap();
@@ -115,7 +115,7 @@ mod tests {
             ModelDigest::new(&checkpoint, &tokenizer(|text| text), &ChatTemplate::chatml_default())
         };
         let digest = open(&bytes);
-        assert_eq!(open(&bytes), digest, "the same files have the same digest");
+        assert_eq!(open(&bytes), digest, "the same files must have the same digest");
         *bytes.last_mut().unwrap() ^= 1;
         let changed = open(&bytes);
         assert_ne!(changed.weights, digest.weights);
@@ -123,7 +123,10 @@ mod tests {
 
         let exchanged = tokenizer(|text| {
             let (a, b) = ("\"a\": ", "\"b\": ");
-            assert!(text.contains(a) && text.contains(b), "the fixture lists its vocabulary so");
+            assert!(
+                text.contains(a) && text.contains(b),
+                "the fixture must list its vocabulary in this form"
+            );
             text.replace(a, "\"\u{1}\": ").replace(b, a).replace("\"\u{1}\": ", b)
         });
         assert_ne!(vocabulary(&exchanged), digest.tokenizer);

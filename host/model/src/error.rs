@@ -1,68 +1,68 @@
-//! What can go wrong between a file on disk and a row of logits.
+//! Errors on the way from a model file to a row of logits.
 //!
-//! Invariant: every message names the file, key or tensor at fault and, where there is one, the way out.
-//! It knows nothing of requests or HTTP; callers map it.
+//! Invariant: every message names the file, key or tensor at fault and, where there is one, the fix.
+//! This module knows nothing of requests or HTTP; callers map its errors.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use skep_kernels::KernelError;
 
-/// Why a model could not be read, understood or run.
+/// The reason why a model could not be read, understood or run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The operating system refused.
+    /// The operating system reported an error for a file.
     #[error("cannot read {path}: {source}", path = path.display())]
     Io {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    /// The path holds nothing that is a model.
+    /// The path does not hold a model.
     #[error("{path} is not a model: {problem}", path = path.display())]
     NotAModel { path: PathBuf, problem: String },
-    /// The file's structure is broken: truncated, out of range, contradictory.
+    /// The structure of the file is broken: it is truncated, out of range or contradictory.
     #[error("{path} is damaged: {problem}", path = path.display())]
     Malformed { path: PathBuf, problem: String },
     /// A key of the configuration or metadata is missing or has an impossible value.
     #[error("config key `{key}`: {problem}")]
     Config { key: String, problem: String },
-    /// A key asks for something that exists but is not implemented.
+    /// A key asks for a feature that exists but is not implemented here.
     #[error("config key `{key}` is {value}, which is not supported; supported: {supported}")]
     Unsupported { key: String, value: String, supported: String },
-    /// A tensor is there but cannot be used.
+    /// A tensor exists but cannot be used.
     #[error("tensor `{name}`: {problem}")]
     Tensor { name: String, problem: String },
-    /// A tensor that the configuration calls for is not in the file.
+    /// A tensor that the configuration requires is not in the file.
     #[error("tensor `{name}` is missing from {path}", path = path.display())]
     TensorMissing { name: String, path: PathBuf },
-    /// The model has no tokenizer, and one is needed.
+    /// The model has no tokenizer, but one is needed.
     #[error(
-        "{path} has no tokenizer; put tokenizer.json beside the weights or use a GGUF file that carries one"
+        "{path} has no tokenizer; put tokenizer.json beside the weights or use a GGUF file that contains one"
     )]
     TokenizerMissing { path: String },
-    /// The tokenizer's definition is broken, or it refused a text.
+    /// The tokenizer's definition is broken, or the tokenizer rejected a text.
     #[error("tokenizer: {problem}")]
     Tokenizer { problem: String },
-    /// The chat template is broken, refused the messages, or ran past its bounds.
+    /// The chat template is broken, rejected the messages, or exceeded its limits.
     #[error("chat template: {problem}")]
     Template { problem: String },
-    /// A batch, page table or row that the executor cannot run.
+    /// The executor cannot run a batch, page table or row.
     #[error("batch: {problem}")]
     Batch { problem: String },
-    /// An option that cannot be met, such as a shard count that does not divide the heads.
+    /// An option cannot be satisfied, such as a shard count that does not divide the heads.
     #[error("{option}: {problem}")]
     Option { option: String, problem: String },
-    /// A rank of a sharded model could not finish a step with the others.
+    /// A rank of a sharded model could not finish a step with the other ranks.
     #[error("rank {rank} {fault}")]
     Rank { rank: usize, fault: RankFault },
-    /// An operation refused its arguments.
+    /// A kernel rejected its arguments.
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }
 
-/// Why the ranks of a model could not finish a step together.
+/// The reason why the ranks of a model could not finish a step together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RankFault {
@@ -72,7 +72,7 @@ pub enum RankFault {
     Disagrees { other: usize, expected: String, found: String },
     #[error("failed: {reason}")]
     Failed { reason: String },
-    #[error("has ended, and the others need it")]
+    #[error("has terminated, but the other ranks need it")]
     Ended,
     #[error("is not one of the {ranks} ranks of the group")]
     Unknown { ranks: usize },

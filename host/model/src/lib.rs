@@ -1,7 +1,8 @@
-//! How a step is computed: model files, tokenizer, chat template, and the forward pass over paged keys and values.
+//! The model side of inference: model files, tokenizer, chat template, and the forward pass over paged keys and
+//! values.
 //!
-//! Invariant: a file is never believed. Every count, offset and shape is checked before it is used, so a damaged or
-//! hostile model is an error that names the tensor or key. This crate knows batches, not requests.
+//! Invariant: no file is trusted. Every count, offset and shape is checked before it is used, so a damaged or
+//! hostile model produces an error that names the tensor or key. This crate knows batches, not requests.
 
 #![deny(unsafe_code)]
 

@@ -12,7 +12,7 @@ use crate::error::ModelError;
 use crate::executor::{Executor, ExecutorOptions, PlacedExecutor};
 use crate::tokenizer::Tokenizer;
 
-/// Everything that the engine needs of a model.
+/// Everything that the engine needs to run a model.
 pub struct LoadedModel {
     pub name: String,
     pub config: ModelConfig,
@@ -20,20 +20,21 @@ pub struct LoadedModel {
     pub template: Arc<ChatTemplate>,
     pub digest: ModelDigest,
     pub executor: Box<dyn Executor>,
-    /// Where the executor runs, for people: `cpu`, or `cuda:0 (NVIDIA H200)`.
+    /// Human-readable name of the device: `cpu`, or `cuda:0 (NVIDIA H200)`.
     pub device: String,
-    /// Why it runs on the processor, though it could have been a device that the machine may have.
+    /// Why the model runs on the CPU although the machine may have a usable device.
     pub fallback: Option<String>,
 }
 
 impl LoadedModel {
-    /// Loads a checkpoint. A model without a chat template gets ChatML's.
+    /// Loads a checkpoint. A model without a chat template gets the ChatML template.
     pub fn open(name: &str, path: &Path, options: ExecutorOptions) -> Result<Self, ModelError> {
         Self::open_replicas(name, path, options, NonZeroUsize::MIN).map(|mut models| models.remove(0))
     }
 
-    /// Loads a checkpoint once for several executors, which share its weights. `options` are those of each but for the
-    /// threads, which are divided: every replica gets at least one, and its own KV pool and buffers.
+    /// Loads a checkpoint once for several executors, which share its weights. `options` apply to each executor,
+    /// except for the threads, which are divided: every replica gets at least one thread, and a separate KV pool and
+    /// separate buffers.
     pub fn open_replicas(
         name: &str,
         path: &Path,
@@ -67,7 +68,7 @@ mod tests {
     use crate::batch::{Batch, BatchSequence, LogitsWanted, PageId};
 
     #[test]
-    fn replicas_are_one_model_with_executors_of_their_own() {
+    fn replicas_share_one_model_and_have_separate_executors() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
         let folder = tempfile::tempdir().unwrap();
         for file in ["config.json", "model.safetensors"] {
@@ -100,7 +101,10 @@ mod tests {
                     model.executor.logits(0).unwrap().to_vec()
                 })
                 .collect();
-            assert!(logits.iter().all(|row| *row == logits[0]), "the same weights give the same bits");
+            assert!(
+                logits.iter().all(|row| *row == logits[0]),
+                "executors with the same weights must compute the same bits"
+            );
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The bytes of a model: a file mapped into memory, read-only, or what was made in memory.
+//! The bytes of a model: a file mapped into memory read-only, or bytes generated in memory.
 //!
-//! Invariant: the mapping is private to this crate and never written through. Mapping a file is the one unsafe thing
-//! that this crate does: no kernel forbids another process to shorten a mapped file, and then a read faults. Model files
-//! are replaced by renaming, not rewritten in place.
+//! Invariant: the mapping is private to this crate and is never written through. Mapping a file is the only unsafe
+//! operation in this crate: no operating system kernel prevents another process from truncating a mapped file, and a
+//! read past the new end faults. Model files must therefore be replaced by renaming, never rewritten in place.
 
 use std::fs::File;
 use std::ops::{Deref, Range};
@@ -21,7 +21,7 @@ pub(crate) struct Mapping {
 #[derive(Debug)]
 enum Bytes {
     File(Mmap),
-    /// Nowhere else, so they stay in memory.
+    /// Bytes without a file, which stay in memory.
     Made(Vec<u8>),
 }
 
@@ -39,14 +39,14 @@ impl Mapping {
         if metadata.len() == 0 {
             return Err(ModelError::Malformed { path: path.to_owned(), problem: "the file is empty".into() });
         }
-        // SAFETY: the mapping is read-only and lives as long as `Mapping`. Truncation by another process is excluded by
-        // the contract in the module's header.
+        // SAFETY: the mapping is read-only and lives as long as `Mapping`. Truncation by another process is excluded
+        // by the contract in the module's header.
         #[allow(unsafe_code)]
         let bytes = unsafe { Mmap::map(&file) }.map_err(io)?;
         Ok(Self { path: path.to_owned(), bytes: Bytes::File(bytes) })
     }
 
-    /// Bytes that are in no file. `name` stands for its path in errors.
+    /// Wraps bytes that are in no file. Errors show `name` in place of a path.
     pub(crate) fn made(name: &str, bytes: Vec<u8>) -> Self {
         Self { path: PathBuf::from(name), bytes: Bytes::Made(bytes) }
     }
@@ -55,7 +55,7 @@ impl Mapping {
         &self.path
     }
 
-    /// Lets the system drop the pages of `bytes`; a later read fetches them from the file again.
+    /// Lets the operating system drop the pages of `bytes`. A later read loads them from the file again.
     pub(crate) fn release(&self, bytes: Range<usize>) {
         #[cfg(unix)]
         if let Bytes::File(mapped) = &self.bytes {
@@ -65,7 +65,7 @@ impl Mapping {
                 mapped.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, bytes.start, bytes.len())
             };
             if let Err(error) = advised {
-                tracing::debug!(path = %self.path.display(), %error, "the mapping keeps its pages");
+                tracing::debug!(path = %self.path.display(), %error, "cannot release pages of the mapped file");
             }
         }
     }

@@ -1,22 +1,23 @@
-//! What memory a loaded model takes, decided before any of it is allocated.
+//! The memory that a loaded model takes, decided before any of it is allocated.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
-/// Bytes by use.
+/// Memory by use, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
     pub weight_bytes: u64,
     pub activation_bytes: u64,
-    /// Of a device, for recorded launches and what its driver takes while it runs.
+    /// Device memory for recorded graphs and for what the driver allocates while it runs.
     pub graph_bytes: u64,
     pub kv_bytes: u64,
 }
 
 impl MemoryPlan {
-    /// What executors take together. Those of one device share their weights.
+    /// Returns the memory that several executors take together. Each plan comes with the device
+    /// that it is for; executors on the same device share their weights.
     pub fn of_replicas<'a>(plans: impl IntoIterator<Item = (&'a str, &'a MemoryPlan)>) -> MemoryPlan {
         let mut weights: BTreeMap<&str, u64> = BTreeMap::new();
         let mut sum = MemoryPlan::default();
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_names_every_use_and_the_sum() {
+    fn displays_every_use_and_the_total_on_one_line() {
         let plan = MemoryPlan {
             weight_bytes: 1 << 20,
             activation_bytes: 1 << 19,
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_on_one_device_count_their_weights_once() {
+    fn replicas_on_the_same_device_count_their_weights_once() {
         let plan = MemoryPlan { weight_bytes: 100, activation_bytes: 10, kv_bytes: 1, graph_bytes: 2 };
         let together = MemoryPlan { weight_bytes: 100, activation_bytes: 30, kv_bytes: 3, graph_bytes: 6 };
         assert_eq!(MemoryPlan::of_replicas([("cpu", &plan); 3]), together);

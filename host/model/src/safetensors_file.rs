@@ -1,6 +1,8 @@
-//! One safetensors file: the `safetensors` crate reads the header, this module bounds it and finds each tensor's bytes.
+//! Reads the directory of a safetensors file. The `safetensors` crate parses the header; this module bounds it and
+//! locates the bytes of each tensor.
 //!
-//! Invariant: every range that is handed out lies inside the file and fits its type and shape. It knows no names.
+//! Invariant: every returned range lies inside the file and fits its type and shape. This module gives tensor names
+//! no meaning.
 
 use std::ops::Range;
 use std::path::Path;
@@ -15,20 +17,20 @@ use crate::error::ModelError;
 pub(crate) struct FileTensor {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
-    /// Row-major, outermost first.
+    /// Row-major shape, outermost dimension first.
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: Range<usize>,
 }
 
-/// Tensors of more dimensions have no use here.
+/// Maximum number of dimensions. Tensors with more have no use here.
 const MAX_DIMENSIONS: usize = 8;
 
-/// The directory of a safetensors file.
+/// Returns the tensors of a safetensors file, ordered by their offset.
 pub(crate) fn parse(path: &Path, file: &[u8]) -> Result<Vec<FileTensor>, ModelError> {
     let (header_bytes, metadata) =
         SafeTensors::read_metadata(file).map_err(|error| ModelError::Malformed {
             path: path.to_owned(),
-            problem: format!("its safetensors header cannot be used: {error}; is it truncated?"),
+            problem: format!("its safetensors header is invalid: {error}; the file may be truncated"),
         })?;
     let data_start = header_bytes + 8;
     let mut tensors = Vec::new();
@@ -51,7 +53,7 @@ pub(crate) fn parse(path: &Path, file: &[u8]) -> Result<Vec<FileTensor>, ModelEr
     Ok(tensors)
 }
 
-/// The weight format of a safetensors type, if it is one.
+/// Returns the weight format of a safetensors type, or `None` if the type is not a weight format.
 pub(crate) fn weight_dtype(dtype: Dtype) -> Option<DType> {
     match dtype {
         Dtype::F32 => Some(DType::F32),

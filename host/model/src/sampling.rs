@@ -1,7 +1,8 @@
-//! From logits to tokens: penalties, masks, truncation, and a draw that depends on nothing but `(seed, step)`.
+//! Turns logits into tokens: penalties, masks, truncation, and a draw that depends only on `(seed, step)`.
 //!
-//! Invariant: the same row, settings, seed and step give the same token whatever else is in the batch; non-finite
-//! logits never become tokens; a row that allows nothing is an error. It knows no tokenizer and no requests.
+//! Invariant: the same row, settings, seed and step give the same token, whatever else is in the batch.
+//! Non-finite logits never become tokens, and a row that allows no token is an error. This module knows nothing
+//! of tokenizers or requests.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
@@ -12,20 +13,20 @@ use skep_kernels::softmax::log_sum_exp;
 
 use crate::error::ModelError;
 
-/// How to choose a token.
+/// The settings for choosing a token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// 0 selects greedy sampling.
     pub temperature: f32,
-    /// 0 is off.
+    /// 0 disables top-k.
     pub top_k: u32,
-    /// 1 is off.
+    /// 1 disables top-p.
     pub top_p: f32,
-    /// 0 is off.
+    /// 0 disables min-p.
     pub min_p: f32,
     pub frequency_penalty: f32,
     pub presence_penalty: f32,
-    /// 1 is off.
+    /// 1 disables the repetition penalty.
     pub repetition_penalty: f32,
     pub logit_bias: Vec<(u32, f32)>,
 }
@@ -46,7 +47,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Says which setting is out of range.
+    /// Checks the settings. The error names the first setting that is out of range.
     pub fn validate(&self) -> Result<(), String> {
         let ranges = [
             ("temperature", self.temperature, 0.0, 100.0),
@@ -62,7 +63,9 @@ impl Sampling {
         }
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty <= 100.0) {
             let found = self.repetition_penalty;
-            return Err(format!("repetition_penalty must be above 0 and at most 100, but it is {found}"));
+            return Err(format!(
+                "repetition_penalty must be greater than 0 and at most 100, but it is {found}"
+            ));
         }
         match self.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
             Some((token, bias)) => {
@@ -73,7 +76,7 @@ impl Sampling {
     }
 }
 
-/// What to do with one row of logits.
+/// The operation on one row of logits.
 #[derive(Clone, Debug)]
 pub enum LogitRow<'a> {
     Sample(SampleRow<'a>),
@@ -81,7 +84,7 @@ pub enum LogitRow<'a> {
 }
 
 impl LogitRow<'_> {
-    /// Index into the logit rows of the last step.
+    /// Returns the index into the logit rows of the last step.
     pub fn row(&self) -> usize {
         match self {
             LogitRow::Sample(sample) => sample.row,
@@ -90,26 +93,26 @@ impl LogitRow<'_> {
     }
 }
 
-/// Draws a token.
+/// A request to draw a token.
 #[derive(Clone, Debug)]
 pub struct SampleRow<'a> {
     /// Index into the logit rows of the last step.
     pub row: usize,
     pub sampling: &'a Sampling,
     pub seed: u64,
-    /// Counts the draws of a sequence.
+    /// Number of the draw within its sequence.
     pub step: u64,
-    /// Bit `t % 32` of word `t / 32` says that token `t` is allowed.
+    /// Bit `t % 32` of word `t / 32` tells whether token `t` is allowed.
     pub mask: Option<&'a [u32]>,
     pub banned: &'a [u32],
     pub prompt: &'a [u32],
     pub output: &'a [u32],
-    /// `Some(n)`: also give the log-probability and the `n` likeliest tokens.
+    /// Returns the log-probability and the `n` most likely tokens as well if this is `Some(n)`.
     pub top_logprobs: Option<u32>,
 }
 
 impl<'a> SampleRow<'a> {
-    /// The first draw of a row that has no history, nothing that is not allowed, and no log-probabilities.
+    /// Creates the first draw of a row without history, restrictions or log-probabilities.
     pub fn plain(row: usize, sampling: &'a Sampling) -> Self {
         SampleRow {
             row,
@@ -125,7 +128,7 @@ impl<'a> SampleRow<'a> {
     }
 }
 
-/// Scores a given token.
+/// A request to score a given token.
 #[derive(Clone, Copy, Debug)]
 pub struct ScoreRow {
     pub row: usize,
@@ -133,11 +136,11 @@ pub struct ScoreRow {
     pub top: u32,
 }
 
-/// What came of a row.
+/// The result of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowOutput {
     pub token: u32,
-    /// Log-softmax of the raw logits.
+    /// Log-softmax of the raw logits at the token.
     pub logprob: Option<f32>,
     pub top: Vec<(u32, f32)>,
 }
@@ -176,7 +179,7 @@ fn choose(logits: &[f32], row: &SampleRow<'_>) -> Result<u32, ModelError> {
     );
     let Some((token, highest)) = best else {
         return Err(ModelError::Batch {
-            problem: format!("row {}: the mask, bans and logits leave no token to choose", row.row),
+            problem: format!("row {}: the mask, bans and logits leave no token to choose from", row.row),
         });
     };
     if sampling.temperature == 0.0 || sampling.top_k == 1 {
@@ -186,7 +189,8 @@ fn choose(logits: &[f32], row: &SampleRow<'_>) -> Result<u32, ModelError> {
     Ok(pick(&candidates, uniform(row.seed, row.step)).unwrap_or(token as u32))
 }
 
-/// Logits after penalties, bias, mask and bans; what may not be chosen is negative infinity.
+/// Returns the logits after penalties, bias, mask and bans. Tokens that must not be chosen have negative
+/// infinity.
 fn adjust(logits: &[f32], row: &SampleRow<'_>) -> Vec<f32> {
     let sampling = row.sampling;
     let finite = |logit: &f32| if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
@@ -232,7 +236,8 @@ fn adjust(logits: &[f32], row: &SampleRow<'_>) -> Vec<f32> {
     adjusted
 }
 
-/// Tokens with their weights relative to the likeliest, after top-k, top-p and min-p.
+/// Returns the tokens that remain after top-k, top-p and min-p, with their weights relative to the most likely
+/// token.
 fn weigh(logits: &[f32], highest: f32, sampling: &Sampling) -> Vec<(u32, f32)> {
     let weight = |logit: f32| ((logit - highest) / sampling.temperature).exp();
     let mut candidates: Vec<(u32, f32)> = logits
@@ -250,15 +255,16 @@ fn weigh(logits: &[f32], highest: f32, sampling: &Sampling) -> Vec<(u32, f32)> {
         keep_top_p(&mut candidates, sampling.top_p);
     }
     candidates.retain(|(_, weight)| *weight >= sampling.min_p);
-    // One order, so that a draw does not depend on how the selection moved things.
+    // The fixed order makes a draw independent of how the selection reordered the tokens.
     candidates.sort_unstable_by_key(|(token, _)| *token);
     candidates
 }
 
-/// Keeps the likeliest tokens whose weights first reach the share `top_p`, one token at least.
+/// Keeps the shortest list of most likely tokens whose weights reach the fraction `top_p`, but at least one
+/// token.
 fn keep_top_p(candidates: &mut Vec<(u32, f32)>, top_p: f32) {
     let goal = f64::from(top_p) * candidates.iter().map(|(_, weight)| f64::from(*weight)).sum::<f64>();
-    // Few tokens carry most of the weight: sort a growing head instead of everything.
+    // Few tokens carry most of the weight, so this sorts a growing head instead of the whole list.
     let mut head = 64.min(candidates.len());
     loop {
         if head < candidates.len() {
@@ -280,7 +286,7 @@ fn keep_top_p(candidates: &mut Vec<(u32, f32)>, top_p: f32) {
     }
 }
 
-/// Heavier first, then the lower id.
+/// Orders by descending weight, then by ascending id.
 fn likelier(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
@@ -297,7 +303,8 @@ fn pick(candidates: &[(u32, f32)], uniform: f64) -> Option<u32> {
     candidates.last().map(|(token, _)| *token)
 }
 
-/// Uniform in 0..1 from a counter: two rounds of SplitMix64's finaliser over the seed and the step.
+/// Returns a uniform number in 0..1 from a counter: two rounds of SplitMix64's finalizer over the seed and the
+/// step.
 fn uniform(seed: u64, step: u64) -> f64 {
     let mix = |mut z: u64| {
         z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -308,17 +315,17 @@ fn uniform(seed: u64, step: u64) -> f64 {
     (mix(mix(seed) ^ step) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Log-probability of `target` and the `count` likeliest tokens, of the raw logits.
+/// Returns the log-probability of `target` and the `count` most likely tokens, both from the raw logits.
 fn logprobs(isa: Isa, logits: &[f32], target: u32, count: u32) -> Result<(f32, Vec<(u32, f32)>), ModelError> {
     let Some(logit) = logits.get(target as usize) else {
         let size = logits.len();
         return Err(ModelError::Batch {
-            problem: format!("token {target} to score; the vocabulary is {size}"),
+            problem: format!("cannot score token {target}; the vocabulary has {size} tokens"),
         });
     };
     let total = log_sum_exp(isa, logits);
     if !total.is_finite() || !logit.is_finite() {
-        return Err(ModelError::Batch { problem: "the logits to score are not finite".to_owned() });
+        return Err(ModelError::Batch { problem: "cannot score logits that are not finite".to_owned() });
     }
     let count = (count as usize).min(logits.len());
     let mut top = Vec::new();
@@ -345,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_highest_and_ignores_what_is_not_a_number() {
+    fn greedy_takes_the_first_highest_logit_and_ignores_nan() {
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         assert_eq!(choose(&[1.0, f32::NAN, 3.0, 3.0], &row(&greedy, 0)).unwrap(), 2);
         assert_eq!(choose(&[1.0, f32::INFINITY], &row(&greedy, 0)).unwrap(), 1);
@@ -403,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn logprobs_are_of_the_raw_logits_and_sorted() {
+    fn logprobs_come_from_the_raw_logits_and_are_sorted() {
         let sampling = Sampling { temperature: 0.0, logit_bias: vec![(0, 100.0)], ..Sampling::default() };
         let logits = [0.2f32.ln(), 0.5f32.ln(), 0.3f32.ln()];
         let sample = SampleRow { top_logprobs: Some(2), ..row(&sampling, 0) };
@@ -419,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_out_of_range_are_named() {
+    fn validation_names_the_setting_that_is_out_of_range() {
         for (sampling, name) in [
             (Sampling { temperature: f32::NAN, ..Sampling::default() }, "temperature"),
             (Sampling { top_p: 1.5, ..Sampling::default() }, "top_p"),

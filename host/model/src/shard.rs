@@ -1,8 +1,8 @@
-//! Which part of each weight a rank holds when several share a layer.
+//! Decides which part of each weight a rank holds when several ranks share a layer.
 //!
-//! Query heads are divided evenly and the keys and values follow them; the feed-forward block and the vocabulary are
-//! divided as evenly as whole blocks of quantised values allow. Invariant: no block is ever cut, and the parts of all
-//! ranks make the whole; only keys and values may be held by several ranks.
+//! Query heads are divided evenly, and the keys and values follow them. The feed-forward block and the vocabulary are
+//! divided as evenly as whole blocks of quantized values allow. Invariant: no block is ever split, and the parts of
+//! all ranks together are the whole. Only keys and values may be held by several ranks.
 
 use std::ops::Range;
 
@@ -12,21 +12,21 @@ use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 
-/// The place of a rank among those that share each weight.
+/// The position of a rank among the ranks that share each weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shard {
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
 }
 
-/// The part of one weight, `[outputs, inputs]`.
+/// The part of one weight, `[outputs, inputs]`, that a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ShardPlan {
-    /// All of it, on every rank.
+    /// The whole weight, on every rank.
     Replicated,
-    /// Some outputs: the results are a rank's own.
+    /// Some outputs; each rank computes different results.
     Rows(Vec<Range<usize>>),
-    /// Some inputs: the results of all ranks have to be added up. A bias is the first rank's.
+    /// Some inputs; the results of all ranks have to be added up. The first rank adds the bias.
     Columns(Range<usize>),
 }
 
@@ -34,12 +34,12 @@ pub(crate) enum ShardPlan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heads {
     pub(crate) query: Range<usize>,
-    /// The KV head of each equal group of the query heads. A head that several groups use is there several times.
+    /// The KV head of each equally sized group of query heads. A head that several groups use appears several times.
     pub(crate) kv: Vec<usize>,
 }
 
 impl Shard {
-    /// This rank's part of `whole`, in whole units; parts differ by one unit at most.
+    /// Returns this rank's part of `whole`, in multiples of `unit`. Parts differ by at most one unit.
     pub(crate) fn part(self, whole: usize, unit: usize) -> Range<usize> {
         let units = whole / unit;
         let bound = |rank: usize| match rank == self.ranks {
@@ -49,12 +49,12 @@ impl Shard {
         bound(self.rank)..bound(self.rank + 1)
     }
 
-    /// This rank's heads; the rank count divides the query heads.
+    /// Returns this rank's heads. The rank count must divide the number of query heads.
     pub(crate) fn heads(self, config: &ModelConfig) -> Heads {
         let count = config.head_count / self.ranks;
         let first = self.rank * count;
         let share = config.head_count / config.kv_head_count;
-        // Runs of this length start where a KV head's queries start, or at a whole fraction of them.
+        // Groups of this size start where a KV head's queries start, or at a whole fraction of them.
         let group = greatest_common_divisor(share, count);
         let kv = (first..first + count).step_by(group).map(|head| head / share).collect();
         Heads { query: first..first + count, kv }
@@ -62,12 +62,12 @@ impl Shard {
 }
 
 impl Heads {
-    /// Rows of the query projection, which are the columns of the output projection.
+    /// Returns the rows of the query projection, which are the columns of the output projection.
     pub(crate) fn query_rows(&self, head_size: usize) -> Range<usize> {
         self.query.start * head_size..self.query.end * head_size
     }
 
-    /// Rows of the key and value projections.
+    /// Returns the rows of the key and value projections.
     pub(crate) fn kv_rows(&self, head_size: usize) -> ShardPlan {
         let mut ranges: Vec<Range<usize>> = Vec::new();
         for head in &self.kv {
@@ -82,7 +82,7 @@ impl Heads {
 }
 
 impl ShardPlan {
-    /// Outputs of a rank of a weight with `rows` outputs.
+    /// Returns the number of outputs that a rank holds of a weight with `rows` outputs.
     pub(crate) fn rows(&self, rows: usize) -> usize {
         match self {
             ShardPlan::Replicated | ShardPlan::Columns(_) => rows,
@@ -91,7 +91,7 @@ impl ShardPlan {
     }
 }
 
-/// Refuses a rank count that the model cannot be divided by, and names those that it can.
+/// Rejects a rank count that the model cannot be divided by. The error lists the possible counts.
 pub(crate) fn check(checkpoint: &Checkpoint, ranks: usize) -> Result<(), ModelError> {
     let config = checkpoint.config();
     let Some(refusal) = refusal(checkpoint, ranks)? else { return Ok(()) };
@@ -106,15 +106,15 @@ pub(crate) fn check(checkpoint: &Checkpoint, ranks: usize) -> Result<(), ModelEr
         Refusal::Heads => ModelError::Option {
             option: "tensor_parallel".to_owned(),
             problem: format!(
-                "{ranks} does not divide the {} attention heads; possible: {possible}",
+                "{ranks} does not divide the {} attention heads; possible values: {possible}",
                 config.head_count
             ),
         },
         Refusal::Blocks { name, dtype, columns } => ModelError::Tensor {
             name,
             problem: format!(
-                "tensor_parallel {ranks} would cut its {dtype} blocks of {}, as its {columns} columns are divided; \
-                 possible: {possible}",
+                "tensor_parallel {ranks} would split its {dtype} blocks of {} when its {columns} columns are divided; \
+                 possible values: {possible}",
                 dtype.block_len()
             ),
         },

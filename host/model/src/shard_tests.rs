@@ -1,10 +1,11 @@
-//! Parts of weights: together they are the whole, every query finds its keys, and blocks stay whole.
+//! Tests of sharding: the parts make up the whole, every query head gets its keys, and blocks are
+//! never split.
 
 use super::*;
 use crate::gguf::writer::{GgufWriter, quantised_llama, tiny_llama};
 
 #[test]
-fn parts_are_whole_units_and_make_the_whole() {
+fn parts_are_whole_units_and_cover_the_whole() {
     for (whole, unit, ranks) in
         [(320, 1, 4), (320, 1, 3), (1536, 32, 3), (1536, 256, 4), (96, 32, 2), (5, 1, 7)]
     {
@@ -43,7 +44,7 @@ fn every_query_head_finds_its_own_keys() {
                     );
                 }
                 if kv_heads % ranks == 0 {
-                    assert_eq!(part.kv.len(), kv_heads / ranks, "nothing is held twice without need");
+                    assert_eq!(part.kv.len(), kv_heads / ranks, "no KV head may be held twice without need");
                 }
             }
             assert_eq!(next, heads);
@@ -52,21 +53,21 @@ fn every_query_head_finds_its_own_keys() {
 }
 
 #[test]
-fn keys_that_are_side_by_side_are_one_range() {
+fn adjacent_kv_heads_are_one_range() {
     let heads = Heads { query: 0..5, kv: vec![0, 1, 1, 2, 4] };
     assert_eq!(heads.kv_rows(8), ShardPlan::Rows(vec![0..16, 8..24, 32..40]));
     assert_eq!(heads.kv_rows(8).rows(64), 40);
 }
 
 #[test]
-fn counts_that_would_cut_heads_or_blocks_are_refused_with_those_that_would_not() {
+fn rejects_rank_counts_that_split_heads_or_blocks_and_lists_possible_ones() {
     let checkpoint = open(&quantised_llama(96));
     for (ranks, name, possible) in [
-        (3, "tensor_parallel: 3 does not divide the 4 attention heads", "possible: 1, 2"),
+        (3, "tensor_parallel: 3 does not divide the 4 attention heads", "possible values: 1, 2"),
         (
             4,
-            "tensor `model.layers.0.self_attn.o_proj.weight`: tensor_parallel 4 would cut its Q8_0 blocks of 32",
-            "possible: 1, 2",
+            "tensor `model.layers.0.self_attn.o_proj.weight`: tensor_parallel 4 would split its Q8_0 blocks of 32",
+            "possible values: 1, 2",
         ),
     ] {
         let error = check(&checkpoint, ranks).unwrap_err().to_string();
@@ -75,7 +76,7 @@ fn counts_that_would_cut_heads_or_blocks_are_refused_with_those_that_would_not()
     check(&checkpoint, 2).unwrap();
     let error = check(&open(&quantised_llama(32)), 2).unwrap_err().to_string();
     let name = "tensor `model.layers.0.mlp.down_proj.weight`";
-    assert!(error.starts_with(name) && error.ends_with("possible: 1"), "{error}");
+    assert!(error.starts_with(name) && error.ends_with("possible values: 1"), "{error}");
 }
 
 fn open(writer: &GgufWriter) -> Checkpoint {

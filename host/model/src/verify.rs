@@ -1,8 +1,8 @@
-//! Checks a converted model against logits that came with it.
+//! Checks a converted model against the expected logits that come with it.
 //!
-//! A folder's `expected.safetensors` holds `input_ids` [n] (i64) and `logits` [n, vocabulary] (f32) of an independent
-//! implementation in float32. The model runs the ids through the same executor that serves requests, with float32 keys
-//! and values, in chunks, so that paging and chunking are part of what is checked.
+//! A model folder's `expected.safetensors` holds `input_ids` [n] (i64) and `logits` [n, vocabulary] (f32) of an
+//! independent float32 implementation. The check runs the ids through the same executor that serves requests, with
+//! float32 keys and values and in chunks, so paging and chunking are checked too.
 
 use std::path::Path;
 
@@ -14,19 +14,19 @@ use crate::error::ModelError;
 use crate::executor::{ExecutorOptions, KvDtype, ModelWeights};
 use skep_kernels::Isa;
 
-/// The largest relative error of a right implementation in float32.
+/// The largest relative error that a correct float32 implementation may have.
 pub const TOLERANCE: f64 = 1e-3;
 const EXPECTED_FILE: &str = "expected.safetensors";
 const MAX_EXPECTED_BYTES: u64 = 4 << 30;
 
-/// How to run the check.
+/// Options of the check.
 #[derive(Clone, Debug)]
 pub struct VerifyOptions {
     pub threads: Option<usize>,
     pub isa: Option<Isa>,
     pub tensor_parallel: usize,
     pub pipeline_parallel: usize,
-    /// Tokens that are computed at once.
+    /// Number of tokens computed at once.
     pub chunk: usize,
 }
 
@@ -36,27 +36,27 @@ impl Default for VerifyOptions {
     }
 }
 
-/// What came out.
+/// The result of the check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verification {
     pub tokens: usize,
-    /// The largest difference, by the largest expected magnitude.
+    /// The largest absolute difference, divided by the largest expected magnitude.
     pub max_relative_error: f64,
     pub mean_abs_error: f64,
-    /// Share of the positions whose likeliest token is the expected one.
+    /// Fraction of the positions whose most likely token is the expected one.
     pub argmax_agreement: f64,
-    /// Whether the largest error is within [`TOLERANCE`].
+    /// Whether the largest relative error is within [`TOLERANCE`].
     pub passed: bool,
 }
 
-/// Runs the check of the model in the folder `path`.
+/// Checks the model in the folder `path`.
 pub fn verify(path: &Path, options: VerifyOptions) -> Result<Verification, ModelError> {
     let checkpoint = Checkpoint::open(path)?;
     let expected = Expected::read(path, checkpoint.config().vocabulary_size)?;
     let tokens = expected.ids.len();
     if tokens > checkpoint.config().context_length {
         let problem =
-            format!("has {tokens} ids; the model's context is {}", checkpoint.config().context_length);
+            format!("has {tokens} ids, but the model's context is {}", checkpoint.config().context_length);
         return Err(ModelError::tensor("input_ids", problem));
     }
     if options.chunk == 0 {
@@ -106,7 +106,7 @@ impl Expected {
         let io = |source| ModelError::Io { path: path.clone(), source };
         let length = std::fs::metadata(&path).map_err(io)?.len();
         if length > MAX_EXPECTED_BYTES {
-            let problem = format!("it has {length} bytes; at most {MAX_EXPECTED_BYTES} are supported");
+            let problem = format!("it has {length} bytes; the limit is {MAX_EXPECTED_BYTES}");
             return Err(ModelError::Malformed { path, problem });
         }
         let bytes = std::fs::read(&path).map_err(io)?;
@@ -117,21 +117,22 @@ impl Expected {
             let tensor = file.tensor(name).map_err(missing)?;
             match tensor.dtype() == dtype {
                 true => Ok(tensor),
-                false => {
-                    Err(ModelError::tensor(name, format!("is {:?}; {dtype:?} is expected", tensor.dtype())))
-                }
+                false => Err(ModelError::tensor(
+                    name,
+                    format!("has the type {:?}; expected {dtype:?}", tensor.dtype()),
+                )),
             }
         };
         let (ids, logits) = (tensor("input_ids", Dtype::I64)?, tensor("logits", Dtype::F32)?);
         if ids.shape().len() != 1 || ids.shape()[0] == 0 {
             return Err(ModelError::tensor(
                 "input_ids",
-                format!("has the shape {:?}; [n] is expected", ids.shape()),
+                format!("has the shape {:?}; expected [n]", ids.shape()),
             ));
         }
         let wanted = [ids.shape()[0], vocabulary_size];
         if logits.shape() != wanted {
-            let problem = format!("has the shape {:?}; {wanted:?} is expected", logits.shape());
+            let problem = format!("has the shape {:?}; expected {wanted:?}", logits.shape());
             return Err(ModelError::tensor("logits", problem));
         }
         let ids = ids.data().chunks_exact(8).map(|bytes| {
@@ -139,7 +140,7 @@ impl Expected {
             u32::try_from(id).ok().filter(|id| (*id as usize) < vocabulary_size).ok_or_else(|| {
                 ModelError::tensor(
                     "input_ids",
-                    format!("holds {id}; the vocabulary has {vocabulary_size} ids"),
+                    format!("contains the id {id}, but the vocabulary has {vocabulary_size} ids"),
                 )
             })
         });
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_expectations_or_with_a_wrong_shape_is_an_error() {
+    fn rejects_a_folder_without_usable_expectations() {
         let folder = std::env::temp_dir().join(format!("skep-verify-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         for file in ["config.json", "model.safetensors"] {

@@ -1,7 +1,7 @@
-//! From a checkpoint's tensors to the forms that layers compute with, whole or the part of one rank.
+//! Loads a checkpoint's tensors into the forms that layers compute with, either whole or the part of one rank.
 //!
 //! Invariant: every shape is checked against the configuration before anything is packed, and an error names the
-//! tensor. Only one tensor's pages of the file, or a copy of its part, are in memory beside the packed ones.
+//! tensor. Besides the packed weights, memory holds the file pages of only one tensor, or a copy of its part.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::error::ModelError;
 use crate::layers::linear::Linear;
 use crate::shard::{Shard, ShardPlan};
 
-/// Reads weights and counts the bytes that they take.
+/// Loads weights and counts the bytes that they take.
 pub(crate) struct WeightLoader<'a> {
     pool: &'a WorkerPool,
     checkpoint: &'a Checkpoint,
@@ -27,9 +27,9 @@ pub(crate) struct WeightLoader<'a> {
 
 /// One of several projections of the same input.
 pub(crate) struct Projection<'a> {
-    /// The last part of the tensor's name.
+    /// The last component of the tensor's name.
     pub(crate) name: &'a str,
-    /// Outputs of the whole weight.
+    /// Number of outputs of the whole weight.
     pub(crate) rows: usize,
     pub(crate) plan: &'a ShardPlan,
 }
@@ -48,7 +48,7 @@ impl Bias {
 }
 
 impl<'a> WeightLoader<'a> {
-    /// Loads what `shard` holds. The threads of `pool` share the packing.
+    /// Creates a loader for the part of the weights that `shard` holds. The threads of `pool` share the packing.
     pub(crate) fn new(pool: &'a WorkerPool, checkpoint: &'a Checkpoint, shard: Shard) -> Self {
         WeightLoader { pool, checkpoint, shard, arena: Arena::default(), bytes: 0 }
     }
@@ -57,17 +57,17 @@ impl<'a> WeightLoader<'a> {
         self.shard
     }
 
-    /// Bytes of what was loaded so far.
+    /// Returns the size of everything loaded so far, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Values of a row of the matrix that must stay together.
+    /// Returns the number of consecutive values in a row of the matrix that must stay together.
     pub(crate) fn block_len(&self, name: &str) -> Result<usize, ModelError> {
         Ok(self.checkpoint.tensor(name)?.dtype.block_len())
     }
 
-    /// Some rows of the `[rows, columns]` matrix of one vector for each token.
+    /// Loads some rows of the `[rows, columns]` matrix that has one vector per token.
     pub(crate) fn table(
         &mut self,
         name: &str,
@@ -77,7 +77,7 @@ impl<'a> WeightLoader<'a> {
         self.matrix(name, shape, &ShardPlan::Rows(vec![rows])).map(Arc::new)
     }
 
-    /// Projections of one input, side by side: `PREFIX.NAME.weight`.
+    /// Loads projections of one input, side by side, from the tensors `PREFIX.NAME.weight`.
     pub(crate) fn linear(
         &mut self,
         prefix: &str,
@@ -96,7 +96,7 @@ impl<'a> WeightLoader<'a> {
         Ok(Linear::new(matrices, biases))
     }
 
-    /// A vector of `rows` values in `f32`, or the part that belongs to the planned part of its weight.
+    /// Loads a vector of `rows` values as `f32`, or the part that belongs to the planned part of its weight.
     pub(crate) fn vector(
         &mut self,
         name: &str,
@@ -112,7 +112,7 @@ impl<'a> WeightLoader<'a> {
             ShardPlan::Rows(ranges) => {
                 values = ranges.iter().flat_map(|range| &values[range.clone()]).copied().collect();
             }
-            // A sum of parts takes its bias once.
+            // The ranks' results are added up, so only the first rank adds the bias.
             ShardPlan::Columns(_) if self.shard.rank == 0 => {}
             ShardPlan::Columns(_) => values = Vec::new(),
         }
@@ -142,14 +142,14 @@ impl<'a> WeightLoader<'a> {
             let found = tensor.shape;
             return Err(ModelError::tensor(
                 name,
-                format!("its shape is {found:?}, the configuration calls for {shape:?}"),
+                format!("its shape is {found:?}, but the configuration requires {shape:?}"),
             ));
         }
         Ok(tensor)
     }
 }
 
-/// The bytes of a part of a matrix, and its columns.
+/// Returns the bytes of the planned part of a matrix, and its number of columns.
 pub(crate) fn part<'a>(
     tensor: &Tensor<'a>,
     columns: usize,

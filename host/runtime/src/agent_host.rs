@@ -22,12 +22,11 @@ mod webhooks;
 
 pub use model_use::ModelMismatch;
 pub(crate) use services::{Active, OPERATOR, Services};
-pub(crate) use turns::OWN_KEY;
 
 use crate::{
     AgentDetail, AgentSummary, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
-    RuntimeError, RuntimeOptions, ToolDefinition, batch::BatchQueue, capability::log::now_ms,
-    courier::Courier, session::Sessions,
+    RuntimeError, RuntimeOptions, ToolDefinition, batch::BatchQueue, clock::now_ms, courier::Courier,
+    session::Sessions,
 };
 use expiry::Expiry;
 use skep_engine::ModelSet;
@@ -199,7 +198,7 @@ impl AgentHost {
         &self.inner.keys
     }
 
-    /// Returns the thread pool for long computations.
+    /// Returns the compute slots for long CPU-bound work.
     pub fn compute(&self) -> &Compute {
         &self.inner.services.compute
     }

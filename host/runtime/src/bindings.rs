@@ -29,12 +29,38 @@ wasmtime::component::bindgen!({
     // Requests of the guest and the host's answers are written to the turn's journal.
     additional_derives: [PartialEq, serde::Serialize, serde::Deserialize],
     with: {
-        "skep:agent/inference.conversation": crate::capability::inference::Conversation,
-        "skep:agent/inference-sync.conversation": crate::capability::inference::Conversation,
+        "skep:agent/inference.conversation": crate::bindings::ConversationHandle,
+        "skep:agent/inference-sync.conversation": crate::bindings::ConversationHandle,
     },
 });
+
+/// The type of a guest's handle to a conversation. The `capability` module has the conversation itself.
+pub enum ConversationHandle {}
 
 pub(crate) use exports::skep::agent::{alarm_handler, event_handler, handler, handler_sync, tool_handler};
 pub(crate) use skep::agent::{
     events, http, inference, inference_sync, log, schedule, state, timer, tools, types,
 };
+
+impl From<skep_engine::EngineError> for types::Error {
+    fn from(error: skep_engine::EngineError) -> Self {
+        use skep_engine::EngineError;
+        use types::Error;
+        match error {
+            EngineError::Busy { retry_after_ms } => Error::Busy(retry_after_ms),
+            EngineError::ContextOverflow { limit, .. } => {
+                Error::ContextOverflow(u32::try_from(limit).unwrap_or(u32::MAX))
+            }
+            EngineError::InvalidRequest { .. } => Error::InvalidArgument(error.to_string()),
+            EngineError::Constraint { .. } | EngineError::SchemaUnsatisfied { .. } => {
+                Error::SchemaInvalid(error.to_string())
+            }
+            EngineError::ModelUnknown { .. } => Error::ModelUnknown(error.to_string()),
+            EngineError::Truncated => Error::Truncated,
+            EngineError::Cancelled | EngineError::DeadlineExceeded | EngineError::ShuttingDown => {
+                Error::Cancelled
+            }
+            other => Error::Internal(other.to_string()),
+        }
+    }
+}

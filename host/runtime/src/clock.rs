@@ -4,10 +4,9 @@
 //! Schedules follow the new time at once. Time skipped by a jump forward does not age anything: [`Clock::lived_before`]
 //! leaves it out, along with most of the time in which no host ran.
 
-use crate::capability::log::now_ms;
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 #[cfg(test)]
 use tokio::sync::watch;
@@ -249,6 +248,12 @@ fn steady_ms() -> u64 {
 #[cfg(not(unix))]
 fn steady_ms() -> u64 {
     now_ms()
+}
+
+/// Reads the system clock, in milliseconds since 1970-01-01 UTC.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -11,36 +11,40 @@ mod weight;
 pub(crate) use compiler::Source;
 
 use crate::{
-    Json, Limits, Manifest, RuntimeError, RuntimeOptions,
+    Limits, Manifest, RuntimeError, RuntimeOptions,
+    agent::Agent,
     bindings::handler,
     capability::{self, ConversationSet, TurnContext, log::TurnLog, state::StateView},
-    engine::WasmEngine,
-    exports::AgentPre,
-    host_tools::{MAX_ARGUMENT_BYTES, ToolName},
-    instance,
-    summary::{AgentDetail, AgentSummary},
-    tools::{Tool, Tools},
+    grant::ToolName,
+    guest::{self, AgentPre, Code, WasmEngine},
+    tool::Tools,
 };
 use compiler::{CompileError, Compiled, ComponentCompiler};
-use serde_json::Value;
 use skep_engine::{EngineError, ModelSet};
 use skep_store::{LogEntry, Store};
-use std::{fmt::Write, sync::Arc};
+use std::{ops::Deref, sync::Arc};
 use wasmtime::component::Linker;
 
 const MAX_DESCRIPTION_BYTES: usize = 4 << 10;
 
-/// A deployed version of an agent. A turn keeps the version with which it started.
+/// An agent with its linked code. Those that do not run the code see only the [`Agent`].
 pub(crate) struct Deployed {
-    pub(crate) version: u64,
-    pub(crate) deployed_at_ms: u64,
-    pub(crate) manifest: Manifest,
-    pub(crate) description: String,
-    pub(crate) digest: String,
-    pub(crate) model: String,
-    pub(crate) limits: Limits,
-    pub(crate) tools: Tools,
+    pub(crate) agent: Arc<Agent>,
     pub(crate) pre: AgentPre,
+}
+
+impl Deployed {
+    pub(crate) fn code<'a>(&'a self, wasm: &'a WasmEngine) -> Code<'a> {
+        Code { wasm, pre: &self.pre, limits: &self.agent.limits }
+    }
+}
+
+impl Deref for Deployed {
+    type Target = Agent;
+
+    fn deref(&self) -> &Agent {
+        &self.agent
+    }
 }
 
 /// Compiles and checks components.
@@ -121,7 +125,8 @@ impl Compiler {
             TurnLog::new(manifest.name.as_str(), "", 0),
             &limits,
         );
-        let (described, mut context) = instance::describe(&self.wasm, &pre, &limits, context).await;
+        let (described, mut context) =
+            guest::describe(Code { wasm: &self.wasm, pre: &pre, limits: &limits }, context).await;
         let handler::Description { description, mut tools } =
             described.map_err(|error| broken(format!("it cannot describe itself: {error}")))?;
         if description.len() > MAX_DESCRIPTION_BYTES {
@@ -157,83 +162,18 @@ impl Prepared {
     /// Returns the agent as a new version, and the lines that it logged.
     pub(crate) fn into_version(self, version: u64, deployed_at_ms: u64) -> (Deployed, Vec<LogEntry>) {
         let Prepared { manifest, digest, bytes: _, logs, description, model, limits, tools, pre } = self;
-        let deployed =
-            Deployed { version, deployed_at_ms, manifest, description, digest, model, limits, tools, pre };
-        (deployed, logs)
-    }
-}
-
-impl Deployed {
-    pub(crate) fn summary(&self) -> AgentSummary {
-        let routes = self.manifest.trigger.http.iter();
-        AgentSummary {
-            name: self.manifest.name.to_string(),
-            version: self.version,
-            description: self.description.clone(),
-            digest: self.digest.clone(),
-            model: self.model.clone(),
-            deployed_at_ms: self.deployed_at_ms,
-            tools: self.tools.names(),
-            routes: routes.map(|trigger| format!("{} {}", trigger.method, trigger.route)).collect(),
-        }
-    }
-
-    /// Returns a tool that others may call.
-    pub(crate) fn callable(&self, tool: &str) -> Result<&Arc<Tool>, RuntimeError> {
-        let invalid = |message| RuntimeError::InvalidMessage { message };
-        let agent = &self.manifest.name;
-        if !self.pre.takes_tool_calls() {
-            return Err(invalid(format!(
-                "agent {agent} does not let others call its tools: its component does not export \
-                 skep:agent/tool-handler@0.1.0"
-            )));
-        }
-        self.tools.get(tool).ok_or_else(|| {
-            let tool: String = tool.chars().take(80).collect();
-            let known = match self.tools.names() {
-                none if none.is_empty() => "it has no tools".to_owned(),
-                names => format!("it has: {}", names.join(", ")),
-            };
-            invalid(format!("agent {agent} has no tool {tool:?}; {known}"))
-        })
-    }
-
-    /// Checks that a tool can be called with these arguments.
-    pub(crate) fn check_call(&self, tool: &str, arguments: Option<&Json>) -> Result<(), RuntimeError> {
-        let tool = self.callable(tool)?;
-        let bytes = arguments.map_or(0, |arguments| arguments.get().len());
-        if bytes > MAX_ARGUMENT_BYTES {
-            let message =
-                format!("the arguments have {bytes} bytes; at most {MAX_ARGUMENT_BYTES} are allowed");
-            return Err(RuntimeError::InvalidMessage { message });
-        }
-        let arguments = arguments.map_or_else(|| Value::Object(Default::default()), Json::value);
-        let checked = tool.check_arguments(&arguments);
-        checked.map_err(|message| RuntimeError::InvalidMessage { message })
-    }
-
-    /// Checks the result of a tool against the tool's output schema.
-    pub(crate) fn check_result(&self, tool: &str, result: Option<&Json>) -> Result<(), RuntimeError> {
-        let checked = self.tools.get(tool).map(|tool| tool.check_reply(result));
-        checked.unwrap_or(Ok(())).map_err(|message| RuntimeError::AgentFailed { message })
-    }
-
-    pub(crate) fn detail(&self) -> AgentDetail {
-        AgentDetail {
-            summary: self.summary(),
-            manifest_toml: self.manifest.to_toml(),
-            tools: self.tools.definitions(),
-            takes_tool_calls: self.pre.takes_tool_calls(),
-            limits: self.limits,
-        }
+        let handlers = pre.handlers();
+        let agent =
+            Agent { version, deployed_at_ms, manifest, description, digest, model, limits, tools, handlers };
+        (Deployed { agent: Arc::new(agent), pre }, logs)
     }
 }
 
 /// Checks that the component exports a handler for every trigger in the manifest.
 fn check_triggers(manifest: &Manifest, pre: &AgentPre) -> Result<(), String> {
     for (line, is_there, takes, export) in [
-        ("[[schedule]]", !manifest.schedule.is_empty(), pre.takes_alarms(), "alarm-handler"),
-        ("[[trigger.event]]", !manifest.trigger.event.is_empty(), pre.takes_events(), "event-handler"),
+        ("[[schedule]]", !manifest.schedule.is_empty(), pre.handlers().alarms, "alarm-handler"),
+        ("[[trigger.event]]", !manifest.trigger.event.is_empty(), pre.handlers().events, "event-handler"),
     ] {
         if is_there && !takes {
             return Err(format!(
@@ -249,12 +189,4 @@ fn model_error(error: EngineError) -> RuntimeError {
         EngineError::ModelUnknown { name, known } => RuntimeError::ModelUnknown { name, known },
         other => RuntimeError::Engine(other),
     }
-}
-
-/// Formats bytes as lowercase hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(64), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

@@ -3,7 +3,6 @@
 //! Every variant's message names what is wrong, where, and how to fix it. [`RuntimeError::code`] is a stable identifier for
 //! programs.
 
-use crate::TokensUsedUp;
 use skep_engine::EngineError;
 use skep_store::StoreError;
 use std::fmt::Display;
@@ -283,4 +282,11 @@ fn list<T: Display>(known: &[T]) -> String {
         [] => "none".to_owned(),
         known => known.iter().map(T::to_string).collect::<Vec<_>>().join(", "),
     }
+}
+/// A budget is used up until the day ends.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}; the next day starts at 00:00 UTC, in {} s", .retry_after_ms / 1_000)]
+pub struct TokensUsedUp {
+    pub(crate) message: String,
+    pub retry_after_ms: u32,
 }

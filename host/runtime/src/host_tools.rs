@@ -9,25 +9,22 @@ mod agents;
 mod catalog;
 mod fetch;
 mod grant;
-mod tool_name;
 
-pub use tool_name::ToolGrant;
-
-pub(crate) use agents::{CALL_KEY, CalledTurns, MAX_DEPTH};
+pub(crate) use agents::CalledTurns;
 pub(crate) use catalog::Offered;
-pub(crate) use tool_name::ToolName;
 
 use crate::{
-    Json, Origin, RuntimeOptions,
+    Json, Origin, RuntimeOptions, ToolGrant,
+    agent::Agent,
     agent_host::Services,
     approvals,
     bindings::tools::{CallOptions, ToolError, ToolInfo},
     capability::Turn,
-    component::Deployed,
     event::turn_events,
+    grant::ToolName,
     journal::{Call, Identity, Stopped},
     metric,
-    tools::Tool,
+    tool::{MAX_ARGUMENT_BYTES, Tool},
 };
 use catalog::Catalog;
 use skep_outbound::{ToolServer, ToolServerError};
@@ -43,9 +40,6 @@ use tracing::Instrument;
 const MAX_AT_ONCE: usize = 16;
 /// Maximum size of a result. The journal stores it as a string, which takes up to twice as much.
 const MAX_RESULT_BYTES: usize = 768 << 10;
-/// Maximum size of a call's arguments, whoever makes the call. They are parsed into values for validation.
-pub(crate) const MAX_ARGUMENT_BYTES: usize = 1 << 20;
-
 /// The external tools that the host can call, shared by all turns.
 pub(crate) struct HostTools {
     servers: BTreeMap<String, Arc<dyn ToolServer>>,
@@ -72,7 +66,7 @@ pub(crate) struct TurnTools {
 
 /// A tool that was found, and the way to call it.
 enum Target {
-    Agent { agent: Arc<Deployed>, tool: Arc<Tool> },
+    Agent { agent: Arc<Agent>, tool: Arc<Tool> },
     Server { server: Arc<dyn ToolServer>, tool: Arc<Tool> },
     Fetch { tool: Arc<Tool> },
 }
@@ -138,10 +132,10 @@ pub(crate) async fn call(
         (turn.agent.manifest.name.to_string(), resolve(turn, name).map_or("unknown", |name| name.source()));
     let span = tracing::info_span!(
         "tool",
-        otel.name = %format_args!("execute_tool {}", crate::capability::log::cut(name, 80)),
+        otel.name = %format_args!("execute_tool {}", crate::text::cut(name, 80)),
         otel.status_code = tracing::field::Empty,
         gen_ai.operation.name = "execute_tool",
-        gen_ai.tool.name = crate::capability::log::cut(name, 80),
+        gen_ai.tool.name = crate::text::cut(name, 80),
         error.type = tracing::field::Empty,
     );
     turn.journal.caught_up().await;

@@ -3,8 +3,8 @@
 //! without memory for it.
 
 use crate::{
-    Invocation, Origin, RuntimeError, metric,
-    session::SessionKey,
+    Invocation, Origin, RuntimeError, WaitingBytes, metric,
+    name::SessionKey,
     tenancy::{Tenancy, may_take},
 };
 use std::{
@@ -15,20 +15,6 @@ use std::{
 
 /// Retry delay reported to a caller whose message does not fit.
 const RETRY_AFTER_MS: u32 = 1_000;
-
-/// Limits on the bytes of messages that wait or whose turns run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitingBytes {
-    pub session: usize,
-    pub tenant: usize,
-    pub host: usize,
-}
-
-impl Default for WaitingBytes {
-    fn default() -> Self {
-        WaitingBytes { session: 32 << 20, tenant: 128 << 20, host: 512 << 20 }
-    }
-}
 
 /// Sums of message bytes of one host.
 pub(crate) struct Intake {
@@ -72,17 +58,17 @@ impl Intake {
         for (sum, limit, scope) in sums {
             if bytes > limit {
                 let message = format!(
-                    "the message has {bytes} bytes, but messages waiting {scope} may have at most {limit} bytes; send a smaller one; the operator \
-                     can raise the limit with `{}` under [runtime] in skep.toml",
+                    "the message has {bytes} bytes, but all messages waiting {scope} may have at most {limit} bytes; send a \
+                     smaller one; the operator can raise the limit with `{}` under [runtime] in skep.toml",
                     scope.setting()
                 );
                 return Err(RuntimeError::InvalidMessage { message });
             }
             if sum + bytes > limit {
                 let message = format!(
-                    "messages of {sum} bytes are already waiting or running {scope}, and this one of {bytes} bytes would exceed the \
-                     limit of {limit}; wait for turns to end, or cancel some; the operator can raise the limit with `{}` \
-                     under [runtime] in skep.toml",
+                    "messages of {sum} bytes are already waiting or running {scope}, and this one of {bytes} bytes would \
+                     exceed the limit of {limit}; wait for turns to end, or cancel some; the operator can raise the limit \
+                     with `{}` under [runtime] in skep.toml",
                     scope.setting()
                 );
                 return Err(RuntimeError::IntakeFull { message, retry_after_ms: RETRY_AFTER_MS });
@@ -91,9 +77,9 @@ impl Intake {
         let of_tenant = held.tenants.get(principal).copied().unwrap_or_default();
         if !may_take(of_tenant, held.host, bytes, of_host, self.tenancy.has_several()) {
             let message = format!(
-                "messages of {of_tenant} bytes are already waiting or running for the tenant, and the rest of the host's {of_host} bytes \
-                 is reserved for other tenants; wait for turns to end, or cancel some; the operator can raise the limit with \
-                 `max_waiting_bytes` under [runtime] in skep.toml"
+                "messages of {of_tenant} bytes are already waiting or running for the tenant, and the rest of the host's \
+                 {of_host} bytes is reserved for other tenants; wait for turns to end, or cancel some; the operator can \
+                 raise the limit with `max_waiting_bytes` under [runtime] in skep.toml"
             );
             return Err(RuntimeError::IntakeFull { message, retry_after_ms: RETRY_AFTER_MS });
         }

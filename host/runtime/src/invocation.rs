@@ -5,6 +5,13 @@ use serde::{Deserialize, Serialize};
 use skep_engine::{Priority, Timing, Usage};
 use std::time::Instant;
 
+/// Maximum depth of agents that call each other.
+pub(crate) const MAX_DEPTH: usize = 8;
+/// First character of the host's internal idempotency keys.
+pub(crate) const OWN_KEY: char = '\u{1}';
+/// The prefix of the idempotency keys of calls, reserved for the host. The id of the calling turn and a space follow.
+pub(crate) const CALL_KEY: &str = "\u{1}tool ";
+
 /// A message for a session of an agent.
 #[derive(Clone, Debug)]
 pub struct Invocation {

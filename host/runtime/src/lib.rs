@@ -5,7 +5,7 @@
 //! 1. [`AgentHost::invoke`] admits it.
 //! 2. The session's actor (`session`) takes it once the previous turn has finished, and makes it
 //!    durable.
-//! 3. A fresh, bounded store (`instance`) calls the guest.
+//! 3. A fresh, bounded store (`guest`) calls the guest.
 //! 4. The guest calls back (`capability`), and the results of its calls are journaled (`journal`).
 //! 5. Everything the turn changed is committed in one transaction.
 //! 6. Only then does the caller receive [`RunEvent::Done`] (`feed`).
@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 mod access;
+mod agent;
 mod agent_host;
 mod approvals;
 mod batch;
@@ -27,14 +28,12 @@ mod component;
 mod compute;
 mod courier;
 mod egress;
-mod engine;
 mod error;
 mod event;
-mod examples;
-mod exports;
 mod feed;
+mod grant;
+mod guest;
 mod host_tools;
-mod instance;
 mod intake;
 mod invocation;
 mod journal;
@@ -44,44 +43,43 @@ mod log_follower;
 mod manifest;
 mod measure;
 pub mod metric;
-mod model_grant;
+mod models;
 mod name;
 mod options;
 mod portable;
 mod route;
 mod schedule;
-mod secret;
 mod session;
 mod session_policy;
 mod store_retry;
 mod summary;
 mod tenancy;
 mod tenant_tokens;
-mod terminal_text;
 #[cfg(test)]
 mod tests;
+mod text;
 mod token_budget;
 mod toml_text;
-mod tools;
+mod tool;
 mod vault;
+mod webhook;
 
-pub use access::{ApiKey, KeyRing, NewApiKey, Role, Tenant, plain_session, tenant_of};
+pub use access::{ApiKey, KeyRing, NewApiKey, Role};
 pub use agent_host::{AgentHost, ModelMismatch};
 pub use approvals::Approval;
 pub use batch::{
-    AGENT_MODEL, BatchAnswer, BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResult,
-    BatchResults, BatchStatus, ItemCounts, NewBatch,
+    AGENT_MODEL, BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchRequest, BatchResult, BatchResults,
+    BatchStatus, ItemCounts, NewBatch,
 };
 pub use clock::Clock;
 pub use compute::{Compute, QUICK_BYTES};
-pub use error::RuntimeError;
+pub use error::{RuntimeError, TokensUsedUp};
 pub use event::{
     DeadLetter, DeadLetterTarget, Event, EventSummary, EventTrigger, NewWebhook, PublishedEvent,
-    SessionTemplate, TopicPattern, WebhookState, WebhookSummary, WebhookTest, WebhookTry, unix_ms,
+    SessionTemplate, TopicPattern, WebhookTry, unix_ms,
 };
 pub use feed::RunHandle;
-pub use host_tools::ToolGrant;
-pub use intake::WaitingBytes;
+pub use grant::{ModelGrant, SecretGrant, ToolGrant};
 pub use invocation::{
     AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Origin, Outcome, RunEvent, ToolOrigin,
 };
@@ -90,13 +88,11 @@ pub use limits::{Limits, LimitsToml};
 pub use log_follower::LogFollower;
 pub use manifest::{Build, Grants, HttpTrigger, Manifest, ToolToml, Triggers};
 pub use measure::HeldInstance;
-pub use model_grant::ModelGrant;
-pub use name::{AgentName, SessionId};
-pub use options::RuntimeOptions;
+pub use name::{AgentName, SecretName, SessionId, Tenant, plain_session, tenant_of};
+pub use options::{BatchOptions, RuntimeOptions, WaitingBytes};
 pub use portable::{PortableConversation, PortableSession};
 pub use route::{Route, RouteMatch};
 pub use schedule::{ManifestSchedule, ScheduleState, ScheduleSummary, ScheduleTiming};
-pub use secret::{SecretGrant, SecretName};
 pub use session_policy::{CompactionMode, SessionsToml};
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::Origins;
@@ -108,7 +104,7 @@ pub use summary::{
 };
 pub use tenancy::TENANT_SHARE;
 pub use tenant_tokens::{TenantBudget, TenantTokens};
-pub use terminal_text::for_terminal;
-pub use token_budget::TokensUsedUp;
+pub use text::for_terminal;
 pub use toml_text::parse_toml;
 pub use vault::SecretSummary;
+pub use webhook::{WebhookState, WebhookSummary, WebhookTest};

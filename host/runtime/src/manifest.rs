@@ -5,8 +5,7 @@
 
 use crate::{
     AgentName, EventTrigger, LimitsToml, ManifestSchedule, ModelGrant, RuntimeError, SecretGrant,
-    SessionsToml, ToolGrant, TopicPattern, capability::log::now_ms, route::Route, schedule,
-    toml_text::parse_toml,
+    SessionsToml, ToolGrant, TopicPattern, clock::now_ms, route::Route, schedule, toml_text::parse_toml,
 };
 use serde::{Deserialize, Serialize};
 use skep_outbound::Origins;

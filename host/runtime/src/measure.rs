@@ -9,7 +9,7 @@ use crate::{
     bindings::handler,
     capability::{ConversationSet, TurnContext, log::TurnLog, state::StateView},
     component::Deployed,
-    instance::{self, InstancePlace},
+    guest::{self, InstancePlace},
     session::Entry,
 };
 use std::{
@@ -27,9 +27,9 @@ impl AgentHost {
     /// Creates an instance of an agent as a turn does, without calling it.
     pub async fn instantiate(&self, agent: &str) -> Result<HeldInstance, RuntimeError> {
         let services = self.services();
-        let agent = services.agent(agent)?;
+        let agent = services.deployed(agent)?;
         let place = services.instance(0, OPERATOR).await;
-        let store = instance::instantiate(services.wasm(), &agent, empty_context(&agent)).await?;
+        let store = guest::instantiate(agent.code(services.wasm()), empty_context(&agent)).await?;
         Ok(HeldInstance { _store: store, _place: place })
     }
 
@@ -37,7 +37,7 @@ impl AgentHost {
     /// models are available.
     pub async fn rehearse(&self, agent: &str, text: &str) -> Result<String, RuntimeError> {
         let services = self.services();
-        let agent = services.agent(agent)?;
+        let agent = services.deployed(agent)?;
         let _place = services.instance(0, OPERATOR).await;
         let deadline = Instant::now() + Duration::from_millis(agent.limits.turn_ms.into());
         let message = Entry::Message(handler::Message {
@@ -45,13 +45,13 @@ impl AgentHost {
             data: None,
             session: "rehearsal".to_owned(),
             turn: 1,
-            received_at_ms: crate::capability::log::now_ms(),
+            received_at_ms: crate::clock::now_ms(),
             origin: handler::Origin::Direct,
         });
         let context = empty_context(&agent);
         let forever = std::future::pending();
         let (reply, _) =
-            instance::take_turn(services.wasm(), &agent, deadline, forever, context, message).await;
+            guest::take_turn(agent.code(services.wasm()), deadline, forever, context, message).await;
         Ok(reply?.into_outcome(deadline)?.0)
     }
 }

@@ -21,7 +21,7 @@ pub(crate) use entry::{Entry, Reply};
 pub(crate) use settlement::Settlement;
 pub(crate) use turn::TurnRequest;
 
-use crate::{RuntimeError, RuntimeOptions, agent_host::Services, feed::Parked};
+use crate::{RuntimeError, RuntimeOptions, agent_host::Services, feed::Parked, name::SessionKey};
 use actor::Actor;
 use std::{
     collections::HashMap,
@@ -38,12 +38,6 @@ use tokio::sync::{
 
 /// Retry delay reported to a caller that finds no room in a mailbox or in memory.
 const RETRY_AFTER_MS: u32 = 1_000;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SessionKey {
-    pub(crate) agent: String,
-    pub(crate) session: String,
-}
 
 /// All loaded sessions. Dropping it ends them.
 pub(crate) struct Sessions {
@@ -191,7 +185,7 @@ impl Sessions {
     async fn end(&self, which: impl Fn(&SessionKey) -> bool) {
         let ended: Vec<Loaded> =
             self.lock().extract_if(|key, _| which(key)).map(|(_, session)| session).collect();
-        // All actors are told to stop before any of them is awaited, because one may be waiting for
+        // All actors are stopped before any of them is awaited, because one may be waiting for
         // another.
         let mailboxes: Vec<_> = ended.into_iter().map(|Loaded { mailbox, .. }| mailbox).collect();
         for mailbox in mailboxes {

@@ -1,5 +1,5 @@
-//! The `[sessions]` table of `agent.toml`: how long the agent's sessions are kept, and how long
-//! conversations are compacted.
+//! The `[sessions]` table of `agent.toml`: how long the agent's sessions are kept, and what
+//! happens to conversations that outgrow the model's context.
 
 use crate::RuntimeError;
 use serde::{Deserialize, Serialize};

@@ -31,7 +31,7 @@ impl Tenancy {
     }
 }
 
-/// How much of one resource each tenant has taken.
+/// The amounts of one resource that the tenants have taken.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shares {
     all: usize,

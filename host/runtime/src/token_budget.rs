@@ -4,7 +4,7 @@
 //! that used them. Tokens that open turns have used or may still use are held for them in memory,
 //! so that many concurrent turns do not exceed a budget together.
 
-use crate::{Clock, RuntimeError, RuntimeOptions};
+use crate::{Clock, RuntimeError, RuntimeOptions, TokensUsedUp};
 use skep_store::{Store, TokenUse};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,14 +14,6 @@ use std::{
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
 /// Key in `skep.toml` that stands for all tenants not named there.
 const ALL_OTHERS: &str = "default";
-
-/// A budget is used up until the day ends.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}; the next day starts at 00:00 UTC, in {} s", .retry_after_ms / 1_000)]
-pub struct TokensUsedUp {
-    message: String,
-    pub retry_after_ms: u32,
-}
 
 /// The reason why no tokens can be reserved.
 pub(crate) enum NoTokens {
@@ -237,8 +229,8 @@ impl DayShare {
                  more, up to the operator's ceiling in skep.toml"
             ),
             Account::Tenant(name) => format!(
-                "tenant {name:?} has used its {limit} tokens for today; raise `tokens_per_day` under [tenants.{name}] in skep.toml \
-                 for more"
+                "tenant {name:?} has used its {limit} tokens for today; raise `tokens_per_day` under [tenants.{name}] in \
+                 skep.toml for more"
             ),
         };
         let left_ms = DAY_MS - self.budgets.0.clock.now_ms() % DAY_MS;

@@ -5,7 +5,7 @@
 //!
 //! No new key is created while something is sealed with a key that is missing, because the old key may be in a backup.
 
-use crate::{AgentName, RuntimeError, SecretName, capability::log::now_ms};
+use crate::{AgentName, RuntimeError, SecretName, clock::now_ms};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},

@@ -244,7 +244,7 @@ async fn mark_deleted(connection: &mut SqliteConnection, agent: &str) -> Result<
         .execute(&mut *connection)
         .await
         .map_err(failed())?;
-    // They may be set before there is an agent, so no row refers to another.
+    // Secrets may be set before their agent exists, so no foreign key deletes them.
     query("DELETE FROM secrets WHERE agent = ?").bind(agent).execute(connection).await.map_err(failed())?;
     Ok(marked.rows_affected() > 0)
 }
@@ -255,7 +255,7 @@ async fn delete(
     mut piece: Piece,
 ) -> Result<Progress, StoreError> {
     let failed = || StoreError::while_it("deleted an agent");
-    // Somebody else may have removed it, and it may have been deployed anew.
+    // Another caller may have finished the deletion, and the agent may have been deployed again.
     if !is_deleted(connection, agent).await? {
         return Ok(piece.done());
     }
@@ -308,7 +308,8 @@ fn version_row(row: &SqliteRow) -> Result<VersionRow, sqlx::Error> {
     })
 }
 
-/// Components that no version has any more, one at a time because they are large. Whether all are gone.
+/// Removes components that no version uses, one at a time because they are large. Returns `false` if the time
+/// is over before all are removed.
 async fn drop_orphans(connection: &mut SqliteConnection, piece: &mut Piece) -> Result<bool, StoreError> {
     let sql = "DELETE FROM components WHERE digest =
          (SELECT digest FROM components WHERE digest NOT IN (SELECT digest FROM deployments) LIMIT 1)";

@@ -1,6 +1,8 @@
-//! Runs targets by hand: `cargo run -p skep-fuzz-targets --example by_hand -- SECONDS [TARGET…]`. Inputs that make one panic are kept.
+//! Runs targets manually: `cargo run -p skep-fuzz-targets --example by_hand -- SECONDS [TARGET…]`. Inputs
+//! that cause a panic are saved.
 //!
-//! A dev build is meant: it checks arithmetic for overflow, and the crates that do most of the work are optimised in it too.
+//! Use a dev build: it checks arithmetic for overflow, and the crates that do most of the work are optimized
+//! in it too.
 
 use skep_fuzz_targets::{Mutator, TARGETS, Target, run_watched};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,7 +12,7 @@ fn main() {
     let seconds: u64 = arguments
         .next()
         .and_then(|seconds| seconds.parse().ok())
-        .expect("the first argument is a number of seconds for each target");
+        .expect("the first argument is the number of seconds per target");
     let names: Vec<String> = arguments.collect();
     let mut panics = 0;
     for target in &TARGETS {
@@ -45,7 +47,7 @@ fn run_for(target: &Target, time: Duration) -> u64 {
     }
     let seconds = began.elapsed().as_secs();
     println!(
-        "{}: {inputs} inputs in {seconds} s (seed {seed}), {panics} panics, the slowest took {slowest:?}",
+        "{}: {inputs} inputs in {seconds} s (seed {seed}), {panics} panics, slowest input {slowest:?}",
         target.name
     );
     panics
@@ -59,7 +61,7 @@ fn keep(target: &Target, kind: &str, input: &[u8]) {
     let path = folder.join(format!("{kind}-{hash:016x}"));
     let kept = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&path, input));
     match kept {
-        Ok(()) => println!("{}: kept {}", target.name, path.display()),
-        Err(error) => println!("{}: an input could not be kept: {error}", target.name),
+        Ok(()) => println!("{}: saved {}", target.name, path.display()),
+        Err(error) => println!("{}: an input could not be saved: {error}", target.name),
     }
 }

@@ -1,7 +1,8 @@
-//! A component that calls the host's functions with whatever it is told, as a hostile guest does.
+//! A component that calls the host's functions with arbitrary arguments, like a hostile guest.
 //!
-//! Its module is made of the WIT package: each imported function is one case of a jump, and its parameters are read from
-//! the input one after the other, as they are in WebAssembly: pointers, lengths, handles, numbers of cases.
+//! Its module is generated from the WIT package: each imported function is one case of a jump table, and its
+//! parameters are read from the input one after the other in their WebAssembly form: pointers, lengths,
+//! handles, variant cases.
 
 use crate::host::host;
 use skep_engine::Priority;
@@ -13,11 +14,11 @@ use wit_parser::{
     abi::{AbiVariant, WasmType},
 };
 
-/// Where the program lies in the guest's memory, as it was sent and decoded.
+/// Address of the program in the guest's memory, first as sent and then decoded.
 const PROGRAM: usize = 0x2_0000;
 const PROGRAM_BYTES: usize = 0x8000;
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Texts that calls can point to, from `TEXTS_AT` on.
+/// Texts that calls can point to, stored from `TEXTS_AT` on.
 const TEXTS_AT: usize = 0x400;
 const TEXTS: [&str; 10] = [
     "main",
@@ -31,10 +32,10 @@ const TEXTS: [&str; 10] = [
     "agent:caller/x",
     "order.paid",
 ];
-/// Where results are written.
+/// Address to which results are written.
 const RESULTS_AT: i32 = 0x1000;
 
-/// Sends an input to the guest, in letters, because messages are text.
+/// Sends an input to the guest, encoded in letters because messages are text.
 pub(crate) fn arguments(input: &[u8]) {
     let program: String = input.iter().take(PROGRAM_BYTES / 2).fold(String::new(), |mut program, byte| {
         program.push(char::from(b'A' + (byte >> 4)));
@@ -59,7 +60,7 @@ pub(crate) fn arguments(input: &[u8]) {
     });
 }
 
-/// Calls of each function, with arguments that point somewhere.
+/// Returns calls of each function with plausible arguments.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let (resolve, world) = resolved();
     let functions = functions(&resolve, world);
@@ -76,7 +77,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
                 let value = match (variant, is_length.take()) {
                     _ if place == last && function.has_result_pointer => RESULTS_AT,
                     (_, Some(length)) => length,
-                    // The first resource is 1.
+                    // The first resource has the handle 1.
                     (0, None) if place == 0 && function.is_method => 1,
                     (2, None) if place % 2 == 1 => 0,
                     _ => {
@@ -91,18 +92,18 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             seeds.push(call);
         }
     }
-    // All of them, one after the other, so that methods find their resource.
+    // Add all calls in sequence, so that methods find their resource.
     seeds.push(seeds.concat());
     seeds
 }
 
-/// The component.
+/// Returns the component.
 pub(crate) fn caller() -> Vec<u8> {
     let (resolve, world) = resolved();
     encode(&resolve, world, &module(&functions(&resolve, world)))
 }
 
-/// Says something to its conversation and answers with what it was told.
+/// Returns a component that appends its message to a conversation and echoes the message.
 pub(crate) fn chatter() -> Vec<u8> {
     let (resolve, world) = resolved();
     let open = r#"(import "skep:agent/inference@0.1.0" "[static]conversation.open"
@@ -139,7 +140,7 @@ fn resolved() -> (Resolve, WorldId) {
     (resolve, world)
 }
 
-/// What the world imports, but for what is no function of values alone (`stream`).
+/// Returns the imports of the world, except functions that need more than plain values (`stream`).
 fn functions(resolve: &Resolve, world: WorldId) -> Vec<Function> {
     let mut found = Vec::new();
     for (key, item) in &resolve.worlds[world].imports {
@@ -182,7 +183,7 @@ fn module(functions: &[Function]) -> String {
     }
     let numbers: String = (0..functions.len()).map(|number| format!("{number} ")).collect();
     let last = functions.len().saturating_sub(1);
-    // The blocks are entered by the number of the call, the innermost is the first.
+    // The blocks are entered by the number of the call; the innermost block is the first.
     let on_message = format!(
         "(call $decode (i32.load (local.get 0)) (i32.load offset=4 (local.get 0)))
          (block $done (loop $again
@@ -215,7 +216,8 @@ fn module(functions: &[Function]) -> String {
     around(&imports, &on_message, &helpers)
 }
 
-/// A module with these imports that does this with a message and answers with its text. Local 0 is the message.
+/// Wraps code into a module with these imports that runs it for each message and replies with the message's
+/// text. Local 0 is the message.
 fn around(imports: &str, on_message: &str, helpers: &str) -> String {
     let texts: String = (0..TEXTS.len())
         .map(|index| {

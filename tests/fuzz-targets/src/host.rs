@@ -1,4 +1,4 @@
-//! The host that targets share: a tiny model of random weights, agents, and routes without a socket.
+//! The host that the targets share: a tiny model with random weights, agents, and routes without a socket.
 
 use crate::guest;
 use axum::Router;
@@ -46,7 +46,7 @@ async fn start() -> AgentHost {
         AgentHost::start(store, ModelSet::new(engine().clone()), options).await.expect("the host starts");
     for (name, more, component) in [("caller", EVERYTHING, guest::caller()), ("chat", "", guest::chatter())] {
         let manifest = Manifest::from_toml(&format!("name = \"{name}\"\n{more}")).expect("valid");
-        agents.deploy(manifest, component, "fuzz").await.expect("it deploys");
+        agents.deploy(manifest, component, "fuzz").await.expect("the agent deploys");
     }
     agents
 }

@@ -1,4 +1,4 @@
-//! Bodies and headers of clients: chats, exported sessions, and where a stream is to go on.
+//! Bodies and headers from clients: chats, exported sessions, and stream positions to resume from.
 
 use crate::host::host;
 use axum::{
@@ -8,7 +8,7 @@ use axum::{
 use std::{sync::OnceLock, time::Duration};
 use tower::ServiceExt;
 
-/// What does not come by then is given up, as clients do.
+/// Timeout after which a request is abandoned, as clients do.
 const PATIENCE: Duration = Duration::from_millis(500);
 const CHAT_ROUTES: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/ai/run/tiny", "/v1/events"];
 const SESSION: &str = "/v1/agents/chat/sessions/s";
@@ -86,7 +86,7 @@ pub(crate) const SESSION_WORDS: &[&str] = &[
     "\"agent\":\"chat\"",
 ];
 
-/// The first byte says which route.
+/// Sends a chat request. The first byte selects the route.
 pub(crate) fn chat_body(input: &[u8]) {
     let Some((route, body)) = input.split_first() else { return };
     let route = CHAT_ROUTES[usize::from(*route) % CHAT_ROUTES.len()];
@@ -94,7 +94,7 @@ pub(crate) fn chat_body(input: &[u8]) {
     send(request.body(Body::from(body.to_vec())).expect("the head is a constant"));
 }
 
-/// A header as it comes, with the events of a turn that has ended, and with the log.
+/// Sends a raw `last-event-id` header to the events of a finished turn, and to the log.
 pub(crate) fn resume_id(input: &[u8]) {
     let Ok(value) = HeaderValue::from_bytes(input) else { return };
     for path in [ended_turn(), "/v1/agents/chat/logs?follow=true"] {
@@ -108,7 +108,7 @@ pub(crate) fn imported_session(input: &[u8]) {
     let request = request.header("content-type", "application/json");
     let status = send(request.body(Body::from(input.to_vec())).expect("the head is a constant"));
     if status == Some(StatusCode::CREATED) {
-        // What was taken can be used.
+        // An accepted session must be usable.
         send(Request::get("/v1/agents/chat/sessions/imported").body(Body::empty()).expect("constant"));
         send(say("imported", "hello"));
     }
@@ -146,7 +146,7 @@ pub(crate) fn resume_seeds() -> Vec<Vec<u8>> {
     ["0", "1", "2", "17", "18446744073709551615"].iter().map(|id| id.as_bytes().to_vec()).collect()
 }
 
-/// A session with state and a conversation, as it is exported.
+/// Returns an exported session with state and a conversation.
 pub(crate) fn session_seeds() -> Vec<Vec<u8>> {
     ended_turn();
     let exported = host().runtime.block_on(async {
@@ -157,7 +157,7 @@ pub(crate) fn session_seeds() -> Vec<Vec<u8>> {
     vec![exported.to_vec()]
 }
 
-/// Where the events of a turn are that has ended.
+/// Returns the path of the events of a finished turn.
 fn ended_turn() -> &'static str {
     static PATH: OnceLock<String> = OnceLock::new();
     PATH.get_or_init(|| {
@@ -165,7 +165,7 @@ fn ended_turn() -> &'static str {
             let Ok(response) = host().router.clone().oneshot(say("s", "hello")).await;
             let body = to_bytes(response.into_body(), usize::MAX).await.expect("a whole body");
             let answer: serde_json::Value = serde_json::from_slice(&body).expect("an answer is JSON");
-            answer["turn_id"].as_str().unwrap_or_else(|| panic!("the turn ends well: {answer}")).to_owned()
+            answer["turn_id"].as_str().unwrap_or_else(|| panic!("the turn succeeds: {answer}")).to_owned()
         });
         format!("{SESSION}/turns/{turn}/events")
     })
@@ -177,7 +177,7 @@ fn say(session: &str, text: &str) -> Request<Body> {
     request.header("content-type", "application/json").body(Body::from(body)).expect("constant")
 }
 
-/// The status, if an answer came in time. It is read to its end or given up.
+/// Returns the status, if a response arrived in time. Reads the response to its end or abandons it.
 fn send(request: Request<Body>) -> Option<StatusCode> {
     let answered = async {
         let Ok(response) = host().router.clone().oneshot(request).await;

@@ -1,7 +1,9 @@
-//! What strangers send, as functions that take any bytes and must neither panic nor hang: one for each way in.
+//! Untrusted inputs, as functions that accept any bytes and must neither panic nor hang. There is one target
+//! per kind of input.
 //!
-//! The same functions are run by `cargo test` for a second each, by the program of this crate for as long as one likes, and
-//! by `cargo fuzz` (`tests/fuzz`). An input that once made one panic is kept under `regressions/TARGET`.
+//! `cargo test` runs these functions for a second each, the example of this crate runs them for any length of
+//! time, and `cargo fuzz` runs them too (`tests/fuzz`). Inputs that once caused a panic are kept under
+//! `regressions/TARGET`.
 #![forbid(unsafe_code)]
 
 mod guest;
@@ -19,15 +21,15 @@ pub use watched::{Outcome, run_watched};
 
 use std::path::{Path, PathBuf};
 
-/// One way in.
+/// A kind of untrusted input.
 pub struct Target {
     pub name: &'static str,
     pub run: fn(&[u8]),
-    /// Real inputs.
+    /// Returns valid inputs.
     seeds: fn() -> Vec<Vec<u8>>,
-    /// Words that its inputs are made of.
+    /// Tokens that occur in the inputs.
     pub words: &'static [&'static str],
-    /// Inputs that a test tries.
+    /// Number of inputs that the test tries.
     pub tries: usize,
 }
 
@@ -98,7 +100,7 @@ pub const TARGETS: [Target; 10] = [
     },
 ];
 
-/// Runs a target by its name, as `cargo fuzz` does.
+/// Runs a target by its name, for `cargo fuzz`.
 pub fn run(target: &str, input: &[u8]) {
     let target = Target::named(target).expect("there is a target of this name");
     (target.run)(input);
@@ -109,14 +111,14 @@ impl Target {
         TARGETS.iter().find(|target| target.name == name)
     }
 
-    /// Real inputs, those of files included.
+    /// Returns valid inputs, including those stored in files.
     pub fn seeds(&self) -> Vec<Vec<u8>> {
         let mut seeds = (self.seeds)();
         seeds.extend(files(&folder("corpus").join(self.name)));
         seeds
     }
 
-    /// Inputs that made it panic once.
+    /// Returns inputs that once caused a panic.
     pub fn regressions(&self) -> Vec<Vec<u8>> {
         files(&self.regression_folder())
     }
@@ -130,7 +132,7 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// In the order of their names.
+/// Reads the files of a folder, ordered by name.
 fn files(folder: &Path) -> Vec<Vec<u8>> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();

@@ -1,4 +1,4 @@
-//! Files of models: opened, and read as far as a host reads them before it computes.
+//! Model files: opened, and read as far as a host reads them before it computes.
 
 use skep_model::{Checkpoint, SpecialTokens};
 use std::{path::Path, sync::OnceLock};
@@ -41,14 +41,14 @@ pub(crate) const SAFETENSORS_WORDS: &[&str] = &[
     "1e999",
 ];
 
-/// The whole of an input is the file.
+/// Uses the whole input as the file.
 pub(crate) fn gguf(input: &[u8]) {
     let path = folder().join("model.gguf");
     write(&path, input);
     look_at(&path);
 }
 
-/// Two bytes say how many of the next are `config.json`; the rest is the file of weights.
+/// Uses the first two bytes as the length of `config.json`, which follows. The rest is the weights file.
 pub(crate) fn safetensors(input: &[u8]) {
     let Some((length, rest)) = input.split_first_chunk() else { return };
     let (config, weights) = rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));
@@ -63,7 +63,7 @@ fn look_at(path: &Path) {
     let Ok(checkpoint) = Checkpoint::open(path) else { return };
     let _ = format!("{:?} {} {}", checkpoint.config(), checkpoint.format(), checkpoint.bytes());
     for tensor in checkpoint.tensors() {
-        // Every byte is there.
+        // Every byte must be readable.
         std::hint::black_box(tensor.data.iter().fold(0_u8, |sum, byte| sum ^ byte));
     }
     if let Ok(Some(tokenizer)) = checkpoint.tokenizer()
@@ -84,7 +84,7 @@ fn folder() -> &'static Path {
     FOLDER.get_or_init(|| tempfile::tempdir().expect("there is room for a folder")).path()
 }
 
-/// Another file than before: the last one may still be mapped.
+/// Writes a new file, because the previous one may still be mapped.
 fn write(path: &Path, bytes: &[u8]) {
     let _ = std::fs::remove_file(path);
     std::fs::write(path, bytes).expect("the temporary folder takes files");

@@ -1,4 +1,5 @@
-//! Changes inputs the way libFuzzer does, without its feedback: always the same way for the same seed.
+//! Mutates inputs in the way of libFuzzer, but without coverage feedback. The same seed gives the same
+//! mutations.
 
 const MAX_BYTES: usize = 64 << 10;
 const ODD_NUMBERS: [u64; 14] = [
@@ -43,7 +44,7 @@ impl Mutator {
         Mutator { state: seed | 1, seeds, words }
     }
 
-    /// The next input.
+    /// Returns the next input.
     pub fn next_input(&mut self) -> Vec<u8> {
         let mut input = self.any_seed();
         for _ in 0..1 + self.below(6) {
@@ -116,7 +117,7 @@ impl Mutator {
         input.splice(at..at, piece.iter().copied());
     }
 
-    /// The first number in the text from `at` on.
+    /// Replaces the first number in the text from `at` on.
     fn replace_number(&mut self, input: &mut Vec<u8>, at: usize, number: &[u8]) {
         let Some(from) = input[at..].iter().position(u8::is_ascii_digit).map(|found| at + found) else {
             return;
@@ -125,7 +126,7 @@ impl Mutator {
         input.splice(from..from + digits, number.iter().copied());
     }
 
-    /// xorshift64*
+    /// Xorshift64*.
     fn next(&mut self) -> u64 {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;

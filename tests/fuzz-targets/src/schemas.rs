@@ -1,4 +1,4 @@
-//! JSON Schemas of strangers, as far as compiling them goes.
+//! JSON Schemas from untrusted sources, up to compilation.
 
 use crate::host;
 use skep_engine::Constraint;
@@ -50,7 +50,7 @@ pub(crate) fn schema(input: &[u8]) {
     let _ = engine.constraint_warnings(&Constraint::JsonSchema(schema));
 }
 
-/// Schemas that people use.
+/// Returns real-world schemas.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let folder = format!("{}/../fixtures/schemas", env!("CARGO_MANIFEST_DIR"));
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };

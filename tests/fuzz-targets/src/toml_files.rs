@@ -1,4 +1,4 @@
-//! `agent.toml` and `skep.toml`.
+//! The files `agent.toml` and `skep.toml`.
 
 use skep_cli::{config::Config, server::ServerOptions};
 use skep_runtime::Manifest;

@@ -1,4 +1,4 @@
-//! Text that a model says, in which there may be calls of tools.
+//! Text that a model generates and that may contain tool calls.
 
 pub(crate) const WORDS: &[&str] = &[
     "<tool_call>",
@@ -23,7 +23,7 @@ pub(crate) const WORDS: &[&str] = &[
     "\"{\\\"a\\\": 1}\"",
 ];
 
-/// The first byte says how it is cut.
+/// Parses the text. The first byte says how the text is split into chunks.
 pub(crate) fn text(input: &[u8]) {
     let Some((cut, text)) = input.split_first() else { return };
     let text = String::from_utf8_lossy(text);

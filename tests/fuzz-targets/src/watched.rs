@@ -1,4 +1,4 @@
-//! Runs a target and notices panics, also those on other threads and those that somebody catches.
+//! Runs a target and detects panics, including panics on other threads and panics that are caught.
 
 use crate::Target;
 use std::{
@@ -13,9 +13,9 @@ use std::{
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 static LAST: Mutex<String> = Mutex::new(String::new());
 
-/// What a run came to.
+/// The outcome of a run.
 pub struct Outcome {
-    /// What panicked.
+    /// The message of the panic, if there was one.
     pub panic: Option<String>,
     pub time: Duration,
 }

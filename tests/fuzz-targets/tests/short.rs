@@ -1,15 +1,16 @@
-//! Each target for about a second: its real inputs, those that made it panic once, and changes of them, always the same.
+//! Runs each target for about a second, with its valid inputs, its regressions, and a fixed sequence of
+//! mutations.
 
 use skep_fuzz_targets::{Mutator, Target, run_watched};
 use std::time::Duration;
 
-/// No input keeps a host busy for so long, also on a machine that does other things.
+/// No input may keep a host busy for this long, even on a loaded machine.
 const TOO_LONG: Duration = Duration::from_secs(30);
 
 fn check(name: &str) {
-    let target = Target::named(name).expect("there is one");
+    let target = Target::named(name).expect("the target exists");
     let (seeds, regressions) = (target.seeds(), target.regressions());
-    assert!(!seeds.is_empty(), "{name} has no real inputs");
+    assert!(!seeds.is_empty(), "{name} has no valid inputs");
     let mut mutator = Mutator::new(20_261_122, seeds.clone(), target.words);
     let changed = (0..target.tries).map(|_| mutator.next_input());
     for (number, input) in seeds.iter().cloned().chain(regressions).chain(changed).enumerate() {
@@ -21,7 +22,7 @@ fn check(name: &str) {
     }
 }
 
-/// One after the other, because a panic is nobody's in particular.
+/// Runs the targets one after the other, because a panic cannot be attributed to a test.
 #[test]
 fn no_input_makes_a_target_panic_or_hang() {
     for target in &skep_fuzz_targets::TARGETS {

@@ -1,4 +1,4 @@
-//! `cargo fuzz run gguf`.
+//! libFuzzer entry point of the target `gguf`: `cargo fuzz run gguf`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| skep_fuzz_targets::run("gguf", input));

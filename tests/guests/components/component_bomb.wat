@@ -1,4 +1,5 @@
-;; A small component that would be 16777216 copies of its function if it were compiled: each level makes two of the one before.
+;; A small component that would expand to 16777216 copies of its function if it were compiled: each level
+;; doubles the previous one.
 (component
   (component $c0 (core module $code (func (export "run") (result i32) i32.const 0)) (core instance (instantiate $code)))
   (component $c1 (instance (instantiate $c0)) (instance (instantiate $c0)))

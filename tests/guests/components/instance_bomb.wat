@@ -1,4 +1,5 @@
-;; A command of twenty core instances, each with an empty table of its own: places in the pool that all agents share.
+;; A command with twenty core instances, each with an empty table. The tables use slots of the pool that all
+;; agents share.
 (component
   (core module $part (table 0 funcref))
   (core instance (instantiate $part))

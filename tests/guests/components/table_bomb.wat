@@ -1,4 +1,4 @@
-;; A command whose table grows until it may not. No toolchain of a guest's language emits such code by itself.
+;; A command whose table grows until it hits the limit. No guest toolchain generates such code on its own.
 (component
   (core module $bomb
     (table $table 1 funcref)

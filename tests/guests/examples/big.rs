@@ -1,9 +1,9 @@
-//! Large values: `reply N`, `data N`, `state N`, `key N`, `user N`, `system N`, `error N`, each with N bytes, or
-//! 1 MiB without a number.
+//! Creates large values: `reply N`, `data N`, `state N`, `key N`, `user N`, `system N`, `error N`, each with
+//! N bytes, or 1 MiB without a number.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
-/// Makes large values.
+/// Creates large values.
 #[agent]
 async fn big(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let (what, size) = message.text.split_once(' ').unwrap_or((&message.text, "1048576"));

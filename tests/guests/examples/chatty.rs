@@ -1,4 +1,5 @@
-//! Logs. `N` writes N numbered lines; `long N` writes one line of N characters; `levels` writes one of each level.
+//! Logs lines: `N` writes N numbered lines, `long N` writes one line of N characters, `levels` writes one
+//! line per level.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 

@@ -1,6 +1,7 @@
-//! Fails as the text says: `invalid`, `failed`, `busy`, `overflow`, `truncated`, `cancelled`, `model` (asks for a model that
-//! there is not), `state` (an empty key), `schema` (a schema that cannot be compiled). Any other text is echoed.
-//! It writes state first, so that a test can see it rolled back; `peek` replies with what is there.
+//! Fails in the way that the text names: `invalid`, `failed`, `busy`, `overflow`, `truncated`, `cancelled`,
+//! `model` (uses a model that does not exist), `state` (an empty key), `schema` (a schema that cannot be
+//! compiled). Any other text is echoed. The agent writes state first, so that a test can check the rollback;
+//! `peek` replies with the stored value.
 
 use skep_sdk::serde_json::json;
 use skep_sdk::{AgentError, Context, InferenceError, Message, Output, Reply, agent};

@@ -1,5 +1,6 @@
-//! Says something in the main conversation, forks it, and generates in both; the reply's data has both texts and how many
-//! prompt tokens of the fork came from the cache. `taken` forks under a name that is in use.
+//! Adds a message to the main conversation, forks it, and generates in both. The reply's data has both texts
+//! and the number of the fork's prompt tokens that came from the cache. `taken` forks under a name that is in
+//! use.
 
 use skep_sdk::serde_json::json;
 use skep_sdk::{AgentError, Context, Message, Reply, agent};

@@ -1,8 +1,10 @@
-//! One generation of the session's conversation, with options from the message's data; the reply's data says how it went.
+//! Runs one generation in the session's conversation, with options from the message's data. The reply's data
+//! describes the result.
 //!
-//! Data: `{conversation, model, system, max_tokens, temperature, seed, stop: [..], schema, regex, grammar, hidden,
-//! complete, clear}`, each optional. `complete` continues the text without a conversation. Text `messages` replies with the
-//! conversation so far, `models` with the models, `usage` with the conversation's usage.
+//! Data: `{conversation, model, system, max_tokens, temperature, seed, stop: [..], schema, regex, grammar,
+//! hidden, complete, clear}`, each optional. `complete` continues the text without a conversation. The text
+//! `messages` replies with the conversation so far, `models` with the models, and `usage` with the
+//! conversation's usage.
 
 use serde::Deserialize;
 use skep_sdk::serde_json::{Value, json};
@@ -26,7 +28,7 @@ struct Options {
     clear: bool,
 }
 
-/// Sets what both kinds of builder take.
+/// Sets the options that both kinds of builder accept.
 macro_rules! with_options {
     ($builder:expr, $options:expr) => {{
         let (mut builder, options) = ($builder, $options);
@@ -52,7 +54,7 @@ macro_rules! with_options {
     }};
 }
 
-/// Generates once, as it is told.
+/// Generates once, with the given options.
 #[agent]
 async fn generate(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let options: Options = if message.data.is_some() { message.json()? } else { Options::default() };

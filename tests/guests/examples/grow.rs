@@ -1,11 +1,11 @@
-//! Takes memory. The text is how many MiB, or `grow` for more than there is; it replies with the number once it
-//! has touched them all.
+//! Allocates memory. The text is the number of MiB, or `grow` for more than there is. The reply is the
+//! number, after all of the memory has been touched.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
 const MIB: usize = 1 << 20;
 
-/// Takes as much memory as it is told.
+/// Allocates the given amount of memory.
 #[agent]
 async fn grow(_cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let count: usize = match message.text.as_str() {

@@ -1,9 +1,9 @@
-//! Starts a stream and never reads it. `reply` answers with the stream in its hands, `trap` reads one piece and breaks, `wait`
-//! waits for another generation meanwhile.
+//! Starts a stream and never reads all of it. `reply` replies while the stream is still open, `trap` reads
+//! one chunk and panics, `wait` waits for another generation in the meantime.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
-/// Keeps streams.
+/// Keeps streams open.
 #[agent]
 async fn hoard(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let start = cx.conversation_named("kept").user("Count to a hundred.").temperature(0.0).max_tokens(200);

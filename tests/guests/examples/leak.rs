@@ -1,4 +1,4 @@
-//! Opens as many conversations as the text says, keeps them all, and replies with how many there are.
+//! Opens as many conversations as the text says, keeps them all open, and replies with their number.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 

@@ -1,9 +1,9 @@
-//! Keeps a list of all messages of its session in the state, then generates aloud; the reply's data is the list. The text
-//! `entries` is not kept and only gives the list.
+//! Stores all messages of its session as a list in the state, then generates visibly. The reply's data is the
+//! list. The text `entries` is not stored and only returns the list.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
-/// Writes down what it is told.
+/// Stores its messages.
 #[agent]
 async fn ledger(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let mut entries: Vec<String> = cx.state().get_or_default("entries")?;

@@ -1,8 +1,8 @@
-//! Replies with the message's text. No inference, no state.
+//! Replies with the message's text, without inference and state.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
-/// Replies with what it is told.
+/// Echoes its message.
 #[agent]
 async fn noop(_cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     Ok(Reply { text: message.text, data: message.data })

@@ -1,4 +1,5 @@
-//! Panics with the message's text. `index` panics by an index out of bounds; `echo TEXT` replies.
+//! Panics with the message's text. `index` panics with an index out of bounds; `echo TEXT` replies with the
+//! text.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 

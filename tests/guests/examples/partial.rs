@@ -1,10 +1,10 @@
-//! Reads a generation that is cut off as a stream, waits a little after its first piece, and then generates aloud. The reply
-//! says whether it read a piece and how the stream ended.
+//! Streams a generation that is cut off, waits a little after its first chunk, and then generates visibly.
+//! The reply says whether a chunk was read and how the stream ended.
 
 use skep_sdk::{AgentError, Context, Message, Output, Reply, agent};
 use std::time::Duration;
 
-/// Reads what is cut off.
+/// Reads a truncated generation.
 #[agent]
 async fn partial(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let letters = cx.conversation_named("cut").user("Letters.").output(Output::Regex("[a-z]{200}".into()));

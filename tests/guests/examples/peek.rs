@@ -1,10 +1,10 @@
-//! Looks for what is not its own: `look KEY` replies with everything that it can see of a key, of all keys, and of a
-//! conversation of that name; `hide KEY` writes there first.
+//! Looks for data of others: `look KEY` replies with everything that it can see of a key, of all keys, and of
+//! a conversation with that name; `hide KEY` writes there first.
 
 use skep_sdk::serde_json::{Value, json};
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
-/// Looks around.
+/// Looks for data of others.
 #[agent]
 async fn peek(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let (what, key) = message.text.split_once(' ').unwrap_or((&message.text, "secret"));

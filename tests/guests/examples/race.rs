@@ -1,4 +1,5 @@
-//! Waits for the first of two sleeps and gives the other up, then generates aloud. The reply is which one came first.
+//! Waits for the first of two sleeps and drops the other, then generates visibly. The reply says which sleep
+//! finished first.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 use std::{
@@ -8,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-/// Races.
+/// Races two sleeps.
 #[agent]
 async fn race(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let first = {

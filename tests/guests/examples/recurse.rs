@@ -1,4 +1,4 @@
-//! Calls itself as deep as the text says, or without end for `go`.
+//! Recurses as deep as the text says, or endlessly for `go`.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
@@ -12,7 +12,7 @@ async fn recurse(_cx: &mut Context, message: Message) -> Result<Reply, AgentErro
     Ok(Reply::text(sum(depth).to_string()))
 }
 
-/// Keeps its frame alive over the call, so that no compiler makes a loop of it.
+/// Keeps its frame alive across the call, so that no compiler turns the recursion into a loop.
 #[inline(never)]
 fn sum(depth: u64) -> u64 {
     if depth == 0 {

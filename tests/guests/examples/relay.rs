@@ -1,10 +1,10 @@
-//! Calls a tool of others. `NAME ARGUMENTS` is called as it is; with `model NAME …` the model has to make the call. It replies
-//! with the result, or with what went wrong.
+//! Calls a tool of others. `NAME ARGUMENTS` is called directly; with `model NAME …` the model has to make the
+//! call. The reply is the result, or the error.
 
 use skep_sdk::serde_json::{self, Value};
 use skep_sdk::{AgentError, Context, Message, Reply, ToolChoice, agent};
 
-/// Calls what it is told to.
+/// Calls the given tool.
 #[agent]
 async fn relay(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let (name, rest) = message.text.split_once(' ').unwrap_or((&message.text, "{}"));

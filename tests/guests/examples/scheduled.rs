@@ -1,6 +1,6 @@
-//! Sets alarms and emits events as it is told, and counts in its state what it took, by name. A message `set N` sets N
-//! alarms, a second from now or after `set N MS`; `emit N` emits N events for this session; the reply's data is what was
-//! taken, and how often.
+//! Sets alarms and emits events, and counts in its state the alarms and events that it received, by name. A
+//! message `set N` sets N alarms, due in a second or, with `set N MS`, in MS milliseconds. `emit N` emits N
+//! events for this session. The reply's data has the counts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

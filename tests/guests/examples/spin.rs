@@ -1,5 +1,5 @@
-//! Never comes back. `spin` burns the processor; `spin TEXT` writes state first, so that a test can see it rolled back.
-//! Any other text is echoed, to see that the session still works.
+//! Loops forever. `spin` uses CPU time; `spin TEXT` writes state first, so that a test can check the
+//! rollback. Any other text is echoed, to check that the session still works.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 

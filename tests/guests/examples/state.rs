@@ -1,7 +1,7 @@
-//! State by commands, one a line; the reply has a line for each.
+//! Runs state commands, one per line. The reply has one line for each command.
 //!
-//! `get K` (empty if absent), `set K V`, `delete K`, `keys [PREFIX]`, `cas K EXPECTED V` (`-` is absent), `increment K`,
-//! `set-and-fail K V` (writes, then ends the turn with an error), `turn`. Values are words.
+//! `get K` (empty if absent), `set K V`, `delete K`, `keys [PREFIX]`, `cas K EXPECTED V` (`-` means absent),
+//! `increment K`, `set-and-fail K V` (writes, then fails the turn), `turn`. Values are single words.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 

@@ -1,10 +1,11 @@
-//! Reads a generation as a stream. The reply is the whole text; its data has the pieces and whether they make the text.
-//! A text that begins with `drop` drops the stream after its first piece and replies with that.
+//! Reads a generation as a stream. The reply is the whole text; its data has the chunks and whether they
+//! concatenate to the text. For a text that begins with `drop`, the agent drops the stream after its first
+//! chunk and replies with that chunk.
 
 use skep_sdk::serde_json::json;
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 
-/// Streams a generation to itself.
+/// Streams a generation.
 #[agent]
 async fn stream(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let drops = message.text.starts_with("drop");

@@ -1,6 +1,7 @@
-//! Tools, called for sure. The first word of the text says which: `good` adds numbers, `bad` gives a result that breaks its
-//! output schema, `refuse` an error for the model, `boom` panics, `pay` needs a person's word and sends a POST if an address
-//! is the next word, `sneak` does not ask for it; `auto` leaves it to the model, `endless` never lets it answer.
+//! Forces calls of tools. The first word of the text selects the tool: `good` adds numbers, `bad` returns a
+//! result that breaks its output schema, `refuse` returns an error to the model, `boom` panics, `pay` needs
+//! approval and sends a POST if the next word is a URL, `sneak` skips the approval. `auto` lets the model
+//! choose, and `endless` never lets the model answer.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -64,7 +65,7 @@ async fn pay(cx: &Context, #[schemars(range(min = 1, max = 99))] cents: u32) -> 
     Ok(cents)
 }
 
-/// Calls the tool that it is told to.
+/// Calls the tool that the message names.
 #[agent(tools = [add, lie, refuse, boom, pay])]
 async fn toolcall(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let mut words = message.text.split(' ');

@@ -1,10 +1,10 @@
-//! Two generations at the same time, each in its own conversation; the reply's data has both texts. `same` runs both in one
-//! conversation, which is an error of the second.
+//! Runs two generations concurrently, each in its own conversation. The reply's data has both texts. `same`
+//! runs both in one conversation, which is an error for the second.
 
 use skep_sdk::serde_json::json;
 use skep_sdk::{AgentError, Context, Message, Reply, agent, join};
 
-/// Asks twice at once.
+/// Generates twice concurrently.
 #[agent]
 async fn two_at_once(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let second = if message.text == "same" { "first" } else { "second" };

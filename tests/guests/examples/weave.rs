@@ -1,10 +1,10 @@
-//! Reads a generation as a stream and waits again and again meanwhile. After each piece and after each wait it makes a call that
-//! says which of them it was, so that another order is another turn; then it generates aloud.
+//! Reads a generation as a stream and sleeps repeatedly in the meantime. Each chunk and each sleep leads to a
+//! different call, so that a different order of events is a different turn. Then the agent generates visibly.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent, join};
 use std::time::Duration;
 
-/// Reads and waits.
+/// Interleaves reads and sleeps.
 #[agent]
 async fn weave(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
     let reading = async {
@@ -15,7 +15,7 @@ async fn weave(cx: &mut Context, message: Message) -> Result<Reply, AgentError> 
             pieces += 1;
             cx.sleep(Duration::from_millis(1)).await;
         }
-        // It may be cut off in the middle of a character.
+        // The stream may be cut off in the middle of a character.
         let _ = stream.finish().await;
         Ok::<_, AgentError>(pieces)
     };

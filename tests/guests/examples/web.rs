@@ -1,5 +1,5 @@
-//! Requests what it is told: `METHOD URL`, and with a secret's name behind them the secret as a bearer token. It replies with
-//! the status and the body, or with what went wrong.
+//! Makes the HTTP request in the message: `METHOD URL`, optionally followed by the name of a secret, which is
+//! sent as a bearer token. The reply is the status and the body, or the error.
 
 use skep_sdk::{AgentError, Context, Message, Reply, agent};
 

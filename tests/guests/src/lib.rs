@@ -1,4 +1,6 @@
-//! One tiny agent per behaviour, each an example target of this package, built to a component by the integration tests.
+//! Tiny agents, one per behavior. Each is an example target of this package, which the integration tests
+//! build to a component.
 //!
-//! A guest's file says what it does and which texts choose between its sub-behaviours. Natively they compile to nothing
-//! of use: the exports exist only in WebAssembly. What no toolchain builds is text in `components`.
+//! The header of a guest's file says what the guest does and which texts select its variants. Native builds
+//! of the guests are useless, because the exports exist only in WebAssembly. Components that no toolchain
+//! generates are text in `components`.

@@ -8,7 +8,7 @@ use reqwest::{RequestBuilder, header};
 use super::events::EventParser;
 use super::{Client, LogLine, wire};
 
-/// A host sends a sign of life more often than this.
+/// Timeout for a chunk of the stream; a host sends keep-alive messages more often than this.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// Selects log lines.

@@ -15,7 +15,7 @@ const COUNTED_SESSIONS: u32 = 1_000;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  skep session export concierge room-7 -o room-7.json      keeps a session
+  skep session export concierge room-7 -o room-7.json      saves a session first
   skep delete concierge
   skep delete concierge --yes                               without asking, for scripts")]
 pub struct Args {

@@ -169,7 +169,7 @@ fn c_compiler() -> Check {
     match first_line("cc", &["--version"]) {
         Some(line) => ok("C compiler", line),
         None => {
-            let hint = "needed to link when agents with macros are built; install gcc or clang";
+            let hint = "Rust uses it to link when it builds agents with macros; install gcc or clang";
             lacking("C compiler", State::Missing, "no `cc`", hint)
         }
     }

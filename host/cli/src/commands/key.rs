@@ -52,7 +52,7 @@ pub struct CreateArgs {
     /// Name of the key, for people
     #[arg(long, default_value = "", hide_default_value = true)]
     name: String,
-    /// How long the key is valid, such as 90s, 45m, 12h or 30d [default: until it is revoked]
+    /// Lifetime of the key, such as 90s, 45m, 12h or 30d [default: until it is revoked]
     #[arg(long, value_name = "TIME", value_parser = lifetime)]
     expires: Option<Duration>,
     /// Maximum requests per minute, all of which may come at once; more get 429 with Retry-After. All keys of

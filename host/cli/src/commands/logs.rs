@@ -56,7 +56,7 @@ enum Level {
     Error,
 }
 
-/// How lines are printed.
+/// Format of printed lines.
 struct Printer {
     json: bool,
     /// Whether a line names its agent, because there may be several.

@@ -73,7 +73,7 @@ pub struct Args {
     /// Whether requests need an API key [default: required, unless only this machine can connect]
     #[arg(long, value_name = "HOW")]
     auth: Option<AuthFlag>,
-    /// With --auth off: allow anyone who can connect to do everything
+    /// Allow --auth off although other machines can connect: anyone who can connect may do everything
     #[arg(long)]
     insecure: bool,
     /// The operator's settings (skep.toml); flags override them
@@ -357,7 +357,7 @@ mod tests {
         let path = dir.path().join("mine.toml");
         for (text, expected) in [
             ("[http]\nmax_body_bytes = 0\n", "line 2: [http] max_body_bytes: 0 is out of range"),
-            ("[http]\norigins = [\"x\"]\n", "[http] origins: \"x\" is not an origin"),
+            ("[http]\norigins = [\"x\"]\n", "[http] origins: \"x\" is not a valid origin"),
             (
                 "[ai]\nmodels = { a = \"nope\" }\n",
                 "[ai] models: \"a\" is \"nope\", which this host does not serve",

@@ -80,7 +80,7 @@ fn check_origin(origin: &str) -> Result<()> {
     let host = authority.map(|authority| authority.strip_suffix(":*").unwrap_or(authority));
     match host {
         Some(host) if !host.is_empty() && !host.contains(['/', '?', '#', '@', '*']) => Ok(()),
-        _ => bail!("[http] origins: {origin:?} is not an origin; write it as https://app.example.com"),
+        _ => bail!("[http] origins: {origin:?} is not a valid origin; write it as https://app.example.com"),
     }
 }
 

@@ -92,7 +92,7 @@ impl McpConfig {
     }
 
     fn http(&self, url: &str, variable: impl Fn(&str) -> Option<String>) -> Result<McpTransport> {
-        let parsed: Url = url.parse().with_context(|| format!("url {url:?} is not an address"))?;
+        let parsed: Url = url.parse().with_context(|| format!("url {url:?} is not a valid address"))?;
         if !matches!(parsed.scheme(), "http" | "https") {
             bail!("url {url:?} begins with neither https:// nor http://");
         }
@@ -102,7 +102,7 @@ impl McpConfig {
         let mut headers = HashMap::new();
         for (name, value) in &self.headers {
             let header: HeaderName =
-                name.parse().with_context(|| format!("headers: {name:?} is not a header name"))?;
+                name.parse().with_context(|| format!("headers: {name:?} is not a valid header name"))?;
             let mut value = HeaderValue::from_str(&filled(value, &variable)?)
                 .with_context(|| format!("headers: the value of {name} cannot be sent"))?;
             value.set_sensitive(true);
@@ -176,9 +176,9 @@ mod tests {
             ("command = [\"a\"]\nheaders = { a = \"b\" }", "a process gets `env`"),
             ("command = [\"a\"]\nenv = { A = \"${NOWHERE}\" }", "NOWHERE, which is not set"),
             ("command = [\"a\"]\nenv = { A = \"${TOKEN\" }", "does not end it"),
-            ("url = \"files\"", "is not an address"),
+            ("url = \"files\"", "is not a valid address"),
             ("url = \"ftp://files\"", "neither https:// nor http://"),
-            ("url = \"http://a\"\nheaders = { \"a b\" = \"c\" }", "is not a header name"),
+            ("url = \"http://a\"\nheaders = { \"a b\" = \"c\" }", "is not a valid header name"),
             ("url = \"http://a\"\nenv = { A = \"b\" }", "gets `headers`"),
         ] {
             let error = server(text).err().unwrap_or_else(|| panic!("{text} is valid"));

@@ -102,7 +102,7 @@ fn only_distribution() -> bool {
     std::env::var_os(WAY_VARIABLE).is_some_and(|way| way == "distribution")
 }
 
-/// Returns the toolchain that `rustc` is in `dir`, if its sysroot has the target's standard library.
+/// Returns the toolchain that `rustc` uses in `dir`, if its sysroot has the target's standard library.
 fn active(dir: &Path) -> Result<Option<Toolchain>> {
     let ask = |argument: &[&str]| -> Result<Option<String>> {
         let mut command = environment::command("rustc");

@@ -1,4 +1,4 @@
-//! `strftime_now`: today's date, which some templates put into the system message.
+//! Implements `strftime_now`: the current date, which some templates put into the system message.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ const MONTHS: [&str; 12] = [
 ];
 const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// Now, in UTC, in C's format.
+/// Formats the current time, in UTC, with a C format string.
 pub(super) fn strftime_now(format: &str) -> Result<String, String> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     strftime(format, seconds)
@@ -65,14 +65,15 @@ fn strftime(format: &str, seconds: u64) -> Result<String, String> {
             Some('%') => "%".to_owned(),
             other => {
                 let code = other.map_or(String::new(), String::from);
-                return Err(format!("strftime_now does not know %{code}"));
+                return Err(format!("strftime_now does not support %{code}"));
             }
         });
     }
     Ok(text)
 }
 
-/// Year, month and day of a day since 1970-01-01 (Howard Hinnant's `civil_from_days`).
+/// Returns the year, month and day of a day number since 1970-01-01 (Howard Hinnant's
+/// `civil_from_days`).
 pub fn civil_date(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
     let era = z / 146_097;
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         let date = |seconds| strftime("%Y-%m-%d %A %-d %b %y %H:%M:%S %I %p", seconds).unwrap();
         assert_eq!(date(0), "1970-01-01 Thursday 1 Jan 70 00:00:00 12 AM");
         assert_eq!(date(951_782_400 + 3661), "2000-02-29 Tuesday 29 Feb 00 01:01:01 01 AM");

@@ -1,8 +1,8 @@
-//! JSON as Python's `json.dumps` spells it, because models were trained on that.
+//! Formats JSON the way Python's `json.dumps` does, because models were trained on that form.
 
 use serde_json::Value;
 
-/// Where the text has spaces and line ends.
+/// The spacing and line breaks of the formatted text.
 pub(super) struct Layout {
     indent: Option<usize>,
     item_separator: String,
@@ -10,7 +10,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// `", "` and `": "` between things, or an element a line where `indent` is given.
+    /// Separates with `", "` and `": "`, or puts one element on each line if `indent` is given.
     pub(super) fn new(indent: Option<usize>) -> Self {
         let item_separator = if indent.is_some() { "," } else { ", " };
         Layout { indent, item_separator: item_separator.to_owned(), key_separator: ": ".to_owned() }
@@ -20,7 +20,7 @@ impl Layout {
         Layout { item_separator, key_separator, ..self }
     }
 
-    /// Nothing is escaped that need not be.
+    /// Formats a value. Escapes only the characters that have to be escaped.
     pub(super) fn dump(&self, value: &Value) -> String {
         let mut text = String::new();
         self.write(value, 0, &mut text);
@@ -71,7 +71,7 @@ impl Layout {
     }
 }
 
-/// The same JSON with everything beyond ASCII escaped; only strings hold such characters.
+/// Escapes all non-ASCII characters of a JSON text. Only strings contain such characters.
 pub(super) fn ascii(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -85,7 +85,8 @@ pub(super) fn ascii(text: &str) -> String {
     escaped
 }
 
-/// The shortest digits that read back, with an exponent of two digits below 1e-4 and from 1e16 on.
+/// Formats the shortest digits that parse back to the same value, with an exponent of at least two
+/// digits below 1e-4 and from 1e16 on.
 pub(super) fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn separators_and_escapes_are_those_asked_for() {
+    fn separators_and_escapes_are_those_requested() {
         let value = serde_json::json!({"a": ["é🙂", 1], "b": {}});
         let tight = Layout::new(None).with_separators(",".to_owned(), ":".to_owned());
         assert_eq!(tight.dump(&value), r#"{"a":["é🙂",1],"b":{}}"#);
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_spelled_as_python_spells_them() {
+    fn floats_are_formatted_as_in_python() {
         let cases = [
             (1.0, "1.0"),
             (0.5, "0.5"),

@@ -1,7 +1,7 @@
-//! Chat templates in the dialect that Hugging Face's use: Jinja with Python's string and dict methods.
+//! Chat templates in the Hugging Face dialect: Jinja with Python's string and dict methods.
 //!
-//! Invariant: a template is code from a stranger. It gets no file, no clock but `strftime_now`, a bounded number of
-//! steps and a bounded memory; what it gets wrong is an error that names the line.
+//! Invariant: a template is untrusted code. It has no access to files or to any clock but `strftime_now`, and its
+//! number of steps and its memory are limited. An error in it names the line.
 
 mod clock;
 mod jinja;
@@ -12,17 +12,18 @@ pub use clock::civil_date;
 use crate::error::ModelError;
 use jinja::{Fault, Meter, Template, Value};
 
-/// Steps of a rendering; one message of a usual template takes a few dozen.
+/// Maximum number of steps of a rendering. One message of a usual template takes a few dozen.
 const MAX_STEPS: u64 = 20_000_000;
 const MAX_SOURCE_BYTES: usize = 1 << 20;
-/// Of all texts and lists that a rendering makes, also of those that it drops. A template may make so much of nothing,
-/// and for each byte that it is given so many more: usual ones make less than ten.
+/// Limit on the bytes of all texts and lists that a rendering creates, including those that it drops. A template may
+/// create this many bytes from nothing, plus [`MADE_PER_BYTE`] for each byte of its input. Usual templates create
+/// fewer than ten per byte.
 const MAX_MADE_BYTES: u64 = 64 << 20;
 const MADE_PER_BYTE: u64 = 32;
 
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/// A compiled template.
+/// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     template: Template,
@@ -32,25 +33,23 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template; `bos` and `eos` are the texts of `bos_token` and `eos_token`.
+    /// Compiles a template. `bos` and `eos` are the values of `bos_token` and `eos_token`.
     pub fn new(source: &str, bos: Option<String>, eos: Option<String>) -> Result<Self, ModelError> {
         if source.len() > MAX_SOURCE_BYTES {
-            return Err(failed(format!(
-                "it has {} bytes; at most {MAX_SOURCE_BYTES} are supported",
-                source.len()
-            )));
+            return Err(failed(format!("it has {} bytes; the limit is {MAX_SOURCE_BYTES}", source.len())));
         }
         let template =
             Template::parse(source).map_err(|fault| failed(format!("it cannot be compiled: {fault}")))?;
         Ok(ChatTemplate { template, source: source.to_owned(), bos, eos })
     }
 
-    /// ChatML, for models that bring no template.
+    /// Returns the ChatML template, for models without a template.
     pub fn chatml_default() -> Self {
-        Self::new(CHATML, None, None).expect("the built-in template compiles")
+        Self::new(CHATML, None, None).expect("the built-in template must compile")
     }
 
-    /// The text of a conversation. `messages` are objects with `role`, `content` and whatever else the template reads.
+    /// Renders the text of a conversation. `messages` are objects with `role`, `content` and any other fields that
+    /// the template reads.
     pub fn render(
         &self,
         messages: &[serde_json::Value],
@@ -75,7 +74,7 @@ impl ChatTemplate {
         render().map_err(|fault: Fault| failed(fault.to_string()))
     }
 
-    /// Whether the template shows tools to the model by itself.
+    /// Returns whether the template itself presents tools to the model.
     pub fn knows_tools(&self) -> bool {
         self.source.contains("tools")
     }
@@ -85,7 +84,8 @@ impl ChatTemplate {
     }
 }
 
-/// JSON on one line as templates spell it, and so as models have mostly seen it: with a space after `,` and `:`.
+/// Formats JSON on one line the way templates do, and therefore the way models have mostly seen it: with a space
+/// after `,` and `:`.
 pub fn spelled_json(value: &serde_json::Value) -> String {
     json::Layout::new(None).dump(value)
 }

@@ -1,4 +1,4 @@
-//! Templates of the kinds that models bring, and hostile ones.
+//! Tests with templates of the kinds that models have, and with hostile ones.
 
 use super::*;
 use serde_json::json;
@@ -45,7 +45,7 @@ fn generation_tags_are_tolerated() {
 }
 
 #[test]
-fn a_templates_own_complaint_is_told() {
+fn reports_an_exception_raised_by_the_template() {
     let error = render("{{ raise_exception('roles must alternate') }}", json!([])).unwrap_err().to_string();
     assert!(error.contains("roles must alternate"), "{error}");
 }
@@ -70,9 +70,9 @@ fn none_is_not_iterable_and_errors_do_not_quote_the_conversation() {
     assert!(!error.to_string().contains("my secret"), "{error}");
 }
 
-/// In the manner of Llama 3.1: tools in the first user turn, the date, the arguments as `parameters`.
+/// Modeled on Llama 3.1: tools in the first user turn, the date, the arguments as `parameters`.
 #[test]
-fn a_template_that_takes_messages_apart_renders_calls_and_results() {
+fn a_llama_style_template_renders_calls_and_results() {
     let source = r#"{{- bos_token }}
 {%- if not date_string is defined %}
     {%- set date_string = strftime_now("%d %b %Y") | length %}
@@ -117,9 +117,9 @@ fn a_template_that_takes_messages_apart_renders_calls_and_results() {
     assert_eq!(render(source, messages).unwrap(), expected);
 }
 
-/// In the manner of Qwen 3: a backward walk to the last question, thoughts cut out of earlier answers.
+/// Modeled on Qwen 3: walks backward to the last question and removes thoughts from earlier answers.
 #[test]
-fn a_template_that_walks_backward_cuts_earlier_thoughts() {
+fn a_qwen_style_template_removes_earlier_thoughts() {
     let source = r#"{%- set ns = namespace(searching=true, last=messages|length - 1) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
@@ -153,7 +153,7 @@ fn a_template_that_walks_backward_cuts_earlier_thoughts() {
     assert_eq!(render(source, messages).unwrap(), expected);
 }
 
-/// Each makes something that doubles sixty times or nests without end.
+/// Each of these creates a value that doubles sixty times or nests without end.
 const HOSTILE: [&str; 22] = [
     "{% set ns.x = ns.x + ns.x %}",
     "{% set ns.x = ns.x ~ ns.x %}",
@@ -179,16 +179,16 @@ const HOSTILE: [&str; 22] = [
     "{% for y in [1] recursive %}{{ loop([1]) }}{% endfor %}",
 ];
 
-/// In a process of its own, to which the system gives no more than this.
+/// Runs the test in a separate process whose address space the operating system limits.
 #[cfg(target_os = "linux")]
 #[test]
-fn hostile_templates_end_within_bounds_of_memory_and_time() {
+fn hostile_templates_stay_within_memory_and_time_limits() {
     const ADDRESS_SPACE_KIB: u32 = 768 << 10;
     let test = "chat_template::tests::hostile_templates_are_errors_in_seconds";
     let limited = format!("ulimit -v {ADDRESS_SPACE_KIB} && exec \"$0\" --exact {test} --test-threads 1");
-    let program = std::env::current_exe().expect("the test itself");
+    let program = std::env::current_exe().expect("the path of the test binary");
     let output =
-        std::process::Command::new("sh").arg("-c").arg(limited).arg(program).output().expect("a shell");
+        std::process::Command::new("sh").arg("-c").arg(limited).arg(program).output().expect("sh must start");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && said.contains("1 passed"),
@@ -213,7 +213,7 @@ fn hostile_templates_are_errors_in_seconds() {
 }
 
 #[test]
-fn a_long_conversation_is_within_the_bounds() {
+fn a_long_conversation_is_within_the_limits() {
     let messages: Vec<_> = (0..10_000)
         .map(|turn| json!({"role": "user", "content": format!("{turn} {}", "word ".repeat(200))}))
         .collect();
@@ -223,9 +223,9 @@ fn a_long_conversation_is_within_the_bounds() {
     assert!(text.len() > 10_000_000 && text.ends_with("10038890"), "{}", &text[text.len() - 20..]);
 }
 
-/// Syntax that nests, and chains that do not.
+/// Nested syntax must be rejected; long chains without nesting must not.
 #[test]
-fn deep_syntax_is_refused_and_long_syntax_is_not() {
+fn rejects_deep_syntax_and_accepts_long_syntax() {
     for (open, close) in
         [("(", ")"), ("[", "]"), ("{1:", "}"), ("not ", ""), ("-", ""), ("1 if 1 else ", ""), ("f(", ")")]
     {

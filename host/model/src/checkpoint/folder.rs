@@ -1,6 +1,7 @@
-//! A Hugging Face checkpoint folder: which files it has and what they hold.
+//! A Hugging Face checkpoint folder: its files and their contents.
 //!
-//! Invariant: JSON files are bounded before they are read, and no name inside one leads out of the folder.
+//! Invariant: the size of a JSON file is checked before the file is read, and no file name inside one
+//! leads out of the folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,14 +23,14 @@ const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 const MAX_SHARDS: usize = 4096;
 
-/// The folder and its small files, parsed.
+/// The folder and its parsed small files.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
     config: Value,
     generation: Option<Value>,
     tokenizer_config: Option<Value>,
-    /// The parts of tokenizer.json that say something about the configuration.
+    /// The parts of tokenizer.json that affect the configuration.
     tokenizer: Option<Value>,
 }
 
@@ -38,7 +39,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// tokenizer.json without its vocabulary.
+/// The contents of tokenizer.json without the vocabulary.
 #[derive(Deserialize)]
 struct TokenizerParts {
     #[serde(default)]
@@ -94,7 +95,8 @@ impl Folder {
         ChatTemplate::new(&source, token("bos_token"), token("eos_token")).map(Some)
     }
 
-    /// The weights: the file named, or model.safetensors, or the shards of the index.
+    /// Reads the weights from the given file, or else from model.safetensors, or else from the shards that
+    /// the index lists.
     pub(super) fn read_weights(&self, file: Option<&Path>) -> Result<Weights, ModelError> {
         let single = self.path.join("model.safetensors");
         if let Some(file) = file {
@@ -126,7 +128,7 @@ impl Folder {
                 _ => {
                     return Err(ModelError::tensor(
                         tensor,
-                        format!("is not in {file}, where the index puts it"),
+                        format!("is not in {file}, where the index lists it"),
                     ));
                 }
             }
@@ -139,7 +141,7 @@ impl Folder {
         if let Some(bytes) = read_bounded(&path, MAX_TEMPLATE_BYTES)? {
             return String::from_utf8(bytes)
                 .map(Some)
-                .map_err(|_| ModelError::Malformed { path, problem: "it is not UTF-8".into() });
+                .map_err(|_| ModelError::Malformed { path, problem: "it is not valid UTF-8".into() });
         }
         let separate: Option<Value> = read_json(&self.path.join("chat_template.json"), MAX_JSON_BYTES)?;
         let holders = [separate.as_ref(), self.tokenizer_config.as_ref()];
@@ -152,15 +154,14 @@ impl Folder {
                 .find(|template| template.get("name").and_then(Value::as_str) == Some("default"))
                 .and_then(|template| template.get("template")?.as_str())
                 .map(str::to_owned)),
-            Some(_) => Err(ModelError::config(
-                "chat_template",
-                "is neither a string nor a list of templates with a name each",
-            )),
+            Some(_) => {
+                Err(ModelError::config("chat_template", "is neither a string nor a list of named templates"))
+            }
         }
     }
 }
 
-/// The one GGUF file of a folder.
+/// Returns the only GGUF file of a folder.
 pub(super) fn only_gguf_file(folder: &Path) -> Result<PathBuf, ModelError> {
     let io = |source| ModelError::Io { path: folder.to_owned(), source };
     let mut found = Vec::new();
@@ -178,7 +179,7 @@ pub(super) fn only_gguf_file(folder: &Path) -> Result<PathBuf, ModelError> {
         }),
         count => Err(ModelError::NotAModel {
             path: folder.to_owned(),
-            problem: format!("it has {count} GGUF files; name one of them"),
+            problem: format!("it has {count} GGUF files; give the path of one of them"),
         }),
     }
 }
@@ -195,7 +196,7 @@ fn read_shards(paths: &[PathBuf]) -> Result<Weights, ModelError> {
             };
             let location = TensorLocation { format, shape: tensor.shape, file, bytes: tensor.bytes };
             if tensors.insert(tensor.name.clone(), location).is_some() {
-                return Err(ModelError::tensor(tensor.name, "is there twice"));
+                return Err(ModelError::tensor(tensor.name, "appears twice"));
             }
         }
         files.push(mapping);
@@ -207,7 +208,7 @@ fn read_json<T: serde::de::DeserializeOwned>(path: &Path, limit_bytes: u64) -> R
     let Some(bytes) = read_bounded(path, limit_bytes)? else { return Ok(None) };
     serde_json::from_slice(&bytes).map(Some).map_err(|error| ModelError::Malformed {
         path: path.to_owned(),
-        problem: format!("it is not the JSON that was expected: {error}"),
+        problem: format!("it is not the expected JSON: {error}"),
     })
 }
 

@@ -1,12 +1,13 @@
-//! Which tensors a configuration calls for, with which shapes.
+//! The tensors that a configuration requires, and their shapes.
 //!
-//! Invariant: after [`check`] a model can be loaded without meeting a missing, misshapen or forgotten weight.
+//! Invariant: after [`check`] succeeds, loading the model finds every weight present, with the right shape,
+//! and leaves none unused.
 
 use super::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 
-/// Checks that every weight is there in its shape, and that no weight of a layer would be left unused.
+/// Checks that every weight exists with the right shape, and that no weight of a layer would be left unused.
 pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), ModelError> {
     let required = required(checkpoint.config());
     for (name, shape) in &required {
@@ -15,18 +16,18 @@ pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), ModelError> {
     let names: std::collections::HashSet<&str> = required.iter().map(|(name, _)| name.as_str()).collect();
     for name in checkpoint.tensors.keys() {
         let of_a_layer = name.starts_with("model.layers.") || name.starts_with("blk.");
-        // Some old checkpoints carry the rotary frequencies along; the configuration says them too.
+        // Some old checkpoints include the rotary frequencies, which the configuration also determines.
         if of_a_layer && !names.contains(name.as_str()) && !name.ends_with("rotary_emb.inv_freq") {
             return Err(ModelError::tensor(
                 name,
-                "has no place in this architecture; the configuration and the weights do not belong together",
+                "is not part of this architecture; the configuration and the weights do not match",
             ));
         }
     }
     Ok(())
 }
 
-/// Names and shapes of the weights.
+/// Returns the names and shapes of the required weights.
 pub(super) fn required(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     let hidden = config.hidden_size;
     let q = config.head_count * config.head_size;

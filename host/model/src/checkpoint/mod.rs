@@ -1,8 +1,8 @@
-//! A model on disk, whatever its format: tensors under Hugging Face names, a checked configuration, a tokenizer, a
-//! chat template.
+//! A model on disk in any supported format: tensors under Hugging Face names, a checked configuration, a tokenizer
+//! and a chat template.
 //!
-//! Invariant: a checkpoint that opened holds every tensor that its configuration calls for, each with the right shape and
-//! all its bytes. It does not compute.
+//! Invariant: an open checkpoint holds every tensor that its configuration requires, each with the right shape and
+//! all its bytes. This module does not compute.
 
 mod folder;
 mod layout;
@@ -24,7 +24,7 @@ use crate::mapping::Mapping;
 use crate::tokenizer::{self, Tokenizer};
 use folder::Folder;
 
-/// An opened model. Weights stay in the mapped files.
+/// An open model. Weights stay in the mapped files.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -34,15 +34,15 @@ pub struct Checkpoint {
     config: ModelConfig,
 }
 
-/// A tensor's bytes and how to read them.
+/// The bytes of a tensor and their format.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
-    /// In Hugging Face's spelling.
+    /// The Hugging Face name.
     pub name: &'a str,
     pub dtype: DType,
-    /// Row-major, outermost first: `[out, in]`.
+    /// Row-major shape, outermost dimension first: `[out, in]`.
     pub shape: &'a [usize],
-    /// As many bytes as type and shape call for.
+    /// The tensor's bytes; exactly as many as its type and shape require.
     pub data: &'a [u8],
 }
 
@@ -50,11 +50,11 @@ pub struct Tensor<'a> {
 enum Source {
     Gguf(GgufFile),
     Folder(Box<Folder>),
-    /// Weights that nobody trained: no tokenizer, no template.
+    /// Random weights, without a tokenizer or a chat template.
     Synthetic,
 }
 
-/// Where a tensor lies.
+/// The location of a tensor.
 #[derive(Debug)]
 struct TensorLocation {
     format: Format,
@@ -66,12 +66,13 @@ struct TensorLocation {
 #[derive(Debug)]
 enum Format {
     Weights(DType),
-    /// A type that no weight may have, such as the indices that some files carry along.
+    /// A type that weights cannot have, such as that of the index tensors in some files.
     Other(String),
 }
 
 impl Checkpoint {
-    /// Opens `X.gguf`, `X.safetensors` with config.json beside it, a Hugging Face folder, or a folder with one GGUF file.
+    /// Opens `X.gguf`, `X.safetensors` with config.json next to it, a Hugging Face folder, or a folder with one GGUF
+    /// file.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let metadata =
             std::fs::metadata(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
@@ -94,7 +95,7 @@ impl Checkpoint {
         &self.config
     }
 
-    /// The tensor of that name.
+    /// Returns the tensor with this name.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
         let (name, location) = self
             .tensors
@@ -108,13 +109,13 @@ impl Checkpoint {
         }
     }
 
-    /// The tensor of that name, if it has that shape.
+    /// Returns the tensor with this name if it has the given shape.
     pub fn expect(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
         let tensor = self.tensor(name)?;
         if tensor.shape != shape {
             return Err(ModelError::tensor(
                 name,
-                format!("has the shape {:?}, and the configuration calls for {shape:?}", tensor.shape),
+                format!("has the shape {:?}, but the configuration requires {shape:?}", tensor.shape),
             ));
         }
         Ok(tensor)
@@ -124,7 +125,7 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
-    /// Every tensor that can be a weight, by name.
+    /// Returns every tensor that can be a weight, ordered by name.
     pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
         self.tensors.iter().filter_map(|(name, location)| match location.format {
             Format::Weights(dtype) => Some(self.view(name, location, dtype)),
@@ -132,7 +133,7 @@ impl Checkpoint {
         })
     }
 
-    /// The tokenizer, built anew; `None` if the model has none.
+    /// Builds the tokenizer on every call. Returns `None` if the model has none.
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>, ModelError> {
         match &self.source {
             Source::Gguf(file) => tokenizer::from_gguf(file, &self.files[0]),
@@ -141,7 +142,7 @@ impl Checkpoint {
         }
     }
 
-    /// The chat template; `None` if the model has none.
+    /// Returns the chat template, or `None` if the model has none.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>, ModelError> {
         match &self.source {
             Source::Gguf(file) => self.gguf_template(file),
@@ -150,7 +151,7 @@ impl Checkpoint {
         }
     }
 
-    /// The format, for people.
+    /// Returns the human-readable name of the format.
     pub fn format(&self) -> &'static str {
         match self.source {
             Source::Gguf(_) => "GGUF",
@@ -159,13 +160,13 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes of all files.
+    /// Returns the total size of all files in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.len() as u64).sum()
     }
 
-    /// Lets the system drop the pages of a tensor, once it was repacked: beside the packed weights only what is being
-    /// packed is in memory.
+    /// Lets the operating system drop the pages of a tensor after it has been repacked. Memory then holds only the
+    /// packed weights and the tensor that is being packed.
     pub fn release(&self, name: &str) {
         if let Some(location) = self.tensors.get(name) {
             self.files[location.file].release(location.bytes.clone());
@@ -194,7 +195,7 @@ impl Checkpoint {
             if tensors.insert(name.clone(), location).is_some() {
                 return Err(ModelError::tensor(
                     name,
-                    "is there twice, under its GGUF and its Hugging Face name",
+                    "appears twice, under its GGUF name and its Hugging Face name",
                 ));
             }
         }

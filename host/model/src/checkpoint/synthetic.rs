@@ -1,7 +1,8 @@
-//! A checkpoint of random weights: as fast as a trained model of its shape, and no file.
+//! A checkpoint of random weights. It runs as fast as a trained model of the same shape and needs no file.
 //!
-//! Invariant: every block is a valid one of small numbers, so that each step has finite logits. All matrices view the same
-//! bytes, as many as the largest has: a shape of billions of parameters takes little of this machine's memory.
+//! Invariant: every block is valid and holds small numbers, so each step has finite logits. All matrices are views of
+//! the same bytes, as many as the largest matrix has, so a shape with billions of parameters takes little memory on
+//! this machine.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,13 +15,13 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::mapping::Mapping;
 
-/// Stands for the path of the file that is not there.
+/// Shown in errors in place of a file path.
 const NAME: &str = "random weights";
-/// The most bytes of one matrix.
+/// Maximum size of one matrix in bytes.
 const MAX_MATRIX_BYTES: usize = 8 << 30;
 
 impl Checkpoint {
-    /// Random weights of that shape and format. Vectors (norms and biases) are in F32, as in GGUF files.
+    /// Creates random weights of the given shape and format. Vectors (norms and biases) are in F32, as in GGUF files.
     pub fn synthetic(config: ModelConfig, dtype: DType) -> Result<Self, ModelError> {
         let config = config.check()?;
         let required = layout::required(&config);
@@ -31,7 +32,7 @@ impl Checkpoint {
                 _ => vector_bytes = vector_bytes.max(shape.iter().product::<usize>() * 4),
             }
         }
-        // Matrices first, then norms, then biases.
+        // The bytes hold matrices first, then norms, then biases.
         let norms = matrix_bytes;
         let biases = norms + vector_bytes;
         let mut bytes = vec![0; biases + vector_bytes];
@@ -59,17 +60,20 @@ fn matrix_size(name: &str, dtype: DType, rows: usize, columns: usize) -> Result<
     let row_bytes = dtype.row_bytes(columns).ok_or_else(|| {
         let block = dtype.block_len();
         let problem = format!(
-            "rows of {columns} values are no whole blocks of {block} in {dtype}; use a format of smaller blocks, such as \
+            "rows of {columns} values do not divide into whole blocks of {block} in {dtype}; use a format with smaller blocks, such as \
              BF16, F16, Q8_0 or Q4_0"
         );
         ModelError::tensor(name, problem)
     })?;
     rows.checked_mul(row_bytes).filter(|bytes| *bytes <= MAX_MATRIX_BYTES).ok_or_else(|| {
-        ModelError::tensor(name, format!("{rows} rows of {row_bytes} bytes are more than {MAX_MATRIX_BYTES}"))
+        ModelError::tensor(
+            name,
+            format!("{rows} rows of {row_bytes} bytes exceed the limit of {MAX_MATRIX_BYTES} bytes"),
+        )
     })
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
+/// The SplitMix64 generator (Steele, Lea and Flood 2014).
 struct Random(u64);
 
 impl Random {
@@ -80,10 +84,11 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Blocks of numbers of either sign, most of them between 2^-7 and 2^-3.
+    /// Fills `bytes` with blocks of numbers of either sign, most of them between 2^-7 and 2^-3.
     fn fill(&mut self, dtype: DType, bytes: &mut [u8]) {
         match dtype {
-            // Sign, the exponent's low two bits and the fraction are random; its other bits are fixed.
+            // The sign, the two low bits of the exponent and the fraction are random; the other bits of the exponent
+            // are fixed.
             DType::F32 => self.fill_words(bytes, 0x81ff_ffff_81ff_ffff, 0x3c00_0000_3c00_0000),
             DType::BF16 => self.fill_words(bytes, 0x81ff_81ff_81ff_81ff, 0x3c00_3c00_3c00_3c00),
             DType::F16 => self.fill_words(bytes, 0x8fff_8fff_8fff_8fff, 0x2000_2000_2000_2000),
@@ -92,7 +97,8 @@ impl Random {
                 let (offsets, exponent) = scales(dtype);
                 for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
                     for &offset in offsets {
-                        // Any bytes are integers of a block, but its scales have to be numbers of a sane size.
+                        // Any bytes are valid integers of a block, but its scales have to be numbers of a moderate
+                        // size.
                         let fraction = u16::from_le_bytes([block[offset], block[offset + 1]]) & 0x83ff;
                         block[offset..offset + 2].copy_from_slice(&(fraction | exponent << 10).to_le_bytes());
                     }
@@ -101,12 +107,12 @@ impl Random {
         }
     }
 
-    /// Numbers between 1 and 1.125.
+    /// Fills `bytes` with numbers between 1 and 1.125.
     fn fill_norms(&mut self, bytes: &mut [u8]) {
         self.fill_words(bytes, 0x000f_ffff_000f_ffff, 0x3f80_0000_3f80_0000);
     }
 
-    /// Random where `mask` has ones, else as `fixed` says.
+    /// Takes random bits where `mask` has ones, and the bits of `fixed` elsewhere.
     fn fill_words(&mut self, bytes: &mut [u8], mask: u64, fixed: u64) {
         for chunk in bytes.chunks_mut(8) {
             let word = (self.next() & mask | fixed).to_le_bytes();
@@ -115,14 +121,15 @@ impl Random {
     }
 }
 
-/// Where the half-precision scales of a block are, and the biased exponent that makes the block's values small.
+/// Returns the offsets of the half-precision scales in a block, and the biased exponent that keeps the block's values
+/// small.
 fn scales(dtype: DType) -> (&'static [usize], u16) {
     match dtype {
         DType::Q4_0 => (&[0], 7),
         DType::Q4_1 => (&[0, 2], 7),
         DType::Q8_0 => (&[0], 3),
         DType::Q4K | DType::Q5K => (&[0, 2], 1),
-        // Times two integers of up to 7 and 5 bits, so below the normal numbers, as in real files.
+        // The scale is multiplied by two integers of up to 7 and 5 bits, so it is subnormal, as in real files.
         DType::Q6K => (&[208], 0),
         DType::F32 | DType::F16 | DType::BF16 => (&[], 0),
     }
@@ -136,11 +143,11 @@ mod tests {
     use skep_kernels::dequantize;
 
     fn tiny() -> ModelConfig {
-        ModelConfig::shape("tiny").expect("known")
+        ModelConfig::shape("tiny").expect("the shape is known")
     }
 
     #[test]
-    fn a_model_of_random_weights_runs_in_every_format_and_has_finite_logits() {
+    fn random_weights_run_in_every_format_and_have_finite_logits() {
         for dtype in DType::ALL {
             let config = ModelConfig { qkv_bias: true, qk_norm: true, ..tiny() };
             let checkpoint = Checkpoint::synthetic(config, dtype).unwrap();
@@ -156,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_small_numbers_of_either_sign_and_norms_about_one() {
+    fn weights_are_small_numbers_of_either_sign_and_norms_are_close_to_one() {
         for dtype in DType::ALL {
             let checkpoint = Checkpoint::synthetic(tiny(), dtype).unwrap();
             let tensor = checkpoint.tensor("model.layers.1.mlp.down_proj.weight").unwrap();
@@ -176,25 +183,25 @@ mod tests {
     }
 
     #[test]
-    fn all_matrices_share_the_bytes_of_the_largest() {
+    fn all_matrices_share_the_bytes_of_the_largest_one() {
         let checkpoint = Checkpoint::synthetic(tiny(), DType::BF16).unwrap();
         let largest = 1024 * 256 * 2;
         assert!((largest..largest + 8192).contains(&checkpoint.bytes()), "{}", checkpoint.bytes());
         assert!(checkpoint.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>() > 2 * largest);
-        // What is released is nowhere else.
+        // The bytes exist only in memory, so releasing them must not lose them.
         checkpoint.release("lm_head.weight");
         assert!(checkpoint.tensor("lm_head.weight").unwrap().data.iter().any(|byte| *byte != 0));
         assert!(checkpoint.tokenizer().unwrap().is_none() && checkpoint.chat_template().unwrap().is_none());
     }
 
     #[test]
-    fn a_width_that_is_no_whole_number_of_blocks_is_refused() {
-        let config = ModelConfig::shape("smollm2-135m").expect("known");
+    fn rejects_a_width_that_is_not_a_whole_number_of_blocks() {
+        let config = ModelConfig::shape("smollm2-135m").expect("the shape is known");
         let error = Checkpoint::synthetic(config, DType::Q4K).unwrap_err().to_string();
         assert!(error.contains("rows of 576 values") && error.contains("blocks of 256 in Q4_K"), "{error}");
         let huge = ModelConfig { vocabulary_size: 1 << 22, hidden_size: 1 << 20, ..tiny() };
         let error = Checkpoint::synthetic(huge, DType::F32).unwrap_err().to_string();
-        assert!(error.contains("are more than"), "{error}");
+        assert!(error.contains("exceed the limit"), "{error}");
         let wrong = ModelConfig { kv_head_count: 3, ..tiny() };
         assert!(Checkpoint::synthetic(wrong, DType::F32).is_err());
     }

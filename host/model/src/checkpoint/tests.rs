@@ -1,4 +1,5 @@
-//! Whole models: right ones of both formats, unsupported ones by name, and damaged ones of every kind.
+//! Tests with whole models: valid ones of both formats, unsupported ones, and many kinds of damaged
+//! ones.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,7 @@ fn open_gguf(writer: &GgufWriter) -> Result<Checkpoint, ModelError> {
     open_bytes(&writer.build(), "tiny.gguf").1
 }
 
-/// The llama-gqa fixture with keys of its config.json replaced; null removes one.
+/// Opens the llama-gqa fixture with some keys of its config.json replaced; null removes a key.
 fn open_changed(changes: Value) -> Result<Checkpoint, ModelError> {
     let folder = tempfile::tempdir().unwrap();
     let source = fixture("llama-gqa");
@@ -70,12 +71,12 @@ fn tiny_models_of_every_architecture_open_with_their_flags() {
 }
 
 #[test]
-fn a_gguf_model_opens_under_the_names_of_hugging_face() {
+fn a_gguf_model_opens_with_hugging_face_tensor_names() {
     let checkpoint = open_gguf(&tiny_llama()).unwrap();
     let config = checkpoint.config();
     assert_eq!(config.rope.pairing, RopePairing::Interleaved);
     assert!(config.tied_head && !config.add_bos);
-    assert_eq!(config.eos, [260, 261], "the end of the document ends a generation, too");
+    assert_eq!(config.eos, [260, 261], "the end-of-document token must end a generation too");
     let k = checkpoint.tensor("model.layers.0.self_attn.k_proj.weight").unwrap();
     assert_eq!((k.dtype, k.shape, k.data.len()), (DType::F32, &[4, 8][..], 128));
     let tokenizer = checkpoint.tokenizer().unwrap().unwrap();
@@ -88,7 +89,7 @@ fn a_gguf_model_opens_under_the_names_of_hugging_face() {
     assert_eq!(template.render(&[json!({"content": "x"})], None, false).unwrap(), "x<|im_end|>");
     let before = checkpoint.tensor("model.norm.weight").unwrap().data.to_vec();
     checkpoint.release("model.norm.weight");
-    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().data, before, "released pages come back");
+    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().data, before, "released pages must come back");
 }
 
 #[test]
@@ -109,7 +110,7 @@ fn variants_of_gguf_models_set_their_flags() {
 }
 
 #[test]
-fn what_a_gguf_file_asks_for_and_cannot_have_is_named() {
+fn rejects_unsupported_or_invalid_gguf_models_and_names_the_cause() {
     let nan = [1f32.to_le_bytes(), f32::NAN.to_le_bytes()].concat();
     let cases = [
         (tiny_llama().string("general.architecture", "mamba"), "general.architecture"),
@@ -139,7 +140,7 @@ fn what_a_gguf_file_asks_for_and_cannot_have_is_named() {
     ];
     for (writer, words) in cases {
         let message = open_gguf(&writer).expect_err(words).to_string();
-        assert!(message.contains(words), "{message} does not name {words}");
+        assert!(message.contains(words), "{message} does not contain {words}");
     }
     let tokenizer =
         |writer: GgufWriter| open_gguf(&writer).unwrap().tokenizer().expect_err("unsupported").to_string();
@@ -149,7 +150,7 @@ fn what_a_gguf_file_asks_for_and_cannot_have_is_named() {
 }
 
 #[test]
-fn what_a_config_asks_for_and_cannot_have_is_named() {
+fn rejects_unsupported_or_invalid_configs_and_names_the_key() {
     let cases = [
         (json!({"model_type": "mamba"}), "model_type"),
         (json!({"model_type": 3}), "model_type"),
@@ -191,7 +192,7 @@ fn what_a_config_asks_for_and_cannot_have_is_named() {
 }
 
 #[test]
-fn old_spellings_and_lists_of_end_tokens_are_read() {
+fn reads_old_spellings_and_lists_of_end_tokens() {
     let old = json!({"rope_parameters": null, "rope_theta": 500000.0, "eos_token_id": [2, 7, 2],
         "rope_scaling": {"type": "linear", "factor": 2.0}});
     let checkpoint = open_changed(old).unwrap();
@@ -199,11 +200,11 @@ fn old_spellings_and_lists_of_end_tokens_are_read() {
     assert_eq!(checkpoint.config().rope.scaling, RopeScaling::Linear { factor: 2.0 });
     assert_eq!(checkpoint.config().eos, [2, 7]);
     let silent = open_changed(json!({"tie_word_embeddings": null})).unwrap();
-    assert!(!silent.config().tied_head, "the file has a head");
+    assert!(!silent.config().tied_head, "a file with a head must not tie it");
 }
 
 #[test]
-fn files_beside_the_weights_add_end_tokens_bos_and_a_template() {
+fn files_next_to_the_weights_add_end_tokens_bos_and_a_template() {
     let folder = tempfile::tempdir().unwrap();
     let write =
         |name: &str, value: Value| std::fs::write(folder.path().join(name), value.to_string()).unwrap();
@@ -232,13 +233,13 @@ fn files_beside_the_weights_add_end_tokens_bos_and_a_template() {
     assert!(checkpoint.config().add_bos);
     assert_eq!(checkpoint.chat_template().unwrap().unwrap().render(&[], None, false).unwrap(), "<s>!");
     let tokenizer = checkpoint.tokenizer().unwrap().unwrap();
-    assert_eq!(tokenizer.encode("a", SpecialTokens::Parse).unwrap(), [2], "no BOS is added");
+    assert_eq!(tokenizer.encode("a", SpecialTokens::Parse).unwrap(), [2], "encoding must not add BOS");
     std::fs::write(folder.path().join("chat_template.jinja"), "first").unwrap();
     assert_eq!(checkpoint.chat_template().unwrap().unwrap().source(), "first");
 }
 
 #[test]
-fn sharded_weights_are_found_through_the_index_which_cannot_lead_out_of_the_folder() {
+fn opens_sharded_weights_and_rejects_index_paths_outside_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     let source = fixture("llama-gqa");
     std::fs::copy(source.join("config.json"), folder.path().join("config.json")).unwrap();
@@ -266,7 +267,7 @@ fn sharded_weights_are_found_through_the_index_which_cannot_lead_out_of_the_fold
         let mut map = map.clone();
         map.insert(name.to_owned(), json!(file));
         write_index(&map);
-        Checkpoint::open(folder.path()).expect_err("the index is wrong").to_string()
+        Checkpoint::open(folder.path()).expect_err("the index must be rejected").to_string()
     };
     assert!(with("x", "../model.safetensors").contains("not in its folder"));
     assert!(with("x", "/etc/passwd").contains("not in its folder"));
@@ -275,9 +276,9 @@ fn sharded_weights_are_found_through_the_index_which_cannot_lead_out_of_the_fold
 }
 
 #[test]
-fn paths_that_hold_no_model_say_so() {
+fn paths_without_a_model_report_why() {
     let folder = tempfile::tempdir().unwrap();
-    let message = |path: &Path| Checkpoint::open(path).expect_err("no model").to_string();
+    let message = |path: &Path| Checkpoint::open(path).expect_err("the path must be rejected").to_string();
     assert!(message(folder.path()).contains("neither config.json nor a GGUF file"));
     assert!(message(&folder.path().join("absent")).contains("absent"));
     std::fs::write(folder.path().join("a.gguf"), tiny_llama().build()).unwrap();
@@ -289,7 +290,8 @@ fn paths_that_hold_no_model_say_so() {
     assert!(message(folder.path()).contains("config.json"));
 }
 
-/// Opens a file that may be anything and uses all of it that can be used.
+/// Opens a possibly damaged file, and uses everything in it that can be used. Returns whether it
+/// opened.
 fn exercise(folder: &Path, name: &str, file: &[u8]) -> bool {
     let path = folder.join(name);
     std::fs::write(&path, file).unwrap();
@@ -318,7 +320,7 @@ fn random(state: &mut u64) -> usize {
     (*state >> 33) as usize
 }
 
-/// Replaces one to four bytes of the first `head` by others that tend to hurt.
+/// Replaces one to four of the first `head` bytes with values that are likely to cause trouble.
 fn mutate(file: &mut [u8], head: usize, state: &mut u64) {
     for _ in 0..1 + random(state) % 4 {
         let at = random(state) % head.min(file.len());
@@ -338,7 +340,7 @@ fn damaged_gguf_files_are_errors_or_whole_models() {
     let file = tiny_llama().build();
     assert!(exercise(folder.path(), "x.gguf", &file));
     for length in (0..file.len()).step_by(11) {
-        assert!(!exercise(folder.path(), "x.gguf", &file[..length]), "cut to {length} bytes");
+        assert!(!exercise(folder.path(), "x.gguf", &file[..length]), "truncated to {length} bytes");
     }
     let mut state = 1;
     let opened = (0..4000).filter(|_| {
@@ -346,7 +348,7 @@ fn damaged_gguf_files_are_errors_or_whole_models() {
         mutate(&mut damaged, 8192, &mut state);
         exercise(folder.path(), "x.gguf", &damaged)
     });
-    assert!((1..4000).contains(&opened.count()), "some damage is harmless and some is not");
+    assert!((1..4000).contains(&opened.count()), "some damage must be harmless and some must not");
 }
 
 #[test]
@@ -357,7 +359,10 @@ fn damaged_safetensors_files_are_errors_or_whole_models() {
     let file = std::fs::read(source.join("model.safetensors")).unwrap();
     let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize + 8;
     for length in [0, 1, 7, 8, 9, header - 1, header, header + 1, file.len() - 1] {
-        assert!(!exercise(folder.path(), "model.safetensors", &file[..length]), "cut to {length} bytes");
+        assert!(
+            !exercise(folder.path(), "model.safetensors", &file[..length]),
+            "truncated to {length} bytes"
+        );
     }
     for claimed in [0, 1, header as u64, 100_000_000, u64::MAX] {
         let mut lying = file.clone();
@@ -370,7 +375,7 @@ fn damaged_safetensors_files_are_errors_or_whole_models() {
         mutate(&mut damaged, header, &mut state);
         exercise(folder.path(), "model.safetensors", &damaged)
     });
-    assert!(opened.count() < 300, "damage to a header is noticed");
+    assert!(opened.count() < 300, "damage to a header must be detected");
 }
 
 #[test]

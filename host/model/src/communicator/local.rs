@@ -1,8 +1,9 @@
-//! Ranks that are threads of one process and meet in memory.
+//! Ranks that are threads of one process and communicate through memory.
 //!
-//! A collective is one meeting: each rank posts its values beside what it is calling, waits until all have, compares
-//! the calls and reads the others' values. Invariant: a posting is overwritten two meetings later at the earliest, and
-//! nobody gets there before everybody was at the meeting between and so is done with reading.
+//! A collective is one meeting: each rank posts its values together with a description of its call, waits until all
+//! ranks have posted, compares the calls and reads the other ranks' values. Invariant: a posting is overwritten two
+//! meetings later at the earliest. No rank gets there before every rank has joined the meeting in between, and every
+//! rank that joined it has finished reading.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -11,11 +12,11 @@ use std::time::Duration;
 use super::{Communicator, Links, World};
 use crate::error::{ModelError, RankFault};
 
-/// Messages that may be on their way between two ranks.
+/// Maximum number of messages in flight between two ranks.
 const IN_FLIGHT: usize = 2;
 const POSTINGS: usize = 2;
 
-/// A rank's end of a group of threads. Dropping it is the end of the rank for the others.
+/// A rank's endpoint in a group of threads. Dropping it makes the other ranks see this rank as terminated.
 pub(crate) struct Local {
     world: Arc<World>,
     group: Arc<Group>,
@@ -27,14 +28,14 @@ struct Group {
     /// The number in the world of each rank of the group.
     members: Vec<usize>,
     desks: Vec<Desk>,
-    /// From each rank to each: `from * ranks + to`.
+    /// One mailbox for each pair of ranks, at index `from * ranks + to`.
     mailboxes: Vec<Mailbox>,
 }
 
-/// Where a rank posts for meetings.
+/// The slots in which a rank posts for meetings.
 #[derive(Default)]
 struct Desk {
-    /// The last meeting that the rank has posted for.
+    /// Number of the last meeting that the rank has posted for.
     arrived: AtomicU64,
     postings: [RwLock<Posting>; POSTINGS],
 }
@@ -52,7 +53,7 @@ struct Posting {
     values: Vec<f32>,
 }
 
-/// What a rank is calling; equal on all ranks that take part.
+/// A description of the call that a rank makes. It is equal on all ranks that take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Call {
     op: Op,
@@ -68,7 +69,7 @@ enum Op {
 }
 
 impl Local {
-    /// Connects `stages` × `tensor` ranks; a rank's number is `stage * tensor + its rank in the stage`.
+    /// Connects `stages` × `tensor` ranks. The number of a rank is `stage * tensor` plus its position in the stage.
     pub(crate) fn connect(
         tensor: usize,
         stages: usize,
@@ -94,7 +95,7 @@ impl Local {
         (world, links)
     }
 
-    /// Posts and waits until every rank has posted the same call.
+    /// Posts a call and its values, and waits until every rank has posted the same call.
     fn meet(&mut self, op: Op, length: usize, values: &[f32]) -> Result<(), ModelError> {
         self.world.check()?;
         self.meetings += 1;
@@ -115,7 +116,7 @@ impl Local {
         Ok(())
     }
 
-    /// What a rank posted for the present meeting.
+    /// Returns a rank's posting for the current meeting.
     fn posting(&self, rank: usize) -> RwLockReadGuard<'_, Posting> {
         let posting = &self.group.desks[rank].postings[self.meetings as usize % POSTINGS];
         posting.read().unwrap_or_else(PoisonError::into_inner)
@@ -134,7 +135,7 @@ impl Local {
         self.world.wait(self.number(self.rank), self.number(other), ready)
     }
 
-    /// The number in the world of a rank of the group.
+    /// Returns the number in the world of a rank of the group.
     fn number(&self, rank: usize) -> usize {
         self.group.members[rank]
     }
@@ -255,11 +256,12 @@ impl std::fmt::Display for Call {
     }
 }
 
-/// Bytes that the groups of `stages` × `tensor` ranks keep for steps whose hidden rows are `hidden` values and whose
-/// logits are `logits` values.
+/// Returns the size of the buffers that the groups of `stages` × `tensor` ranks keep, in bytes, for steps whose
+/// hidden rows have `hidden` values and whose logits have `logits` values.
 pub(crate) fn buffer_bytes(tensor: usize, stages: usize, hidden: usize, logits: usize) -> u64 {
     let posted = |rank_values: usize| tensor.saturating_mul(rank_values).saturating_mul(POSTINGS);
-    // A rank posts its hidden rows or, in the last stage, its part of the logits; all parts are the logits.
+    // A rank posts its hidden rows or, in the last stage, its part of the logits. The parts of all ranks together are
+    // the logits.
     let meetings = if tensor == 1 {
         0
     } else {

@@ -1,7 +1,8 @@
-//! How the ranks of a sharded model speak to each other: the few collectives that a forward pass needs.
+//! Communication between the ranks of a sharded model: the few collectives that a forward pass needs.
 //!
-//! Invariant: a collective gives every rank the same bits, and no call waits for ever: a rank that dies, stalls or
-//! disagrees is an error on all ranks. It knows rows of numbers, not what they mean.
+//! Invariant: a collective gives every rank the same bits, and no call waits forever. A rank that dies, stalls or
+//! makes a different call causes an error on all ranks. This module sees rows of numbers and does not know what
+//! they mean.
 
 mod local;
 mod solo;
@@ -14,17 +15,17 @@ pub(crate) use local::{Local, buffer_bytes};
 pub(crate) use solo::Solo;
 pub(crate) use world::World;
 
-/// One rank's end of a group of ranks. Every rank of a group makes the same calls in the same order.
+/// One rank's endpoint in a group of ranks. Every rank of a group makes the same calls in the same order.
 pub(crate) trait Communicator: Send + 'static {
-    /// This rank's number in its group.
+    /// Returns this rank's number in its group.
     fn rank(&self) -> usize;
 
     fn ranks(&self) -> usize;
 
-    /// Replaces `values` by the sum of every rank's, added in the order of the ranks.
+    /// Replaces `values` with the sum over all ranks, added in the order of the ranks.
     fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), ModelError>;
 
-    /// Shows every rank's part in the order of the ranks. `total` is what all parts have together.
+    /// Passes every rank's part to `see`, in the order of the ranks. `total` is the length of all parts together.
     fn all_gather(
         &mut self,
         part: &[f32],
@@ -32,17 +33,17 @@ pub(crate) trait Communicator: Send + 'static {
         see: impl FnMut(usize, &[f32]),
     ) -> Result<(), ModelError>;
 
-    /// Hands values to a rank that will receive them; waits only if it is far behind.
+    /// Sends values to a rank that will receive them. Waits only if the receiver is far behind.
     fn send(&mut self, to: usize, values: &[f32]) -> Result<(), ModelError>;
 
-    /// Waits for what a rank sends.
+    /// Waits for the values that a rank sends.
     fn receive(&mut self, from: usize, values: &mut [f32]) -> Result<(), ModelError>;
 }
 
-/// The two groups that a rank is in.
+/// The two groups that a rank belongs to.
 pub(crate) struct Links<C> {
-    /// Ranks that share every weight of one pipeline stage.
+    /// The ranks that share every weight of one pipeline stage.
     pub(crate) tensor: C,
-    /// Ranks with the same part of each weight, one in every stage, in the order of the layers.
+    /// The ranks with the same part of each weight, one per stage, in the order of the layers.
     pub(crate) pipeline: C,
 }

@@ -1,9 +1,9 @@
-//! A group of one rank: collectives are what they are of one.
+//! A group of one rank, in which every collective returns its input.
 
 use super::{Communicator, Links};
 use crate::error::{ModelError, RankFault};
 
-/// The communicator of a model that is not sharded. It does nothing, at no cost.
+/// The communicator of a model that is not sharded. It does nothing and costs nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Solo;
 

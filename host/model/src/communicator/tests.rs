@@ -1,4 +1,4 @@
-//! Collectives over threads: what they compute, and what a rank that misbehaves does to the others.
+//! Tests of collectives between threads: their results, and the effect of a faulty rank on the others.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::*;
 use crate::error::RankFault;
 
-/// Long enough for a busy machine; only a failed test waits for it.
+/// Long enough for a busy machine. Only a failing test waits this long.
 const PATIENT: Duration = Duration::from_secs(60);
 
-/// Runs every rank's part on a thread of its own and gives the results in order of the ranks. No rank ends before all
-/// are done.
+/// Runs every rank's part on a separate thread and returns the results in the order of the ranks. No rank terminates
+/// before all ranks are done.
 fn on_ranks<T: Send>(
     tensor: usize,
     stages: usize,
@@ -30,7 +30,7 @@ fn on_ranks<T: Send>(
     })
 }
 
-/// One sum. The rank ends with it.
+/// Runs one sum. The rank terminates afterwards.
 fn reduce_once(mut links: Links<Local>) -> Result<(), ModelError> {
     links.tensor.all_reduce(&mut [1.0])
 }
@@ -43,7 +43,7 @@ fn fault(result: Result<(), ModelError>) -> (usize, RankFault) {
 }
 
 #[test]
-fn a_sum_has_the_same_bits_on_every_rank_in_the_order_of_the_ranks() {
+fn a_sum_adds_in_rank_order_and_has_the_same_bits_on_every_rank() {
     let own = |rank: usize| [[1e8f32, 0.1], [1.0, 0.2], [-1e8, 0.3]][rank];
     let sums = on_ranks(3, 1, PATIENT, |rank, links| {
         let mut values = own(rank);
@@ -55,13 +55,13 @@ fn a_sum_has_the_same_bits_on_every_rank_in_the_order_of_the_ranks() {
 }
 
 #[test]
-fn a_thousand_collectives_in_a_row_do_not_mix() {
+fn consecutive_collectives_do_not_mix() {
     on_ranks(4, 1, PATIENT, |rank, links| {
         for round in 0..1000 {
             let mut values = vec![(rank * 1000 + round) as f32; 1 + round % 7];
             links.tensor.all_reduce(&mut values).unwrap();
             assert!(values.iter().all(|value| *value == (6000 + 4 * round) as f32), "{round}");
-            // Parts of different lengths.
+            // The parts have different lengths.
             let part = vec![rank as f32; rank];
             let mut seen = Vec::new();
             links.tensor.all_gather(&part, 6, |rank, part| seen.push((rank, part.to_vec()))).unwrap();
@@ -71,18 +71,22 @@ fn a_thousand_collectives_in_a_row_do_not_mix() {
 }
 
 #[test]
-fn messages_arrive_in_order_however_far_the_sender_is_ahead() {
+fn messages_arrive_in_order_from_a_sender_that_is_ahead() {
     on_ranks(2, 3, PATIENT, |rank, links| {
-        let (stage, place) = (rank / 2, rank % 2);
+        let (stage, number) = (rank / 2, rank % 2);
         for round in 0..200 {
             let mut values = vec![0.0; 3];
             if stage > 0 {
                 links.pipeline.receive(stage - 1, &mut values).unwrap();
-                assert_eq!(values[0], (1000 * place + round) as f32, "from its own column, in order");
+                assert_eq!(
+                    values[0],
+                    (1000 * number + round) as f32,
+                    "messages must come from the rank's own column, in order"
+                );
                 assert_eq!(values[1], stage as f32);
             }
             if stage < 2 {
-                values = vec![(1000 * place + round) as f32, (stage + 1) as f32, 0.0];
+                values = vec![(1000 * number + round) as f32, (stage + 1) as f32, 0.0];
                 links.pipeline.send(stage + 1, &values).unwrap();
             }
         }
@@ -90,7 +94,7 @@ fn messages_arrive_in_order_however_far_the_sender_is_ahead() {
 }
 
 #[test]
-fn a_rank_that_ends_is_an_error_on_all_others() {
+fn a_terminated_rank_is_an_error_on_all_others() {
     let (_, links) = Local::connect(2, 2, PATIENT);
     std::thread::scope(|scope| {
         for (rank, mut links) in links.into_iter().enumerate() {
@@ -104,7 +108,7 @@ fn a_rank_that_ends_is_an_error_on_all_others() {
 }
 
 #[test]
-fn ranks_that_call_different_things_are_told_which() {
+fn ranks_that_make_different_calls_get_an_error_that_names_both() {
     for (length, gathers) in [(3, false), (2, true)] {
         let faults = on_ranks(2, 1, PATIENT, |rank, links| {
             let mut values = vec![1.0; if rank == 1 { length } else { 2 }];
@@ -113,7 +117,7 @@ fn ranks_that_call_different_things_are_told_which() {
                 false => links.tensor.all_reduce(&mut values),
             };
             let (_, first) = fault(result);
-            // The failure stays, whatever is called next.
+            // The failure is permanent, whatever is called next.
             assert_eq!(fault(links.tensor.all_reduce(&mut [1.0])).1, first);
             first
         });
@@ -131,7 +135,7 @@ fn ranks_that_call_different_things_are_told_which() {
 }
 
 #[test]
-fn parts_that_do_not_make_the_whole_are_an_error() {
+fn parts_that_do_not_add_up_to_the_total_are_an_error() {
     let faults = on_ranks(2, 1, PATIENT, |_, links| {
         fault(links.tensor.all_gather(&[1.0, 2.0], 5, |_, _| panic!("must not be seen")))
     });
@@ -153,7 +157,7 @@ fn a_stalled_rank_is_an_error_after_the_deadline() {
 }
 
 #[test]
-fn a_slow_rank_is_no_error_while_anything_moves() {
+fn a_slow_rank_is_not_an_error_while_any_rank_makes_progress() {
     let (world, links) = Local::connect(2, 1, Duration::from_secs(1));
     let mut links = links.into_iter();
     let (slow, waiting) = (links.next().unwrap(), links.next().unwrap());
@@ -166,10 +170,13 @@ fn a_slow_rank_is_no_error_while_anything_moves() {
         result
     });
     has_started.recv().unwrap();
-    // Much longer than the deadline, with signs of life in between.
+    // Much longer than the deadline, with signs of progress in between.
     for _ in 0..25 {
         world.advance();
-        assert!(is_finished.recv_timeout(Duration::from_millis(50)).is_err(), "it gave up too early");
+        assert!(
+            is_finished.recv_timeout(Duration::from_millis(50)).is_err(),
+            "the waiting rank failed too early"
+        );
     }
     reduce_once(slow).unwrap();
     thread.join().unwrap().unwrap();
@@ -179,7 +186,7 @@ fn a_slow_rank_is_no_error_while_anything_moves() {
 fn ranks_outside_the_group_are_errors() {
     on_ranks(1, 1, PATIENT, |_, links| {
         assert!(matches!(fault(links.pipeline.send(1, &[])), (1, RankFault::Unknown { ranks: 1 })));
-        assert!(links.pipeline.receive(0, &mut []).is_err(), "nobody sends to itself");
+        assert!(links.pipeline.receive(0, &mut []).is_err(), "a rank cannot receive from itself");
     });
     assert!(Solo.send(1, &[]).is_err() && Solo.receive(1, &mut []).is_err());
     let mut values = [1.5];

@@ -1,8 +1,9 @@
-//! What all in-process ranks of a model share: whether one has failed, whether anything moves, and a place to wait.
+//! State that all in-process ranks of a model share: whether a rank has failed, whether any rank makes progress, and
+//! a condition variable to wait on.
 //!
-//! Invariant: the first failure is everybody's failure and stays. A wait ends when it has what it waits for, when a rank
-//! has failed, or when no rank at all made progress for the deadline, so that a step may be as slow as it likes while
-//! somebody computes or passes something on.
+//! Invariant: the first failure fails all ranks and is permanent. A wait finishes when its condition holds, when a
+//! rank has failed, or when no rank has made progress for the duration of the deadline. A step may therefore take any
+//! time while some rank computes or passes data on.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
@@ -11,24 +12,24 @@ use std::time::{Duration, Instant};
 use crate::error::ModelError;
 use crate::error::RankFault;
 
-/// How long a waiting rank looks for news before it sleeps.
+/// Time that a waiting rank spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(100);
-/// A wait is counted in parts of its deadline.
+/// A wait is measured in slices of its deadline.
 const SLICES: u32 = 8;
 
 pub(crate) struct World {
     deadline: Duration,
     failure: OnceLock<(usize, RankFault)>,
-    /// Calls that ranks have made.
+    /// Number of calls that ranks have made.
     progress: AtomicU64,
-    /// Ranks that have nothing to do until another one does something.
+    /// Whether each rank has nothing to do until another rank acts.
     idle: Vec<AtomicBool>,
     sleepers: AtomicUsize,
     gate: Mutex<()>,
     news: Condvar,
 }
 
-/// Counts the time in which nothing moves.
+/// Measures the time without progress.
 pub(crate) struct Patience {
     slice: Duration,
     deadline: Duration,
@@ -49,15 +50,15 @@ impl World {
         }
     }
 
-    /// Fails every wait that is not over yet, unless a rank has failed before.
+    /// Fails every unfinished wait, and returns the first failure, which may be an earlier one.
     pub(crate) fn fail(&self, rank: usize, fault: RankFault) -> ModelError {
-        // The first failure is the cause; the others follow from it.
+        // The first failure is the cause; later ones follow from it.
         let (rank, fault) = self.failure.get_or_init(|| (rank, fault)).clone();
         self.tell();
         ModelError::Rank { rank, fault }
     }
 
-    /// The failure, if a rank has failed.
+    /// Returns an error if a rank has failed.
     pub(crate) fn check(&self) -> Result<(), ModelError> {
         match self.failure.get() {
             None => Ok(()),
@@ -65,13 +66,13 @@ impl World {
         }
     }
 
-    /// Says that a rank did something that others may wait for.
+    /// Records progress that other ranks may be waiting for.
     pub(crate) fn advance(&self) {
         self.progress.fetch_add(1, Ordering::SeqCst);
         self.tell();
     }
 
-    /// Says whether a rank has anything to do; one that has not is not at fault when nothing moves.
+    /// Records whether a rank has nothing to do. An idle rank is not at fault when there is no progress.
     pub(crate) fn set_idle(&self, rank: usize, idle: bool) {
         self.idle[rank].store(idle, Ordering::SeqCst);
     }
@@ -80,8 +81,8 @@ impl World {
         Patience::new(self.deadline, self.progress.load(Ordering::SeqCst))
     }
 
-    /// Whether to go on waiting after `slept`; if not, the world has failed by a rank that has something to do,
-    /// or else by `awaited`.
+    /// Decides whether to continue waiting after a sleep of `slept`. Once the deadline has passed without progress,
+    /// fails the world and blames a rank that is not idle, or `awaited` if there is none.
     pub(crate) fn endure(
         &self,
         patience: &mut Patience,
@@ -95,12 +96,12 @@ impl World {
         Err(self.fail(busy.unwrap_or(awaited), RankFault::Stalled { deadline: self.deadline }))
     }
 
-    /// Waits as rank `me` until `ready`, which `awaited` brings about.
+    /// Waits as rank `me` until `ready`, a condition that `awaited` brings about.
     pub(super) fn wait(&self, me: usize, awaited: usize, ready: impl Fn() -> bool) -> Result<(), ModelError> {
         let started = Instant::now();
         let mut spins = 0u32;
         loop {
-            // What is there is there, even if its sender has ended since.
+            // Data that has arrived is valid even if its sender has terminated since.
             if ready() {
                 return Ok(());
             }
@@ -126,7 +127,8 @@ impl World {
         let mut patience = self.patience();
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            // Counted before looking: whoever brings news after the look sees a sleeper and takes the gate.
+            // The sleeper is counted before it looks. A rank that makes progress after the look then sees a sleeper
+            // and takes the gate.
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let before = Instant::now();
             if self.failure.get().is_none() && !ready() {
@@ -138,7 +140,7 @@ impl World {
                 return Ok(());
             }
             self.check()?;
-            // A failure takes the gate itself.
+            // A failure takes the gate too.
             drop(gate);
             self.endure(&mut patience, before.elapsed(), awaited)?;
             gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,7 +160,7 @@ impl Patience {
         Patience { slice: deadline / SLICES, deadline, waited: Duration::ZERO, seen }
     }
 
-    /// The longest time to wait before asking again.
+    /// Returns the longest time to wait before calling `endure` again.
     pub(crate) fn slice(&self) -> Duration {
         self.slice
     }
@@ -180,21 +182,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_ends_only_when_nothing_moves_for_the_deadline() {
+    fn patience_ends_only_after_a_deadline_without_progress() {
         let mut patience = Patience::new(Duration::from_secs(8), 0);
         let slice = Duration::from_secs(1);
-        // Slow, but moving: for ever.
+        // Slow progress may continue forever.
         for progress in 0..100 {
             assert!((0..7).all(|_| patience.endures(progress, slice)), "at {progress}");
         }
-        // A pause of the whole process is one slice.
+        // A pause of the whole process counts as one slice.
         assert!(patience.endures(100, Duration::from_secs(3600)));
         assert!((0..7).all(|_| patience.endures(100, Duration::from_secs(3600))));
         assert!(!patience.endures(100, slice));
     }
 
     #[test]
-    fn the_first_failure_stays() {
+    fn the_first_failure_is_permanent() {
         let world = World::new(2, Duration::from_secs(1));
         world.check().unwrap();
         world.fail(1, RankFault::Ended);

@@ -1,10 +1,10 @@
-//! The families of models that the one transformer definition covers, under the names of both file formats.
+//! The model families that the one transformer definition covers, with their names in both file formats.
 //!
-//! Invariant: what is not listed here is refused by name. It knows no sizes.
+//! Invariant: a family that is not listed here is rejected by name. This module knows no sizes.
 
 use crate::error::ModelError;
 
-/// A family; what differs between them is in the flags of [`super::ModelConfig`].
+/// A model family. The flags of [`super::ModelConfig`] describe the differences between families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Architecture {
     Llama,
@@ -14,7 +14,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// From `model_type` of config.json.
+    /// Parses `model_type` of config.json.
     pub(crate) fn from_model_type(name: &str) -> Result<Self, ModelError> {
         match name {
             "llama" => Ok(Self::Llama),
@@ -29,7 +29,7 @@ impl Architecture {
         }
     }
 
-    /// From `general.architecture` of a GGUF file, where Mistral models are called llama.
+    /// Parses `general.architecture` of a GGUF file, in which Mistral models are called llama.
     pub(crate) fn from_gguf(name: &str) -> Result<Self, ModelError> {
         match name {
             "llama" => Ok(Self::Llama),
@@ -43,7 +43,7 @@ impl Architecture {
         }
     }
 
-    /// The class name that config.json lists under `architectures`.
+    /// Returns the class name that config.json lists under `architectures`.
     pub(crate) fn class_name(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",

@@ -1,6 +1,6 @@
-//! Reads a [`ModelConfig`] off GGUF metadata.
+//! Reads a [`ModelConfig`] from GGUF metadata.
 //!
-//! Invariant: a key that changes the arithmetic and is not implemented is an error that names it.
+//! Invariant: a key that changes the arithmetic but is not implemented causes an error that names it.
 
 use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling, ends_generation};
 use crate::error::ModelError;
@@ -9,10 +9,11 @@ use crate::gguf::{GgufFile, GgufTensor};
 const EMBEDDING: &str = "token_embd.weight";
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 const DEFAULT_THETA: f64 = 10000.0;
-/// Token type of control tokens in `tokenizer.ggml.token_type`.
+/// The value of control tokens in `tokenizer.ggml.token_type`.
 const CONTROL: u64 = 3;
 
-/// The checked configuration of a GGUF model; `bytes` is the file that `file` was parsed from.
+/// Returns the checked configuration of a GGUF model. `bytes` is the content of the file that `file` was
+/// parsed from.
 pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, ModelError> {
     let name = file
         .string("general.architecture")?
@@ -58,7 +59,7 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
         context_length,
         norm_epsilon: norm_epsilon as f32,
         rope: rope(file, bytes, &keys, architecture)?,
-        // Bounded before it is used as a length; `check` reports the key.
+        // The length is bounded here because `check` reports the key only later.
         windows: vec![window; layer_count.min(super::MAX_LAYERS)],
         qkv_bias: has("blk.0.attn_q.bias"),
         output_bias: has("blk.0.attn_output.bias"),
@@ -72,7 +73,7 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
     .check()
 }
 
-/// Keys under the architecture's name.
+/// The metadata keys under the architecture's name.
 struct Keys<'a> {
     file: &'a GgufFile,
     prefix: &'a str,
@@ -127,13 +128,13 @@ fn vocabulary_size(file: &GgufFile, keys: &Keys<'_>) -> Result<usize, ModelError
     if let Some(claimed) = keys.size("vocab_size")?.filter(|claimed| *claimed != rows) {
         return Err(ModelError::config(
             keys.name("vocab_size"),
-            format!("is {claimed}, and {EMBEDDING} has {rows} rows"),
+            format!("is {claimed}, but {EMBEDDING} has {rows} rows"),
         ));
     }
     if let Some(tokens) = file.array("tokenizer.ggml.tokens")?.filter(|tokens| tokens.count > rows) {
         return Err(ModelError::config(
             "tokenizer.ggml.tokens",
-            format!("has {} entries, and {EMBEDDING} has {rows} rows", tokens.count),
+            format!("has {} entries, but {EMBEDDING} has {rows} rows", tokens.count),
         ));
     }
     Ok(rows)
@@ -171,7 +172,11 @@ fn rope(
         (Some(factor), None) => RopeScaling::Linear { factor },
         (None, Some(factors)) => RopeScaling::Factors(factors),
         (Some(_), Some(_)) => {
-            return Err(ModelError::unsupported(kind, "linear beside rope_freqs.weight", "one of the two"));
+            return Err(ModelError::unsupported(
+                kind,
+                "linear together with rope_freqs.weight",
+                "one of the two",
+            ));
         }
     };
     Ok(Rope { theta, pairing, scaling })
@@ -214,7 +219,7 @@ fn adds_bos(file: &GgufFile) -> Result<bool, ModelError> {
     if let Some(add) = file.boolean("tokenizer.ggml.add_bos_token")? {
         return Ok(add);
     }
-    // Files that leave it open: SentencePiece and Llama 3 vocabularies begin with it, byte-level ones do not.
+    // Without the key, SentencePiece and Llama 3 vocabularies put the token first; byte-level ones do not.
     let sentence_piece = file.string("tokenizer.ggml.model")? == Some("llama");
     let llama3 = matches!(file.string("tokenizer.ggml.pre")?, Some("llama-bpe" | "llama3" | "llama-v3"));
     Ok(sentence_piece || llama3)

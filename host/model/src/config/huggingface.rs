@@ -1,24 +1,24 @@
-//! Reads a [`ModelConfig`] off config.json and the files beside it.
+//! Reads a [`ModelConfig`] from config.json and the files next to it.
 //!
-//! Invariant: a key that changes the arithmetic and is not implemented is an error that names it. Old and new spellings
-//! of the rotary parameters are both read.
+//! Invariant: a key that changes the arithmetic but is not implemented causes an error that names it. Both the old
+//! and the new spelling of the rotary parameters are read.
 
 use serde_json::{Map, Value};
 
 use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling, ends_generation};
 use crate::error::ModelError;
 
-/// The parsed files of a checkpoint folder that say something about the configuration.
+/// The parsed files of a checkpoint folder that determine the configuration.
 pub(crate) struct HuggingFaceFiles<'a> {
     pub(crate) config: &'a Value,
     pub(crate) generation: Option<&'a Value>,
     pub(crate) tokenizer_config: Option<&'a Value>,
     pub(crate) tokenizer: Option<&'a Value>,
-    /// Whether the weights hold `lm_head.weight`; decides where config.json is silent.
+    /// Whether the weights contain `lm_head.weight`. This decides whether the head is tied if config.json does not.
     pub(crate) has_head: bool,
 }
 
-/// The checked configuration of a Hugging Face checkpoint.
+/// Returns the checked configuration of a Hugging Face checkpoint.
 pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConfig, ModelError> {
     let keys = Keys::of(files.config, "")?;
     let architecture = architecture(&keys)?;
@@ -64,7 +64,7 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
     .check()
 }
 
-/// A JSON object and where it stands, for messages.
+/// A JSON object, and its path for error messages.
 struct Keys<'a> {
     object: &'a Map<String, Value>,
     prefix: &'a str,
@@ -124,7 +124,7 @@ impl<'a> Keys<'a> {
         self.typed(key, "a string", Value::as_str)
     }
 
-    /// One token id or a list of them.
+    /// Reads one token id or a list of token ids.
     fn tokens(&self, key: &str) -> Result<Vec<u32>, ModelError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let read = |value: &Value| match value {
@@ -135,7 +135,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// A value for a message, cut short.
+/// Formats a value for a message, truncated after 80 characters.
 fn brief(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {
@@ -161,7 +161,7 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), ModelError> {
         return Err(ModelError::unsupported(
             "quantization_config",
             brief(value),
-            "unquantised safetensors (F32, F16, BF16) and GGUF files",
+            "unquantized safetensors (F32, F16, BF16) and GGUF files",
         ));
     }
     match keys.string("hidden_act")? {
@@ -223,7 +223,7 @@ fn windows(
     architecture: Architecture,
     layer_count: usize,
 ) -> Result<Vec<Option<usize>>, ModelError> {
-    let layers = layer_count.min(super::MAX_LAYERS); // `check` refuses more.
+    let layers = layer_count.min(super::MAX_LAYERS); // `check` rejects a larger count.
     let window = keys.size("sliding_window")?;
     let window = match architecture {
         Architecture::Llama => None,
@@ -259,7 +259,7 @@ fn layer_windows(
             Some("full_attention") => Ok(None),
             Some("sliding_attention") => match window {
                 Some(window) => Ok(Some(window)),
-                None => Err(ModelError::config("sliding_window", "is missing, and layer_types asks for it")),
+                None => Err(ModelError::config("sliding_window", "is missing, but layer_types requires it")),
             },
             _ => {
                 Err(ModelError::unsupported("layer_types", brief(kind), "full_attention, sliding_attention"))
@@ -288,7 +288,8 @@ fn end_tokens(files: &HuggingFaceFiles<'_>, config: &Keys<'_>) -> Result<Vec<u32
     Ok(ends)
 }
 
-/// A special token of tokenizer_config.json: its text, or an object with the text in `content`.
+/// Returns the text of a special token of tokenizer_config.json, which is a string or an object with the text in
+/// `content`.
 pub(crate) fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
@@ -299,7 +300,7 @@ fn adds_bos(files: &HuggingFaceFiles<'_>) -> Result<bool, ModelError> {
     {
         return Ok(add);
     }
-    // tokenizer.json says it through a template that begins with a special token.
+    // Otherwise, the token is added if the template in tokenizer.json begins with a special token.
     let post_processor = files.tokenizer.and_then(|tokenizer| tokenizer.get("post_processor"));
     Ok(post_processor.is_some_and(|processor| begins_with_special_token(processor, 4)))
 }

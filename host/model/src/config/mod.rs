@@ -1,7 +1,8 @@
-//! What a model is, in numbers: the one description that the forward pass, the KV cache and the planner share.
+//! The configuration of a model: the one description that the forward pass, the KV cache and the memory planner
+//! share.
 //!
-//! Invariant: a `ModelConfig` that left this module is checked: sizes are non-zero and bounded, head counts divide,
-//! floats are finite. It does not know which file format it came from beyond the pairing of rotary halves.
+//! Invariant: every `ModelConfig` that this module returns is checked: sizes are non-zero and bounded, head counts
+//! divide, floats are finite. Apart from its rotary pairing, it does not depend on the file format that it came from.
 
 mod architecture;
 mod gguf;
@@ -24,25 +25,26 @@ pub struct ModelConfig {
     pub layer_count: usize,
     pub head_count: usize,
     pub kv_head_count: usize,
-    /// Width of one attention head; need not be `hidden_size / head_count`.
+    /// Width of one attention head, which may differ from `hidden_size / head_count`.
     pub head_size: usize,
     pub feed_forward_size: usize,
     pub vocabulary_size: usize,
-    /// Most tokens that the model was made for.
+    /// Maximum number of tokens that the model is designed for.
     pub context_length: usize,
     pub norm_epsilon: f32,
     pub rope: Rope,
-    /// Per layer: position `p` attends to `(p - window, p]`; `None` attends to everything before it.
+    /// The sliding window of each layer: position `p` attends to `(p - window, p]`. With `None`, it attends to
+    /// everything before it.
     pub windows: Vec<Option<usize>>,
     pub qkv_bias: bool,
     pub output_bias: bool,
     pub mlp_bias: bool,
-    /// RMS norm over each head of q and k before the rotation.
+    /// Whether an RMS norm is applied to each head of q and k before the rotation.
     pub qk_norm: bool,
-    /// The output head is the embedding.
+    /// Whether the output head is the embedding.
     pub tied_head: bool,
     pub bos: Option<u32>,
-    /// Every id that ends a generation, end-of-turn included.
+    /// Every token id that ends a generation, including end-of-turn tokens.
     pub eos: Vec<u32>,
     /// Whether the tokenizer puts `bos` before a plain prompt.
     pub add_bos: bool,
@@ -56,7 +58,7 @@ const MAX_VOCABULARY: usize = 1 << 22;
 const MAX_CONTEXT: usize = 1 << 24;
 
 impl ModelConfig {
-    /// Checks every size against its bounds and against the others.
+    /// Checks every size against its limits and against the other sizes.
     pub(crate) fn check(self) -> Result<Self, ModelError> {
         let bounds = [
             ("hidden_size", self.hidden_size, MAX_WIDTH),
@@ -82,7 +84,7 @@ impl ModelConfig {
         if !self.head_size.is_multiple_of(2) {
             return Err(ModelError::config(
                 "head_dim",
-                format!("{} is odd; rotation needs pairs", self.head_size),
+                format!("{} is odd; rotation needs pairs of values", self.head_size),
             ));
         }
         if !(self.norm_epsilon.is_finite() && (0.0..=1.0).contains(&self.norm_epsilon)) {
@@ -102,7 +104,7 @@ impl ModelConfig {
             if *id as usize >= self.vocabulary_size {
                 return Err(ModelError::config(
                     "eos_token_id / bos_token_id",
-                    format!("{id} is not below vocab_size {}", self.vocabulary_size),
+                    format!("token id {id} is not below vocab_size {}", self.vocabulary_size),
                 ));
             }
         }
@@ -110,8 +112,8 @@ impl ModelConfig {
     }
 }
 
-/// Texts of control tokens that end a turn or a document in the chat formats of the supported families. A token ends a
-/// generation only if its vocabulary also marks it as a control token.
+/// Texts of control tokens that end a turn or a document in the chat formats of the supported families. A token ends
+/// a generation only if its vocabulary also marks it as a control token.
 const END_OF_GENERATION: [&str; 8] = [
     "<|im_end|>",
     "<|endoftext|>",
@@ -123,7 +125,7 @@ const END_OF_GENERATION: [&str; 8] = [
     "<end_of_turn>",
 ];
 
-/// Whether a control token with this text ends a generation.
+/// Returns whether a control token with this text ends a generation.
 pub(crate) fn ends_generation(text: &str) -> bool {
     END_OF_GENERATION.contains(&text)
 }

@@ -1,37 +1,38 @@
-//! Rotary position embedding: which values pair up, and how fast each pair turns.
+//! Rotary position embedding: which values form a pair, and how fast each pair rotates.
 //!
-//! Invariant: a checked `Rope` yields finite frequencies for its head size. Sources: Su et al. 2021 (RoFormer) for the
-//! rotation; the Llama 3.1 reference for the smooth blend of scaled and unscaled frequencies.
+//! Invariant: a checked `Rope` produces finite frequencies for its head size. Sources: Su et al. 2021 (RoFormer) for
+//! the rotation; the Llama 3.1 reference for the smooth blend of scaled and unscaled frequencies.
 
 use std::f64::consts::PI;
 
 use crate::error::ModelError;
 
-/// Which two values of a head turn together.
+/// The two values of a head that rotate together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairing {
-    /// `i` with `i + head_size / 2`: Hugging Face checkpoints, and GGUF files of the Qwen families.
+    /// Pairs `i` with `i + head_size / 2`: Hugging Face checkpoints, and GGUF files of the Qwen families.
     Halves,
-    /// `2i` with `2i + 1`: GGUF llama files, whose q and k rows are permuted for it.
+    /// Pairs `2i` with `2i + 1`: GGUF llama files, whose q and k rows are permuted for this pairing.
     Interleaved,
 }
 
-/// How frequencies are stretched for longer contexts.
+/// The scaling of frequencies for longer contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     None,
-    /// Every frequency divided by `factor`.
+    /// Divides every frequency by `factor`.
     Linear {
         factor: f32,
     },
-    /// Long wavelengths divided by `factor`, short ones kept, those between blended.
+    /// Divides the frequencies of long wavelengths by `factor`, keeps those of short wavelengths, and blends in
+    /// between.
     Llama3 {
         factor: f32,
         low_freq_factor: f32,
         high_freq_factor: f32,
         original_context: usize,
     },
-    /// Each frequency divided by its own factor: `rope_freqs.weight` of a GGUF file, `head_size / 2` values.
+    /// Divides each frequency by a separate factor: `rope_freqs.weight` of a GGUF file, `head_size / 2` values.
     Factors(Vec<f32>),
 }
 
@@ -44,7 +45,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Radians per position of each of the `head_size / 2` pairs, scaling applied.
+    /// Returns the rotation per position of each of the `head_size / 2` pairs, in radians, with scaling applied.
     pub fn inverse_frequencies(&self, head_size: usize) -> Vec<f32> {
         (0..head_size / 2)
             .map(|pair| {
@@ -75,7 +76,7 @@ impl Rope {
                 if high_freq_factor <= low_freq_factor {
                     return Err(ModelError::config(
                         "rope_scaling.high_freq_factor",
-                        format!("{high_freq_factor} is not above low_freq_factor {low_freq_factor}"),
+                        format!("{high_freq_factor} is not greater than low_freq_factor {low_freq_factor}"),
                     ));
                 }
                 match original_context {
@@ -88,7 +89,7 @@ impl Rope {
                     return Err(ModelError::tensor(
                         "rope_freqs.weight",
                         format!(
-                            "has {} values, a head of {head_size} needs {}",
+                            "has {} values, but a head of {head_size} needs {}",
                             factors.len(),
                             head_size / 2
                         ),
@@ -107,7 +108,7 @@ impl Rope {
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 let (factor, low, high) =
                     (f64::from(*factor), f64::from(*low_freq_factor), f64::from(*high_freq_factor));
-                // Turns that this pair makes within the context that the model was first trained on.
+                // Full rotations of this pair within the context that the model was originally trained on.
                 let turns = *original_context as f64 * frequency / (2.0 * PI);
                 if turns < low {
                     frequency / factor
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_must_be_positive_and_one_for_each_pair() {
+    fn factors_must_be_positive_and_one_per_pair() {
         assert!(rope(RopeScaling::Factors(vec![1.0; 3])).check(8).is_err());
         assert!(rope(RopeScaling::Factors(vec![1.0, f32::NAN])).check(4).is_err());
         assert!(rope(RopeScaling::Factors(vec![1.0, 8.0])).check(4).is_ok());

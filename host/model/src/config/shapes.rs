@@ -1,14 +1,15 @@
-//! Shapes of known models, for measuring without their weights.
+//! Shapes of known models, for measurements without their weights.
 //!
-//! Invariant: every shape is one that [`ModelConfig::check`] takes.
+//! Invariant: every shape passes [`ModelConfig::check`].
 
 use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
 
 impl ModelConfig {
-    /// The names that [`ModelConfig::shape`] knows. `tiny` is nobody's: it runs anywhere.
+    /// The names that [`ModelConfig::shape`] knows. `tiny` is not a published model; it is small
+    /// enough to run anywhere.
     pub const SHAPES: [&str; 4] = ["llama-3.1-8b", "qwen2.5-0.5b", "smollm2-135m", "tiny"];
 
-    /// The configuration of a known model, by name.
+    /// Returns the configuration of a known model by name.
     pub fn shape(name: &str) -> Option<ModelConfig> {
         Some(match name {
             "llama-3.1-8b" => llama_3_1_8b(),
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_named_shape_is_a_model_that_could_be_served() {
+    fn every_named_shape_is_a_valid_configuration() {
         for name in ModelConfig::SHAPES {
             let config = ModelConfig::shape(name).expect(name);
             assert_eq!(config.clone().check().expect(name), config);

@@ -1,6 +1,7 @@
-//! The executor that runs a whole model as one rank, on the thread that calls it and its pool.
+//! The executor that runs a whole model as one rank, on the calling thread and its pool.
 //!
-//! Invariant: a batch is checked in full before anything is computed; memory is planned before it is allocated.
+//! Invariant: a batch is fully checked before anything is computed, and memory is planned before it is
+//! allocated.
 
 use skep_kernels::Isa;
 
@@ -25,12 +26,12 @@ pub struct CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// An executor with weights of its own.
+    /// Loads the weights and creates an executor with them.
     pub fn load(checkpoint: &Checkpoint, options: ExecutorOptions) -> Result<Self, ModelError> {
         Self::new(&ModelWeights::load(checkpoint, &options)?, options)
     }
 
-    /// An executor that shares weights, which were loaded for one rank.
+    /// Creates an executor that shares weights, which must have been loaded for one rank.
     pub fn new(weights: &ModelWeights, options: ExecutorOptions) -> Result<Self, ModelError> {
         let single = ExecutorOptions { tensor_parallel: 1, pipeline_parallel: 1, ..options };
         weights.check_ranks(&single)?;

@@ -1,4 +1,4 @@
-//! Tiny models against exact logits, however a sequence is cut into steps and whatever shares its batch.
+//! Compares tiny models with exact logits, however a sequence is split into steps and whatever shares its batch.
 
 use super::super::fixture::{MODELS, expected, folder, load, options, relative_error, sequence, supported};
 use super::*;
@@ -34,7 +34,7 @@ fn every_architecture_tier_and_chunking_gives_the_exact_logits() {
 }
 
 #[test]
-fn keys_and_values_of_fewer_bits_stay_close() {
+fn keys_and_values_with_fewer_bits_stay_close_to_the_exact_logits() {
     for name in MODELS {
         let (ids, exact) = expected(name);
         for (kv, bound) in [(KvDtype::F16, 2e-2), (KvDtype::I8, 5e-2)] {
@@ -52,7 +52,7 @@ fn keys_and_values_of_fewer_bits_stay_close() {
 }
 
 #[test]
-fn a_sequence_gets_the_same_logits_in_any_company() {
+fn a_sequence_gets_the_same_logits_in_any_batch() {
     for name in MODELS {
         let (ids, exact) = expected(name);
         let width = exact.len() / ids.len();
@@ -85,7 +85,7 @@ fn a_sequence_gets_the_same_logits_in_any_company() {
 }
 
 #[test]
-fn batches_that_do_not_fit_are_refused_and_leave_the_executor_usable() {
+fn rejects_batches_that_do_not_fit_and_stays_usable() {
     let mut executor = load("llama-gqa", options(Isa::detect())).unwrap();
     let good = sequence(&[5, 6, 7], 0, 9, LogitsWanted::Last);
     let with = |change: fn(&mut BatchSequence)| {
@@ -116,7 +116,7 @@ fn batches_that_do_not_fit_are_refused_and_leave_the_executor_usable() {
 }
 
 #[test]
-fn options_that_cannot_be_met_are_named() {
+fn rejects_invalid_options_by_name() {
     let base = options(Isa::detect());
     for (options, name) in [
         (ExecutorOptions { threads: Some(0), ..base }, "threads"),
@@ -125,9 +125,12 @@ fn options_that_cannot_be_met_are_named() {
         (ExecutorOptions { tensor_parallel: 0, ..base }, "tensor_parallel"),
         (ExecutorOptions { tensor_parallel: 3, ..base }, "tensor_parallel: 3 does not divide the 4"),
         (ExecutorOptions { pipeline_parallel: 0, ..base }, "pipeline_parallel"),
-        (ExecutorOptions { pipeline_parallel: 4, ..base }, "pipeline_parallel: 4 stages cannot divide 3"),
+        (
+            ExecutorOptions { pipeline_parallel: 4, ..base },
+            "pipeline_parallel: 3 layers cannot be divided into 4",
+        ),
         (ExecutorOptions { rank_deadline: std::time::Duration::ZERO, ..base }, "rank_deadline"),
-        // This executor is one rank.
+        // A CPU executor is one rank.
         (ExecutorOptions { tensor_parallel: 2, ..base }, "tensor_parallel: is 1"),
     ] {
         let error = load("llama-gqa", options).err().unwrap().to_string();
@@ -145,7 +148,7 @@ fn replicas_share_weights_and_nothing_else() {
     let mut replicas: Vec<CpuExecutor> =
         (0..3).map(|_| CpuExecutor::new(&weights, options).unwrap()).collect();
     drop(weights);
-    // Each replica computes another half of the sequence first, in the same pages.
+    // Each replica first computes a different half of the sequence, in the same pages.
     let halves = [&ids[..40], &ids[40..], &ids[20..60]];
     for (replica, tokens) in replicas.iter_mut().zip(halves) {
         let rows = sequence(tokens, 0, 9, LogitsWanted::None);
@@ -156,8 +159,8 @@ fn replicas_share_weights_and_nothing_else() {
         replica.forward(&rest).unwrap();
         relative_error(replica.logits(0).unwrap(), &exact[(ids.len() - 1) * width..])
     });
-    assert!(errors.next().unwrap() < 1e-3, "the replica that has the first half");
-    assert!(errors.all(|error| error > 1e-2), "the others have another past");
+    assert!(errors.next().unwrap() < 1e-3, "the replica with the first half must match");
+    assert!(errors.all(|error| error > 1e-2), "the others have a different history");
 }
 
 #[test]
@@ -181,7 +184,7 @@ fn pinned_executors_compute_the_same_and_need_a_cpu_for_each_thread() {
 #[test]
 fn the_plan_counts_weights_and_pages() {
     let executor = load("llama-gqa", options(Isa::detect())).unwrap();
-    // 3 layers, keys and values, 2 KV heads of 16, 512 tokens, 4 bytes.
+    // 3 layers, keys and values, 2 KV heads of size 16, 512 tokens, 4 bytes.
     assert_eq!(executor.plan().kv_bytes, 3 * 2 * 2 * 16 * 512 * 4);
     let small = load("llama-gqa", ExecutorOptions { kv: KvDtype::I8, ..options(Isa::detect()) }).unwrap();
     // One byte instead of 4, and a scale for each 16 values.
@@ -190,10 +193,11 @@ fn the_plan_counts_weights_and_pages() {
     assert!(executor.plan().weight_bytes <= file && executor.plan().weight_bytes > file / 2);
 }
 
-/// Between two operations that the threads share they wait for each other, and in a decode that is most of what the
-/// operations cost beside reading the weights: queries with keys and values, attention, its output, gate with up, down.
+/// Threads wait for each other between two operations that they share. In a decode, this waiting is most of the cost
+/// of the operations beside reading the weights. The operations are: queries with keys and values, attention, its
+/// output, gate with up, down.
 #[test]
-fn a_decode_step_has_five_barriers_a_layer_and_one_for_the_head() {
+fn a_decode_step_has_five_barriers_per_layer_and_one_for_the_head() {
     for name in MODELS {
         let (ids, _) = expected(name);
         let mut executor =

@@ -1,28 +1,28 @@
-//! Where a model runs, as people write it.
+//! The choice of the device that runs a model, and its textual form.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// `auto`, `cpu`, `cuda` or `cuda:0,1`.
+/// A choice of device, written `auto`, `cpu`, `cuda` or `cuda:0,1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// CUDA devices if there are some that can run the model, else the processor.
+    /// CUDA devices if any of them can run the model, or else the CPU.
     Auto,
     Cpu,
     Cuda(Ordinals),
 }
 
-/// Some CUDA devices of this machine, lowest first.
+/// A set of CUDA devices of this machine, iterated in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ordinals(u64);
 
 impl Ordinals {
     /// The device that the driver lists first.
     pub const FIRST: Ordinals = Ordinals(1);
-    /// Higher ordinals have no place.
+    /// The highest supported ordinal.
     pub const MAX: usize = 63;
 
-    /// The first so many.
+    /// Returns the first `count` devices, or `None` if `count` is 0.
     pub fn first(count: usize) -> Option<Self> {
         let ordinals = match count {
             0 => return None,
@@ -58,7 +58,10 @@ impl FromStr for Ordinals {
         for part in text.split(',') {
             let ordinal =
                 part.parse::<usize>().ok().filter(|ordinal| *ordinal <= Self::MAX).ok_or_else(|| {
-                    format!("{part:?} is no device; they are numbered 0 to {}, such as cuda:0,1", Self::MAX)
+                    format!(
+                        "{part:?} is not a device; devices are numbered 0 to {}, as in cuda:0,1",
+                        Self::MAX
+                    )
                 })?;
             if ordinals >> ordinal & 1 == 1 {
                 return Err(format!("device {ordinal} is named twice"));
@@ -88,7 +91,7 @@ impl FromStr for DeviceChoice {
             None if text == "cpu" => Ok(DeviceChoice::Cpu),
             None if text == "cuda" => Ok(DeviceChoice::Cuda(Ordinals::FIRST)),
             Some(("cuda", ordinals)) => ordinals.parse().map(DeviceChoice::Cuda),
-            _ => Err(format!("unknown device {text:?}; one of auto, cpu, cuda, cuda:0,1")),
+            _ => Err(format!("unknown device {text:?}; expected one of auto, cpu, cuda, cuda:0,1")),
         }
     }
 }
@@ -98,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_read_as_it_is_written() {
+    fn a_device_parses_from_its_textual_form() {
         for text in ["auto", "cpu", "cuda:0", "cuda:0,3,63"] {
             assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
         }
@@ -108,7 +111,7 @@ mod tests {
         assert_eq!("cuda:2,1".parse::<DeviceChoice>().unwrap().to_string(), "cuda:1,2");
         for (text, problem) in [
             ("gpu", "one of auto, cpu"),
-            ("cuda:", "\"\" is no device"),
+            ("cuda:", "\"\" is not a device"),
             ("cuda:64", "numbered 0 to 63"),
             ("cuda:1,1", "device 1 is named twice"),
             ("cpu:0", "unknown device"),

@@ -1,4 +1,4 @@
-//! Tiny models with exact logits, and how to run them.
+//! Tiny models with exact logits, and helpers to run them.
 
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub(super) fn options(isa: Isa) -> ExecutorOptions {
     }
 }
 
-/// Token ids and exact logits of a fixture.
+/// Returns the token ids and the exact logits of a fixture.
 pub(super) fn expected(name: &str) -> (Vec<u32>, Vec<f32>) {
     let bytes = std::fs::read(folder(name).join("expected.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -44,7 +44,7 @@ pub(super) fn expected(name: &str) -> (Vec<u32>, Vec<f32>) {
     (ids, logits)
 }
 
-/// A sequence whose pages start at `first_page`, from the top down so that their order matters.
+/// Returns a sequence whose pages count down from `first_page`, so that their order matters.
 pub(super) fn sequence(tokens: &[u32], start: usize, first_page: u32, logits: LogitsWanted) -> BatchSequence {
     let pages = (start + tokens.len()).div_ceil(PAGE_TOKENS) as u32;
     let pages = (0..pages).map(|page| PageId(first_page - page)).collect();

@@ -1,11 +1,11 @@
-//! What one step may hold: from the options, and checked before anything is computed.
+//! The limits of one step, derived from the options and checked before anything is computed.
 
 use super::{CPU_KV_TOKENS, ExecutorLimits, ExecutorOptions, option};
 use crate::batch::{Batch, PAGE_TOKENS};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 
-/// The processor's products are as fast with these as with more.
+/// On the CPU, matrix products are as fast with this many tokens as with more.
 const CPU_STEP_TOKENS: usize = 256;
 
 pub(super) fn limits(config: &ModelConfig, options: &ExecutorOptions) -> Result<ExecutorLimits, ModelError> {
@@ -31,7 +31,7 @@ pub(super) fn limits(config: &ModelConfig, options: &ExecutorOptions) -> Result<
     })
 }
 
-/// Refuses a batch that does not fit, before any of it is computed.
+/// Rejects a batch that exceeds the limits, before any of it is computed.
 pub(super) fn check(batch: &Batch, limits: &ExecutorLimits) -> Result<(), ModelError> {
     for (what, count, limit) in [
         ("tokens", batch.token_count(), limits.max_batch_tokens),
@@ -47,20 +47,27 @@ pub(super) fn check(batch: &Batch, limits: &ExecutorLimits) -> Result<(), ModelE
         if end > limits.context_length {
             let limit = limits.context_length;
             return Err(batch_error(format!(
-                "sequence {index} ends at {end}; the context is {limit} tokens"
+                "sequence {index} ends at position {end}, but the context is {limit} tokens"
             )));
         }
         if end > sequence.pages.len().saturating_mul(PAGE_TOKENS) {
             let pages = sequence.pages.len();
-            return Err(batch_error(format!("sequence {index} ends at {end}, beyond its {pages} pages")));
+            return Err(batch_error(format!(
+                "sequence {index} ends at position {end}, beyond its {pages} pages"
+            )));
         }
         if let Some(page) = sequence.pages.iter().find(|page| page.0 as usize >= limits.page_count) {
             let count = limits.page_count;
-            return Err(batch_error(format!("sequence {index} uses page {}; there are {count}", page.0)));
+            return Err(batch_error(format!(
+                "sequence {index} uses page {}, but there are {count} pages",
+                page.0
+            )));
         }
         if let Some(token) = sequence.tokens.iter().find(|token| **token as usize >= limits.vocabulary_size) {
             let size = limits.vocabulary_size;
-            return Err(batch_error(format!("token {token} of sequence {index}; the vocabulary is {size}")));
+            return Err(batch_error(format!(
+                "token {token} of sequence {index} is outside the vocabulary of {size}"
+            )));
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! The seam between what runs next and how a step is computed.
+//! The interface between the scheduler, which decides what runs next, and the code that computes a step.
 //!
-//! Invariant: an executor is driven by one thread; a step that fails leaves it usable, or able to say at once why it is
-//! not. It knows no requests.
+//! Invariant: one thread drives an executor. After a failed step, the executor is usable, or it reports immediately
+//! why it is not. Executors know nothing of requests.
 
 mod cpu;
 mod cuda;
@@ -42,27 +42,28 @@ use step_logits::StepLogits;
 pub use threads::physical_cores;
 use threads::share_of;
 
-/// Computes steps of one model.
+/// An executor computes the steps of one model.
 pub trait Executor: Send {
     fn limits(&self) -> &ExecutorLimits;
 
-    /// Runs one step: writes the KV of every token and keeps the logits that were asked for.
+    /// Runs one step: writes the KV of every token and keeps the requested logits.
     fn forward(&mut self, batch: &Batch) -> Result<(), ModelError>;
 
-    /// A row of the last step's logits.
+    /// Returns a row of the last step's logits.
     fn logits(&self, row: usize) -> Result<&[f32], ModelError>;
 
     /// Draws or scores rows of the last step's logits.
     fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError>;
 
-    /// Whether [`Executor::sample_and_begin`] is worth a guess.
+    /// Returns whether [`Executor::sample_and_begin`] can start a predicted next step.
     fn supports_lookahead(&self) -> bool {
         false
     }
 
-    /// As [`Executor::sample`], for a step that decoded one row of each sequence, all of which are drawn in their order. An executor
-    /// that [supports lookahead](Executor::supports_lookahead) begins `next` before it waits for the tokens: the step of the drawn tokens, whatever
-    /// `next` has in their places. If that is the next step, `forward` finds it under way; if not, it is forgotten.
+    /// Draws like [`Executor::sample`], after a step that decoded one row of each sequence; `rows` draws all of these
+    /// rows in order. If [`Executor::supports_lookahead`] returns true, the executor starts the step `next` before it waits for
+    /// the tokens, and uses the drawn tokens in place of those in `next`. If the next call of `forward` is for this
+    /// step, it finds the step in progress; otherwise, the step is discarded.
     fn sample_and_begin(
         &mut self,
         rows: &[LogitRow<'_>],
@@ -74,11 +75,11 @@ pub trait Executor: Send {
     fn plan(&self) -> &MemoryPlan;
 }
 
-/// What one step may hold.
+/// The limits of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorLimits {
     pub max_batch_tokens: usize,
-    /// Of a step that computes prompts well and is not long: more at once gain little.
+    /// Number of tokens in a step that computes prompts efficiently and does not take long. Larger steps gain little.
     pub step_tokens: usize,
     pub max_logit_rows: usize,
     pub max_sequences: usize,
@@ -87,12 +88,12 @@ pub struct ExecutorLimits {
     pub vocabulary_size: usize,
 }
 
-/// How keys and values are stored.
+/// The format in which keys and values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvDtype {
     F32,
     F16,
-    /// Half the bytes of `F16`, with a scale for each head of each token.
+    /// Takes half the bytes of `F16`, with a scale for each head of each token.
     I8,
 }
 
@@ -110,71 +111,71 @@ impl FromStr for KvDtype {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        [KvDtype::F32, KvDtype::F16, KvDtype::I8]
-            .into_iter()
-            .find(|kv| kv.to_string() == text)
-            .ok_or_else(|| format!("unknown format of keys and values {text:?}; one of f16, f32, i8"))
+        [KvDtype::F32, KvDtype::F16, KvDtype::I8].into_iter().find(|kv| kv.to_string() == text).ok_or_else(
+            || format!("unknown format of keys and values {text:?}; expected one of f16, f32, i8"),
+        )
     }
 }
 
-/// Where the threads of an executor run.
+/// The CPUs that the threads of an executor run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// Where the system puts them.
+    /// The operating system chooses the CPUs.
     Free,
-    /// Each worker stays on a CPU of its own, among those after the n-th of this process.
+    /// Each worker is pinned to a separate CPU, chosen from those after the first n CPUs of this process.
     Pinned(usize),
 }
 
-/// Tokens that the KV pool on the processor holds, if nobody says how many.
+/// Default number of tokens in the KV pool on the CPU.
 pub const CPU_KV_TOKENS: usize = 32768;
 
-/// Where compiled CUDA kernels are.
+/// The folders that hold compiled CUDA kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelFolders {
-    /// Those that this machine has compiled.
+    /// Kernels that were compiled on this machine.
     pub cache: Option<&'static Path>,
-    /// Those that came with the binary.
+    /// Kernels that came with the binary.
     pub shipped: Option<&'static Path>,
 }
 
 impl KernelFolders {
-    /// What takes kernels out of them, and compiles those that are in none.
+    /// Returns a compiler that takes kernels from these folders, and compiles those that are in neither.
     pub fn compiler(&self) -> Arc<Compiler> {
         let owned = |folder: Option<&Path>| folder.map(Path::to_owned);
         Arc::new(Compiler::when_needed(None, owned(self.cache)).with_shipped(owned(self.shipped)))
     }
 }
 
-/// How to load a model.
+/// The options for loading a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorOptions {
     pub device: DeviceChoice,
     pub kernels: KernelFolders,
-    /// Of all ranks together, each of which has one at least. `None`: one per physical core.
+    /// Number of threads of all ranks together; each rank has at least one. `None` means one per physical core.
     pub threads: Option<usize>,
-    /// `None`: the fastest that the machine supports.
+    /// `None` means the fastest instruction set that the machine supports.
     pub isa: Option<Isa>,
-    /// Where threads run. A model that is loaded for several executors gives each its own CPUs.
+    /// Placement of the threads. A model that is loaded for several executors gives each executor separate CPUs.
     pub placement: Placement,
     pub kv: KvDtype,
-    /// On a CUDA device. `None`: as the weights are, or bf16.
+    /// Format of the activations on a CUDA device. `None` means the format of the weights, or else bf16.
     pub activations: Option<Activation>,
-    /// Tokens that the KV pool holds, rounded up to whole pages. `None`: what the device has left, or
-    /// [`CPU_KV_TOKENS`] on the processor.
+    /// Number of tokens in the KV pool, rounded up to whole pages. `None` means the memory that is left on the
+    /// device, or [`CPU_KV_TOKENS`] on the CPU.
     pub kv_tokens: Option<usize>,
     pub max_batch_tokens: usize,
     pub max_logit_rows: usize,
     pub max_sequences: usize,
-    /// Ranks that share each weight.
+    /// Number of ranks that share each weight.
     pub tensor_parallel: usize,
-    /// Groups of ranks that share out the layers.
+    /// Number of groups of ranks that the layers are divided among.
     pub pipeline_parallel: usize,
-    /// How long ranks wait for each other while none makes any progress: longer than a layer takes for a full step.
+    /// Time that ranks wait for each other without any progress. It must be longer than a layer takes in a full step.
     pub rank_deadline: Duration,
-    /// On CUDA devices, only kernels that compute a row in one order, and no cuBLASLt: a row's logits have the same bits whatever
-    /// else is in its step, however its prompt was cut into steps, and whatever came from the cache. They are those of one file,
-    /// architecture, format of activations and count of ranks. The processor needs not be told.
+    /// Whether CUDA devices use only kernels that compute a row in one fixed order, and no cuBLASLt. The logits of a
+    /// row then have the same bits whatever else is in its step, however its prompt was split into steps, and
+    /// whatever came from the cache. The bits are specific to one model file, architecture, activation format and
+    /// number of ranks. The CPU behaves this way without the option.
     pub deterministic: bool,
 }
 

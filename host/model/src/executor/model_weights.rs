@@ -1,6 +1,6 @@
-//! The packed weights of a model on the processor, divided among ranks, and the executors that share them.
+//! The packed weights of a model on the CPU, divided among ranks, and the executors that share them.
 //!
-//! Invariant: weights never change once loaded. Each is in memory once, however many replicas run it.
+//! Invariant: weights never change once loaded. Each weight is in memory only once, however many replicas use it.
 
 use std::sync::Arc;
 
@@ -21,27 +21,27 @@ use crate::models::transformer::Transformer;
 use crate::shard::{self, Shard};
 use crate::weights::WeightLoader;
 
-/// The most ranks of one model.
+/// Maximum number of ranks of one model.
 const MAX_RANKS: usize = 64;
 
-/// Loaded once; cheap to clone.
+/// The loaded weights of a model. They are cheap to clone.
 #[derive(Clone)]
 pub struct ModelWeights {
     pub(super) config: ModelConfig,
     pub(super) bytes: u64,
     pub(super) tensor_parallel: usize,
     pub(super) stages: usize,
-    /// Stage by stage, and in each by the part of its weights.
+    /// Ordered by stage, and within a stage by the part of its weights.
     pub(super) parts: Vec<Arc<Transformer>>,
-    /// Of a whole step, if there are several stages.
+    /// Cost of a whole step, if there are several stages.
     pub(super) cost: Option<Cost>,
 }
 
 impl ModelWeights {
-    /// Packs the weights for the ranks that the options ask for. The checkpoint's pages are released on the way.
+    /// Packs the weights for the ranks that the options request, and releases the checkpoint's pages along the way.
     pub fn load(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<Self, ModelError> {
         let config = checkpoint.config().clone();
-        // Packing takes long, so what cannot be met is refused first.
+        // Packing takes long, so options that cannot be satisfied are rejected first.
         limits(&config, options)?;
         let (_, threads) = tier_and_threads(options)?;
         check_ranks(checkpoint, options)?;
@@ -65,7 +65,8 @@ impl ModelWeights {
         Ok(loaded)
     }
 
-    /// An executor of its own KV pool, buffers and threads. It runs on as many ranks as the weights were loaded for.
+    /// Creates an executor with a separate KV pool, buffers and threads. It runs on as many ranks as the weights
+    /// were loaded for.
     pub fn executor(&self, options: ExecutorOptions) -> Result<Box<dyn Executor>, ModelError> {
         if self.parts.len() == 1 {
             return Ok(Box::new(CpuExecutor::new(self, options)?));
@@ -74,7 +75,7 @@ impl ModelWeights {
         Ok(Box::new(ShardedExecutor::new(self, options, move || Local::connect(ranks, stages, deadline))?))
     }
 
-    /// Refuses options of another number of ranks than the weights were loaded for.
+    /// Rejects options with a different number of ranks than the weights were loaded for.
     pub(super) fn check_ranks(&self, options: &ExecutorOptions) -> Result<(), ModelError> {
         for (name, asked, loaded) in [
             ("tensor_parallel", options.tensor_parallel, self.tensor_parallel),
@@ -95,10 +96,10 @@ impl ModelWeights {
         let (isa, threads) = tier_and_threads(options)?;
         let threads = share_of(threads, 0, self.tensor_parallel * self.stages);
         let pool = WorkerPool::new(threads)?;
-        // The parts of a weight differ by one block at most, so one rank speaks for all.
+        // The parts of a weight differ by at most one block, so one rank represents all.
         let cost = models[0].measure(&mut Compute { pool, isa, activations: Activations::default() })?;
         let stages = pipeline::stages(&cost, self.stages);
-        tracing::debug!(?stages, "layers are divided by their measured cost");
+        tracing::debug!(?stages, "divided the layers by their measured cost");
         self.cost = Some(Cost::sum(cost.layers.iter().chain([&cost.entry, &cost.exit])));
         let mut by_rank: Vec<_> =
             models.into_iter().map(|model| model.into_stages(&stages).into_iter()).collect();
@@ -113,15 +114,19 @@ fn check_ranks(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<(),
     let (ranks, stages) = (options.tensor_parallel, options.pipeline_parallel);
     let layers = checkpoint.config().layer_count;
     if stages == 0 || stages > layers {
-        let problem = format!("{stages} stages cannot divide {layers} layers; possible: 1 to {layers}");
+        let problem =
+            format!("{layers} layers cannot be divided into {stages} stages; possible values: 1 to {layers}");
         return Err(option("pipeline_parallel", problem));
     }
     shard::check(checkpoint, ranks)?;
     if ranks * stages > MAX_RANKS {
-        return Err(option("tensor_parallel", format!("{ranks} × {stages} ranks are more than {MAX_RANKS}")));
+        return Err(option(
+            "tensor_parallel",
+            format!("{ranks} × {stages} ranks exceed the limit of {MAX_RANKS}"),
+        ));
     }
     if options.rank_deadline.is_zero() {
-        return Err(option("rank_deadline", "must be longer than nothing".to_owned()));
+        return Err(option("rank_deadline", "must be longer than zero".to_owned()));
     }
     Ok(())
 }

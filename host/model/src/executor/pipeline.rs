@@ -1,19 +1,20 @@
-//! How a model's layers are divided into stages, and a step's rows into micro-batches that keep the stages busy.
+//! Divides a model's layers into stages, and the rows of a step into micro-batches that keep the stages busy.
 //!
-//! Invariant: stages are consecutive, none is empty, and the slowest is as fast as it can be; micro-batches in their order
-//! are the step, row for row, so that a sequence's rows reach every stage in order.
+//! Invariant: stages are consecutive and never empty, and the slowest stage is as fast as possible. The
+//! micro-batches, in order, make up the step row for row, so a sequence's rows reach every stage in order.
 
 use std::ops::Range;
 
 use crate::batch::{Batch, BatchSequence, LogitsWanted};
 use crate::models::cost::{Cost, ModelCost};
 
-/// Rows of the step that stages are balanced for, each with logits: several sequences that decode together.
+/// Number of rows in the step that the stages are balanced for, each with logits: several sequences that decode
+/// together.
 const BALANCED_ROWS: f64 = 16.0;
-/// With so many a stage is idle for a fifth of the step at most.
+/// Maximum number of micro-batches per stage. With this many, a stage is idle for at most a fifth of the step.
 const MICRO_BATCHES_PER_STAGE: usize = 4;
 
-/// Divides the layers so that the slowest of `stages` stages takes as little as possible.
+/// Divides the layers so that the slowest of `stages` stages takes as little time as possible.
 pub(super) fn stages(cost: &ModelCost, stages: usize) -> Vec<Range<usize>> {
     let layers = cost.layers.len();
     let mut seconds: Vec<f64> = cost.layers.iter().map(|layer| layer.of_rows(BALANCED_ROWS)).collect();
@@ -29,7 +30,8 @@ pub(super) fn stages(cost: &ModelCost, stages: usize) -> Vec<Range<usize>> {
             Some(*sum)
         }))
         .collect();
-    // slowest[end]: of the best division of the layers before `end` into the stages so far, and where its last starts.
+    // `slowest[end]` is the time of the slowest stage in the best division of the layers before `end` into the stages
+    // so far. `starts` tells where the last stage of that division starts.
     let mut slowest: Vec<f64> = sums.clone();
     let mut starts: Vec<Vec<usize>> = vec![vec![0; layers + 1]];
     for stage in 1..stages {
@@ -60,8 +62,8 @@ pub(super) fn stages(cost: &ModelCost, stages: usize) -> Vec<Range<usize>> {
     ranges
 }
 
-/// How many micro-batches make a step of `rows` rows fastest. Each costs every stage a pass over its weights; fewer leave
-/// stages idle while the first fills and the last empties.
+/// Returns the number of micro-batches that makes a step of `rows` rows fastest. Each micro-batch costs every stage a
+/// pass over its weights. Fewer micro-batches leave stages idle longer while the pipeline fills and drains.
 pub(super) fn micro_batches(cost: &Cost, stages: usize, rows: usize) -> usize {
     let step_s = |count: usize| {
         let passes = (count + stages - 1) as f64;
@@ -71,7 +73,7 @@ pub(super) fn micro_batches(cost: &Cost, stages: usize, rows: usize) -> usize {
     (1..=most).min_by(|a, b| step_s(*a).total_cmp(&step_s(*b))).unwrap_or(1)
 }
 
-/// Cuts a step into `count` micro-batches of as equal numbers of rows as possible.
+/// Splits a step into `count` micro-batches whose numbers of rows are as equal as possible.
 pub(super) fn split(batch: &Batch, count: usize) -> Vec<Batch> {
     let rows = batch.token_count();
     let count = count.clamp(1, rows.max(1));
@@ -80,11 +82,12 @@ pub(super) fn split(batch: &Batch, count: usize) -> Vec<Batch> {
     for sequence in &batch.sequences {
         let mut taken = 0;
         while taken < sequence.tokens.len() {
-            // Micro-batch `p` begins at row `rows * p / count`; this is the last that begins at or before the row.
+            // Micro-batch `p` starts at row `rows * p / count`. This is the last one that starts at or before the
+            // row.
             let micro_batch = ((first + taken + 1) * count - 1) / rows;
             let end = rows * (micro_batch + 1) / count - first;
             let part = taken..end.min(sequence.tokens.len());
-            // The wanted rows of a sequence are its last ones.
+            // The requested logits are those of the last rows of a sequence.
             let wanted_from = sequence.tokens.len() - sequence.logit_rows();
             let wanted = part.end.saturating_sub(part.start.max(wanted_from));
             taken = part.end;

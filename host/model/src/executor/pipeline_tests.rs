@@ -1,4 +1,4 @@
-//! Dividing layers and steps: nothing is lost, and nothing better exists.
+//! Tests of the division of layers and steps: nothing is lost, and no better division exists.
 
 use super::*;
 use crate::batch::PageId;
@@ -7,7 +7,7 @@ fn cost(fixed_s: f64, per_row_s: f64) -> Cost {
     Cost { fixed_s, per_row_s }
 }
 
-/// The smallest possible time of the slowest stage, by trying everything.
+/// Returns the smallest possible time of the slowest stage, by trying every division.
 fn best(seconds: &[f64], stages: usize) -> f64 {
     if stages == 1 {
         return seconds.iter().sum();
@@ -54,7 +54,7 @@ fn a_heavy_head_makes_the_last_stage_short() {
 }
 
 #[test]
-fn micro_batches_are_worth_their_passes_over_the_weights() {
+fn the_number_of_micro_batches_balances_idle_time_and_weight_reads() {
     let (reading, computing, both) = (cost(1.0, 0.0), cost(0.0, 1.0), cost(8.0, 1.0));
     assert_eq!(micro_batches(&reading, 4, 512), 1, "more passes only read the weights again");
     assert_eq!(micro_batches(&computing, 4, 512), 16, "only the idle time at both ends counts");
@@ -66,7 +66,7 @@ fn micro_batches_are_worth_their_passes_over_the_weights() {
 }
 
 #[test]
-fn micro_batches_in_order_are_the_step() {
+fn micro_batches_in_order_make_up_the_step() {
     let rows = |tokens: std::ops::Range<u32>, start, logits| BatchSequence {
         tokens: tokens.collect(),
         start,
@@ -82,7 +82,7 @@ fn micro_batches_in_order_are_the_step() {
             rows(50..59, 40, LogitsWanted::Tail(4)),
         ],
     };
-    // Token, position and sequence of every row, and whether its logits are wanted.
+    // Token, position and page of every row, and whether its logits are requested.
     let described = |batches: &[Batch]| -> Vec<(u32, usize, PageId, bool)> {
         let sequences = batches.iter().flat_map(|batch| &batch.sequences);
         let describe = |rows: &BatchSequence| {

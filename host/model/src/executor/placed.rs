@@ -1,4 +1,4 @@
-//! Executors where they were asked for: on CUDA devices, or on the processor.
+//! Creates executors where the options request them: on CUDA devices or on the CPU.
 
 use std::num::NonZeroUsize;
 
@@ -15,17 +15,18 @@ use crate::error::ModelError;
 /// An executor, and where it runs.
 pub struct PlacedExecutor {
     pub executor: Box<dyn Executor>,
-    /// Where it runs: never `Auto`. The devices are those of all replicas.
+    /// The devices that the executor runs on; never `Auto`. They are those of all replicas.
     pub place: DeviceChoice,
-    /// For people: `cpu`, or `cuda:0 (NVIDIA H200)`.
+    /// Human-readable name of the device: `cpu`, or `cuda:0 (NVIDIA H200)`.
     pub device: String,
-    /// Why that is the processor, though it could have been a device that the machine may have.
+    /// Why the executor runs on the CPU although the machine may have a usable device.
     pub fallback: Option<String>,
 }
 
 impl PlacedExecutor {
-    /// Loads a checkpoint once for several executors, which share its weights. `options` are those of each but for the threads,
-    /// which are divided: every replica gets at least one, and its own KV pool and buffers.
+    /// Loads a checkpoint once for several executors, which share its weights. `options` apply to each executor,
+    /// except for the threads, which are divided: every replica gets at least one thread, and a separate KV pool and
+    /// separate buffers.
     pub fn replicas(
         checkpoint: &Checkpoint,
         options: ExecutorOptions,
@@ -83,7 +84,7 @@ fn on_devices(
         .collect()
 }
 
-/// As many of the machine's devices as the ranks of all replicas can use.
+/// Returns as many of the machine's devices as the ranks of all replicas can use.
 fn some_devices(options: &ExecutorOptions, replicas: NonZeroUsize) -> Result<Ordinals, ModelError> {
     let count = gpu::probe().map_err(|reason| option("device", reason))?.len();
     let ranks = options.tensor_parallel.saturating_mul(options.pipeline_parallel);
@@ -91,7 +92,8 @@ fn some_devices(options: &ExecutorOptions, replicas: NonZeroUsize) -> Result<Ord
     Ordinals::first(usable).ok_or_else(|| option("device", "the driver lists no devices".to_owned()))
 }
 
-/// The most devices of which each has as many ranks as another, of whole replicas or of one.
+/// Returns the largest number of devices that hold equal numbers of ranks, either of whole replicas or of one
+/// replica.
 fn usable_devices(count: usize, ranks: usize, replicas: usize) -> usize {
     let most = count.min(ranks.saturating_mul(replicas));
     let even = |devices: &usize| devices.is_multiple_of(ranks.max(1)) || ranks.is_multiple_of(*devices);
@@ -112,11 +114,11 @@ mod tests {
     }
 
     #[test]
-    fn auto_falls_back_to_the_processor_and_a_device_that_is_asked_for_does_not() {
-        // Nobody has so many devices.
-        let error = placed("cuda:63", KvDtype::F16).err().expect("refused").to_string();
+    fn auto_falls_back_to_the_cpu_but_an_explicit_device_does_not() {
+        // No machine has this many devices.
+        let error = placed("cuda:63", KvDtype::F16).err().expect("the device must be rejected").to_string();
         assert!(error.contains("no CUDA device"), "{error}");
-        // No device keeps 32 bits.
+        // No device stores keys and values in 32 bits.
         let auto = placed("auto", KvDtype::F32).unwrap().remove(0);
         assert_eq!((auto.place, auto.device.as_str()), (DeviceChoice::Cpu, "cpu"));
         assert!(auto.fallback.is_some_and(|reason| !reason.is_empty()));

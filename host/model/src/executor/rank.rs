@@ -1,4 +1,4 @@
-//! One rank of an executor: its part of the model with the threads, buffers and KV pages to run it.
+//! One rank of an executor: its part of the model, and the threads, buffers and KV pages to run it.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) struct Rank<C> {
     pub(super) links: Links<C>,
 }
 
-/// How a rank computes, which need not be how the others do.
+/// The options of one rank, which may differ between ranks.
 #[derive(Clone, Copy)]
 pub(super) struct RankOptions {
     pub(super) isa: Isa,
@@ -49,13 +49,13 @@ impl<C: Communicator> Rank<C> {
         Ok(Rank { model, workspace: Workspace::default(), compute, kv, links })
     }
 
-    /// The rank's part of a step. `logits` is on the rank that ends up with them.
+    /// Runs the rank's part of a step. `logits` is given on the rank that receives the logits.
     pub(super) fn step(&mut self, batch: &Batch, logits: Option<&mut [f32]>) -> Result<(), ModelError> {
         let Rank { model, workspace, compute, kv, links } = self;
         model.forward(compute, workspace, kv, links, batch, logits)
     }
 
-    /// The rank's part of a step in micro-batches.
+    /// Runs the rank's part of a step that is split into micro-batches.
     pub(super) fn steps(
         &mut self,
         micro_batches: &[Batch],
@@ -70,7 +70,7 @@ impl<C: Communicator> Rank<C> {
     }
 }
 
-/// What a rank takes beside its weights and the logits of a step.
+/// Returns the memory that a rank takes in addition to its weights and the logits of a step.
 pub(super) fn memory_plan(
     model: &Transformer,
     limits: &ExecutorLimits,

@@ -1,7 +1,7 @@
-//! Logits are the same bits whatever threads, stages, neighbours, chunks and drafts there are.
+//! Tests that logits have the same bits, whatever threads, stages, neighbors, chunks and drafts there are.
 //!
-//! A sequence is computed token by token, alone, on one thread; then in other pages of a pool that others write in, in
-//! random chunks with drafts behind them, between random neighbours, by executors of several sizes.
+//! A sequence is computed token by token, alone, on one thread. Then executors of several sizes compute it in other
+//! pages of a pool that other sequences write to, in random chunks followed by drafts, among random neighbors.
 
 use skep_kernels::{DType, Isa};
 
@@ -11,14 +11,14 @@ use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 
-/// Tokens of the sequence that is looked at: several blocks of attention.
+/// Length of the sequence under test, which spans several blocks of attention.
 const LENGTH: usize = 290;
-/// Pages of each sequence, and sequences of a pool.
+/// Number of pages of each sequence, and number of sequences in a pool.
 const PAGES: usize = LENGTH / PAGE_TOKENS + 2;
 const SEQUENCES: usize = 4;
 const KV: [KvDtype; 3] = [KvDtype::F32, KvDtype::F16, KvDtype::I8];
 
-/// SplitMix64 from a seed that is printed when a test fails.
+/// The SplitMix64 generator, with a seed that is printed so that a failed test shows it.
 struct Random(u64);
 
 impl Random {
@@ -35,7 +35,7 @@ impl Random {
         ((mixed ^ (mixed >> 31)) % count as u64) as usize
     }
 
-    /// Between 1 and one of the bounds.
+    /// Returns a number between 1 and one of the bounds.
     fn count(&mut self, bounds: [usize; 4]) -> usize {
         let bound = bounds[self.below(4)];
         1 + self.below(bound)
@@ -45,7 +45,7 @@ impl Random {
         (0..count).map(|_| self.below(vocabulary) as u32).collect()
     }
 
-    /// Pages for every sequence, in random order.
+    /// Returns pages for every sequence, in random order.
     fn pages(&mut self) -> Vec<Vec<PageId>> {
         let mut all: Vec<PageId> = (0..(SEQUENCES * PAGES) as u32).map(PageId).collect();
         for at in (1..all.len()).rev() {
@@ -55,7 +55,7 @@ impl Random {
     }
 }
 
-/// How the sequence is cut into steps.
+/// The division of the sequence into steps.
 #[derive(Clone, Copy, Debug)]
 enum Chunks {
     Whole,
@@ -63,7 +63,7 @@ enum Chunks {
     Single,
 }
 
-/// How an executor is made.
+/// Returns the options of an executor.
 fn with(isa: Isa, kv: KvDtype, threads: usize) -> ExecutorOptions {
     ExecutorOptions {
         kv,
@@ -79,7 +79,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
-/// The logits of every token, computed one by one.
+/// Returns the logits of every token, computed one token at a time.
 fn alone(executor: &mut dyn Executor, tokens: &[u32]) -> Vec<Vec<u32>> {
     let pages: Vec<PageId> = (0..PAGES as u32).map(PageId).collect();
     let step = |(start, token): (usize, &u32)| {
@@ -102,7 +102,7 @@ fn check(
 ) {
     let vocabulary = executor.limits().vocabulary_size;
     let pages = random.pages();
-    // Where each neighbour is. The sequence itself is the first.
+    // The position of each neighbor. The first entry belongs to the sequence itself and is not used.
     let mut starts = [0; SEQUENCES];
     let mut done = 0;
     while done < tokens.len() {
@@ -157,7 +157,7 @@ fn logits_do_not_depend_on_threads_neighbours_chunks_or_drafts() {
                 let alone = alone(&mut *weights.executor(with(isa, kv, 1)).unwrap(), &tokens);
                 for threads in 1..=4 {
                     let mut executor = weights.executor(with(isa, kv, threads)).unwrap();
-                    // The slower tiers differ in their instructions alone.
+                    // The slower tiers differ only in their instructions.
                     let all = if isa == Isa::detect() { &ALL_CHUNKS[..] } else { &ALL_CHUNKS[1..2] };
                     for chunks in all {
                         let what = format!("{name} {isa} {kv}, {threads} threads");
@@ -190,13 +190,15 @@ fn logits_do_not_depend_on_pipeline_stages() {
     }
 }
 
-/// Ranks that share weights add their parts in the order of the ranks: other bits than one rank, but always the same.
+/// Ranks that share weights add their parts in the order of the ranks. The bits differ from those of one rank, but
+/// are always the same.
 #[test]
 fn logits_of_each_number_of_ranks_are_reproducible() {
     let mut random = Random::fresh();
     for name in MODELS {
         let checkpoint = Checkpoint::open(&folder(name)).unwrap();
-        // Ranks meet twice a layer, which takes long where they are more than the cores; two blocks of attention will do.
+        // Ranks meet twice per layer, which takes long if there are more ranks than cores. Two blocks of attention
+        // are enough.
         let tokens = random.tokens(LENGTH / 2, checkpoint.config().vocabulary_size);
         let divisions = if name == MODELS[0] { &[2, 4][..] } else { &[2][..] };
         for &tensor_parallel in divisions {

@@ -1,8 +1,9 @@
-//! The executor of a model that is divided among ranks, each a thread with its own pool, buffers and KV pages.
+//! The executor of a model that is divided among ranks, each of which is a thread with a separate pool, buffers and
+//! KV pages.
 //!
-//! The rank that ends up with the logits runs on the caller's thread; the others follow. Invariant: a rank that panics,
-//! stalls or disagrees fails the step on all ranks, never hangs it. Before the next step the ranks are connected anew;
-//! until all have come back from the failed one, every step fails with its reason.
+//! The rank that receives the logits runs on the caller's thread; the others follow. Invariant: a rank that panics,
+//! stalls or makes a different call fails the step on all ranks and never hangs it. The ranks are reconnected before
+//! the next step. Until all of them have returned from the failed step, every step fails with its reason.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,18 +26,18 @@ use crate::memory_plan::MemoryPlan;
 use crate::models::cost::Cost;
 use crate::sampling::{LogitRow, RowOutput};
 
-/// Connections of all ranks, by their numbers.
+/// The connections of all ranks, in the order of their numbers.
 pub(super) type Connected<C> = (Arc<World>, Vec<Links<C>>);
 
 pub(super) struct ShardedExecutor<C: Communicator> {
     leader: Seat<C>,
-    /// In the order of their numbers.
+    /// The other ranks, in the order of their numbers.
     followers: Vec<Follower<C>>,
     reports: Receiver<Done>,
     connect: Box<dyn Fn() -> Connected<C> + Send>,
-    /// Followers that have not come back from a step.
+    /// Number of followers that have not returned from a step.
     missing: usize,
-    /// Of a whole step, if there are several stages.
+    /// Cost of a whole step, if there are several stages.
     cost: Option<Cost>,
     stages: usize,
     isa: Isa,
@@ -45,7 +46,7 @@ pub(super) struct ShardedExecutor<C: Communicator> {
     plan: MemoryPlan,
 }
 
-/// A rank and its number among the others.
+/// A rank and its position among the others.
 struct Seat<C> {
     number: usize,
     world: Arc<World>,
@@ -60,15 +61,15 @@ struct Follower<C> {
 
 enum Order<C> {
     Step(Arc<[Batch]>),
-    /// Take new connections after a failure.
+    /// Replaces the connections after a failure.
     Reconnect(Arc<World>, Box<Links<C>>),
 }
 
-/// A follower has finished a step, one way or the other. How is known to its world.
+/// The report that a follower has finished a step, whether it succeeded or failed. Its world holds the failure.
 struct Done;
 
 impl<C: Communicator> ShardedExecutor<C> {
-    /// Starts the ranks of `weights`, with connections that `connect` makes.
+    /// Starts the ranks of `weights` with the connections that `connect` makes.
     pub(super) fn new(
         weights: &ModelWeights,
         options: ExecutorOptions,
@@ -106,7 +107,10 @@ impl<C: Communicator> ShardedExecutor<C> {
             }
         }
         let leader = leader.ok_or_else(|| {
-            option("tensor_parallel", format!("the connections lack rank {leader_number} of {ranks}"))
+            option(
+                "tensor_parallel",
+                format!("the connections do not include rank {leader_number} of {ranks}"),
+            )
         })?;
         Ok(ShardedExecutor {
             leader,
@@ -139,7 +143,7 @@ impl<C: Communicator> ShardedExecutor<C> {
         self.leader.world.check()
     }
 
-    /// Waits for the followers that are still in the step.
+    /// Waits for the followers that are still running the step.
     fn await_followers(&mut self) -> Result<(), ModelError> {
         let world = self.leader.world.clone();
         let mut patience = world.patience();
@@ -158,7 +162,7 @@ impl<C: Communicator> ShardedExecutor<C> {
         Ok(())
     }
 
-    /// After a failed step: connects the ranks anew, if all have come back from it.
+    /// Reconnects the ranks after a failed step, if all of them have returned from it.
     fn reconnect(&mut self) -> Result<(), ModelError> {
         let Err(failed) = self.leader.world.check() else { return Ok(()) };
         self.missing -= self.reports.try_iter().count().min(self.missing);
@@ -171,7 +175,7 @@ impl<C: Communicator> ShardedExecutor<C> {
             if number == self.leader.number {
                 (self.leader.world, self.leader.rank.links) = (world.clone(), links);
             } else if let Some(follower) = followers.next() {
-                // A thread that ended meanwhile fails the next step.
+                // A thread that has terminated in the meantime fails the next step.
                 let _ = follower.orders.send(Order::Reconnect(world.clone(), Box::new(links)));
             }
         }
@@ -217,7 +221,7 @@ impl<C: Communicator> Drop for ShardedExecutor<C> {
         let stuck = self.missing > 0;
         for Follower { orders, thread, .. } in self.followers.drain(..) {
             drop(orders);
-            // A rank that never came back is left alone: it ends when it finds that nobody waits for it.
+            // A rank that never returned is not joined. It terminates when it finds that no other rank waits for it.
             if !stuck && thread.join().is_err() {
                 tracing::error!("a rank's thread panicked");
             }
@@ -226,7 +230,7 @@ impl<C: Communicator> Drop for ShardedExecutor<C> {
 }
 
 impl<C: Communicator> Seat<C> {
-    /// Runs the rank's part of a step. Whatever goes wrong is the failure of all ranks.
+    /// Runs the rank's part of a step. Any error or panic fails all ranks.
     fn take_part(&mut self, micro_batches: &[Batch], logits: Option<&mut [f32]>) -> Result<(), ModelError> {
         self.world.check()?;
         self.world.set_idle(self.number, false);
@@ -254,7 +258,7 @@ impl<C: Communicator> Follower<C> {
             for order in queue {
                 match order {
                     Order::Step(micro_batches) => {
-                        // The failure is in the world, where the leader finds it.
+                        // The world holds the failure, and the leader reads it there.
                         let _ = seat.take_part(&micro_batches, None);
                         if done.send(Done).is_err() {
                             return;
@@ -265,13 +269,13 @@ impl<C: Communicator> Follower<C> {
             }
         };
         let thread = std::thread::Builder::new().name(format!("skep-rank-{number}")).spawn(follow).map_err(
-            |error| option("tensor_parallel", format!("rank {number}'s thread cannot be started: {error}")),
+            |error| option("tensor_parallel", format!("cannot start the thread of rank {number}: {error}")),
         )?;
         Ok(Follower { number, orders, thread })
     }
 }
 
-/// What all ranks take together.
+/// Returns the memory that all ranks take together.
 fn sum_of_ranks(
     weights: &ModelWeights,
     limits: &ExecutorLimits,

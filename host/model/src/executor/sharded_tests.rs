@@ -1,4 +1,4 @@
-//! Divided models against the same models on one rank, and ranks that misbehave in the middle of a step.
+//! Compares divided models with the same models on one rank, and tests ranks that fail in the middle of a step.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -22,7 +22,7 @@ fn weights(name: &str, options: &ExecutorOptions) -> ModelWeights {
     ModelWeights::load(&Checkpoint::open(&folder(name)).unwrap(), options).unwrap()
 }
 
-/// All logits of a run with chunked prefills, mixed steps and batched decodes of three sequences.
+/// Returns all logits of a run with chunked prefills, mixed steps and batched decodes of three sequences.
 fn run(executor: &mut dyn Executor, ids: &[u32]) -> Vec<Vec<f32>> {
     let reversed: Vec<u32> = ids.iter().rev().copied().collect();
     let other: Vec<u32> = ids.iter().map(|id| (id * 7 + 3) % 256).collect();
@@ -63,11 +63,11 @@ fn every_division_of_every_model_gives_the_logits_of_one_rank() {
     for name in MODELS {
         let (ids, _) = expected(name);
         let whole = run(&mut load(name, options(Isa::detect())).unwrap(), &ids);
-        // Four ranks are more than the two KV heads, which are held twice.
+        // Four ranks are more than the two KV heads, so each head is held twice.
         for (tensor, stages) in [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2), (2, 3), (4, 2)] {
             let options = divided(tensor, stages);
             let mut weights = weights(name, &options);
-            // As many micro-batches as there can be, and one.
+            // The costs lead to the maximum number of micro-batches, and to one.
             for cost in [Cost { fixed_s: 0.0, per_row_s: 1.0 }, Cost { fixed_s: 1.0, per_row_s: 0.0 }] {
                 weights.cost = weights.cost.map(|_| cost);
                 let mut executor = weights.executor(options).unwrap();
@@ -79,10 +79,10 @@ fn every_division_of_every_model_gives_the_logits_of_one_rank() {
 }
 
 #[test]
-fn a_quantised_model_is_cut_between_its_blocks() {
+fn a_quantized_model_is_split_between_its_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
-    // Three blocks of the feed-forward block for two ranks.
+    // The feed-forward width is three blocks, for two ranks.
     std::fs::write(&path, quantised_llama(96).build()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     let ids: Vec<u32> = (0..97).map(|at| at * 5 % 256).collect();
@@ -104,8 +104,8 @@ fn the_plan_is_the_sum_over_the_ranks() {
         for (tensor, stages) in [(2, 1), (4, 1), (1, 3), (2, 3)] {
             let options = divided(tensor, stages);
             let plan = *weights(name, &options).executor(options).unwrap().plan();
-            // 3 layers of 64 wide rows in f32. Each rank has the norms; gate and up are padded to whole tiles of 16
-            // rows; four ranks hold each of the two KV heads of 16 twice.
+            // There are 3 layers with rows of width 64 in f32. Each rank has the norms. Gate and up are padded to
+            // whole tiles of 16 rows. Four ranks hold each of the two KV heads of size 16 twice.
             let norms = (tensor - 1) * (2 * 3 + 1) * 64 * 4;
             let tiles = 3 * 2 * ((176 / tensor).next_multiple_of(16) * tensor - 176) * 64 * 4;
             let keys_and_values = if tensor == 4 { 3 * 2 * (2 * 16) * 64 * 4 } else { 0 };
@@ -151,7 +151,7 @@ fn the_largest_step_stays_within_the_plan() {
                 })
             };
             let threads: Vec<_> = weights.parts.iter().zip(links).enumerate().map(start).collect();
-            // No rank ends before all are done.
+            // No rank terminates before all are done.
             let ended: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
             drop(ended);
         });
@@ -166,7 +166,7 @@ fn replicas_of_a_divided_model_share_its_weights() {
     let weights = weights("qwen2-bias", &options);
     let mut replicas: Vec<_> = (0..2).map(|_| weights.executor(options).unwrap()).collect();
     for part in &weights.parts {
-        assert_eq!(Arc::strong_count(part), 3, "one for the loaded weights and one for each replica");
+        assert_eq!(Arc::strong_count(part), 3, "the loaded weights and each replica hold one reference");
     }
     for replica in &mut replicas {
         assert!(largest_error(&run(replica.as_mut(), &ids), &whole) < 1e-4);
@@ -176,26 +176,26 @@ fn replicas_of_a_divided_model_share_its_weights() {
     assert!(error.starts_with("tensor_parallel: is 1, but the weights were loaded for 2"), "{error}");
 }
 
-/// What a rank does instead of its next collective.
+/// The action of a rank in place of its next collective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Misdeed {
     Panic,
-    /// Says that it failed.
+    /// Returns an error.
     Fail,
-    /// Reduces fewer values than the others.
+    /// Reduces fewer values than the other ranks.
     Disagree,
-    /// Leaves out a call that the others make.
+    /// Omits a call that the other ranks make.
     Skip,
-    /// Does nothing until it is let go.
+    /// Does nothing until it is released.
     Stall,
 }
 
-/// Shared by the communicators of all ranks and the test.
+/// State that the communicators of all ranks share with the test.
 struct Plot {
     misdeed: Misdeed,
     rank: usize,
     armed: AtomicBool,
-    /// Calls of the rank until it happens.
+    /// Number of calls that the rank makes until it misbehaves.
     calls: AtomicUsize,
     release: Mutex<Receiver<()>>,
 }
@@ -259,7 +259,7 @@ impl Communicator for Faulty {
     }
 }
 
-/// A model on 2 × 2 ranks, one of which will misbehave once in the step after it is armed.
+/// Returns a model on 2 × 2 ranks, one of which misbehaves once in the step after it is armed.
 fn plotted(misdeed: Misdeed, rank: usize) -> (ShardedExecutor<Faulty>, Arc<Plot>, Sender<()>) {
     let (let_go, release) = channel();
     let plot = Arc::new(Plot {
@@ -271,7 +271,7 @@ fn plotted(misdeed: Misdeed, rank: usize) -> (ShardedExecutor<Faulty>, Arc<Plot>
     });
     let deadline = match misdeed {
         Misdeed::Stall | Misdeed::Skip => Duration::from_millis(500),
-        // Only a failed test waits for it.
+        // Only a failing test waits this long.
         _ => Duration::from_secs(60),
     };
     let shared = plot.clone();
@@ -293,7 +293,7 @@ fn decode(ids: &[u32]) -> Batch {
 }
 
 #[test]
-fn a_rank_that_fails_is_an_error_and_the_next_step_is_right() {
+fn a_failed_rank_fails_the_step_and_the_next_step_is_correct() {
     let (ids, exact) = expected("llama-gqa");
     let exact = &exact[exact.len() - exact.len() / ids.len()..];
     for misdeed in [Misdeed::Panic, Misdeed::Fail, Misdeed::Disagree, Misdeed::Skip] {
@@ -304,7 +304,7 @@ fn a_rank_that_fails_is_an_error_and_the_next_step_is_right() {
             plot.armed.store(true, Ordering::SeqCst);
             let error = executor.forward(&decode(&ids)).unwrap_err();
             assert!(matches!(error, ModelError::Rank { .. }), "{misdeed:?} of {rank}: {error}");
-            assert!(executor.logits(0).is_err(), "a failed step has no logits");
+            assert!(executor.logits(0).is_err(), "a failed step must not have logits");
             if matches!(misdeed, Misdeed::Panic | Misdeed::Fail) {
                 assert!(error.to_string().contains("on purpose"), "{error}");
                 assert!(error.to_string().starts_with(&format!("rank {rank} failed")), "{error}");
@@ -316,7 +316,7 @@ fn a_rank_that_fails_is_an_error_and_the_next_step_is_right() {
 }
 
 #[test]
-fn a_rank_that_stalls_is_an_error_until_it_comes_back() {
+fn a_stalled_rank_is_an_error_until_it_returns() {
     let (ids, exact) = expected("llama-gqa");
     let exact = &exact[exact.len() - exact.len() / ids.len()..];
     for rank in [0, 1, 3] {

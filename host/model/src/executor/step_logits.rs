@@ -1,4 +1,4 @@
-//! The logits of the last step that succeeded.
+//! The logits of the last successful step.
 
 use skep_kernels::Isa;
 
@@ -7,9 +7,9 @@ use crate::error::ModelError;
 use crate::layers::compute;
 use crate::sampling::{LogitRow, RowOutput, draw};
 
-/// Of a row that the last step has not.
+/// Returns the error for a row that the last step does not have.
 pub(super) fn no_row(row: usize, rows: usize) -> ModelError {
-    ModelError::Batch { problem: format!("logit row {row} of a step with {rows} rows") }
+    ModelError::Batch { problem: format!("logit row {row} does not exist; the last step has {rows} rows") }
 }
 
 pub(super) struct StepLogits {
@@ -23,22 +23,22 @@ impl StepLogits {
         StepLogits { values: Vec::new(), width: vocabulary_size, rows: 0 }
     }
 
-    /// Bytes of the largest step.
+    /// Returns the size of the logits of the largest step, in bytes.
     pub(super) fn byte_len(limits: &ExecutorLimits) -> u64 {
         limits.max_logit_rows.saturating_mul(limits.vocabulary_size).saturating_mul(4) as u64
     }
 
-    /// Forgets the last step, for one that may fail.
+    /// Discards the rows of the last step, before a step that may fail.
     pub(super) fn clear(&mut self) {
         self.rows = 0;
     }
 
-    /// A buffer for the rows of a step.
+    /// Returns a buffer for the rows of a step.
     pub(super) fn buffer(&mut self, rows: usize) -> &mut [f32] {
         compute::resized(&mut self.values, rows * self.width)
     }
 
-    /// Says that the buffer holds the rows of a step.
+    /// Records that the buffer holds the rows of a step.
     pub(super) fn keep(&mut self, rows: usize) {
         self.rows = rows;
     }

@@ -1,4 +1,4 @@
-//! How many threads compute, and who gets them.
+//! Chooses the number of threads and divides them.
 
 use skep_kernels::pool::MAX_THREADS;
 use skep_kernels::{Isa, WorkerPool};
@@ -6,7 +6,8 @@ use skep_kernels::{Isa, WorkerPool};
 use super::{ExecutorOptions, Placement, option};
 use crate::error::ModelError;
 
-/// Cores without their second hardware threads, which do not help arithmetic that saturates a core.
+/// Returns the number of cores, not counting additional hardware threads, which do not help arithmetic
+/// that saturates a core.
 pub fn physical_cores() -> usize {
     let available = std::thread::available_parallelism().map_or(1, usize::from);
     let siblings = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list");
@@ -14,12 +15,13 @@ pub fn physical_cores() -> usize {
     (available / per_core).clamp(1, MAX_THREADS)
 }
 
-/// What part `index` of `parts` gets of `whole` threads: parts differ by one at most, and none is empty.
+/// Returns the share of part `index` when `whole` threads are divided into `parts`. Shares differ by at
+/// most one, and none is empty.
 pub(crate) fn share_of(whole: usize, index: usize, parts: usize) -> usize {
     (whole / parts + usize::from(index < whole % parts)).max(1)
 }
 
-/// The instruction tier and the number of threads that the options ask for.
+/// Returns the instruction tier and the number of threads that the options request.
 pub(super) fn tier_and_threads(options: &ExecutorOptions) -> Result<(Isa, usize), ModelError> {
     let isa = tier(options.isa.unwrap_or_else(Isa::detect), Isa::supported)?;
     let threads = options.threads.unwrap_or_else(physical_cores);
@@ -29,18 +31,18 @@ pub(super) fn tier_and_threads(options: &ExecutorOptions) -> Result<(Isa, usize)
     Ok((isa, threads))
 }
 
-/// The tier, if the machine has it: a tier that was asked for is never replaced by another.
+/// Returns the tier if the machine supports it. A requested tier is never replaced by another.
 fn tier(isa: Isa, supported: impl Fn(Isa) -> bool) -> Result<Isa, ModelError> {
     if supported(isa) {
         return Ok(isa);
     }
     let known: Vec<String> =
         Isa::ALL.into_iter().filter(|isa| supported(*isa)).map(|isa| isa.to_string()).collect();
-    Err(option("isa", format!("this machine does not support {isa}; it has {}", known.join(", "))))
+    Err(option("isa", format!("this machine does not support {isa}; it supports {}", known.join(", "))))
 }
 
 impl Placement {
-    /// A pool of so many threads.
+    /// Starts a pool of `threads` threads.
     pub(super) fn pool(self, threads: usize) -> Result<WorkerPool, ModelError> {
         Ok(match self {
             Placement::Free => WorkerPool::new(threads)?,
@@ -48,7 +50,7 @@ impl Placement {
         })
     }
 
-    /// Where those go that come after so many threads.
+    /// Returns the placement of the threads that come after `threads` threads.
     pub(crate) fn after(self, threads: usize) -> Self {
         match self {
             Placement::Free => Placement::Free,
@@ -62,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tier_that_the_machine_lacks_is_refused_with_those_that_it_has() {
+    fn rejects_an_unsupported_tier_and_lists_the_supported_ones() {
         let old_machine = |isa: Isa| isa <= Isa::Avx2;
         assert_eq!(tier(Isa::Avx2, old_machine).unwrap(), Isa::Avx2);
         let error = tier(Isa::Avx512, old_machine).unwrap_err().to_string();
@@ -70,12 +72,12 @@ mod tests {
     }
 
     #[test]
-    fn shares_differ_by_one_at_most_and_make_the_whole() {
+    fn shares_differ_by_at_most_one_and_add_up_to_the_whole() {
         for (whole, parts) in [(3, 3), (7, 2), (16, 5)] {
             let shares: Vec<usize> = (0..parts).map(|index| share_of(whole, index, parts)).collect();
             assert_eq!(shares.iter().sum::<usize>(), whole);
             assert!(shares[0] - shares[parts - 1] <= 1, "{shares:?}");
         }
-        assert_eq!(share_of(2, 2, 3), 1, "everybody needs a thread");
+        assert_eq!(share_of(2, 2, 3), 1, "every part needs a thread");
     }
 }

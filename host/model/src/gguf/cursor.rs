@@ -1,8 +1,9 @@
-//! Reads little-endian values off a byte slice.
+//! Reads little-endian values from a byte slice.
 //!
-//! Invariant: never reads past the end and never allocates. It knows no GGUF beyond how a string is written.
+//! Invariant: a cursor never reads past the end and never allocates. The only part of GGUF that it knows is
+//! the encoding of strings.
 
-/// A position in a file.
+/// A read position in a file.
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -17,7 +18,7 @@ impl<'a> Cursor<'a> {
         self.position
     }
 
-    /// The next `count` bytes, which hold `what`.
+    /// Returns the next `count` bytes. `what` names their content in errors.
     pub(crate) fn take(&mut self, count: u64, what: &str) -> Result<&'a [u8], String> {
         let rest = &self.bytes[self.position..];
         match usize::try_from(count).ok().and_then(|count| rest.get(..count)) {
@@ -26,19 +27,19 @@ impl<'a> Cursor<'a> {
                 Ok(taken)
             }
             None => Err(format!(
-                "{what} needs {count} bytes at {}, and the file has {} left",
+                "{what} needs {count} bytes at offset {}, but the file has only {} left",
                 self.position,
                 rest.len()
             )),
         }
     }
 
-    /// Refuses a claim of `count` items of at least `least_bytes` each that the rest of the file cannot hold.
+    /// Checks that the rest of the file can hold `count` items of at least `least_bytes` each.
     pub(crate) fn fits(&self, count: u64, least_bytes: u64, what: &str) -> Result<(), String> {
         let left = (self.bytes.len() - self.position) as u64;
         match count.checked_mul(least_bytes) {
             Some(bytes) if bytes <= left => Ok(()),
-            _ => Err(format!("it claims {count} {what}, and the file has only {left} bytes left")),
+            _ => Err(format!("it declares {count} {what}, but the file has only {left} bytes left")),
         }
     }
 
@@ -46,7 +47,7 @@ impl<'a> Cursor<'a> {
         let at = self.position;
         let length = self.u64(what)?;
         let bytes = self.take(length, what)?;
-        std::str::from_utf8(bytes).map_err(|_| format!("{what} at {at} is not UTF-8"))
+        std::str::from_utf8(bytes).map_err(|_| format!("{what} at offset {at} is not valid UTF-8"))
     }
 
     pub(crate) fn u32(&mut self, what: &str) -> Result<u32, String> {

@@ -1,7 +1,8 @@
-//! The GGUF container, versions 2 and 3, little endian: metadata, tensor directory, aligned tensor data.
+//! The GGUF container, versions 2 and 3, little-endian: metadata, tensor directory and aligned tensor data.
 //!
-//! Invariant: a `GgufFile` that was parsed is consistent with the length of its file: each array and tensor lies inside
-//! it, and no allocation was sized by a number that the file merely claims. It knows nothing of what the keys mean.
+//! Invariant: a parsed `GgufFile` is consistent with the length of its file. Every array and tensor lies inside the
+//! file, and no allocation is sized by a number that the file merely declares. This module does not know what the
+//! metadata keys mean.
 
 mod cursor;
 mod names;
@@ -28,7 +29,7 @@ const MAX_NAME_BYTES: usize = 1024;
 const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
-/// The parsed head of a GGUF file.
+/// The parsed header of a GGUF file.
 #[derive(Debug)]
 pub(crate) struct GgufFile {
     path: PathBuf,
@@ -41,13 +42,13 @@ pub(crate) struct GgufFile {
 pub(crate) struct GgufTensor {
     pub(crate) name: String,
     pub(crate) dtype: DType,
-    /// Row-major, outermost first.
+    /// Row-major shape, outermost dimension first.
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: Range<usize>,
 }
 
 impl GgufFile {
-    /// Parses the head of `file` and checks it against the file's length.
+    /// Parses the header of `file` and checks it against the length of the file.
     pub(crate) fn parse(path: &Path, file: &[u8]) -> Result<Self, ModelError> {
         parse(path, file).map_err(|problem| match problem {
             Problem::Damaged(problem) => ModelError::Malformed { path: path.to_owned(), problem },
@@ -63,7 +64,7 @@ impl GgufFile {
         &self.tensors
     }
 
-    /// A whole number, whatever integer type the file wrote it in.
+    /// Reads a whole number, whichever integer type the file stores it in.
     pub(crate) fn unsigned(&self, key: &str) -> Result<Option<u64>, ModelError> {
         self.typed(key, "a whole number", Value::as_u64)
     }
@@ -100,9 +101,9 @@ impl GgufFile {
     }
 }
 
-/// Why parsing stopped.
+/// The reason why parsing failed.
 pub(crate) enum Problem {
-    /// The container itself; the caller adds the path.
+    /// The container itself is damaged. The caller adds the path.
     Damaged(String),
     Model(ModelError),
 }
@@ -122,16 +123,14 @@ fn parse(path: &Path, file: &[u8]) -> Result<GgufFile, Problem> {
     match version {
         2 | 3 => {}
         1 => {
-            return Err("GGUF version 1 is not supported; convert the model again to version 3"
-                .to_owned()
-                .into());
+            return Err("GGUF version 1 is not supported; convert the model to version 3".to_owned().into());
         }
         _ if matches!(version.swap_bytes(), 1..=3) => {
-            return Err("a big-endian GGUF file is not supported; convert it to little endian"
+            return Err("a big-endian GGUF file is not supported; convert it to little-endian"
                 .to_owned()
                 .into());
         }
-        _ => return Err(format!("GGUF version {version} is not supported; versions 2 and 3 are").into()),
+        _ => return Err(format!("GGUF version {version} is not supported; use version 2 or 3").into()),
     }
     let tensor_count = cursor.u64("the tensor count")?;
     let key_count = cursor.u64("the metadata count")?;
@@ -147,14 +146,14 @@ fn parse(path: &Path, file: &[u8]) -> Result<GgufFile, Problem> {
 }
 
 fn read_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<BTreeMap<String, Value>, Problem> {
-    // A key takes at least its length, its type and one byte of value.
+    // A key takes at least 13 bytes: its length, its type and one byte of value.
     cursor.fits(count, 13, "metadata keys")?;
     let mut metadata = BTreeMap::new();
     for _ in 0..count {
         let key = cursor.string("a metadata key")?;
         let value = Value::read(cursor, key)?;
         if metadata.insert(key.to_owned(), value).is_some() {
-            return Err(format!("metadata key `{key}` is there twice").into());
+            return Err(format!("metadata key `{key}` appears twice").into());
         }
     }
     Ok(metadata)
@@ -171,7 +170,7 @@ fn read_alignment(metadata: &BTreeMap<String, Value>) -> Result<u64, Problem> {
     }
 }
 
-/// A line of the tensor directory, before its data was found.
+/// An entry of the tensor directory whose data has not been located yet.
 struct Entry {
     name: String,
     dtype: DType,
@@ -180,7 +179,7 @@ struct Entry {
 }
 
 fn read_directory(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<Entry>, Problem> {
-    // A tensor takes at least its name's length, a dimension count, one dimension, a type and an offset.
+    // A tensor takes at least 32 bytes: its name's length, a dimension count, one dimension, a type and an offset.
     cursor.fits(count, 32, "tensors")?;
     let mut entries = Vec::new();
     let mut seen = HashSet::new();
@@ -192,7 +191,7 @@ fn read_directory(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<Entry>, Pro
             );
         }
         if !seen.insert(name) {
-            return Err(Problem::Model(ModelError::tensor(name, "is there twice")));
+            return Err(Problem::Model(ModelError::tensor(name, "appears twice")));
         }
         entries.push(read_entry(cursor, name)?);
     }
@@ -210,7 +209,7 @@ fn read_entry(cursor: &mut Cursor<'_>, name: &str) -> Result<Entry, Problem> {
         let size = cursor.u64("a dimension")?;
         match usize::try_from(size) {
             Ok(size) if size > 0 => shape.push(size),
-            _ => return Err(bad(format!("has a dimension of {size}"))),
+            _ => return Err(bad(format!("has a dimension of {size}, which is not supported"))),
         }
     }
     shape.reverse(); // The file lists the innermost dimension first.
@@ -229,10 +228,13 @@ impl Entry {
     fn location(self, data_start: u64, alignment: u64, file_bytes: u64) -> Result<GgufTensor, Problem> {
         let bad = |problem: String| Problem::Model(ModelError::tensor(&self.name, problem));
         if !self.offset.is_multiple_of(alignment) {
-            return Err(bad(format!("begins at {}, which is not a multiple of {alignment}", self.offset)));
+            return Err(bad(format!(
+                "starts at offset {}, which is not a multiple of the alignment {alignment}",
+                self.offset
+            )));
         }
         let length = tensor_bytes(self.dtype, &self.shape).ok_or_else(|| {
-            bad(format!("has the shape {:?}, which {} cannot hold", self.shape, self.dtype))
+            bad(format!("has the shape {:?}, which the type {} cannot hold", self.shape, self.dtype))
         })?;
         let start = data_start.checked_add(self.offset);
         let end = start.and_then(|start| start.checked_add(length as u64));
@@ -244,14 +246,14 @@ impl Entry {
                 bytes: start as usize..end as usize,
             }),
             _ => Err(bad(format!(
-                "needs {length} bytes at offset {}, past the end of the file of {file_bytes} bytes; is it truncated?",
+                "needs {length} bytes at offset {}, past the end of the file of {file_bytes} bytes; the file may be truncated",
                 self.offset
             ))),
         }
     }
 }
 
-/// Bytes of a tensor; `None` if a row is not whole blocks or the size overflows.
+/// Returns the size of a tensor in bytes, or `None` if a row is not whole blocks or the size overflows.
 pub(crate) fn tensor_bytes(dtype: DType, shape: &[usize]) -> Option<usize> {
     let (&row, outer) = shape.split_last()?;
     let rows = outer.iter().try_fold(1usize, |rows, size| rows.checked_mul(*size))?;

@@ -1,8 +1,9 @@
-//! GGUF tensor names in Hugging Face's spelling, so that one transformer definition reads both formats.
+//! Translates GGUF tensor names to Hugging Face names, so that one transformer definition reads both
+//! formats.
 //!
-//! Invariant: the mapping is one to one; a name that is not known stays as it is.
+//! Invariant: the mapping is one-to-one. An unknown name is kept as it is.
 
-/// `blk.0.attn_q.weight` → `model.layers.0.self_attn.q_proj.weight`.
+/// Translates `blk.0.attn_q.weight` to `model.layers.0.self_attn.q_proj.weight`, for example.
 pub(crate) fn hugging_face_name(name: &str) -> String {
     match name {
         "token_embd.weight" => return "model.embed_tokens.weight".to_owned(),
@@ -38,7 +39,7 @@ mod tests {
     use super::hugging_face_name;
 
     #[test]
-    fn names_of_layers_and_ends_are_mapped_and_others_kept() {
+    fn maps_known_tensor_names_and_keeps_others() {
         let cases = [
             ("token_embd.weight", "model.embed_tokens.weight"),
             ("output.weight", "lm_head.weight"),

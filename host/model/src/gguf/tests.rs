@@ -1,4 +1,4 @@
-//! The container: what is read, and what is refused with which words.
+//! Tests of the GGUF container: the accepted values, and the error message for each rejected file.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ fn parsed(file: &[u8]) -> Result<GgufFile, ModelError> {
 }
 
 fn refusal(file: &[u8]) -> String {
-    parsed(file).expect_err("the file is wrong").to_string()
+    parsed(file).expect_err("the file must be rejected").to_string()
 }
 
 fn one_tensor() -> GgufWriter {
@@ -18,7 +18,7 @@ fn one_tensor() -> GgufWriter {
 }
 
 #[test]
-fn every_kind_of_value_and_the_tensor_directory_are_read() {
+fn reads_every_value_type_and_the_tensor_directory() {
     let file = one_tensor()
         .raw("u8", 0, vec![200])
         .raw("i8", 1, vec![0xff])
@@ -55,7 +55,7 @@ fn every_kind_of_value_and_the_tensor_directory_are_read() {
 }
 
 #[test]
-fn a_key_of_another_type_is_named() {
+fn a_key_of_the_wrong_type_is_an_error() {
     let gguf = parsed(&GgufWriter::default().string("k", "x").raw("neg", 5, vec![0xff; 4]).build()).unwrap();
     for error in
         [gguf.unsigned("k").unwrap_err(), gguf.unsigned("neg").unwrap_err(), gguf.array("k").unwrap_err()]
@@ -65,7 +65,7 @@ fn a_key_of_another_type_is_named() {
 }
 
 #[test]
-fn other_files_versions_and_byte_orders_are_named() {
+fn rejects_other_files_versions_and_byte_orders() {
     let version = |version: u32| one_tensor().build_with(version, 1, 0);
     for (file, words) in [
         (b"".to_vec(), "magic"),
@@ -80,7 +80,7 @@ fn other_files_versions_and_byte_orders_are_named() {
 }
 
 #[test]
-fn counts_and_lengths_beyond_the_file_are_refused_before_they_are_used() {
+fn rejects_counts_and_lengths_beyond_the_file() {
     let huge = 1u64 << 62;
     let lying_array = |code: u32, count: u64| {
         let mut bytes = code.to_le_bytes().to_vec();
@@ -107,7 +107,7 @@ fn counts_and_lengths_beyond_the_file_are_refused_before_they_are_used() {
 }
 
 #[test]
-fn tensors_that_cannot_be_are_named() {
+fn rejects_invalid_tensors_by_name() {
     let tensor = |dimensions: &[u64], code: u32| {
         GgufWriter::default().tensor("blk.0.odd", dimensions, code, vec![0; 64]).build()
     };
@@ -129,7 +129,7 @@ fn tensors_that_cannot_be_are_named() {
 }
 
 #[test]
-fn offsets_are_aligned_in_range_and_cannot_overflow() {
+fn rejects_misaligned_out_of_range_and_overflowing_offsets() {
     let file = one_tensor().build();
     let at = file.windows(8).position(|bytes| bytes == [2, 0, 0, 0, 0, 0, 0, 0]).unwrap() + 8 + 4;
     for (offset, words) in [(1u64, "multiple"), (1 << 40, "past the end"), (u64::MAX - 31, "past the end")] {
@@ -141,7 +141,7 @@ fn offsets_are_aligned_in_range_and_cannot_overflow() {
 }
 
 #[test]
-fn an_alignment_that_is_none_and_a_key_that_is_there_twice_are_refused() {
+fn rejects_invalid_alignments_and_duplicate_keys() {
     for alignment in [0, 3, 1 << 21] {
         let message = refusal(&one_tensor().unsigned("general.alignment", alignment).build());
         assert!(message.contains("general.alignment"), "{message}");
@@ -150,11 +150,11 @@ fn an_alignment_that_is_none_and_a_key_that_is_there_twice_are_refused() {
     let mut twice = file.clone();
     let second = file.windows(2).position(|bytes| bytes == b"ab").unwrap();
     twice[second + 1] = b'a';
-    assert!(refusal(&twice).contains("`aa` is there twice"));
+    assert!(refusal(&twice).contains("`aa` appears twice"));
 }
 
 #[test]
-fn a_file_cut_anywhere_is_refused() {
+fn rejects_a_file_truncated_at_any_length() {
     let file = one_tensor().string("key", "value").strings("list", &["x".to_owned()]).build();
     for length in 0..file.len() {
         assert!(parsed(&file[..length]).is_err(), "cut to {length} of {} bytes", file.len());

@@ -1,6 +1,7 @@
-//! Metadata values.
+//! Metadata values of a GGUF file.
 //!
-//! Invariant: an array stays where it is in the file; only its place is kept, after every element was walked once.
+//! Invariant: the elements of an array stay in the file. Parsing visits every element once and keeps only their
+//! location.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ pub(crate) enum Value {
     Array(Array),
 }
 
-/// Where the elements of an array lie.
+/// The location of an array's elements in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Array {
     pub(crate) kind: ArrayKind,
@@ -25,7 +26,7 @@ pub(crate) struct Array {
     bytes: Range<usize>,
 }
 
-/// What an array holds.
+/// The type of an array's elements. A scalar type is given by its GGUF code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ArrayKind {
     Scalar(u32),
@@ -85,7 +86,7 @@ impl Value {
         }
     }
 
-    /// For an error message.
+    /// Describes the value for an error message.
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::Unsigned(value) => value.to_string(),
@@ -99,7 +100,8 @@ impl Value {
 }
 
 impl Array {
-    /// The elements as strings, read from the file that the array was parsed from; `None` if they are something else.
+    /// Returns the elements as strings, read from the file that the array was parsed from, or `None` if they are not
+    /// strings.
     pub(crate) fn strings<'a>(&self, file: &'a [u8]) -> Option<impl Iterator<Item = &'a str> + use<'a>> {
         let mut cursor = Cursor::new(file.get(self.bytes.clone())?);
         let count = match self.kind {
@@ -109,7 +111,7 @@ impl Array {
         Some((0..count).map_while(move |_| cursor.string("a string").ok()))
     }
 
-    /// The elements as scalars; `None` if they are something else.
+    /// Returns the elements as scalars, or `None` if they are not scalars.
     pub(crate) fn scalars<'a>(&self, file: &'a [u8]) -> Option<impl Iterator<Item = Value> + use<'a>> {
         let mut cursor = Cursor::new(file.get(self.bytes.clone())?);
         let (code, count) = match self.kind {
@@ -152,7 +154,7 @@ fn read_array(cursor: &mut Cursor<'_>, key: &str, depth: usize) -> Result<Array,
             }
         }
     }
-    // `fits` showed that the count is below the file's length.
+    // `fits` has checked that the count is less than the length of the file.
     Ok(Array { kind, count: claimed as usize, bytes: start..cursor.position() })
 }
 
@@ -168,7 +170,7 @@ fn read_scalar(cursor: &mut Cursor<'_>, code: u32, key: &str) -> Result<Value, S
         7 => match u8::from_le_bytes(cursor.array(key)?) {
             0 => Value::Bool(false),
             1 => Value::Bool(true),
-            other => return Err(format!("metadata key `{key}` is the boolean {other}")),
+            other => return Err(format!("metadata key `{key}` has the invalid boolean value {other}")),
         },
         10 => Value::Unsigned(u64::from_le_bytes(cursor.array(key)?)),
         11 => Value::Signed(i64::from_le_bytes(cursor.array(key)?)),

@@ -1,6 +1,6 @@
-//! Writes small GGUF files for tests, right ones and wrong ones.
+//! Writes small GGUF files for tests, both valid and invalid ones.
 
-/// A GGUF file in the making. Tensor data is laid out in order, aligned to 32 bytes.
+/// A GGUF file under construction. Tensor data is laid out in order, aligned to 32 bytes.
 #[derive(Clone, Default)]
 pub(crate) struct GgufWriter {
     keys: Vec<(String, u32, Vec<u8>)>,
@@ -10,7 +10,7 @@ pub(crate) struct GgufWriter {
 #[derive(Clone)]
 struct TensorLine {
     name: String,
-    /// Innermost first, as in the file.
+    /// Innermost dimension first, as in the file.
     dimensions: Vec<u64>,
     code: u32,
     data: Vec<u8>,
@@ -85,7 +85,7 @@ impl GgufWriter {
         self.tensor(name, &dimensions, F32, data.collect())
     }
 
-    /// Adds a Q8_0 tensor whose values look random; `shape` is outermost first.
+    /// Adds a Q8_0 tensor of pseudorandom values; `shape` is outermost first.
     fn quantised(self, name: &str, [rows, columns]: [usize; 2]) -> Self {
         let mut state = name.bytes().fold(17u32, |state, byte| state.wrapping_mul(31) + u32::from(byte));
         let mut data = Vec::new();
@@ -104,7 +104,7 @@ impl GgufWriter {
         self.build_with(3, self.tensors.len() as u64, self.keys.len() as u64)
     }
 
-    /// With a header that may lie.
+    /// Builds the file with a header that may contradict its contents.
     pub(crate) fn build_with(&self, version: u32, tensor_count: u64, key_count: u64) -> Vec<u8> {
         let mut file = b"GGUF".to_vec();
         file.extend(version.to_le_bytes());
@@ -132,7 +132,8 @@ impl GgufWriter {
     }
 }
 
-/// A whole llama model of one layer: 8 wide, 2 heads over 1 KV head, 262 byte-level tokens.
+/// Returns a complete llama model with one layer: width 8, 2 heads over 1 KV head, 262 byte-level
+/// tokens.
 pub(crate) fn tiny_llama() -> GgufWriter {
     let mut tokens: Vec<String> =
         crate::tokenizer::byte_level_characters().iter().map(char::to_string).collect();
@@ -174,7 +175,7 @@ pub(crate) fn tiny_llama() -> GgufWriter {
         .weights("blk.0.ffn_down.weight", &[8, 16])
 }
 
-/// A whole llama model in Q8_0: two layers, 64 wide, 4 heads over 2 KV heads.
+/// Returns a complete llama model in Q8_0 with two layers: width 64, 4 heads over 2 KV heads.
 pub(crate) fn quantised_llama(feed_forward: usize) -> GgufWriter {
     let mut writer = tiny_llama();
     writer.tensors.clear();

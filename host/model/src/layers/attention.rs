@@ -10,12 +10,12 @@ use super::linear::Linear;
 use super::norm::RmsNorm;
 use crate::error::ModelError;
 
-/// One layer's attention: shapes are those of the model.
+/// The attention of one layer. Head counts and widths are those of the rank that holds it.
 pub(crate) struct Attention {
-    /// Queries, keys and values side by side.
+    /// Projection to queries, keys and values, side by side.
     pub(crate) qkv: Linear,
     pub(crate) output: Linear,
-    /// Norms of each query and key head.
+    /// Norms of each query head and each key head.
     pub(crate) head_norms: Option<(RmsNorm, RmsNorm)>,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
@@ -24,10 +24,10 @@ pub(crate) struct Attention {
     pub(crate) pairing: Pairing,
 }
 
-/// What all layers of a step share.
+/// Data that all layers of a step share.
 pub(crate) struct StepLayout {
     pub(crate) tokens: usize,
-    /// Cosines and sines of each row's position.
+    /// Cosines and sines of each row's position: the rotary table.
     pub(crate) rotary_table: Vec<f32>,
     pub(crate) sequences: Vec<SequenceRows>,
 }
@@ -40,7 +40,7 @@ pub(crate) struct SequenceRows {
     pub(crate) pages: Vec<u32>,
 }
 
-/// The workspace of one step.
+/// Buffers of one step, reused by the next.
 #[derive(Default)]
 pub(crate) struct AttentionWorkspace {
     qkv: Vec<f32>,

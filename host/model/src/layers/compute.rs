@@ -1,28 +1,29 @@
-//! What every layer computes with: threads, an instruction tier, and reusable workspaces.
+//! The resources that every layer computes with: threads, an instruction set tier, and reusable buffers.
 
 use skep_kernels::matmul::Activations;
 use skep_kernels::{Isa, WorkerPool};
 
-/// One executor's compute resources.
+/// The compute resources of one executor.
 pub(crate) struct Compute {
     pub(crate) pool: WorkerPool,
     pub(crate) isa: Isa,
     pub(crate) activations: Activations,
 }
 
-/// What a token of a step takes.
+/// The buffer space that one token of a step takes, in values.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowWidths {
-    /// Values that the workspace holds for it.
+    /// Values that the workspace holds for the token.
     pub(crate) workspace: usize,
-    /// Values of the widest input of a projection.
+    /// Width of the widest input of a projection.
     pub(crate) widest_input: usize,
 }
 
-/// `length` values of `buffer`, which grows to the largest step and is then reused. Contents are unspecified.
+/// Returns the first `length` values of `buffer`, which grows to the largest step and is then reused. Their
+/// contents are unspecified.
 pub(crate) fn resized(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     if buffer.len() < length {
-        // The plan counts what is used, so nothing is reserved beyond it.
+        // The memory plan counts exactly the values in use, so no spare capacity may be reserved.
         buffer.reserve_exact(length - buffer.len());
         buffer.resize(length, 0.0);
     }

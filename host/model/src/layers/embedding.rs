@@ -1,4 +1,4 @@
-//! Token embeddings, and the head that turns hidden rows into logits. Ranks divide both by the tokens of the vocabulary.
+//! Token embeddings, and the head that turns hidden rows into logits. Ranks split both by vocabulary tokens.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::communicator::Communicator;
 use crate::error::ModelError;
 use crate::shard::Shard;
 
-/// The vectors of some of the vocabulary's tokens. An embedding and a head may be the same matrix.
+/// The vectors of the vocabulary tokens that this rank holds. An embedding and a head may share one matrix.
 pub(crate) struct TokenTable {
     pub(crate) matrix: Arc<PackedMatrix>,
-    /// The tokens of the rows.
+    /// The tokens that the rows of the matrix belong to.
     pub(crate) tokens: Range<usize>,
     pub(crate) vocabulary_size: usize,
 }
 
 impl TokenTable {
-    /// The embeddings of `tokens`.
+    /// Writes the embeddings of `tokens` to `out`, on every rank.
     pub(crate) fn embed<C: Communicator>(
         &self,
         compute: &Compute,
@@ -31,7 +31,7 @@ impl TokenTable {
         if self.is_whole() {
             return Ok(gather(&compute.pool, compute.isa, &self.matrix, tokens, out)?);
         }
-        // Each token's vector is on one rank, and zero on the others.
+        // The vector of each token is on one rank; the others contribute zeros to the sum.
         let width = self.matrix.columns();
         out.fill(0.0);
         for (token, row) in tokens.iter().zip(out.chunks_exact_mut(width)) {
@@ -43,7 +43,8 @@ impl TokenTable {
         ranks.all_reduce(out)
     }
 
-    /// The logits of `count` rows. They go to `out` on the rank that has one; the others only do their part.
+    /// Computes the logits of `count` rows and writes them to `out` on the rank that has one. The other ranks pass
+    /// `None` and contribute their part.
     pub(crate) fn logits<C: Communicator>(
         &self,
         compute: &mut Compute,
@@ -78,7 +79,7 @@ impl TokenTable {
         }
     }
 
-    /// Whether no rank has other tokens.
+    /// Whether this rank holds the whole vocabulary.
     pub(crate) fn is_whole(&self) -> bool {
         self.tokens.len() == self.vocabulary_size
     }

@@ -1,4 +1,4 @@
-//! A projection, or several of the same input computed at once.
+//! A projection, or several projections of the same input computed at once.
 
 use skep_kernels::DType;
 use skep_kernels::matmul::{PackedMatrix, Projection, matmul};
@@ -18,12 +18,12 @@ impl Linear {
         Linear { matrices, bias }
     }
 
-    /// Values per output row.
+    /// Returns the number of values per output row.
     pub(crate) fn width(&self) -> usize {
         self.matrices.iter().map(PackedMatrix::rows).sum()
     }
 
-    /// The formats of the matrices.
+    /// Returns the formats of the matrices.
     pub(crate) fn dtypes(&self) -> impl Iterator<Item = DType> {
         self.matrices.iter().map(PackedMatrix::dtype)
     }

@@ -13,7 +13,7 @@ pub(crate) struct Mlp {
     down: Linear,
 }
 
-/// The workspace of one step.
+/// Buffers of one step, reused by the next.
 #[derive(Default)]
 pub(crate) struct MlpWorkspace {
     gate_up: Vec<f32>,
@@ -28,7 +28,7 @@ impl MlpWorkspace {
 }
 
 impl Mlp {
-    /// `gate_up` computes the gate and the up projection side by side, of equal widths.
+    /// `gate_up` computes the gate and the up projection side by side; both have the same width.
     pub(crate) fn new(gate_up: Linear, down: Linear) -> Self {
         Mlp { gate_up, down }
     }
@@ -38,7 +38,7 @@ impl Mlp {
         RowWidths { workspace: both + both / 2, widest_input: both / 2 }
     }
 
-    /// The formats of the weights.
+    /// Returns the formats of the weights.
     pub(crate) fn dtypes(&self) -> impl Iterator<Item = DType> {
         self.gate_up.dtypes().chain(self.down.dtypes())
     }

@@ -1,7 +1,7 @@
-//! The parts that architectures are made of. Each owns its weights and computes on rows of tokens.
+//! The layers that architectures are composed of. Each layer owns its weights and computes on rows of tokens.
 //!
-//! Invariant: a layer treats every row alone, except attention, which reads its own sequence's pages. Layers know no
-//! files and no requests.
+//! Invariant: a layer treats every row independently, except attention, which reads the pages of the row's own
+//! sequence. Layers know nothing of files or requests.
 
 pub(crate) mod attention;
 pub(crate) mod compute;

@@ -1,4 +1,4 @@
-//! Root-mean-square normalisation with a learned weight.
+//! Root-mean-square normalization with a learned weight.
 
 use skep_kernels::residual::{Norm, add_norm};
 use skep_kernels::rms_norm::rms_norm;
@@ -16,12 +16,12 @@ impl RmsNorm {
         RmsNorm { weight, epsilon }
     }
 
-    /// Values of a row.
+    /// Returns the number of values in a row.
     pub(crate) fn width(&self) -> usize {
         self.weight.len()
     }
 
-    /// Normalises rows of the weight's length.
+    /// Normalizes rows that have the length of the weight.
     pub(crate) fn forward(
         &self,
         compute: &Compute,
@@ -31,7 +31,7 @@ impl RmsNorm {
         Ok(rms_norm(&compute.pool, compute.isa, input, &self.weight, self.epsilon, out)?)
     }
 
-    /// Adds `addend` to `hidden` and normalises the sums, in one pass.
+    /// Adds `addend` to `hidden` and normalizes the sums, in one pass.
     pub(crate) fn forward_sum(
         &self,
         compute: &Compute,

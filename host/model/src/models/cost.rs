@@ -1,7 +1,7 @@
-//! What the parts of a model cost on this machine, measured by running them.
+//! The cost of each part of a model on this machine, measured by running it.
 //!
-//! A part's time is taken to be `fixed + rows * per_row`: reading its weights, and computing with them. Parts with the
-//! same formats and shapes are measured once and so cost exactly the same.
+//! The model of a part's time is `fixed + rows * per_row`: reading its weights, then computing with them. Parts with
+//! the same formats and shapes are measured once, so their costs are exactly equal.
 
 use std::time::Instant;
 
@@ -14,27 +14,27 @@ use crate::communicator::Solo;
 use crate::error::ModelError;
 use crate::layers::compute::{Compute, resized};
 
-/// Rows of the larger measured step.
+/// Rows of the larger of the two measured steps.
 const ROWS: usize = 2 * PAGE_TOKENS;
 const RUNS: usize = 3;
 
-/// Seconds of a part of a model.
+/// The time that a part of a model takes, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Cost {
     pub(crate) fixed_s: f64,
     pub(crate) per_row_s: f64,
 }
 
-/// The cost of a model from the tokens to the logits.
+/// The cost of a model, from the tokens to the logits.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ModelCost {
     pub(crate) entry: Cost,
     pub(crate) layers: Vec<Cost>,
-    /// By row of logits.
+    /// Cost of the head; its rows are rows of logits.
     pub(crate) exit: Cost,
 }
 
-/// What decides how long a layer takes.
+/// The properties that decide how long a layer takes.
 #[derive(PartialEq)]
 struct Kind {
     dtypes: Vec<DType>,
@@ -42,7 +42,7 @@ struct Kind {
 }
 
 impl Transformer {
-    /// Measures a model with all its layers, or one rank's part of each.
+    /// Measures a model with all its layers, or one rank's part of each layer.
     pub(crate) fn measure(&self, compute: &mut Compute) -> Result<ModelCost, ModelError> {
         let mut workspace = Workspace::default();
         let vocabulary = self.exit.as_ref().map_or(0, |exit| exit.head.vocabulary_size);
@@ -100,7 +100,7 @@ impl Transformer {
 }
 
 impl Cost {
-    /// Of several parts one after the other.
+    /// Returns the cost of several parts that run one after the other.
     pub(crate) fn sum<'a>(costs: impl IntoIterator<Item = &'a Cost>) -> Cost {
         costs.into_iter().fold(Cost::default(), |sum, cost| Cost {
             fixed_s: sum.fixed_s + cost.fixed_s,
@@ -112,7 +112,8 @@ impl Cost {
         self.fixed_s + rows * self.per_row_s
     }
 
-    /// Runs a part with one row and with several. The fastest of a few runs is the one that nothing disturbed.
+    /// Runs a part with one row and with several rows. Takes the fastest of a few runs, which is the least disturbed
+    /// one.
     fn measure(mut run: impl FnMut(usize) -> Result<(), ModelError>) -> Result<Cost, ModelError> {
         let mut seconds = |rows: usize| {
             run(rows)?;

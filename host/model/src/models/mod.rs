@@ -1,4 +1,4 @@
-//! Architectures as compositions of layers, and what they cost.
+//! Model architectures, composed from layers, and their measured cost.
 
 pub(crate) mod cost;
 pub(crate) mod transformer;

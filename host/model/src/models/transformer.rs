@@ -1,8 +1,8 @@
-//! The decoder that Llama, Qwen2, Qwen3 and Mistral share; what differs is in the configuration.
+//! The decoder that Llama, Qwen2, Qwen3 and Mistral share. The configuration describes their differences.
 //!
-//! Invariant: the configuration's sizes were checked to fit each other before any weight is read. A loaded model never
-//! changes: what a step writes is in its executor's workspace and pages, so that several executors can share one model. The
-//! same code runs on every rank; what a rank lacks it gets through its communicator.
+//! Invariant: the sizes in the configuration are checked against each other before any weight is read. A loaded model
+//! never changes: a step writes only to its executor's buffers and pages, so several executors can share one model.
+//! The same code runs on every rank; a rank gets the results of other ranks through its communicator.
 
 use std::ops::Range;
 
@@ -21,18 +21,18 @@ use crate::layers::norm::RmsNorm;
 use crate::shard::ShardPlan;
 use crate::weights::{Bias, Projection, WeightLoader};
 
-/// The part of a model that one rank holds: some layers, and of each the rank's part of the weights.
+/// The part of a model that one rank holds: some layers, and the rank's part of the weights in each of them.
 pub(crate) struct Transformer {
-    /// In the first stage.
+    /// The embedding; present only in the first stage.
     pub(super) entry: Option<TokenTable>,
     pub(super) blocks: Vec<Block>,
-    /// In the last stage.
+    /// The final norm and the head; present only in the last stage.
     pub(super) exit: Option<Exit>,
     pub(super) hidden_size: usize,
     inverse_frequencies: Vec<f32>,
 }
 
-/// What comes after the last layer.
+/// The part that follows the last layer.
 pub(super) struct Exit {
     pub(super) norm: RmsNorm,
     pub(super) head: TokenTable,
@@ -45,11 +45,11 @@ pub(super) struct Block {
     pub(super) mlp: Mlp,
 }
 
-/// What the hidden rows lack, to be added in the next norm's pass over them.
+/// The addend that the hidden rows still lack. The next norm adds it in its pass over them.
 #[derive(Clone, Copy)]
 pub(super) enum Pending {
     Nothing,
-    /// What the previous block's feed-forward computed.
+    /// The output of the previous block's feed-forward part.
     Projected,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Workspace {
 
 #[cfg(test)]
 impl Workspace {
-    /// Values that there is memory for.
+    /// Returns the number of values that memory is allocated for.
     pub(crate) fn capacity(&self) -> usize {
         let rows = [&self.hidden, &self.normed, &self.projected, &self.wanted, &self.logits];
         let layers = self.attention.capacity() + self.mlp.capacity();
@@ -76,7 +76,7 @@ impl Workspace {
 }
 
 impl Transformer {
-    /// Loads all layers, and of each the part that the loader's shard holds.
+    /// Loads all layers, and of each layer the part that the loader's shard holds.
     pub(crate) fn load(config: &ModelConfig, weights: &mut WeightLoader<'_>) -> Result<Self, ModelError> {
         check(config)?;
         let (hidden_size, vocabulary_size) = (config.hidden_size, config.vocabulary_size);
@@ -102,7 +102,7 @@ impl Transformer {
         })
     }
 
-    /// Divides the layers; `layers` are consecutive ranges that cover all.
+    /// Splits the model into pipeline stages. `layers` are consecutive ranges that cover all layers.
     pub(crate) fn into_stages(self, layers: &[Range<usize>]) -> Vec<Transformer> {
         let (mut entry, mut exit) = (self.entry, self.exit);
         let mut blocks = self.blocks.into_iter();
@@ -116,8 +116,8 @@ impl Transformer {
         stages.collect()
     }
 
-    /// Runs a checked batch with the other ranks. The wanted rows of logits go to `logits` in order, on the rank that
-    /// has one.
+    /// Runs a checked batch together with the other ranks. The requested rows of logits are written to `logits`, in
+    /// order, on the rank that passes one.
     pub(crate) fn forward<C: Communicator>(
         &self,
         compute: &mut Compute,
@@ -154,12 +154,12 @@ impl Transformer {
         }
     }
 
-    /// The KV heads of each layer.
+    /// Returns the number of KV heads of each layer.
     pub(crate) fn kv_heads(&self) -> impl Iterator<Item = usize> {
         self.blocks.iter().map(|block| block.attention.kv_heads)
     }
 
-    /// What each token of a step takes.
+    /// Returns the buffer space that each token of a step takes.
     pub(crate) fn row_widths(&self) -> RowWidths {
         let mut widths = RowWidths { workspace: 0, widest_input: self.hidden_size };
         for block in &self.blocks {
@@ -167,19 +167,20 @@ impl Transformer {
             widths.workspace = widths.workspace.max(attention.workspace + mlp.workspace);
             widths.widest_input = widths.widest_input.max(attention.widest_input).max(mlp.widest_input);
         }
-        // Hidden, normed, projected and, in two parts, wanted rows.
+        // One hidden, one normed and one projected row, and two for the requested rows: their values and their
+        // addends.
         widths.workspace += 5 * self.hidden_size;
-        // The rotary_table of the position.
+        // The rotary table of the position.
         widths.workspace += 2 * self.inverse_frequencies.len();
         widths
     }
 
-    /// Values of a row of logits; none come out of a stage that is not the last.
+    /// Returns the number of values in a row of logits. It is 0 for every stage but the last.
     pub(crate) fn vocabulary_size(&self) -> usize {
         self.exit.as_ref().map_or(0, |exit| exit.head.vocabulary_size)
     }
 
-    /// Values that the workspace holds for each row of logits beside the logits themselves.
+    /// Returns the number of values that the workspace holds for each row of logits, not counting the logits themselves.
     pub(crate) fn partial_logits(&self) -> usize {
         let head = self.exit.as_ref().map(|exit| &exit.head);
         head.filter(|head| !head.is_whole()).map_or(0, |head| head.tokens.len())
@@ -204,7 +205,7 @@ impl Transformer {
 }
 
 impl Exit {
-    /// Computes the logits of some rows of the last block's results.
+    /// Computes the logits of the given rows of the last block's output.
     pub(super) fn forward<C: Communicator>(
         &self,
         compute: &mut Compute,
@@ -230,7 +231,7 @@ impl Exit {
 }
 
 impl Block {
-    /// Leaves in the buffer for projected rows what is to be added to the hidden ones.
+    /// Runs the block. Leaves the addend for the hidden rows in the buffer for projected rows.
     pub(super) fn forward<C: Communicator>(
         &self,
         compute: &mut Compute,
@@ -322,7 +323,7 @@ fn load_mlp(config: &ModelConfig, prefix: &str, weights: &mut WeightLoader<'_>) 
     ))
 }
 
-/// Rows of the batch whose logits were asked for.
+/// Returns the rows of the batch whose logits were requested.
 fn wanted_rows(batch: &Batch) -> Vec<usize> {
     let mut rows = Vec::new();
     let mut first = 0;
@@ -334,7 +335,7 @@ fn wanted_rows(batch: &Batch) -> Vec<usize> {
     rows
 }
 
-/// Sizes that do not fit each other are the configuration's fault; the message names the key.
+/// Checks that the sizes in the configuration fit each other. The error names the configuration key.
 fn check(config: &ModelConfig) -> Result<(), ModelError> {
     let refuse = |key: &str, message: String| Err(ModelError::config(key, message));
     for (key, size) in [
@@ -354,7 +355,7 @@ fn check(config: &ModelConfig) -> Result<(), ModelError> {
         let (heads, kv_heads) = (config.head_count, config.kv_head_count);
         return refuse(
             "num_key_value_heads",
-            format!("{heads} heads do not divide over {kv_heads} KV heads"),
+            format!("{heads} heads cannot be divided evenly among {kv_heads} KV heads"),
         );
     }
     if config.head_size == 0 || !config.head_size.is_multiple_of(2) || config.head_size > MAX_HEAD_SIZE {
@@ -362,7 +363,7 @@ fn check(config: &ModelConfig) -> Result<(), ModelError> {
         return refuse("head_dim", format!("{size} is not an even number between 2 and {MAX_HEAD_SIZE}"));
     }
     if config.windows.contains(&Some(0)) {
-        return refuse("sliding_window", "a window of 0 tokens sees nothing".to_owned());
+        return refuse("sliding_window", "the window must be at least 1 token".to_owned());
     }
     Ok(())
 }

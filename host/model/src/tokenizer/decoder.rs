@@ -1,12 +1,13 @@
-//! Text that grows token by token.
+//! Decodes text that grows token by token.
 //!
-//! Invariant: the pieces, joined, are what decoding all tokens at once gives, wherever characters are split.
+//! Invariant: the concatenated chunks equal the result of decoding all tokens at once, wherever characters
+//! are split.
 
 use std::sync::Arc;
 
 use super::Tokenizer;
 
-/// Decodes one sequence. Bytes of an unfinished character are held back.
+/// A decoder for one sequence. It holds back the bytes of an incomplete character.
 #[derive(Debug, Clone)]
 pub struct TokenDecoder {
     tokenizer: Arc<Tokenizer>,
@@ -19,7 +20,7 @@ impl TokenDecoder {
         TokenDecoder { tokenizer, skip_special, held: Vec::new() }
     }
 
-    /// The text that this token completes; it may be empty.
+    /// Adds a token and returns the text that it completes, which may be empty.
     pub fn push(&mut self, id: u32) -> String {
         if !(self.skip_special && self.tokenizer.is_special(id)) {
             self.held.extend_from_slice(self.tokenizer.token_bytes(id).unwrap_or_default());
@@ -46,7 +47,7 @@ impl TokenDecoder {
         }
     }
 
-    /// What is left of an unfinished character.
+    /// Returns the rest of an incomplete character.
     pub fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         String::from_utf8_lossy(&held).into_owned()
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_join_to_the_whole_text() {
+    fn decoded_chunks_concatenate_to_the_whole_text() {
         let tokenizer = Arc::new(byte_level());
         let ids = tokenizer.encode("hello ☕<|end|> naïve 🐝", SpecialTokens::Parse).unwrap();
         for end in 0..=ids.len() {
@@ -77,14 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_random_bytes_join_to_the_lossy_text() {
+    fn decoded_chunks_of_random_bytes_concatenate_to_the_lossy_text() {
         let tokenizer = Arc::new(byte_level());
         let mut state = 7u64;
         for _ in 0..500 {
             let ids: Vec<u32> = (0..24)
                 .map(|_| {
                     state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    // Mostly bytes of multi-byte characters, so that every kind of break occurs.
+                    // Mostly bytes of multi-byte characters, so that every kind of split occurs.
                     let byte = (state >> 33) as u32 % 256;
                     if byte < 96 { byte } else { 0x80 | (byte & 0x7f) }
                 })

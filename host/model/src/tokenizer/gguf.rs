@@ -1,7 +1,8 @@
-//! A tokenizer rebuilt from the metadata of a GGUF file.
+//! Rebuilds a tokenizer from the metadata of a GGUF file.
 //!
-//! The file names a kind (`gpt2`: byte-level BPE with merges; `llama`: SentencePiece BPE with scores) and, for the
-//! first, how text is cut before merging. An unknown one is an error: a wrong cut gives wrong ids without a word.
+//! The file names a kind (`gpt2`: byte-level BPE with merges; `llama`: SentencePiece BPE with scores) and, for
+//! `gpt2`, how text is split before merging. An unknown value is an error, because a wrong split would silently
+//! produce wrong ids.
 
 use std::collections::HashMap;
 
@@ -15,15 +16,18 @@ use crate::gguf::{GgufFile, Value};
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 
-/// Llama 3's cut; Qwen's differs in the length of runs of digits only.
+/// Llama 3's split pattern. Qwen's differs only in the length of digit runs.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{DIGITS}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The tokenizer of `file`, whose bytes are `bytes`; `None` if it carries none.
+/// Returns the tokenizer of `file`, whose content is `bytes`, or `None` if the file has no tokenizer.
 pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<Option<Tokenizer>, ModelError> {
     let Some(kind) = file.string("tokenizer.ggml.model")? else { return Ok(None) };
     let tokens = strings(file, bytes, "tokenizer.ggml.tokens")?;
     if tokens.len() > super::MAX_VOCABULARY {
-        return Err(ModelError::config("tokenizer.ggml.tokens", format!("has {} tokens", tokens.len())));
+        return Err(ModelError::config(
+            "tokenizer.ggml.tokens",
+            format!("has {} tokens, which is too many", tokens.len()),
+        ));
     }
     let types = integers(file, bytes, "tokenizer.ggml.token_type")?;
     if !types.is_empty() && types.len() != tokens.len() {
@@ -66,7 +70,7 @@ fn byte_level(file: &GgufFile, bytes: &[u8], tokens: &[&str]) -> Result<tokenize
         let (left, right) = merge.split_once(' ').ok_or_else(|| {
             ModelError::config(
                 "tokenizer.ggml.merges",
-                format!("{merge:?} is not two tokens with a space between them"),
+                format!("{merge:?} is not two tokens separated by a space"),
             )
         })?;
         merges.push((left.to_owned(), right.to_owned()));
@@ -109,14 +113,14 @@ fn sentence_piece(
     assemble(bpe(builder.build())?, &normalizer, &Json::Null, &decoder)
 }
 
-/// SentencePiece merges the pair whose union scores highest: every way to cut a token in two is a merge, in the order
-/// of the tokens' scores.
+/// Derives merges from scores. SentencePiece merges the pair whose union has the highest score, so every way to split
+/// a token in two is a merge, in the order of the tokens' scores.
 fn merges_of_scores(tokens: &[&str], scores: &[f64], types: &[u64]) -> Vec<(String, String)> {
     let score_of: HashMap<&str, f64> = tokens.iter().copied().zip(scores.iter().copied()).collect();
     let mut merges = Vec::new();
     for (id, (token, score)) in tokens.iter().zip(scores).enumerate() {
-        // Text never merges into a control token. The cuts of a token are quadratic in its length, so it is bounded;
-        // longer ones are markup.
+        // Text never merges into a control token. The cost of splitting a token in every way is quadratic in its
+        // length, so the length is bounded; longer tokens are markup.
         if types.get(id) == Some(&CONTROL) || token.len() > 256 {
             continue;
         }
@@ -148,7 +152,7 @@ fn assemble(
 }
 
 fn bpe(built: tokenizers::Result<BPE>) -> Result<BPE, ModelError> {
-    built.map_err(|error| broken(format!("the vocabulary and its merges do not fit together: {error}")))
+    built.map_err(|error| broken(format!("the vocabulary and its merges are inconsistent: {error}")))
 }
 
 fn vocabulary(tokens: &[&str]) -> Vocab {
@@ -162,7 +166,7 @@ fn strings<'a>(file: &GgufFile, bytes: &'a [u8], key: &str) -> Result<Vec<&'a st
     Ok(strings.collect())
 }
 
-/// An empty list if the key is missing.
+/// Returns an empty list if the key is missing.
 fn integers(file: &GgufFile, bytes: &[u8], key: &str) -> Result<Vec<u64>, ModelError> {
     let Some(array) = file.array(key)? else { return Ok(Vec::new()) };
     let values = array.scalars(bytes).ok_or_else(|| ModelError::config(key, "is not an array of numbers"))?;
@@ -182,7 +186,7 @@ mod tests {
         from_gguf(&GgufFile::parse(Path::new("test.gguf"), &bytes)?, &bytes)
     }
 
-    /// `<unk>`, `<s>`, `</s>`, the 256 bytes, then pieces; a later one merges later.
+    /// Returns `<unk>`, `<s>`, `</s>`, the 256 bytes, then sentence pieces; a later piece merges later.
     fn sentence_piece() -> GgufWriter {
         let pieces = ["▁", "h", "e", "l", "o", "▁h", "el", "lo", "▁hel", "▁hello", "</", "s>"];
         let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_text_never_merge_into_a_control_token() {
+    fn text_never_merges_into_a_control_token() {
         let tokenizer = rebuilt(&sentence_piece()).unwrap().unwrap();
         assert_eq!(tokenizer.encode("</s>", Parse).unwrap(), [2]);
         let literal = tokenizer.encode("</s>", Literal).unwrap();
@@ -224,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays_that_do_not_belong_together_are_named() {
+    fn rejects_inconsistent_arrays_and_names_the_key() {
         for (writer, key) in [
             (sentence_piece().floats("tokenizer.ggml.scores", &[1.0]), "tokenizer.ggml.scores"),
             (sentence_piece().integers("tokenizer.ggml.token_type", &[1]), "tokenizer.ggml.token_type"),

@@ -1,7 +1,7 @@
-//! Text to token ids and back, with each token's exact bytes.
+//! Converts text to token ids and back, with the exact bytes of each token.
 //!
-//! Invariant: the bytes of a sequence are the concatenation of its tokens' bytes, so that text can be made token by
-//! token. Byte-level alphabets and byte-fallback tokens are undone once, when the tokenizer is loaded.
+//! Invariant: the bytes of a sequence are the concatenation of its tokens' bytes, so text can be produced token by
+//! token. Byte-level alphabets and byte-fallback tokens are decoded once, when the tokenizer is loaded.
 
 mod decoder;
 mod gguf;
@@ -19,16 +19,16 @@ pub(crate) use gguf::from_gguf;
 
 use crate::error::ModelError;
 
-/// What to make of text that spells a special token.
+/// The treatment of text that spells a special token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialTokens {
-    /// It is that token.
+    /// The text becomes that token.
     Parse,
-    /// It is text: what users write cannot end their turn.
+    /// The text stays text, so user input cannot end the user's turn.
     Literal,
 }
 
-/// A tokenizer; it never adds tokens of its own.
+/// A tokenizer. It never adds tokens that are not in the text.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     tokens: Vec<Option<Token>>,
@@ -40,12 +40,12 @@ struct Token {
     special: bool,
 }
 
-/// How a vocabulary spells bytes.
+/// The encoding of bytes in the texts of a vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spelling {
     /// Each byte is one of 256 printable characters (GPT-2's table).
     ByteLevel,
-    /// `▁` is a space and `<0xNN>` a byte (SentencePiece).
+    /// `▁` is a space and `<0xNN>` is a byte (SentencePiece).
     Metaspace,
     Plain,
 }
@@ -54,27 +54,27 @@ const MAX_VOCABULARY: usize = 1 << 22;
 const MAX_GAP: usize = 1 << 16;
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`.
+    /// Parses a `tokenizer.json`.
     pub fn from_json(bytes: &[u8]) -> Result<Self, ModelError> {
         let text = std::str::from_utf8(bytes)
-            .map_err(|error| broken(format!("tokenizer.json is not UTF-8: {error}")))?;
+            .map_err(|error| broken(format!("tokenizer.json is not valid UTF-8: {error}")))?;
         let tokenizer = tokenizers::Tokenizer::from_str(text)
-            .map_err(|error| broken(format!("tokenizer.json cannot be understood: {error}")))?;
+            .map_err(|error| broken(format!("tokenizer.json cannot be parsed: {error}")))?;
         Self::new(tokenizer)
     }
 
     fn new(mut tokenizer: tokenizers::Tokenizer) -> Result<Self, ModelError> {
-        // Truncation and padding are for training; a prompt is bounded by the model's context.
+        // Truncation and padding are for training. The model's context bounds a prompt.
         tokenizer.with_truncation(None).map_err(|error| broken(error.to_string()))?;
         tokenizer.with_padding(None);
         let spelling = Spelling::of(&tokenizer);
         let vocabulary = tokenizer.get_vocab(true);
         let size = vocabulary.values().max().map_or(0, |last| *last as usize + 1);
-        // Ids with large gaps would make a small file into a large table.
+        // Large gaps between ids would turn a small file into a large table.
         let limit = MAX_VOCABULARY.min(2 * vocabulary.len() + MAX_GAP);
         if size == 0 || size > limit {
             return Err(broken(format!(
-                "the largest id of its {} tokens is {}; up to {limit} is supported",
+                "the largest id of its {} tokens is {}; at most {limit} ids are supported",
                 vocabulary.len(),
                 size.saturating_sub(1)
             )));
@@ -94,7 +94,7 @@ impl Tokenizer {
         Ok(Tokenizer { inner: tokenizer, tokens })
     }
 
-    /// The ids of a text. No token is put before or after it.
+    /// Returns the token ids of a text. No token is added before or after it.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, ModelError> {
         match special {
             SpecialTokens::Parse => {
@@ -106,8 +106,8 @@ impl Tokenizer {
         }
     }
 
-    /// The text of the ids; bytes that are not UTF-8 become U+FFFD, and unknown ids nothing. The space that
-    /// SentencePiece vocabularies put before a text stays: a continuation begins with a real one.
+    /// Returns the text of the ids. Invalid UTF-8 becomes U+FFFD, and unknown ids are skipped. The space that
+    /// SentencePiece vocabularies put before a text is kept, because a continuation starts with a real space.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut bytes = Vec::with_capacity(ids.len() * 4);
         for &id in ids {
@@ -118,12 +118,12 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What a token adds to the text. `None` for an id that has no token.
+    /// Returns the bytes that a token adds to the text, or `None` for an id without a token.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.token(id).map(|token| token.bytes.as_slice())
     }
 
-    /// A token as the vocabulary spells it.
+    /// Returns a token as the vocabulary spells it.
     pub fn token_text(&self, id: u32) -> Option<&str> {
         self.token(id).map(|token| token.text.as_str())
     }
@@ -132,17 +132,17 @@ impl Tokenizer {
         self.inner.token_to_id(text)
     }
 
-    /// Whether a token is markup rather than text.
+    /// Returns whether a token is markup rather than text.
     pub fn is_special(&self, id: u32) -> bool {
         self.token(id).is_some_and(|token| token.special)
     }
 
-    /// One more than the largest id.
+    /// Returns the largest id plus one.
     pub fn vocabulary_size(&self) -> usize {
         self.tokens.len()
     }
 
-    /// The steps of the tokenizer without the one that looks for added tokens.
+    /// Runs the steps of the tokenizer except the one that looks for added tokens.
     fn encode_literal(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
         let mut normalized = NormalizedString::from(text);
         if let Some(normalizer) = self.inner.get_normalizer() {
@@ -156,7 +156,8 @@ impl Tokenizer {
         pieces.tokenize(|piece| {
             let mut tokens = Vec::new();
             for token in model.tokenize(piece.get())? {
-                // A vocabulary may allow to merge text into a special token; then its characters stand alone.
+                // A vocabulary may allow text to merge into a special token. Such text is tokenized character by
+                // character.
                 match self.is_special(token.id) && token.value.chars().nth(1).is_some() {
                     true => {
                         for character in token.value.chars() {
@@ -188,7 +189,7 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Spelling {
-    /// Read off the decoder and pre-tokenizer, which say how the text was written.
+    /// Derives the spelling from the decoder and the pre-tokenizer, which describe how text was encoded.
     fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
         let described = [
             serde_json::to_string(&tokenizer.get_decoder()).unwrap_or_default(),
@@ -219,13 +220,14 @@ impl Spelling {
     }
 }
 
-/// The byte of `<0xNN>`.
+/// Returns the byte of `<0xNN>`.
 fn fallback_byte(text: &str) -> Option<u8> {
     let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?
 }
 
-/// GPT-2's table: printable Latin-1 characters stand for themselves, the other bytes for characters from U+0100 on.
+/// Returns GPT-2's table: printable Latin-1 characters stand for themselves, and characters from U+0100 on stand
+/// for the other bytes.
 fn byte_level_alphabet() -> HashMap<char, u8> {
     let mut next = 0x100;
     (0..=255u8)
@@ -233,13 +235,16 @@ fn byte_level_alphabet() -> HashMap<char, u8> {
             b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => (char::from(byte), byte),
             _ => {
                 next += 1;
-                (char::from_u32(next - 1).expect("U+0100 and the 67 after it are characters"), byte)
+                (
+                    char::from_u32(next - 1).expect("U+0100 and the 67 code points after it are characters"),
+                    byte,
+                )
             }
         })
         .collect()
 }
 
-/// The characters that stand for the bytes 0 to 255, in that order.
+/// Returns the characters that stand for the bytes 0 to 255, in that order.
 #[cfg(test)]
 pub(crate) fn byte_level_characters() -> Vec<char> {
     let mut characters: Vec<(char, u8)> = byte_level_alphabet().into_iter().collect();
@@ -260,7 +265,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Every byte a token, some merges, two special tokens.
+    /// Returns a tokenizer with one token per byte, some merges and two special tokens.
     pub(super) fn byte_level() -> Tokenizer {
         let alphabet = byte_level_alphabet();
         let mut vocabulary: serde_json::Map<String, serde_json::Value> =
@@ -282,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_tokens_join_to_the_text() {
+    fn token_bytes_concatenate_to_the_text() {
         let tokenizer = byte_level();
         for text in ["hello hello", "a\u{0}b\n\t", "naïve café ☕ 🐝", "   "] {
             let ids = tokenizer.encode(text, SpecialTokens::Parse).unwrap();
@@ -295,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn special_text_is_a_token_only_when_it_is_to_be_parsed() {
+    fn special_text_becomes_a_token_only_when_parsed() {
         let tokenizer = byte_level();
         assert_eq!(tokenizer.encode("<|end|>", SpecialTokens::Parse).unwrap(), [261]);
         let literal = tokenizer.encode("x<|end|>", SpecialTokens::Literal).unwrap();

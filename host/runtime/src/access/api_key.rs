@@ -1,6 +1,6 @@
 //! API keys and their roles.
 
-use super::Tenant;
+use crate::Tenant;
 use crate::{AgentName, RuntimeError};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};

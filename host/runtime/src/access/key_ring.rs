@@ -4,10 +4,11 @@
 //! against the keys in memory, see [`KnownKeys`]; the use of a key is recorded in the background.
 
 use super::{
-    ApiKey, NewApiKey, Tenant,
+    ApiKey, NewApiKey,
     known_keys::{KeyDigest, KnownKey, KnownKeys},
 };
-use crate::{AgentName, RuntimeError, capability::log::now_ms, tenancy::Tenancy};
+use crate::Tenant;
+use crate::{AgentName, RuntimeError, clock::now_ms, tenancy::Tenancy};
 use sha2::{Digest, Sha256};
 use skep_store::{ApiKeyRow, Store};
 use std::{num::NonZeroU32, sync::Arc};

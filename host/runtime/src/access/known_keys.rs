@@ -18,10 +18,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a key counts as valid without a refresh. Including the refresh, a revocation takes
-/// effect within a second.
+/// Time for which a key counts as valid without a refresh. Including the refresh, a revocation
+/// takes effect within a second.
 const BELIEVED: Duration = Duration::from_millis(500);
-/// How long a string counts as unknown without a refresh.
+/// Time for which a string counts as unknown without a refresh.
 const DISBELIEVED: Duration = Duration::from_millis(50);
 
 /// The SHA-256 of a key.
@@ -91,7 +91,7 @@ impl KnownKeys {
     /// its effect.
     pub(super) async fn look_again(&self) {
         if let Err(error) = self.look(Duration::ZERO).await {
-            tracing::warn!("a changed API key takes effect a second late: {error}");
+            tracing::warn!("a changed API key takes effect within a second, not immediately: {error}");
         }
     }
 

@@ -6,9 +6,6 @@
 mod api_key;
 mod key_ring;
 mod known_keys;
-mod tenant;
 
 pub use api_key::{ApiKey, NewApiKey, Role};
 pub use key_ring::KeyRing;
-pub use tenant::{Tenant, plain_session, tenant_of};
-pub(crate) use tenant::{is_prefix, session_beside, session_in};

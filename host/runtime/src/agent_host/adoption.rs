@@ -2,22 +2,22 @@
 //! and those whose owner was lost to a bug. They are adopted when the host starts, when their agent
 //! is deployed, when a caller asks for one, and periodically.
 //!
-//! To adopt a turn, the host first registers it among the live turns, then reads its row; a turn
-//! that has ended meanwhile is left alone.
+//! The host first registers a turn among the live turns, then reads its row; a turn that has ended
+//! meanwhile is left alone.
 
 use super::{AgentHost, Inner, Services};
 use crate::{
     RuntimeError,
-    access::tenant_of,
     feed::Feed,
-    host_tools::CALL_KEY,
-    session::{Message, SessionKey, Settlement, TurnRequest},
+    invocation::CALL_KEY,
+    name::{SessionKey, tenant_of},
+    session::{Message, Settlement, TurnRequest},
 };
 use skep_store::OpenTurn;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-/// How often the host looks for turns that nobody runs.
+/// Interval at which the host looks for turns that nobody runs.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// A turn fails permanently after its process died this many times without progress, or its
 /// session's actor panicked this many times, because the turn may be the cause.

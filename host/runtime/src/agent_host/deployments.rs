@@ -6,7 +6,7 @@
 use super::{AgentHost, services::Slot};
 use crate::{
     AgentSummary, AgentVersion, Manifest, RuntimeError, Tenant,
-    capability::log::now_ms,
+    clock::now_ms,
     component::{Prepared, Source},
     schedule::manifest::rows,
 };

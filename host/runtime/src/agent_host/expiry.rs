@@ -13,7 +13,8 @@ use super::{AgentHost, Services};
 use crate::{
     RuntimeError, RuntimeOptions,
     batch::batch_session_pattern,
-    session::{Command, SessionKey, Sessions},
+    name::SessionKey,
+    session::{Command, Sessions},
 };
 use skep_store::{ClockRow, StoreError};
 use std::{
@@ -39,10 +40,10 @@ pub(super) struct Expiry {
     sessions: Weak<Sessions>,
     /// The operator's limit.
     ceiling: Option<Duration>,
-    /// How long sessions created by batch items are kept.
+    /// Retention of sessions created by batch items.
     batch_sessions: Duration,
     outcomes: Duration,
-    /// How often the clock had been set back at the last pass.
+    /// Value of the clock's set-back counter at the last pass.
     set_back: Arc<AtomicU64>,
 }
 

@@ -4,12 +4,13 @@
 //! A session with a held turn accepts nothing new, so that the turn finds the session unchanged
 //! when it is resumed.
 
-use super::{AgentHost, Inner, OWN_KEY, Services};
+use super::{AgentHost, Inner, Services};
+use crate::invocation::OWN_KEY;
 use crate::{
     RuntimeError,
-    access::plain_session,
     feed::Feed,
-    session::{SessionKey, Settlement},
+    name::{SessionKey, plain_session},
+    session::Settlement,
 };
 use skep_store::{Held, HeldTurn, Release};
 use std::{
@@ -51,8 +52,9 @@ impl Services {
             deliveries,
             schedules,
             batches,
-            "this host was restored from a backup; work that was in flight then is held, because it may have completed since: \
-             `skep held show` lists it, `skep held resume` continues it, `skep held drop` discards it"
+            "this host was restored from a backup; work that was in flight then is held, because it may have completed \
+             since: \
+             `skep held show` shows how much, `skep held resume` continues it, `skep held drop` discards it"
         );
         Ok(())
     }

@@ -4,20 +4,21 @@
 use super::held::HeldSessions;
 use crate::{
     Clock, FailedAgent, Manifest, RouteMatch, RuntimeError, RuntimeOptions,
+    agent::Agent,
     approvals::Wakers,
     component::{Compiler, Deployed, Prepared, Source},
     compute::Compute,
     egress::Egress,
-    engine::WasmEngine,
-    event::{Outbox, Webhooks},
+    event::Outbox,
+    guest::{InstancePlace, InstancePlaces, WasmEngine},
     host_tools::HostTools,
-    instance::{InstancePlace, InstancePlaces},
     intake::Intake,
     log_follower::LogGrowth,
-    model_grant::GrantedModels,
+    models::GrantedModels,
     session::LiveTurns,
     tenancy::{Shares, Tenancy},
     token_budget::TokenBudgets,
+    webhook::Webhooks,
 };
 use skep_engine::ModelSet;
 use skep_store::{LogEntry, Store, VersionRow};
@@ -264,8 +265,8 @@ impl Services {
         ttls.collect()
     }
 
-    pub(crate) fn ready(&self) -> Vec<Arc<Deployed>> {
-        self.read().values().filter_map(Slot::ready).cloned().collect()
+    pub(crate) fn ready(&self) -> Vec<Arc<Agent>> {
+        self.read().values().filter_map(Slot::ready).map(|deployed| deployed.agent.clone()).collect()
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
@@ -282,7 +283,12 @@ impl Services {
     }
 
     /// Returns the active version of an agent.
-    pub(crate) fn agent(&self, name: &str) -> Result<Arc<Deployed>, RuntimeError> {
+    pub(crate) fn agent(&self, name: &str) -> Result<Arc<Agent>, RuntimeError> {
+        self.deployed(name).map(|deployed| deployed.agent.clone())
+    }
+
+    /// Returns the active version of an agent, with its code.
+    pub(crate) fn deployed(&self, name: &str) -> Result<Arc<Deployed>, RuntimeError> {
         match self.read().get(name).cloned() {
             Some(Slot::Ready(agent)) => Ok(agent),
             Some(Slot::Failed(failed)) => Err(failed.error(name)),
@@ -293,7 +299,7 @@ impl Services {
     /// Returns the version of an agent with which a turn started, or the active version if that one
     /// is no longer kept.
     pub(crate) async fn agent_with(&self, name: &str, digest: &str) -> Result<Arc<Deployed>, RuntimeError> {
-        let in_force = self.agent(name)?;
+        let in_force = self.deployed(name)?;
         if in_force.digest == digest {
             return Ok(in_force);
         }
@@ -382,7 +388,7 @@ impl Services {
 
     /// Admits a turn, unless the agent has reached its limit of concurrent turns or the tenant its
     /// share of them, or the agent or the tenant has used up its tokens.
-    pub(super) fn active(&self, agent: &Deployed, tenant: &str) -> Result<Active, RuntimeError> {
+    pub(super) fn active(&self, agent: &Agent, tenant: &str) -> Result<Active, RuntimeError> {
         let (name, limit) = (agent.manifest.name.as_str(), agent.limits.concurrent_turns);
         self.tokens.share(tenant, Some((name, agent.limits.tokens_per_day))).check()?;
         let (mut taken, mut of_all) = (false, 0);

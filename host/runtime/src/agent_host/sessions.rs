@@ -7,10 +7,11 @@ use super::{AgentHost, MAX_PAGE};
 use crate::{
     ConversationSummary, MessagePage, PortableConversation, PortableSession, RuntimeError, SessionDetail,
     SessionId, SessionSummary, Tenant,
-    access::{plain_session, tenant_of},
-    capability::{StoredConversation, is_quick_conversation, log::now_ms},
+    capability::{StoredConversation, is_quick_conversation},
+    clock::now_ms,
+    name::{SessionKey, plain_session, tenant_of},
     portable::MAX_PORTABLE_BYTES,
-    session::{Answer, Command, SessionKey},
+    session::{Answer, Command},
 };
 use skep_engine::{Cancel, Usage, chat::ChatMessage};
 use skep_store::{ConversationOutline, ConversationRow, Existing, Fork, SessionRow};

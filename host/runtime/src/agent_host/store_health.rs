@@ -9,11 +9,11 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-/// How long a result is reused, so that frequent checks cost nothing.
+/// Time for which a result is reused, so that frequent checks cost nothing.
 const BELIEVED: Duration = Duration::from_secs(1);
 /// A database that takes longer for one small write is not ready.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// How often the free disk space is checked.
+/// Interval at which the free disk space is checked.
 const INTERVAL: Duration = Duration::from_secs(30);
 
 pub(super) struct StoreHealth {

@@ -3,14 +3,14 @@
 use super::{AgentHost, Inner, sessions::session_not_found};
 use crate::{
     AgentName, Invocation, Origin, RunHandle, RuntimeError, SessionId, TurnDetail, TurnPhase,
-    access::{plain_session, tenant_of},
-    capability::log::now_ms,
+    clock::now_ms,
     error::known_code,
     feed::{Feed, Hold, Parked},
+    invocation::OWN_KEY,
     journal,
+    name::{SessionKey, plain_session, tenant_of},
     session::{
-        Command, Input, Live, Message, SessionKey, Settlement, Standing, StoredFailure, TurnRequest,
-        decode_outcome,
+        Command, Input, Live, Message, Settlement, Standing, StoredFailure, TurnRequest, decode_outcome,
     },
 };
 use skep_store::{Acceptance, NewTurn, TurnRow, TurnState};
@@ -19,8 +19,6 @@ use tracing::Instrument as _;
 
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
-/// First character of the host's internal idempotency keys.
-pub(crate) const OWN_KEY: char = '\u{1}';
 /// Retry delay reported to a caller whose turn is waiting for its agent.
 const RETRY_AFTER_MS: u32 = 1_000;
 

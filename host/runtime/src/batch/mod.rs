@@ -14,14 +14,12 @@
 //! [`AgentHost::queue_batch`]: crate::AgentHost::queue_batch
 //! [`AgentHost::batch_results`]: crate::AgentHost::batch_results
 
-mod options;
 mod puller;
 mod queue;
 mod stored;
 mod told;
 mod work;
 
-pub use options::BatchOptions;
 pub(crate) use queue::BatchQueue;
 pub use skep_store::ItemCounts;
 pub(crate) use work::batch_session_pattern;

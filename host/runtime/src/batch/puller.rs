@@ -5,13 +5,14 @@
 //! it every few milliseconds.
 
 use super::{
-    AGENT_MODEL, BatchAnswer, BatchOptions,
+    AGENT_MODEL, BatchAnswer,
     queue::{QueueShared, Running},
     stored as rows,
     work::{self, Retry},
 };
+use crate::BatchOptions;
 use crate::{
-    AgentHost, RuntimeError, agent_host::Services, capability::log::now_ms, metric, session::StoredFailure,
+    AgentHost, RuntimeError, agent_host::Services, clock::now_ms, metric, session::StoredFailure,
     store_retry::stored, tenancy::Shares,
 };
 use metrics::{counter, gauge, histogram};
@@ -26,13 +27,14 @@ use tokio::{
     task::{JoinError, JoinSet},
 };
 
-/// How often to check for room while items wait for it.
+/// Interval between checks for room while items wait for it.
 const ROOM_INTERVAL: Duration = Duration::from_millis(20);
 /// Delay before retrying an item that was refused because others came first.
 const BUSY_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum age of the queue metrics while items wait.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(1);
-/// How often to look for rows whose writer was interrupted before it could notify the puller.
+/// Interval between searches for rows whose writer was interrupted before it could notify the
+/// puller.
 const IDLE_INTERVAL: Duration = Duration::from_secs(30);
 /// Delay before retrying after a store error.
 const STORE_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,12 +1,12 @@
 //! The queue as clients see it: queueing, status, results and cancellation. `puller` processes it.
 
 use super::{
-    AGENT_MODEL, BatchItem, BatchOptions, BatchPhase, BatchResults, BatchStatus, NewBatch, puller, stored,
+    AGENT_MODEL, BatchItem, BatchPhase, BatchResults, BatchStatus, NewBatch, puller, stored,
     told::{BatchName, Told},
 };
+use crate::BatchOptions;
 use crate::{
-    AgentHost, AgentName, RuntimeError, capability::log::now_ms, session::StoredFailure,
-    tenancy::TENANT_SHARE,
+    AgentHost, AgentName, RuntimeError, clock::now_ms, session::StoredFailure, tenancy::TENANT_SHARE,
 };
 use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
 use std::{

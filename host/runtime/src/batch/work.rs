@@ -1,7 +1,7 @@
 //! Runs an item, and decides what its failure means.
 
 use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
-use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError, access::session_in, agent_host::OWN_KEY};
+use crate::{AgentHost, Invocation, Origin, Outcome, RuntimeError, invocation::OWN_KEY, name::session_in};
 use skep_engine::{
     Affinity, Cancel, EngineError, Priority,
     chat::{ChatFinish, ChatOptions, ChatOutcome, chat},
@@ -10,7 +10,7 @@ use skep_store::TakenItem;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Deadline after the start of an item. It is long because continuous interactive work may delay
+/// Time limit of an item, from its start. It is long because continuous interactive work may delay
 /// the item.
 const DEADLINE: Duration = Duration::from_secs(3600);
 

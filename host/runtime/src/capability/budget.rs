@@ -3,15 +3,15 @@
 use super::fetch_budget::FetchBudget;
 use crate::{
     RuntimeError, TokensUsedUp,
+    agent::Agent,
     approvals::TurnApprovals,
     bindings::types::Error,
-    component::Deployed,
     egress::Egress,
     host_tools::TurnTools,
     journal::{Call, Journal},
-    model_grant::GrantedModels,
+    models::GrantedModels,
     token_budget::{DayShare, NoTokens, Spend},
-    tools::Tool,
+    tool::Tool,
 };
 use skep_engine::{Affinity, Cancel, Engine, Priority, Usage};
 use std::{
@@ -31,7 +31,7 @@ const RETRY_PROMISED_MS: u32 = 1_000;
 
 /// One turn, as the host functions see it.
 pub(crate) struct Turn {
-    pub(crate) agent: Arc<Deployed>,
+    pub(crate) agent: Arc<Agent>,
     models: GrantedModels,
     pub(crate) affinity: Affinity,
     pub(crate) deadline: Instant,
@@ -84,7 +84,7 @@ pub(crate) struct Reservation {
 
 impl Turn {
     pub(crate) fn new(
-        agent: Arc<Deployed>,
+        agent: Arc<Agent>,
         models: GrantedModels,
         affinity: Affinity,
         deadline: Instant,

@@ -3,7 +3,7 @@
 //! A call costs the host more than the guest: asking for all messages of a conversation a million times is cheap for the
 //! guest. Arguments and results both count.
 
-use crate::{Limits, capability::TurnContext, instance::LimitTrap};
+use crate::{Limits, capability::TurnContext, limits::LimitTrap};
 
 /// The remaining calls and bytes of a turn.
 #[derive(Debug)]

@@ -8,7 +8,7 @@
 use super::{
     budget::{Beginning, Reservation, Turn},
     conversation::{Conversation, Generating},
-    generation::{check_model, end, engine_error, generate, refuse, repeat, told},
+    generation::{check_model, end, generate, refuse, repeat, told},
     generation_options::asked,
     generation_progress::{Progress, follow},
     generation_record::{GenerationRecord, WrittenUsage},
@@ -234,7 +234,7 @@ impl Compacting {
                 let source = Source::Agent(TOO_LONG.to_owned());
                 return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
             }
-            Err(error) => return Ok(Err(engine_error(error))),
+            Err(error) => return Ok(Err(Error::from(error))),
         };
         let mut call = turn.journal.call_of_host(identity, parent)?;
         let recorded = turn.journal.recorded(&mut call)?;
@@ -263,7 +263,7 @@ impl Compacting {
             resume_rolled_back: call.taken_back(),
             ..ChatOptions::default()
         };
-        Ok(match generate(turn, false, &asking, engine, options).await.map_err(engine_error) {
+        Ok(match generate(turn, false, &asking, engine, options).await.map_err(Error::from) {
             Ok(stream) => {
                 let source = Source::Model { call, stream: Box::new(stream), reservation };
                 Ok(Compacting { turn: turn.clone(), cut, source })
@@ -391,7 +391,7 @@ fn first(messages: &[ChatMessage]) -> usize {
 fn within(engine: &Engine, text: &str, tokens: usize) -> Result<String, Error> {
     let tokenizer = engine.tokenizer();
     let encoded = tokenizer.encode(text, SpecialTokens::Literal);
-    let encoded = encoded.map_err(|error| engine_error(error.into()))?;
+    let encoded = encoded.map_err(|error| Error::from(skep_engine::EngineError::from(error)))?;
     if encoded.len() <= tokens {
         return Ok(text.to_owned());
     }

@@ -2,9 +2,7 @@
 
 use super::{
     budget::{Beginning, Reservation, Turn},
-    generation::{
-        Generated, QUICK_HASH_BYTES, check_model, end, engine_error, refuse, repeat, timing, usage,
-    },
+    generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat, timing, usage},
     generation_options::{asked, chat_options},
     generation_progress::Progress,
     generation_record::{GenerationRecord, WrittenUsage},
@@ -86,7 +84,7 @@ pub(crate) async fn complete(
     let must_complete = request.constraint.is_some();
     let begins = engine.clone();
     let begin = move |cancel: &Cancel| begin(&begins, &prompt, request, cancel);
-    let stream = match turn.compute(is_quick, begin).await.map_err(engine_error) {
+    let stream = match turn.compute(is_quick, begin).await.map_err(Error::from) {
         Ok(stream) => stream,
         Err(error) => return Ok(Err(refuse(&turn, &call, error))),
     };
@@ -151,7 +149,7 @@ async fn follow_text(
     let (mut text, mut produced, mut taken_back) = (String::new(), Vec::new(), RolledBack::default());
     while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());
-        match event.map_err(engine_error)? {
+        match event.map_err(Error::from)? {
             TokenEvent::Token(token) => {
                 produced.push(token.id);
                 taken_back = token.rolled_back;

@@ -8,7 +8,7 @@ use super::{
     conversation::{Conversation, ModelChange},
     session_room::SessionRoom,
 };
-use crate::{RuntimeError, bindings::types::Error, compute::Compute, session::SessionKey};
+use crate::{RuntimeError, bindings::types::Error, compute::Compute, name::SessionKey};
 use serde::{Deserialize, Serialize};
 use skep_engine::{
     Cancel, Engine, ModelDigest,

@@ -162,8 +162,8 @@ impl Asked {
                 let work = Work::Live { call, stream: Box::new(stream), visible };
                 return Ok(Ok(Begun { turn, generating, before, reservation, work, reads }));
             }
-            Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => engine_error(error),
-            Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
+            Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => Error::from(error),
+            Err(error) => return Ok(Err(refuse(&turn, &call, Error::from(error)))),
         };
         let (summary, answer_tokens) = (policy.summary(), reservation.max_tokens as usize);
         let cut = {
@@ -177,7 +177,7 @@ impl Asked {
         let cut = match cut {
             Ok(Some(cut)) => cut,
             Ok(None) => return Ok(Err(refuse(&turn, &call, overflow))),
-            Err(error) => return Ok(Err(refuse(&turn, &call, engine_error(error)))),
+            Err(error) => return Ok(Err(refuse(&turn, &call, Error::from(error)))),
         };
         let at = cut.at;
         Ok(match Compacting::begin(&turn, &engine, cut, &chat.tools, summary, None, parent).await? {
@@ -337,7 +337,7 @@ async fn compact(
         Ok((before, _summary)) => {
             let before = Arc::new(before);
             let stream = generate(turn, false, &before, engine, chat).await;
-            stream.map(|stream| (before, stream)).map_err(engine_error)
+            stream.map(|stream| (before, stream)).map_err(Error::from)
         }
         Err(error) => Err(error),
     };
@@ -461,26 +461,6 @@ fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Json>, Error> {
         tool.arguments(&call.arguments).map_err(Error::SchemaInvalid)
     });
     arguments.collect()
-}
-
-/// Converts an engine error to an error for a guest.
-pub(crate) fn engine_error(error: EngineError) -> Error {
-    match error {
-        EngineError::Busy { retry_after_ms } => Error::Busy(retry_after_ms),
-        EngineError::ContextOverflow { limit, .. } => {
-            Error::ContextOverflow(u32::try_from(limit).unwrap_or(u32::MAX))
-        }
-        EngineError::InvalidRequest { .. } => Error::InvalidArgument(error.to_string()),
-        EngineError::Constraint { .. } | EngineError::SchemaUnsatisfied { .. } => {
-            Error::SchemaInvalid(error.to_string())
-        }
-        EngineError::ModelUnknown { .. } => Error::ModelUnknown(error.to_string()),
-        EngineError::Truncated => Error::Truncated,
-        EngineError::Cancelled | EngineError::DeadlineExceeded | EngineError::ShuttingDown => {
-            Error::Cancelled
-        }
-        other => Error::Internal(other.to_string()),
-    }
 }
 
 pub(crate) fn usage(usage: &Usage) -> types::Usage {

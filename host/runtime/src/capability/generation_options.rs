@@ -6,8 +6,7 @@ use crate::{
         inference::{self, GenerateOptions, OutputFormat},
         types::Error,
     },
-    examples,
-    tools::Tool,
+    tool::{Tool, examples},
 };
 use skep_engine::{
     Constraint, Sampling,

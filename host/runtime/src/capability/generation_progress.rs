@@ -2,7 +2,6 @@
 
 use super::{
     budget::{Reservation, Turn},
-    generation::engine_error,
     text_stream::Telling,
 };
 use crate::{bindings::types::Error, journal::Call};
@@ -55,7 +54,7 @@ pub(super) async fn follow(
 ) -> Result<ChatOutcome, Error> {
     while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());
-        match event.map_err(engine_error)? {
+        match event.map_err(Error::from)? {
             ChatEvent::Text { delta, .. } => {
                 progress.note(stream.produced(), stream.rolled_back(), &delta);
                 if let Some(telling) = &mut telling {

@@ -38,7 +38,7 @@ impl Host for TurnContext {
         if turn.agent.manifest.grants.secrets.iter().any(|grant| grant.name.as_str() == name) {
             return Ok(Ok(turn.placeholder(&name)));
         }
-        let name = super::log::cut(&name, 80);
+        let name = crate::text::cut(&name, 80);
         Ok(Err(HttpError::Denied(format!(
             "the secret {name:?} is not granted; add {{ name = {name:?}, hosts = [...] }} to secrets under [grants] in \
              agent.toml"

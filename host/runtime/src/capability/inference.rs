@@ -3,17 +3,17 @@
 //! A conversation is a resource whose tokens stay in the host. Generations and compactions run concurrently, each as one
 //! asynchronous call. Opening or forking a conversation may read the store; everything else is answered at once.
 
-pub use super::conversation::Conversation;
-
 use super::{
     Capabilities, TurnContext,
     budget::Turn,
     compaction, completion,
+    conversation::Conversation,
     generation::{self, Asked, Begun},
 };
 use crate::{
     Json, RunEvent,
     bindings::{
+        ConversationHandle,
         inference::{
             AssistantEntry, CompactOptions, Compaction, CompactionPolicy, Entry, GenerateOptions, Generation,
             Host, HostConversation, HostConversationWithStore, HostWithStore, ModelInfo,
@@ -31,14 +31,14 @@ use skep_engine::{
 };
 use std::sync::Arc;
 use tokio::sync::oneshot;
-use wasmtime::component::{Access, Accessor, FutureReader, Resource, StreamReader};
+use wasmtime::component::{Access, Accessor, FutureReader, Resource, ResourceTableError, StreamReader};
 
 type Streamed = (StreamReader<String>, FutureReader<Result<Generation, Error>>);
 
 impl HostConversationWithStore<TurnContext> for Capabilities {
     async fn generate(
         accessor: &Accessor<TurnContext, Self>,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
         match accessor.with(|mut access| access.get().ask(&conversation, options))? {
@@ -49,7 +49,7 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
 
     async fn compact(
         accessor: &Accessor<TurnContext, Self>,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         options: CompactOptions,
     ) -> wasmtime::Result<Result<Compaction, Error>> {
         match accessor.with(|mut access| access.get().ask_compaction(&conversation, options))? {
@@ -60,7 +60,7 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
 
     async fn stream(
         accessor: &Accessor<TurnContext, Self>,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Streamed, Error>> {
         let asked = match accessor.with(|mut access| access.get().ask(&conversation, options))? {
@@ -110,7 +110,7 @@ impl HostConversation for TurnContext {
         &mut self,
         name: String,
         model: Option<String>,
-    ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+    ) -> wasmtime::Result<Result<Resource<ConversationHandle>, Error>> {
         self.charge(name.len())?;
         let opened = match self.turn() {
             Ok(turn) => self.conversations.open(&name, &turn, model.as_deref()).await?,
@@ -121,39 +121,39 @@ impl HostConversation for TurnContext {
 
     fn set_system(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         text: String,
     ) -> wasmtime::Result<Result<(), Error>> {
         self.charge(text.len())?;
-        Ok(self.table.get(&conversation)?.set_system(&text))
+        Ok(self.conversation(&conversation)?.set_system(&text))
     }
 
     fn append_user(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         text: String,
     ) -> wasmtime::Result<Result<(), Error>> {
         self.charge(text.len())?;
-        Ok(self.table.get(&conversation)?.push(ChatMessage::user(text)))
+        Ok(self.conversation(&conversation)?.push(ChatMessage::user(text)))
     }
 
     fn append_tool_result(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         result: ToolResult,
     ) -> wasmtime::Result<Result<(), Error>> {
         self.charge(result.outcome.as_ref().map_or_else(String::len, String::len))?;
         let bytes = result.outcome.as_ref().map_or_else(String::len, String::len);
-        let conversation = self.table.get(&conversation)?;
+        let conversation = self.conversation(&conversation)?;
         match self.turn() {
             Ok(turn) => Ok(in_place(bytes, || append_result(&turn, conversation, result))?),
             Err(error) => Ok(Err(error)),
         }
     }
 
-    fn messages(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Vec<Entry>> {
+    fn messages(&mut self, conversation: Resource<ConversationHandle>) -> wasmtime::Result<Vec<Entry>> {
         self.charge(0)?;
-        let messages = self.table.get(&conversation)?.messages();
+        let messages = self.conversation(&conversation)?.messages();
         let bytes = messages.iter().map(|message| message.content.len()).sum();
         self.charge_result(bytes)?;
         Ok(in_place(bytes, || messages.into_iter().map(entry).collect()))
@@ -161,12 +161,12 @@ impl HostConversation for TurnContext {
 
     fn messages_page(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         skip: u32,
         limit: u32,
     ) -> wasmtime::Result<Vec<Entry>> {
         self.charge(0)?;
-        let messages = self.table.get(&conversation)?.messages_page(skip as usize, limit as usize);
+        let messages = self.conversation(&conversation)?.messages_page(skip as usize, limit as usize);
         let bytes = messages.iter().map(|message| message.content.len()).sum();
         self.charge_result(bytes)?;
         Ok(in_place(bytes, || messages.into_iter().map(entry).collect()))
@@ -174,21 +174,21 @@ impl HostConversation for TurnContext {
 
     fn set_compaction(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         policy: CompactionPolicy,
     ) -> wasmtime::Result<()> {
         self.charge(if let CompactionPolicy::Summary(text) = &policy { text.len() } else { 0 })?;
-        self.table.get(&conversation)?.set_compaction(policy);
+        self.conversation(&conversation)?.set_compaction(policy);
         Ok(())
     }
 
     async fn fork(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         name: String,
-    ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+    ) -> wasmtime::Result<Result<Resource<ConversationHandle>, Error>> {
         self.charge(name.len())?;
-        let source = self.table.get(&conversation)?.clone();
+        let source = self.conversation(&conversation)?.clone();
         let copy = match self.turn() {
             Ok(turn) => self.conversations.fork(&source, &name, &turn).await?,
             Err(error) => Err(error),
@@ -196,19 +196,19 @@ impl HostConversation for TurnContext {
         self.hand_out(copy)
     }
 
-    fn clear(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<()> {
+    fn clear(&mut self, conversation: Resource<ConversationHandle>) -> wasmtime::Result<()> {
         self.charge(0)?;
-        self.table.get(&conversation)?.clear();
+        self.conversation(&conversation)?.clear();
         Ok(())
     }
 
-    fn usage(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Usage> {
+    fn usage(&mut self, conversation: Resource<ConversationHandle>) -> wasmtime::Result<Usage> {
         self.charge(0)?;
-        Ok(generation::usage(&self.table.get(&conversation)?.usage()))
+        Ok(generation::usage(&self.conversation(&conversation)?.usage()))
     }
 
-    fn drop(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<()> {
-        self.table.delete(conversation)?;
+    fn drop(&mut self, conversation: Resource<ConversationHandle>) -> wasmtime::Result<()> {
+        self.table.delete(Resource::<Conversation>::new_own(conversation.rep()))?;
         Ok(())
     }
 }
@@ -223,15 +223,22 @@ impl TurnContext {
         self.turn.clone().ok_or_else(denied)
     }
 
+    fn conversation(
+        &self,
+        handle: &Resource<ConversationHandle>,
+    ) -> Result<&Conversation, ResourceTableError> {
+        self.table.get(&Resource::new_borrow(handle.rep()))
+    }
+
     /// Requests a generation. The outer error is for an invalid handle, on which the guest traps.
     pub(super) fn ask(
         &mut self,
-        conversation: &Resource<Conversation>,
+        conversation: &Resource<ConversationHandle>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Asked, Error>> {
         self.charge(options.stop.iter().map(String::len).sum())?;
         while self.streams.try_join_next().is_some() {}
-        let conversation = self.table.get(conversation)?;
+        let conversation = self.conversation(conversation)?;
         match self.turn() {
             Ok(turn) => Ok(generation::ask(turn, conversation, options)?),
             Err(error) => Ok(Err(error)),
@@ -240,11 +247,11 @@ impl TurnContext {
 
     pub(super) fn ask_compaction(
         &mut self,
-        conversation: &Resource<Conversation>,
+        conversation: &Resource<ConversationHandle>,
         options: CompactOptions,
     ) -> wasmtime::Result<Result<compaction::Asked, Error>> {
         self.charge(options.summary.as_ref().map_or(0, String::len))?;
-        let conversation = self.table.get(conversation)?;
+        let conversation = self.conversation(conversation)?;
         Ok(self.turn().and_then(|turn| compaction::ask(&turn, conversation, options)))
     }
 
@@ -263,9 +270,12 @@ impl TurnContext {
     fn hand_out(
         &mut self,
         conversation: Result<Conversation, Error>,
-    ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+    ) -> wasmtime::Result<Result<Resource<ConversationHandle>, Error>> {
         Ok(match conversation {
-            Ok(conversation) => Ok(self.table.push(conversation)?),
+            Ok(conversation) => {
+                let handle = self.table.push(conversation)?;
+                Ok(Resource::new_own(handle.rep()))
+            }
             Err(error) => Err(error),
         })
     }
@@ -326,7 +336,7 @@ fn check_result(
     let Some((name, arguments)) = conversation.outstanding_call(&id) else {
         return Err(Error::InvalidArgument(format!(
             "no tool call {:?} in this conversation is waiting for a result",
-            super::log::cut(&id, 80)
+            crate::text::cut(&id, 80)
         )));
     };
     let (content, outcome) = match outcome {

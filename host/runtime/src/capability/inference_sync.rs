@@ -2,12 +2,9 @@
 //!
 //! Every call delegates to its counterpart in `inference`, and blocks the guest until it is answered.
 
-use super::{
-    TurnContext, completion,
-    inference::{Conversation, generated},
-};
+use super::{TurnContext, completion, inference::generated};
 use crate::bindings::{
-    inference,
+    ConversationHandle, inference,
     inference_sync::{Host, HostConversation},
     types::{
         CompactOptions, Compaction, CompactionPolicy, Entry, Error, GenerateOptions, Generation, ModelInfo,
@@ -39,13 +36,13 @@ impl HostConversation for TurnContext {
         &mut self,
         name: String,
         model: Option<String>,
-    ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+    ) -> wasmtime::Result<Result<Resource<ConversationHandle>, Error>> {
         inference::HostConversation::open(self, name, model).await
     }
 
     fn set_system(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         text: String,
     ) -> wasmtime::Result<Result<(), Error>> {
         inference::HostConversation::set_system(self, conversation, text)
@@ -53,7 +50,7 @@ impl HostConversation for TurnContext {
 
     fn append_user(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         text: String,
     ) -> wasmtime::Result<Result<(), Error>> {
         inference::HostConversation::append_user(self, conversation, text)
@@ -61,19 +58,19 @@ impl HostConversation for TurnContext {
 
     fn append_tool_result(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         result: ToolResult,
     ) -> wasmtime::Result<Result<(), Error>> {
         inference::HostConversation::append_tool_result(self, conversation, result)
     }
 
-    fn messages(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Vec<Entry>> {
+    fn messages(&mut self, conversation: Resource<ConversationHandle>) -> wasmtime::Result<Vec<Entry>> {
         inference::HostConversation::messages(self, conversation)
     }
 
     fn messages_page(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         skip: u32,
         limit: u32,
     ) -> wasmtime::Result<Vec<Entry>> {
@@ -82,7 +79,7 @@ impl HostConversation for TurnContext {
 
     fn set_compaction(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         policy: CompactionPolicy,
     ) -> wasmtime::Result<()> {
         inference::HostConversation::set_compaction(self, conversation, policy)
@@ -90,7 +87,7 @@ impl HostConversation for TurnContext {
 
     async fn compact(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         options: CompactOptions,
     ) -> wasmtime::Result<Result<Compaction, Error>> {
         match self.ask_compaction(&conversation, options)? {
@@ -101,7 +98,7 @@ impl HostConversation for TurnContext {
 
     async fn generate(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
         match self.ask(&conversation, options)? {
@@ -112,21 +109,21 @@ impl HostConversation for TurnContext {
 
     async fn fork(
         &mut self,
-        conversation: Resource<Conversation>,
+        conversation: Resource<ConversationHandle>,
         name: String,
-    ) -> wasmtime::Result<Result<Resource<Conversation>, Error>> {
+    ) -> wasmtime::Result<Result<Resource<ConversationHandle>, Error>> {
         inference::HostConversation::fork(self, conversation, name).await
     }
 
-    fn clear(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<()> {
+    fn clear(&mut self, conversation: Resource<ConversationHandle>) -> wasmtime::Result<()> {
         inference::HostConversation::clear(self, conversation)
     }
 
-    fn usage(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<Usage> {
+    fn usage(&mut self, conversation: Resource<ConversationHandle>) -> wasmtime::Result<Usage> {
         inference::HostConversation::usage(self, conversation)
     }
 
-    fn drop(&mut self, conversation: Resource<Conversation>) -> wasmtime::Result<()> {
+    fn drop(&mut self, conversation: Resource<ConversationHandle>) -> wasmtime::Result<()> {
         inference::HostConversation::drop(self, conversation)
     }
 }

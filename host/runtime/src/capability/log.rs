@@ -5,10 +5,11 @@
 use super::TurnContext;
 use crate::{
     bindings::log::{Host, Level},
+    clock::now_ms,
     for_terminal,
+    text::cut,
 };
 use skep_store::LogEntry;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(crate) const MAX_LINES: usize = 200;
 pub(crate) const MAX_LINE_BYTES: usize = 4 << 10;
@@ -92,17 +93,6 @@ impl TurnLog {
         }
         lines
     }
-}
-
-/// Returns the milliseconds since 1970-01-01 UTC.
-pub(crate) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Returns the first `bytes` of a text, or slightly fewer so that no character is split.
-pub(crate) fn cut(text: &str, bytes: usize) -> &str {
-    &text[..text.floor_char_boundary(bytes)]
 }
 
 #[cfg(test)]

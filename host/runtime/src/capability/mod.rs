@@ -34,11 +34,10 @@ pub(crate) use conversation_set::{
     CommittedConversations, ConversationSet, StoredConversation, check_conversation, is_quick_conversation,
 };
 pub(crate) use fetch::DEFAULT_TIMEOUT as DEFAULT_FETCH_TIMEOUT;
-pub(crate) use generation::engine_error;
 pub(crate) use http::make_request;
 pub(crate) use session_room::{SessionRoom, check_size};
 
-use crate::{Limits, bindings, instance::InstanceLimiter};
+use crate::{Limits, bindings, limits::InstanceLimiter};
 use calls::CallBudget;
 use events::TurnEvents;
 use log::TurnLog;

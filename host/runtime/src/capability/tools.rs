@@ -45,7 +45,7 @@ impl HostWithStore<TurnContext> for Capabilities {
         let Some(turn) = begin(accessor, call_id.len())? else { return Ok(Ok(())) };
         let made = accessor.with(|mut access| access.get().conversations.outstanding_call(&call_id));
         let Some((tool, arguments)) = made else {
-            let id = super::log::cut(&call_id, 80);
+            let id = crate::text::cut(&call_id, 80);
             return Ok(Err(format!(
                 "no tool call {id:?} in this turn's conversations is waiting for a result"
             )));

@@ -6,8 +6,8 @@
 //! compiles.
 #![allow(unsafe_code)]
 
-use super::hex;
-use crate::{RuntimeError, capability::log::now_ms};
+use crate::text::hex;
+use crate::{RuntimeError, clock::now_ms};
 use sha2::{Digest, Sha256};
 use skep_store::{ArtifactRow, Store, StoreError};
 use std::{

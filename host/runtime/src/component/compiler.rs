@@ -3,8 +3,9 @@
 //! The compiler cannot be interrupted. A component is therefore weighed first, compilations run on separate threads, a few
 //! at a time, and callers wait with a timeout. A compilation that timed out keeps its slot until it finishes.
 
-use super::{artifact::ArtifactCache, hex, imports, weight};
-use crate::{Grants, RuntimeError, RuntimeOptions, engine::WasmEngine};
+use super::{artifact::ArtifactCache, imports, weight};
+use crate::text::hex;
+use crate::{Grants, RuntimeError, RuntimeOptions, guest::WasmEngine};
 use sha2::{Digest, Sha256};
 use skep_store::Store;
 use std::{sync::Arc, time::Duration};

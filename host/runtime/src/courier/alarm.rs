@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     AlarmOrigin, Invocation, Origin,
-    agent_host::{OWN_KEY, Services, WeakHost},
+    agent_host::{Services, WeakHost},
+    invocation::OWN_KEY,
     schedule::ScheduleTiming,
     store_retry::stored,
 };

@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     EventOrigin, Invocation, Origin, RuntimeError,
-    agent_host::{OWN_KEY, Services, WeakHost},
+    agent_host::{Services, WeakHost},
+    invocation::OWN_KEY,
     store_retry::stored,
 };
 use skep_engine::Priority;

@@ -1,10 +1,10 @@
 //! Delivers what is due: alarms of schedules and events to sessions, and events to webhooks.
 //!
-//! One task sleeps until something is due, or until it is notified that something may be; it does
-//! not poll. Every alarm and delivery is a row that is first marked as started, with everything
-//! that the turn will receive. A turn of a session has an idempotency key derived from the row, and
-//! its commit settles the row in the same transaction. So whatever a crash interrupts happens
-//! again, and what was committed does not.
+//! One task sleeps until something is due, or until it is notified that something may be; apart
+//! from a search for lost rows every [`LOOK_INTERVAL`], it does not poll. Every alarm and delivery
+//! is a row that is first marked as started, with everything that the turn will receive. A turn of
+//! a session has an idempotency key derived from the row, and its commit settles the row in the
+//! same transaction. So whatever a crash interrupts happens again, and what was committed does not.
 //!
 //! Rows that are marked as started but that nobody runs, because the database failed or a task
 //! panicked, are resumed. Results are written to the store until that succeeds.
@@ -35,7 +35,8 @@ use webhook::WebhookDelivery;
 
 /// Number of rows of each kind that are read at once.
 const PAGE: u32 = 128;
-/// How often to look for rows whose writer was interrupted before it could notify the courier.
+/// Interval between searches for rows whose writer was interrupted before it could notify the
+/// courier.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// A row whose task panicked this many times is left for the next host process.
 const MAX_PANICS: u32 = 3;

@@ -3,8 +3,8 @@
 use super::{backoff::Backoff, count, places::Place};
 use crate::{
     agent_host::Services,
-    event::webhook::{Webhook, message, message_id},
     store_retry::stored,
+    webhook::{Webhook, message, message_id},
 };
 use jiff::{Timestamp, fmt::rfc2822};
 use skep_outbound::WebhookMessage;

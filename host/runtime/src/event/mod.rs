@@ -4,24 +4,23 @@
 //! same transaction as its cause (a request, a turn's commit, a turn's failure). From then on
 //! `courier` delivers it at least once.
 
+mod dead_letter;
 mod outbox;
 mod router;
 mod session_template;
+mod subscription;
 mod summary;
 pub(crate) mod topic;
 pub(crate) mod turn_events;
-pub(crate) mod webhook;
-mod webhook_test;
 
+pub use dead_letter::{DeadLetter, DeadLetterTarget};
 pub(crate) use outbox::Outbox;
 pub(crate) use router::EventRouter;
 pub use session_template::SessionTemplate;
 pub use skep_store::WebhookTry;
+pub use subscription::NewWebhook;
 pub use summary::EventSummary;
 pub use topic::TopicPattern;
-pub(crate) use webhook::Webhooks;
-pub use webhook::{DeadLetter, DeadLetterTarget, NewWebhook, WebhookState, WebhookSummary};
-pub use webhook_test::WebhookTest;
 
 use crate::{Json, RuntimeError};
 use serde::{Deserialize, Serialize};
@@ -87,7 +86,8 @@ impl Event {
         let is_host = self.source == HOST_SOURCE;
         if topic::is_reserved(&self.topic) != is_host {
             return invalid(format!(
-                "topic {:?} of source {:?}: topics that start with `skep.` or `cf.workersAi.` are reserved for the host; choose another",
+                "topic {:?} of source {:?}: topics that start with `skep.` or `cf.workersAi.` are reserved for the host; \
+                 choose another",
                 self.topic, self.source
             ));
         }

@@ -96,7 +96,8 @@ impl EventRouter {
         let others = others.map(|(_, triggers)| triggers.len()).sum::<usize>() + subscriptions.webhooks.len();
         if count > 0 && others + count > MAX_SUBSCRIPTIONS {
             let message = format!(
-                "{} event triggers and webhooks would be subscribed; at most {MAX_SUBSCRIPTIONS} are allowed, so remove some first",
+                "{} event triggers and webhooks would be subscribed; at most {MAX_SUBSCRIPTIONS} are allowed, \
+                 so remove some first",
                 others + count
             );
             return Err(RuntimeError::LimitExceeded { limit: "subscriptions", message });

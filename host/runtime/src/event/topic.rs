@@ -56,8 +56,8 @@ pub(crate) fn check(topic: &str) -> Result<(), String> {
     if topic.len() > MAX_BYTES || !topic.split('.').all(is_part) {
         let shown: String = topic.chars().take(80).collect();
         return Err(format!(
-            "{shown:?} is not a valid topic; a topic has up to {MAX_BYTES} bytes, in parts of letters, digits, - and _ with dots \
-             between them, such as order.paid"
+            "{shown:?} is not a valid topic; a topic has up to {MAX_BYTES} bytes, in parts of letters, digits, - and _ \
+             with dots between them, such as order.paid"
         ));
     }
     Ok(())

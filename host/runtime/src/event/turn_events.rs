@@ -3,7 +3,7 @@
 use super::{HOST_SOURCE, MAX_DATA_BYTES, MAX_HOPS, Outbox, encode_data};
 use crate::{
     Invocation, Json, Origin, Outcome, RuntimeError,
-    access::{plain_session, tenant_of},
+    name::{plain_session, tenant_of},
 };
 use serde_json::{Value, json};
 use skep_store::{DeliveryKey, NewEvent, Occasion};

@@ -7,13 +7,14 @@
 
 use crate::{
     Invocation, Json, Origin, Outcome, RunHandle, RuntimeError, ToolOrigin,
-    access::{plain_session, session_beside},
+    agent::Agent,
     agent_host::Services,
     bindings::tools::ToolError,
     capability::Turn,
-    component::Deployed,
+    invocation::{CALL_KEY, MAX_DEPTH},
     journal::{Call, Stopped},
-    tools::Tool,
+    name::{plain_session, session_beside},
+    tool::Tool,
 };
 use sha2::{Digest, Sha256};
 use skep_engine::EngineError;
@@ -23,10 +24,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Maximum depth of agents that call each other.
-pub(crate) const MAX_DEPTH: usize = 8;
-/// The prefix of the idempotency keys of calls, reserved for the host. The id of the calling turn and a space follow.
-pub(crate) const CALL_KEY: &str = "\u{1}tool ";
 /// Maximum size of a session's id.
 const MAX_SESSION_BYTES: usize = 128;
 
@@ -76,7 +73,7 @@ impl Waited<'_> {
 }
 
 /// Returns the active version of an agent whose tools others may call.
-pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Deployed>, String> {
+pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Agent>, String> {
     let agent = services.agent(agent).map_err(|error| error.to_string())?;
     if !is_callable(&agent) {
         let name = &agent.manifest.name;
@@ -88,8 +85,8 @@ pub(super) fn callable(services: &Services, agent: &str) -> Result<Arc<Deployed>
     Ok(agent)
 }
 
-pub(super) fn is_callable(agent: &Deployed) -> bool {
-    agent.pre.takes_tool_calls()
+pub(super) fn is_callable(agent: &Agent) -> bool {
+    agent.handlers.tool_calls
 }
 
 /// Runs the called turn, or finds it again.
@@ -97,7 +94,7 @@ pub(super) async fn call(
     turn: &Arc<Turn>,
     call: &Call,
     attempt: u32,
-    agent: &Arc<Deployed>,
+    agent: &Arc<Agent>,
     tool: &Tool,
     arguments: Json,
     timeout: Option<Duration>,
@@ -220,7 +217,7 @@ fn session_of(turn: &Turn) -> String {
         return session_beside(callers, &readable);
     }
     let digest = Sha256::digest(session);
-    session_beside(callers, &format!("{caller}~{}", &crate::component::hex(&digest)[..40]))
+    session_beside(callers, &format!("{caller}~{}", &crate::text::hex(&digest)[..40]))
 }
 
 /// Converts the error of the called turn to an error for its caller.

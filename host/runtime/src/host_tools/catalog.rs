@@ -4,12 +4,13 @@
 //! Descriptions of external tools change without notice. The list that a turn received is in its journal, and everything
 //! here is derived from it, so a replayed turn offers its model the same tools.
 
-use super::{HostTools, agents, grant, tool_name::ToolName};
+use super::{HostTools, agents, grant};
+use crate::grant::ToolName;
 use crate::{
     ToolDefinition,
     bindings::tools::ToolInfo,
     capability::Turn,
-    tools::{Tool, tool_hints, wit_hints},
+    tool::{Tool, tool_hints, wit_hints},
 };
 use sha2::{Digest, Sha256};
 use skep_outbound::{ServedTool, ToolHints};

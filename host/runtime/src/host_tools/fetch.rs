@@ -12,7 +12,7 @@ use crate::{
     },
     capability::{DEFAULT_FETCH_TIMEOUT, Turn, make_request},
     journal::{Call, Stopped},
-    tools::Tool,
+    tool::Tool,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

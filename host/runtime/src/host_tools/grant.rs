@@ -1,7 +1,7 @@
 //! Tool grants: an agent may call a tool if its developer asked for it and the operator allows it.
 
-use super::tool_name::{ToolGrant, ToolName};
 use crate::Manifest;
+use crate::grant::{ToolGrant, ToolName};
 
 /// Checks that an agent may call a tool. The error names the setting that would allow it.
 pub(super) fn check(manifest: &Manifest, ceiling: &[ToolGrant], name: &ToolName) -> Result<(), String> {

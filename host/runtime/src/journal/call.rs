@@ -60,9 +60,9 @@ pub(crate) struct Call {
     pub(super) _children: Children,
 }
 
-/// What the journal recorded of a call before a restart.
+/// The recorded state of a call from before a restart.
 pub(super) enum Past {
-    /// Nothing was recorded; the call is made now.
+    /// The journal has no record of the call; it is made now.
     None,
     /// The call was interrupted.
     Begun {

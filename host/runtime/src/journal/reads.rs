@@ -29,7 +29,7 @@ pub(crate) struct Reads {
 
 type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What the guest may read next.
+/// The next read that the guest may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextRead {
     /// This many bytes, as before a restart; 0 is the end of the text.

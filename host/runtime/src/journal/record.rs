@@ -26,7 +26,7 @@ pub(super) enum Record {
         call: Identity,
         ids: Vec<u32>,
         text: String,
-        /// How much of its output the generation had taken back by then.
+        /// Output that the generation had taken back by then.
         #[serde(default, skip_serializing_if = "nothing")]
         taken_back: RolledBack,
         /// The model that produces the tokens, in the first such record of a generation.

@@ -12,7 +12,7 @@ pub(super) struct Recorded {
     pub(super) identity: Option<Identity>,
     /// Tokens of a generation that has no result yet.
     pub(super) tokens: Vec<u32>,
-    /// How much the generation had taken back by the last token.
+    /// Output that the generation had taken back by the last token.
     pub(super) taken_back: RolledBack,
     /// The model that produced the tokens. Early versions did not record it.
     pub(super) model: Option<ModelDigest>,

@@ -50,7 +50,8 @@ impl Wanted<'_> {
         let bytes = data.as_ref().map_or(0, Vec::len);
         if bytes > MAX_DATA_BYTES {
             return Err(format!(
-                "the data of a schedule has {bytes} bytes; at most {MAX_DATA_BYTES} are allowed, so keep larger data in the session's state"
+                "the data of a schedule has {bytes} bytes; at most {MAX_DATA_BYTES} are allowed, so keep larger data in \
+                 the session's state"
             ));
         }
         Ok(NewSchedule {

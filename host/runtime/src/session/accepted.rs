@@ -22,12 +22,13 @@ pub(crate) enum Message {
 
 /// State of a turn in the store when its session receives it.
 pub(crate) enum Standing {
-    /// Not stored yet. The turn is written when it starts, and ends when its caller goes away.
+    /// The turn is not stored yet. It is written when it starts, and ends when its caller goes
+    /// away.
     Attached,
-    /// Stored and waiting. The turn continues without its caller.
+    /// The turn is stored and waiting. It continues without its caller.
     Waiting { key: TurnKey, seed: Vec<u8> },
-    /// Stored and interrupted: the turn ran with this component digest before the host restarted,
-    /// or until it was parked.
+    /// The turn is stored and was interrupted. It ran with this component digest before the host
+    /// restarted, or until it was parked.
     CutOff { key: TurnKey, seed: Vec<u8>, digest: String },
 }
 

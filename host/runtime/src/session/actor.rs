@@ -3,16 +3,17 @@
 //! The actor's in-memory copy of the session always equals what the store holds. When a commit
 //! fails, the actor discards the copy and reads the session again.
 
-use super::{ActorPlace, Envelope, SessionKey, turn::TurnRequest};
+use super::{ActorPlace, Envelope, turn::TurnRequest};
 use crate::{
     RuntimeError,
     agent_host::Services,
     capability::{
         CommittedConversations,
-        log::now_ms,
         state::{State, state_bytes},
     },
+    clock::now_ms,
     feed::Pause,
+    name::SessionKey,
 };
 use skep_store::{Existing, Fork, SessionSnapshot, Store, StoreError};
 use std::{sync::Arc, time::Duration};

@@ -1,13 +1,14 @@
 //! The end of a turn in the store: either everything it changed in one commit, or the reason why it
 //! failed.
 
-use super::{SessionKey, accepted::Live, actor::Actor, settlement::Settlement};
+use super::{accepted::Live, actor::Actor, settlement::Settlement};
 use crate::{
     Outcome, RuntimeError,
-    access::tenant_of,
-    capability::{TurnContext, check_size, log::now_ms, schedule::ScheduleView, state::apply},
+    capability::{TurnContext, check_size, schedule::ScheduleView, state::apply},
+    clock::now_ms,
     event::turn_events::TurnEnding,
     metric,
+    name::{SessionKey, tenant_of},
     token_budget::Spend,
 };
 use serde::{Deserialize, Serialize};

@@ -1,12 +1,11 @@
 //! Chooses the agent's export that a turn calls and its arguments, and interprets the result.
 
 use crate::{
-    AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Json, Origin, RuntimeError, ToolOrigin,
-    access::plain_session,
-    approvals,
+    AlarmOrigin, EventOrigin, HttpOrigin, Invocation, Json, Origin, RuntimeError, ToolOrigin, approvals,
     bindings::{alarm_handler, event_handler, handler, tool_handler, types},
     capability::Turn,
     journal::{Identity, Stopped},
+    name::plain_session,
 };
 use skep_engine::EngineError;
 use std::{sync::Arc, time::Instant};

@@ -2,9 +2,9 @@
 //! the turn must not run again: while the store fails, the write is retried and the turn stays
 //! held.
 
-use super::{Live, Message, SessionKey, StoredFailure};
+use super::{Live, Message, StoredFailure};
 use crate::{
-    RuntimeError, agent_host::Services, capability::log::now_ms, event::turn_events::TurnEnding,
+    RuntimeError, agent_host::Services, clock::now_ms, event::turn_events::TurnEnding, name::SessionKey,
     store_retry::stored, token_budget::Spend,
 };
 use skep_store::{StoreError, TurnFailure, TurnKey};

@@ -1,17 +1,17 @@
 //! One turn: make it durable, run the guest, commit, and only then inform the caller.
 //!
-//! Nothing is published before it is stored, and `Done` is published after the commit. A turn that
+//! No event is published before it is stored, and `Done` is published after the commit. A turn that
 //! fails, or whose commit fails, changes nothing. A turn that a host shutdown or crash interrupts
 //! stays open in the store if a client may still ask for it, and is rerun from its journal.
 
 use super::{
-    SessionKey,
     accepted::{Input, Live, Message, Standing},
     actor::Actor,
     ending::{Answer, Failure, StoredFailure, decode_outcome},
     entry::Entry,
     turn_span,
 };
+use crate::name::SessionKey;
 use crate::{
     Invocation, Json, Origin, Outcome, RunEvent, RuntimeError,
     agent_host::{Active, Services},
@@ -26,8 +26,8 @@ use crate::{
     error::known_code,
     event::turn_events::{self, TurnEnding},
     feed::{Feed, TurnEnd},
+    guest,
     host_tools::TurnTools,
-    instance,
     intake::Held,
     journal::{self, Journal},
     metric,
@@ -272,7 +272,7 @@ impl Actor {
         let SessionKey { agent: agent_name, session } = self.key.clone();
         let agent = match &standing {
             Standing::CutOff { digest, .. } => services.agent_with(&agent_name, digest).await?,
-            Standing::Attached | Standing::Waiting { .. } => services.agent(&agent_name)?,
+            Standing::Attached | Standing::Waiting { .. } => services.deployed(&agent_name)?,
         };
         let memory = self.memory().await?;
         let number = memory.turns + 1;
@@ -326,7 +326,7 @@ impl Actor {
         };
         let tools = TurnTools::new(services.clone(), end.feed().turn_id().to_owned(), &invocation.origin);
         let (models, egress) = (services.models.clone(), services.egress.clone());
-        let turn = Turn::new(agent.clone(), models, affinity, deadline, journal.clone(), tools, egress);
+        let turn = Turn::new(agent.agent.clone(), models, affinity, deadline, journal.clone(), tools, egress);
         let turn = turn.with_priority(invocation.priority).resumed_in(self.resuming.take());
         let turn = Arc::new(turn);
         let mut context = TurnContext::new(
@@ -356,7 +356,7 @@ impl Actor {
                 principal: invocation.principal.clone(),
                 turn_id,
                 limit: agent.limits.schedules,
-                takes_alarms: agent.pre.takes_alarms(),
+                takes_alarms: agent.handlers.alarms,
             },
             seen: None,
         });
@@ -438,7 +438,7 @@ impl Actor {
         let Ok(_instance) = instance else { return Some(Err(RuntimeError::DeadlineExceeded)) };
         let running = context.take().expect("the context is set until the guest is called");
         let (result, after) =
-            instance::take_turn(services.wasm(), agent, turn.deadline, stop, running, entry).await;
+            guest::take_turn(agent.code(services.wasm()), turn.deadline, stop, running, entry).await;
         if result.is_err() && parked.load(Ordering::Relaxed) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Calls that a person decides about: what is asked survives everything, and is decided once.
+//! Tests of calls that a person decides on: a request survives everything and is decided once.
 
 use super::{
     doer::{MANIFEST, doer},
@@ -19,12 +19,13 @@ const HOUR_MS: u64 = 3_600_000;
 const AN_HOUR: &str = "[limits]\napproval_ms = 3600000";
 const TOOL: &str = "agent:orders/find";
 
-/// A host with the agent `desk`, which calls the tool of another that it is told; a person decides about `find`.
+/// Starts a host with the agent `desk`, which calls the tool that its message names; `find`
+/// requires approval.
 pub(super) async fn start(more: &str) -> Host {
     start_at(&Clock::default(), more).await
 }
 
-/// The same with a clock that the test moves.
+/// Like [`start`], with a clock that the test moves.
 async fn start_at(clock: &Clock, more: &str) -> Host {
     let host = Host::with(RuntimeOptions { clock: clock.clone(), ..granting(&["agent:*/*"]) }).await;
     host.deploy("orders", ASKS, echoing()).await.expect("valid");
@@ -34,7 +35,8 @@ async fn start_at(clock: &Clock, more: &str) -> Host {
     host
 }
 
-/// A host with the agent `orders`, whose tool sends something outside; a person decides about it.
+/// Starts a host with the agent `orders`, whose tool sends a request to the outside and requires
+/// approval.
 async fn start_outside(outside: &Outside) -> Host {
     let host = Host::with(outside.options()).await;
     host.deploy("orders", &format!("{MANIFEST}\n{ASKS}"), doer(outside)).await.expect("valid");
@@ -50,11 +52,11 @@ async fn detached_in(host: &Host, session: &str) -> RunHandle {
     host.agents.invoke(invocation).await.expect("taken")
 }
 
-/// Reads until somebody is asked.
+/// Reads events until approval is requested.
 async fn asked(handle: &mut RunHandle) -> String {
     loop {
         if let RunEvent::ApprovalRequired { id, .. } =
-            handle.next().await.expect("not over").expect("goes well")
+            handle.next().await.expect("the turn is still running").expect("the turn succeeds")
         {
             return id;
         }
@@ -70,7 +72,7 @@ async fn decide(host: &Host, id: &str, approve: bool) -> Result<Approval, Runtim
 }
 
 #[tokio::test]
-async fn an_approved_call_is_made_and_everyone_is_told_in_order() {
+async fn an_approved_call_is_made_and_all_followers_see_the_same_events() {
     let host = start("").await;
     let mut handle = detached(&host).await;
     let id = asked(&mut handle).await;
@@ -84,12 +86,12 @@ async fn an_approved_call_is_made_and_everyone_is_told_in_order() {
     let callee = host.agents.session("orders", "desk~s").await.expect_err("nothing was called yet");
     assert_eq!(callee.code(), "session_not_found");
 
-    decide(&host, &id, true).await.expect("nobody was faster");
+    decide(&host, &id, true).await.expect("the approval is still open");
     let turn = handle.turn_id().to_owned();
     let mut all = host.agents.follow("desk", "s", &turn).await.expect("there");
     let (mut events, mut ids) = (Vec::new(), Vec::new());
     while let Some(event) = all.next().await {
-        events.push(event.expect("goes well"));
+        events.push(event.expect("the turn succeeds"));
         ids.extend(all.last_id());
     }
     assert!(ids.is_sorted_by(|one, other| one < other), "{ids:?}");
@@ -107,17 +109,17 @@ async fn an_approved_call_is_made_and_everyone_is_told_in_order() {
 }
 
 #[tokio::test]
-async fn a_denied_call_is_not_made_and_the_agent_is_told_why() {
+async fn a_denied_call_is_not_made_and_the_agent_gets_the_reason() {
     let host = start("").await;
     let mut handle = detached(&host).await;
-    decide(&host, &asked(&mut handle).await, false).await.expect("nobody was faster");
-    let outcome = handle.outcome().await.expect("a refusal is no failure of the turn");
+    decide(&host, &asked(&mut handle).await, false).await.expect("the approval is still open");
+    let outcome = handle.outcome().await.expect("a refusal does not fail the turn");
     assert_eq!(outcome.text, "a person refused this call: too dear");
     host.agents.session("orders", "desk~s").await.expect_err("nothing was called");
 }
 
 #[tokio::test]
-async fn a_call_is_decided_about_once() {
+async fn a_call_is_decided_only_once() {
     let host = start("").await;
     let mut handle = detached(&host).await;
     let id = asked(&mut handle).await;
@@ -127,23 +129,26 @@ async fn a_call_is_decided_about_once() {
         assert_eq!(error.code(), "approval_decided");
         assert!(error.to_string().contains("was already approved"), "{error}");
     }
-    assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
-    assert_eq!(decide(&host, "another", true).await.expect_err("nobody asked").code(), "approval_not_found");
+    assert_eq!(handle.outcome().await.expect("the turn succeeds").text, r#"{"id":1}"#);
+    assert_eq!(
+        decide(&host, "another", true).await.expect_err("no such approval exists").code(),
+        "approval_not_found"
+    );
 }
 
 #[tokio::test]
-async fn what_nobody_decides_in_time_is_refused_and_the_turns_own_time_stands_meanwhile() {
+async fn an_undecided_call_is_refused_and_the_wait_does_not_count_as_turn_time() {
     let host = start("[limits]\nturn_ms = 6000\napproval_ms = 6500").await;
     let mut handle = detached(&host).await;
     let id = asked(&mut handle).await;
-    let outcome = handle.outcome().await.expect("its own time was not used up");
+    let outcome = handle.outcome().await.expect("the turn's time was not used up");
     assert!(outcome.text.starts_with("nobody approved this call in time"), "{outcome:?}");
     let late = decide(&host, &id, true).await.expect_err("too late");
     assert!(late.to_string().contains("nobody decided in time"), "{late}");
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_forward_takes_no_time_from_people() {
+async fn setting_the_clock_forward_does_not_shorten_the_time_to_decide() {
     let clock = Clock::at(1_800_000_000_000);
     clock.times_set_back();
     let host = start_at(&clock, AN_HOUR).await;
@@ -158,12 +163,12 @@ async fn a_clock_that_is_set_forward_takes_no_time_from_people() {
     decide(&host, &second, true).await.expect("half an hour is left");
     in_time.outcome().await.expect("approved");
     clock.advance(HOUR_MS / 2);
-    let outcome = late.outcome().await.expect("goes well");
+    let outcome = late.outcome().await.expect("the turn succeeds");
     assert!(outcome.text.starts_with("nobody approved this call in time"), "{outcome:?}");
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_back_gives_people_no_year_more() {
+async fn setting_the_clock_back_does_not_prolong_the_time_to_decide() {
     let clock = Clock::at(1_800_000_000_000);
     clock.times_set_back();
     let host = start_at(&clock, AN_HOUR).await;
@@ -175,58 +180,59 @@ async fn a_clock_that_is_set_back_gives_people_no_year_more() {
         waiting.iter().all(|one| one.created_at_ms == clock.now_ms()).then_some(())
     })
     .await;
-    // Who waits may have looked before the row was moved; then it looks again an hour later.
+    // The waiting turn may have read the row before it was moved; it then checks again an hour
+    // later.
     clock.advance(HOUR_MS);
     clock.advance(HOUR_MS);
-    let outcome = handle.outcome().await.expect("goes well");
+    let outcome = handle.outcome().await.expect("the turn succeeds");
     assert!(outcome.text.starts_with("nobody approved this call in time"), "{outcome:?}");
 }
 
 #[tokio::test]
-async fn a_turn_that_waits_survives_the_host_and_does_not_keep_it_from_stopping() {
+async fn a_waiting_turn_survives_a_restart_and_does_not_block_the_drain() {
     let outside = Outside::start();
     let host = start_outside(&outside).await;
     host.deploy("desk", &granted("\"agent:orders/find\""), caller()).await.expect("valid");
     let mut handle = detached(&host).await;
     let id = asked(&mut handle).await;
     let turn = handle.turn_id().to_owned();
-    // Nobody decides before that; a drain that waited would not end.
+    // Nobody decides before the drain, so a drain that waited for the turn would never end.
     host.agents.drain(Duration::from_secs(86_400)).await;
     let host = host.restart_with(outside.options()).await;
     assert_eq!(pending(&host).await.into_iter().map(|one| one.id).collect::<Vec<_>>(), [id.as_str()]);
     let phase = host.agents.turn("desk", "s", &turn).await.expect("kept").phase;
     assert!(matches!(phase, TurnPhase::Running { .. }), "{phase:?}");
 
-    let mut handle = host.agents.follow("desk", "s", &turn).await.expect("it goes on");
-    assert_eq!(asked(&mut handle).await, id, "who follows it is told the same");
-    decide(&host, &id, true).await.expect("nobody was faster");
-    let decided = handle.next().await.expect("not over").expect("goes well");
+    let mut handle = host.agents.follow("desk", "s", &turn).await.expect("the turn is resumed");
+    assert_eq!(asked(&mut handle).await, id, "followers see the same approval");
+    decide(&host, &id, true).await.expect("the approval is still open");
+    let decided = handle.next().await.expect("the turn is still running").expect("the turn succeeds");
     assert!(matches!(decided, RunEvent::ApprovalDecided { approved: true, .. }), "{decided:?}");
-    assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
+    assert_eq!(handle.outcome().await.expect("the turn succeeds").text, r#"{"id":1}"#);
     assert_eq!(host.agents.session("orders", "desk~s").await.expect("called").state_bytes, 2, "once");
     assert_eq!(outside.count("/tool"), 1);
 }
 
 #[tokio::test]
-async fn a_session_that_is_held_since_a_restore_tells_what_it_answered_before_and_takes_nothing_new() {
+async fn a_held_session_returns_earlier_results_and_accepts_nothing_new() {
     let host = start("").await;
     let keyed = |key: &str| Invocation { idempotency_key: Some(key.into()), ..invocation("desk", "s", TOOL) };
     let mut answered = host.agents.invoke(keyed("answered")).await.expect("taken");
     let id = asked(&mut answered).await;
-    decide(&host, &id, true).await.expect("nobody was faster");
-    let outcome = answered.outcome().await.expect("goes well");
+    decide(&host, &id, true).await.expect("the approval is still open");
+    let outcome = answered.outcome().await.expect("the turn succeeds");
     asked(&mut host.agents.invoke(keyed("open")).await.expect("taken")).await;
     host.store().hold_all(1, 2).await.expect("stored");
     let host = host.restart_with(granting(&["agent:*/*"])).await;
     let again = host.agents.invoke(keyed("answered")).await.expect("known");
-    assert_eq!(again.outcome().await.expect("as it was"), outcome);
+    assert_eq!(again.outcome().await.expect("the result is unchanged"), outcome);
     for refused in [keyed("open"), keyed("new"), invocation("desk", "s", TOOL)] {
-        let error = host.agents.invoke(refused).await.expect_err("it is held");
+        let error = host.agents.invoke(refused).await.expect_err("the session is held");
         assert_eq!(error.code(), "held_since_restore");
     }
 }
 
-/// A call of the tool that no agent makes.
+/// A tool call that no agent makes.
 fn from_outside() -> Invocation {
     let origin = Origin::Tool(ToolOrigin { name: "find".into(), callers: Vec::new(), hops: 0 });
     Invocation {
@@ -238,7 +244,7 @@ fn from_outside() -> Invocation {
 }
 
 #[tokio::test]
-async fn a_call_from_outside_waits_for_a_person_as_well_and_is_made_once() {
+async fn an_external_call_requires_approval_too_and_is_made_once() {
     let outside = Outside::start();
     let host = start_outside(&outside).await;
     let mut handle = host.agents.invoke(from_outside()).await.expect("taken");
@@ -250,21 +256,21 @@ async fn a_call_from_outside_waits_for_a_person_as_well_and_is_made_once() {
     assert_eq!(outside.count("/tool"), 0);
 
     let host = host.restart_with(outside.options()).await;
-    decide(&host, &id, true).await.expect("nobody was faster");
+    decide(&host, &id, true).await.expect("the approval is still open");
     let outcome = host.agents.follow("orders", "s", &turn).await.expect("kept").outcome().await;
-    assert_eq!(outcome.expect("goes well").data, Some(json!({"id": 7}).into()));
+    assert_eq!(outcome.expect("the turn succeeds").data, Some(json!({"id": 7}).into()));
     let session = host.agents.session("orders", "s").await.expect("there");
     assert_eq!((session.summary.turns, session.state_bytes), (1, 2), "once");
     assert_eq!(outside.count("/tool"), 1);
 }
 
 #[tokio::test]
-async fn a_call_from_outside_that_a_person_refuses_runs_nothing() {
+async fn a_denied_external_call_runs_nothing() {
     let outside = Outside::start();
     let host = start_outside(&outside).await;
     let mut handle = host.agents.invoke(from_outside()).await.expect("taken");
-    decide(&host, &asked(&mut handle).await, false).await.expect("nobody was faster");
-    let refused = handle.outcome().await.expect_err("it was refused");
+    decide(&host, &asked(&mut handle).await, false).await.expect("the approval is still open");
+    let refused = handle.outcome().await.expect_err("the call was refused");
     assert_eq!(
         (refused.code(), refused.to_string().as_str()),
         ("call_refused", "a person refused this call: too dear")
@@ -273,7 +279,8 @@ async fn a_call_from_outside_that_a_person_refuses_runs_nothing() {
     assert_eq!(outside.count("/tool"), 0);
 }
 
-/// A host with an agent that calls one that calls a third, which a person decides about.
+/// Starts a host with an agent that calls a second one, which calls a third; the last call requires
+/// approval.
 async fn start_chain(outside: &Outside, desk: &str, broker: &str) -> Host {
     let host = start_outside(outside).await;
     let broker = format!("{}\n{broker}", granted("\"agent:orders/find\""));
@@ -283,7 +290,7 @@ async fn start_chain(outside: &Outside, desk: &str, broker: &str) -> Host {
     host
 }
 
-/// Begins a turn, and reads of the one that it calls until somebody is asked there.
+/// Starts a turn, and follows the turn that it calls until approval is requested there.
 async fn asked_below(host: &Host) -> (RunHandle, String) {
     let detached = Invocation { detached: true, ..invocation("desk", "s", "agent:broker/find") };
     let handle = host.agents.invoke(detached).await.expect("taken");
@@ -293,22 +300,22 @@ async fn asked_below(host: &Host) -> (RunHandle, String) {
 }
 
 #[tokio::test]
-async fn the_time_of_who_waits_for_a_turn_that_waits_for_a_person_stands_as_well() {
+async fn waiting_for_a_parked_turn_does_not_count_as_turn_time() {
     let outside = Outside::start();
     let host = start_chain(&outside, "[limits]\nturn_ms = 6000", "[limits]\napproval_ms = 6500").await;
     let (handle, _) = asked_below(&host).await;
-    let outcome = handle.outcome().await.expect("its own time was not used up");
+    let outcome = handle.outcome().await.expect("the turn's time was not used up");
     let refusal = "nobody approved this call in time, which is `approval_ms` under [limits] in agent.toml";
     assert!(outcome.text.starts_with(refusal), "{}", outcome.text);
 }
 
 #[tokio::test]
-async fn who_waits_for_a_turn_that_waits_for_a_person_goes_on_with_it_and_calls_once() {
+async fn a_caller_of_a_parked_turn_resumes_with_it_and_calls_once() {
     let outside = Outside::start();
     let host = start_chain(&outside, "", "").await;
     let (handle, id) = asked_below(&host).await;
-    decide(&host, &id, true).await.expect("nobody was faster");
-    assert_eq!(handle.outcome().await.expect("goes well").text, r#"{"id":1}"#);
+    decide(&host, &id, true).await.expect("the approval is still open");
+    assert_eq!(handle.outcome().await.expect("the turn succeeds").text, r#"{"id":1}"#);
     for (agent, session) in [("broker", "desk~s"), ("orders", "broker~desk~s")] {
         assert_eq!(host.agents.session(agent, session).await.expect("called").summary.turns, 1, "{agent}");
     }
@@ -317,39 +324,39 @@ async fn who_waits_for_a_turn_that_waits_for_a_person_goes_on_with_it_and_calls_
 }
 
 #[tokio::test]
-async fn a_chain_of_turns_that_waits_for_a_person_survives_the_host_and_ends_together() {
+async fn a_chain_of_parked_turns_survives_a_restart_and_ends_together() {
     let outside = Outside::start();
     let host = start_chain(&outside, "", "").await;
     let (handle, id) = asked_below(&host).await;
     let turn = handle.turn_id().to_owned();
     let host = host.restart_with(outside.options()).await;
-    decide(&host, &id, true).await.expect("nobody was faster");
+    decide(&host, &id, true).await.expect("the approval is still open");
     let outcome = host.agents.follow("desk", "s", &turn).await.expect("kept").outcome().await;
-    assert_eq!(outcome.expect("goes well").text, r#"{"id":1}"#);
+    assert_eq!(outcome.expect("the turn succeeds").text, r#"{"id":1}"#);
 
     let (handle, id) = asked_below(&host).await;
-    host.agents.cancel_turn("desk", "s", handle.turn_id()).await.expect("it is there");
-    assert_eq!(handle.outcome().await.expect_err("it was cancelled").code(), "cancelled");
+    host.agents.cancel_turn("desk", "s", handle.turn_id()).await.expect("the turn exists");
+    assert_eq!(handle.outcome().await.expect_err("the turn was cancelled").code(), "cancelled");
     until(async || pending(&host).await.is_empty().then_some(())).await;
-    let late = decide(&host, &id, true).await.expect_err("there is nothing to decide");
+    let late = decide(&host, &id, true).await.expect_err("the approval is closed");
     assert!(late.to_string().contains("belongs to a turn that has ended"), "{late}");
     assert_eq!(outside.count("/tool"), 1, "only the first was approved");
 }
 
 #[tokio::test]
-async fn a_decision_just_before_the_end_of_the_host_is_kept() {
+async fn a_decision_just_before_the_host_stops_is_kept() {
     let host = start("").await;
     let mut handle = detached(&host).await;
     let id = asked(&mut handle).await;
     let turn = handle.turn_id().to_owned();
-    decide(&host, &id, true).await.expect("nobody was faster");
+    decide(&host, &id, true).await.expect("the approval is still open");
     let host = host.restart_with(granting(&["agent:*/*"])).await;
     let outcome = host.agents.follow("desk", "s", &turn).await.expect("kept").outcome().await;
-    assert_eq!(outcome.expect("goes well").text, r#"{"id":1}"#);
+    assert_eq!(outcome.expect("the turn succeeds").text, r#"{"id":1}"#);
 }
 
 #[tokio::test]
-async fn a_tenant_sees_what_is_asked_of_its_own_sessions_and_the_operator_everything() {
+async fn a_tenant_sees_its_own_approvals_and_the_operator_all_of_them() {
     let host = start("").await;
     let of_tenant =
         Invocation { principal: "acme".into(), detached: true, ..invocation("desk", "acme/s", TOOL) };
@@ -366,42 +373,42 @@ async fn a_tenant_sees_what_is_asked_of_its_own_sessions_and_the_operator_everyt
     assert_eq!(sessions(None).await, ["acme/s", "s"]);
 }
 
-/// What comes of a message whose caller waits for it.
+/// Returns the result of a message whose caller waits for it.
 async fn attached(host: &Host, session: &str) -> Result<Outcome, RuntimeError> {
     host.agents.invoke(invocation("desk", session, "")).await?.outcome().await
 }
 
 #[tokio::test]
-async fn nobody_waits_behind_a_turn_that_waits_for_a_person_unless_the_message_is_durable() {
+async fn only_durable_messages_wait_behind_a_parked_turn() {
     let host = start("").await;
     let mut in_front = detached(&host).await;
-    // Before the pause begins, or after it.
+    // The pause may start before or after this message is sent.
     let early = attached(&host, "s").await.expect_err("nobody decided");
     assert_eq!(early.code(), "waiting_for_approval");
     let id = asked(&mut in_front).await;
     assert!(early.to_string().contains(&format!("approval {id}:")), "{early}");
-    // More than the mailbox holds: none of them stays in it.
+    // Sends more messages than the mailbox holds; none of them stays in it.
     for _ in 0..2 * RuntimeOptions::default().mailbox {
         assert_eq!(attached(&host, "s").await.expect_err("nobody decided").code(), "waiting_for_approval");
     }
     let deleted = host.agents.delete_session("desk", "s").await.expect_err("a turn waits in it");
     assert_eq!(deleted.code(), "waiting_for_approval");
-    attached(&host, "another").await.expect("another session waits for nobody");
+    attached(&host, "another").await.expect("another session is not blocked");
     let behind = detached(&host).await;
     let keyed = Invocation { idempotency_key: Some("k".into()), ..invocation("desk", "s", "") };
     let keyed = host.agents.invoke(keyed).await.expect("taken");
 
-    decide(&host, &id, true).await.expect("nobody was faster");
-    assert_eq!(in_front.outcome().await.expect("goes well").turn, 1);
+    decide(&host, &id, true).await.expect("the approval is still open");
+    assert_eq!(in_front.outcome().await.expect("the turn succeeds").turn, 1);
     let mut behind = behind;
-    decide(&host, &asked(&mut behind).await, false).await.expect("nobody was faster");
-    assert_eq!(behind.outcome().await.expect("goes well").turn, 2);
-    assert_eq!(keyed.outcome().await.expect("goes well").turn, 3, "no refused message was a turn");
-    assert_eq!(attached(&host, "s").await.expect("nobody is asked any more").turn, 4);
+    decide(&host, &asked(&mut behind).await, false).await.expect("the approval is still open");
+    assert_eq!(behind.outcome().await.expect("the turn succeeds").turn, 2);
+    assert_eq!(keyed.outcome().await.expect("the turn succeeds").turn, 3, "refused messages are not turns");
+    assert_eq!(attached(&host, "s").await.expect("no more approval is needed").turn, 4);
 }
 
 #[tokio::test]
-async fn who_waits_behind_a_chain_is_told_of_the_approval_at_its_end() {
+async fn a_message_behind_a_chain_reports_the_approval_at_its_end() {
     let outside = Outside::start();
     let host = start_chain(&outside, "", "").await;
     let (_handle, id) = asked_below(&host).await;
@@ -411,19 +418,19 @@ async fn who_waits_behind_a_chain_is_told_of_the_approval_at_its_end() {
 }
 
 #[tokio::test]
-async fn nobody_is_asked_any_more_about_a_turn_that_was_cancelled() {
+async fn cancelling_a_turn_closes_its_approvals() {
     let host = start("").await;
     let mut handle = detached(&host).await;
     let id = asked(&mut handle).await;
-    host.agents.cancel_turn("desk", "s", handle.turn_id()).await.expect("it is there");
-    assert_eq!(handle.outcome().await.expect_err("it was cancelled").code(), "cancelled");
+    host.agents.cancel_turn("desk", "s", handle.turn_id()).await.expect("the turn exists");
+    assert_eq!(handle.outcome().await.expect_err("the turn was cancelled").code(), "cancelled");
     assert!(pending(&host).await.is_empty());
-    let error = decide(&host, &id, true).await.expect_err("there is nothing to decide");
+    let error = decide(&host, &id, true).await.expect_err("the approval is closed");
     assert!(error.to_string().contains("belongs to a turn that has ended"), "{error}");
 }
 
 #[tokio::test]
-async fn a_line_about_a_tool_that_is_not_there_is_an_error() {
+async fn settings_for_an_unknown_tool_are_an_error() {
     let host = Host::start().await;
     let error =
         host.deploy("orders", "[tools.lose]\napproval = true", echoing()).await.expect_err("no such tool");
@@ -433,6 +440,7 @@ async fn a_line_about_a_tool_that_is_not_there_is_an_error() {
     );
     let error =
         host.deploy("mute", "[tools.lose]\napproval = true", echo()).await.expect_err("no tools at all");
-    let expected = "[tools.lose] in agent.toml does not name a tool; it has no tools of its own; external tools";
+    let expected =
+        "[tools.lose] in agent.toml does not name a tool; it has no tools of its own; external tools";
     assert!(error.to_string().contains(expected), "{error}");
 }

@@ -1,4 +1,5 @@
-//! Compiled code that is kept: a restart loads it, and only what this host wrote is ever loaded.
+//! Tests of the cache of compiled code: a restart loads it, and only code that this host wrote is
+//! ever loaded.
 
 use super::{
     fixture::Host,
@@ -15,14 +16,14 @@ fn keeping(folder: &Path) -> RuntimeOptions {
     RuntimeOptions { artifact_dir: Some(folder.join("artifacts")), ..RuntimeOptions::default() }
 }
 
-/// With these, an agent is there only if its code was loaded.
+/// Options with which an agent is available only if its code was loaded from the cache.
 fn without_compiler(folder: &Path) -> RuntimeOptions {
     RuntimeOptions { compile_timeout: Duration::ZERO, ..keeping(folder) }
 }
 
 fn artifacts(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder.join("artifacts"))
-        .expect("the folder is there")
+        .expect("the folder exists")
         .map(|entry| entry.expect("readable").path())
         .collect();
     files.sort();
@@ -41,15 +42,15 @@ async fn a_restart_loads_the_code_and_does_not_compile() {
 }
 
 #[tokio::test]
-async fn code_that_was_changed_cut_exchanged_or_lost_is_compiled_again() {
+async fn damaged_or_missing_code_is_compiled_again() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut host = Host::with(keeping(folder.path())).await;
     host.deploy("other", "", counter()).await.expect("valid");
     let foreign = fs::read(&artifacts(folder.path())[0]).expect("readable");
-    host.agents.delete("other").await.expect("it is there");
-    fs::remove_file(&artifacts(folder.path())[0]).expect("it is there");
+    host.agents.delete("other").await.expect("the agent exists");
+    fs::remove_file(&artifacts(folder.path())[0]).expect("the file exists");
     host.deploy("echo", "", echo()).await.expect("valid");
-    let file = artifacts(folder.path()).pop().expect("one is kept");
+    let file = artifacts(folder.path()).pop().expect("one file is kept");
     let written = fs::read(&file).expect("readable");
     let mut changed = written.clone();
     let middle = changed.len() / 2;
@@ -58,7 +59,7 @@ async fn code_that_was_changed_cut_exchanged_or_lost_is_compiled_again() {
     for damage in damages {
         match &damage {
             Some(bytes) => fs::write(&file, bytes).expect("writable"),
-            None => fs::remove_file(&file).expect("it is there"),
+            None => fs::remove_file(&file).expect("the file exists"),
         }
         host = host.restart_with(without_compiler(folder.path())).await;
         assert_eq!(host.agents.failed_agents().len(), 1, "damaged code was loaded");
@@ -70,12 +71,12 @@ async fn code_that_was_changed_cut_exchanged_or_lost_is_compiled_again() {
 }
 
 #[tokio::test]
-async fn the_folder_is_bounded_and_what_was_unused_for_longest_goes() {
+async fn the_cache_is_bounded_and_evicts_the_least_recently_used_code() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let host = Host::with(keeping(folder.path())).await;
     host.deploy("one", "", echo()).await.expect("valid");
     let first = artifacts(folder.path());
-    let bytes = fs::metadata(&first[0]).expect("it is there").len();
+    let bytes = fs::metadata(&first[0]).expect("the file exists").len();
     let room_for_two = RuntimeOptions { max_artifact_bytes: bytes * 5 / 2, ..keeping(folder.path()) };
     let host = host.restart_with(room_for_two).await;
     for describe in ["nop", "nop nop", "nop nop nop"] {
@@ -88,12 +89,12 @@ async fn the_folder_is_bounded_and_what_was_unused_for_longest_goes() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn code_is_for_this_user_only_and_strange_files_are_swept() {
+async fn cached_code_is_private_and_unknown_files_are_removed() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let host = Host::with(keeping(folder.path())).await;
     host.deploy("echo", "", echo()).await.expect("valid");
-    let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let mode = |path: &Path| fs::metadata(path).expect("the file exists").permissions().mode() & 0o777;
     assert_eq!(mode(&artifacts(folder.path())[0]), 0o600);
     assert_eq!(mode(&folder.path().join("artifacts")), 0o700);
     fs::write(folder.path().join("artifacts/writing-abc"), "half").expect("writable");
@@ -104,7 +105,7 @@ async fn code_is_for_this_user_only_and_strange_files_are_swept() {
 }
 
 #[tokio::test]
-async fn a_small_file_that_would_be_huge_code_is_refused_before_it_is_compiled() {
+async fn a_small_component_that_expands_to_huge_code_is_rejected_early() {
     let host = Host::with(RuntimeOptions { max_component_bytes: 1 << 20, ..RuntimeOptions::default() }).await;
     let mut nested = "(component $c0 (core module $m) (core instance (instantiate $m)))".to_owned();
     for level in 1..=40 {
@@ -117,20 +118,20 @@ async fn a_small_file_that_would_be_huge_code_is_refused_before_it_is_compiled()
     let locals = format!("(component (core module {}))", function.repeat(3));
     for (text, expected) in [(instances, "instances"), (locals, "max_component_bytes")] {
         let bytes = wat::parse_str(&text).expect("the text is WebAssembly");
-        assert!(bytes.len() < 8 << 10, "{} bytes are no small file", bytes.len());
+        assert!(bytes.len() < 8 << 10, "{} bytes are too many for this test", bytes.len());
         let manifest = crate::Manifest::from_toml("name = \"bomb\"").expect("valid");
         let error = host.agents.deploy(manifest, bytes, "tester").await.expect_err("it must not be compiled");
         assert_eq!(error.code(), "invalid_component");
         assert!(error.to_string().contains(expected), "{error}");
     }
-    host.deploy("echo", "", echo()).await.expect("the host goes on");
+    host.deploy("echo", "", echo()).await.expect("the host keeps working");
 }
 
 #[tokio::test]
-async fn a_compilation_that_takes_too_long_is_given_up() {
+async fn a_compilation_that_takes_too_long_is_aborted() {
     let host =
         Host::with(RuntimeOptions { compile_timeout: Duration::ZERO, ..RuntimeOptions::default() }).await;
-    let error = host.deploy("slow", "", echo()).await.expect_err("there is no time at all");
+    let error = host.deploy("slow", "", echo()).await.expect_err("the timeout is zero");
     assert_eq!(error.code(), "invalid_component");
     assert!(error.to_string().contains("compile_s"), "{error}");
     assert!(host.agents.agents().is_empty());

@@ -1,4 +1,4 @@
-//! Batches: what is taken when, what becomes of failures, and what a restart finds.
+//! Tests of batches: when items are started, how failures are handled, and what a restart finds.
 
 use super::{
     durability::talker,
@@ -43,33 +43,33 @@ async fn queue(host: &Host, model: &str, items: Vec<BatchItem>) -> Result<String
 }
 
 async fn results(host: &Host, id: &str) -> BatchResults {
-    until(async || host.agents.batch_results(PRINCIPAL, id).await.expect("it is known").1).await
+    until(async || host.agents.batch_results(PRINCIPAL, id).await.expect("the batch is known").1).await
 }
 
 async fn counts(host: &Host, id: &str) -> ItemCounts {
-    host.agents.batch(PRINCIPAL, id).await.expect("it is known").items
+    host.agents.batch(PRINCIPAL, id).await.expect("the batch is known").items
 }
 
 fn error_of(outcome: &BatchOutcome) -> (&'static str, &str) {
     match outcome {
         BatchOutcome::Failed { code, message } => (code, message),
-        other => panic!("it did not fail: {other:?}"),
+        other => panic!("the item did not fail: {other:?}"),
     }
 }
 
-/// As many interactive sequences as leave background work no room.
+/// Starts so many interactive sequences that no room is left for background work.
 async fn occupy(engine: &Engine) -> Vec<TokenStream> {
     let mut streams = Vec::new();
     while engine.free_slots(Priority::Background) > 0 {
         let mut request = GenerateRequest::new(vec![65; 8]);
         (request.max_tokens, request.ignore_eos) = (Some(200), true);
-        streams.push(engine.generate(request).expect("there is room"));
+        streams.push(engine.generate(request).expect("the engine has room"));
     }
     streams
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_ends_though_the_database_fails_now_and_then() {
+async fn a_batch_completes_despite_database_faults() {
     for at in [Moment::Begin, Moment::Write, Moment::Commit, Moment::Committed] {
         let host = Host::start().await;
         let items = ["one", "two", "three", "four"].map(short).to_vec();
@@ -83,7 +83,7 @@ async fn a_batch_ends_though_the_database_fails_now_and_then() {
 }
 
 #[tokio::test]
-async fn items_are_answered_in_their_order_and_under_their_names() {
+async fn results_keep_the_order_and_references_of_their_items() {
     let host = Host::start().await;
     let id = queue(&host, "tiny", vec![short("one"), short("two"), short("three")]).await.expect("room");
     let BatchResults { status, items } = results(&host, &id).await;
@@ -98,7 +98,7 @@ async fn items_are_answered_in_their_order_and_under_their_names() {
 }
 
 #[tokio::test]
-async fn an_agent_answers_items_in_sessions_of_their_own() {
+async fn an_agent_handles_each_item_in_a_separate_session() {
     let host = Host::start().await;
     host.deploy("echo", "", echo()).await.expect("deployed");
     let id = queue(&host, "agent:echo", vec![turn("hello"), turn("bye")]).await.expect("room");
@@ -113,7 +113,7 @@ async fn an_agent_answers_items_in_sessions_of_their_own() {
 }
 
 #[tokio::test]
-async fn what_an_agent_generates_for_a_batch_gives_way_to_interactive_work() {
+async fn an_agents_batch_generations_have_background_priority() {
     let host = Host::start().await;
     host.deploy("talk", "", talker()).await.expect("deployed");
     let engine = host.agents.models().default_engine();
@@ -121,26 +121,26 @@ async fn what_an_agent_generates_for_a_batch_gives_way_to_interactive_work() {
     let id = queue(&host, "agent:talk", vec![turn("hello"); 8]).await.expect("room");
     let mut ran = 0;
     let BatchResults { status, .. } = until(async || {
-        assert_eq!(engine.free_slots(Priority::Interactive), room, "a place that others cannot take");
+        assert_eq!(engine.free_slots(Priority::Interactive), room, "background turns take no interactive slots");
         ran += usize::from(engine.free_slots(Priority::Background) < room);
-        host.agents.batch_results(PRINCIPAL, &id).await.expect("it is known").1
+        host.agents.batch_results(PRINCIPAL, &id).await.expect("the batch is known").1
     })
     .await;
     assert_eq!(status.items.done, 8);
-    assert!(ran > 0, "none was seen while it ran");
+    assert!(ran > 0, "no turn was observed while it ran");
 }
 
 #[tokio::test]
-async fn nothing_is_taken_while_interactive_work_leaves_no_room() {
+async fn no_item_starts_while_interactive_work_leaves_no_room() {
     let host = Host::start().await;
     let engine = host.agents.models().default_engine().clone();
     let streams = occupy(&engine).await;
     let id = queue(&host, "tiny", vec![short("one")]).await.expect("room");
     let mut streams = streams.into_iter();
-    // Its queue is looked at many times while this one comes to its end.
+    // The puller checks the queue many times while this stream completes.
     let mut watched = streams.next().expect("at least one");
     for _ in 0..20 {
-        watched.next().await.expect("it goes on").expect("well");
+        watched.next().await.expect("the stream continues").expect("the stream has no error");
         if engine.free_slots(Priority::Background) == 0 {
             let status = host.agents.batch(PRINCIPAL, &id).await.expect("known");
             assert_eq!(status.phase, BatchPhase::Queued);
@@ -151,9 +151,9 @@ async fn nothing_is_taken_while_interactive_work_leaves_no_room() {
 }
 
 #[tokio::test]
-async fn an_item_waits_for_the_next_day_when_its_tenants_tokens_are_used_up() {
+async fn an_item_waits_for_the_next_day_when_the_budget_is_used_up() {
     let batch = BatchOptions { max_attempts: 1, ..BatchOptions::default() };
-    // A millisecond before midnight, until the test says so.
+    // The clock shows one millisecond before midnight until the test moves it.
     let clock = Clock::at(20_000 * 86_400_000 - 1);
     let tenant_tokens_per_day = [(PRINCIPAL.to_owned(), 4)].into();
     let options =
@@ -168,11 +168,11 @@ async fn an_item_waits_for_the_next_day_when_its_tenants_tokens_are_used_up() {
     })
     .await;
     clock.advance(1);
-    assert_eq!(results(&host, &second).await.status.items.done, 1, "what was refused was no attempt");
+    assert_eq!(results(&host, &second).await.status.items.done, 1, "refused runs do not count as attempts");
 }
 
 #[tokio::test]
-async fn what_fails_each_time_is_parked_with_its_error() {
+async fn an_item_that_always_fails_ends_with_its_error() {
     let batch =
         BatchOptions { max_attempts: 3, backoff: Duration::from_millis(1), ..BatchOptions::default() };
     let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
@@ -189,7 +189,7 @@ async fn what_fails_each_time_is_parked_with_its_error() {
 }
 
 #[tokio::test]
-async fn an_item_that_panics_is_tried_again_and_given_up_without_a_restart() {
+async fn a_panicking_item_is_retried_and_then_fails() {
     let batch =
         BatchOptions { max_attempts: 3, backoff: Duration::from_millis(1), ..BatchOptions::default() };
     let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
@@ -206,7 +206,7 @@ async fn an_item_that_panics_is_tried_again_and_given_up_without_a_restart() {
 }
 
 #[tokio::test]
-async fn what_cannot_succeed_is_not_tried_again_and_takes_no_other_with_it() {
+async fn a_hopeless_item_is_not_retried_and_fails_alone() {
     let host = Host::start().await;
     let too_long = chat("x", ChatOptions { max_tokens: Some(1 << 20), ..ChatOptions::default() });
     let id = queue(&host, "tiny", vec![too_long, short("fine")]).await.expect("room");
@@ -218,12 +218,12 @@ async fn what_cannot_succeed_is_not_tried_again_and_takes_no_other_with_it() {
 }
 
 #[tokio::test]
-async fn a_restart_goes_on_and_answers_what_was_taken_once() {
+async fn a_restart_resumes_taken_items_and_answers_them_once() {
     let host = Host::start().await;
     let streams = occupy(host.agents.models().default_engine()).await;
     let id = queue(&host, "tiny", vec![short("one"), short("two")]).await.expect("room");
     host.agents.drain(Duration::ZERO).await;
-    // As a process that was killed leaves it.
+    // Simulates a process that was killed after taking an item.
     let taken = host.store().take_item(&["tiny".to_owned()], &[], u64::MAX >> 1).await.expect("taken");
     assert!(matches!(taken, Take::Item(_)), "{taken:?}");
     drop(streams);
@@ -233,7 +233,7 @@ async fn a_restart_goes_on_and_answers_what_was_taken_once() {
 }
 
 #[tokio::test]
-async fn a_host_that_ends_in_order_gives_back_what_runs() {
+async fn an_orderly_shutdown_returns_running_items_to_the_queue() {
     let host = Host::start().await;
     let endless = ChatOptions { max_tokens: Some(400), ignore_eos: true, ..ChatOptions::default() };
     let id = queue(&host, "tiny", vec![chat("long", endless)]).await.expect("room");
@@ -245,7 +245,7 @@ async fn a_host_that_ends_in_order_gives_back_what_runs() {
 }
 
 #[tokio::test]
-async fn cancelling_ends_what_waits_and_what_runs_and_keeps_what_is_there() {
+async fn cancelling_ends_unfinished_items_and_keeps_results() {
     let batch = BatchOptions { max_running: 1, ..BatchOptions::default() };
     let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
     let endless = ChatOptions { max_tokens: Some(400), ignore_eos: true, ..ChatOptions::default() };
@@ -263,7 +263,7 @@ async fn cancelling_ends_what_waits_and_what_runs_and_keeps_what_is_there() {
 }
 
 #[tokio::test]
-async fn batches_are_bounded_and_their_owner_s_alone() {
+async fn batches_are_limited_and_private_to_their_owner() {
     let batch = BatchOptions { max_items: 2, max_batches: 1, ..BatchOptions::default() };
     let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
     for (model, items, code) in [
@@ -287,17 +287,17 @@ async fn batches_are_bounded_and_their_owner_s_alone() {
 }
 
 #[tokio::test]
-async fn results_are_forgotten_after_their_time_and_make_room() {
+async fn results_are_deleted_after_the_retention_and_make_room() {
     let batch = BatchOptions { max_batches: 1, retention: Duration::ZERO, ..BatchOptions::default() };
     let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
     let id = queue(&host, "tiny", vec![short("a")]).await.expect("room");
     let error = until(async || host.agents.batch(PRINCIPAL, &id).await.err()).await;
     assert_eq!(error.code(), "batch_not_found");
-    queue(&host, "tiny", vec![short("b")]).await.expect("the first one made room");
+    queue(&host, "tiny", vec![short("b")]).await.expect("the deleted batch made room");
 }
 
 #[tokio::test]
-async fn who_subscribed_is_told_of_a_batch_and_how_it_ended() {
+async fn subscribers_receive_the_start_and_the_end_of_a_batch() {
     let host = Host::start().await;
     let trigger =
         "[[trigger.event]]\ntopic = \"cf.workersAi.model.batch.*\"\nsession = \"{data.payload.requestId}\"";
@@ -311,18 +311,18 @@ async fn who_subscribed_is_told_of_a_batch_and_how_it_ended() {
     told.sort_by_key(|event| event.key);
     let names: Vec<_> = told.iter().map(|event| event.topic.rsplit('.').next().unwrap_or_default()).collect();
     assert_eq!(names, ["queued", "succeeded", "queued", "failed"]);
-    let ended = told[1].data.as_ref().expect("its data").value();
+    let ended = told[1].data.as_ref().expect("the event has data").value();
     assert_eq!((&ended["type"], &ended["payload"]), (&json!(told[1].topic), &json!({"requestId": good})));
     assert_eq!(ended["source"], json!({"type": "workersAi.model", "modelName": "tiny"}));
     assert!(ended["metadata"]["eventTimestamp"].as_str().is_some_and(|time| time.ends_with('Z')), "{ended}");
-    let failed = &told[3].data.as_ref().expect("its data").value()["payload"];
+    let failed = &told[3].data.as_ref().expect("the event has data").value()["payload"];
     assert_eq!((&failed["internalCode"], &failed["httpCode"]), (&json!(500), &json!(500)), "{failed}");
-    // Each batch is a session of the agent, which was woken twice.
+    // Each batch is a separate session of the agent, which received two events.
     until(async || (host.answer("w", &good, "E").await.len() == 2).then_some(())).await;
 }
 
 #[tokio::test]
-async fn sessions_of_a_batch_go_when_its_results_do() {
+async fn sessions_of_a_batch_are_deleted_with_its_results() {
     let host = Host::start().await;
     host.deploy("echo", "", echo()).await.expect("valid");
     let id = queue(&host, "agent:echo", vec![turn("one"), turn("two")]).await.expect("room");
@@ -333,11 +333,11 @@ async fn sessions_of_a_batch_go_when_its_results_do() {
         sessions.into_iter().map(|session| session.id).collect::<Vec<_>>()
     };
     assert_eq!(sessions().await.len(), 3);
-    let hours = |hours: u64| crate::capability::log::now_ms() + hours * 3_600_000;
-    host.agents.expire_sessions(hours(23)).await.expect("goes well");
+    let hours = |hours: u64| crate::clock::now_ms() + hours * 3_600_000;
+    host.agents.expire_sessions(hours(23)).await.expect("the call succeeds");
     assert_eq!(sessions().await.len(), 3);
-    host.agents.expire_sessions(hours(25)).await.expect("goes well");
-    assert_eq!(sessions().await, ["batch-of-mine"], "only those that the batch made");
-    let gone = host.agents.batch(PRINCIPAL, &id).await.expect_err("forgotten without another batch");
+    host.agents.expire_sessions(hours(25)).await.expect("the call succeeds");
+    assert_eq!(sessions().await, ["batch-of-mine"], "only sessions created by the batch are deleted");
+    let gone = host.agents.batch(PRINCIPAL, &id).await.expect_err("the batch is deleted by the expiry alone");
     assert_eq!(gone.code(), "batch_not_found");
 }

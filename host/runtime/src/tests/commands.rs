@@ -1,4 +1,4 @@
-//! Plain WASI commands: the message is standard input, standard output is the reply.
+//! Tests of plain WASI commands: the message is standard input, and standard output is the reply.
 
 use super::{
     fixture::Host,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{AlarmOrigin, LogFilter, Manifest, Origin, RuntimeError};
 
-/// Of WASI, what the command below calls.
+/// The parts of WASI that the command below calls.
 const IO: &str = "package wasi:io@0.2.3;
     interface error { resource error; }
     interface streams {
@@ -24,8 +24,9 @@ const CLI: &str = "package wasi:cli@0.2.3;
 const WORLD: &str = "import wasi:cli/stdin@0.2.3; import wasi:cli/stdout@0.2.3; import wasi:cli/stderr@0.2.3;
     import wasi:cli/exit@0.2.3; export wasi:cli/run@0.2.3;";
 
-/// Prints its input, and then does what the first letter says: `f`ails, e`x`its with 1, e`q`its with 0, prints on for
-/// ever (`m`), or traps (`t`) after it printed to standard error too. With `e` it prints to standard error only, and fails.
+/// Prints its input, then acts by its first letter: `f` fails, `x` exits with 1, `q` exits with 0,
+/// `m` prints forever, `t` prints to standard error too and traps. With `e` it prints to standard
+/// error only, and fails.
 const MODULE: &str = r#"(module
     (import "wasi:cli/stdin@0.2.3" "get-stdin" (func $stdin (result i32)))
     (import "wasi:cli/stdout@0.2.3" "get-stdout" (func $stdout (result i32)))
@@ -69,7 +70,7 @@ async fn host() -> Host {
     let host = Host::start().await;
     let manifest = Manifest::from_toml("name = \"command\"").expect("valid");
     let summary = host.agents.deploy(manifest, component(MODULE, &[IO, CLI], WORLD), "tester").await;
-    let summary = summary.expect("it needs no grant");
+    let summary = summary.expect("the command needs no grant");
     assert!(summary.tools.is_empty() && summary.description.contains("WASI command"), "{summary:?}");
     host
 }
@@ -84,17 +85,17 @@ async fn a_command_reads_the_message_and_its_output_is_the_reply() {
     assert_eq!(host.answer("command", "s", "hello\nthere\n").await, "hello\nthere\n");
     assert_eq!(host.answer("command", "s", "quits in good order").await, "quits in good order");
     assert_eq!(host.answer("command", "s", "").await, "");
-    let logs = host.agents.logs(&LogFilter::of_agent("command"), None, 10).await.expect("it is there");
+    let logs = host.agents.logs(&LogFilter::of_agent("command"), None, 10).await.expect("the agent exists");
     assert!(logs.is_empty(), "the reply is not logged: {logs:?}");
 }
 
 #[tokio::test]
-async fn a_status_other_than_0_is_a_failure_with_the_words_of_standard_error() {
+async fn a_nonzero_exit_status_fails_with_the_text_from_standard_error() {
     let host = host().await;
     let said = error(&host, "errors are told\n").await;
     assert_eq!(said.code(), "agent_failed");
     assert_eq!(said.to_string(), "the agent failed: it exited with status 1: errors are told");
-    let logs = host.agents.logs(&LogFilter::of_agent("command"), None, 10).await.expect("it is there");
+    let logs = host.agents.logs(&LogFilter::of_agent("command"), None, 10).await.expect("the agent exists");
     assert_eq!(
         (logs.len(), logs[0].level.as_str(), logs[0].message.as_str()),
         (1, "warn", "errors are told")
@@ -107,7 +108,7 @@ async fn a_status_other_than_0_is_a_failure_with_the_words_of_standard_error() {
 }
 
 #[tokio::test]
-async fn a_command_has_the_limits_of_an_agent_and_one_for_its_output() {
+async fn a_command_has_the_limits_of_an_agent_and_an_output_limit() {
     let host = host().await;
     let trap = error(&host, "traps with these words").await;
     assert_eq!(trap.code(), "agent_trapped");
@@ -129,17 +130,17 @@ async fn only_messages_reach_a_command() {
         missed: 0,
     });
     let handle = host.agents.invoke(alarm).await.expect("taken");
-    let message = handle.outcome().await.expect_err("it has no such export").to_string();
+    let message = handle.outcome().await.expect_err("the command has no such export").to_string();
     assert!(message.contains("does not export skep:agent/alarm-handler"), "{message}");
 }
 
 #[tokio::test]
-async fn a_component_that_is_neither_agent_nor_command_is_told_what_it_may_be() {
+async fn a_component_that_is_neither_agent_nor_command_is_rejected() {
     let host = Host::start().await;
     let bytes = component("(module)", &[], "");
     let manifest = Manifest::from_toml("name = \"nothing\"").expect("valid");
     let message =
         host.agents.deploy(manifest, bytes, "tester").await.expect_err("nothing to call").to_string();
     assert!(message.contains("skep:agent/handler") && message.contains("wasi:cli/run"), "{message}");
-    host.deploy("agent", "", Guest::default()).await.expect("an agent is one");
+    host.deploy("agent", "", Guest::default()).await.expect("an agent is accepted");
 }

@@ -1,4 +1,4 @@
-//! Conversations that outgrow the model's context of 512 tokens.
+//! Tests of conversations that outgrow the model's context of 512 tokens.
 
 use super::{
     durability::{detached, talker},
@@ -8,30 +8,31 @@ use super::{
 use crate::{Invocation, PortableConversation, RunEvent, TurnPhase};
 use skep_engine::chat::Role;
 
-/// Its answers have up to 160 tokens: the third does not fit beside the first two.
+/// Answers have up to 160 tokens, so the third does not fit beside the first two.
 const TALK: [&str; 2] = ["one", "two"];
 
 async fn talked(agent_toml: &str) -> Host {
     let host = Host::start().await;
     host.deploy("talk", agent_toml, talker()).await.expect("valid");
     for text in TALK {
-        host.ask("talk", "s", text).await.expect("there is room");
+        host.ask("talk", "s", text).await.expect("the context has room");
     }
     host
 }
 
 async fn conversation(host: &Host, agent: &str, session: &str) -> PortableConversation {
-    host.agents.export_session(agent, session).await.expect("it is there").conversations.remove(0)
+    host.agents.export_session(agent, session).await.expect("the session exists").conversations.remove(0)
 }
 
-/// Talks until a turn has compacted the conversation. The text of that turn, and what the caller saw of it.
+/// Talks until a turn has compacted the conversation. Returns the text of that turn and what its
+/// caller received.
 async fn talk_until_compacted(host: &Host) -> (String, String) {
     for round in 0..20 {
         let text = format!("question {round}");
         let mut handle = host.invoke("talk", "s", &text).await.expect("taken");
         let mut shown = String::new();
         while let Some(event) = handle.next().await {
-            match event.expect("the turn goes well") {
+            match event.expect("the turn succeeds") {
                 RunEvent::Delta { text } => shown.push_str(&text),
                 RunEvent::Done(outcome) => assert_eq!(outcome.text, shown),
                 _ => {}
@@ -41,7 +42,7 @@ async fn talk_until_compacted(host: &Host) -> (String, String) {
             return (text, shown);
         }
     }
-    panic!("twenty answers fit into 512 tokens");
+    panic!("the context did not fill up after twenty answers");
 }
 
 fn is_compacted(conversation: &PortableConversation) -> bool {
@@ -49,7 +50,7 @@ fn is_compacted(conversation: &PortableConversation) -> bool {
 }
 
 #[tokio::test]
-async fn a_conversation_that_does_not_fit_is_compacted_and_goes_on_token_for_token() {
+async fn an_overflowing_conversation_is_compacted_and_keeps_its_tokens() {
     for _ in 0..50 {
         let host = talked("").await;
         let (text, shown) = talk_until_compacted(&host).await;
@@ -65,12 +66,13 @@ async fn a_conversation_that_does_not_fit_is_compacted_and_goes_on_token_for_tok
         assert!(compacted.tokens().len() <= 512);
         assert!(
             messages.iter().all(|message| message.content != TALK[0]),
-            "the oldest message was summarised"
+            "the oldest message was summarized"
         );
         let host = host.restart().await;
-        host.ask("talk", "s", "and so on").await.expect("there is room, or it is made");
+        host.ask("talk", "s", "and so on").await.expect("the context has room, or is compacted");
         let after = conversation(&host, "talk", "s").await.transcript;
-        // Unless it was full again, or cannot go on from its tokens.
+        // Skipped if the context was full again, or the conversation cannot continue from its
+        // tokens.
         if after.messages().starts_with(messages) && host.have_text(compacted.tokens()) {
             assert!(after.tokens().starts_with(compacted.tokens()), "token for token");
             return;
@@ -80,31 +82,31 @@ async fn a_conversation_that_does_not_fit_is_compacted_and_goes_on_token_for_tok
 }
 
 #[tokio::test]
-async fn an_agent_that_wants_none_is_told_that_the_context_is_full() {
+async fn an_agent_without_compaction_gets_a_context_overflow() {
     let host = talked("[sessions]\ncompaction = \"off\"").await;
     for round in 0..20 {
-        let before = host.agents.export_session("talk", "s").await.expect("it is there");
+        let before = host.agents.export_session("talk", "s").await.expect("the session exists");
         let Err(error) = host.ask("talk", "s", &format!("question {round}")).await else { continue };
-        // Its guest traps on any error.
+        // The guest traps on any error.
         assert_eq!(error.code(), "agent_trapped");
-        let after = host.agents.export_session("talk", "s").await.expect("it is there");
+        let after = host.agents.export_session("talk", "s").await.expect("the session exists");
         assert_eq!(after.conversations, before.conversations);
         return;
     }
-    panic!("twenty answers fit into 512 tokens");
+    panic!("the context did not fill up after twenty answers");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_compaction_that_a_restart_cut_off_comes_to_the_same_summary() {
+async fn an_interrupted_compaction_produces_the_same_summary() {
     for round in 0..20 {
         let mut host = talked("").await;
-        // As far as one answer before the context is full.
+        // Stops one answer before the context is full.
         let mut turn = 0;
         let full = loop {
             turn += 1;
             let before = format!("before-{turn}");
-            host.agents.fork_session("talk", "s", &before).await.expect("there is none yet");
-            host.ask("talk", "s", "go on").await.expect("goes well");
+            host.agents.fork_session("talk", "s", &before).await.expect("the fork does not exist yet");
+            host.ask("talk", "s", "go on").await.expect("the turn succeeds");
             if is_compacted(&conversation(&host, "talk", "s").await) {
                 break before;
             }
@@ -122,7 +124,7 @@ async fn a_compaction_that_a_restart_cut_off_comes_to_the_same_summary() {
         let is_cut_off = !journal.contains("\"result\"") && host.open_turns().await == 1;
         host = host.restart().await;
         let outcome = host.agents.follow("talk", &full, &id).await.expect("kept").outcome().await;
-        outcome.expect("it goes on");
+        outcome.expect("the turn is resumed");
         let detail = host.agents.turn("talk", &full, &id).await.expect("kept");
         assert!(matches!(detail.phase, TurnPhase::Done { .. }), "{detail:?}");
         let messages = conversation(&host, "talk", &full).await.transcript.messages().to_vec();
@@ -132,11 +134,11 @@ async fn a_compaction_that_a_restart_cut_off_comes_to_the_same_summary() {
             return;
         }
     }
-    panic!("no compaction was cut off");
+    panic!("no compaction was interrupted");
 }
 
-/// Compacts the conversation `main` on "c", with the rest of the message as the summary if there is any, and replies with
-/// the summary; otherwise talks.
+/// Compacts the conversation `main` on "c", using the rest of the message as the summary if there
+/// is any, and replies with the summary. Otherwise talks.
 fn compactor() -> Guest {
     Guest {
         module: r#"
@@ -177,17 +179,17 @@ fn compactor() -> Guest {
 }
 
 #[tokio::test]
-async fn an_agent_compacts_when_it_wants_to_and_in_its_own_words_if_it_likes() {
+async fn an_agent_can_compact_on_demand_with_or_without_its_own_summary() {
     let host = Host::start().await;
     host.deploy("compact", "", compactor()).await.expect("valid");
-    assert_eq!(host.answer("compact", "s", "c").await, "", "there is nothing to be summarised");
+    assert_eq!(host.answer("compact", "s", "c").await, "", "there is nothing to summarize");
     for text in ["one", "two", "three"] {
         host.answer("compact", "s", text).await;
     }
     let mut handle = host.invoke("compact", "s", "c").await.expect("taken");
     let (mut shown, mut generated) = (String::new(), 0);
     let outcome = loop {
-        match handle.next().await.expect("it ends").expect("goes well") {
+        match handle.next().await.expect("the turn ends").expect("the turn succeeds") {
             RunEvent::Delta { text } => shown.push_str(&text),
             RunEvent::Generation { usage, .. } => generated += usage.completion_tokens,
             RunEvent::Done(outcome) => break outcome,
@@ -208,7 +210,7 @@ async fn an_agent_compacts_when_it_wants_to_and_in_its_own_words_if_it_likes() {
     assert_eq!(texts().await[..3], [compacted[0].clone(), "We talked.".into(), "three".into()]);
     let large = format!("c{}", "x".repeat((64 << 10) + 1));
     let error = host.ask("compact", "s", &large).await.expect_err("a summary is short");
-    assert_eq!(error.code(), "agent_trapped", "its guest traps on any error");
+    assert_eq!(error.code(), "agent_trapped", "the guest traps on any error");
     host.answer("compact", "s", "four").await;
     assert_eq!(texts().await.len(), 6);
 }

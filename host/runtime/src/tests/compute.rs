@@ -1,4 +1,4 @@
-//! Guests and sessions that keep the host computing for long, and everyone else meanwhile.
+//! Tests that guests and sessions with long host computations do not delay others.
 
 use super::{
     durability::talker,
@@ -17,13 +17,14 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// How long others may wait. A machine that does much else may stop everything for as long, so it gets several tries.
+/// Maximum time that others may wait. A busy machine may stop everything for as long, so there are
+/// several attempts.
 const BOUND: Duration = Duration::from_secs(1);
 const TRIES: usize = 5;
-/// More than threads that serve turns.
+/// More attackers than threads that serve turns.
 const ATTACKERS: usize = 4;
 
-/// Asks the model to go on with its message's text, and says `e` if it cannot, `o` if it did.
+/// Completes the message's text, and replies with `o`, or with `e` if that fails.
 fn completer() -> Guest {
     Guest {
         module: r#"
@@ -43,12 +44,12 @@ fn completer() -> Guest {
     }
 }
 
-/// The longest that a turn of another session took while all of these went on.
+/// Returns the longest duration of a turn of another session while the attack is running.
 async fn slowest_beside(host: &Host, mut attack: JoinSet<Result<String, RuntimeError>>) -> Duration {
     let mut slowest = Duration::ZERO;
     while !attack.is_empty() {
         while let Some(ended) = attack.try_join_next() {
-            ended.expect("no panic").expect("the turn goes well");
+            ended.expect("no panic").expect("the turn succeeds");
         }
         let began = Instant::now();
         assert_eq!(host.answer("echo", "well-behaved", "hello").await, "hello");
@@ -57,7 +58,7 @@ async fn slowest_beside(host: &Host, mut attack: JoinSet<Result<String, RuntimeE
     slowest
 }
 
-/// Others are answered while `attack` goes on, again and again.
+/// Checks that others are served while `attack` runs, with several attempts.
 async fn others_go_on(host: &Host, attack: impl AsyncFn() -> JoinSet<Result<String, RuntimeError>>) {
     host.deploy("echo", "", echo()).await.expect("valid");
     host.answer("echo", "well-behaved", "hello").await;
@@ -68,7 +69,7 @@ async fn others_go_on(host: &Host, attack: impl AsyncFn() -> JoinSet<Result<Stri
             return;
         }
     }
-    panic!("others waited {slowest:?}");
+    panic!("others waited too long: {slowest:?}");
 }
 
 /// Sends the same message to several sessions at once.
@@ -83,17 +84,17 @@ async fn sent(host: &Host, agent: &str, text: &str) -> JoinSet<Result<String, Ru
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_go_on_while_guests_complete_prompts_of_megabytes() {
+async fn others_are_served_while_guests_complete_huge_prompts() {
     let host = Host::start().await;
     host.deploy("completes", "", completer()).await.expect("valid");
     let prompt = "the user said hello. ".repeat(300 << 10);
     others_go_on(&host, async || sent(&host, "completes", &prompt).await).await;
-    assert_eq!(host.answer("completes", "s", &prompt).await, "e", "it does not fit");
+    assert_eq!(host.answer("completes", "s", &prompt).await, "e", "the prompt does not fit into the context");
     assert_eq!(host.answer("completes", "s", "hello").await, "o");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_go_on_while_a_session_of_ten_thousand_messages_is_compacted() {
+async fn others_are_served_while_a_huge_session_is_compacted() {
     let host = Host::start().await;
     host.deploy("talk", "[limits]\nturn_ms = 600000", talker()).await.expect("valid");
     let import = async |session: &str| {
@@ -126,11 +127,11 @@ async fn others_go_on_while_a_session_of_ten_thousand_messages_is_compacted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_turn_that_only_computes_ends_at_its_deadline_and_when_it_is_cancelled() {
+async fn a_computing_turn_ends_at_its_deadline_or_cancellation() {
     let host = Host::start().await;
     host.deploy("completes", "[limits]\nturn_ms = 50", completer()).await.expect("valid");
     let prompt = "the user said hello. ".repeat(300 << 10);
-    // The only place of the tenant is taken until the test says so.
+    // All compute permits of the tenant are taken until the test releases them.
     let (release, wait) = mpsc::channel::<()>();
     let services = host.agents.services().clone();
     let places = thread::available_parallelism().map_or(2, usize::from).max(2) - 1;

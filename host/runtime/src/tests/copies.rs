@@ -6,7 +6,7 @@ use super::{
     inference::chatter,
     waker::waker,
 };
-use crate::{Clock, Invocation, PortableSession, RuntimeOptions, Tenant, capability::log::now_ms};
+use crate::{Clock, Invocation, PortableSession, RuntimeOptions, Tenant, clock::now_ms};
 use std::time::Duration;
 
 const HOUR_MS: u64 = 3_600_000;
@@ -18,17 +18,17 @@ async fn chatting() -> Host {
     let host = Host::start().await;
     host.deploy("chat", "", chatter()).await.expect("valid");
     for _ in 0..50 {
-        host.ask("chat", "s", QUESTION).await.expect("goes well");
+        host.ask("chat", "s", QUESTION).await.expect("the turn succeeds");
         if host.have_text(export(&host, "s").await.conversations[0].transcript.tokens()) {
             return host;
         }
-        host.agents.delete_session("chat", "s").await.expect("it is there");
+        host.agents.delete_session("chat", "s").await.expect("the session exists");
     }
     panic!("the model produces no tokens that have a text");
 }
 
 async fn export(host: &Host, session: &str) -> PortableSession {
-    host.agents.export_session("chat", session).await.expect("it is there")
+    host.agents.export_session("chat", session).await.expect("the session exists")
 }
 
 async fn unloaded(host: &Host) {
@@ -42,7 +42,7 @@ async fn a_fork_continues_from_the_cached_pages_of_its_source() {
     let host = chatting().await;
     let fork = host.agents.fork_session("chat", "s", "copy").await.expect("the copy does not exist yet");
     assert_eq!((fork.id.as_str(), fork.turns), ("copy", 1));
-    let first = host.ask("chat", "copy", "go on").await.expect("goes well");
+    let first = host.ask("chat", "copy", "go on").await.expect("the turn succeeds");
     assert_eq!(first.turn, 2);
     let before = export(&host, "s").await.conversations.remove(0).transcript;
     assert!(
@@ -52,7 +52,7 @@ async fn a_fork_continues_from_the_cached_pages_of_its_source() {
     );
     let after = export(&host, "copy").await.conversations.remove(0).transcript;
     assert!(after.tokens().starts_with(before.tokens()), "the tokens are kept");
-    assert_eq!(host.agents.session("chat", "s").await.expect("it is there").messages.len(), 2);
+    assert_eq!(host.agents.session("chat", "s").await.expect("the session exists").messages.len(), 2);
 }
 
 #[tokio::test]
@@ -62,8 +62,9 @@ async fn a_fork_copies_committed_state_and_never_overwrites_a_session() {
     host.answer("spin", "s", "hello").await;
     host.answer("spin", "other", "hello").await;
     let mut runs = host.invoke("spin", "s", "spin").await.expect("taken");
-    runs.next().await.expect("it starts").expect("it starts");
-    let fork = host.agents.fork_session("spin", "s", "copy").await.expect("a running turn does not prevent a fork");
+    runs.next().await.expect("the turn starts").expect("the turn starts");
+    let fork =
+        host.agents.fork_session("spin", "s", "copy").await.expect("a running turn does not prevent a fork");
     assert_eq!(fork.turns, 1);
     drop(runs);
     for (from, to, code) in [
@@ -76,7 +77,7 @@ async fn a_fork_copies_committed_state_and_never_overwrites_a_session() {
         let error = host.agents.fork_session("spin", from, to).await.expect_err(to);
         assert_eq!(error.code(), code, "{from} to {to}: {error}");
     }
-    assert_eq!(host.ask("spin", "copy", "hello").await.expect("goes well").turn, 2);
+    assert_eq!(host.ask("spin", "copy", "hello").await.expect("the turn succeeds").turn, 2);
 }
 
 #[tokio::test]
@@ -85,7 +86,7 @@ async fn the_first_turn_after_a_fork_sees_the_copied_state() {
     host.deploy("count", "", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
     // The target's actor has read that the session does not exist, and remembers that.
-    host.ask("count", "copy", "!").await.expect_err("it traps");
+    host.ask("count", "copy", "!").await.expect_err("the guest traps");
     host.agents.fork_session("count", "s", "copy").await.expect("no turn of the target was committed");
     assert_eq!(host.answer("count", "copy", "go").await, "xx");
 }
@@ -95,23 +96,25 @@ async fn an_imported_session_continues_with_the_same_tokens() {
     let host = chatting().await;
     host.deploy("count", "", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
-    let counted = host.agents.export_session("count", "s").await.expect("it is there");
+    let counted = host.agents.export_session("count", "s").await.expect("the session exists");
     assert_eq!(counted.state.get("n").map(Vec::as_slice), Some(&b"x"[..]));
 
     let exported = export(&host, "s").await;
-    host.agents.delete_session("chat", "s").await.expect("it is there");
+    host.agents.delete_session("chat", "s").await.expect("the session exists");
     assert_eq!(host.agents.export_session("chat", "s").await.expect_err("gone").code(), "session_not_found");
-    let imported = host.agents.import_session("chat", exported.clone(), false).await.expect("the export is valid");
+    let imported =
+        host.agents.import_session("chat", exported.clone(), false).await.expect("the export is valid");
     assert_eq!((imported.turns, imported.created_at_ms), (1, exported.summary.created_at_ms));
     let again = export(&host, "s").await;
     assert_eq!((again.state, again.conversations), (exported.state.clone(), exported.conversations.clone()));
-    let next = host.ask("chat", "s", "go on").await.expect("goes well");
+    let next = host.ask("chat", "s", "go on").await.expect("the turn succeeds");
     assert_eq!(next.turn, 2);
     let before = &exported.conversations[0].transcript;
     let after = export(&host, "s").await.conversations.remove(0).transcript;
     assert!(after.tokens().starts_with(before.tokens()), "the tokens are kept");
 
-    let refused = host.agents.import_session("chat", exported.clone(), false).await.expect_err("the session exists");
+    let refused =
+        host.agents.import_session("chat", exported.clone(), false).await.expect_err("the session exists");
     assert_eq!(refused.code(), "session_exists");
     host.agents.import_session("chat", exported.clone(), true).await.expect("the session may be replaced");
     assert_eq!(export(&host, "s").await.conversations, exported.conversations);
@@ -121,7 +124,7 @@ async fn an_imported_session_continues_with_the_same_tokens() {
 async fn an_invalid_import_is_refused_with_the_reason_and_writes_nothing() {
     let host = chatting().await;
     let right = export(&host, "s").await;
-    host.agents.delete_session("chat", "s").await.expect("it is there");
+    host.agents.delete_session("chat", "s").await.expect("the session exists");
     type Change = fn(&mut PortableSession);
     let wrong: [(Change, &str, &str); 7] = [
         (|s| s.summary.id = "a/b/c".into(), "invalid_name", "session id"),
@@ -154,15 +157,15 @@ async fn an_invalid_import_is_refused_with_the_reason_and_writes_nothing() {
 #[tokio::test]
 async fn messages_are_read_page_by_page() {
     let host = chatting().await;
-    host.ask("chat", "s", "and another").await.expect("goes well");
+    host.ask("chat", "s", "and another").await.expect("the turn succeeds");
     let page = async |after, limit| {
-        let page = host.agents.messages("chat", "s", "main", after, limit).await.expect("it is there");
+        let page = host.agents.messages("chat", "s", "main", after, limit).await.expect("the session exists");
         (page.total, page.messages.into_iter().map(|(number, _)| number).collect::<Vec<_>>())
     };
     assert_eq!(page(0, 3).await, (4, vec![1, 2, 3]));
     assert_eq!(page(3, 3).await, (4, vec![4]));
     assert_eq!(page(4, 3).await, (4, vec![]));
-    let first = host.agents.messages("chat", "s", "main", 0, 1).await.expect("it is there");
+    let first = host.agents.messages("chat", "s", "main", 0, 1).await.expect("the session exists");
     assert_eq!(first.messages[0].1.content, QUESTION);
     let missing = host.agents.messages("chat", "s", "side", 0, 1).await.expect_err("no such conversation");
     assert_eq!(missing.code(), "conversation_not_found");
@@ -176,14 +179,14 @@ async fn a_deleted_session_leaves_nothing_in_memory_or_in_the_log() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
-    host.ask("count", "s", "!").await.expect_err("it traps");
-    host.agents.delete_session("count", "s").await.expect("it is there");
+    host.ask("count", "s", "!").await.expect_err("the guest traps");
+    host.agents.delete_session("count", "s").await.expect("the session exists");
     unloaded(&host).await;
     // A session whose turns all failed has something to delete too.
     let failed = Invocation { detached: true, ..invocation("count", "only-failed", "!") };
     let handle = host.agents.invoke(failed).await.expect("taken");
     let turn = handle.turn_id().to_owned();
-    handle.outcome().await.expect_err("it traps");
+    handle.outcome().await.expect_err("the guest traps");
     host.agents.delete_session("count", "only-failed").await.expect("the session's turn exists");
     let missing = host.agents.turn("count", "only-failed", &turn).await.expect_err("the turn is deleted");
     assert_eq!(missing.code(), "turn_not_found");
@@ -205,9 +208,9 @@ async fn sessions_expire_by_the_shorter_ttl_but_not_during_turns_or_before_alarm
     {
         host.answer(agent, session, "a").await;
     }
-    let now_ms = host.agents.session("long", "busy").await.expect("it is there").summary.updated_at_ms;
+    let now_ms = host.agents.session("long", "busy").await.expect("the session exists").summary.updated_at_ms;
     let left = async |hours: u64| {
-        host.agents.expire_sessions(now_ms + hours * HOUR_MS).await.expect("goes well");
+        host.agents.expire_sessions(now_ms + hours * HOUR_MS).await.expect("the call succeeds");
         let mut left = Vec::new();
         for agent in ["short", "long", "wakes"] {
             let sessions = host.agents.sessions(&Tenant::local(), agent, None, 10).await.expect("known");
@@ -218,7 +221,7 @@ async fn sessions_expire_by_the_shorter_ttl_but_not_during_turns_or_before_alarm
     assert_eq!(left(1).await.len(), 5);
     assert_eq!(left(3).await, ["long/a", "long/busy", "wakes/a"]);
     let mut runs = host.invoke("long", "busy", "spin").await.expect("taken");
-    runs.next().await.expect("it starts").expect("it starts");
+    runs.next().await.expect("the turn starts").expect("the turn starts");
     let kept = left(11).await;
     assert_eq!(
         kept,
@@ -228,7 +231,7 @@ async fn sessions_expire_by_the_shorter_ttl_but_not_during_turns_or_before_alarm
     clock.advance(1_000);
     until(async || (left(11).await.len() == 1).then_some(())).await;
     drop(runs);
-    assert_eq!(host.ask("long", "busy", "hello").await.expect("goes well").turn, 2);
+    assert_eq!(host.ask("long", "busy", "hello").await.expect("the turn succeeds").turn, 2);
     assert_eq!(host.answer("short", "a", "go").await, "x", "the session starts over");
 }
 
@@ -240,7 +243,8 @@ async fn setting_the_clock_forward_expires_no_session_early() {
     let host = Host::with(options()).await;
     host.deploy("count", "[sessions]\nttl_h = 2", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
-    let expire = async |host: &Host| host.agents.expire_sessions(clock.now_ms()).await.expect("goes well");
+    let expire =
+        async |host: &Host| host.agents.expire_sessions(clock.now_ms()).await.expect("the call succeeds");
     clock.advance(HOUR_MS);
     assert_eq!(expire(&host).await, 0);
     clock.jump(TEN_YEARS_MS);
@@ -260,7 +264,7 @@ async fn a_session_used_before_the_clock_was_set_back_still_expires() {
     let host = Host::with(options()).await;
     host.deploy("count", "[sessions]\nttl_h = 2", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
-    let expire = async || host.agents.expire_sessions(clock.now_ms()).await.expect("goes well");
+    let expire = async || host.agents.expire_sessions(clock.now_ms()).await.expect("the call succeeds");
     assert_eq!(expire().await, 0);
     clock.jump(-(YEAR_MS as i64));
     assert_eq!(expire().await, 0);

@@ -1,4 +1,4 @@
-//! What is checked before an agent is there.
+//! Tests of the checks at deployment.
 
 use super::{
     fixture::Host,
@@ -24,7 +24,7 @@ async fn refused(host: &Host, more: &str, guest: Guest) -> String {
 }
 
 #[tokio::test]
-async fn a_component_is_described_and_answers() {
+async fn a_component_is_described_and_replies() {
     let host = Host::start().await;
     let summary = host.deploy("echo", "", echo()).await.expect("valid");
     assert_eq!((summary.description.as_str(), summary.model.as_str()), ("described", "tiny"));
@@ -34,18 +34,19 @@ async fn a_component_is_described_and_answers() {
 }
 
 #[tokio::test]
-async fn an_agent_without_asynchronous_functions_is_described_and_answers() {
+async fn a_synchronous_component_is_described_and_replies() {
     let host = Host::start().await;
     let text = echo().text().replace("skep:agent/handler@", "skep:agent/handler-sync@");
     let bytes = component(&text, &[], "include skep:agent/agent-sync@0.1.0;");
     let manifest = Manifest::from_toml("name = \"echo\"").expect("valid");
-    let summary = host.agents.deploy(manifest, bytes, "tester").await.expect("it has the same functions");
+    let summary =
+        host.agents.deploy(manifest, bytes, "tester").await.expect("the component has the same functions");
     assert_eq!(summary.description, "described");
     assert_eq!(host.answer("echo", "s", "hello").await, "hello");
 }
 
 #[tokio::test]
-async fn a_clock_is_there_only_if_granted_and_a_denial_names_the_line() {
+async fn a_clock_is_available_only_if_granted_and_a_denial_names_the_setting() {
     let host = Host::start().await;
     let denial = refused(&host, "", clock_reader()).await;
     assert!(
@@ -70,7 +71,7 @@ async fn an_unknown_import_is_named() {
 }
 
 #[tokio::test]
-async fn what_is_no_agent_is_refused_with_the_reason() {
+async fn invalid_components_are_rejected_with_the_reason() {
     let host = Host::start().await;
     let empty = wat::parse_str("(component)").expect("valid");
     let core = wat::parse_str("(module)").expect("valid");
@@ -92,10 +93,12 @@ async fn what_is_no_agent_is_refused_with_the_reason() {
 #[tokio::test]
 async fn a_route_belongs_to_one_agent() {
     let host = Host::start().await;
-    host.deploy("one", "[[trigger.http]]\nroute = \"/door/{session}\"", echo()).await.expect("free");
+    host.deploy("one", "[[trigger.http]]\nroute = \"/door/{session}\"", echo())
+        .await
+        .expect("the route is free");
     let message = refused(&host, "[[trigger.http]]\nroute = \"/door/{id}\"", echo()).await;
     assert!(message.contains("/door/{id}") && message.contains("agent one"), "{message}");
-    let found = host.agents.match_route("POST", "/door/ann").expect("it matches");
+    let found = host.agents.match_route("POST", "/door/ann").expect("the route matches");
     assert_eq!((found.agent.as_str(), found.session.as_str()), ("one", "ann"));
     assert_eq!(host.agents.match_route("GET", "/door/ann"), None);
 }
@@ -106,9 +109,11 @@ async fn a_new_version_keeps_the_sessions_and_a_failed_one_changes_nothing() {
     host.deploy("count", "", counter()).await.expect("valid");
     assert_eq!(host.answer("count", "s", "go").await, "x");
     let spinning = Guest { describe: "(loop $again (br $again))", ..Guest::default() };
-    host.deploy("count", "[limits]\ncpu_ms = 20", spinning).await.expect_err("it never describes itself");
+    host.deploy("count", "[limits]\ncpu_ms = 20", spinning)
+        .await
+        .expect_err("the guest never describes itself");
     assert_eq!(host.answer("count", "s", "go").await, "xx");
     host.deploy("count", "[limits]\nmemory_mb = 8", counter()).await.expect("valid");
     assert_eq!(host.answer("count", "s", "go").await, "xxx");
-    assert_eq!(host.agents.agent("count").expect("it is there").limits.memory_mb, 8);
+    assert_eq!(host.agents.agent("count").expect("the agent exists").limits.memory_mb, 8);
 }

@@ -85,7 +85,10 @@ async fn an_error_about_a_missing_version_lists_the_kept_ones() {
     for (wanted, expected) in [(None, "no earlier version"), (Some(7), "no version 7")] {
         let error = host.agents.rollback("a", wanted).await.expect_err("there is no such version");
         assert_eq!(error.code(), "version_not_found");
-        assert!(error.to_string().contains(expected) && error.to_string().contains("versions are: 1"), "{error}");
+        assert!(
+            error.to_string().contains(expected) && error.to_string().contains("versions are: 1"),
+            "{error}"
+        );
     }
     assert_eq!(host.agents.rollback("b", None).await.expect_err("no agent").code(), "agent_not_found");
     assert_eq!(host.agents.versions("b").await.expect_err("no agent").code(), "agent_not_found");

@@ -1,4 +1,5 @@
-//! A guest that does something outside of the host whenever it is woken, and counts in its state that it did.
+//! A guest that acts outside of the host whenever it is invoked, and counts its actions in its
+//! state.
 
 use super::{
     fixture::{Host, invocation},
@@ -8,16 +9,17 @@ use super::{
 };
 use crate::Invocation;
 
-/// What it counts: everything, and what it was told is interrupted.
+/// State keys of the counters: all actions, and those reported as interrupted.
 const EVERYTHING: &str = "n";
 const INTERRUPTED: &str = "i";
 
-/// Grants of an agent with this guest, and what wakes it.
+/// Grants and triggers of an agent with this guest.
 pub(super) const MANIFEST: &str = "[grants]\nhosts = [\"*\"]\nevents = [\"order.*\"]\n\
     [[trigger.event]]\ntopic = \"order.*\"\nsession = \"{data.to}\"\n";
 
-/// Sends a POST to `/message`, `/alarm`, `/event` or `/tool`, by what woke it. Other messages, by their first letter: `a`
-/// sets an alarm in a second, `r` one every second, `e` emits `order.paid` for session s.
+/// Sends a POST to `/message`, `/alarm`, `/event` or `/tool`, depending on what invoked it. Other
+/// messages act by their first letter: `a` sets an alarm in a second, `r` one every second, `e`
+/// emits `order.paid` for session s.
 pub(super) fn doer(outside: &Outside) -> Guest {
     let imports = r#"
         (import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
@@ -100,21 +102,22 @@ pub(super) fn doer(outside: &Outside) -> Guest {
     }
 }
 
-/// A message under a key, so that it can be sent again.
+/// Returns a message with an idempotency key, so that it can be sent again.
 pub(super) fn keyed(agent: &str, session: &str, text: &str) -> Invocation {
     Invocation { idempotency_key: Some(format!("{session} {text}")), ..invocation(agent, session, text) }
 }
 
-/// The session has done so many things, each of which has come to `path` once; one that was told as interrupted may have
-/// come or not. How many those are.
+/// Checks that the session has done `times` actions, each of which reached `path` exactly once; an
+/// action reported as interrupted may or may not have reached it. Returns the number of interrupted
+/// ones.
 pub(super) async fn did(host: &Host, outside: &Outside, session: &str, path: &str, times: usize) -> usize {
-    let exported = host.agents.export_session("doer", session).await.expect("it is there");
+    let exported = host.agents.export_session("doer", session).await.expect("the session exists");
     let counted = |key: &str| exported.state.get(key).map_or(0, Vec::len);
-    assert_eq!(counted(EVERYTHING), times, "{session}: what is done is committed once");
+    assert_eq!(counted(EVERYTHING), times, "{session}: every action is committed once");
     let (interrupted, came) = (counted(INTERRUPTED), outside.count(path));
     assert!(
         (times - interrupted..=times).contains(&came),
-        "{session}: {came} came to {path}; {times} were done, {interrupted} of them told as interrupted"
+        "{session}: {came} reached {path}; {times} were made, {interrupted} of them reported as interrupted"
     );
     interrupted
 }

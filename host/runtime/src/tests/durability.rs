@@ -1,4 +1,4 @@
-//! Turns that outlive their caller, and the host.
+//! Tests of turns that outlive their caller and the host.
 
 use super::{
     fixture::{Host, invocation},
@@ -6,15 +6,16 @@ use super::{
 };
 use crate::{Invocation, Outcome, RunEvent, RunHandle, TurnPhase};
 
-/// Enough for several restarts in one generation.
+/// Enough tokens for several restarts within one generation.
 const TOKENS: u32 = 160;
-/// Enough CPU that a test ends it and not the limit.
+/// Enough CPU time that the test ends the turn, not the limit.
 const PATIENT: &str = "[limits]\ncpu_ms = 30000";
 
-/// What a conversation begins with.
+/// The first message of conversations.
 pub(super) const QUESTION: &str = "hello, one and all";
 
-/// Counts its turns in the state, then generates [`TOKENS`] tokens in a conversation and replies with them.
+/// Counts its turns in the state, then generates [`TOKENS`] tokens in a conversation and replies
+/// with them.
 pub(super) fn talker() -> Guest {
     Guest {
         module: r#"
@@ -54,11 +55,11 @@ pub(super) fn detached(agent: &str, text: &str) -> Invocation {
     Invocation { detached: true, ..invocation(agent, "s", text) }
 }
 
-/// The events with their numbers, to the end of the turn.
+/// Returns all events of the turn with their numbers.
 async fn events(mut handle: RunHandle) -> Vec<(u64, RunEvent)> {
     let mut events = Vec::new();
     while let Some(event) = handle.next().await {
-        let event = event.expect("the turn goes well");
+        let event = event.expect("the turn succeeds");
         events.push((handle.last_id().expect("an event has a number"), event));
     }
     events
@@ -67,7 +68,7 @@ async fn events(mut handle: RunHandle) -> Vec<(u64, RunEvent)> {
 fn outcome(events: &[(u64, RunEvent)]) -> &Outcome {
     match events.last() {
         Some((_, RunEvent::Done(outcome))) => outcome,
-        other => panic!("the last event is {other:?}"),
+        other => panic!("unexpected last event: {other:?}"),
     }
 }
 
@@ -79,19 +80,20 @@ fn said(events: &[(u64, RunEvent)]) -> String {
     deltas.collect()
 }
 
-/// What the turn's first caller saw before the host ended, and after how many tokens that was.
+/// Restarts the host during the turn. Returns the new host and the events that the turn's first
+/// caller received before.
 async fn cut_off(host: Host, handle: &mut RunHandle) -> (Host, Vec<(u64, RunEvent)>) {
     let mut seen = Vec::new();
-    // The tiny model may say nothing at all.
+    // The tiny model may produce no text at all.
     while !matches!(seen.last(), Some((_, RunEvent::Delta { .. } | RunEvent::Done(_)))) {
-        let event = handle.next().await.expect("it is not over").expect("it goes well");
+        let event = handle.next().await.expect("the turn is still running").expect("the turn succeeds");
         seen.push((handle.last_id().expect("a number"), event));
     }
     (host.restart().await, seen)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_turn_that_a_restart_cut_off_goes_on_after_its_last_token() {
+async fn an_interrupted_turn_resumes_after_its_last_token() {
     let mut cut_in_the_middle = 0;
     for round in 0..10 {
         let host = Host::start().await;
@@ -99,7 +101,7 @@ async fn a_turn_that_a_restart_cut_off_goes_on_after_its_last_token() {
         let mut handle = host.agents.invoke(detached("talk", "hello")).await.expect("taken");
         let id = handle.turn_id().to_owned();
         let (mut host, mut seen) = cut_off(host, &mut handle).await;
-        // Two more cuts, as far as the turn still runs.
+        // Two more restarts, if the turn is still running.
         for _ in 0..2 {
             if matches!(
                 host.agents.turn("talk", "s", &id).await.expect("kept").phase,
@@ -110,7 +112,7 @@ async fn a_turn_that_a_restart_cut_off_goes_on_after_its_last_token() {
             }
         }
         let all = events(host.agents.follow("talk", "s", &id).await.expect("kept")).await;
-        assert_eq!(all[..seen.len()], seen, "round {round}: what was seen has not changed");
+        assert_eq!(all[..seen.len()], seen, "round {round}: received events have not changed");
         seen.extend_from_slice(&all[seen.len()..]);
         assert!(seen.is_sorted_by_key(|(id, _)| *id) && seen.windows(2).all(|pair| pair[0].0 < pair[1].0));
         let outcome = outcome(&seen);
@@ -124,22 +126,22 @@ async fn a_turn_that_a_restart_cut_off_goes_on_after_its_last_token() {
             return;
         }
     }
-    panic!("no generation was cut off");
+    panic!("no generation was interrupted");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_that_does_something_else_than_before_is_told_so_and_changes_nothing() {
+async fn a_diverging_guest_fails_and_changes_nothing() {
     for round in 0..10 {
         let host = Host::start().await;
         host.deploy("talk", "", talker()).await.expect("valid");
         let mut handle = host.agents.invoke(detached("talk", "hello")).await.expect("taken");
         let id = handle.turn_id().to_owned();
         while !matches!(handle.next().await, None | Some(Ok(RunEvent::Delta { .. }))) {}
-        // So many versions that the one with which the turn began is not kept.
+        // This deploys so many versions that the one with which the turn started is not kept.
         let host = host.restart_with_other_component("talk", counter()).await;
         let handle = host.agents.follow("talk", "s", &id).await.expect("kept");
         match handle.outcome().await {
-            // It was faster than the restart.
+            // The turn was faster than the restart.
             Ok(_) => continue,
             Err(error) => {
                 assert_eq!(error.code(), "divergence", "round {round}: {error}");
@@ -152,11 +154,11 @@ async fn a_guest_that_does_something_else_than_before_is_told_so_and_changes_not
         assert_eq!(host.answer("talk", "s", "go").await, "x");
         return;
     }
-    panic!("no generation was cut off");
+    panic!("no generation was interrupted");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cut_off_turn_is_finished_by_the_version_that_began_it() {
+async fn an_interrupted_turn_is_finished_by_its_original_version() {
     for _ in 0..10 {
         let host = Host::start().await;
         host.deploy("talk", "", talker()).await.expect("valid");
@@ -173,20 +175,20 @@ async fn a_cut_off_turn_is_finished_by_the_version_that_began_it() {
             return;
         }
     }
-    panic!("no generation was cut off");
+    panic!("no generation was interrupted");
 }
 
 #[tokio::test]
-async fn a_detached_turn_goes_on_without_its_caller_and_is_found_again() {
+async fn a_detached_turn_continues_without_its_caller_and_can_be_followed() {
     let host = Host::start().await;
     host.deploy("talk", "", talker()).await.expect("valid");
     let handle = host.agents.invoke(detached("talk", "hello")).await.expect("taken");
     let id = handle.turn_id().to_owned();
-    let other = host.agents.follow("talk", "s", &id).await.expect("it is there");
+    let other = host.agents.follow("talk", "s", &id).await.expect("the turn exists");
     drop(handle);
     let live = events(other).await;
     let late = events(host.agents.follow("talk", "s", &id).await.expect("kept")).await;
-    assert_eq!(live, late, "a turn that has ended is told as it was told live");
+    assert_eq!(live, late, "an ended turn replays the events that were published live");
     let detail = host.agents.turn("talk", "s", &id).await.expect("kept");
     assert!(matches!(detail.phase, TurnPhase::Done { outcome: known, .. } if known == *outcome(&live)));
     for (session, turn) in [("s", "nothing"), ("other", id.as_str())] {
@@ -196,7 +198,7 @@ async fn a_detached_turn_goes_on_without_its_caller_and_is_found_again() {
 }
 
 #[tokio::test]
-async fn a_key_is_one_turn_while_it_waits_while_it_runs_and_after() {
+async fn an_idempotency_key_is_one_turn_before_during_and_after_it_runs() {
     let host = Host::start().await;
     host.deploy("talk", "", talker()).await.expect("valid");
     let keyed = Invocation { idempotency_key: Some("k".into()), ..invocation("talk", "s", "hello") };
@@ -215,24 +217,24 @@ async fn a_key_is_one_turn_while_it_waits_while_it_runs_and_after() {
 }
 
 #[tokio::test]
-async fn a_key_whose_turn_failed_may_be_used_again() {
+async fn an_idempotency_key_can_be_reused_after_its_turn_failed() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     let keyed =
         |text: &str| Invocation { idempotency_key: Some("k".into()), ..invocation("count", "s", text) };
     let failed = host.agents.invoke(keyed("!")).await.expect("taken").outcome().await;
-    assert_eq!(failed.expect_err("it traps").code(), "agent_trapped");
+    assert_eq!(failed.expect_err("the guest traps").code(), "agent_trapped");
     let outcome = host.agents.invoke(keyed("go")).await.expect("taken").outcome().await;
-    assert_eq!(outcome.expect("it goes well").text, "x");
+    assert_eq!(outcome.expect("the turn succeeds").text, "x");
 }
 
 #[tokio::test]
-async fn waiting_turns_are_run_in_their_order_after_a_restart() {
+async fn waiting_turns_run_in_order_after_a_restart() {
     let host = Host::start().await;
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
     host.deploy("count", "", counter()).await.expect("valid");
     let mut spins = host.agents.invoke(detached("spin", "spin")).await.expect("taken");
-    spins.next().await.expect("it starts").expect("it starts");
+    spins.next().await.expect("the turn starts").expect("the turn starts");
     let mut waiting = Vec::new();
     for text in ["one", "two", "three"] {
         let handle = host.agents.invoke(detached("spin", text)).await.expect("taken");
@@ -244,9 +246,9 @@ async fn waiting_turns_are_run_in_their_order_after_a_restart() {
         host.agents.turn("spin", "s", &waiting[0].1).await.expect("kept").phase,
         TurnPhase::Waiting
     ));
-    host.agents.cancel_turn("spin", "s", &id).await.expect("it runs again");
+    host.agents.cancel_turn("spin", "s", &id).await.expect("the turn runs again");
     let error = host.agents.follow("spin", "s", &id).await.expect("kept").outcome().await;
-    assert_eq!(error.expect_err("it was cancelled").code(), "cancelled");
+    assert_eq!(error.expect_err("the turn was cancelled").code(), "cancelled");
     for (number, (text, id)) in (1..).zip(waiting) {
         let all = events(host.agents.follow("spin", "s", &id).await.expect("kept")).await;
         assert_eq!((outcome(&all).text.as_str(), outcome(&all).turn), (text, number));
@@ -254,13 +256,13 @@ async fn waiting_turns_are_run_in_their_order_after_a_restart() {
 }
 
 #[tokio::test]
-async fn what_a_full_mailbox_refuses_is_not_kept() {
+async fn messages_refused_by_a_full_mailbox_are_not_stored() {
     let host = Host::with(crate::RuntimeOptions { mailbox: 1, ..Default::default() }).await;
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
     let mut spins = host.agents.invoke(detached("spin", "spin")).await.expect("taken");
-    spins.next().await.expect("it starts").expect("it starts");
-    host.agents.invoke(detached("spin", "waits")).await.expect("there is room for one");
-    let refused = host.agents.invoke(detached("spin", "too many")).await.expect_err("it is full");
+    spins.next().await.expect("the turn starts").expect("the turn starts");
+    host.agents.invoke(detached("spin", "waits")).await.expect("the mailbox has room for one");
+    let refused = host.agents.invoke(detached("spin", "too many")).await.expect_err("the mailbox is full");
     assert_eq!(refused.code(), "mailbox_full");
     let open = host.open_turns().await;
     assert_eq!(open, 2);

@@ -1,4 +1,4 @@
-//! Events from who tells them to the sessions that take them.
+//! Tests of events, from their publisher to the sessions that handle them.
 
 use super::{
     fixture::{Host, until},
@@ -36,7 +36,7 @@ async fn taken(host: &Host, session: &str, count: usize) {
     until(async || (host.answer("w", session, "E").await.len() == count).then_some(())).await;
 }
 
-/// The newest event, when all its deliveries are over.
+/// Returns the newest event once all its deliveries have finished.
 async fn over(host: &Host) -> EventSummary {
     until(async || {
         let newest = host.agents.events(None, 1).await.expect("listed").into_iter().next();
@@ -46,7 +46,7 @@ async fn over(host: &Host) -> EventSummary {
 }
 
 #[tokio::test]
-async fn an_event_goes_to_the_session_that_it_names_and_once() {
+async fn an_event_is_delivered_once_to_the_session_that_it_names() {
     let (host, _clock) = start("{data.order_id}").await;
     let paid = event("1", "order.paid", json!({"order_id": "o-7"}));
     let published = host.agents.publish(paid.clone()).await.expect("taken");
@@ -57,22 +57,22 @@ async fn an_event_goes_to_the_session_that_it_names_and_once() {
     taken(&host, "o-7", 1).await;
     let lost = host.agents.publish(event("2", "order.paid", json!({}))).await.expect("taken");
     assert_eq!(lost.deliveries, 1);
-    assert_eq!(over(&host).await.dead, 1, "no session can get it");
+    assert_eq!(over(&host).await.dead, 1, "no session can receive the event");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_event_is_taken_once_though_the_database_fails_now_and_then() {
+async fn each_event_is_handled_once_despite_database_faults() {
     const SESSIONS: [&str; 4] = ["o-1", "o-2", "o-3", "o-4"];
     for at in [Moment::Begin, Moment::Write, Moment::Commit, Moment::Committed] {
         let (host, clock) = start("{data.order_id}").await;
         host.store().faults().choose(now_and_then(at));
         for session in SESSIONS {
-            // Whoever publishes is told of a fault, and publishes again.
+            // The publisher sees the fault and publishes again.
             let paid = event(session, "order.paid", json!({ "order_id": session }));
             until(async || host.agents.publish(paid.clone()).await.ok()).await;
         }
         until(async || {
-            // What was put off is due.
+            // Postponed deliveries become due.
             clock.advance(1_000);
             tokio::time::sleep(Duration::from_millis(5)).await;
             let events = host.agents.events(None, 10).await.expect("listed");
@@ -88,11 +88,11 @@ async fn each_event_is_taken_once_though_the_database_fails_now_and_then() {
 }
 
 #[tokio::test]
-async fn an_event_that_fails_is_tried_again_and_then_dead() {
+async fn a_failing_event_is_retried_and_then_becomes_a_dead_letter() {
     let (host, clock) = start("s").await;
     host.agents.publish(event("1", "trap.x", json!(null))).await.expect("taken");
     let dead = until(async || {
-        // Whatever waits is due after that, and what runs is not disturbed.
+        // Everything that waits becomes due, and what is running is not disturbed.
         clock.advance(1_000_000);
         let newest = host.agents.events(None, 1).await.expect("listed").remove(0);
         (newest.dead == 1).then_some(newest)
@@ -104,18 +104,18 @@ async fn an_event_that_fails_is_tried_again_and_then_dead() {
 }
 
 #[tokio::test]
-async fn what_an_agent_emits_is_delivered_after_its_commit_and_only_if_granted() {
+async fn emitted_events_are_delivered_after_the_commit_and_only_if_granted() {
     let (host, _clock) = start("{data.order_id}").await;
     host.answer("w", "who-tells", "e").await;
     taken(&host, "s", 1).await;
     let told = over(&host).await;
     assert_eq!((told.source.as_str(), told.topic.as_str()), ("agent:w", "order.paid"));
-    host.ask("w", "who-tells", "d").await.expect_err("it is not granted");
+    host.ask("w", "who-tells", "d").await.expect_err("the topic is not granted");
     assert_eq!(host.agents.events(None, 10).await.expect("listed").len(), 1);
 }
 
 #[tokio::test]
-async fn a_storm_of_agents_that_answer_each_other_ends_at_the_hop_limit() {
+async fn an_event_loop_ends_at_the_hop_limit() {
     let (host, _clock) = start("s").await;
     host.answer("w", "s", "p").await;
     taken(&host, "s", 8).await;
@@ -123,7 +123,7 @@ async fn a_storm_of_agents_that_answer_each_other_ends_at_the_hop_limit() {
     assert_eq!(host.agents.events(None, 100).await.expect("listed").len(), 8);
 }
 
-/// Its tool `find` emits `ping.x`, if it may.
+/// A guest whose tool `find` emits `ping.x`, if it may.
 fn ringer() -> Guest {
     let emit = r#"(import "skep:agent/events@0.1.0" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))"#;
     let ring = r#"(call $emit (i32.const 3000) (i32.const 6) (i32.const 0) (i32.const 0) (i32.const 0)
@@ -132,7 +132,7 @@ fn ringer() -> Guest {
     Guest { module: format!(r#"{} (data (i32.const 3000) "ping.x")"#, guest.module).leak(), ..guest }
 }
 
-/// Answers every event by a call of the ringer's tool.
+/// Handles every event by calling the ringer's tool.
 fn answerer() -> Guest {
     let guest = caller();
     let on_event = r#"
@@ -148,34 +148,34 @@ fn answerer() -> Guest {
 }
 
 #[tokio::test]
-async fn a_storm_that_goes_through_tools_of_others_ends_there_as_well() {
+async fn an_event_loop_through_tool_calls_ends_at_the_hop_limit() {
     let host = Host::with(granting(&["agent:*/*"])).await;
     host.deploy("ringer", "[grants]\nevents = [\"ping.*\"]", ringer()).await.expect("deploys");
     let manifest =
         "[grants]\ntools = [\"agent:ringer/find\"]\n[[trigger.event]]\ntopic = \"ping.x\"\nsession = \"s\"";
     host.deploy("answerer", manifest, answerer()).await.expect("deploys");
     host.answer("answerer", "s", "agent:ringer/find").await;
-    // What answers an event is there before the event is over.
+    // The event caused by a delivery is stored before that delivery finishes.
     over(&host).await;
     assert_eq!(host.agents.events(None, 100).await.expect("listed").len(), 8);
 }
 
 #[tokio::test]
-async fn the_end_of_a_turn_is_told_to_those_who_take_it() {
+async fn the_end_of_a_turn_is_published_to_subscribers() {
     let (host, _clock) = start("s").await;
     let manifest = "[[trigger.event]]\ntopic = \"skep.turn.*\"\nsession = \"watch\"";
     host.deploy("watcher", manifest, waker()).await.expect("deploys");
     host.answer("w", "s", "n").await;
-    host.ask("w", "s", "t").await.expect_err("it traps");
+    host.ask("w", "s", "t").await.expect_err("the guest traps");
     let watched = async |text| host.answer("watcher", "watch", text).await.len();
-    // Its own answers are ends of turns too, so there are more and more.
+    // The watcher's own turns end too, so the number keeps growing.
     until(async || (watched("E").await >= 2).then_some(())).await;
     let told = host.agents.events(None, 100).await.expect("listed");
     let of = |topic: &str| {
         told.iter()
             .rfind(|event| event.topic == topic)
             .and_then(|event| event.data.as_ref())
-            .expect("told")
+            .expect("the event is published")
             .value()
     };
     let (done, failed) = (of("skep.turn.done"), of("skep.turn.failed"));
@@ -183,12 +183,12 @@ async fn the_end_of_a_turn_is_told_to_those_who_take_it() {
     assert_eq!(failed["error"]["code"], "agent_trapped");
     assert!(
         told.iter().all(|event| event.data.as_ref().expect("data").value()["turn_id"] == event.id.as_str()),
-        "each end is told once, under the id of its turn"
+        "each end is published once, under the id of its turn"
     );
 }
 
 #[tokio::test]
-async fn what_cannot_be_an_event_is_refused() {
+async fn invalid_events_are_refused() {
     let (host, _clock) = start("s").await;
     for (refused, why) in [
         (event("1", "no topic", json!(null)), "is not a valid topic"),
@@ -201,6 +201,7 @@ async fn what_cannot_be_an_event_is_refused() {
         assert!(error.code() == "invalid_event" && error.to_string().contains(why), "{error}");
     }
     let manifest = "[[trigger.event]]\ntopic = \"a.*\"\nsession = \"s\"";
-    let refused = host.deploy("e", manifest, echo()).await.expect_err("it exports no handler").to_string();
+    let refused =
+        host.deploy("e", manifest, echo()).await.expect_err("the component exports no handler").to_string();
     assert!(refused.contains("[[trigger.event]]") && refused.contains("event-handler"), "{refused}");
 }

@@ -70,7 +70,8 @@ async fn the_result_has_the_status_and_the_text_of_the_response() {
     assert!(asked.head.contains("x-kind: soup"), "{}", asked.head);
     assert_eq!(asked.body, "one");
     asked.answer("taken").await;
-    let answer: Value = serde_json::from_str(&asking.outcome().await.expect("goes well").text).expect("JSON");
+    let answer: Value =
+        serde_json::from_str(&asking.outcome().await.expect("the turn succeeds").text).expect("JSON");
     assert_eq!(answer, json!({"status": 200, "url": arguments["url"], "bytes": 5, "text": "taken"}));
 }
 
@@ -168,7 +169,7 @@ async fn after_a_restart(method: &str) -> (String, usize) {
     let mut times = 1;
     loop {
         tokio::select! {
-            outcome = &mut outcome => return (outcome.expect("the turn goes well").text, times),
+            outcome = &mut outcome => return (outcome.expect("the turn succeeds").text, times),
             asked = server.next() => {
                 times += 1;
                 asked.answer("done").await;
@@ -203,7 +204,7 @@ async fn a_journaled_response_is_not_requested_again_and_still_counts() {
     let host = host.restart_with(stricter).await;
     drop(cut_off);
     let outcome = host.agents.follow("web", "s", &id).await.expect("kept").outcome().await;
-    let text = outcome.expect("the turn goes well").text;
+    let text = outcome.expect("the turn succeeds").text;
     assert!(text.contains("made 1 requests"), "the first request counts and is not repeated: {text}");
     assert!(server.asked.is_empty());
 }
@@ -218,7 +219,7 @@ async fn a_call_can_require_approval() {
         super::fixture::until(async || host.agents.approvals(None, 1).await.expect("listed").pop()).await;
     assert_eq!((asked.tool.as_str(), asked.arguments.get().to_owned()), ("http/fetch", text));
     host.agents.decide(&asked.id, true, None, "tester").await.expect("the approval is still open");
-    assert!(asking.outcome().await.expect("goes well").text.contains("pong"));
+    assert!(asking.outcome().await.expect("the turn succeeds").text.contains("pong"));
 }
 
 /// Replies with the name under which a model sees the first tool that it is granted.

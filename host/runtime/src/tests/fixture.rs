@@ -1,4 +1,4 @@
-//! A host with a tiny model of random weights, and short ways to ask it.
+//! A host with a tiny model of random weights, and helpers for invoking its agents.
 
 use super::{durability::QUESTION, guest::Guest};
 use crate::{
@@ -31,12 +31,12 @@ impl Host {
         Host { agents: start(&store, &models, options).await, store, models }
     }
 
-    /// One on a database that is there.
+    /// Starts a host on an existing database.
     pub(super) async fn on(store: Store, models: ModelSet, options: RuntimeOptions) -> Host {
         Host { agents: start(&store, &models, options).await, store, models }
     }
 
-    /// Another host on the same store, as after a restart.
+    /// Starts another host on the same store, as after a restart.
     pub(super) async fn restart(self) -> Host {
         self.restart_with(RuntimeOptions::default()).await
     }
@@ -45,21 +45,22 @@ impl Host {
         self.stop().await.start(options).await
     }
 
-    /// What is left when a host has ended.
+    /// Shuts the host down and returns what is left of it.
     pub(super) async fn stop(self) -> Stopped {
         let Host { agents, store, models } = self;
         agents.drain(Duration::ZERO).await;
         Stopped { store, models }
     }
 
-    /// What is left when a process is killed.
+    /// Drops the host without shutting it down, as when the process is killed.
     pub(super) async fn crash(self) -> Stopped {
         let Host { agents, store, models } = self;
         drop(agents);
         Stopped { store, models }
     }
 
-    /// After a restart in which so many versions of an agent were deployed, each with the component of `guest`.
+    /// Restarts the host after deploying this many versions of an agent, each with the component of
+    /// `guest`.
     pub(super) async fn restart_with_versions(self, name: &str, guest: Guest, versions: usize) -> Host {
         let Host { agents, store, models } = self;
         agents.drain(Duration::ZERO).await;
@@ -77,7 +78,7 @@ impl Host {
         Host { agents: start(&store, &models, RuntimeOptions::default()).await, store, models }
     }
 
-    /// After a restart in which the version of a turn that ran has gone.
+    /// Restarts the host after the version that a turn ran with has been removed.
     pub(super) async fn restart_with_other_component(self, name: &str, guest: Guest) -> Host {
         self.restart_with_versions(name, guest, 30).await
     }
@@ -86,19 +87,19 @@ impl Host {
         &self.store
     }
 
-    /// Turns that the store knows to wait or run.
+    /// Returns the number of turns that are waiting or running in the store.
     pub(super) async fn open_turns(&self) -> usize {
         self.store.open_turns().await.expect("readable").len()
     }
 
-    /// Whether all these tokens have a text. The tiny model has more tokens than its tokenizer; a conversation in which it
-    /// said one of those is encoded anew.
+    /// Returns whether all these tokens have a text. The tiny model has more tokens than its
+    /// tokenizer; a conversation in which it produced one of those is encoded again.
     pub(super) fn have_text(&self, tokens: &[u32]) -> bool {
         let engine = self.agents.models().get(None).expect("the tiny model");
         tokens.iter().all(|id| engine.tokenizer().token_bytes(*id).is_some())
     }
 
-    /// What the journals of these turns hold, as text.
+    /// Returns the journals of the open turns as text.
     pub(super) async fn journals(&self) -> String {
         let mut text = String::new();
         for turn in self.store.open_turns().await.expect("readable") {
@@ -132,13 +133,13 @@ impl Host {
         self.invoke(agent, session, text).await?.outcome().await
     }
 
-    /// The answer of a turn that must go well.
+    /// Returns the reply of a turn that must succeed.
     pub(super) async fn answer(&self, agent: &str, session: &str, text: &str) -> String {
-        self.ask(agent, session, text).await.expect("the turn goes well").text
+        self.ask(agent, session, text).await.expect("the turn succeeds").text
     }
 }
 
-/// A host that is down.
+/// A host that has stopped.
 pub(super) struct Stopped {
     store: Store,
     models: ModelSet,
@@ -150,23 +151,24 @@ impl Stopped {
         self.start_with(models, options).await
     }
 
-    /// As on a machine that has other models now.
+    /// Starts the host with other models, as after they were exchanged.
     pub(super) async fn start_with(self, models: ModelSet, options: RuntimeOptions) -> Host {
         let store = self.store;
         Host { agents: start(&store, &models, options).await, store, models }
     }
 }
 
-/// That the tokens of the session `s` are those of the host's model, and that it has seen the first question.
+/// Checks that the tokens of the session `s` are those of the host's model and that it has seen the
+/// first question.
 pub(super) async fn check_tokens(host: &Host, agent: &str) {
-    let exported = host.agents.export_session(agent, "s").await.expect("it is there");
+    let exported = host.agents.export_session(agent, "s").await.expect("the session exists");
     let transcript = &exported.conversations[0].transcript;
-    let engine = host.agents.models().get(None).expect("there is one");
+    let engine = host.agents.models().get(None).expect("the host has a model");
     transcript.check(&engine).expect("the tokens spell the text");
     assert!(!transcript.tokens().is_empty() && transcript.rendered().contains(QUESTION));
 }
 
-/// What comes of something that goes on by itself, as soon as it is there.
+/// Polls until `look` returns a value.
 pub(super) async fn until<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let looking = async move {
         loop {
@@ -176,7 +178,7 @@ pub(super) async fn until<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(120), looking).await.expect("it comes in time")
+    tokio::time::timeout(Duration::from_secs(120), looking).await.expect("the value appears in time")
 }
 
 pub(crate) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
@@ -198,7 +200,8 @@ async fn start(store: &Store, models: &ModelSet, options: RuntimeOptions) -> Age
     AgentHost::start(store.clone(), models.clone(), small(options)).await.expect("the host starts")
 }
 
-/// Tests run many hosts at once; each reserves address space for its instances.
+/// Limits the instances per host, because tests run many hosts at once and each reserves address
+/// space for its instances.
 fn small(options: RuntimeOptions) -> RuntimeOptions {
     RuntimeOptions { max_instances: options.max_instances.min(16), ..options }
 }
@@ -207,24 +210,24 @@ pub(super) fn tiny_engine(name: &str) -> Engine {
     Engine::start(tiny_model(name, |text| text), EngineOptions::default()).expect("the engine starts")
 }
 
-/// The same model with a vocabulary in which two letters have each other's ids.
+/// Starts the same model with a vocabulary in which two letters have exchanged their ids.
 pub(super) fn permuted_engine(name: &str) -> Engine {
     let permute = |text: String| {
         let (e, o, none) = ("\"e\": ", "\"o\": ", "\"\u{1}\": ");
-        assert!(text.contains(e) && text.contains(o), "the fixture lists its vocabulary so");
+        assert!(text.contains(e) && text.contains(o), "the fixture lists its vocabulary in this form");
         text.replace(e, none).replace(o, e).replace(none, o)
     };
     Engine::start(tiny_model(name, permute), EngineOptions::default()).expect("the engine starts")
 }
 
-/// `tokenizer` changes the text of the tokenizer's file.
+/// Loads the tiny model. `tokenizer` changes the text of the tokenizer's file.
 fn tiny_model(name: &str, tokenizer: impl FnOnce(String) -> String) -> LoadedModel {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let checkpoint = Checkpoint::open(&fixtures.join("tiny/llama-gqa")).expect("the fixture is a model");
     let options =
         ExecutorOptions { threads: Some(1), kv_tokens: Some(8 << 10), ..ExecutorOptions::default() };
     let file = fixtures.join("tokenizer/byte-level-chatml.json");
-    let text = tokenizer(std::fs::read_to_string(file).expect("the fixture is there"));
+    let text = tokenizer(std::fs::read_to_string(file).expect("the fixture exists"));
     let tokenizer = Tokenizer::from_json(text.as_bytes()).expect("the fixture is a tokenizer");
     let template = ChatTemplate::chatml_default();
     LoadedModel {

@@ -1,30 +1,32 @@
-//! Components from WebAssembly text. Each has the whole export; a test writes only the instructions that matter.
+//! Components built from WebAssembly text. Each has all exports; a test writes only the
+//! instructions that matter.
 
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
-/// A guest whose reply is the text at `$text`/`$length`, which begin as the message's own text.
+/// A guest whose reply is the text at `$text`/`$length`, which initially is the message's text.
 #[derive(Default)]
 pub(super) struct Guest {
     /// WIT imports of the world beyond `skep:agent`.
     pub(super) world: &'static str,
-    /// WIT packages that the world speaks of.
+    /// WIT packages that the world refers to.
     pub(super) packages: &'static [&'static str],
     /// Core imports and anything else at the top of the module.
     pub(super) module: &'static str,
     pub(super) describe: &'static str,
-    /// With the locals `$message` (its record), `$text` and `$length` (the reply's), `$a` and `$b` (free).
+    /// Body with the locals `$message` (its record), `$text` and `$length` (the reply), and `$a`
+    /// and `$b` (free).
     pub(super) on_message: &'static str,
-    /// 64 KiB each.
+    /// Size of the memory in pages of 64 KiB.
     pub(super) pages: u32,
 }
 
-/// Answers every message with its own text.
+/// Echoes every message.
 pub(super) fn echo() -> Guest {
     Guest::default()
 }
 
-/// Counts the session's turns in its state: the reply has as many letters.
+/// Counts the session's turns in its state. The reply has that many letters.
 pub(super) fn counter() -> Guest {
     Guest {
         module: r#"
@@ -44,7 +46,7 @@ pub(super) fn counter() -> Guest {
     }
 }
 
-/// Runs for ever on a message that begins with "s", and echoes others.
+/// Loops forever on a message that starts with "s", and echoes others.
 pub(super) fn spinner() -> Guest {
     Guest {
         on_message: r#"
@@ -58,8 +60,8 @@ impl Guest {
         component(&self.text(), self.packages, &format!("include skep:agent/agent@0.1.0; {}", self.world))
     }
 
-    /// Where things lie: 64 the description, 128 the reply, 256 to 511 scratch of the frame, 512 on the guest's own,
-    /// from 8192 what the host passes in.
+    /// Memory layout: 64 the description, 128 the reply, 256 to 511 scratch space of the frame, 512
+    /// and up the guest's own data, from 8192 data that the host passes in.
     pub(super) fn text(&self) -> String {
         let Guest { module, describe, on_message, pages, .. } = self;
         let pages = (*pages).max(1);
@@ -90,7 +92,7 @@ impl Guest {
     }
 }
 
-/// A component for a world of which `world` is the inside.
+/// Builds a component for a world with the contents `world`.
 pub(super) fn component(module: &str, packages: &[&str], world: &str) -> Vec<u8> {
     let mut module = wat::parse_str(module).expect("the text is WebAssembly");
     let mut resolve = Resolve::default();

@@ -1,4 +1,4 @@
-//! Guests that do their worst. Each gets a typed error, and the host goes on.
+//! Tests of hostile guests. Each fails with a typed error, and the host keeps working.
 
 use super::{
     fixture::Host,
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 const TIGHT: &str = "[limits]\nmemory_mb = 4\ncpu_ms = 50";
 
-/// The error of one turn; after it, the host answers others.
+/// Returns the error of one turn, after checking that the host still serves others.
 async fn verdict(limits: &str, guest: Guest) -> RuntimeError {
     let host = Host::start().await;
-    host.deploy("hostile", limits, guest).await.expect("it can be deployed");
+    host.deploy("hostile", limits, guest).await.expect("the guest can be deployed");
     let error = host.ask("hostile", "s", "go").await.expect_err("the turn must fail");
-    host.deploy("good", "", spinner()).await.expect("the host goes on");
+    host.deploy("good", "", spinner()).await.expect("the host keeps working");
     assert_eq!(host.answer("good", "s", "hello").await, "hello");
     error
 }
@@ -27,18 +27,19 @@ fn limit(error: &RuntimeError) -> &'static str {
 }
 
 #[tokio::test]
-async fn endless_loops_at_start_and_in_describe_are_refused_at_deployment() {
+async fn endless_loops_in_start_and_describe_are_rejected_at_deployment() {
     let host = Host::start().await;
     let start = Guest { module: "(start $spin) (func $spin (loop $again (br $again)))", ..Guest::default() };
     let describe = Guest { describe: "(loop $again (br $again))", ..Guest::default() };
     for guest in [start, describe] {
-        let message = host.deploy("hostile", TIGHT, guest).await.expect_err("it never ends").to_string();
+        let message =
+            host.deploy("hostile", TIGHT, guest).await.expect_err("the guest never returns").to_string();
         assert!(message.contains("cpu_ms"), "{message}");
     }
 }
 
 #[tokio::test]
-async fn a_component_that_begins_with_too_much_memory_is_refused_at_deployment() {
+async fn too_much_initial_memory_is_rejected_at_deployment() {
     let host = Host::start().await;
     let message =
         host.deploy("big", TIGHT, Guest { pages: 100, ..Guest::default() }).await.expect_err("6.25 MiB");
@@ -46,7 +47,7 @@ async fn a_component_that_begins_with_too_much_memory_is_refused_at_deployment()
 }
 
 #[tokio::test]
-async fn calls_nest_as_deeply_as_the_operators_stack() {
+async fn recursion_is_limited_by_the_operators_stack_size() {
     let guest = || Guest {
         module: "(func $sink (param i32) (if (local.get 0)
             (then (call $sink (i32.sub (local.get 0) (i32.const 1))))))",
@@ -62,11 +63,11 @@ async fn calls_nest_as_deeply_as_the_operators_stack() {
     assert_eq!(host.answer("deep", "s", "go").await, "go");
     let endless = "(drop (call $recurse (i32.const 0)))";
     host.deploy("deep", "", Guest { on_message: endless, ..Guest::default() }).await.expect("valid");
-    assert_eq!(limit(&host.ask("deep", "s", "go").await.expect_err("there is an end")), "stack_kb");
+    assert_eq!(limit(&host.ask("deep", "s", "go").await.expect_err("the stack is limited")), "stack_kb");
 }
 
 #[tokio::test]
-async fn a_trap_and_a_pointer_to_nowhere_are_traps() {
+async fn unreachable_code_and_invalid_pointers_are_traps() {
     let nowhere = "(local.set $length (i32.const -1))";
     for instructions in ["unreachable", nowhere] {
         let error = verdict("", Guest { on_message: instructions, ..Guest::default() }).await;
@@ -75,7 +76,7 @@ async fn a_trap_and_a_pointer_to_nowhere_are_traps() {
 }
 
 #[tokio::test]
-async fn a_trap_names_the_functions_that_it_was_in() {
+async fn a_trap_names_the_functions_on_the_stack() {
     let guest = Guest {
         module: "(func $open_the_door (call $turn_the_key)) (func $turn_the_key unreachable)",
         on_message: "(call $open_the_door)",
@@ -99,7 +100,7 @@ async fn a_trap_names_the_functions_that_it_was_in() {
 }
 
 #[tokio::test]
-async fn arguments_and_replies_are_bounded_whatever_memory_the_guest_has() {
+async fn arguments_and_replies_are_bounded() {
     let log = Guest {
         module: r#"(import "skep:agent/log@0.1.0" "write" (func $log (param i32 i32 i32)))"#,
         on_message: "(call $log (i32.const 1) (i32.const 0) (i32.const 50000000))",
@@ -131,7 +132,7 @@ async fn handles_that_are_never_dropped_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_turn_ends_at_its_own_and_its_callers_deadline() {
+async fn a_turn_ends_at_the_agents_and_at_the_callers_deadline() {
     let host = Host::start().await;
     host.deploy("own", "[limits]\ncpu_ms = 30000\nturn_ms = 50", spinner()).await.expect("valid");
     assert_eq!(host.ask("own", "s", "spin").await.expect_err("50 ms").code(), "deadline_exceeded");

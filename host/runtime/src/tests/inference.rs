@@ -1,11 +1,12 @@
-//! Conversations of a guest that knows nothing of asynchronous calls.
+//! Tests of conversations in a guest that makes only synchronous calls.
 
 use super::{fixture::Host, guest::Guest};
 use crate::RunEvent;
 
 /// Appends the message to the conversation `main`, generates eight tokens, and replies with them.
 ///
-/// At 1024: the parameters of `generate` (the handle, then at 8 the options: `max-tokens` at 72, `visible` at 120).
+/// At 1024: the parameters of `generate` (the handle, then at 8 the options: `max-tokens` at 72,
+/// `visible` at 120).
 pub(super) fn chatter() -> Guest {
     Guest {
         module: r#"
@@ -34,12 +35,12 @@ pub(super) fn chatter() -> Guest {
     }
 }
 
-/// Generates eight tokens again and again until that is refused, and fails with the error that it got.
+/// Generates eight tokens repeatedly until that is refused, and fails with the error.
 ///
-/// At 300: the error, as an agent's.
+/// At 300: the error, in the form of an agent's error.
 pub(super) fn relayer() -> Guest {
     let chatter = chatter();
-    let (begin, _) = chatter.on_message.split_once("(call $generate").expect("it generates");
+    let (begin, _) = chatter.on_message.split_once("(call $generate").expect("the guest generates");
     let on_message = format!(
         r#"{begin}
             (loop $again
@@ -62,7 +63,7 @@ async fn a_visible_generation_is_streamed_and_counted() {
     let mut handle = host.invoke("chat", "s", "hi").await.expect("taken");
     let (mut text, mut generations) = (String::new(), 0);
     let outcome = loop {
-        match handle.next().await.expect("there is an end").expect("the turn goes well") {
+        match handle.next().await.expect("the turn ends").expect("the turn succeeds") {
             RunEvent::Delta { text: delta } => text.push_str(&delta),
             RunEvent::Generation { usage, .. } => generations += usage.completion_tokens,
             RunEvent::Done(outcome) => break outcome,
@@ -75,31 +76,33 @@ async fn a_visible_generation_is_streamed_and_counted() {
 }
 
 #[tokio::test]
-async fn a_conversation_goes_on_after_a_restart_from_its_cached_tokens() {
+async fn a_conversation_continues_from_cached_tokens_after_a_restart() {
     let host = Host::start().await;
     host.deploy("chat", "", chatter()).await.expect("valid");
-    let first = host.ask("chat", "s", "a message that fills more than a page").await.expect("goes well");
+    let first =
+        host.ask("chat", "s", "a message that fills more than a page").await.expect("the turn succeeds");
     assert_eq!(first.usage.cached_tokens, 0);
     let host = host.restart().await;
-    let second = host.ask("chat", "s", "and another").await.expect("goes well");
+    let second = host.ask("chat", "s", "and another").await.expect("the turn succeeds");
     assert!(second.usage.cached_tokens >= first.usage.prompt_tokens / 16 * 16, "{second:?} after {first:?}");
-    let session = host.agents.session("chat", "s").await.expect("it is there");
+    let session = host.agents.session("chat", "s").await.expect("the session exists");
     assert_eq!(session.messages.len(), 4);
     assert_eq!(session.usage.prompt_tokens, first.usage.prompt_tokens + second.usage.prompt_tokens);
 }
 
 #[tokio::test]
-async fn a_turns_tokens_are_bounded() {
+async fn the_tokens_of_a_turn_are_limited() {
     let host = Host::start().await;
     host.deploy("chat", "[limits]\ntokens_per_turn = 3", chatter()).await.expect("valid");
-    let outcome = host.ask("chat", "s", "hi").await.expect("goes well");
+    let outcome = host.ask("chat", "s", "hi").await.expect("the turn succeeds");
     assert!((1..=3).contains(&outcome.usage.completion_tokens), "{outcome:?}");
 }
 
-/// Generates the likeliest text of this form, at most 64 tokens and up to `stop`, and replies with `T` for the error `truncated`,
-/// with `E` for any other error and with `O` for half an answer.
+/// Generates at temperature 0 with this schema, up to 64 tokens and up to `stop`. Replies with `T`
+/// for the error `truncated`, `E` for any other error, and `O` for success.
 ///
-/// Beside what `chatter` writes: `temperature` at 0, `stop` at 80, `output` at 108 of the options.
+/// In addition to what `chatter` writes: `temperature` at 0, `stop` at 80, `output` at 108 of the
+/// options.
 fn former(schema: &str, stop: Option<&str>) -> Guest {
     let chatter = chatter();
     let (stop, stops) = (stop.unwrap_or_default(), i32::from(stop.is_some()));
@@ -110,7 +113,7 @@ fn former(schema: &str, stop: Option<&str>) -> Guest {
         data(schema),
         data(stop)
     );
-    let (begin, _) = chatter.on_message.split_once("(call $generate").expect("it generates");
+    let (begin, _) = chatter.on_message.split_once("(call $generate").expect("the guest generates");
     let on_message = format!(
         r#"{begin}
             (i32.store8 offset=8 (i32.const 1024) (i32.const 1))
@@ -136,7 +139,7 @@ fn former(schema: &str, stop: Option<&str>) -> Guest {
 }
 
 #[tokio::test]
-async fn a_form_that_is_cut_off_is_an_error_of_its_own_and_leaves_no_message() {
+async fn truncated_structured_output_is_an_error_and_leaves_no_message() {
     let host = Host::start().await;
     let long = r#"{"type": "string", "minLength": 500}"#;
     let fixed = format!(r#"{{"const": "{}"}}"#, "abcdefgh".repeat(20));
@@ -150,7 +153,7 @@ async fn a_form_that_is_cut_off_is_an_error_of_its_own_and_leaves_no_message() {
     ] {
         host.deploy(name, "", guest).await.expect("valid");
         assert_eq!(host.answer(name, "s", "hi").await, answer, "{name}");
-        let messages = host.agents.session(name, "s").await.expect("it is there").messages.len();
+        let messages = host.agents.session(name, "s").await.expect("the session exists").messages.len();
         assert_eq!(messages, if answer == "O" { 2 } else { 1 }, "{name}");
     }
 }

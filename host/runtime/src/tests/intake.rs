@@ -1,4 +1,4 @@
-//! What a message is on its way to its guest, and how many bytes of them may wait.
+//! Tests of message data on its way to the guest, and of the limits on waiting bytes.
 
 use super::{
     fixture::{Host, invocation, until},
@@ -8,7 +8,7 @@ use crate::{Invocation, Json, RuntimeError, RuntimeOptions, WaitingBytes};
 
 const PATIENT: &str = "[limits]\ncpu_ms = 30000";
 
-/// Answers with the data of its message.
+/// Replies with the data of its message.
 fn data_echo() -> Guest {
     Guest {
         on_message: r#"
@@ -32,26 +32,27 @@ async fn data_reaches_the_guest_byte_for_byte() {
         let data = Some(Json::from_text(text.to_owned()).expect("JSON"));
         let invocation = Invocation { data, detached, ..invocation("echo", "s", "") };
         let outcome = host.agents.invoke(invocation).await.expect("taken").outcome().await;
-        assert_eq!(outcome.expect("goes well").text, text);
+        assert_eq!(outcome.expect("the turn succeeds").text, text);
     }
 }
 
 #[tokio::test]
-async fn data_of_many_values_costs_its_bytes() {
+async fn data_of_many_values_costs_only_its_text() {
     let host = Host::start().await;
     host.deploy("echo", "", data_echo()).await.expect("valid");
-    // As values it would be thirty times as much.
+    // As parsed values it would take thirty times as much memory.
     let data = Json::from_text(format!("[{}0]", "0,".repeat(3 << 20))).expect("JSON");
     let bytes = data.get().len();
     let message = Invocation { data: Some(data.clone()), detached: true, ..invocation("echo", "s", "") };
     let copy = message.clone();
     assert!(std::ptr::eq(copy.data.as_ref().expect("data").get(), data.get()), "copies share the text");
-    let outcome = host.agents.invoke(message).await.expect("taken").outcome().await.expect("goes well");
+    let outcome =
+        host.agents.invoke(message).await.expect("taken").outcome().await.expect("the turn succeeds");
     assert_eq!((outcome.text.len(), outcome.text == data.get()), (bytes, true));
 }
 
 #[tokio::test]
-async fn a_key_sent_again_with_other_blanks_is_the_same_message() {
+async fn a_message_resent_with_different_whitespace_is_the_same() {
     let host = Host::start().await;
     host.deploy("echo", "", data_echo()).await.expect("valid");
     let send = async |text: &str| {
@@ -61,14 +62,14 @@ async fn a_key_sent_again_with_other_blanks_is_the_same_message() {
     };
     let first = send("{\"a\":1}").await.expect("taken");
     let id = first.turn_id().to_owned();
-    first.outcome().await.expect("goes well");
+    first.outcome().await.expect("the turn succeeds");
     let again = send("{ \"a\": 1 }").await.expect("the same");
     assert_eq!(again.turn_id(), id);
     assert_eq!(send("{\"a\":2}").await.expect_err("another").code(), "invalid_message");
 }
 
 #[tokio::test]
-async fn waiting_messages_are_bounded_in_bytes_before_anything_is_stored() {
+async fn waiting_messages_over_the_limit_are_refused_before_they_are_stored() {
     let waiting_bytes = WaitingBytes { session: 1_000, tenant: 1_500, host: 2_000 };
     let host = Host::with(RuntimeOptions { waiting_bytes, ..RuntimeOptions::default() }).await;
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
@@ -88,20 +89,20 @@ async fn waiting_messages_are_bounded_in_bytes_before_anything_is_stored() {
     assert!(refused("local", "c").await.contains("for the tenant"));
     send("acme", "acme/a").await.expect("room for another tenant");
     assert!(refused("acme", "acme/b").await.contains("on the host"));
-    assert_eq!((host.open_turns().await, held(&host)), (3, 1_800), "what was refused left nothing");
-    // Cancelled, the message gives back its room.
-    host.agents.cancel_turn("spin", "a", first.turn_id()).await.expect("it runs");
+    assert_eq!((host.open_turns().await, held(&host)), (3, 1_800), "refused messages leave nothing behind");
+    // A cancelled message releases its memory.
+    host.agents.cancel_turn("spin", "a", first.turn_id()).await.expect("the turn is running");
     assert_eq!(first.outcome().await.expect_err("cancelled").code(), "cancelled");
     assert_eq!(held(&host), 1_200);
     send("local", "a").await.expect("room again");
-    // What is too large for any room is not worth trying again.
+    // A message that exceeds a limit by itself must not be retried.
     let large = host.ask("spin", "z", &"x".repeat(1_001)).await.expect_err("never");
     assert_eq!(large.code(), "invalid_message");
     assert!(large.to_string().contains("`max_waiting_bytes_per_session`"), "{large}");
 }
 
 #[tokio::test]
-async fn a_turn_that_ends_gives_back_the_room_of_its_message_before_that_is_told() {
+async fn a_turn_releases_its_messages_memory_before_its_end_is_reported() {
     let host = Host::start().await;
     host.deploy("echo", "", echo()).await.expect("valid");
     let trap = Guest { on_message: "unreachable", ..Guest::default() };
@@ -113,7 +114,7 @@ async fn a_turn_that_ends_gives_back_the_room_of_its_message_before_that_is_told
             assert_eq!((ended.is_ok(), held(&host)), (agent == "echo", 0));
         }
     }
-    // A client that goes away before its turn has begun.
+    // The client goes away before its turn has started.
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
     let running = host.invoke("spin", "s", "spin").await.expect("taken");
     let waiting = host.invoke("spin", "s", "waits").await.expect("taken");
@@ -124,7 +125,7 @@ async fn a_turn_that_ends_gives_back_the_room_of_its_message_before_that_is_told
 }
 
 #[tokio::test]
-async fn messages_that_the_last_process_left_count_too() {
+async fn messages_left_by_the_last_process_count_too() {
     let host = Host::start().await;
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
     for session in ["a", "b"] {

@@ -1,4 +1,5 @@
-//! Every limit, with a guest that goes over it: the refusal has its code and names the line that would allow more.
+//! Tests every limit with a guest that exceeds it: the refusal has the right code and names the
+//! setting.
 
 use super::{
     approvals,
@@ -13,7 +14,7 @@ const LOG: &str = r#"(import "skep:agent/log@0.1.0" "write" (func $log (param i3
 const STATE_GET: &str = r#"(import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
     (data (i32.const 512) "key")"#;
 
-/// How a guest that went over a limit was stopped: a code, and words.
+/// The code and the message with which a guest that exceeded a limit was stopped.
 struct Stopped(&'static str, String);
 
 impl From<RuntimeError> for Stopped {
@@ -25,7 +26,7 @@ impl From<RuntimeError> for Stopped {
     }
 }
 
-/// Goes over the limit, and says how that must end.
+/// Exceeds the limit, and returns the result with the expected code.
 async fn go_over(limit: &str) -> (Stopped, &'static str) {
     match limit {
         "memory_mb" => {
@@ -47,7 +48,7 @@ async fn go_over(limit: &str) -> (Stopped, &'static str) {
             };
             (turn("table_elements = 1000", guest).await, "table_elements")
         }
-        // Its imports are passed to it by instances of their own.
+        // Its imports are passed to the component through additional instances.
         "instances" => (deployment("instances = 1", logging("")).await, "invalid_component"),
         "cpu_ms" => (turn("cpu_ms = 50", endless()).await, "cpu_ms"),
         "turn_ms" => (turn("cpu_ms = 30000\nturn_ms = 50", endless()).await, "deadline_exceeded"),
@@ -120,12 +121,12 @@ async fn go_over(limit: &str) -> (Stopped, &'static str) {
             let limits = "events = 0\n[grants]\nevents = [\"key\"]";
             (quota(limits, import, emit, 2).await, "quota-exceeded")
         }
-        other => panic!("nothing goes over {other} under [limits]: add what does"),
+        other => panic!("no test exceeds {other} under [limits]; add one"),
     }
 }
 
 #[tokio::test]
-async fn every_limit_is_enforced_and_its_refusal_names_its_line() {
+async fn every_limit_is_enforced_and_its_refusal_names_the_setting() {
     for (name, _) in Limits::default().named() {
         let (Stopped(code, message), expected) = go_over(name).await;
         assert_eq!(code, expected, "{name}: {message}");
@@ -134,21 +135,21 @@ async fn every_limit_is_enforced_and_its_refusal_names_its_line() {
     }
 }
 
-/// How a turn of an agent with these limits ends.
+/// Returns how a turn of an agent with these limits ends.
 async fn turn(limits: &str, guest: Guest) -> Stopped {
     let host = Host::start().await;
-    host.deploy("hostile", &format!("[limits]\n{limits}"), guest).await.expect("it can be deployed");
+    host.deploy("hostile", &format!("[limits]\n{limits}"), guest).await.expect("the guest can be deployed");
     host.ask("hostile", "s", "go").await.expect_err("the turn must fail").into()
 }
 
-/// How its deployment ends.
+/// Returns how its deployment ends.
 async fn deployment(limits: &str, guest: Guest) -> Stopped {
     let host = Host::start().await;
     let error = host.deploy("hostile", &format!("[limits]\n{limits}"), guest).await;
     error.expect_err("it must not be deployed").into()
 }
 
-/// What a guest is told of a call that must be refused with this case of the interface's error.
+/// Returns the text of a refused call, which must fail with this case of the interface's error.
 async fn quota(limits: &str, import: &str, call: &str, case: u32) -> Stopped {
     let on_message = format!(
         r#"{call}
@@ -166,7 +167,7 @@ async fn quota(limits: &str, import: &str, call: &str, case: u32) -> Stopped {
         ..Guest::default()
     };
     let host = Host::start().await;
-    host.deploy("hostile", &format!("[limits]\n{limits}"), guest).await.expect("it can be deployed");
+    host.deploy("hostile", &format!("[limits]\n{limits}"), guest).await.expect("the guest can be deployed");
     Stopped("quota-exceeded", host.answer("hostile", "s", "go").await)
 }
 
@@ -178,7 +179,7 @@ fn endless() -> Guest {
     Guest { on_message: "(loop $again (br $again))", ..Guest::default() }
 }
 
-/// The line of the log that says what became of the others.
+/// Returns the log line that reports the dropped ones.
 async fn flood() -> Stopped {
     let host = Host::start().await;
     let ten_lines = r#"(loop $again
@@ -187,14 +188,14 @@ async fn flood() -> Stopped {
         (br_if $again (i32.lt_u (local.get $a) (i32.const 10))))"#;
     host.deploy("flood", "[limits]\nlog_kb = 1", logging(ten_lines)).await.expect("valid");
     host.answer("flood", "s", "go").await;
-    let lines = host.agents.logs(&LogFilter::of_agent("flood"), None, 100).await.expect("it is there");
-    assert_eq!(lines.len(), 4, "three lines of 300 bytes, and what became of the others");
+    let lines = host.agents.logs(&LogFilter::of_agent("flood"), None, 100).await.expect("the agent exists");
+    assert_eq!(lines.len(), 4, "three lines of 300 bytes, and the report of the dropped ones");
     assert!(lines[3].message.starts_with("7 more lines were dropped"), "{lines:?}");
     Stopped("dropped", lines[3].message.clone())
 }
 
 #[tokio::test]
-async fn the_last_call_of_host_calls_is_still_answered() {
+async fn the_last_allowed_host_call_succeeds() {
     let host = Host::start().await;
     let fifty = Guest {
         module: STATE_GET,
@@ -209,7 +210,7 @@ async fn the_last_call_of_host_calls_is_still_answered() {
 }
 
 #[tokio::test]
-async fn components_over_the_operators_ceilings_are_refused_at_deployment() {
+async fn components_over_the_operators_ceilings_are_rejected_at_deployment() {
     let host = Host::start().await;
     let instances = format!("(component (core module $m) {})", "(core instance (instantiate $m))".repeat(17));
     let of = |part: &str| format!("(component (core module $m {part}) (core instance (instantiate $m)))");
@@ -229,7 +230,7 @@ async fn components_over_the_operators_ceilings_are_refused_at_deployment() {
 }
 
 #[tokio::test]
-async fn an_agent_has_so_many_turns_at_once_and_others_have_theirs() {
+async fn concurrent_turns_are_limited_per_agent() {
     let host = Host::start().await;
     host.deploy("busy", "[limits]\ncpu_ms = 30000\nconcurrent_turns = 2", spinner()).await.expect("valid");
     host.deploy("other", "", spinner()).await.expect("valid");
@@ -243,9 +244,9 @@ async fn an_agent_has_so_many_turns_at_once_and_others_have_theirs() {
     let third = loop {
         match host.invoke("busy", "c", "hello").await {
             Ok(handle) => break handle,
-            // The turn that was given up is on its way out.
+            // The cancelled turn is still ending.
             Err(_) => tokio::task::yield_now().await,
         }
     };
-    assert_eq!(third.outcome().await.expect("there is room again").text, "hello");
+    assert_eq!(third.outcome().await.expect("a turn has ended").text, "hello");
 }

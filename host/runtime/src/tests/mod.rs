@@ -1,4 +1,5 @@
-//! Agents end to end inside this crate: components written as WebAssembly text, against a tiny model.
+//! Tests of agents end to end within this crate: components written as WebAssembly text run against
+//! a tiny model.
 
 mod approvals;
 mod artifacts;

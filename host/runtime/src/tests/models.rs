@@ -1,4 +1,5 @@
-//! Which models agents may use: what `agent.toml` asks for, as far as `skep.toml` allows it, by every way to a model.
+//! Tests of model grants: the models that `agent.toml` requests, as far as `skep.toml` allows them,
+//! for every interface to a model.
 
 use super::{
     fixture::{Host, tiny_engine},
@@ -7,8 +8,8 @@ use super::{
 use crate::{ModelGrant, RuntimeOptions};
 use skep_engine::ModelSet;
 
-/// Opens a conversation with the model that the message names, and says something in it. Replies with `ok`, or with the
-/// text of the error, which must be `denied`.
+/// Opens a conversation with the model that the message names, and appends a message to it. Replies
+/// with `ok`, or with the text of the error, which must be `denied`.
 fn opener(import: &'static str) -> Guest {
     let module = format!(
         r#"(import "skep:agent/{import}@0.1.0" "[static]conversation.open"
@@ -37,9 +38,10 @@ fn opener(import: &'static str) -> Guest {
     }
 }
 
-/// The same with a completion of eight tokens.
+/// Like [`opener`], but with a completion of eight tokens.
 ///
-/// At 1024: the parameters of `complete` (the model, at 12 the prompt, at 24 the options: `max-tokens` at 72).
+/// At 1024: the parameters of `complete` (the model, at 12 the prompt, at 24 the options:
+/// `max-tokens` at 72).
 fn completer() -> Guest {
     Guest {
         module: r#"
@@ -65,7 +67,7 @@ fn completer() -> Guest {
     }
 }
 
-/// An operator who allows these models; `None` says nothing.
+/// Returns options of an operator who allows these models. `None` leaves the setting out.
 fn allowing(models: Option<&[&str]>) -> RuntimeOptions {
     let grant = |name: &&str| ModelGrant::try_from((*name).to_owned()).expect("a name");
     let granted_models = models.map(|models| models.iter().map(grant).collect());
@@ -88,7 +90,7 @@ async fn deploy_all(host: &Host, more: &str) {
 const WAYS: [&str; 3] = ["opens", "opens-sync", "completes"];
 
 #[tokio::test]
-async fn an_agent_that_names_none_has_the_default_model_and_no_other() {
+async fn an_agent_without_a_model_grant_has_only_the_default_model() {
     let host = two_models(allowing(Some(&["*"]))).await;
     deploy_all(&host, "").await;
     for agent in WAYS {
@@ -100,7 +102,7 @@ async fn an_agent_that_names_none_has_the_default_model_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_model_that_only_the_agent_asks_for_is_denied_with_the_operators_line() {
+async fn a_model_that_the_operator_does_not_grant_is_denied_with_the_setting() {
     let host = two_models(allowing(None)).await;
     let asking = "[grants]\nmodels = [\"other\"]";
     deploy_all(&host, asking).await;
@@ -119,12 +121,12 @@ async fn a_model_that_only_the_agent_asks_for_is_denied_with_the_operators_line(
 }
 
 #[tokio::test]
-async fn a_conversation_with_a_model_that_is_granted_no_more_is_not_opened_again() {
+async fn a_conversation_is_not_reopened_when_its_model_is_no_longer_granted() {
     let host = two_models(allowing(Some(&["*"]))).await;
     host.deploy("opens", "[grants]\nmodels = [\"*\"]", opener("inference")).await.expect("valid");
     assert_eq!(host.answer("opens", "s", "other").await, "ok");
     let host = host.restart_with(allowing(None)).await;
-    // The conversation is there, so its own model counts.
+    // The conversation exists, so its own model is checked.
     let denied = host.answer("opens", "s", "tiny").await;
     assert!(denied.contains("may not use the model other"), "{denied}");
 }

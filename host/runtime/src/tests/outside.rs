@@ -1,4 +1,4 @@
-//! What lies outside of a host and outlives it: a server that takes requests and webhooks, and one that has tools.
+//! Servers outside of a host that outlive it: one for requests and webhooks, and one with tools.
 
 use super::{tools, web};
 use crate::{RuntimeOptions, ServedTool, ToolHints, ToolServer, ToolServerError};
@@ -16,12 +16,12 @@ use std::{
     time::Duration,
 };
 
-/// Asked for by the test itself, after all that came before.
+/// Requested by the test itself, after all earlier requests.
 const BARRIER: &str = "/barrier";
-/// The last request of all.
+/// Stops the server.
 const END: &str = "/end";
 
-/// The servers. They live in a thread of their own.
+/// The servers, which run in a separate thread.
 pub(super) struct Outside {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -36,7 +36,7 @@ pub(super) struct Seen {
     pub(super) body: String,
 }
 
-/// Has the tool `pay`, which may not be called twice.
+/// A server with the tool `pay`, which must not be called twice.
 #[derive(Debug, Default)]
 struct Bank {
     paid: AtomicUsize,
@@ -45,17 +45,18 @@ struct Bank {
 impl Outside {
     pub(super) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("the listener is bound");
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
         let kept = seen.clone();
         std::thread::spawn(move || {
-            // One after the other: what has its answer was counted, and so was everything that came before.
+            // Requests are handled one after the other, so an answered request and all earlier ones
+            // have been counted.
             for stream in listener.incoming().map_while(Result::ok) {
                 let Some((request, stream)) = read(stream) else { continue };
                 match request.path.as_str() {
                     END => return,
                     BARRIER => {}
-                    _ => kept.lock().expect("no test panics with it").push(request),
+                    _ => kept.lock().expect("no test panics while holding the lock").push(request),
                 }
                 answer(stream);
             }
@@ -63,7 +64,7 @@ impl Outside {
         Outside { address, seen, bank: Arc::default() }
     }
 
-    /// Hosts may reach it, and agents may call each other.
+    /// Returns options with which hosts may reach the servers and agents may call each other.
     pub(super) fn options(&self) -> RuntimeOptions {
         let bank: Arc<dyn ToolServer> = self.bank.clone();
         RuntimeOptions {
@@ -77,17 +78,18 @@ impl Outside {
         format!("http://{}{path}", self.address)
     }
 
-    /// How often `pay` was called.
+    /// Returns how often `pay` was called.
     pub(super) fn paid(&self) -> usize {
         self.bank.paid.load(Ordering::Acquire)
     }
 
-    /// How many requests for this path have come by now.
+    /// Returns how many requests for this path have arrived so far.
     pub(super) fn count(&self, path: &str) -> usize {
         self.seen().iter().filter(|request| request.path == path).count()
     }
 
-    /// The webhooks for this path, each once however often it was sent: by their ids, as their receivers know them.
+    /// Returns the webhooks for this path by the ids that receivers see, each once regardless of
+    /// how often it was sent.
     pub(super) fn webhooks(&self, path: &str) -> BTreeSet<(String, String)> {
         let sent = self.seen().into_iter().filter(|request| request.path == path);
         sent.map(|request| {
@@ -97,22 +99,22 @@ impl Outside {
         .collect()
     }
 
-    /// Everything that has come by now.
+    /// Returns everything that has arrived so far.
     pub(super) fn seen(&self) -> Vec<Seen> {
         self.ask(BARRIER);
-        self.seen.lock().expect("no test panics with it").clone()
+        self.seen.lock().expect("no test panics while holding the lock").clone()
     }
 
-    /// Begins a new count.
+    /// Resets all counts.
     pub(super) fn forget(&self) {
         self.ask(BARRIER);
-        self.seen.lock().expect("no test panics with it").clear();
+        self.seen.lock().expect("no test panics while holding the lock").clear();
         self.bank.paid.store(0, Ordering::Release);
     }
 
     fn ask(&self, path: &str) {
-        let mut stream = TcpStream::connect(self.address).expect("it listens");
-        write!(stream, "GET {path} HTTP/1.1\r\n\r\n").expect("it reads");
+        let mut stream = TcpStream::connect(self.address).expect("the server listens");
+        write!(stream, "GET {path} HTTP/1.1\r\n\r\n").expect("the server reads");
         let _ = stream.read_to_end(&mut Vec::new());
     }
 }
@@ -130,7 +132,7 @@ impl Seen {
     }
 }
 
-/// A whole request. One that was cut off is none.
+/// Reads a complete request, or returns `None` if it is cut off.
 fn read(stream: TcpStream) -> Option<(Seen, TcpStream)> {
     stream.set_read_timeout(Some(Duration::from_secs(30))).ok()?;
     let mut reader = BufReader::new(stream);
@@ -157,7 +159,7 @@ fn read(stream: TcpStream) -> Option<(Seen, TcpStream)> {
 }
 
 fn answer(mut stream: TcpStream) {
-    // Whoever asked may have died meanwhile.
+    // The client may have died meanwhile.
     let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\nwell");
 }
 

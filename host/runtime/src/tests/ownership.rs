@@ -1,4 +1,4 @@
-//! Every turn that the store knows as open is run by somebody, and by one only.
+//! Tests that every open turn in the store is run by exactly one owner.
 
 use super::{
     durability::detached,
@@ -12,7 +12,7 @@ use serde_json::json;
 use skep_store::{Acceptance, Decision, NewApproval, NewTurn, TurnKey, Verdict};
 use std::{future::Future, pin::pin, task::Context, time::Duration};
 
-/// A message that is stored, and whose owner was lost before its session had it.
+/// Stores a message whose owner is lost before its session has received it.
 async fn stored(host: &Host, id: &str, message: &Invocation, input: Vec<u8>) -> TurnKey {
     let row = NewTurn {
         id: id.into(),
@@ -36,7 +36,7 @@ async fn phase(host: &Host, agent: &str, turn: &str) -> TurnPhase {
 }
 
 #[tokio::test]
-async fn a_message_whose_caller_goes_while_it_is_accepted_is_taken_all_the_same() {
+async fn a_message_is_accepted_although_its_caller_goes_away() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     {
@@ -49,14 +49,14 @@ async fn a_message_whose_caller_goes_while_it_is_accepted_is_taken_all_the_same(
 }
 
 #[tokio::test]
-async fn a_turn_without_an_owner_is_found_by_itself_and_by_its_key() {
+async fn a_turn_without_an_owner_is_adopted() {
     let host = Host::start().await;
     host.deploy("echo", "", echo()).await.expect("valid");
     let keyed = Invocation { idempotency_key: Some("k".into()), ..invocation("echo", "s", "once") };
     stored(&host, "asked-for", &keyed, Input::encode(&keyed)).await;
-    let found = host.agents.invoke(keyed).await.expect("it is found");
+    let found = host.agents.invoke(keyed).await.expect("the turn is found");
     assert_eq!(found.turn_id(), "asked-for");
-    assert_eq!(found.outcome().await.expect("it runs").text, "once");
+    assert_eq!(found.outcome().await.expect("the turn runs").text, "once");
 
     let alone = detached("echo", "alone");
     stored(&host, "alone", &alone, Input::encode(&alone)).await;
@@ -68,7 +68,7 @@ async fn a_turn_without_an_owner_is_found_by_itself_and_by_its_key() {
 }
 
 #[tokio::test]
-async fn a_message_that_cannot_be_read_fails_alone() {
+async fn an_unreadable_message_fails_only_its_turn() {
     let host = Host::start().await;
     host.deploy("echo", "", echo()).await.expect("valid");
     let message = detached("echo", "hi");
@@ -76,15 +76,15 @@ async fn a_message_that_cannot_be_read_fails_alone() {
     stored(&host, "readable", &message, Input::encode(&message)).await;
     let host = host.restart().await;
     let readable = host.agents.follow("echo", "s", "readable").await.expect("kept").outcome().await;
-    assert_eq!(readable.expect("it runs").text, "hi");
+    assert_eq!(readable.expect("the turn runs").text, "hi");
     let TurnPhase::Failed { message, .. } = phase(&host, "echo", "unreadable").await else {
-        panic!("it cannot be run")
+        panic!("the unreadable turn must fail")
     };
     assert!(message.contains("unreadable"), "{message}");
 }
 
 #[tokio::test]
-async fn a_turn_that_takes_three_processes_along_is_given_up_and_one_that_was_stopped_in_order_is_not() {
+async fn a_turn_lost_with_three_processes_fails_but_orderly_stops_do_not_count() {
     let patient = "[limits]\ncpu_ms = 30000";
     let mut host = Host::start().await;
     host.deploy("spin", patient, spinner()).await.expect("valid");
@@ -111,21 +111,21 @@ async fn a_turn_that_takes_three_processes_along_is_given_up_and_one_that_was_st
         }
     }
     let TurnPhase::Failed { code, message, .. } = phase(&host, "spin", &spins).await else {
-        panic!("it is given up")
+        panic!("the turn must fail permanently")
     };
     assert_eq!(code, "turn_lost");
     assert!(message.contains("failed 3 times"), "{message}");
     let [failed] = &host.agents.events(None, 10).await.expect("listed")[..] else {
-        panic!("it is told once")
+        panic!("the failure must be published once")
     };
-    let data = failed.data.as_ref().expect("its data").value();
+    let data = failed.data.as_ref().expect("the event has data").value();
     assert_eq!((&failed.id, &data["error"]["code"]), (&spins, &json!("turn_lost")));
     until(async || (host.answer("watcher", "watch", "E").await.len() == 1).then_some(())).await;
-    assert_eq!(host.answer("spin", "s", "hello").await, "hello", "the session goes on");
+    assert_eq!(host.answer("spin", "s", "hello").await, "hello", "the session keeps working");
 }
 
 #[tokio::test]
-async fn turns_that_wait_for_turns_never_take_the_last_places() {
+async fn turns_that_wait_for_turns_never_take_the_last_instance_slots() {
     let one = RuntimeOptions { max_instances: 1, ..granting(&["agent:*/*"]) };
     let host = Host::with(one).await;
     host.deploy("orders", "", echoing()).await.expect("valid");
@@ -133,13 +133,13 @@ async fn turns_that_wait_for_turns_never_take_the_last_places() {
     let ask = async |session| host.answer("desk", session, "agent:orders/find").await;
     let answers = async { tokio::join!(ask("a"), ask("b"), ask("c")) };
     let answers =
-        tokio::time::timeout(Duration::from_secs(20), answers).await.expect("nobody waits for ever");
+        tokio::time::timeout(Duration::from_secs(20), answers).await.expect("no turn waits forever");
     let answer = || r#"{"id":1}"#.to_owned();
     assert_eq!(answers, (answer(), answer(), answer()));
 }
 
 #[tokio::test]
-async fn a_call_of_an_agent_that_failed_is_found_again_and_one_of_a_client_may_be_made_again() {
+async fn a_failed_call_by_an_agent_keeps_its_key_and_one_by_a_client_does_not() {
     let host = Host::with(granting(&["agent:*/*"])).await;
     // A trap leaves a line in the log.
     host.deploy("orders", "", finder("", "unreachable", 0)).await.expect("valid");
@@ -152,7 +152,7 @@ async fn a_call_of_an_agent_that_failed_is_found_again_and_one_of_a_client_may_b
         };
         for _ in 0..2 {
             let outcome = host.agents.invoke(call.clone()).await.expect("taken").outcome().await;
-            assert!(outcome.expect_err("it traps").to_string().contains("trapped"));
+            assert!(outcome.expect_err("the guest traps").to_string().contains("trapped"));
         }
         let lines = host.agents.logs(&LogFilter::default(), None, 100).await.expect("readable");
         assert_eq!(lines.iter().filter(|line| line.message.contains("trapped")).count(), runs);
@@ -160,7 +160,7 @@ async fn a_call_of_an_agent_that_failed_is_found_again_and_one_of_a_client_may_b
 }
 
 #[tokio::test]
-async fn a_session_whose_actor_panicked_answers_again() {
+async fn a_session_recovers_after_its_actor_panicked() {
     let host = Host::start().await;
     host.deploy("echo", "", echo()).await.expect("valid");
     assert_eq!(host.answer("echo", "s", "before").await, "before");
@@ -170,11 +170,11 @@ async fn a_session_whose_actor_panicked_answers_again() {
 }
 
 #[tokio::test]
-async fn a_word_about_other_arguments_is_no_word_about_a_call() {
+async fn an_approval_of_other_arguments_does_not_apply() {
     let host = Host::with(granting(&["agent:*/*"])).await;
     host.deploy("orders", "[tools.find]\napproval = true", echoing()).await.expect("valid");
     let message = detached("desk", "agent:orders/find");
-    // As if the guest had asked about something else before a crash.
+    // Simulates a guest that asked about something else before a crash.
     host.deploy("desk", &granted("\"agent:orders/find\""), caller()).await.expect("valid");
     let turn = stored(&host, "t1", &message, Input::encode(&message)).await;
     let asked = NewApproval {
@@ -195,7 +195,7 @@ async fn a_word_about_other_arguments_is_no_word_about_a_call() {
     host.agents.session("orders", "desk~s").await.expect_err("nothing was called");
 }
 
-/// Takes events; each asks a person about a call.
+/// A guest that handles events and asks a person about a call for each.
 fn asking() -> Guest {
     let guest = caller();
     let module = format!(
@@ -212,7 +212,7 @@ fn asking() -> Guest {
 }
 
 #[tokio::test]
-async fn turns_that_wait_for_people_stop_no_event() {
+async fn turns_that_wait_for_people_do_not_block_events() {
     let host = Host::with(granting(&["agent:*/*"])).await;
     host.deploy("orders", "[tools.find]\napproval = true", echoing()).await.expect("valid");
     let trigger = |topic: &str| format!("[[trigger.event]]\ntopic = \"{topic}\"\nsession = \"{{data.to}}\"");

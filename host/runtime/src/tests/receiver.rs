@@ -1,4 +1,5 @@
-//! A receiver of webhooks: an HTTP server that keeps what it is sent and answers as it is told.
+//! A webhook receiver: an HTTP server that records the requests it receives and sends scripted
+//! responses.
 
 use super::fixture::until;
 use serde_json::Value;
@@ -19,7 +20,7 @@ pub(super) struct Receiver {
     _serving: JoinSet<()>,
 }
 
-/// A request that came.
+/// A received request.
 #[derive(Clone)]
 pub(super) struct Message {
     headers: Vec<(String, String)>,
@@ -27,10 +28,11 @@ pub(super) struct Message {
 }
 
 impl Receiver {
-    /// Each answer is a status, and headers after it; when there are no more, it is 200.
+    /// Starts a receiver. Each answer is a status, optionally followed by headers; after the last
+    /// one, the answer is 200.
     pub(super) async fn answering(answers: impl IntoIterator<Item = &'static str>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("the listener is bound");
         let seen: Arc<Mutex<Vec<Message>>> = Arc::default();
         let answers: Arc<Mutex<VecDeque<&str>>> = Arc::new(Mutex::new(answers.into_iter().collect()));
         let mut serving = JoinSet::new();
@@ -38,8 +40,12 @@ impl Receiver {
         serving.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let message = read(stream, async |message| {
-                    kept.lock().expect("no test panics with it").push(message);
-                    answers.lock().expect("no test panics with it").pop_front().unwrap_or("200")
+                    kept.lock().expect("no test panics while holding the lock").push(message);
+                    answers
+                        .lock()
+                        .expect("no test panics while holding the lock")
+                        .pop_front()
+                        .unwrap_or("200")
                 });
                 message.await;
             }
@@ -56,13 +62,13 @@ impl Receiver {
     }
 
     pub(super) fn count(&self) -> usize {
-        self.seen.lock().expect("no test panics with it").len()
+        self.seen.lock().expect("no test panics while holding the lock").len()
     }
 
-    /// What came, as soon as it is so much.
+    /// Waits until `count` requests have arrived, and returns all of them.
     pub(super) async fn received(&self, count: usize) -> Vec<Message> {
         until(async || (self.count() >= count).then_some(())).await;
-        self.seen.lock().expect("no test panics with it").clone()
+        self.seen.lock().expect("no test panics while holding the lock").clone()
     }
 }
 
@@ -73,10 +79,10 @@ impl Message {
     }
 
     pub(super) fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).expect("it is JSON")
+        serde_json::from_slice(&self.body).expect("the body is JSON")
     }
 
-    /// As a receiver does it, after the specification.
+    /// Verifies the signature as the specification tells receivers to.
     pub(super) fn verify(&self, secret: &str) {
         let key = base64::Engine::decode(
             &base64::engine::general_purpose::STANDARD,
@@ -90,7 +96,7 @@ impl Message {
         hmac::Mac::update(&mut mac, &signed);
         let signature = self.header("webhook-signature").strip_prefix("v1,").expect("the first version");
         let signature = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, signature);
-        hmac::Mac::verify_slice(mac, &signature.expect("base64")).expect("the signature is of the secret");
+        hmac::Mac::verify_slice(mac, &signature.expect("base64")).expect("the signature matches the secret");
     }
 }
 
@@ -112,6 +118,6 @@ async fn read(mut stream: TcpStream, answer: impl AsyncFnOnce(Message) -> &'stat
     }
     let status = answer(Message { headers, body }).await;
     let head = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-    // A client that has gone has had its say.
+    // An error means that the client has gone, which is fine.
     let _ = stream.write_all(head.as_bytes()).await;
 }

@@ -1,4 +1,5 @@
-//! Schedules from the turn that sets them to the alarms, with a clock that only the test moves.
+//! Tests of schedules, from the turn that sets them to their alarms, with a clock that only the
+//! test moves.
 
 use super::{
     fixture::{Host, until},
@@ -25,7 +26,7 @@ async fn schedules(host: &Host) -> Vec<ScheduleSummary> {
     host.agents.schedules(Some("w"), 100).await.expect("listed")
 }
 
-/// The one schedule, as soon as it is as it should be.
+/// Returns the only schedule once it satisfies the condition.
 async fn schedule(host: &Host, is_so: impl Fn(&ScheduleSummary) -> bool) -> ScheduleSummary {
     until(async || schedules(host).await.into_iter().find(|schedule| is_so(schedule))).await
 }
@@ -34,13 +35,13 @@ async fn no_schedule(host: &Host) {
     until(async || schedules(host).await.is_empty().then_some(())).await;
 }
 
-/// How many alarms the session has taken.
+/// Returns how many alarms the session has handled.
 async fn alarms(host: &Host, session: &str) -> usize {
     host.answer("w", session, "n").await.len()
 }
 
 #[tokio::test]
-async fn an_alarm_comes_when_it_is_due_and_once() {
+async fn an_alarm_is_delivered_once_when_it_is_due() {
     let (host, clock) = start().await;
     host.deploy("w", "", waker()).await.expect("deploys");
     host.answer("w", "s", "a").await;
@@ -60,7 +61,7 @@ async fn an_alarm_comes_when_it_is_due_and_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_alarm_is_taken_once_though_the_database_fails_now_and_then() {
+async fn each_alarm_is_handled_once_despite_database_faults() {
     for at in [Moment::Begin, Moment::Write, Moment::Commit, Moment::Committed] {
         let (host, clock) = start().await;
         host.deploy("w", "", waker()).await.expect("deploys");
@@ -69,7 +70,7 @@ async fn each_alarm_is_taken_once_though_the_database_fails_now_and_then() {
         }
         host.store().faults().choose(now_and_then(at));
         until(async || {
-            // What was put off is due.
+            // Postponed alarms become due.
             clock.advance(1_000);
             tokio::time::sleep(Duration::from_millis(5)).await;
             schedules(&host).await.iter().all(|one| one.session == "often").then_some(())
@@ -89,7 +90,7 @@ async fn each_alarm_is_taken_once_though_the_database_fails_now_and_then() {
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            // It was put off for longer than it takes to its next time.
+            // The alarm was postponed beyond its next due time.
             clock.advance(1_000);
             None
         })
@@ -100,10 +101,10 @@ async fn each_alarm_is_taken_once_though_the_database_fails_now_and_then() {
 }
 
 #[tokio::test]
-async fn a_turn_that_fails_sets_nothing_and_the_same_name_replaces() {
+async fn a_failed_turn_sets_no_schedule_and_the_same_name_replaces_one() {
     let (host, clock) = start().await;
     host.deploy("w", "", waker()).await.expect("deploys");
-    host.ask("w", "s", "t").await.expect_err("it traps after it set one");
+    host.ask("w", "s", "t").await.expect_err("the guest traps after setting a schedule");
     assert!(schedules(&host).await.is_empty());
     host.answer("w", "s", "a").await;
     clock.advance(500);
@@ -113,7 +114,7 @@ async fn a_turn_that_fails_sets_nothing_and_the_same_name_replaces() {
 }
 
 #[tokio::test]
-async fn times_that_passed_while_the_host_was_down_are_one_alarm() {
+async fn times_missed_while_the_host_was_down_are_one_alarm() {
     let (host, clock) = start().await;
     host.deploy("w", "", waker()).await.expect("deploys");
     host.answer("w", "s", "r").await;
@@ -129,7 +130,7 @@ async fn times_that_passed_while_the_host_was_down_are_one_alarm() {
 }
 
 #[tokio::test]
-async fn an_alarm_that_fails_is_tried_again_and_then_parked_with_its_error() {
+async fn a_failing_alarm_is_retried_and_then_parked_with_its_error() {
     let (host, clock) = start().await;
     host.deploy("w", "", waker()).await.expect("deploys");
     host.answer("w", "s", "f").await;
@@ -138,20 +139,20 @@ async fn an_alarm_that_fails_is_tried_again_and_then_parked_with_its_error() {
         let waits = schedule(&host, |schedule| {
             schedule.attempt == attempt && schedule.state == ScheduleState::Waiting
         });
-        assert!(waits.await.last_error.expect("it failed").contains("trapped"));
+        assert!(waits.await.last_error.expect("the attempt failed").contains("trapped"));
     }
     clock.advance(100_000);
     let parked = schedule(&host, |schedule| schedule.state == ScheduleState::Failed).await;
     assert_eq!((parked.attempt, parked.tries), (6, 6));
-    host.agents.run_schedule("w", &parked.id).await.expect("it can be run");
+    host.agents.run_schedule("w", &parked.id).await.expect("the schedule can be run");
     schedule(&host, |schedule| schedule.attempt == 1 && schedule.state == ScheduleState::Waiting).await;
-    host.agents.cancel_schedule("w", &parked.id).await.expect("it can be cancelled");
-    let gone = host.agents.cancel_schedule("w", &parked.id).await.expect_err("it is gone");
+    host.agents.cancel_schedule("w", &parked.id).await.expect("the schedule can be cancelled");
+    let gone = host.agents.cancel_schedule("w", &parked.id).await.expect_err("the schedule is gone");
     assert_eq!(gone.code(), "schedule_not_found");
 }
 
 #[tokio::test]
-async fn a_schedule_of_the_manifest_that_fails_goes_on_with_its_next_time() {
+async fn a_failing_manifest_schedule_continues_with_its_next_time() {
     let (host, clock) = start().await;
     let manifest = "[[schedule]]\nname = \"!bad\"\nevery = \"1m\"\nsession = \"s\"\ntries = 1";
     host.deploy("w", manifest, waker()).await.expect("deploys");
@@ -162,7 +163,7 @@ async fn a_schedule_of_the_manifest_that_fails_goes_on_with_its_next_time() {
 }
 
 #[tokio::test]
-async fn schedules_of_the_manifest_follow_the_version_in_force() {
+async fn manifest_schedules_follow_the_active_version() {
     let (host, clock) = start().await;
     let names = async || schedules(&host).await.into_iter().map(|one| one.name).collect::<Vec<_>>();
     let line = |name: &str| format!("[[schedule]]\nname = \"{name}\"\ncron = \"@hourly\"\nsession = \"s\"");
@@ -170,7 +171,7 @@ async fn schedules_of_the_manifest_follow_the_version_in_force() {
     clock.advance(5_000);
     host.deploy("w", &line("two"), waker()).await.expect("deploys");
     assert_eq!(names().await, ["two"]);
-    host.agents.rollback("w", None).await.expect("there is one");
+    host.agents.rollback("w", None).await.expect("there is an earlier version");
     assert_eq!(names().await, ["one"]);
     clock.advance(3_600_000);
     until(async || (alarms(&host, "s").await == 1).then_some(())).await;
@@ -179,18 +180,19 @@ async fn schedules_of_the_manifest_follow_the_version_in_force() {
 }
 
 #[tokio::test]
-async fn a_component_that_takes_no_alarms_gets_none() {
+async fn a_component_without_an_alarm_handler_cannot_have_schedules() {
     let (host, _clock) = start().await;
     let manifest = "[[schedule]]\nname = \"x\"\nevery = \"1m\"\nsession = \"s\"";
-    let refused = host.deploy("w", manifest, echo()).await.expect_err("it exports no handler").to_string();
+    let refused =
+        host.deploy("w", manifest, echo()).await.expect_err("the component exports no handler").to_string();
     assert!(refused.contains("[[schedule]]") && refused.contains("alarm-handler"), "{refused}");
     let mute = Guest { world: "export skep:agent/event-handler@0.1.0;", ..waker() };
     host.deploy("w", "", mute).await.expect("deploys");
-    host.ask("w", "s", "a").await.expect_err("the interface denies");
+    host.ask("w", "s", "a").await.expect_err("the interface denies the call");
 }
 
 #[tokio::test]
-async fn the_number_of_schedules_of_a_session_is_a_limit() {
+async fn the_number_of_schedules_per_session_is_limited() {
     let (host, _clock) = start().await;
     host.deploy("w", "[limits]\nschedules = 1", waker()).await.expect("deploys");
     host.answer("w", "s", "a").await;
@@ -200,7 +202,7 @@ async fn the_number_of_schedules_of_a_session_is_a_limit() {
 }
 
 #[tokio::test]
-async fn an_alarm_that_a_restart_cuts_off_is_taken_once() {
+async fn an_alarm_interrupted_by_a_restart_is_handled_once() {
     let (host, clock) = start().await;
     host.deploy("w", "", waker()).await.expect("deploys");
     for session in ["a", "b", "c"] {
@@ -215,7 +217,7 @@ async fn an_alarm_that_a_restart_cuts_off_is_taken_once() {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_back_freezes_nothing_that_repeats() {
+async fn setting_the_clock_back_does_not_freeze_repeating_schedules() {
     const DAY_MS: u64 = 86_400_000;
     let (host, clock) = start().await;
     let manifest = "[[schedule]]\nname = \"cron\"\ncron = \"@hourly\"\nsession = \"c\"";
@@ -234,7 +236,7 @@ async fn a_clock_that_is_set_back_freezes_nothing_that_repeats() {
         clock.advance(1_000);
         until(async || (alarms(&host, "s").await == count).then_some(())).await;
     }
-    // A host that starts with a clock that was set back notices it too.
+    // A host that starts after its clock was set back notices it too.
     clock.jump(-(DAY_MS as i64));
     let host = host.stop().await.start(options(&clock)).await;
     clock.advance(1_000);
@@ -242,7 +244,7 @@ async fn a_clock_that_is_set_back_freezes_nothing_that_repeats() {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_forward_makes_one_alarm_of_the_times_that_it_skipped() {
+async fn times_skipped_by_setting_the_clock_forward_are_one_alarm() {
     let (host, clock) = start().await;
     host.deploy("w", "", waker()).await.expect("deploys");
     host.answer("w", "s", "r").await;

@@ -1,4 +1,5 @@
-//! Secrets of guests: what they are granted, what the server sees, and what is left of it on this side.
+//! Tests of secrets: what guests are granted, what the server receives, and that values never reach
+//! a guest.
 
 use super::{
     fixture::Host,
@@ -11,7 +12,7 @@ use base64::{
 };
 use skep_outbound::Origins;
 
-/// Asks for the secret `KEY`, sends what it gets to the URL that it is sent, and replies with the answer.
+/// Requests the secret `KEY`, sends it to the URL in the message, and replies with the answer.
 fn sender() -> Guest {
     Guest {
         module: r#"
@@ -40,7 +41,7 @@ fn sender() -> Guest {
     }
 }
 
-/// As [`sender`], with a header beside it, of which name and value are so long.
+/// Like [`sender`], with an additional header whose name and value have these lengths.
 fn sender_with(header: &'static str, name: u32, value: u32) -> Guest {
     let plain = sender();
     let module = format!(
@@ -65,7 +66,7 @@ fn manifest(hosts: &str) -> String {
 const VALUE: &str = "s3cret-value";
 
 #[tokio::test]
-async fn the_server_sees_the_value_and_the_agent_what_stands_for_it() {
+async fn the_server_receives_the_value_and_the_agent_a_placeholder() {
     let mut server = Server::start().await;
     let origin = format!("http://{}", server.address);
     let host = Host::with(granting(&["*"])).await;
@@ -77,17 +78,17 @@ async fn the_server_sees_the_value_and_the_agent_what_stands_for_it() {
         let asked = server.next().await;
         assert_eq!(asked.body, VALUE);
         asked.answer(&format!("you sent {VALUE}")).await;
-        seen.push(handle.outcome().await.expect("goes well").text);
+        seen.push(handle.outcome().await.expect("the turn succeeds").text);
     }
     assert!(
         seen.iter().all(|text| text.starts_with("you sent secret.KEY.") && !text.contains(VALUE)),
         "{seen:?}"
     );
-    assert_ne!(seen[0], seen[1], "what stands for it in one turn says nothing in another");
+    assert_ne!(seen[0], seen[1], "placeholders differ between turns");
 }
 
 #[tokio::test]
-async fn a_secret_goes_nowhere_that_developer_and_operator_do_not_both_allow() {
+async fn a_secret_is_sent_only_where_developer_and_operator_both_allow_it() {
     let server = Server::start().await;
     let (origin, url) = (format!("http://{}", server.address), format!("http://{}/", server.address));
     for (developer, operator, expected) in [
@@ -116,7 +117,7 @@ async fn a_secret_goes_nowhere_that_developer_and_operator_do_not_both_allow() {
 }
 
 #[tokio::test]
-async fn another_agents_secret_is_not_there() {
+async fn another_agents_secret_is_not_available() {
     let server = Server::start().await;
     let origin = format!("http://{}", server.address);
     let host = Host::with(granting(&["*"])).await;
@@ -127,12 +128,12 @@ async fn another_agents_secret_is_not_there() {
     assert!(server.asked.is_empty());
     let listed = host.agents.secrets().await.expect("read");
     assert_eq!((listed.len(), listed[0].agent.as_deref()), (1, Some("other")));
-    host.agents.delete_secret(Some("other"), "KEY").await.expect("it is there");
-    let error = host.agents.delete_secret(Some("other"), "KEY").await.expect_err("it is gone");
+    host.agents.delete_secret(Some("other"), "KEY").await.expect("the secret exists");
+    let error = host.agents.delete_secret(Some("other"), "KEY").await.expect_err("the secret is gone");
     assert_eq!(error.code(), "secret_not_found");
 }
 
-/// An agent that is deployed as `pay` and granted `KEY`, which has this value and is for this server.
+/// Starts a host with the agent `pay`, which is granted `KEY` with this value for this server.
 async fn host_with(value: &str, server: &Server, guest: Guest) -> Host {
     let origin = format!("http://{}", server.address);
     let host = Host::with(granting(&["*"])).await;
@@ -142,7 +143,7 @@ async fn host_with(value: &str, server: &Server, guest: Guest) -> Host {
 }
 
 #[tokio::test]
-async fn a_value_is_taken_out_of_an_answer_in_every_spelling_and_across_chunks() {
+async fn a_value_is_removed_from_responses_in_every_encoding_and_across_chunks() {
     let value = "s3cret/\"value\"+>?";
     let mut server = Server::start().await;
     let host = host_with(value, &server, sender()).await;
@@ -165,14 +166,14 @@ async fn a_value_is_taken_out_of_an_answer_in_every_spelling_and_across_chunks()
         let asked = server.next().await;
         assert_eq!(asked.body, value);
         asked.answer_in_chunks("", format!("you sent <{spelling}>").as_bytes()).await;
-        let answer = handle.outcome().await.expect("goes well").text;
+        let answer = handle.outcome().await.expect("the turn succeeds").text;
         assert!(answer.starts_with("you sent <") && answer.contains("secret.KEY."), "{spelling}: {answer}");
         assert!(!answer.contains(&spelling[4..]) && answer.len() < 70, "{spelling}: {answer}");
     }
 }
 
 #[tokio::test]
-async fn an_answer_in_which_a_value_could_hide_is_not_asked_for_and_not_given_out() {
+async fn responses_that_cannot_be_searched_are_not_requested_or_returned() {
     let mut server = Server::start().await;
     let url = format!("http://{}/", server.address);
     let host = host_with(VALUE, &server, sender_with("accept-encodinggzip", 15, 4)).await;
@@ -180,7 +181,7 @@ async fn an_answer_in_which_a_value_could_hide_is_not_asked_for_and_not_given_ou
     let asked = server.next().await;
     assert!(!asked.head.to_lowercase().contains("accept-encoding"), "{}", asked.head);
     asked.answer_in_chunks("content-encoding: gzip\r\n", b"whatever").await;
-    let answer = handle.outcome().await.expect("the agent goes on").text;
+    let answer = handle.outcome().await.expect("the turn succeeds").text;
     assert!(answer.contains("cannot be searched for the secret") && answer.contains("gzip"), "{answer}");
 
     let host = host_with(VALUE, &server, sender_with("rangebytes=0-3", 5, 9)).await;
@@ -190,18 +191,18 @@ async fn an_answer_in_which_a_value_could_hide_is_not_asked_for_and_not_given_ou
 }
 
 #[tokio::test]
-async fn an_answer_to_a_request_without_the_secret_tells_nothing_of_its_value() {
+async fn responses_to_requests_without_the_secret_do_not_reveal_it() {
     let mut server = Server::start().await;
     let host = host_with(VALUE, &server, fetcher()).await;
     let handle = host.invoke("pay", "s", &format!("http://{}/", server.address)).await.expect("taken");
-    // Somebody tries out values: a right one looks as a wrong one does.
+    // An agent tries out values: a correct guess must look the same as a wrong one.
     server.next().await.answer(&format!("{VALUE} or s3cret-guess")).await;
-    let answer = handle.outcome().await.expect("goes well").text;
+    let answer = handle.outcome().await.expect("the turn succeeds").text;
     assert_eq!(answer, format!("{VALUE} or s3cret-guess"));
 }
 
 #[tokio::test]
-async fn a_value_that_could_be_guessed_is_not_set() {
+async fn a_guessable_value_is_refused() {
     let host = Host::with(granting(&["*"])).await;
     for value in ["k3y-v4lue!x", "password1234", "aaaaaaaaaaaaaaaa", "123456789012"] {
         let to = origins("https://api.example.com");

@@ -1,4 +1,4 @@
-//! Sessions: one turn at a time, all of a turn or nothing, and nothing without a bound.
+//! Tests of sessions: one turn at a time, atomic commits, and limits on everything.
 
 use super::{
     fixture::{Host, invocation},
@@ -7,7 +7,7 @@ use super::{
 use crate::{Invocation, LogFilter, RunHandle, RuntimeOptions};
 use std::time::Duration;
 
-/// Enough CPU that a test ends it and not the limit.
+/// Enough CPU time that the test ends the turn, not the limit.
 const PATIENT: &str = "[limits]\ncpu_ms = 30000";
 
 async fn code(handle: RunHandle) -> &'static str {
@@ -24,7 +24,7 @@ async fn state_is_committed_with_its_turn_and_survives_a_restart() {
     let host = host.restart().await;
     assert!(host.agents.failed_agents().is_empty());
     assert_eq!(host.answer("count", "a", "go").await, "xxx");
-    let session = host.agents.session("count", "a").await.expect("it is there");
+    let session = host.agents.session("count", "a").await.expect("the session exists");
     assert_eq!(
         (session.summary.turns, session.state_keys, session.state_bytes),
         (3, vec!["n".to_owned()], 4)
@@ -32,7 +32,7 @@ async fn state_is_committed_with_its_turn_and_survives_a_restart() {
 }
 
 #[tokio::test]
-async fn a_turn_that_fails_leaves_nothing_but_its_log() {
+async fn a_failed_turn_leaves_only_its_log() {
     let host = Host::start().await;
     let logging = Guest {
         module: r#"(import "skep:agent/log@0.1.0" "write" (func $log (param i32 i32 i32)))
@@ -41,39 +41,48 @@ async fn a_turn_that_fails_leaves_nothing_but_its_log() {
         ..Guest::default()
     };
     host.deploy("broken", "", logging).await.expect("valid");
-    let error = host.ask("broken", "s", "go").await.expect_err("it traps").to_string();
+    let error = host.ask("broken", "s", "go").await.expect_err("the guest traps").to_string();
     assert!(error.contains("it last logged: oh no"), "{error}");
-    let logs = host.agents.logs(&LogFilter::of_agent("broken"), None, 10).await.expect("it is there");
+    let logs = host.agents.logs(&LogFilter::of_agent("broken"), None, 10).await.expect("the agent exists");
     assert_eq!((logs[0].level.as_str(), logs[0].message.as_str(), logs[0].turn), ("error", "oh no", 1));
     assert_eq!((logs.len(), logs[1].level.as_str(), &logs[1].message), (2, "error", &error));
     assert_eq!(host.agents.session("broken", "s").await.expect_err("no turn").code(), "session_not_found");
 
     host.deploy("count", "", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
-    host.ask("count", "s", "!").await.expect_err("it writes and traps");
+    host.ask("count", "s", "!").await.expect_err("the guest writes and traps");
     assert_eq!(host.answer("count", "s", "go").await, "xx");
 }
 
 #[tokio::test]
-async fn a_repeated_key_gives_the_same_outcome_and_runs_once() {
+async fn a_repeated_idempotency_key_runs_the_turn_once() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     let mut keyed = invocation("count", "s", "go");
     keyed.idempotency_key = Some("k".into());
     for _ in 0..2 {
-        let outcome =
-            host.agents.invoke(keyed.clone()).await.expect("taken").outcome().await.expect("goes well");
+        let outcome = host
+            .agents
+            .invoke(keyed.clone())
+            .await
+            .expect("taken")
+            .outcome()
+            .await
+            .expect("the turn succeeds");
         assert_eq!((outcome.text.as_str(), outcome.turn), ("x", 1));
     }
     assert_eq!(host.answer("count", "s", "go").await, "xx");
     for key in ["", "\u{1}event 1", "\u{1}alarm s 7", "a\nb", "a\u{85}b"] {
         let keyed = Invocation { idempotency_key: Some(key.to_owned()), ..keyed.clone() };
-        assert_eq!(host.agents.invoke(keyed).await.expect_err("no client's key").code(), "invalid_message");
+        assert_eq!(
+            host.agents.invoke(keyed).await.expect_err("no client may use this key").code(),
+            "invalid_message"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_full_mailbox_refuses_and_others_go_on() {
+async fn a_full_mailbox_refuses_messages_and_others_are_served() {
     let host = Host::with(RuntimeOptions { mailbox: 2, ..RuntimeOptions::default() }).await;
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
     let mut taken = Vec::new();
@@ -95,14 +104,14 @@ async fn dropping_the_handle_cancels_the_turn_and_the_next_one_runs() {
     let host = Host::start().await;
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
     let mut handle = host.invoke("spin", "s", "spin").await.expect("taken");
-    handle.next().await.expect("it starts").expect("it starts");
+    handle.next().await.expect("the turn starts").expect("the turn starts");
     drop(handle);
-    let outcome = host.ask("spin", "s", "hello").await.expect("goes well");
+    let outcome = host.ask("spin", "s", "hello").await.expect("the turn succeeds");
     assert_eq!(outcome.turn, 1);
 }
 
 #[tokio::test]
-async fn sessions_over_the_bound_are_unloaded_and_keep_their_state() {
+async fn sessions_over_the_limit_are_unloaded_and_keep_their_state() {
     let host = Host::with(RuntimeOptions { max_sessions_loaded: 2, ..RuntimeOptions::default() }).await;
     host.deploy("count", "", counter()).await.expect("valid");
     for expected in ["x", "xx"] {
@@ -114,8 +123,8 @@ async fn sessions_over_the_bound_are_unloaded_and_keep_their_state() {
 }
 
 #[tokio::test]
-async fn thousands_of_idle_sessions_keep_no_more_than_the_bound_and_lose_nothing() {
-    // The state of a session has 2 or 3 bytes here: room for about a hundred of them.
+async fn thousands_of_idle_sessions_stay_within_the_memory_limit() {
+    // The state of a session has 2 or 3 bytes here, so about a hundred sessions fit.
     let options = RuntimeOptions { max_session_bytes: 256, ..RuntimeOptions::default() };
     let host = Host::with(options).await;
     host.deploy("count", "", counter()).await.expect("valid");
@@ -128,7 +137,7 @@ async fn thousands_of_idle_sessions_keep_no_more_than_the_bound_and_lose_nothing
 }
 
 #[tokio::test]
-async fn when_all_loaded_sessions_are_busy_a_new_one_is_refused() {
+async fn a_new_session_is_refused_when_all_loaded_ones_are_busy() {
     let host = Host::with(RuntimeOptions { max_sessions_loaded: 1, ..RuntimeOptions::default() }).await;
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
     let busy = host.invoke("spin", "a", "spin").await.expect("taken");
@@ -149,41 +158,41 @@ async fn an_idle_session_is_unloaded() {
 }
 
 #[tokio::test]
-async fn a_deleted_session_begins_again_and_a_deleted_agent_is_gone() {
+async fn a_deleted_session_starts_over_and_a_deleted_agent_is_gone() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
-    host.agents.delete_session("count", "s").await.expect("it is there");
+    host.agents.delete_session("count", "s").await.expect("the session exists");
     assert_eq!(
-        host.agents.delete_session("count", "s").await.expect_err("no more").code(),
+        host.agents.delete_session("count", "s").await.expect_err("the session is gone").code(),
         "session_not_found"
     );
     assert_eq!(host.answer("count", "s", "go").await, "x");
 
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
     let mut running = host.invoke("spin", "s", "spin").await.expect("taken");
-    running.next().await.expect("it starts").expect("it starts");
-    host.agents.delete("spin").await.expect("it is there");
+    running.next().await.expect("the turn starts").expect("the turn starts");
+    host.agents.delete("spin").await.expect("the agent exists");
     assert_eq!(code(running).await, "cancelled");
     assert_eq!(host.ask("spin", "s", "hello").await.expect_err("gone").code(), "agent_not_found");
     assert_eq!(host.agents.delete("spin").await.expect_err("gone").code(), "agent_not_found");
 }
 
 #[tokio::test]
-async fn a_drain_lets_turns_end_until_its_deadline_and_takes_no_more() {
+async fn a_drain_waits_for_turns_until_its_deadline_and_refuses_new_ones() {
     let host = Host::start().await;
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");
     let ends = host.invoke("spin", "a", "hello").await.expect("taken");
     let runs_on = host.invoke("spin", "b", "spin").await.expect("taken");
     host.agents.drain(Duration::from_millis(200)).await;
-    assert_eq!(ends.outcome().await.expect("it ends in time").text, "hello");
+    assert_eq!(ends.outcome().await.expect("the turn ends in time").text, "hello");
     assert_eq!(code(runs_on).await, "cancelled");
     assert_eq!(host.invoke("spin", "a", "hello").await.expect_err("closed").code(), "shutting_down");
     assert_eq!(host.deploy("late", "", echo()).await.expect_err("closed").code(), "shutting_down");
 }
 
 #[tokio::test]
-async fn names_that_cannot_be_are_refused_before_anything_runs() {
+async fn invalid_names_are_refused_before_anything_runs() {
     let host = Host::start().await;
     host.deploy("echo", "", echo()).await.expect("valid");
     for (agent, session, code) in [

@@ -1,4 +1,4 @@
-//! A database with rows that cannot be read, and one whose disk is full.
+//! Tests with unreadable rows in the database, and with a full disk.
 
 use super::{
     durability::detached,
@@ -10,7 +10,7 @@ use crate::{AgentName, NewApiKey, NewWebhook, Role, RuntimeOptions, Tenant, Topi
 
 use skep_store::{Fault, Moment};
 
-/// Of a row each, something that no version of the host reads.
+/// Statements that each write something into a row that no version of the host can read.
 const SPOILT: &[&str] = &[
     "UPDATE turns SET input = x'00' WHERE ended_at_ms IS NULL",
     "UPDATE turns SET seed = 7 WHERE ended_at_ms IS NULL",
@@ -30,7 +30,7 @@ const SPOILT: &[&str] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_unreadable_row_keeps_nothing_else_from_starting() {
+async fn an_unreadable_row_does_not_keep_the_rest_from_starting() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     host.deploy("w", "", waker()).await.expect("valid");
@@ -50,12 +50,12 @@ async fn one_unreadable_row_keeps_nothing_else_from_starting() {
         expires_in: None,
         requests_per_minute: None,
     };
-    host.agents.keys().create(key).await.expect("made");
+    host.agents.keys().create(key).await.expect("created");
     let mut host = host;
     for (round, spoilt) in SPOILT.iter().enumerate() {
-        // A turn that is open when the host ends.
+        // This turn is open when the host stops.
         let mut spins = host.agents.invoke(detached("spin", "spin")).await.expect("taken");
-        spins.next().await.expect("it starts").expect("it starts");
+        spins.next().await.expect("the turn starts").expect("the turn starts");
         let id = spins.turn_id().to_owned();
         let store = host.store().clone();
         let stopped = host.stop().await;
@@ -73,11 +73,11 @@ async fn one_unreadable_row_keeps_nothing_else_from_starting() {
         }
         if spoilt.contains("deployments") {
             let known = host.agents.agents().iter().any(|agent| agent.name == "spin");
-            assert!(!known, "{spoilt}: it cannot be called");
+            assert!(!known, "{spoilt}: the agent cannot be called");
             store.spoil("UPDATE turns SET ended_at_ms = 1 WHERE ended_at_ms IS NULL").await.expect("ended");
             host.deploy("spin", "[limits]\ncpu_ms = 30000", spinner())
                 .await
-                .expect("it can be deployed anew");
+                .expect("the agent can be deployed again");
         }
         store.spoil("UPDATE turns SET ended_at_ms = 1 WHERE ended_at_ms IS NULL").await.expect("ended");
         host = host.restart().await;
@@ -85,11 +85,11 @@ async fn one_unreadable_row_keeps_nothing_else_from_starting() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_is_told_to_callers_and_the_host_recovers_by_itself() {
+async fn a_full_disk_is_reported_to_callers_and_the_host_recovers() {
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     assert_eq!(host.answer("count", "s", "go").await, "x");
-    host.agents.store_ready().await.expect("there is room");
+    host.agents.store_ready().await.expect("the disk has room");
     host.store().leave_room(Some(1)).await.expect("bounded");
     let mut refused = 0;
     for number in 0..1_000 {
@@ -107,12 +107,13 @@ async fn a_full_disk_is_told_to_callers_and_the_host_recovers_by_itself() {
     }
     assert_eq!(refused, 5, "the disk is full");
     until(async || host.agents.store_ready().await.err().filter(|error| error.code() == "store_full")).await;
-    host.store().leave_room(None).await.expect("there is room again");
+    host.store().leave_room(None).await.expect("the disk has room again");
     assert_eq!(host.answer("count", "after", "go").await, "x");
     until(async || host.agents.store_ready().await.ok()).await;
 }
 
-/// A fault in about every third of these moments, in no step with what is written.
+/// Returns a hook that fails about every third of these moments, in a pattern unrelated to what is
+/// written.
 pub(super) fn now_and_then(at: Moment) -> impl FnMut(Moment) -> Option<Fault> + Send {
     let mut numbers = 7_u64;
     move |moment| {

@@ -1,4 +1,5 @@
-//! What tenants share: one that takes all it can get leaves the others theirs.
+//! Tests of resources that tenants share: a tenant that takes all it can get leaves a share for
+//! others.
 
 use super::{
     fixture::{Host, invocation, until},
@@ -9,7 +10,8 @@ use crate::{
     RuntimeOptions, Tenant,
 };
 
-/// A server that answers nobody by itself, and a host whose agent `web` may ask it. The host has two tenants.
+/// Starts a server that does not answer by itself, and a host whose agent `web` may send requests
+/// to it. The host has two tenants.
 async fn start(change: impl FnOnce(&mut RuntimeOptions), limits: &str) -> (Host, Server) {
     let server = Server::start().await;
     let mut options = granting(&["*"]);
@@ -30,7 +32,7 @@ async fn start(change: impl FnOnce(&mut RuntimeOptions), limits: &str) -> (Host,
     (host, server)
 }
 
-/// A turn that waits for the server, which is told whose it is.
+/// Starts a turn that waits for the server. The URL names the tenant.
 async fn waiting(
     host: &Host,
     server: &Server,
@@ -50,7 +52,8 @@ async fn many(host: &Host, server: &Server, count: usize) -> Vec<RunHandle> {
     turns
 }
 
-/// Answers the small tenant's request. Those of others that came before stay open while what is returned is kept.
+/// Answers the small tenant's request. Earlier requests of others stay open while the returned
+/// value is kept.
 async fn answer_small(server: &mut Server) -> Vec<Asked> {
     let mut others = Vec::new();
     loop {
@@ -63,14 +66,14 @@ async fn answer_small(server: &mut Server) -> Vec<Asked> {
     }
 }
 
-/// The turn of the small tenant comes to the server, and to its end.
+/// Checks that the small tenant's turn reaches the server and completes.
 async fn is_served(server: &mut Server, turn: RunHandle) {
     let _others = answer_small(server).await;
-    assert_eq!(turn.outcome().await.expect("it goes well").text, "pong");
+    assert_eq!(turn.outcome().await.expect("the turn succeeds").text, "pong");
 }
 
 #[tokio::test]
-async fn a_tenant_with_many_turns_of_an_agent_leaves_some_to_others() {
+async fn a_tenant_with_many_turns_of_an_agent_leaves_some_for_others() {
     let (host, mut server) = start(|_| {}, "[limits]\nconcurrent_turns = 4").await;
     let _turns = many(&host, &server, 3).await;
     let refused = waiting(&host, &server, "greedy", 3).await.expect_err("the fourth is for others");
@@ -89,7 +92,7 @@ async fn a_tenant_with_many_turns_leaves_places_for_instances() {
 }
 
 #[tokio::test]
-async fn a_tenant_with_many_requests_leaves_connections_to_others() {
+async fn a_tenant_with_many_requests_leaves_connections_for_others() {
     let (host, mut server) = start(|options| options.outbound.max_running = 4, "").await;
     let _turns = many(&host, &server, 6).await;
     let small = waiting(&host, &server, "small", 0).await.expect("taken");
@@ -107,7 +110,7 @@ fn batch(server: &Server, tenant: &str, items: usize) -> NewBatch {
 }
 
 #[tokio::test]
-async fn a_tenant_with_a_large_batch_leaves_places_to_others() {
+async fn a_tenant_with_a_large_batch_leaves_places_for_others() {
     let batches = BatchOptions { max_running: 4, ..BatchOptions::default() };
     let (host, mut server) = start(|options| options.batch = batches, "").await;
     host.agents.queue_batch(batch(&server, "greedy", 20)).await.expect("room");
@@ -117,7 +120,7 @@ async fn a_tenant_with_a_large_batch_leaves_places_to_others() {
         Some(host.agents.batch_results("small", &id).await.expect("known")).filter(|(_, r)| r.is_some())
     })
     .await;
-    assert_eq!(results.expect("it ended").status.items.done, 1);
+    assert_eq!(results.expect("the batch has ended").status.items.done, 1);
     assert!(others.len() <= 3, "{}", others.len());
 }
 

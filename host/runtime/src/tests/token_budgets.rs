@@ -1,4 +1,5 @@
-//! Tokens of a day, of agents and of tenants: refused when they are used up, across restarts, until midnight.
+//! Tests of daily token budgets of agents and tenants: refusal when used up, restarts, and reset at
+//! midnight.
 
 use super::{
     durability::{detached, talker},
@@ -18,12 +19,12 @@ fn options(clock: &Clock) -> RuntimeOptions {
 fn used_up<T>(result: Result<T, RuntimeError>) -> TokensUsedUp {
     match result.err().expect("the day's tokens are used up") {
         RuntimeError::TokensUsedUp(used_up) => used_up,
-        other => panic!("it fails for another reason: {other}"),
+        other => panic!("unexpected error: {other}"),
     }
 }
 
 #[tokio::test]
-async fn an_agents_day_ends_in_the_middle_of_a_turn_and_begins_anew_at_midnight() {
+async fn an_agents_budget_can_run_out_within_a_turn_and_resets_at_midnight() {
     let clock = Clock::at(START_MS);
     let host = Host::with(options(&clock)).await;
     host.deploy("relay", "[limits]\ntokens_per_day = 12", relayer()).await.expect("valid");
@@ -31,12 +32,12 @@ async fn an_agents_day_ends_in_the_middle_of_a_turn_and_begins_anew_at_midnight(
     let in_the_turn = used_up(host.ask("relay", "s", "hi").await);
     assert_eq!(in_the_turn.retry_after_ms, 3_600_000);
 
-    // What a turn that failed generated counts all the same, and is not forgotten.
+    // The tokens of a failed turn count too, and survive a restart.
     let host = host.restart_with(options(&clock)).await;
     let before_the_turn = used_up(host.invoke("relay", "s", "hi").await);
     assert!(before_the_turn.to_string().contains("`tokens_per_day` under [limits] in agent.toml"));
     used_up(host.agents.invoke(detached("relay", "hi")).await);
-    host.ask("chat", "s", "hi").await.expect("another agent has its own");
+    host.ask("chat", "s", "hi").await.expect("another agent has a separate budget");
 
     clock.advance(3_600_000);
     used_up(host.invoke("relay", "s", "hi").await.expect("a new day").outcome().await);
@@ -45,7 +46,7 @@ async fn an_agents_day_ends_in_the_middle_of_a_turn_and_begins_anew_at_midnight(
 }
 
 #[tokio::test]
-async fn a_tenants_day_is_over_all_agents_and_apart_from_other_tenants() {
+async fn a_tenants_budget_covers_all_agents_and_is_separate_per_tenant() {
     let clock = Clock::at(START_MS);
     let with = |tenants: &[(&str, u32)]| RuntimeOptions {
         tenant_tokens_per_day: tenants.iter().map(|(name, tokens)| ((*name).into(), *tokens)).collect(),
@@ -60,13 +61,13 @@ async fn a_tenants_day_is_over_all_agents_and_apart_from_other_tenants() {
     let refused = used_up(host.invoke("two", "s", "hi").await).to_string();
     assert!(refused.contains("`tokens_per_day` under [tenants.local] in skep.toml"), "{refused}");
     let of_acme = crate::Invocation { principal: "acme".into(), ..invocation("two", "acme/s", "hi") };
-    host.agents.invoke(of_acme).await.expect("its own budget");
+    host.agents.invoke(of_acme).await.expect("the tenant has a separate budget");
     let host = host.restart_with(with(&[])).await;
-    host.invoke("two", "other", "hi").await.expect("an operator who sets none");
+    host.invoke("two", "other", "hi").await.expect("no budget is configured");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_turn_that_a_restart_cut_off_ends_though_the_day_was_used_up_meanwhile() {
+async fn an_interrupted_turn_completes_although_the_budget_is_used_up() {
     let clock = Clock::at(START_MS);
     let host = Host::with(options(&clock)).await;
     host.deploy("talk", "", talker()).await.expect("valid");
@@ -76,6 +77,6 @@ async fn a_turn_that_a_restart_cut_off_ends_though_the_day_was_used_up_meanwhile
     let ceilings = Limits { tokens_per_day: 1, ..Limits::default() };
     let host = host.restart_with(RuntimeOptions { ceilings, ..options(&clock) }).await;
     let outcome = host.agents.follow("talk", "s", &id).await.expect("kept").outcome().await;
-    assert!(outcome.expect("it goes on").usage.completion_tokens > 1);
+    assert!(outcome.expect("the turn is resumed").usage.completion_tokens > 1);
     used_up(host.invoke("talk", "s", "hello").await);
 }

@@ -1,4 +1,4 @@
-//! Tools of others: who may call which, what is called once, and what is called twice.
+//! Tests of tools of others: who may call which, and which calls are made once or repeated.
 
 use super::{
     fixture::{Host, invocation},
@@ -18,7 +18,8 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// Calls the tool that the message names with `{"id":1}` and replies with the result or with the error's text.
+/// Calls the tool that the message names with `{"id":1}`, and replies with the result or with the
+/// error's text.
 pub(super) fn caller() -> Guest {
     Guest {
         module: r#"
@@ -45,8 +46,9 @@ const CALL_TOOL: &str = r#"
         (i32.store (i32.const 1608) (local.get $length))
         (i32.const 1600))"#;
 
-/// An agent with the tool `find`, which takes an object with an integer `id`. `body` has the locals `$text` and `$length`,
-/// which begin as the arguments and end as the result, and `$a` and `$b`.
+/// An agent with the tool `find`, which takes an object with an integer `id`. `body` has the locals
+/// `$text` and `$length`, which hold first the arguments and finally the result, and the free
+/// locals `$a` and `$b`.
 pub(super) fn finder(imports: &str, body: &str, timeout_ms: u32) -> Guest {
     let strings = [
         (1_700, "find"),
@@ -75,9 +77,10 @@ pub(super) fn finder(imports: &str, body: &str, timeout_ms: u32) -> Guest {
 }
 
 impl Guest {
-    /// Imports come before everything else of a module.
+    /// Puts the imports first, as a module requires.
     fn with_imports_first(self, imports: &str) -> Guest {
-        let (caller, body) = (caller(), self.module.strip_prefix(imports).expect("it begins with them"));
+        let (caller, body) =
+            (caller(), self.module.strip_prefix(imports).expect("the module starts with its imports"));
         let module = format!("{imports} {} {body}", caller.module);
         Guest { module: module.leak(), ..self }
     }
@@ -87,7 +90,7 @@ pub(super) fn echoing() -> Guest {
     finder("", "", 0)
 }
 
-/// An operator who grants this.
+/// Returns options of an operator who grants these tools.
 pub(super) fn granting(tools: &[&str]) -> RuntimeOptions {
     let grant = |text: &&str| ToolGrant::try_from(text.to_string()).expect("a grant");
     RuntimeOptions { granted_tools: tools.iter().map(grant).collect(), ..RuntimeOptions::default() }
@@ -102,13 +105,13 @@ pub(super) fn granted(tools: &str) -> String {
 }
 
 #[tokio::test]
-async fn an_agent_calls_a_granted_tool_of_another_in_a_session_of_its_own() {
+async fn a_tool_call_runs_in_a_session_of_the_called_agent() {
     let host = start().await;
     host.deploy("orders", "", echoing()).await.expect("valid");
     host.deploy("desk", &granted("\"agent:orders/find\""), caller()).await.expect("valid");
     for turn in 1..=2 {
         assert_eq!(host.answer("desk", "room-7", "agent:orders/find").await, r#"{"id":1}"#);
-        let session = host.agents.session("orders", "desk~room-7").await.expect("the callee's own");
+        let session = host.agents.session("orders", "desk~room-7").await.expect("the callee has a session");
         assert_eq!(session.summary.turns, turn);
     }
     let long = "x".repeat(128);
@@ -116,7 +119,7 @@ async fn an_agent_calls_a_granted_tool_of_another_in_a_session_of_its_own() {
 }
 
 #[tokio::test]
-async fn what_is_not_granted_is_denied_by_name_and_what_is_not_there_is_told() {
+async fn denied_and_missing_tools_are_reported_by_name() {
     let host = Host::with(granting(&["agent:orders/*"])).await;
     host.deploy("orders", "", echoing()).await.expect("valid");
     host.deploy("poor", "", caller()).await.expect("valid");
@@ -135,7 +138,7 @@ async fn what_is_not_granted_is_denied_by_name_and_what_is_not_there_is_told() {
 }
 
 #[tokio::test]
-async fn an_agent_without_the_export_and_one_that_is_not_there_are_named() {
+async fn missing_agents_and_missing_exports_are_reported_by_name() {
     let host = start().await;
     host.deploy("deaf", "", caller()).await.expect("valid");
     host.deploy("desk", &granted("\"agent:deaf/find\", \"agent:gone/find\""), caller()).await.expect("valid");
@@ -149,7 +152,7 @@ async fn an_agent_without_the_export_and_one_that_is_not_there_are_named() {
 }
 
 #[tokio::test]
-async fn results_and_arguments_are_held_to_the_tools_schemas() {
+async fn arguments_and_results_are_validated_against_the_schemas() {
     let host = start().await;
     let number = "(data (i32.const 1500) \"17\")";
     let liar = finder("", "(local.set $text (i32.const 1500)) (local.set $length (i32.const 2))", 0);
@@ -163,11 +166,11 @@ async fn results_and_arguments_are_held_to_the_tools_schemas() {
     assert!(answer.contains("the result of tool \"find\" is not valid"), "{answer}");
     let answer = host.answer("desk", "s", "agent:picky/find").await;
     assert!(answer.contains("the arguments for tool \"find\" are not valid"), "{answer}");
-    let untouched = host.agents.session("picky", "desk~s").await.expect_err("it was never called");
+    let untouched = host.agents.session("picky", "desk~s").await.expect_err("the tool was never called");
     assert_eq!(untouched.code(), "session_not_found");
 }
 
-/// Calls another agent's tool `find` and gives its result, or its error as one.
+/// Calls another agent's tool `find`, and returns its result or its error.
 pub(super) fn relay(to: &str) -> Guest {
     let name = format!("agent:{to}/find");
     let body = format!(
@@ -187,7 +190,7 @@ pub(super) fn relay(to: &str) -> Guest {
 }
 
 #[tokio::test]
-async fn agents_that_wait_for_each_other_are_told_instead_of_waiting_for_ever() {
+async fn circular_calls_fail_instead_of_waiting_forever() {
     let host = start().await;
     host.deploy("a", &granted("\"agent:a/find\", \"agent:b/find\""), relay("b")).await.expect("valid");
     host.deploy("b", &granted("\"agent:a/find\""), relay("a")).await.expect("valid");
@@ -198,7 +201,7 @@ async fn agents_that_wait_for_each_other_are_told_instead_of_waiting_for_ever() 
 }
 
 #[tokio::test]
-async fn calls_nest_so_deep_and_no_deeper() {
+async fn the_depth_of_nested_calls_is_limited() {
     let host = start().await;
     let name = |level: usize| format!("level-{level}");
     host.deploy(&name(9), "", echoing()).await.expect("valid");
@@ -214,7 +217,7 @@ async fn calls_nest_so_deep_and_no_deeper() {
 }
 
 #[tokio::test]
-async fn a_tool_that_takes_too_long_is_given_up_and_its_turn_cancelled() {
+async fn a_tool_call_that_times_out_cancels_the_called_turn() {
     let host = start().await;
     host.deploy("slow", "[limits]\ncpu_ms = 30000", finder("", "(loop $again (br $again))", 50))
         .await
@@ -232,7 +235,8 @@ async fn a_tool_that_takes_too_long_is_given_up_and_its_turn_cancelled() {
     }
 }
 
-/// As `caller`, for a call that times out: replies with as many letters as there are, of fifty milliseconds, in the wait.
+/// Like `caller`, for a call that times out: replies with one letter per fifty milliseconds of the
+/// reported timeout.
 fn timed_caller() -> Guest {
     let guest = caller();
     let on_message = format!(
@@ -242,7 +246,7 @@ fn timed_caller() -> Guest {
     Guest { on_message: on_message.leak(), ..guest }
 }
 
-/// Counts itself in the state of the session, and then generates, which takes a while.
+/// Counts its calls in the session's state, and then generates, which takes a while.
 pub(super) fn counting() -> Guest {
     let imports = r#"
         (import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
@@ -269,7 +273,7 @@ pub(super) fn counting() -> Guest {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_that_is_run_again_finds_the_turn_that_it_called() {
+async fn a_rerun_caller_finds_the_turn_that_it_called() {
     for _ in 0..10 {
         let host = start().await;
         host.deploy("orders", "", counting()).await.expect("valid");
@@ -285,20 +289,26 @@ async fn a_caller_that_is_run_again_finds_the_turn_that_it_called() {
             host.agents.turn("desk", "s", &id).await.expect("kept").phase,
             TurnPhase::Running { .. }
         );
-        let outcome =
-            host.agents.follow("desk", "s", &id).await.expect("kept").outcome().await.expect("goes well");
+        let outcome = host
+            .agents
+            .follow("desk", "s", &id)
+            .await
+            .expect("kept")
+            .outcome()
+            .await
+            .expect("the turn succeeds");
         assert_eq!(outcome.text, r#"{"id":1}"#);
         let session = host.agents.session("orders", "desk~s").await.expect("there");
-        assert_eq!((session.summary.turns, session.state_bytes), (1, 2), "it was called once");
+        assert_eq!((session.summary.turns, session.state_bytes), (1, 2), "the tool was called once");
         if cut_off {
             return;
         }
     }
-    panic!("no call was cut off");
+    panic!("no call was interrupted");
 }
 
 #[tokio::test]
-async fn a_turn_that_is_cancelled_takes_the_turns_that_it_called_along() {
+async fn cancelling_a_turn_cancels_the_turns_that_it_called() {
     let host = start().await;
     host.deploy("slow", "[limits]\ncpu_ms = 30000", finder("", "(loop $again (br $again))", 0))
         .await
@@ -314,8 +324,8 @@ async fn a_turn_that_is_cancelled_takes_the_turns_that_it_called_along() {
     }
 }
 
-/// A server with the tools `pay`, `look` (which changes nothing) and `fuse` (which cannot be reached). The first call of
-/// `pay` and `look` never ends.
+/// A server with the tools `pay`, `look` (which changes nothing) and `fuse` (which cannot be
+/// reached). The first call of `pay` and `look` never returns.
 #[derive(Debug, Default)]
 struct Bank {
     calls: AtomicU32,
@@ -356,7 +366,7 @@ fn with_bank(bank: &Arc<Bank>) -> RuntimeOptions {
 }
 
 #[tokio::test]
-async fn a_call_that_a_restart_cut_off_is_made_again_only_if_that_does_no_harm() {
+async fn an_interrupted_call_is_repeated_only_if_that_is_harmless() {
     for (tool, expected, calls) in
         [("mcp:bank/pay", "check whether the tool did its work", 1), ("mcp:bank/look", r#"{"id":1}"#, 2)]
     {
@@ -367,15 +377,21 @@ async fn a_call_that_a_restart_cut_off_is_made_again_only_if_that_does_no_harm()
         let id = host.agents.invoke(detached).await.expect("taken").turn_id().to_owned();
         bank.called.notified().await;
         let host = host.restart_with(with_bank(&bank)).await;
-        let outcome =
-            host.agents.follow("desk", "s", &id).await.expect("kept").outcome().await.expect("goes well");
+        let outcome = host
+            .agents
+            .follow("desk", "s", &id)
+            .await
+            .expect("kept")
+            .outcome()
+            .await
+            .expect("the turn succeeds");
         assert!(outcome.text.contains(expected), "{tool}: {}", outcome.text);
         assert_eq!(bank.calls.load(Ordering::Acquire), calls, "{tool}");
     }
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_and_a_tool_that_it_has_not_are_told_apart() {
+async fn missing_servers_and_missing_tools_are_distinguished() {
     let bank = Arc::new(Bank::default());
     let host = Host::with(with_bank(&bank)).await;
     host.deploy("desk", &granted("\"mcp:bank/*\", \"mcp:safe/*\""), caller()).await.expect("valid");

@@ -1,12 +1,13 @@
-//! A guest that sets schedules, takes alarms and events, and emits events.
+//! A guest that sets schedules, handles alarms and events, and emits events.
 
 use super::guest::Guest;
 
-/// By the first letter of a message: `a` sets an alarm in a second, `r` one every second, `f` one that fails in a second,
-/// `t` sets one and traps, `e` emits `order.paid` for order s, `p` emits `ping.x`, `d` emits what is not granted. Anything
-/// else is answered with as many letters as there were alarms; `E` with those of the events, `m` with those of the times
-/// that the last alarm's schedule missed. An alarm whose name begins with `!` traps, and so does an event of topic
-/// `trap.x`; a `ping.x` is answered with another. An interface that refuses something makes the guest trap.
+/// Acts by the first letter of a message: `a` sets an alarm in a second, `r` one every second, `f`
+/// one that fails in a second, `t` sets one and traps, `e` emits `order.paid` for order s, `p`
+/// emits `ping.x`, `d` emits a topic that is not granted. Any other message is answered with as
+/// many letters as there were alarms; `E` counts events, `m` the missed times of the last alarm's
+/// schedule. An alarm whose name starts with `!` traps, and so does an event of topic `trap.x`; a
+/// `ping.x` is answered with another. The guest traps if an interface refuses a call.
 pub(super) fn waker() -> Guest {
     Guest {
         world: "export skep:agent/alarm-handler@0.1.0; export skep:agent/event-handler@0.1.0;",

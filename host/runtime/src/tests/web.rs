@@ -1,4 +1,4 @@
-//! Requests of guests to a real server of the test: grants, limits, and what a restart makes of them.
+//! Tests of requests by guests to a server run by the test: grants, limits and restarts.
 
 use super::{
     fixture::{Host, invocation},
@@ -14,8 +14,8 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Requests the URL that it is sent, once for each turn: with POST after a "+", with PUT after a "=", otherwise with GET. It
-/// replies with the body, or with what went wrong.
+/// Requests the URL in the message, once per turn: with POST after a "+", with PUT after a "=",
+/// otherwise with GET. Replies with the body or the error.
 ///
 /// 512: the methods, and errors without a text. 600: the result.
 pub(super) fn fetcher() -> Guest {
@@ -50,14 +50,14 @@ const FETCH_ONCE: &str = r#"
                 (then (local.set $text (i32.const 529)) (local.set $length (i32.const 11)))))
         (else (local.set $text (i32.load (i32.const 624))) (local.set $length (i32.load (i32.const 628)))))"#;
 
-/// A request, on a connection that waits for its answer.
+/// A request on a connection that waits for its answer.
 pub(super) struct Asked {
     pub(super) head: String,
     pub(super) body: String,
     stream: TcpStream,
 }
 
-/// Every request comes to the test, which answers it or does not.
+/// A server that hands every request to the test, which may answer it.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     pub(super) asked: mpsc::Receiver<Asked>,
@@ -67,7 +67,7 @@ pub(super) struct Server {
 impl Server {
     pub(super) async fn start() -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("the listener is bound");
         let (sender, asked) = mpsc::channel(16);
         let task = tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
@@ -82,7 +82,7 @@ impl Server {
                             break whole;
                         }
                     };
-                    // Nobody waits for it only when the test is over.
+                    // The receiver is gone only when the test is over.
                     let _ = sender.send(Asked { head, body, stream }).await;
                 });
             }
@@ -90,7 +90,7 @@ impl Server {
         Server { address, asked, task }
     }
 
-    /// Answers every request that comes with this text.
+    /// Answers every request with this text.
     pub(super) fn answering(mut self, text: &'static str) -> SocketAddr {
         let address = self.address;
         tokio::spawn(async move {
@@ -106,7 +106,7 @@ impl Server {
     }
 }
 
-/// Head and body, once everything has come.
+/// Returns the head and the body once everything has arrived.
 fn whole(bytes: &[u8]) -> Option<(String, String)> {
     let text = String::from_utf8_lossy(bytes);
     let (head, body) = text.split_once("\r\n\r\n")?;
@@ -125,11 +125,11 @@ impl Asked {
         let length = text.len();
         let answer =
             format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{text}");
-        // Whoever asked may have gone away.
+        // The client may have gone away.
         let _ = self.stream.write_all(answer.as_bytes()).await;
     }
 
-    /// Answers with these lines in the head, and a body that comes in chunks of a few bytes.
+    /// Answers with these lines in the head, and a body in chunks of a few bytes.
     pub(super) async fn answer_in_chunks(mut self, head: &str, body: &[u8]) {
         let head =
             format!("HTTP/1.1 200 OK\r\nconnection: close\r\n{head}transfer-encoding: chunked\r\n\r\n");
@@ -142,7 +142,7 @@ impl Asked {
     }
 }
 
-/// The operator grants these hosts, and lets agents connect to this machine.
+/// Returns options of an operator who grants these hosts and lets agents connect to this machine.
 pub(super) fn granting(hosts: &[&str]) -> RuntimeOptions {
     let hosts = hosts.iter().map(|host| host.parse().expect("an origin")).collect::<Vec<_>>();
     let mut options =
@@ -161,7 +161,7 @@ async fn host_with(options: RuntimeOptions, manifest: &str) -> Host {
 pub(super) const EVERYWHERE: &str = "[grants]\nhosts = [\"*\"]";
 
 #[tokio::test]
-async fn a_request_goes_where_developer_and_operator_both_allow_it() {
+async fn a_request_is_sent_only_where_developer_and_operator_both_allow_it() {
     let address = Server::start().await.answering("pong");
     let (origin, url) = (format!("http://{address}"), format!("http://{address}/ping"));
     let asked = |hosts: &str| format!("[grants]\nhosts = [{hosts}]");
@@ -178,7 +178,7 @@ async fn a_request_goes_where_developer_and_operator_both_allow_it() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_not_public_is_denied_unless_the_operator_allows_it() {
+async fn non_public_addresses_are_denied_unless_the_operator_allows_them() {
     let server = Server::start().await;
     let options = RuntimeOptions { outbound: Default::default(), ..granting(&["*"]) };
     let host = host_with(options, EVERYWHERE).await;
@@ -195,7 +195,7 @@ async fn an_address_that_is_not_public_is_denied_unless_the_operator_allows_it()
 }
 
 #[tokio::test]
-async fn requests_end_at_fetches_and_their_bytes_at_fetch_kb() {
+async fn requests_and_their_bytes_are_limited_per_turn() {
     let address = Server::start().await.answering("pong");
     let url = format!("http://{address}/");
     for (limits, expected) in [
@@ -214,7 +214,7 @@ async fn requests_end_at_fetches_and_their_bytes_at_fetch_kb() {
 }
 
 #[tokio::test]
-async fn a_response_over_what_is_left_of_fetch_kb_is_an_error_of_the_guest() {
+async fn a_response_over_the_rest_of_fetch_kb_is_an_error_for_the_guest() {
     let address = Server::start().await.answering(Box::leak("x".repeat(2_000).into_boxed_str()));
     let host = host_with(granting(&["*"]), &format!("{EVERYWHERE}\n[limits]\nfetch_kb = 1")).await;
     let answer = host.answer("web", "s", &format!("http://{address}/")).await;
@@ -222,7 +222,7 @@ async fn a_response_over_what_is_left_of_fetch_kb_is_an_error_of_the_guest() {
 }
 
 #[tokio::test]
-async fn a_turn_that_ends_first_gives_the_request_up() {
+async fn a_turn_that_ends_aborts_its_request() {
     let mut server = Server::start().await;
     let host = host_with(granting(&["*"]), &format!("{EVERYWHERE}\n[limits]\nturn_ms = 200")).await;
     let error =
@@ -236,7 +236,8 @@ fn detached(text: &str) -> Invocation {
     Invocation { detached: true, ..invocation("web", "s", text) }
 }
 
-/// What the turn says that was cut off while the server had not answered, and how often the server was asked.
+/// Interrupts a turn while the server has not answered. Returns the reply of the resumed turn, and
+/// how often the server was called.
 async fn after_a_restart(prefix: &str) -> (String, usize) {
     let mut server = Server::start().await;
     let host = host_with(granting(&["*"]), EVERYWHERE).await;
@@ -252,7 +253,7 @@ async fn after_a_restart(prefix: &str) -> (String, usize) {
     let mut times = 1;
     loop {
         tokio::select! {
-            outcome = &mut outcome => return (outcome.expect("the turn goes well").text, times),
+            outcome = &mut outcome => return (outcome.expect("the turn succeeds").text, times),
             asked = server.next() => {
                 times += 1;
                 asked.answer("done").await;
@@ -262,13 +263,13 @@ async fn after_a_restart(prefix: &str) -> (String, usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_may_be_made_twice_is_made_again_after_a_restart() {
+async fn a_repeatable_request_is_repeated_after_a_restart() {
     assert_eq!(after_a_restart("").await, ("done".to_owned(), 2));
     assert_eq!(after_a_restart("=").await, ("done".to_owned(), 2));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_post_that_a_restart_cut_off_is_not_made_again_and_the_guest_is_told() {
+async fn a_post_interrupted_by_a_restart_is_not_repeated_but_reported() {
     assert_eq!(after_a_restart("+").await, ("interrupted".to_owned(), 1));
 }
 
@@ -287,30 +288,35 @@ fn fetch_twice() -> Guest {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_is_in_the_journal_is_not_asked_for_again() {
+async fn a_journaled_response_is_not_requested_again() {
     let mut server = Server::start().await;
     let host = Host::with(granting(&["*"])).await;
     host.deploy("web", EVERYWHERE, fetch_twice()).await.expect("valid");
     let text = format!("+http://{}/order", server.address);
     let id = host.agents.invoke(detached(&text)).await.expect("taken").turn_id().to_owned();
     server.next().await.answer("first").await;
-    // The second request leaves only after the first answer is stored.
+    // The second request is sent only after the first response is stored.
     let second = server.next().await;
     assert!(second.head.starts_with("POST /order HTTP/1.1\r\n"), "{}", second.head);
     let host = host.restart_with(granting(&["*"])).await;
     let outcome = host.agents.follow("web", "s", &id).await.expect("kept").outcome().await;
-    assert_eq!(outcome.expect("the turn goes well").text, "interrupted", "which the first one was not");
-    assert!(server.asked.is_empty(), "nobody asked a third time");
+    assert_eq!(
+        outcome.expect("the turn succeeds").text,
+        "interrupted",
+        "only the second request was interrupted"
+    );
+    assert!(server.asked.is_empty(), "no third request was made");
     let phase = host.agents.turn("web", "s", &id).await.expect("kept").phase;
     assert!(matches!(phase, TurnPhase::Done { .. }), "{phase:?}");
     drop(second);
 }
 
 #[tokio::test]
-async fn the_time_of_a_request_is_bounded_by_its_own_timeout() {
+async fn a_request_has_a_timeout_of_its_own() {
     let mut server = Server::start().await;
     let host = Host::with(granting(&["*"])).await;
-    // The last field of the request: a timeout of a second, in which even a busy machine sends it.
+    // The last field of the request is a timeout of one second, which is enough even for a busy
+    // machine to send it.
     let timed: &'static str = Box::leak(
         FETCH_ONCE
             .replace("(i32.const 0)\n        (i32.const 600))", "(i32.const 1000)\n        (i32.const 600))")

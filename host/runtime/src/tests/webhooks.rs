@@ -1,4 +1,4 @@
-//! Webhooks against a real receiver, which checks signatures and answers as the test wants.
+//! Tests of webhooks against a real receiver, which checks signatures and sends scripted responses.
 
 use super::{
     fixture::{Host, invocation, until},
@@ -12,7 +12,7 @@ use skep_outbound::AddressPolicy;
 use skep_store::Moment;
 use std::time::Duration;
 
-/// The clock, and a host that may reach `receiver`.
+/// Starts a host that may reach `receiver`, and returns it with its clock.
 async fn start(receiver: &Receiver) -> (Host, Clock) {
     let clock = Clock::at(1_800_000_000_000);
     (Host::with(options(receiver, &clock)).await, clock)
@@ -44,7 +44,7 @@ fn event(id: &str) -> Event {
 }
 
 #[tokio::test]
-async fn an_event_is_sent_signed_until_the_receiver_takes_it() {
+async fn a_signed_event_is_retried_until_the_receiver_accepts_it() {
     let receiver = Receiver::answering(["503\r\nretry-after: 60", "302\r\nlocation: /", "204"]).await;
     let (host, clock) = start(&receiver).await;
     let (_, secret) = host.agents.add_webhook(to(receiver.url(), "order.*")).await.expect("added");
@@ -55,7 +55,7 @@ async fn an_event_is_sent_signed_until_the_receiver_takes_it() {
         (receiver.count() == 2).then_some(())
     })
     .await;
-    assert!(clock.now_ms() >= 1_800_000_060_000, "it was asked to wait a minute");
+    assert!(clock.now_ms() >= 1_800_000_060_000, "the receiver asked to wait a minute");
     until(async || {
         clock.advance(10_000);
         (receiver.count() == 3).then_some(())
@@ -78,14 +78,14 @@ async fn an_event_is_sent_signed_until_the_receiver_takes_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_event_is_sent_once_though_the_database_fails_now_and_then() {
+async fn each_event_is_sent_once_despite_database_faults() {
     for at in [Moment::Begin, Moment::Write, Moment::Commit, Moment::Committed] {
         let receiver = Receiver::answering(["503"]).await;
         let (host, clock) = start(&receiver).await;
         host.agents.add_webhook(to(receiver.url(), "order.*")).await.expect("added");
         host.store().faults().choose(now_and_then(at));
         for id in ["1", "2", "3", "4"] {
-            // Whoever publishes is told of a fault, and publishes again.
+            // The publisher sees the fault and publishes again.
             until(async || {
                 let event = Event { at_ms: None, data: None, ..event(id) };
                 host.agents.publish(event).await.ok()
@@ -93,7 +93,7 @@ async fn each_event_is_sent_once_though_the_database_fails_now_and_then() {
             .await;
         }
         until(async || {
-            // What was put off is due.
+            // Postponed deliveries become due.
             clock.advance(10_000);
             tokio::time::sleep(Duration::from_millis(5)).await;
             let events = host.agents.events(None, 10).await.expect("listed");
@@ -101,13 +101,13 @@ async fn each_event_is_sent_once_though_the_database_fails_now_and_then() {
         })
         .await;
         host.store().faults().end();
-        assert_eq!(receiver.count(), 5, "{at:?}: each once, and the one that was refused twice");
+        assert_eq!(receiver.count(), 5, "{at:?}: each event once, and the refused one twice");
         assert!(host.agents.dead_letters(None, 10).await.expect("listed").is_empty());
     }
 }
 
 #[tokio::test]
-async fn what_is_never_taken_is_a_dead_letter_that_can_be_delivered_again() {
+async fn an_event_that_is_never_accepted_becomes_a_dead_letter() {
     let receiver = Receiver::answering(["500"; 10]).await;
     let (host, clock) = start(&receiver).await;
     let (webhook, _) = host.agents.add_webhook(to(receiver.url(), "order.paid")).await.expect("added");
@@ -120,16 +120,16 @@ async fn what_is_never_taken_is_a_dead_letter_that_can_be_delivered_again() {
     assert_eq!((dead.attempts, dead.to), (10, DeadLetterTarget::Webhook(webhook.id)));
     assert!(dead.error.contains("HTTP 500"), "{}", dead.error);
     assert_eq!(receiver.count(), 10);
-    host.agents.redeliver(dead.id).await.expect("it is there");
-    // The receiver answers 200 when it has nothing else to say.
+    host.agents.redeliver(dead.id).await.expect("the dead letter exists");
+    // The receiver answers 200 after its scripted responses.
     receiver.received(11).await;
     until(async || host.agents.dead_letters(None, 10).await.expect("listed").is_empty().then_some(())).await;
-    let gone = host.agents.redeliver(dead.id).await.expect_err("it was delivered");
+    let gone = host.agents.redeliver(dead.id).await.expect_err("the event was delivered");
     assert_eq!(gone.code(), "dead_letter_not_found");
 }
 
 #[tokio::test]
-async fn an_address_that_is_gone_gets_nothing_more() {
+async fn an_address_that_is_gone_receives_no_more_events() {
     let receiver = Receiver::answering(["410"]).await;
     let (host, _clock) = start(&receiver).await;
     host.agents.add_webhook(to(receiver.url(), "*")).await.expect("added");
@@ -142,10 +142,10 @@ async fn an_address_that_is_gone_gets_nothing_more() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_not_public_is_not_connected_to() {
+async fn non_public_addresses_are_not_connected_to() {
     let receiver = Receiver::answering([]).await;
     let clock = Clock::at(1_800_000_000_000);
-    // One of the configuration is only tried: its name may lead elsewhere tomorrow.
+    // A configured webhook is only tried, because its name may resolve differently later.
     let webhooks = vec![to(receiver.url(), "*")];
     let host =
         Host::with(RuntimeOptions { clock: clock.clone(), webhooks, ..RuntimeOptions::default() }).await;
@@ -169,7 +169,7 @@ async fn an_address_that_is_not_public_is_not_connected_to() {
 }
 
 #[tokio::test]
-async fn webhooks_survive_a_restart_and_those_of_the_configuration_are_what_it_says() {
+async fn webhooks_survive_a_restart_and_configured_ones_follow_the_file() {
     let (receiver, clock) = (Receiver::answering([]).await, Clock::at(1_800_000_000_000));
     let data = tempfile::tempdir().expect("a folder");
     let key_file = Some(data.path().join("secrets.key"));
@@ -184,8 +184,10 @@ async fn webhooks_survive_a_restart_and_those_of_the_configuration_are_what_it_s
     let host = host.restart_with(with).await;
     let listed = host.agents.webhooks();
     assert_eq!(listed.len(), 2);
-    let of_config = listed.iter().find(|webhook| webhook.is_configured).expect("it is there");
-    let refused = host.agents.remove_webhook(&of_config.id).await.expect_err("it is in the file");
+    let of_config =
+        listed.iter().find(|webhook| webhook.is_configured).expect("the configured webhook exists");
+    let refused =
+        host.agents.remove_webhook(&of_config.id).await.expect_err("the webhook is configured in the file");
     assert!(refused.to_string().contains("skep.toml"), "{refused}");
     host.answer("w", "s", "n").await;
     let told = receiver.received(1).await.remove(0);
@@ -195,17 +197,17 @@ async fn webhooks_survive_a_restart_and_those_of_the_configuration_are_what_it_s
     assert_eq!((&told["data"]["tenant"], &told["data"]["session"]), (&json!("local"), &json!("s")));
     let of_tenant = Invocation { principal: "acme".into(), ..invocation("w", "acme/s", "n") };
     let handle = host.agents.invoke(of_tenant).await.expect("taken");
-    handle.outcome().await.expect("the turn goes well");
+    handle.outcome().await.expect("the turn succeeds");
     let told = receiver.received(2).await.remove(1).json();
     assert_eq!((&told["data"]["tenant"], &told["data"]["session"]), (&json!("acme"), &json!("s")));
     let host = host.restart_with(options).await;
-    assert_eq!(host.agents.webhooks().len(), 1, "it is not in the file any more");
-    host.agents.remove_webhook(&added.id).await.expect("it is there");
+    assert_eq!(host.agents.webhooks().len(), 1, "the webhook is no longer in the file");
+    host.agents.remove_webhook(&added.id).await.expect("the webhook exists");
     assert_eq!(host.agents.remove_webhook(&added.id).await.expect_err("gone").code(), "webhook_not_found");
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_webhook_is_refused() {
+async fn invalid_webhooks_are_refused() {
     let receiver = Receiver::answering([]).await;
     let (host, _clock) = start(&receiver).await;
     let fine = to("https://example.com/hook".into(), "*");
@@ -221,7 +223,7 @@ async fn what_cannot_be_a_webhook_is_refused() {
 }
 
 #[tokio::test]
-async fn a_webhook_shows_what_came_of_its_last_try_and_when_the_next_one_is() {
+async fn a_webhook_shows_its_last_attempt_and_the_time_of_the_next() {
     let receiver = Receiver::answering(["503", "204"]).await;
     let (host, clock) = start(&receiver).await;
     let (added, _) = host.agents.add_webhook(to(receiver.url(), "order.*")).await.expect("added");
@@ -230,20 +232,24 @@ async fn a_webhook_shows_what_came_of_its_last_try_and_when_the_next_one_is() {
     assert_eq!((fresh.webhook.last_try, fresh.waiting, fresh.next_try_at_ms), (None, 0, None));
     publish(&host, "1").await;
     let failed = until(async || Some(state().await).filter(|state| state.webhook.last_try.is_some())).await;
-    let last = failed.webhook.last_try.expect("it was just there");
+    let last = failed.webhook.last_try.expect("an attempt was made");
     assert_eq!((last.status, last.at_ms), (Some(503), 1_800_000_000_000));
-    assert!(last.error.expect("it failed").contains("answered HTTP 503"));
+    assert!(last.error.expect("the attempt failed").contains("answered HTTP 503"));
     let waiting =
         until(async || Some(state().await).filter(|state| state.next_try_at_ms > Some(1_800_000_000_000)))
             .await;
-    // After two seconds, and a little more for some.
-    let next_ms = waiting.next_try_at_ms.expect("it is to be tried again");
+    // The delay is two seconds plus jitter.
+    let next_ms = waiting.next_try_at_ms.expect("another attempt is planned");
     assert!(waiting.waiting == 1 && (1_800_000_001_000..1_800_000_004_000).contains(&next_ms), "{next_ms}");
     let stored = host.store().webhooks().await.expect("read").remove(0);
-    assert_eq!(stored.last_try.and_then(|last| last.status), Some(503), "a restart shows it, too");
+    assert_eq!(
+        stored.last_try.and_then(|last| last.status),
+        Some(503),
+        "the last attempt survives a restart"
+    );
     until(async || {
         clock.advance(10_000);
-        let last = state().await.webhook.last_try.expect("it was tried");
+        let last = state().await.webhook.last_try.expect("an attempt was made");
         (last.status == Some(204) && last.error.is_none()).then_some(())
     })
     .await;
@@ -252,7 +258,7 @@ async fn a_webhook_shows_what_came_of_its_last_try_and_when_the_next_one_is() {
 }
 
 #[tokio::test]
-async fn a_test_event_is_signed_sent_once_and_tells_what_came_back() {
+async fn a_test_event_is_signed_sent_once_and_returns_the_response() {
     let receiver = Receiver::answering(["200", "500", "410"]).await;
     let (host, _clock) = start(&receiver).await;
     let (webhook, secret) = host.agents.add_webhook(to(receiver.url(), "order.*")).await.expect("added");
@@ -267,11 +273,11 @@ async fn a_test_event_is_signed_sent_once_and_tells_what_came_back() {
     for status in [500, 410] {
         let refused = host.agents.test_webhook(&webhook.id).await.expect("sent");
         assert_eq!(refused.status, Some(status));
-        assert!(refused.error.expect("it was refused").contains(&format!("HTTP {status}")));
+        assert!(refused.error.expect("the receiver refused the event").contains(&format!("HTTP {status}")));
         assert_eq!(host.agents.webhooks()[0].last_try.as_ref().and_then(|last| last.status), Some(status));
     }
     assert_eq!(host.agents.webhooks()[0].disabled, None, "a test disables nothing");
-    assert_eq!(receiver.count(), 3, "each was sent once");
+    assert_eq!(receiver.count(), 3, "each test was sent once");
     assert!(host.agents.dead_letters(None, 10).await.expect("listed").is_empty());
     assert_eq!(host.agents.test_webhook("wh_none").await.expect_err("none").code(), "webhook_not_found");
 }

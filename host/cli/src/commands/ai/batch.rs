@@ -12,7 +12,7 @@ use crate::commands::{HostArgs, out};
 use crate::failure::Usage;
 use crate::progress::{Progress as _, Terminal};
 
-/// How often the state of a batch is read.
+/// Interval between reads of a batch's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum size of a batch that a host accepts.
 const MAX_FILE_BYTES: u64 = 9_500_000;

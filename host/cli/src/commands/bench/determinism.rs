@@ -83,7 +83,7 @@ struct Compared {
     same_texts: usize,
     /// Number of answers whose tokens and log-probabilities are bit-identical.
     same_bits: usize,
-    /// Between log-probabilities, up to the first token that differs.
+    /// Largest difference between log-probabilities, up to the first token that differs.
     largest_difference: f32,
     preemptions: u64,
     accepted_drafts: u64,

@@ -34,7 +34,7 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
-    /// Streams that run at the same time; a host in this process lets as many more wait
+    /// Streams that run at the same time; the queue of a host in this process has room for the same number
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     streams: u32,
     /// Time during which new streams are started

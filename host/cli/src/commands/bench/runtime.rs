@@ -1,8 +1,6 @@
 //! `skep bench runtime`: the cost of a deployment, an instance, a turn and a session by themselves.
 //!
 //! Everything runs in this process, without HTTP and without inference, on a database in a temporary folder.
-//!
-//! Everything runs in this process, without HTTP and without inference, on a database in a temporary folder.
 
 use std::time::{Duration, Instant};
 
@@ -47,9 +45,9 @@ pub struct Args {
 #[derive(Debug, Serialize)]
 struct Report {
     component_bytes: usize,
-    /// Compiled, described and stored.
+    /// Time to compile, describe and store a component.
     cold_deploy_ms: f64,
-    /// With compiled code that was stored before.
+    /// Time of a deployment whose compiled code was stored before.
     warm_deploy_ms: f64,
     instantiate: Vec<Instantiate>,
     /// The guest is called in a fresh instance, and nothing is stored.

@@ -39,7 +39,7 @@ pub struct Target {
     pub client: ChatClient,
     /// Name that requests use for the model.
     pub model: String,
-    /// Where requests go, as text for people.
+    /// Destination of requests, as text for people.
     pub place: String,
     here: Option<RunningServer>,
 }

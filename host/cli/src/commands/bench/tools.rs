@@ -88,7 +88,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "1")]
     concurrency: NonZeroUsize,
     /// Exit with 1 if a right free answer is wrong constrained, if an accepted one was changed, or if the
-    /// peer has more than 3 right answers more
+    /// peer has over 3 right answers more than the constrained model
     #[arg(long)]
     check: bool,
     /// Measure plain answers with and without declared tools, none of which may be called

@@ -1,4 +1,4 @@
-//! What a filter, a test, a method or a function is called with.
+//! The arguments of a filter, a test, a method or a function.
 
 use super::{Fault, Value, syntax::Name};
 
@@ -9,7 +9,7 @@ pub(super) struct Values {
 }
 
 impl Values {
-    /// One place for each of these names; what is left over is an error.
+    /// Assigns the arguments to these parameter names. An excess or unknown argument is an error.
     pub(super) fn bind<const COUNT: usize>(
         self,
         what: &str,
@@ -17,7 +17,7 @@ impl Values {
     ) -> Result<[Option<Value>; COUNT], Fault> {
         let mut bound = [const { None }; COUNT];
         if self.positional.len() > COUNT {
-            return Err(Fault::new(format!("{what} takes {COUNT} arguments at most")));
+            return Err(Fault::new(format!("{what} takes at most {COUNT} arguments")));
         }
         for (slot, value) in bound.iter_mut().zip(self.positional) {
             *slot = Some(value);
@@ -35,30 +35,30 @@ impl Values {
         self.bind(what, []).map(|[]| ())
     }
 
-    /// The one argument that there must be.
+    /// Returns the only argument, which is required.
     pub(super) fn one(self, what: &str, name: &str) -> Result<Value, Fault> {
         let [value] = self.bind(what, [name])?;
-        value.ok_or_else(|| Fault::new(format!("{what} needs the argument {name:?}")))
+        value.ok_or_else(|| Fault::new(format!("{what} requires the argument {name:?}")))
     }
 }
 
-/// A text that may be left out.
+/// Returns an optional string.
 pub(super) fn text<'v>(value: &'v Option<Value>, what: &str) -> Result<Option<&'v str>, Fault> {
     match value {
         None | Some(Value::None | Value::Undefined) => Ok(None),
         Some(value) => {
-            let wrong = || Fault::new(format!("{what} takes a text, not {}", value.kind()));
+            let wrong = || Fault::new(format!("{what} expects a string, not {}", value.kind()));
             value.as_text().map(Some).ok_or_else(wrong)
         }
     }
 }
 
-/// A whole number that may be left out.
+/// Returns an optional whole number.
 pub(super) fn integer(value: &Option<Value>, what: &str) -> Result<Option<i128>, Fault> {
     match value {
         None | Some(Value::None | Value::Undefined) => Ok(None),
         Some(value) => {
-            let wrong = || Fault::new(format!("{what} takes a whole number, not {}", value.kind()));
+            let wrong = || Fault::new(format!("{what} expects a whole number, not {}", value.kind()));
             value.as_integer().map(Some).ok_or_else(wrong)
         }
     }

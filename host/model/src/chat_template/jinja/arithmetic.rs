@@ -1,4 +1,4 @@
-//! `+`, `-`, `*`, `/`, `//`, `%`, `**` and `~`, as Python has them.
+//! Implements `+`, `-`, `*`, `/`, `//`, `%`, `**` and `~` with Python's semantics.
 
 use super::{Fault, Meter, Value, syntax::Arithmetic};
 
@@ -29,7 +29,7 @@ pub(super) fn apply(
 
 fn join(texts: &[&str], meter: &Meter) -> Result<Value, Fault> {
     let bytes = texts.iter().map(|text| text.len()).sum::<usize>();
-    // Once to write it and once to keep it.
+    // Charged once for writing the text and once for keeping it.
     meter.make(bytes)?;
     Value::text(&texts.concat(), meter)
 }
@@ -63,7 +63,7 @@ fn numbers(operator: Arithmetic, left: &Value, right: &Value) -> Result<Value, F
         Arithmetic::Power => "**",
         Arithmetic::Join => "~",
     };
-    let wrong = || Fault::new(format!("{sign} is not for {} and {}", left.kind(), right.kind()));
+    let wrong = || Fault::new(format!("{sign} does not apply to {} and {}", left.kind(), right.kind()));
     let impossible = || Fault::new(format!("{sign} has no result for these numbers"));
     let whole = |value: &Value| match value {
         Value::Integer(value) => Some(*value),
@@ -79,7 +79,7 @@ fn numbers(operator: Arithmetic, left: &Value, right: &Value) -> Result<Value, F
             Arithmetic::Subtract => left.checked_sub(right),
             Arithmetic::Multiply => left.checked_mul(right),
             Arithmetic::Power => u32::try_from(right).ok().and_then(|right| left.checked_pow(right)),
-            // As Python: down, and the remainder has the sign of the divisor.
+            // As in Python, division rounds down, and the remainder has the sign of the divisor.
             Arithmetic::DivideDown => left.checked_div(right).and_then(|quotient| {
                 let is_exact = quotient * right == left;
                 if is_exact || (left < 0) == (right < 0) { Some(quotient) } else { quotient.checked_sub(1) }

@@ -1,4 +1,4 @@
-//! Values of expressions.
+//! Evaluates expressions.
 
 use super::{
     Fault, Value,
@@ -10,7 +10,7 @@ use super::{
 };
 use std::{cell::RefCell, cmp::Ordering, rc::Rc};
 
-/// As Python's Jinja bounds it.
+/// Maximum length of a range, as in Python's Jinja.
 const MAX_RANGE: i128 = 100_000;
 
 impl Render<'_> {
@@ -44,7 +44,7 @@ impl Render<'_> {
                 Value::Float(value) => Ok(Value::Float(-value)),
                 other => {
                     let negative = other.as_integer().and_then(i128::checked_neg);
-                    let wrong = || Fault::new(format!("{} has no negative", other.kind()));
+                    let wrong = || Fault::new(format!("{} cannot be negated", other.kind()));
                     negative.map(Value::Integer).ok_or_else(wrong)
                 }
             },
@@ -81,7 +81,7 @@ impl Render<'_> {
         }
     }
 
-    /// The first that is as wanted, or the last.
+    /// Returns the first value whose truth is `wanted`, or else the last value.
     fn first(&mut self, all: &[Expression], wanted: bool) -> Result<Value, Fault> {
         let mut value = Value::Undefined;
         for expression in all {
@@ -111,7 +111,7 @@ impl Render<'_> {
         match holder {
             Value::Undefined => Ok(false),
             Value::Text(text) => {
-                let wrong = || Fault::new(format!("{} is never in a text", value.kind()));
+                let wrong = || Fault::new(format!("{} cannot be contained in a string", value.kind()));
                 self.meter.read(text.len())?;
                 Ok(text.contains(value.as_text().ok_or_else(wrong)?))
             }
@@ -125,24 +125,24 @@ impl Render<'_> {
                 Ok(false)
             }
             Value::Map(map) => Ok(map.get(value, self.meter)?.is_some()),
-            other => Err(Fault::new(format!("{} holds nothing", other.kind()))),
+            other => Err(Fault::new(format!("{} is not a container", other.kind()))),
         }
     }
 
-    /// The call of a macro, with what it may call as `caller`.
+    /// Calls a macro for a call block, which the macro can call as `caller`.
     pub(super) fn call_with(&mut self, call: &Expression, caller: Value) -> Result<Value, Fault> {
         match call {
             Expression::Steps(base, steps) if matches!(steps.last(), Some(Step::Call(_))) => {
                 self.deeper(|render| render.steps(base, steps, Some(caller)))
             }
-            _ => Err(Fault::new("a call block calls a macro")),
+            _ => Err(Fault::new("a call block must call a macro")),
         }
     }
 
-    /// `caller` is for the last call.
+    /// Applies the steps to the base. `caller` is passed to the last call.
     fn steps(&mut self, base: &Expression, steps: &[Step], caller: Option<Value>) -> Result<Value, Fault> {
         let (mut value, mut steps) = match (base, steps) {
-            // A function that has no value has a name.
+            // A built-in function is not a value; it is called by its name.
             (Expression::Variable(name), [Step::Call(arguments), rest @ ..]) => match self.lookup(name)? {
                 Some(Value::Undefined) | None => {
                     let arguments = self.arguments(arguments)?;
@@ -155,7 +155,7 @@ impl Render<'_> {
         loop {
             value = match steps {
                 [] => return Ok(value),
-                // Methods stand before what a dict has by that name, as in Python.
+                // As in Python, a method takes precedence over a dict entry with the same name.
                 [Step::Attribute(name), Step::Call(arguments), rest @ ..] if methods::has(&value, name) => {
                     let arguments = self.arguments(arguments)?;
                     steps = rest;
@@ -190,7 +190,10 @@ impl Render<'_> {
                     if let Some(part) = part {
                         let part = self.value(part)?;
                         let wrong = || {
-                            Fault::new(format!("a slice is bounded by whole numbers, not by {}", part.kind()))
+                            Fault::new(format!(
+                                "the bounds of a slice must be whole numbers, not {}",
+                                part.kind()
+                            ))
                         };
                         *bound = match part {
                             Value::None => None,
@@ -224,7 +227,9 @@ impl Render<'_> {
 
     pub(super) fn attribute(&self, value: &Value, name: &str) -> Result<Value, Fault> {
         match value {
-            Value::Undefined => Err(Fault::new(format!("{name:?} is asked of an undefined value"))),
+            Value::Undefined => {
+                Err(Fault::new(format!("cannot read the attribute {name:?} of an undefined value")))
+            }
             Value::Map(map) => Ok(map.named(name, self.meter)?.cloned().unwrap_or(Value::Undefined)),
             Value::Namespace(attributes) => {
                 let attributes = attributes.borrow();
@@ -251,10 +256,11 @@ impl Render<'_> {
             }
             (Value::Text(text), _) => {
                 let Some(index) = index_in(value.length(self.meter)?) else { return Ok(Value::Undefined) };
-                let character = text.chars().nth(index).expect("it is shorter than the text");
+                let character =
+                    text.chars().nth(index).expect("the index is less than the length of the text");
                 Value::text(character.encode_utf8(&mut [0; 4]), self.meter)
             }
-            (Value::Undefined, _) => Err(Fault::new("an element is asked of an undefined value")),
+            (Value::Undefined, _) => Err(Fault::new("cannot read an element of an undefined value")),
             _ => Ok(Value::Undefined),
         }
     }
@@ -262,15 +268,15 @@ impl Render<'_> {
     fn slice(&self, value: &Value, [from, to, by]: [Option<i128>; 3]) -> Result<Value, Fault> {
         let by = by.unwrap_or(1);
         if by == 0 {
-            return Err(Fault::new("a slice cannot step by 0"));
+            return Err(Fault::new("the step of a slice cannot be 0"));
         }
         let length = match value {
             Value::Text(_) | Value::List(_) | Value::Undefined => value.length(self.meter)? as i128,
-            other => return Err(Fault::new(format!("{} has no slices", other.kind()))),
+            other => return Err(Fault::new(format!("{} cannot be sliced", other.kind()))),
         };
-        // A larger step reaches no more; with this one, sums stay small.
+        // A larger step reaches no more elements, and the limit keeps the sums small.
         let by = by.clamp(-length - 1, length + 1);
-        // As Python bounds them.
+        // The bounds are clamped as in Python.
         let (least, most) = if by > 0 { (0, length) } else { (-1, length - 1) };
         let bound = |bound: Option<i128>, missing: i128| match bound {
             None => missing,
@@ -289,7 +295,7 @@ impl Render<'_> {
                 self.meter,
             ),
             Value::Text(text) => {
-                // A character has up to four bytes, and for the other direction they are all needed.
+                // A `char` takes four bytes, and a backward slice needs all characters.
                 self.meter.make(text.len().saturating_mul(4))?;
                 let characters: Vec<char> = text.chars().collect();
                 Value::text(&indices.map(|index| characters[index]).collect::<String>(), self.meter)
@@ -315,7 +321,9 @@ impl Render<'_> {
                 let [first, second, step] = arguments.bind("range", ["start", "stop", "step"])?;
                 let whole = |value: Option<Value>, missing| match value {
                     None => Ok(missing),
-                    Some(value) => value.as_integer().ok_or_else(|| Fault::new("range takes whole numbers")),
+                    Some(value) => {
+                        value.as_integer().ok_or_else(|| Fault::new("range expects whole numbers"))
+                    }
                 };
                 let (start, stop) = match second {
                     None => (0, whole(first, 0)?),
@@ -325,10 +333,10 @@ impl Render<'_> {
                 let distance = if step > 0 { stop.checked_sub(start) } else { start.checked_sub(stop) };
                 let count = match (distance, step.checked_abs()) {
                     (Some(distance), Some(step)) if step > 0 => (distance.max(0) - 1).div_euclid(step) + 1,
-                    _ => return Err(Fault::new("range has no such numbers")),
+                    _ => return Err(Fault::new("range got a step of 0 or numbers that are too large")),
                 };
                 if count > MAX_RANGE {
-                    return Err(Fault::new(format!("range gives {MAX_RANGE} numbers at most")));
+                    return Err(Fault::new(format!("range returns at most {MAX_RANGE} numbers")));
                 }
                 let numbers = || (0..count).map(|index| Value::Integer(start + index * step)).collect();
                 Value::list_of(count as usize, numbers, self.meter)
@@ -340,14 +348,19 @@ impl Render<'_> {
                     match given {
                         Value::Map(map) => pairs.extend(map.entries().iter().cloned()),
                         other => {
-                            return Err(Fault::new(format!("{name} cannot be made of {}", other.kind())));
+                            return Err(Fault::new(format!(
+                                "{name} cannot be created from {}",
+                                other.kind()
+                            )));
                         }
                     }
                 }
                 for (key, value) in named {
                     pairs.push((Value::text(&key, self.meter)?, value));
                 }
-                let Value::Map(map) = Value::map(pairs, self.meter)? else { unreachable!("a dict was made") };
+                let Value::Map(map) = Value::map(pairs, self.meter)? else {
+                    unreachable!("Value::map returns a dict")
+                };
                 if name == "dict" {
                     return Ok(Value::Map(map));
                 }
@@ -363,7 +376,7 @@ impl Render<'_> {
             }
             "strftime_now" => {
                 let format = arguments.one("strftime_now", "format")?;
-                let wrong = || Fault::new(format!("strftime_now takes a text, not {}", format.kind()));
+                let wrong = || Fault::new(format!("strftime_now expects a string, not {}", format.kind()));
                 let format = format.as_text().ok_or_else(wrong)?;
                 self.meter.make(format.len().saturating_mul(8))?;
                 Value::text(&super::super::clock::strftime_now(format).map_err(Fault::new)?, self.meter)

@@ -1,4 +1,4 @@
-//! What is wrong with a template, or with what it does.
+//! Errors in a template or in its rendering.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ pub(in super::super) struct Fault {
 }
 
 impl Fault {
-    /// `message` must not quote what a template was given.
+    /// Creates an error. `message` must not quote the template's input.
     pub(in super::super) fn new(message: impl Into<String>) -> Fault {
         Fault { message: message.into(), line: None }
     }
 
-    /// In this line, if it is not known better.
+    /// Adds the line number, unless one is already known.
     pub(super) fn at(self, line: u32) -> Fault {
         Fault { line: self.line.or(Some(line)), ..self }
     }

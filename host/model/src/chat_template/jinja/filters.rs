@@ -1,4 +1,4 @@
-//! Jinja's filters.
+//! Implements Jinja's filters.
 
 use super::{
     Fault, Value,
@@ -35,7 +35,7 @@ pub(super) fn apply(
         "replace" => {
             let [from, to, most] = arguments.bind(name, ["old", "new", "count"])?;
             let (Some(from), Some(to)) = (from, to) else {
-                return Err(Fault::new("replace needs two texts"));
+                return Err(Fault::new("replace requires two strings"));
             };
             let (from, to) = (from.shown(meter)?, to.shown(meter)?);
             let subject = value.shown(meter)?;
@@ -71,7 +71,8 @@ pub(super) fn apply(
         }
         "attr" => {
             let attribute = arguments.one(name, "name")?;
-            let attribute = attribute.as_text().ok_or_else(|| Fault::new("attr takes a name"))?;
+            let attribute =
+                attribute.as_text().ok_or_else(|| Fault::new("attr expects the name of an attribute"))?;
             render.attribute(&value, attribute)
         }
         "map" => map(render, &value, arguments),
@@ -114,7 +115,7 @@ pub(super) fn apply(
     }
 }
 
-/// Those that take nothing else.
+/// Applies the filters that take no arguments.
 fn plain(render: &Render<'_>, name: &str, value: Value) -> Result<Value, Fault> {
     let meter = render.meter;
     match name {
@@ -144,7 +145,9 @@ fn plain(render: &Render<'_>, name: &str, value: Value) -> Result<Value, Fault> 
             Value::Float(value) => Ok(Value::Float(value.abs())),
             other => {
                 let absolute = other.as_integer().and_then(i128::checked_abs);
-                absolute.map(Value::Integer).ok_or_else(|| Fault::new(format!("{} has no abs", other.kind())))
+                absolute
+                    .map(Value::Integer)
+                    .ok_or_else(|| Fault::new(format!("{} has no absolute value", other.kind())))
             }
         },
         "escape" | "e" => {
@@ -162,7 +165,7 @@ fn plain(render: &Render<'_>, name: &str, value: Value) -> Result<Value, Fault> 
     }
 }
 
-/// As Python's `json.dumps`; an escape takes up to six bytes for one.
+/// Implements `tojson` as Python's `json.dumps`. An escape takes up to six bytes per byte.
 fn to_json(render: &Render<'_>, value: &Value, arguments: Values) -> Result<Value, Fault> {
     use super::super::json;
     let meter = render.meter;
@@ -179,12 +182,12 @@ fn to_json(render: &Render<'_>, value: &Value, arguments: Values) -> Result<Valu
         let [Some(item), Some(key)] =
             [0, 1].map(|index| separators.items().get(index).and_then(Value::as_text))
         else {
-            return Err(Fault::new("tojson takes two separators"));
+            return Err(Fault::new("tojson expects two separators"));
         };
         separator_bytes = item.len().max(key.len());
         layout = layout.with_separators(item.to_owned(), key.to_owned());
     }
-    // Each element counts for eight bytes at least, and stands on a line of its own where there is an indent.
+    // `bytes` counts at least eight bytes per element, and an indent puts each element on a separate line.
     let per_element = separator_bytes + width.unwrap_or(0) * (value.depth() as usize + 1);
     let bytes = value.bytes();
     meter.make(bytes.saturating_mul(6).saturating_add((bytes / 8).saturating_mul(per_element)))?;
@@ -223,7 +226,7 @@ fn indent(render: &Render<'_>, value: &Value, arguments: Values) -> Result<Value
     Value::text(&text, meter)
 }
 
-/// `%s` and `%d`, without widths.
+/// Implements `%s` and `%d`, without widths.
 fn format(render: &Render<'_>, value: &Value, values: &[Value]) -> Result<Value, Fault> {
     let meter = render.meter;
     let subject = value.shown(meter)?;
@@ -238,7 +241,7 @@ fn format(render: &Render<'_>, value: &Value, values: &[Value]) -> Result<Value,
                 let value = values.next().ok_or_else(|| Fault::new("format has no value for a field"))?;
                 value.show(&mut text, meter)?;
             }
-            _ => return Err(Fault::new("format knows %s, %d and %%")),
+            _ => return Err(Fault::new("format supports only %s, %d and %%")),
         }
         rest = &rest[at + 2..];
     }
@@ -255,7 +258,7 @@ fn batch(
 ) -> Result<Value, Fault> {
     let meter = render.meter;
     let size = size.and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0);
-    let size = size.ok_or_else(|| Fault::new("batch needs a size"))?;
+    let size = size.ok_or_else(|| Fault::new("batch requires a positive size"))?;
     let items = value.items(meter)?;
     let mut batches = Vec::new();
     for batch in items.items().chunks(size) {
@@ -279,7 +282,7 @@ fn round(value: &Value, precision: i128, method: Option<&str>) -> Result<Value, 
     Ok(Value::Float(rounded / scale))
 }
 
-/// `map("filter", …)` and `map(attribute="name")`.
+/// Implements `map("filter", …)` and `map(attribute="name")`.
 fn map(render: &mut Render<'_>, value: &Value, arguments: Values) -> Result<Value, Fault> {
     let meter = render.meter;
     let items = value.items(meter)?;
@@ -300,10 +303,10 @@ fn map(render: &mut Render<'_>, value: &Value, arguments: Values) -> Result<Valu
     }
     let Values { mut positional, named } = arguments;
     if positional.is_empty() {
-        return Err(Fault::new("map needs the name of a filter or an attribute"));
+        return Err(Fault::new("map requires the name of a filter or an attribute"));
     }
     let filter = positional.remove(0);
-    let filter = filter.as_text().ok_or_else(|| Fault::new("map takes the name of a filter"))?;
+    let filter = filter.as_text().ok_or_else(|| Fault::new("map expects the name of a filter"))?;
     for item in items.items() {
         meter.make(64 * (positional.len() + named.len()))?;
         let arguments = Values { positional: positional.clone(), named: named.clone() };
@@ -317,7 +320,7 @@ fn select(render: &mut Render<'_>, name: &str, value: &Value, arguments: Values)
     let Values { mut positional, named } = arguments;
     let attribute = match name.ends_with("attr") {
         true if positional.is_empty() => {
-            return Err(Fault::new(format!("{name} needs the name of an attribute")));
+            return Err(Fault::new(format!("{name} requires the name of an attribute")));
         }
         true => Some(positional.remove(0)),
         false => None,
@@ -345,7 +348,7 @@ fn select(render: &mut Render<'_>, name: &str, value: &Value, arguments: Values)
     Value::list(selected, meter)
 }
 
-/// The list itself, or what its elements have by that name.
+/// Returns the list itself, or the given attribute of each of its elements.
 fn attributes(render: &Render<'_>, value: Value, attribute: &Option<Value>) -> Result<Value, Fault> {
     let Some(attribute) = attribute.as_ref().filter(|attribute| !matches!(attribute, Value::None)) else {
         return Ok(value);
@@ -355,7 +358,7 @@ fn attributes(render: &Render<'_>, value: Value, attribute: &Option<Value>) -> R
     Value::list(found, render.meter)
 }
 
-/// `a.b.0`
+/// Follows an attribute path such as `a.b.0`.
 fn path(render: &Render<'_>, value: &Value, attribute: &Value) -> Result<Value, Fault> {
     let mut found = value.clone();
     let attribute = attribute.shown(render.meter)?;
@@ -369,7 +372,7 @@ fn path(render: &Render<'_>, value: &Value, attribute: &Value) -> Result<Value, 
     Ok(found)
 }
 
-/// Keys as they are compared: without a difference of case, unless it is wanted.
+/// Returns the keys as they are compared: in lowercase, unless the comparison is case-sensitive.
 fn folded(render: &Render<'_>, keys: &[Value], case_sensitive: bool) -> Result<Vec<Value>, Fault> {
     let fold = |key: &Value| match key.as_text() {
         Some(text) if !case_sensitive => methods::cased(text, "lower", render.meter),
@@ -388,7 +391,7 @@ fn sorted(
     let keys = folded(render, keys, case_sensitive)?;
     render.meter.make(items.len() * 8)?;
     let mut indices: Vec<usize> = (0..items.len()).collect();
-    // A comparison that fails ends the sort soon: from then on everything is equal.
+    // After a comparison fails, all elements compare as equal, so the sort finishes soon.
     let failed = RefCell::new(None);
     indices.sort_by(|one, other| {
         if failed.borrow().is_some() {
@@ -407,7 +410,7 @@ fn sorted(
     }
 }
 
-/// `unique`, `min` and `max`.
+/// Implements `unique`, `min` and `max`.
 fn one_of_each(render: &Render<'_>, name: &str, items: &[Value], keys: &[Value]) -> Result<Value, Fault> {
     let mut kept: Vec<usize> = Vec::new();
     for (index, key) in keys.iter().enumerate() {

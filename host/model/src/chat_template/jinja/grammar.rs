@@ -1,4 +1,4 @@
-//! Tokens to expressions, with the precedence of Python's Jinja.
+//! Parses tokens into expressions, with the precedence of Python's Jinja.
 
 use super::{
     Fault,
@@ -14,13 +14,13 @@ impl Tokens {
         Ok(value)
     }
 
-    /// An expression, or several with commas between them, which are a list.
+    /// Parses an expression, or several separated by commas, which form a list.
     pub(super) fn tuple(&mut self) -> Result<Expression, Fault> {
         let first = self.expression()?;
         self.more_of_tuple(first, Self::expression)
     }
 
-    /// What a `for` goes over: here `if` begins its condition.
+    /// Parses the items of a `for`. Here `if` starts the condition of the loop.
     pub(super) fn items(&mut self) -> Result<Expression, Fault> {
         let first = self.nested(Self::or)?;
         self.more_of_tuple(first, Self::or)
@@ -154,7 +154,8 @@ impl Tokens {
         Ok(if rest.is_empty() { first } else { Expression::Arithmetic(Box::new(first), rest) })
     }
 
-    /// A sign binds closer than filters, and not as close as attributes.
+    /// Parses a primary expression with its sign and steps. A sign binds more tightly than filters
+    /// and less tightly than attributes.
     fn unary(&mut self, with_filters: bool) -> Result<Expression, Fault> {
         let base = if self.take("-") {
             self.nested(|tokens| Ok(Expression::Negative(Box::new(tokens.unary(false)?))))?
@@ -169,7 +170,7 @@ impl Tokens {
                 match self.left.next() {
                     Some(Token::Name(name)) => Step::Attribute(name.into()),
                     Some(Token::Integer(index)) => Step::Item(Expression::Integer(index)),
-                    _ => return Err(Fault::new("a name is expected behind a dot")),
+                    _ => return Err(Fault::new("a name is expected after a dot")),
                 }
             } else if self.take("[") {
                 self.item()?
@@ -187,7 +188,7 @@ impl Tokens {
         Ok(if steps.is_empty() { base } else { Expression::Steps(Box::new(base), steps) })
     }
 
-    /// Behind the opening bracket.
+    /// Parses an index or a slice, after the opening bracket.
     fn item(&mut self) -> Result<Step, Fault> {
         let mut parts = [None, None, None];
         let mut part = 0;
@@ -198,7 +199,7 @@ impl Tokens {
             if self.take(":") {
                 part += 1;
                 if part > 2 {
-                    return Err(Fault::new("a slice has three parts at most"));
+                    return Err(Fault::new("a slice has at most three parts"));
                 }
                 continue;
             }
@@ -275,7 +276,7 @@ impl Tokens {
         }
     }
 
-    /// With commas between them, of which the last may be followed by nothing.
+    /// Parses elements separated by commas, up to `end`. A trailing comma is allowed.
     fn until<T>(
         &mut self,
         end: &str,

@@ -1,4 +1,5 @@
-//! A template as texts and tags, with white space taken away as the tags say and as `trim_blocks` and `lstrip_blocks` do.
+//! Splits a template into texts and tags, and removes white space as the tags, `trim_blocks` and `lstrip_blocks`
+//! require.
 
 use super::Fault;
 
@@ -14,30 +15,30 @@ pub(super) enum Token {
 #[derive(Debug)]
 pub(super) enum Tag {
     Text(String),
-    /// `{{ … }}`
+    /// The tag `{{ … }}`.
     Emit(Line),
-    /// `{% … %}`
+    /// The tag `{% … %}`.
     Block(Line),
 }
 
-/// The tokens of a tag, and where it begins.
+/// The tokens of a tag, and the number of the line on which the tag starts.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) number: u32,
     pub(super) tokens: Vec<Token>,
 }
 
-/// The longer ones first.
+/// All operators and punctuation; longer ones come before their prefixes.
 const SIGNS: [&str; 27] = [
     "//", "**", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "~", "<", ">", "(", ")", "[", "]", "{", "}",
     ",", ":", ".", "|", "=", ";", "!",
 ];
 
-/// What is done to the text after a tag.
+/// The trimming of the text next to a tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum After {
     Nothing,
-    /// The line break right behind a block.
+    /// Removes the line break directly after a block, or the indentation before it.
     TakeLineBreak,
     TakeSpace,
 }
@@ -48,14 +49,14 @@ struct Lexer<'s> {
     line: u32,
     counted_to: usize,
     after: After,
-    /// Whether what was taken away before here ends a line.
+    /// Whether the current position is known to be the start of a line.
     begins_line: bool,
     tags: Vec<Tag>,
 }
 
-/// Reads a whole template.
+/// Splits a whole template.
 pub(super) fn tags(source: &str) -> Result<Vec<Tag>, Fault> {
-    // As Jinja does: there is one kind of line break, and one at the end is the editor's.
+    // As in Jinja, line breaks are normalized, and a line break at the end is dropped.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);
     let mut lexer = Lexer {
@@ -102,7 +103,7 @@ impl<'s> Lexer<'s> {
             _ => {
                 let tokens = self.tokens("%}").map_err(|fault| fault.at(number))?;
                 if tokens == [Token::Name("raw".to_owned())] {
-                    // The line break behind it is part of what is raw.
+                    // The line break after the tag belongs to the raw text.
                     if self.after == After::TakeLineBreak {
                         self.after = After::Nothing;
                     }
@@ -125,7 +126,7 @@ impl<'s> Lexer<'s> {
         self.line
     }
 
-    /// Adds a text without what the tags on either side of it take away.
+    /// Adds a text, trimmed as the tags on either side of it require.
     fn text(&mut self, text: &str, before: After) {
         let mut left = text;
         let mut begins_line = self.begins_line && text.is_empty();
@@ -160,14 +161,14 @@ impl<'s> Lexer<'s> {
     }
 
     fn comment(&mut self) -> Result<(), Fault> {
-        let end = self.rest().find("#}").ok_or_else(|| Fault::new("a comment has no end"))?;
+        let end = self.rest().find("#}").ok_or_else(|| Fault::new("a comment is not closed"))?;
         let modifier = self.rest()[..end].chars().next_back();
         self.at += end + 2;
         self.after = after_block(modifier);
         Ok(())
     }
 
-    /// What is between `{% raw %}` and `{% endraw %}`.
+    /// Reads the text between `{% raw %}` and `{% endraw %}`.
     fn raw(&mut self) -> Result<(), Fault> {
         let rest = self.rest();
         let mut from = 0;
@@ -188,10 +189,10 @@ impl<'s> Lexer<'s> {
             }
             from = begin + 2;
         }
-        Err(Fault::new("a raw block has no end"))
+        Err(Fault::new("a raw block is not closed"))
     }
 
-    /// Up to and with the end of the tag.
+    /// Reads the tokens of a tag, up to and including its end.
     fn tokens(&mut self, end: &str) -> Result<Vec<Token>, Fault> {
         let mut tokens = Vec::new();
         let mut open_braces = 0_u32;
@@ -221,7 +222,7 @@ impl<'s> Lexer<'s> {
 
     fn token(&mut self) -> Result<Token, Fault> {
         let rest = self.rest();
-        let first = rest.chars().next().ok_or_else(|| Fault::new("a tag has no end"))?;
+        let first = rest.chars().next().ok_or_else(|| Fault::new("a tag is not closed"))?;
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
         if matches!(first, '"' | '\'') {
             return self.quoted(first);
@@ -235,7 +236,7 @@ impl<'s> Lexer<'s> {
             return Ok(Token::Name(rest[..length].to_owned()));
         }
         let sign = SIGNS.iter().find(|sign| rest.starts_with(**sign));
-        let sign = sign.ok_or_else(|| Fault::new(format!("{first:?} is not expected here")))?;
+        let sign = sign.ok_or_else(|| Fault::new(format!("unexpected character {first:?}")))?;
         self.at += sign.len();
         Ok(Token::Sign(sign))
     }
@@ -266,7 +267,7 @@ impl<'s> Lexer<'s> {
     fn quoted(&mut self, quote: char) -> Result<Token, Fault> {
         let mut text = String::new();
         let mut characters = self.rest().char_indices().skip(1);
-        let unended = || Fault::new("a text has no end");
+        let unended = || Fault::new("a string is not closed");
         loop {
             let (at, character) = characters.next().ok_or_else(unended)?;
             match character {
@@ -279,7 +280,7 @@ impl<'s> Lexer<'s> {
                     let mut code = |digits: usize| {
                         let code: String = characters.by_ref().take(digits).map(|(_, c)| c).collect();
                         let code = u32::from_str_radix(&code, 16).ok().and_then(char::from_u32);
-                        code.ok_or_else(|| Fault::new("an escape of a text is not a character"))
+                        code.ok_or_else(|| Fault::new("an escape in a string is not a valid character"))
                     };
                     match escaped {
                         'n' => text.push('\n'),

@@ -1,7 +1,7 @@
-//! What a render may take: steps, and bytes that it makes.
+//! The limits of a render: the steps that it takes and the bytes that it creates.
 //!
-//! Bytes are counted when they are made and never given back, so what a render has in memory at once is less than what it
-//! may make, and copying is bounded as well.
+//! Bytes are counted when they are created and are never returned. The memory in use at any time is therefore less
+//! than the limit, and copying is limited too.
 
 use super::Fault;
 use std::cell::Cell;
@@ -19,39 +19,40 @@ impl Meter {
         Meter { max_steps, max_bytes, steps: Cell::new(0), bytes: Cell::new(0) }
     }
 
-    /// For what a template is given: it is bounded elsewhere.
+    /// Creates a meter without limits, for a template's input, which is limited elsewhere.
     pub(in super::super) fn unbounded() -> Meter {
         Meter::new(u64::MAX, u64::MAX)
     }
 
-    /// The bytes that were made so far.
+    /// Returns the number of bytes created so far.
     pub(in super::super) fn made(&self) -> u64 {
         self.bytes.get()
     }
 
-    /// Before work that takes so many steps.
+    /// Charges `steps` steps. Must be called before the work is done.
     pub(super) fn step(&self, steps: usize) -> Result<(), Fault> {
         self.steps.set(self.steps.get().saturating_add(steps as u64));
         match self.steps.get() <= self.max_steps {
             true => Ok(()),
             false => {
-                let message = format!("it did not end within {} steps", self.max_steps);
+                let message = format!("it did not finish within {} steps", self.max_steps);
                 Err(Fault::new(message))
             }
         }
     }
 
-    /// Before bytes are looked through.
+    /// Charges the steps for reading `bytes` bytes. Must be called before they are read.
     pub(super) fn read(&self, bytes: usize) -> Result<(), Fault> {
         self.step(bytes / 32)
     }
 
-    /// Before memory is taken. Making bytes is work, too.
+    /// Charges `bytes` bytes of memory, and the steps for creating them. Must be called before the memory is
+    /// allocated.
     pub(super) fn make(&self, bytes: usize) -> Result<(), Fault> {
         self.bytes.set(self.bytes.get().saturating_add(bytes as u64));
         if self.bytes.get() > self.max_bytes {
             return Err(Fault::new(format!(
-                "it makes more than {} bytes of texts and lists",
+                "it creates more than {} bytes of texts and lists",
                 self.max_bytes
             )));
         }

@@ -1,4 +1,4 @@
-//! Python's methods of strings, lists and dicts, those that change nothing.
+//! Implements Python's methods of strings, lists and dicts, except those that modify the value.
 
 use super::{
     Fault, Meter, Value,
@@ -52,7 +52,7 @@ pub(super) fn has(value: &Value, name: &str) -> bool {
     }
 }
 
-/// Calls one that the value has.
+/// Calls a method that the value has according to [`has`].
 pub(super) fn call(
     render: &Render<'_>,
     value: &Value,
@@ -73,13 +73,13 @@ pub(super) fn call(
             match (name, indices.first()) {
                 ("count", _) => Ok(Value::Integer(indices.len() as i128)),
                 (_, Some(index)) => Ok(Value::Integer(*index as i128)),
-                (_, None) => Err(Fault::new("index does not find the value")),
+                (_, None) => Err(Fault::new("index did not find the value")),
             }
         }
         Value::Map(map) => match name {
             "get" => {
                 let [key, default] = arguments.bind("get", ["key", "default"])?;
-                let key = key.ok_or_else(|| Fault::new("get needs a key"))?;
+                let key = key.ok_or_else(|| Fault::new("get requires a key"))?;
                 Ok(map.get(&key, meter)?.cloned().or(default).unwrap_or(Value::None))
             }
             "copy" => Ok(value.clone()),
@@ -98,7 +98,7 @@ pub(super) fn call(
             "cycle" => {
                 let values = arguments.positional;
                 let wanted = values.get(state.index.get() % values.len().max(1)).cloned();
-                wanted.ok_or_else(|| Fault::new("cycle needs values"))
+                wanted.ok_or_else(|| Fault::new("cycle requires values"))
             }
             _ => {
                 let now = Value::list(arguments.positional, meter)?;
@@ -114,7 +114,7 @@ pub(super) fn call(
     }
 }
 
-/// A list of the keys, each with its value.
+/// Returns a list of the keys, each with its value.
 pub(super) fn items(value: &Value, meter: &Meter) -> Result<Value, Fault> {
     let Value::Map(map) = value else {
         return Err(Fault::new(format!("{} has no items", value.kind())));
@@ -160,7 +160,7 @@ fn of_text(subject: &str, name: &str, arguments: Values, meter: &Meter) -> Resul
         }
         "startswith" | "endswith" => {
             let [wanted] = arguments.bind(name, ["text"])?;
-            let wanted = wanted.ok_or_else(|| Fault::new(format!("{name} needs a text")))?;
+            let wanted = wanted.ok_or_else(|| Fault::new(format!("{name} requires a string")))?;
             let is = |wanted: &Value| {
                 let wanted = required(wanted, name)?;
                 Ok(if name == "startswith" { subject.starts_with(wanted) } else { subject.ends_with(wanted) })
@@ -176,7 +176,7 @@ fn of_text(subject: &str, name: &str, arguments: Values, meter: &Meter) -> Resul
         "replace" => {
             let [from, to, most] = arguments.bind(name, ["old", "new", "count"])?;
             let (Some(from), Some(to)) = (text(&from, name)?, text(&to, name)?) else {
-                return Err(Fault::new("replace needs two texts"));
+                return Err(Fault::new("replace requires two strings"));
             };
             replace(subject, from, to, integer(&most, name)?, meter)
         }
@@ -186,7 +186,7 @@ fn of_text(subject: &str, name: &str, arguments: Values, meter: &Meter) -> Resul
             let at = if name == "rfind" { subject.rfind(wanted) } else { subject.find(wanted) };
             match at {
                 Some(at) => Ok(Value::Integer(subject[..at].chars().count() as i128)),
-                None if name == "index" => Err(Fault::new("index does not find the text")),
+                None if name == "index" => Err(Fault::new("index did not find the text")),
                 None => Ok(Value::Integer(-1)),
             }
         }
@@ -211,9 +211,10 @@ fn of_text(subject: &str, name: &str, arguments: Values, meter: &Meter) -> Resul
     }
 }
 
-/// `lower`, `upper`, `title` and `capitalize`; `words`, the filter `title`, begins a word only where Jinja does.
+/// Implements `lower`, `upper`, `title` and `capitalize`. The name `words` stands for the filter `title`, which
+/// starts a word only where Jinja does.
 pub(super) fn cased(subject: &str, name: &str, meter: &Meter) -> Result<Value, Fault> {
-    // A character becomes up to three.
+    // Changing the case of a character can produce up to three characters.
     meter.make(subject.len().saturating_mul(3))?;
     let text = match name {
         "lower" => subject.to_lowercase(),
@@ -242,7 +243,7 @@ pub(super) fn cased(subject: &str, name: &str, meter: &Meter) -> Result<Value, F
     Value::text(&text, meter)
 }
 
-/// `strip`, `lstrip` and `rstrip`.
+/// Implements `strip`, `lstrip` and `rstrip`.
 pub(super) fn stripped<'t>(subject: &'t str, characters: Option<&str>, name: &str) -> &'t str {
     let is_stripped = |character: char| match characters {
         Some(characters) => characters.contains(character),
@@ -304,7 +305,7 @@ fn split(
         return texts(words, meter);
     };
     if separator.is_empty() {
-        return Err(Fault::new("a text cannot be split at an empty one"));
+        return Err(Fault::new("a string cannot be split at an empty string"));
     }
     if from_the_end {
         let mut found: Vec<&str> = subject.rsplitn(parts, separator).collect();
@@ -319,7 +320,7 @@ fn texts<'t>(parts: impl IntoIterator<Item = &'t str>, meter: &Meter) -> Result<
     Value::list(parts, meter)
 }
 
-/// `{}`, `{0}` and `{name}`, without formats.
+/// Implements `{}`, `{0}` and `{name}`, without format specifications.
 fn format(
     subject: &str,
     positional: &[Value],
@@ -339,7 +340,7 @@ fn format(
             continue;
         }
         let (field, behind) =
-            rest.split_once('}').ok_or_else(|| Fault::new("a field of format has no end"))?;
+            rest.split_once('}').ok_or_else(|| Fault::new("a field of format is not closed"))?;
         let value = match (field, field.parse::<usize>()) {
             ("", _) => {
                 next += 1;
@@ -361,5 +362,5 @@ fn is_cased(subject: &str, other: fn(char) -> bool) -> bool {
 }
 
 fn required<'v>(value: &'v Value, name: &str) -> Result<&'v str, Fault> {
-    value.as_text().ok_or_else(|| Fault::new(format!("{name} takes a text, not {}", value.kind())))
+    value.as_text().ok_or_else(|| Fault::new(format!("{name} expects a string, not {}", value.kind())))
 }

@@ -1,13 +1,13 @@
-//! Jinja, as far as chat templates use it, for templates that nobody vouches for.
+//! An implementation of the part of Jinja that chat templates use, for untrusted templates.
 //!
-//! The language is that of Python's Jinja 2 with `trim_blocks` and `lstrip_blocks`, as `transformers` sets it up: expressions,
-//! `for`, `if`, `set`, `with`, `macro`, `call`, `filter`, and the filters, tests and methods of strings, lists and dicts that
-//! templates use. There is no `include` and no `extends`, because there is one template.
+//! The language is that of Python's Jinja 2 with `trim_blocks` and `lstrip_blocks`, as `transformers` configures it:
+//! expressions, `for`, `if`, `set`, `with`, `macro`, `call`, `filter`, and the filters, tests and methods of strings,
+//! lists and dicts that templates use. There is no `include` and no `extends`, because there is only one template.
 //!
-//! Invariant: a render ends, within a bound of steps and a bound of memory, whatever the template does. Every value has
-//! its whole size in memory when it is made, is never changed, and is paid for at the [`Meter`] before it is made; so nothing
-//! can grow behind the meter's back, however often a text is doubled or a list holds itself twice. How deep syntax, values
-//! and calls nest is bounded, and so is the stack.
+//! Invariant: every render terminates within a limit of steps and a limit of memory, whatever the template does.
+//! Every value occupies its full size in memory, is immutable, and is charged to the [`Meter`] before it is created.
+//! Memory therefore cannot grow without the meter, however often a text is doubled or a list contains itself twice.
+//! The nesting of syntax, values and calls is limited, and with it the stack.
 
 mod arguments;
 mod arithmetic;
@@ -33,7 +33,7 @@ pub(super) use value::Value;
 
 use syntax::Node;
 
-/// A template that can be rendered, by several threads at once.
+/// A parsed template. Several threads can render it at once.
 #[derive(Debug)]
 pub(super) struct Template {
     nodes: Vec<Node>,
@@ -44,7 +44,7 @@ impl Template {
         Ok(Template { nodes: parser::parse(lexer::tags(source)?)? })
     }
 
-    /// The text that it makes with these variables.
+    /// Renders the template with these variables.
     pub(super) fn render(&self, variables: Vec<(&str, Value)>, meter: &Meter) -> Result<String, Fault> {
         statements::Render::new(variables, meter).text(&self.nodes)
     }

@@ -1,5 +1,5 @@
-//! Tags to statements. How deep they nest is bounded, so that whoever walks over a template, and whoever drops it, needs a
-//! bounded stack.
+//! Parses tags into statements. Their nesting is limited, so that walking over a template and dropping it need only a
+//! limited stack.
 
 use super::{
     Fault,
@@ -12,7 +12,7 @@ use std::{sync::Arc, vec::IntoIter};
 pub(super) fn parse(tags: Vec<Tag>) -> Result<Vec<Node>, Fault> {
     let mut blocks = Blocks { tags: tags.into_iter(), nesting: 0 };
     let (nodes, end) = blocks.body(&[])?;
-    debug_assert!(end.is_none(), "without names to end at, the body ends with the template");
+    debug_assert!(end.is_none(), "a body without closing tags extends to the end of the template");
     Ok(nodes)
 }
 
@@ -21,14 +21,14 @@ struct Blocks {
     nesting: u32,
 }
 
-/// The tag that ended a body: its name is taken, what is behind it is not.
+/// The tag that closed a body. Its name has been consumed; its other tokens have not.
 struct End {
     name: String,
     rest: Tokens,
 }
 
 impl Blocks {
-    /// Statements up to a tag with one of these names.
+    /// Parses statements up to a tag with one of these names.
     fn body(&mut self, ends: &[&str]) -> Result<(Vec<Node>, Option<End>), Fault> {
         let mut nodes = Vec::new();
         let mut last_line = 1;
@@ -54,15 +54,15 @@ impl Blocks {
             nodes.push(Node { line, kind });
         }
         match ends.last() {
-            Some(end) => Err(Fault::new(format!("there is no {end}"))),
+            Some(end) => Err(Fault::new(format!("{{% {end} %}} is missing"))),
             None => Ok((nodes, None)),
         }
     }
 
-    /// A body that nothing but its own end ends.
+    /// Parses a body that only the tag `end` closes.
     fn inner(&mut self, end: &str) -> Result<Vec<Node>, Fault> {
         let (nodes, found) = self.nested(&[end])?;
-        // `endblock` may repeat the name.
+        // `endblock` may repeat the name of the block.
         if end != "endblock" {
             let mut rest = found.rest;
             rest.at_line(Tokens::end)?;
@@ -72,12 +72,12 @@ impl Blocks {
 
     fn nested(&mut self, ends: &[&str]) -> Result<(Vec<Node>, End), Fault> {
         if self.nesting >= MAX_NESTING {
-            return Err(Fault::new(format!("it nests deeper than {MAX_NESTING}")));
+            return Err(Fault::new(format!("its syntax nests deeper than {MAX_NESTING}")));
         }
         self.nesting += 1;
         let (nodes, end) = self.body(ends)?;
         self.nesting -= 1;
-        Ok((nodes, end.expect("a body with names to end at ends at one of them")))
+        Ok((nodes, end.expect("a body with closing tags stops at one of them")))
     }
 
     fn statement(&mut self, name: &str, mut tokens: Tokens) -> Result<Statement, Fault> {
@@ -122,7 +122,7 @@ impl Blocks {
                 tokens.name()?;
                 Statement::Body(self.inner("endblock")?)
             }
-            // Marks what to train on.
+            // Marks the text to train on.
             "generation" => Statement::Body(self.inner("endgeneration")?),
             "autoescape" => {
                 tokens.expression()?;
@@ -135,11 +135,11 @@ impl Blocks {
             }
             "break" => Statement::Break,
             "continue" => Statement::Continue,
-            other => return Err(Fault::new(format!("{{% {other} %}} is not expected here"))),
+            other => return Err(Fault::new(format!("unexpected {{% {other} %}}"))),
         })
     }
 
-    /// One list of conditions, however many `elif` there are.
+    /// Parses all branches into one list of conditions, however many `elif` there are.
     fn choice(&mut self, tokens: &mut Tokens) -> Result<Statement, Fault> {
         let mut condition = tokens.whole_expression()?;
         let mut branches = Vec::new();
@@ -178,7 +178,7 @@ impl Blocks {
         tokens.end()?;
         match (targets.pop(), targets.is_empty()) {
             (Some(target), true) => Ok(Statement::SetBlock { target, filters, body: self.inner("endset")? }),
-            _ => Err(Fault::new("a set with a body has one name")),
+            _ => Err(Fault::new("a set block assigns to exactly one name")),
         }
     }
 }

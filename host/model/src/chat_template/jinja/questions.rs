@@ -1,4 +1,4 @@
-//! What stands behind `is`.
+//! Implements Jinja's tests, which follow `is`.
 
 use super::{Fault, Value, arguments::Values, statements::Render};
 use std::cmp::Ordering;
@@ -19,9 +19,9 @@ pub(super) fn ask(render: &Render<'_>, name: &str, value: &Value, arguments: Val
             .as_integer()
             .ok_or_else(wrong)?
             .checked_rem(divisor)
-            .ok_or_else(|| Fault::new("nothing is divisible by 0"))
+            .ok_or_else(|| Fault::new("cannot divide by 0"))
     };
-    // Those with an argument.
+    // These tests take an argument.
     match name {
         "eq" | "equalto" => return value.equals(&arguments.one(name, "other")?, meter),
         "ne" => return Ok(!value.equals(&arguments.one(name, "other")?, meter)?),
@@ -37,7 +37,7 @@ pub(super) fn ask(render: &Render<'_>, name: &str, value: &Value, arguments: Val
         "divisibleby" => {
             let divisor = arguments.one(name, "divisor")?;
             let divisor =
-                divisor.as_integer().ok_or_else(|| Fault::new("divisibleby takes a whole number"))?;
+                divisor.as_integer().ok_or_else(|| Fault::new("divisibleby expects a whole number"))?;
             return Ok(remainder(divisor)? == 0);
         }
         _ => arguments.none(name)?,
@@ -54,7 +54,7 @@ pub(super) fn ask(render: &Render<'_>, name: &str, value: &Value, arguments: Val
         "number" => matches!(value, Value::Integer(_) | Value::Float(_) | Value::Boolean(_)),
         "string" => matches!(value, Value::Text(_)),
         "mapping" => matches!(value, Value::Map(_)),
-        // An undefined value can be gone over, and counted.
+        // An undefined value can be iterated over and counted.
         "iterable" | "sequence" => {
             matches!(value, Value::Text(_) | Value::List(_) | Value::Map(_) | Value::Undefined)
         }

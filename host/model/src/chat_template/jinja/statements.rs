@@ -1,4 +1,4 @@
-//! Runs statements: scopes, loops, macros, and where the text goes.
+//! Executes statements: scopes, loops, macros, and the destination of the text.
 
 use super::{
     Fault, Meter, Value,
@@ -12,31 +12,31 @@ use std::{
     sync::Arc,
 };
 
-/// Of statements, expressions and calls in each other while they run.
+/// Maximum nesting of statements, expressions and calls during a render.
 const MAX_DEPTH: u32 = 300;
-/// Of what is kept while a loop runs.
+/// Bytes charged for the state that is kept while a loop runs.
 const LOOP_BYTES: usize = 256;
-/// Of an attribute of a namespace, without what its value holds.
+/// Bytes charged for an attribute of a namespace, not counting the contents of its value.
 const ATTRIBUTE_BYTES: usize = 128;
 
-/// A render under way.
+/// A render in progress.
 pub(super) struct Render<'m> {
     pub(super) meter: &'m Meter,
     scopes: Vec<Scope>,
-    /// What is written now; the last one is the text of the innermost block that is a value.
+    /// The texts being written. The last one belongs to the innermost block that produces a value.
     texts: Vec<String>,
     depth: u32,
 }
 
-/// Scopes are given back when they end, so they are not counted as made: the depth bounds how many there are, and as a
-/// variable is looked for in steps, steps bound what is in them.
+/// A scope of variables. Scopes are freed when they end, so their memory is not charged to the meter. The depth
+/// limits how many there are, and because looking up a variable takes steps, the steps limit what is in them.
 struct Scope {
-    /// `None` only for the outermost.
+    /// The enclosing scope; `None` only for the outermost one.
     parent: Option<usize>,
     variables: Vec<(Name, Value)>,
 }
 
-/// How a list of statements ended.
+/// The way in which a list of statements finished.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Next,
@@ -50,7 +50,7 @@ impl<'m> Render<'m> {
         Render { meter, scopes: vec![Scope { parent: None, variables }], texts: Vec::new(), depth: 0 }
     }
 
-    /// What these statements write.
+    /// Returns the text that these statements write.
     pub(super) fn text(&mut self, nodes: &[Node]) -> Result<String, Fault> {
         self.texts.push(String::new());
         let ran = self.run(nodes);
@@ -58,10 +58,10 @@ impl<'m> Render<'m> {
         ran.map(|_flow| text)
     }
 
-    /// Counts what is in each other.
+    /// Runs `run` one level deeper, and fails if that is too deep.
     pub(super) fn deeper<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Fault>) -> Result<T, Fault> {
         if self.depth >= MAX_DEPTH {
-            return Err(Fault::new(format!("its calls and blocks nest deeper than {MAX_DEPTH}")));
+            return Err(Fault::new(format!("calls and blocks nest deeper than {MAX_DEPTH}")));
         }
         self.depth += 1;
         let result = run(self);
@@ -82,7 +82,7 @@ impl<'m> Render<'m> {
     }
 
     fn set(&mut self, name: &Name, value: Value) -> Result<(), Fault> {
-        let scope = self.scopes.last_mut().expect("the outermost scope stays");
+        let scope = self.scopes.last_mut().expect("the outermost scope is never removed");
         self.meter.step(1 + scope.variables.len() / 8)?;
         match scope.variables.iter_mut().find(|(known, _)| known == name) {
             Some((_, known)) => *known = value,
@@ -93,11 +93,11 @@ impl<'m> Render<'m> {
 
     fn write(&mut self, text: &str) -> Result<(), Fault> {
         self.meter.make(text.len())?;
-        self.texts.last_mut().expect("a render writes into a text").push_str(text);
+        self.texts.last_mut().expect("a render always has an open text").push_str(text);
         Ok(())
     }
 
-    /// In a scope of its own, below this one.
+    /// Runs `run` in a new scope below `parent`.
     fn in_scope<T>(
         &mut self,
         parent: usize,
@@ -186,11 +186,11 @@ impl<'m> Render<'m> {
     }
 
     fn emit(&mut self, value: &Value) -> Result<(), Fault> {
-        let text = self.texts.last_mut().expect("a render writes into a text");
+        let text = self.texts.last_mut().expect("a render always has an open text");
         value.show(text, self.meter)
     }
 
-    /// What a body writes, after filters.
+    /// Returns the text that a body writes, after applying the filters.
     fn filtered(&mut self, filters: &[Step], body: &[Node]) -> Result<Value, Fault> {
         let text = self.deeper(|render| render.text(body))?;
         let mut value = Value::text(&text, self.meter)?;
@@ -207,7 +207,7 @@ impl<'m> Render<'m> {
         let items = value.items(self.meter)?;
         if items.items().len() != targets.len() {
             let (names, values) = (targets.len(), items.items().len());
-            return Err(Fault::new(format!("{names} names cannot be given {values} values")));
+            return Err(Fault::new(format!("{values} values cannot be assigned to {names} names")));
         }
         targets.iter().zip(items.items()).try_for_each(|(target, item)| self.assign_one(target, item.clone()))
     }
@@ -221,7 +221,7 @@ impl<'m> Render<'m> {
             return Err(Fault::new("only attributes of a namespace can be set"));
         };
         if !value.is_plain() {
-            return Err(Fault::new(format!("{} cannot be in a namespace", value.kind())));
+            return Err(Fault::new(format!("{} cannot be stored in a namespace", value.kind())));
         }
         let mut attributes = namespace.borrow_mut();
         self.meter.step(1 + attributes.len() / 8)?;
@@ -269,7 +269,7 @@ impl<'m> Render<'m> {
         Ok(())
     }
 
-    /// The items for which the condition of a loop holds.
+    /// Returns the items for which the condition of a loop holds.
     fn chosen(&mut self, syntax: &For, condition: &Expression, items: &List) -> Result<Rc<List>, Fault> {
         let mut chosen = Vec::new();
         for item in items.items() {
@@ -282,7 +282,7 @@ impl<'m> Render<'m> {
         Value::list(chosen, self.meter)?.items(self.meter)
     }
 
-    /// `loop(items)` in a loop that is recursive: its text.
+    /// Runs `loop(items)` of a recursive loop and returns its text.
     pub(super) fn recurse(&mut self, state: &Loop, items: &Value) -> Result<Value, Fault> {
         if !state.syntax.recursive {
             return Err(Fault::new("the loop is not recursive").at(state.syntax.line));
@@ -294,7 +294,7 @@ impl<'m> Render<'m> {
         Value::text(&text, self.meter)
     }
 
-    /// The text of a macro. `caller` is what it may call by that name.
+    /// Runs a macro and returns its text. The macro can call `caller` by that name.
     pub(super) fn call_macro(
         &mut self,
         function: &Function,
@@ -304,7 +304,7 @@ impl<'m> Render<'m> {
         let Function { syntax, scope } = function;
         // The block around a caller may have ended.
         if *scope >= self.scopes.len() {
-            return Err(Fault::new("a macro calls what is not there any more"));
+            return Err(Fault::new("a macro is called after the block around it has ended"));
         }
         let text = self.in_scope(*scope, |render| {
             render.bind(syntax, arguments)?;
@@ -320,7 +320,7 @@ impl<'m> Render<'m> {
         let Values { positional, named } = arguments;
         if positional.len() > syntax.parameters.len() {
             let (name, count) = (&syntax.name, syntax.parameters.len());
-            return Err(Fault::new(format!("the macro {name:?} takes {count} arguments at most")));
+            return Err(Fault::new(format!("the macro {name:?} takes at most {count} arguments")));
         }
         for (name, _) in &named {
             if syntax.parameters.iter().all(|(known, _)| known != name) {

@@ -1,5 +1,5 @@
-//! A template as the parser leaves it. Chains of operators are lists and not towers, so nothing nests deeper than the
-//! parser allows.
+//! The syntax tree of a template. Chains of operators are flat lists, so the tree nests no deeper than the parser
+//! allows.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(super) enum Statement {
     Raw(String),
     Emit(Expression),
     For(Arc<For>),
-    /// The first whose condition holds, or the last list.
+    /// Runs the first branch whose condition holds, or else the last list.
     If(Vec<(Expression, Vec<Node>)>, Vec<Node>),
     Set(Vec<Target>, Expression),
     SetBlock {
@@ -26,7 +26,7 @@ pub(super) enum Statement {
     },
     With(Vec<(Vec<Target>, Expression)>, Vec<Node>),
     Macro(Arc<Macro>),
-    /// A call of a macro, with what it can call as `caller`.
+    /// A call of a macro, with the block that the macro can call as `caller`.
     Call {
         call: Expression,
         caller: Arc<Macro>,
@@ -35,7 +35,7 @@ pub(super) enum Statement {
         filters: Vec<Step>,
         body: Vec<Node>,
     },
-    /// Of a scope with nothing of its own, as blocks are without inheritance.
+    /// A body that runs in the current scope. Blocks are such bodies, because there is no inheritance.
     Body(Vec<Node>),
     Do(Expression),
     Break,
@@ -50,7 +50,7 @@ pub(super) struct For {
     pub(super) condition: Option<Expression>,
     pub(super) recursive: bool,
     pub(super) body: Vec<Node>,
-    /// If there was nothing.
+    /// The body that runs if there are no items.
     pub(super) otherwise: Vec<Node>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Macro {
     pub(super) body: Vec<Node>,
 }
 
-/// What is assigned to; one of several takes a part of the value.
+/// A target of an assignment. If there are several, each takes one element of the value.
 #[derive(Debug)]
 pub(super) enum Target {
     Variable(Name),
@@ -81,7 +81,7 @@ pub(super) enum Expression {
     Map(Vec<(Expression, Expression)>),
     Not(Box<Expression>),
     Negative(Box<Expression>),
-    /// From left to right; all operators bind alike.
+    /// Operators of the same precedence, applied from left to right.
     Arithmetic(Box<Expression>, Vec<(Arithmetic, Expression)>),
     Compare(Box<Expression>, Vec<(Comparison, Expression)>),
     And(Vec<Expression>),
@@ -91,7 +91,7 @@ pub(super) enum Expression {
         then: Box<Expression>,
         otherwise: Option<Box<Expression>>,
     },
-    /// A value, and what is made of it step by step.
+    /// A value and the steps that are applied to it in order.
     Steps(Box<Expression>, Vec<Step>),
 }
 

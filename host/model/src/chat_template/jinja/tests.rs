@@ -1,4 +1,5 @@
-//! The language as Python's Jinja 2 has it: every text was made by version 3.1.6 of that, as `transformers` sets it up.
+//! Compares the language with Python's Jinja 2. Version 3.1.6, configured as in `transformers`, produced every
+//! expected text.
 
 use super::{Meter, Template, Value};
 
@@ -212,7 +213,7 @@ const SHOWN: [(&str, &str); 84] = [
     ("a\r\n{% if true %}\r\nb\r\n{% endif %}\r\nc\r\n", "a\nb\nc"),
 ];
 
-/// What Jinja refuses, too.
+/// Templates that Jinja rejects too.
 const REFUSED: [&str; 13] = [
     "  {% if true %}",
     "  {% endif %}",
@@ -232,10 +233,10 @@ const REFUSED: [&str; 13] = [
 fn render(source: &str) -> Result<String, String> {
     let given = Meter::unbounded();
     let json = |text: &str| {
-        let json = serde_json::from_str(text).expect("JSON");
-        Value::of_json(&json, &given).expect("small")
+        let json = serde_json::from_str(text).expect("valid JSON");
+        Value::of_json(&json, &given).expect("within the limits")
     };
-    let text = |text: &str| Value::text(text, &given).expect("short");
+    let text = |text: &str| Value::text(text, &given).expect("within the limits");
     let variables = vec![
         ("messages", json(MESSAGES)),
         ("tools", json(TOOLS)),
@@ -247,14 +248,14 @@ fn render(source: &str) -> Result<String, String> {
 }
 
 #[test]
-fn templates_show_what_python_shows() {
+fn templates_render_as_in_python() {
     for (source, expected) in SHOWN {
         assert_eq!(render(source).as_deref(), Ok(expected), "{source}");
     }
 }
 
 #[test]
-fn what_python_refuses_is_refused_with_the_line() {
+fn templates_that_python_rejects_are_rejected_with_the_line() {
     for source in REFUSED {
         let error = render(source).expect_err(source);
         assert!(error.contains("(line 1 of the template)"), "{source}: {error}");
@@ -262,15 +263,18 @@ fn what_python_refuses_is_refused_with_the_line() {
 }
 
 #[test]
-fn a_fault_names_its_line_and_quotes_nothing_that_was_given() {
+fn an_error_names_its_line_and_does_not_quote_the_input() {
     for (source, expected) in [
         (
             "a\n{% if true %}\n\n{{ messages[1].content - 1 }}{% endif %}",
-            "- is not for a text and a number (line 4 of the template)",
+            "- does not apply to a string and a number (line 4 of the template)",
         ),
-        ("\n{{ nope.deep }}", "\"deep\" is asked of an undefined value (line 2 of the template)"),
-        ("{% if true %}\n", "there is no endif (line 1 of the template)"),
-        ("\n\n{% include 'x' %}", "{% include %} is not expected here (line 3 of the template)"),
+        (
+            "\n{{ nope.deep }}",
+            "cannot read the attribute \"deep\" of an undefined value (line 2 of the template)",
+        ),
+        ("{% if true %}\n", "{% endif %} is missing (line 1 of the template)"),
+        ("\n\n{% include 'x' %}", "unexpected {% include %} (line 3 of the template)"),
     ] {
         assert_eq!(render(source).as_ref().map_err(String::as_str), Err(expected));
     }

@@ -1,4 +1,5 @@
-//! The tokens of one tag, taken one after the other; names, arguments and what else is no expression.
+//! The tokens of one tag, consumed one after the other. This module parses names, arguments and
+//! everything else that is not an expression.
 
 use super::{
     Fault,
@@ -7,7 +8,7 @@ use super::{
 };
 use std::vec::IntoIter;
 
-/// Statements in statements and expressions in expressions, together.
+/// Maximum nesting of statements and expressions together.
 pub(super) const MAX_NESTING: u32 = 64;
 
 pub(super) struct Tokens {
@@ -21,7 +22,7 @@ impl Tokens {
         Tokens { line: line.number, left: line.tokens.into_iter().peekable(), nesting }
     }
 
-    /// With the line in the error.
+    /// Adds the line to an error of `parse`.
     pub(super) fn at_line<T>(
         &mut self,
         parse: impl FnOnce(&mut Self) -> Result<T, Fault>,
@@ -40,10 +41,10 @@ impl Tokens {
 
     pub(super) fn unexpected(&mut self) -> Fault {
         Fault::new(match self.left.peek() {
-            Some(Token::Sign(sign)) => format!("{sign:?} is not expected here"),
-            Some(Token::Name(name)) => format!("{name:?} is not expected here"),
-            Some(_) => "a text or a number is not expected here".to_owned(),
-            None => "the tag ends too soon".to_owned(),
+            Some(Token::Sign(sign)) => format!("unexpected {sign:?}"),
+            Some(Token::Name(name)) => format!("unexpected {name:?}"),
+            Some(_) => "unexpected string or number".to_owned(),
+            None => "the tag ends too early".to_owned(),
         })
     }
 
@@ -91,7 +92,7 @@ impl Tokens {
         parse: impl FnOnce(&mut Self) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         if self.nesting >= MAX_NESTING {
-            return Err(Fault::new(format!("it nests deeper than {MAX_NESTING}")));
+            return Err(Fault::new(format!("its syntax nests deeper than {MAX_NESTING}")));
         }
         self.nesting += 1;
         let parsed = parse(self);
@@ -99,7 +100,7 @@ impl Tokens {
         parsed
     }
 
-    /// Names with commas between them, perhaps in parentheses.
+    /// Parses names separated by commas, which may be in parentheses.
     pub(super) fn targets(&mut self) -> Result<Vec<Target>, Fault> {
         let in_parentheses = self.take("(");
         let mut targets = Vec::new();
@@ -133,7 +134,7 @@ impl Tokens {
         Ok(parameters)
     }
 
-    /// `name`, `name(arguments)` and more of them behind `|`.
+    /// Parses `name` or `name(arguments)`, and more of them after `|`.
     pub(super) fn filters(&mut self) -> Result<Vec<Step>, Fault> {
         let mut filters = vec![self.filter()?];
         while self.take("|") {
@@ -148,7 +149,7 @@ impl Tokens {
         Ok(Step::Filter(name, arguments))
     }
 
-    /// Behind the opening parenthesis.
+    /// Parses arguments, after the opening parenthesis.
     pub(super) fn arguments(&mut self) -> Result<Arguments, Fault> {
         let mut arguments = Arguments::default();
         while !self.take(")") {
@@ -158,7 +159,7 @@ impl Tokens {
                     arguments.named.push((name, self.expression()?));
                 }
                 value if arguments.named.is_empty() => arguments.positional.push(value),
-                _ => return Err(Fault::new("an argument without a name is behind one with a name")),
+                _ => return Err(Fault::new("a positional argument follows a named argument")),
             }
             if !self.take(",") && !self.is_next(")") {
                 return Err(self.unexpected());

@@ -1,7 +1,7 @@
-//! What templates compute with.
+//! The values that templates compute with.
 //!
-//! Texts, lists and dicts never change once they are made. Lists and dicts know how large they are when they are written out,
-//! with everything in them counted as often as it is there, and how deep they nest.
+//! Texts, lists and dicts are immutable. Lists and dicts know how deep they nest and how large they are when written
+//! out, where every value in them counts as often as it appears.
 
 use super::{
     Fault, Meter,
@@ -14,11 +14,11 @@ use std::{
     sync::Arc,
 };
 
-/// Of lists and dicts in each other. What comes over HTTP nests less.
+/// Maximum nesting of lists and dicts. JSON that arrives over HTTP nests less.
 const MAX_DEPTH: u32 = 160;
-/// What an element of a list takes, at most.
+/// Maximum size of an element of a list.
 const ELEMENT_BYTES: usize = 40;
-/// Of an allocation, beside what it holds.
+/// Size of an allocation beyond its contents.
 const OVERHEAD_BYTES: usize = 64;
 
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub(in super::super) enum Value {
     Text(Arc<str>),
     List(Rc<List>),
     Map(Rc<Map>),
-    /// The one thing that changes. Nothing else holds one, so there are no circles.
+    /// The only mutable value. No other value holds one, so there are no cycles.
     Namespace(Rc<RefCell<Vec<(Name, Value)>>>),
     Macro(Function),
     Loop(Rc<Loop>),
@@ -45,26 +45,26 @@ pub(in super::super) struct List {
 
 #[derive(Debug)]
 pub(in super::super) struct Map {
-    /// In the order in which they came.
+    /// In insertion order.
     entries: Vec<(Value, Value)>,
     extent: Extent,
 }
 
-/// How large a value is when it is written out.
+/// The size of a value when it is written out.
 #[derive(Clone, Copy, Debug, Default)]
 struct Extent {
     bytes: usize,
     depth: u32,
 }
 
-/// A macro, and the scope that it was made in.
+/// A macro, and the scope in which it is defined.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Function {
     pub(super) syntax: Arc<Macro>,
     pub(super) scope: usize,
 }
 
-/// The `loop` of a `for`.
+/// The `loop` variable of a `for`.
 #[derive(Debug)]
 pub(in super::super) struct Loop {
     pub(super) syntax: Arc<For>,
@@ -87,7 +87,7 @@ impl Value {
         Ok(Value::List(Rc::new(List { items, extent })))
     }
 
-    /// Pays for a list of this length before `make` makes it.
+    /// Charges a list of this length to the meter before `make` creates it.
     pub(super) fn list_of(
         length: usize,
         make: impl FnOnce() -> Vec<Value>,
@@ -97,7 +97,7 @@ impl Value {
         Value::list(make(), meter)
     }
 
-    /// Of the same keys, the last one stays, in the place of the first.
+    /// Creates a dict. Of several pairs with the same key, the last value is kept, at the position of the first.
     pub(super) fn map(pairs: Vec<(Value, Value)>, meter: &Meter) -> Result<Value, Fault> {
         meter.make(2 * pairs.len() * ELEMENT_BYTES + OVERHEAD_BYTES)?;
         let mut entries: Vec<(Value, Value)> = Vec::with_capacity(pairs.len());
@@ -106,7 +106,7 @@ impl Value {
                 key,
                 Value::Text(_) | Value::Integer(_) | Value::Boolean(_) | Value::Float(_) | Value::None
             ) {
-                return Err(Fault::new(format!("{} cannot be a key", key.kind())));
+                return Err(Fault::new(format!("{} cannot be a dict key", key.kind())));
             }
             meter.step(entries.len() / 8)?;
             match entries.iter_mut().find(|(known, _)| is_same_scalar(known, &key)) {
@@ -118,7 +118,7 @@ impl Value {
         Ok(Value::Map(Rc::new(Map { entries, extent })))
     }
 
-    /// What a template is given.
+    /// Converts the input of a template.
     pub(in super::super) fn of_json(json: &serde_json::Value, meter: &Meter) -> Result<Value, Fault> {
         match json {
             serde_json::Value::Null => Ok(Value::None),
@@ -139,7 +139,7 @@ impl Value {
                 let pair = |(key, value): (&String, &serde_json::Value)| {
                     Ok((Value::text(key, meter)?, Value::of_json(value, meter)?))
                 };
-                // The keys are different already, so they need not be compared.
+                // The keys are already distinct, so they need not be compared.
                 let entries = fields.iter().map(pair).collect::<Result<Vec<_>, Fault>>()?;
                 meter.make(2 * entries.len() * ELEMENT_BYTES + OVERHEAD_BYTES)?;
                 let extent = Extent::of(entries.iter().flat_map(|(key, value)| [key, value]))?;
@@ -148,9 +148,9 @@ impl Value {
         }
     }
 
-    /// For `tojson`.
+    /// Converts the value for `tojson`.
     pub(super) fn to_json(&self, meter: &Meter) -> Result<serde_json::Value, Fault> {
-        // A node of it takes less than that for each byte that it is written with.
+        // A JSON node takes less memory than this for each byte of its written form.
         meter.make(self.bytes() * 8)?;
         self.json()
     }
@@ -181,7 +181,7 @@ impl Value {
                 };
                 serde_json::Value::Object(map.entries.iter().map(pair).collect::<Result<_, Fault>>()?)
             }
-            other => return Err(Fault::new(format!("{} cannot be written as JSON", other.kind()))),
+            other => return Err(Fault::new(format!("{} cannot be converted to JSON", other.kind()))),
         })
     }
 
@@ -191,7 +191,7 @@ impl Value {
             Value::None => "none",
             Value::Boolean(_) => "a boolean",
             Value::Integer(_) | Value::Float(_) => "a number",
-            Value::Text(_) => "a text",
+            Value::Text(_) => "a string",
             Value::List(_) => "a list",
             Value::Map(_) => "a dict",
             Value::Namespace(_) => "a namespace",
@@ -213,7 +213,7 @@ impl Value {
         }
     }
 
-    /// Whether it may be put into a list, a dict or a namespace.
+    /// Returns whether the value may be stored in a list, a dict or a namespace.
     pub(super) fn is_plain(&self) -> bool {
         !matches!(self, Value::Namespace(_) | Value::Macro(_) | Value::Loop(_))
     }
@@ -240,7 +240,7 @@ impl Value {
         }
     }
 
-    /// The things that a `for` goes over.
+    /// Returns the elements that a `for` iterates over.
     pub(super) fn items(&self, meter: &Meter) -> Result<Rc<List>, Fault> {
         let made = match self {
             Value::List(list) => return Ok(list.clone()),
@@ -250,11 +250,11 @@ impl Value {
                 meter.make(text.len() * (ELEMENT_BYTES + OVERHEAD_BYTES))?;
                 text.chars().map(|c| Value::Text((&*c.encode_utf8(&mut [0; 4])).into())).collect()
             }
-            other => return Err(Fault::new(format!("{} has no elements", other.kind()))),
+            other => return Err(Fault::new(format!("{} cannot be iterated over", other.kind()))),
         };
         match Value::list(made, meter)? {
             Value::List(list) => Ok(list),
-            _ => unreachable!("a list was made"),
+            _ => unreachable!("Value::list returns a list"),
         }
     }
 
@@ -271,12 +271,12 @@ impl Value {
         }
     }
 
-    /// How many bytes it is written with, but for escapes.
+    /// Returns the length of the written form in bytes, without escapes.
     pub(super) fn bytes(&self) -> usize {
         self.extent().bytes
     }
 
-    /// How deep lists and dicts nest in it.
+    /// Returns how deep lists and dicts nest in the value.
     pub(super) fn depth(&self) -> u32 {
         self.extent().depth
     }
@@ -290,7 +290,7 @@ impl Value {
         }
     }
 
-    /// Appends what `{{ … }}` shows.
+    /// Appends the text that `{{ … }}` produces.
     pub(super) fn show(&self, text: &mut String, meter: &Meter) -> Result<(), Fault> {
         match self {
             Value::Undefined => {}
@@ -299,7 +299,7 @@ impl Value {
                 text.push_str(shown);
             }
             other => {
-                // An escape takes up to ten bytes for one.
+                // An escape takes up to ten bytes per byte.
                 meter.make(other.bytes().saturating_mul(10))?;
                 other.write(text);
             }
@@ -307,7 +307,7 @@ impl Value {
         Ok(())
     }
 
-    /// As Python's `str`.
+    /// Returns the text of the value, as Python's `str` does.
     pub(super) fn shown(&self, meter: &Meter) -> Result<Arc<str>, Fault> {
         if let Value::Text(text) = self {
             return Ok(text.clone());
@@ -318,7 +318,7 @@ impl Value {
         Ok(text.into())
     }
 
-    /// As Python's `repr`.
+    /// Writes the value as Python's `repr` does.
     fn write(&self, text: &mut String) {
         match self {
             Value::Text(quoted) => write_quoted(quoted, text),
@@ -392,12 +392,12 @@ impl Map {
 }
 
 impl Extent {
-    /// Of something that holds these.
+    /// Returns the extent of a container with these values.
     fn of<'v>(held: impl Iterator<Item = &'v Value>) -> Result<Extent, Fault> {
         let mut extent = Extent { bytes: 4, depth: 1 };
         for value in held {
             if !value.is_plain() {
-                return Err(Fault::new(format!("{} cannot be in a list or a dict", value.kind())));
+                return Err(Fault::new(format!("{} cannot be stored in a list or a dict", value.kind())));
             }
             let inner = value.extent();
             extent.bytes = extent.bytes.saturating_add(inner.bytes).saturating_add(4);
@@ -442,7 +442,7 @@ fn is_equal(one: &Value, other: &Value) -> bool {
 }
 
 fn order(one: &Value, other: &Value) -> Result<Ordering, Fault> {
-    let incomparable = || Fault::new(format!("{} and {} have no order", one.kind(), other.kind()));
+    let incomparable = || Fault::new(format!("{} and {} cannot be compared", one.kind(), other.kind()));
     match (one, other) {
         (Value::Text(one), Value::Text(other)) => Ok(one.cmp(other)),
         (Value::Integer(one), Value::Integer(other)) => Ok(one.cmp(other)),
@@ -463,7 +463,7 @@ fn order(one: &Value, other: &Value) -> Result<Ordering, Fault> {
     }
 }
 
-/// In the quotes that need fewer escapes.
+/// Writes a string in the quotes that need fewer escapes.
 fn write_quoted(quoted: &str, text: &mut String) {
     let quote = if quoted.contains('\'') && !quoted.contains('"') { '"' } else { '\'' };
     text.push(quote);

@@ -1,16 +1,17 @@
-//! What `deterministic` promises, on emulated devices: for one file, format of activations and count of ranks, a row's logits have
-//! the same bits whatever else is in its step, however its prompt was cut, and whatever was there before.
+//! Tests of the guarantees of `deterministic`, on emulated devices. For one file, activation format and number of
+//! ranks, a row's logits have the same bits whatever else is in its step, however its prompt was split, and whatever
+//! was computed before.
 //!
-//! The sequence that is looked at spans several tiles of keys. It is computed in one step first, and every other way to compute
-//! it has to give the same bits at each position.
+//! The sequence under test spans several tiles of keys. It is computed in one step first, and every other way to
+//! compute it must give the same bits at each position.
 
 use super::super::start::opens_blas;
 use super::*;
 use crate::batch::{PAGE_TOKENS, PageId};
 
-/// More than two tiles of keys, and no whole number of pages.
+/// More than two tiles of keys, and not a whole number of pages.
 const LENGTH: usize = 150;
-/// Where the pages of the three sequences of a test begin, from the top down.
+/// The first pages of the three sequences of a test. The pages of a sequence count down from there.
 const FIRST_PAGES: [u32; 3] = [9, 19, 29];
 
 fn deterministic(activation: Activation, tensor_parallel: usize) -> ExecutorOptions {
@@ -27,7 +28,7 @@ fn token(sequence: usize, position: usize) -> u32 {
     ((position * position * 7 + position * 13 + sequence * 101 + 5) % 320) as u32
 }
 
-/// Tokens `start..start + count` of one of the sequences.
+/// Returns the tokens `start..start + count` of one of the sequences.
 fn part(sequence: usize, start: usize, count: usize, logits: LogitsWanted) -> BatchSequence {
     let tokens: Vec<u32> = (start..start + count).map(|position| token(sequence, position)).collect();
     super::sequence(&tokens, start, FIRST_PAGES[sequence], logits)
@@ -37,7 +38,7 @@ fn bits(executor: &CudaExecutor, row: usize) -> Vec<u32> {
     executor.logits(row).unwrap().iter().map(|logit| logit.to_bits()).collect()
 }
 
-/// The logits at every position, from one step without company.
+/// Returns the logits at every position, computed in one step without other sequences.
 fn whole(executor: &mut CudaExecutor) -> Vec<Vec<u32>> {
     executor.forward(&Batch { sequences: vec![part(0, 0, LENGTH, LogitsWanted::All)] }).unwrap();
     (0..LENGTH).map(|row| bits(executor, row)).collect()
@@ -58,10 +59,10 @@ impl Random {
     }
 }
 
-/// How many tokens of each sequence a step has.
+/// A function that returns the number of tokens of each sequence in the next step.
 type Counts<'a> = &'a mut dyn FnMut(usize) -> [usize; 3];
 
-/// Computes the sequence in steps beside two others, in any order, and compares each row that it gets.
+/// Computes the sequence in steps with two others, in any order, and compares each row that the steps return.
 fn check_steps(
     executor: &mut CudaExecutor,
     expected: &[Vec<u32>],
@@ -96,7 +97,7 @@ fn check_steps(
         executor.forward(&Batch { sequences }).unwrap();
         for row in 0..count {
             let same = bits(executor, first_row + row) == expected[start + row];
-            assert!(same, "{how}: other bits at {}, in a step of {counts:?} at {starts:?}", start + row);
+            assert!(same, "{how}: different bits at {}, in a step of {counts:?} at {starts:?}", start + row);
         }
         for (sequence, start) in starts.iter_mut().enumerate() {
             *start += counts[sequence].min(LENGTH - *start);
@@ -104,7 +105,7 @@ fn check_steps(
     }
 }
 
-/// A second sequence finds the first's pages in the cache, and goes on in pages of its own.
+/// Checks a sequence that finds the first sequence's pages in the cache and continues in separate pages.
 fn check_cached_prefix(executor: &mut CudaExecutor, expected: &[Vec<u32>]) {
     const CACHED: usize = 5 * PAGE_TOKENS;
     for (start, count) in [(0, 33), (33, 47)] {
@@ -119,18 +120,19 @@ fn check_cached_prefix(executor: &mut CudaExecutor, expected: &[Vec<u32>]) {
     for row in 0..LENGTH - CACHED {
         assert!(
             bits(executor, row) == expected[CACHED + row],
-            "cached prefix: other bits at {}",
+            "cached prefix: different bits at {}",
             CACHED + row
         );
     }
 }
 
 fn check_all(executor: &mut CudaExecutor, expected: &[Vec<u32>], random: &mut Random) {
-    // Prompts in chunks, decodes and drafts beside each other.
+    // Chunks of prompts, decodes and drafts, mixed.
     let mut chunks = Random(random.0);
     let mut any = |_| [1 + chunks.below(40), chunks.below(30), chunks.below(2)];
-    check_steps(executor, expected, "in chunks with neighbours", random, &mut any);
-    // Most of it at once; then decoded, alone and beside others, with three draft rows now and then.
+    check_steps(executor, expected, "in chunks with neighbors", random, &mut any);
+    // Most of the sequence at once. The rest is decoded, first alone and then with others, with three draft rows now
+    // and then.
     let mut alone = |start| if start == 0 { [LENGTH - 12, 0, 0] } else { [1, 0, 0] };
     check_steps(executor, expected, "token by token", random, &mut alone);
     let mut beside = |start| match start {
@@ -138,13 +140,13 @@ fn check_all(executor: &mut CudaExecutor, expected: &[Vec<u32>], random: &mut Ra
         start if start % 5 == 0 => [4, 1, 1],
         _ => [1, 1, 1],
     };
-    check_steps(executor, expected, "decoded with neighbours and drafts", random, &mut beside);
-    assert!(!executor.recordings.made.is_empty(), "steps that decode are replayed");
+    check_steps(executor, expected, "decoded with neighbors and drafts", random, &mut beside);
+    assert!(!executor.recordings.made.is_empty(), "steps that decode must be replayed");
     check_cached_prefix(executor, expected);
 }
 
 #[test]
-pub(super) fn logits_have_the_same_bits_whatever_shares_the_step_and_however_it_is_cut() {
+pub(super) fn logits_have_the_same_bits_whatever_shares_the_step_and_however_it_is_split() {
     let mut random = Random::fresh();
     for (name, activation, ranks) in [
         ("llama-gqa", Activation::Bf16, 1),
@@ -160,7 +162,7 @@ pub(super) fn logits_have_the_same_bits_whatever_shares_the_step_and_however_it_
 }
 
 #[test]
-pub(super) fn replicas_stages_and_another_start_give_the_same_bits() {
+pub(super) fn replicas_stages_and_reloads_give_the_same_bits() {
     for ranks in [1, 2] {
         let options = deterministic(Activation::Bf16, ranks);
         let expected = whole(&mut load("llama-gqa", options, "0"));
@@ -176,7 +178,7 @@ pub(super) fn replicas_stages_and_another_start_give_the_same_bits() {
 }
 
 #[test]
-pub(super) fn logits_are_right_in_one_order_as_well() {
+pub(super) fn logits_are_correct_in_a_fixed_order() {
     for ranks in [1, 2] {
         let mut executor = load("llama-gqa", deterministic(Activation::F16, ranks), "0");
         for chunk in [64, 1] {
@@ -186,9 +188,9 @@ pub(super) fn logits_are_right_in_one_order_as_well() {
     }
 }
 
-/// What the tests above find the same differs where it may: they would see it.
+/// Without the option, the bits differ where they may. This shows that the tests above would detect a difference.
 #[test]
-fn without_the_option_a_decoded_row_has_other_bits_than_in_its_prompt() {
+fn without_the_option_a_decoded_row_has_different_bits_than_in_its_prompt() {
     let options = ExecutorOptions { deterministic: false, ..deterministic(Activation::Bf16, 1) };
     let mut executor = load("llama-gqa", options, "0");
     let expected = whole(&mut executor);
@@ -198,10 +200,10 @@ fn without_the_option_a_decoded_row_has_other_bits_than_in_its_prompt() {
 }
 
 #[test]
-fn the_library_for_dense_weights_is_not_opened() {
+fn deterministic_executors_do_not_open_the_library_for_dense_weights() {
     let options = ExecutorOptions { activations: None, ..deterministic(Activation::Bf16, 1) };
     let executor = load("llama-gqa", options, "0");
     let layout = &executor.leader().weights.layout;
-    assert!(opens_blas(layout, false), "its weights are dense, and the library would multiply them");
+    assert!(opens_blas(layout, false), "the weights are dense, so the library must multiply them by default");
     assert!(!opens_blas(layout, true));
 }

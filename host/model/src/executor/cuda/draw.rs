@@ -1,6 +1,8 @@
-//! What is drawn on the device, said to its kernel: rows, what their histories say about tokens, and masks.
+//! Packs draws for the sampling kernel: rows, the adjustments of tokens that follow from their histories, and
+//! masks.
 //!
-//! Invariant: the kernel chooses as `sampling.rs` does. A row that asks for more than a token is left to the host.
+//! Invariant: the kernel chooses the same tokens as `sampling.rs`. A row that requests more than a token is left
+//! to the host.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,9 +14,9 @@ use crate::sampling::{LogitRow, SampleRow};
 
 const ALIGNMENT: usize = 256;
 
-/// The arrays of a draw, and which rows of it they are.
+/// The arrays of a draw, and the requested rows that they contain.
 pub(super) struct Draw {
-    /// Indices into what was asked for, in the order of the drawn tokens.
+    /// Indices into the requested rows, in the order of the drawn tokens.
     pub(super) rows: Vec<usize>,
     pub(super) row_bytes: Range<usize>,
     pub(super) adjustments: Range<usize>,
@@ -22,7 +24,7 @@ pub(super) struct Draw {
 }
 
 impl Draw {
-    /// Packs those rows that the device can draw. `buffer` is cleared.
+    /// Packs the rows that the device can draw. `buffer` is cleared first.
     pub(super) fn pack(asked: &[LogitRow<'_>], vocabulary: usize, buffer: &mut Vec<u8>) -> Self {
         let mut rows = Vec::new();
         let (mut packed, mut adjustments, mut masks) = (Vec::new(), Vec::new(), Vec::new());
@@ -40,7 +42,7 @@ impl Draw {
             let first_adjustment = adjustments.len() as u32;
             adjustments.extend(own);
             let mask = row.mask.map_or(sample::NONE, |mask| {
-                // What the mask does not reach is not allowed.
+                // Tokens beyond the end of the mask are not allowed.
                 masks.extend(mask.iter().copied().chain(std::iter::repeat(0)).take(words));
                 mask_count += 1;
                 mask_count - 1
@@ -76,7 +78,7 @@ fn device_row(row: &SampleRow<'_>, mask: u32, adjustments: Range<u32>) -> sample
     }
 }
 
-/// Each token once, whatever says something about it.
+/// Returns the adjustments of a row, with one entry per token, however many settings affect it.
 fn adjustments_of(row: &SampleRow<'_>, vocabulary: usize) -> Vec<Adjustment> {
     let sampling = row.sampling;
     let mut of_tokens: BTreeMap<u32, Adjustment> = BTreeMap::new();
@@ -99,7 +101,7 @@ fn adjustments_of(row: &SampleRow<'_>, vocabulary: usize) -> Vec<Adjustment> {
     of_tokens.into_values().collect()
 }
 
-/// As the kernel's struct lies in memory.
+/// Returns the words of a row in the memory layout of the kernel's struct.
 fn row_words(row: &sample::SampleRow) -> [u32; 16] {
     let halves = |value: u64| [value as u32, (value >> 32) as u32];
     let ([a, b], [c, d]) = (halves(row.seed), halves(row.step));
@@ -134,13 +136,13 @@ mod tests {
     use crate::sampling::{Sampling, ScoreRow};
 
     #[test]
-    fn a_row_lies_in_memory_as_the_kernel_reads_it() {
+    fn structs_have_the_sizes_that_the_kernel_reads() {
         assert_eq!(size_of::<sample::SampleRow>(), 64);
         assert_eq!(size_of::<Adjustment>(), 16);
     }
 
     #[test]
-    fn what_a_history_says_about_a_token_is_said_once_and_the_rest_is_the_hosts() {
+    fn packs_one_adjustment_per_token_and_leaves_other_rows_to_the_host() {
         let sampling = Sampling {
             frequency_penalty: 0.5,
             repetition_penalty: 1.5,

@@ -1,7 +1,7 @@
-//! Where each weight of a rank goes on its device, decided before anything is read.
+//! Assigns each weight of a rank a range on its device, before anything is read.
 //!
-//! Invariant: ranges do not overlap and begin at multiples of what the kernels load at once. The layout knows names, shapes and
-//! formats; it reads no values.
+//! Invariant: ranges do not overlap, and start at multiples of the size that kernels load at once. The layout knows
+//! names, shapes and formats; it reads no values.
 
 use std::ops::Range;
 
@@ -15,25 +15,25 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::shard::{Shard, ShardPlan};
 
-/// What each range begins at a multiple of.
+/// The alignment of every range in bytes.
 const ALIGNMENT: usize = 256;
-/// Parts of what ranks divide are whole runs of this length at least: kernels load so many values at once.
+/// Ranks divide weights in multiples of at least this many values, because kernels load that many at once.
 const RUN: usize = 8;
 
-/// The weights of some layers of a model that one rank holds.
+/// The ranges of the weights that one rank holds, for some layers of a model.
 pub(super) struct Layout {
     pub(super) activation: Activation,
     pub(super) entry: Option<TokenOffsets>,
     pub(super) layers: Vec<LayerOffsets>,
     pub(super) exit: Option<ExitOffsets>,
-    /// f32 `[head_size / 2]`
+    /// Rotary frequencies, f32 `[head_size / 2]`.
     pub(super) frequencies: Range<usize>,
-    /// What is read from the checkpoint, in its order.
+    /// The tensors to read from the checkpoint, in this order.
     pub(super) loads: Vec<Load>,
     pub(super) bytes: usize,
 }
 
-/// The vectors of some tokens.
+/// The range of the vectors of some tokens.
 #[derive(Clone)]
 pub(super) struct TokenOffsets {
     pub(super) matrix: MatrixOffsets,
@@ -47,7 +47,7 @@ pub(super) struct ExitOffsets {
 
 pub(super) struct LayerOffsets {
     pub(super) attention_norm: Range<usize>,
-    /// Queries, keys and values: fewer matrices than three if they have one format.
+    /// Queries, keys and values. Neighbors with the same format are one matrix.
     pub(super) qkv: Vec<MatrixOffsets>,
     pub(super) qkv_bias: Option<Range<usize>>,
     pub(super) head_norms: Option<[Range<usize>; 2]>,
@@ -69,7 +69,7 @@ pub(super) struct MatrixOffsets {
     pub(super) inputs: usize,
 }
 
-/// A tensor, or the part of it that the rank holds, and where it goes.
+/// A tensor, or the part of it that the rank holds, and its range.
 pub(super) struct Load {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
@@ -78,19 +78,19 @@ pub(super) struct Load {
     pub(super) offsets: Range<usize>,
 }
 
-/// How a weight lies on a device.
+/// The format of a weight on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As it is in the file.
+    /// The format of the file.
     Blocks(DType),
-    /// As activations, whatever it is in the file.
+    /// The format of the activations, whatever the format of the file is.
     Activations,
 }
 
-/// One of several matrices of the same input.
+/// One of several matrices that have the same input.
 struct Part<'a> {
     name: &'a str,
-    /// Outputs of the whole.
+    /// Number of outputs of the whole weight.
     rows: usize,
     plan: &'a ShardPlan,
 }
@@ -102,7 +102,7 @@ struct Planner<'a> {
     bytes: usize,
 }
 
-/// The format that a model's activations have: that of its weights, if those are 16-bit floats.
+/// Returns the format of a model's activations: that of its weights if they are 16-bit floats, or else bf16.
 pub(super) fn activation_of(checkpoint: &Checkpoint) -> Activation {
     match checkpoint.tensor("model.embed_tokens.weight") {
         Ok(Tensor { dtype: DType::F16, .. }) => Activation::F16,
@@ -111,7 +111,7 @@ pub(super) fn activation_of(checkpoint: &Checkpoint) -> Activation {
 }
 
 impl Layout {
-    /// Of the given layers, the part that belongs to the shard.
+    /// Lays out the shard's part of the given layers.
     pub(super) fn new(
         checkpoint: &Checkpoint,
         shard: Shard,
@@ -140,7 +140,8 @@ impl Layout {
         Ok(Layout { activation, entry, layers, exit, frequencies, loads, bytes })
     }
 
-    /// Values of the widest rows of queries, keys and values, and of gates, of this rank.
+    /// Returns the number of values in this rank's widest rows: of queries, keys and values; of queries; and of
+    /// gates.
     pub(super) fn widths(&self, head_size: usize) -> (usize, usize, usize) {
         let widest =
             |width: &dyn Fn(&LayerOffsets) -> usize| self.layers.iter().map(width).max().unwrap_or(0);
@@ -211,7 +212,7 @@ impl Planner<'_> {
         })
     }
 
-    /// A matrix of whose products the ranks have a part each. A sum of parts takes its bias once.
+    /// Places a matrix whose products are summed over the ranks. Only the first rank adds the bias.
     fn summed(
         &mut self,
         prefix: &str,
@@ -238,7 +239,7 @@ impl Planner<'_> {
         Ok(TokenOffsets { matrix, first: own.start })
     }
 
-    /// Matrices of one input. Neighbours of one format become one matrix.
+    /// Places matrices that have the same input. Neighbors with the same format become one matrix.
     fn matrices(
         &mut self,
         prefix: &str,
@@ -259,7 +260,7 @@ impl Planner<'_> {
                 _ => columns,
             };
             let row_bytes = form.row_bytes(inputs).ok_or_else(|| {
-                let problem = format!("{inputs} columns are no whole number of its blocks");
+                let problem = format!("{inputs} columns are not a whole number of its blocks");
                 ModelError::tensor(found[run.start].1.as_str(), problem)
             })?;
             let data = self.take(outputs * row_bytes);
@@ -280,7 +281,7 @@ impl Planner<'_> {
         Ok(matrices)
     }
 
-    /// The biases of matrices, side by side.
+    /// Places the biases of matrices side by side.
     fn biases(&mut self, prefix: &str, parts: &[Part<'_>]) -> Result<Range<usize>, ModelError> {
         let outputs: usize = parts.iter().map(|part| part.plan.rows(part.rows)).sum();
         let offsets = self.take(outputs * ACTIVATION_BYTES);
@@ -335,7 +336,8 @@ impl Form {
     }
 }
 
-/// Formats that kernels read stay as they are; others become activations.
+/// Returns the format of a weight on the device. Formats that kernels read stay as they are; others become
+/// activations.
 fn form(dtype: DType) -> Form {
     match dtype {
         DType::Q4_0 | DType::Q4_1 | DType::Q8_0 | DType::Q4K | DType::Q6K => Form::Blocks(dtype),
@@ -350,7 +352,7 @@ fn full_name(prefix: &str, name: &str, kind: &str) -> String {
     }
 }
 
-/// Runs of neighbours of one format.
+/// Returns the runs of neighbors with the same format.
 fn runs(found: &[(Form, String)]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (index, (form, _)) in found.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! The executor that runs a model on CUDA devices: its own kernels, in the order of each device's queue.
+//! The executor that runs a model on CUDA devices with this project's kernels, in the order of each device's queue.
 //!
-//! One thread drives all ranks. It puts a step into their queues and goes on; only drawing waits, for the tokens. Steps that
-//! decode one row of each sequence are recorded once for each shape and replayed. Invariant: all memory is taken before the
-//! first step; what does not fit is refused then.
+//! One thread drives all ranks. It enqueues a step and continues; only drawing waits, for the tokens. Steps that
+//! decode one row of each sequence are recorded once per shape and then replayed. Invariant: all memory is allocated
+//! before the first step, and a model that does not fit is rejected then.
 
 mod draw;
 mod layout;
@@ -32,15 +32,15 @@ use rank::{Peers, Rank};
 pub(crate) use start::CudaModel;
 use step::{Cuts, DecodeShape, Step};
 
-/// Rows of a micro-batch are worth a pass over the weights of a stage.
+/// Minimum number of rows per micro-batch; this many are worth a pass over the weights of a stage.
 const MICRO_BATCH_ROWS: usize = 256;
 
 pub struct CudaExecutor {
-    /// Dropped before the ranks, whose memory they use.
+    /// Dropped before the ranks, whose resources the recordings use.
     recordings: Recordings,
-    /// The ranks, stage by stage.
+    /// The ranks of each stage, in the order of the stages.
     stages: Vec<Vec<Rank>>,
-    /// A rank that others waited for in vain. What they meet in has to be made anew before the next step.
+    /// A rank that other ranks waited for in vain. The ranks' meeting state must be reset before the next step.
     stalled: Cell<Option<usize>>,
     cuts: Cuts,
     inputs: StepInputs,
@@ -48,9 +48,9 @@ pub struct CudaExecutor {
     logit_rows: usize,
     /// The last step.
     step: Batch,
-    /// A step that was begun with the tokens that were drawn before it, which are in it by now.
+    /// A step that was started with the tokens drawn before it. By now it contains these tokens.
     ahead: Option<Batch>,
-    /// The logits of the last step, once the host needs them.
+    /// The logits of the last step, read when the host first needs them.
     logits: OnceCell<Vec<f32>>,
     isa: Isa,
     limits: ExecutorLimits,
@@ -59,17 +59,17 @@ pub struct CudaExecutor {
 
 /// The recorded steps of an executor.
 struct Recordings {
-    /// By shape, then stage by stage and rank by rank.
+    /// The recordings of every shape, ordered by stage and rank.
     made: HashMap<DecodeShape, Vec<Vec<Recording>>>,
-    /// Shapes of steps that have been launched before.
+    /// Shapes of the steps that have been launched.
     launched: HashSet<DecodeShape>,
-    /// Number of shapes that there is memory to record. Steps of other shapes are launched kernel by kernel.
+    /// Maximum number of shapes to record. Steps of other shapes are enqueued launch by launch.
     max_shapes: usize,
 }
 
 /// The host memory that steps are copied from.
 struct StepInputs {
-    /// Used in turn.
+    /// The buffers that steps are copied from in turn.
     buffers: [HostBuffer; 2],
     /// Index of the buffer for the next step.
     next: usize,
@@ -80,7 +80,7 @@ struct StepInputs {
 struct DrawBuffers {
     input: HostBuffer,
     output: HostBuffer,
-    /// Whether a draw was started and not waited for.
+    /// Whether a draw has been started but not waited for.
     is_pending: bool,
 }
 
@@ -89,14 +89,16 @@ impl CudaExecutor {
         &self.stages[self.stages.len() - 1][0]
     }
 
-    /// Puts a step into the queues of all ranks, or a micro-batch of one whose logits begin at row `first`.
+    /// Enqueues a step on all ranks and returns its number of logit rows. For a micro-batch of a step, `micro_batch` is the
+    /// row at which its logits start.
     fn put(&mut self, batch: &Batch, micro_batch: Option<usize>) -> Result<usize, ModelError> {
         let step = self.cuts.pack(batch, micro_batch.is_none(), &mut self.inputs.packed);
         let put = self.copy_inputs(&step).and_then(|()| self.compute(&step, micro_batch.unwrap_or(0)));
         self.all_or_none(put)
     }
 
-    /// Ranks of which some have a step that others have not would never meet again.
+    /// Marks the ranks for a reset if `put` failed. Ranks of which only some have a step enqueued would never meet
+    /// again.
     fn all_or_none<T>(&mut self, put: Result<T, ModelError>) -> Result<T, ModelError> {
         if put.is_err() {
             self.ahead = None;
@@ -106,7 +108,7 @@ impl CudaExecutor {
         put
     }
 
-    /// The same, with the tokens that were drawn last, which only the device knows.
+    /// Enqueues a step whose tokens are those drawn last, which only the device knows.
     fn put_drawn(&mut self, batch: &Batch) -> Result<(), ModelError> {
         let put = self.try_put_drawn(batch);
         self.all_or_none(put)
@@ -119,7 +121,7 @@ impl CudaExecutor {
         leader.drawn.record()?;
         let tokens = leader.drawn_tokens(batch.sequences.len())?;
         for rank in self.stages.iter().flatten() {
-            // All ranks wait: their part of the logits goes where the draw has read the last ones.
+            // All ranks wait, because their part of the logits overwrites the logits that the draw reads.
             rank.device.wait(&leader.drawn)?;
             rank.device.copy(tokens, rank.tokens(&step, batch.sequences.len())?)?;
         }
@@ -164,8 +166,8 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// All launches of a stage. Every rank's products of a part come before any rank's sum of it: a rank that waits for another in
-    /// its queue never keeps the other's launches from being made.
+    /// Launches all operations of a stage. For each part, every rank's products are enqueued before any rank's sum. A
+    /// rank whose queue waits for another rank therefore never prevents the other rank's launches.
     fn launch(&self, stage: usize, step: &Step, first: usize) -> Result<(), ModelError> {
         let ranks = &self.stages[stage];
         let each = || (0..ranks.len()).map(|own| Peers { ranks, own });
@@ -184,7 +186,8 @@ impl CudaExecutor {
         }
     }
 
-    /// Records a step of a shape that was launched before: what has to be planned or loaded for it was.
+    /// Records a step whose shape has been launched before. Everything that the shape needs has then been planned and
+    /// loaded.
     fn record(&mut self, step: &Step) {
         let Some(shape) = step.shape.filter(|shape| !self.recordings.made.contains_key(shape)) else {
             return;
@@ -196,8 +199,8 @@ impl CudaExecutor {
         match self.recordings_of(step) {
             Ok(recordings) => drop(self.recordings.made.insert(shape, recordings)),
             Err(error) => {
-                // Launched one by one it may still work; if not, that says why.
-                tracing::warn!(%error, "a step could not be recorded; no more are");
+                // Single launches may still work; if not, their error tells why.
+                tracing::warn!(%error, "cannot record a step; no more steps will be recorded");
                 self.recordings.max_shapes = self.recordings.made.len();
             }
         }
@@ -216,20 +219,20 @@ impl CudaExecutor {
                     }
                     self.exit(peers, step, 0)
                 };
-                // Those of all ranks: they write to each other's.
+                // The buffers of all ranks, because ranks write to each other's buffers.
                 let buffers = self.stages.iter().flatten().flat_map(Rank::buffers).collect();
                 of_ranks.push(ranks[own].device.record(buffers, whole)?);
             }
             of_stages.push(of_ranks);
         }
-        // What a recording needs of the driver at first must not wait for a rank that waits for another.
+        // The driver's initial work for a recording must not wait for a rank that waits for another rank.
         for rank in self.stages.iter().flatten() {
             rank.device.synchronize()?;
         }
         Ok(of_stages)
     }
 
-    /// Waits for the step on all ranks.
+    /// Waits until all ranks have finished the step.
     fn finish(&self) -> Result<(), ModelError> {
         for rank in self.stages.iter().flatten() {
             rank.device.synchronize()?;
@@ -243,7 +246,8 @@ impl CudaExecutor {
         self.check_meetings(words)
     }
 
-    /// What the ranks say that meet others: 1 + the rank that did not come, or 0.
+    /// Checks the failure words of the ranks that meet others. A word is 0, or 1 + the number of the rank that did
+    /// not arrive.
     fn check_meetings(&self, words: impl IntoIterator<Item = u32>) -> Result<(), ModelError> {
         let Some(missing) = words.into_iter().find(|word| *word > 0) else { return Ok(()) };
         let rank = missing as usize - 1;
@@ -252,7 +256,7 @@ impl CudaExecutor {
         Err(ModelError::Rank { rank, fault: RankFault::Stalled { deadline } })
     }
 
-    /// Makes anew what ranks meet in, once all have come back from the step that failed.
+    /// Resets the ranks' meeting state, after all ranks have returned from the failed step.
     fn reconnect(&mut self) -> Result<(), ModelError> {
         for rank in meeting(&self.stages) {
             rank.device.synchronize()?;
@@ -265,8 +269,8 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// The tokens of the rows that the device draws, each with its position among those asked for. If it draws all, `next` is begun
-    /// before they are waited for.
+    /// Returns the tokens of the rows that the device draws, each with the index of its row in `rows`. If the device
+    /// draws all rows, starts `next` before it waits for the tokens.
     fn draw(&mut self, rows: &[LogitRow<'_>], next: Option<&Batch>) -> Result<Vec<(usize, u32)>, ModelError> {
         let vocabulary = self.limits.vocabulary_size;
         let mut packed = std::mem::take(&mut self.inputs.packed);
@@ -289,7 +293,7 @@ impl CudaExecutor {
                 rows: inputs.part(draw.row_bytes)?,
                 adjustments: inputs.part(draw.adjustments)?,
                 masks: inputs.part(draw.masks)?,
-                // No row has a token that the host does not know yet.
+                // No row depends on a token that the host does not know yet.
                 drawn: tokens,
                 adjusted,
                 tokens,
@@ -307,7 +311,7 @@ impl CudaExecutor {
         let follows = next.filter(|next| count > 0 && count == rows.len() && can_follow(rows, next));
         if let Some(next) = follows {
             self.put_drawn(next)?;
-            // The logits of the drawn step are gone.
+            // The logits of the drawn step are overwritten.
             self.logit_rows = 0;
             self.ahead = Some(next.clone());
         }
@@ -323,7 +327,7 @@ impl CudaExecutor {
     }
 }
 
-/// Ranks that share the weights of a stage with others.
+/// Returns the ranks that share the weights of a stage with other ranks.
 fn meeting(stages: &[Vec<Rank>]) -> impl Iterator<Item = &Rank> {
     stages.iter().filter(|ranks| ranks.len() > 1).flatten()
 }
@@ -332,7 +336,7 @@ fn word(bytes: &[u8]) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// That the rows are those of a decoded step in their order, and the next one is of the same sequences.
+/// Returns whether the rows are those of a decode step, in order, and `next` decodes the same number of sequences.
 fn can_follow(rows: &[LogitRow<'_>], next: &Batch) -> bool {
     let in_order = rows.iter().enumerate().all(|(index, row)| row.row() == index);
     let decodes = |sequence: &BatchSequence| sequence.tokens.len() == 1 && sequence.logit_rows() == 1;
@@ -341,7 +345,7 @@ fn can_follow(rows: &[LogitRow<'_>], next: &Batch) -> bool {
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        // A step that was begun may still use what ranks have of each other. What failed was reported.
+        // A running step may still use the buffers of other ranks. Errors have been reported already.
         for rank in self.stages.iter().flatten() {
             let _ = rank.device.synchronize();
         }
@@ -383,7 +387,7 @@ impl Executor for CudaExecutor {
             }
         }
         self.logit_rows = rows;
-        // Nobody else would wait for it.
+        // No draw will wait for a step without logits.
         if rows == 0 { self.finish() } else { Ok(()) }
     }
 
@@ -423,12 +427,13 @@ impl Executor for CudaExecutor {
         rows: &[LogitRow<'_>],
         next: &Batch,
     ) -> Result<Vec<RowOutput>, ModelError> {
-        // A step that cannot be is refused when it is asked for.
+        // An invalid step is rejected when it is requested.
         let next = Some(next).filter(|next| check(next, &self.limits).is_ok());
         let outputs = match self.sample_rows(rows, next) {
             Ok(outputs) => outputs,
             Err(error) => {
-                // Rows may be asked for again, one by one: the step is done again, whose logits are gone.
+                // The caller may request the rows again, one by one. The logits of the step are overwritten, so the
+                // step is repeated.
                 if self.ahead.take().is_some() {
                     let step = std::mem::take(&mut self.step);
                     self.forward(&step)?;
@@ -461,8 +466,10 @@ impl CudaExecutor {
         let mut outputs: Vec<Option<RowOutput>> = vec![None; rows.len()];
         for (index, token) in self.draw(rows, next)? {
             if token == NONE {
-                let problem =
-                    format!("row {}: the mask, bans and logits leave no token to choose", rows[index].row());
+                let problem = format!(
+                    "row {}: the mask, bans and logits leave no token to choose from",
+                    rows[index].row()
+                );
                 return Err(ModelError::Batch { problem });
             }
             outputs[index] = Some(RowOutput { token, logprob: None, top: Vec::new() });

@@ -1,7 +1,7 @@
-//! One rank on its device: its weights, pages and workspace, and the launches of a step.
+//! One rank on its device: its weights, pages and buffers, and the launches of a step.
 //!
-//! Invariant: a rank only puts work into its queue; it never waits for it. Slices that others write are those of the `Peers`
-//! that it is given.
+//! Invariant: a rank only enqueues work and never waits for its queue. The only slices that other ranks write are
+//! those of the `Peers` that it is given.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,13 +24,13 @@ use crate::batch::PAGE_TOKENS;
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
 
-/// How often a rank looks for the others before it gives up, for each microsecond that it may wait: a look goes through the memory
-/// of another device.
+/// Number of times that a rank polls for the others before it fails, per microsecond that it may wait. A poll goes
+/// through the memory of another device.
 const POLLS_PER_US: u64 = 1;
 
 pub(super) struct Rank {
     pub(super) device: Device,
-    /// For dense weights, if the library is there and may be used.
+    /// The library for dense weights, if it is available and may be used.
     pub(super) blas: Option<Blas>,
     pub(super) weights: Arc<DeviceWeights>,
     pub(super) shape: Shape,
@@ -38,20 +38,20 @@ pub(super) struct Rank {
     pub(super) offsets: WorkspaceOffsets,
     pub(super) workspace: Arc<DeviceBuffer>,
     pub(super) pages: Arc<DeviceBuffer>,
-    /// f32 `[logit rows, vocabulary]`, on the rank that draws.
+    /// The logits, f32 `[logit rows, vocabulary]`, on the rank that draws.
     pub(super) logits: Option<Arc<DeviceBuffer>>,
-    /// What was put into the queue of this rank's part of a step.
+    /// Marks the end of everything enqueued for this rank's part of a step.
     pub(super) done: Event,
-    /// That tokens are drawn, and that the host knows them.
+    /// Marks that tokens are drawn; `known` marks that the host knows them.
     pub(super) drawn: Event,
     pub(super) known: Event,
-    /// That the next stage has what it needs of the workspace.
+    /// Marks that this rank has copied what it needs from the buffers of the previous stage.
     pub(super) handed_on: Event,
-    /// That the step's arrays were copied, by the buffer that they came from.
+    /// Marks that the step's arrays have been copied, with one event per input buffer.
     pub(super) copied: [Event; 2],
 }
 
-/// What of the configuration a step needs.
+/// The parts of the configuration that a step needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) hidden: usize,
@@ -60,11 +60,12 @@ pub(super) struct Shape {
     pub(super) epsilon: f32,
     pub(super) pairing: Pairing,
     pub(super) activation: Activation,
-    /// Microseconds that ranks wait for each other.
+    /// Time that ranks wait for each other, in microseconds.
     pub(super) rank_deadline_us: u64,
-    /// In which a rank may wait for others: they keep the device from what those still compute.
+    /// Maximum number of blocks in which a rank may wait for others. Waiting blocks take the device from what the
+    /// other ranks still compute.
     pub(super) meeting_blocks: u32,
-    /// Whether a row's products have one order however many rows there are.
+    /// Whether a row's products are computed in one order, however many rows there are.
     pub(super) deterministic: bool,
 }
 
@@ -97,45 +98,41 @@ impl Rank {
     fn workspace_slice(&self, range: &Range<usize>, bytes: usize) -> Result<Slice<'_>, ModelError> {
         let start = range.start;
         let fits = bytes <= range.len();
-        let wide = || KernelError::Shape {
-            op: "step",
-            what: "a workspace range",
-            expected: bytes,
-            found: range.len(),
-        };
+        let wide =
+            || KernelError::Shape { op: "step", what: "a buffer", expected: bytes, found: range.len() };
         if fits { Ok(self.workspace.slice().part(start..start + bytes)?) } else { Err(wide().into()) }
     }
 
-    /// A workspace range for rows of activations.
+    /// Returns the buffer for rows of activations.
     fn rows(&self, range: &Range<usize>, rows: usize, width: usize) -> Result<Slice<'_>, ModelError> {
         self.workspace_slice(range, rows * width * ACTIVATION_BYTES)
     }
 
-    /// An array of the step.
+    /// Returns an array of the step.
     fn array(&self, of: &Range<usize>) -> Result<Slice<'_>, ModelError> {
         let start = self.offsets.inputs.start;
         Ok(self.workspace.slice().part(start + of.start..start + of.end)?)
     }
 
-    /// What its launches use.
+    /// Returns the buffers that its launches use.
     pub(super) fn buffers(&self) -> impl Iterator<Item = Arc<DeviceBuffer>> {
         let always = [&self.workspace, &self.pages, &self.weights.buffer];
         always.into_iter().chain(&self.logits).cloned()
     }
 
-    /// 1 + the rank that this one waited for in vain, or 0.
+    /// Returns the failure word: 1 + the rank that this one waited for in vain, or 0.
     pub(super) fn failure(&self) -> Result<Slice<'_>, ModelError> {
         self.workspace_slice(&self.offsets.failure, 4)
     }
 
-    /// Nobody waits for another, and nobody has come.
+    /// Resets the signals and the failure word, so that no rank counts as waiting or as arrived.
     pub(super) fn forget_meetings(&self) -> Result<(), ModelError> {
         let signals = self.workspace_slice(&self.offsets.signals, self.offsets.signals.len())?;
         self.device.clear(signals)?;
         Ok(self.device.clear(self.failure()?)?)
     }
 
-    /// Of a draw: what says how, memory to work in, where the tokens go, and all logits.
+    /// Returns the buffers of a draw: its inputs, its workspace, the tokens, and all logits.
     pub(super) fn draw_workspace(
         &self,
         input_bytes: usize,
@@ -153,18 +150,18 @@ impl Rank {
         ])
     }
 
-    /// Those that were drawn last.
+    /// Returns the tokens that were drawn last.
     pub(super) fn drawn_tokens(&self, count: usize) -> Result<Slice<'_>, ModelError> {
         let draw = self.offsets.draw.as_ref().map(|draw| &draw.tokens);
         self.workspace_slice(draw.unwrap_or(&(0..0)), count * 4)
     }
 
-    /// The first tokens of a step.
+    /// Returns the first tokens of a step.
     pub(super) fn tokens(&self, step: &Step, count: usize) -> Result<Slice<'_>, ModelError> {
         Ok(self.array(&step.tokens)?.part(0..count * 4)?)
     }
 
-    /// Where the step's arrays go.
+    /// Returns the destination of the step's arrays.
     pub(super) fn inputs(&self, bytes: usize) -> Result<Slice<'_>, ModelError> {
         self.workspace_slice(&self.offsets.inputs, bytes)
     }
@@ -177,12 +174,13 @@ impl Rank {
         self.rows(&self.offsets.projected, rows, self.shape.hidden)
     }
 
-    /// What this rank's part of a weight gave, if there are other ranks to add.
+    /// Returns the buffer for the result of this rank's part of a weight, used if the results of other ranks have to
+    /// be added.
     fn partial(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
         self.rows(&self.offsets.partial, rows, self.shape.hidden)
     }
 
-    /// A matrix's products of rows in one range of the workspace, to another.
+    /// Multiplies rows in one buffer by a matrix and writes the products to another buffer.
     fn multiply(
         &self,
         matrix: &MatrixOffsets,
@@ -218,11 +216,11 @@ impl Rank {
     }
 }
 
-/// What a rank computes before it needs what the others have.
+/// The work that a rank does before it needs the results of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Entry,
-    /// `adds` says that what the layer before projected is still to be added.
+    /// `adds` tells whether the projection of the previous layer has yet to be added.
     Attention {
         index: usize,
         adds: bool,
@@ -232,7 +230,7 @@ pub(super) enum Part {
     },
 }
 
-/// The ranks that share each weight of one stage, seen from one of them.
+/// The ranks that share each weight of one stage, as seen by one of them.
 #[derive(Clone, Copy)]
 pub(super) struct Peers<'a> {
     pub(super) ranks: &'a [Rank],
@@ -244,7 +242,7 @@ impl<'a> Peers<'a> {
         &self.ranks[self.own]
     }
 
-    /// Where a rank's part of a sum goes.
+    /// Returns the destination of this rank's part of a sum.
     fn sum_part(self, rows: usize, sum: &Range<usize>) -> Result<Slice<'a>, ModelError> {
         let rank = self.rank();
         match self.ranks {
@@ -282,7 +280,8 @@ impl<'a> Peers<'a> {
         Ok(rank.device.all_reduce(&reduce, shape.activation)?)
     }
 
-    /// Puts the vectors of the step's tokens into the hidden rows, or those of its part of the vocabulary where they are added up.
+    /// Writes the vectors of the step's tokens to the hidden rows. If ranks add up their parts, writes only the
+    /// vectors of its part of the vocabulary.
     fn enter(self, table: &TokenOffsets, step: &Step) -> Result<(), ModelError> {
         let rank = self.rank();
         let Shape { hidden, activation, .. } = rank.shape;
@@ -299,7 +298,7 @@ impl<'a> Peers<'a> {
         Ok(rank.device.embedding(&embedding, activation)?)
     }
 
-    /// Takes over the rows of the stage before.
+    /// Copies the rows of the previous stage.
     pub(super) fn take_over(self, from: &Rank, rows: usize) -> Result<(), ModelError> {
         let rank = self.rank();
         rank.device.wait(&from.done)?;
@@ -308,7 +307,7 @@ impl<'a> Peers<'a> {
         Ok(rank.handed_on.record()?)
     }
 
-    /// The parts of a step between which ranks add up what they have, in order.
+    /// Returns the parts of a step in order. Ranks add up their results after each part.
     pub(super) fn parts(self, follows: bool) -> impl Iterator<Item = Part> {
         let layout = &self.rank().weights.layout;
         let entry = layout.entry.is_some().then_some(Part::Entry);
@@ -318,7 +317,7 @@ impl<'a> Peers<'a> {
         entry.into_iter().chain(layers)
     }
 
-    /// This rank's products of a part.
+    /// Computes this rank's products of a part.
     pub(super) fn compute(self, part: Part, step: &Step) -> Result<(), ModelError> {
         let (rank, rows) = (self.rank(), step.rows);
         let layout = &rank.weights.layout;
@@ -343,20 +342,21 @@ impl<'a> Peers<'a> {
         }
     }
 
-    /// Adds up what all ranks have of a part.
+    /// Adds up the results of all ranks for a part.
     pub(super) fn add_up(self, part: Part, step: &Step) -> Result<(), ModelError> {
         let offsets = &self.rank().offsets;
         self.sum(step.rows, if part == Part::Entry { &offsets.hidden } else { &offsets.projected })
     }
 
-    /// The logits of the wanted rows, or this rank's part of each, from row `first` of the leader's.
+    /// Computes the logits of the requested rows, or this rank's part of each, and writes them from row `first` of
+    /// the leader's logits.
     pub(super) fn exit(self, step: &Step, logits: Slice<'_>, first: usize) -> Result<(), ModelError> {
         let rank = self.rank();
         let Some(exit) = rank.weights.layout.exit.as_ref().filter(|_| step.logit_rows > 0) else {
             return Ok(());
         };
         let Shape { hidden, vocabulary, activation, .. } = rank.shape;
-        // A step of a shape has its logits in the order of its rows, those too many included.
+        // A step with a shape has its logits in the order of its rows, including the padding rows.
         let (residual, adds, rows) = match &step.wanted {
             None => (rank.hidden(step.rows)?, rank.projected(step.rows)?, step.rows),
             Some(wanted) => {
@@ -389,7 +389,7 @@ impl<'a> Peers<'a> {
 }
 
 impl Rank {
-    /// From normed rows to what their heads attended to.
+    /// Computes the attention of a layer, from normed rows to the outputs of the heads.
     fn attend(
         &self,
         index: usize,

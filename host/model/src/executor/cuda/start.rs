@@ -1,7 +1,7 @@
-//! From a checkpoint to an executor on devices: who holds what, and what memory that takes.
+//! Creates an executor on devices from a checkpoint: decides which rank holds what, and how much memory that takes.
 //!
-//! Invariant: what a device cannot do or hold is refused here, before the first step: the largest shapes are planned, and a step
-//! of each kind is tried.
+//! Invariant: what a device cannot run or hold is rejected here, before the first step. The largest shapes are
+//! planned, and a step of each kind is tried.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
@@ -28,22 +28,23 @@ use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, SampleRow, Sampling};
 use crate::shard::{self, Shard};
 
-/// Of a device's memory for each rank on it, for recordings and what the driver takes while it runs.
+/// Returns the part of a device's memory that is reserved for each rank on it, for recordings and for what the driver
+/// allocates while it runs.
 fn spare(total: u64) -> u64 {
     (total / 100).max((256 << 20).min(total / 32))
 }
 
-/// Queues that a device works on at the same time.
+/// Maximum number of queues that a device processes at the same time.
 const MOST_SEATS: usize = 8;
-/// Rows that the products of a step keep a device busy with.
+/// Number of rows with which the products of a step keep a device busy.
 const STEP_TOKENS: usize = 2048;
-/// What a driver takes for the launches of a step of some dozens of layers, at most.
+/// Maximum memory that a driver takes for the launches of a step with a few dozen layers.
 const RECORDING_BYTES: u64 = 2 << 20;
 const MOST_RECORDINGS: u64 = 128;
-/// Blocks of a multiprocessor that attend at once.
+/// Number of blocks per multiprocessor that compute attention at once.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
-/// Opens devices by their ordinals.
+/// A function that opens a device by its ordinal.
 pub(crate) type Open<'a> = Box<dyn Fn(usize) -> Result<Device, ModelError> + 'a>;
 
 /// A checkpoint that is loaded for replicas, which share its weights where they share a device.
@@ -56,7 +57,7 @@ pub(crate) struct CudaModel<'a> {
     loaded: HashMap<Seat, Arc<DeviceWeights>>,
 }
 
-/// Who holds which part of a model.
+/// The part of a model that a rank holds, and its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Seat {
     ordinal: usize,
@@ -64,7 +65,7 @@ struct Seat {
     rank: usize,
 }
 
-/// A rank before its pages are known.
+/// A rank before its number of pages is known.
 struct Begun {
     seat: Seat,
     device: Device,
@@ -87,7 +88,7 @@ impl<'a> CudaModel<'a> {
         limits(checkpoint.config(), &options)?;
         if options.kv != KvDtype::F16 {
             let problem = format!(
-                "{} keys and values are for the processor; a CUDA device keeps 16 bits: use f16",
+                "{} keys and values are supported only on the CPU; a CUDA device stores 16 bits: use f16",
                 options.kv
             );
             return Err(option("kv", problem));
@@ -98,7 +99,7 @@ impl<'a> CudaModel<'a> {
             let layers = config.layer_count;
             return Err(option(
                 "pipeline_parallel",
-                format!("{stages} is not between 1 and the {layers} layers"),
+                format!("{stages} is not between 1 and {layers}; the model has {layers} layers"),
             ));
         }
         shard::check(checkpoint, options.tensor_parallel)?;
@@ -106,8 +107,8 @@ impl<'a> CudaModel<'a> {
         let needed = ranks * replicas;
         if count > needed || !(count.is_multiple_of(ranks) || ranks.is_multiple_of(count)) {
             let problem = format!(
-                "{count} devices cannot be shared by {replicas} replicas of {ranks} ranks; name as many as there are ranks of \
-                 some replicas, or raise replicas, tensor_parallel or pipeline_parallel"
+                "{count} devices cannot be shared evenly by {replicas} replicas of {ranks} ranks; choose at most {needed} devices, \
+                 a multiple or a divisor of {ranks}, or raise replicas, tensor_parallel or pipeline_parallel"
             );
             return Err(option("device", problem));
         }
@@ -116,14 +117,14 @@ impl<'a> CudaModel<'a> {
         let seats = model.most_seats();
         if options.tensor_parallel > 1 && seats > MOST_SEATS {
             let problem = format!(
-                "{seats} ranks on one device would wait for each other; it runs {MOST_SEATS} at once"
+                "{seats} ranks on one device would wait for each other; a device runs {MOST_SEATS} at once"
             );
             return Err(option("device", problem));
         }
         Ok(model)
     }
 
-    /// The executor of a replica; they are made in order.
+    /// Creates the executor of a replica. Executors must be created in the order of the replicas.
     pub(crate) fn executor(&mut self, replica: usize) -> Result<CudaExecutor, ModelError> {
         let stages: Vec<Vec<Begun>> = (0..self.options.pipeline_parallel)
             .map(|stage| {
@@ -132,7 +133,7 @@ impl<'a> CudaModel<'a> {
                     .collect()
             })
             .collect::<Result<_, ModelError>>()?;
-        // Ranks of a stage add up in each other's memory; between stages the driver copies.
+        // Ranks of a stage add up in each other's memory; between stages, the driver copies.
         for ranks in &stages {
             for (begun, other) in ranks.iter().flat_map(|begun| ranks.iter().map(move |other| (begun, other)))
             {
@@ -140,7 +141,7 @@ impl<'a> CudaModel<'a> {
             }
         }
         for begun in stages.iter().flatten() {
-            // Kernels take memory too.
+            // Kernels take memory too, so they are loaded before the pages are counted.
             let Loaded { shipped, cached, compiled } = begun.device.ready()?;
             tracing::debug!(device = begun.device.name(), shipped, cached, compiled, "loaded kernels");
         }
@@ -157,7 +158,7 @@ impl<'a> CudaModel<'a> {
             pages as u32,
             self.attention(),
         );
-        // Every rank has room for as many splits as the least of them runs at once.
+        // Every rank has room for as many splits as the smallest device runs at once.
         let multiprocessors =
             stages.iter().flatten().map(|begun| begun.device.multiprocessors()).min().unwrap_or(1);
         cuts.blocks = multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
@@ -198,14 +199,14 @@ impl<'a> CudaModel<'a> {
         };
         if let Err(error) = executor.try_steps(pages as u32) {
             let ModelError::Kernel(KernelError::Cublas { .. }) = &error else { return Err(error) };
-            tracing::warn!(%error, "dense weights are multiplied by Skep's own kernels");
+            tracing::warn!(%error, "falling back to Skep's kernels for dense weights");
             executor.stages.iter_mut().flatten().for_each(|rank| rank.blas = None);
             executor.try_steps(pages as u32)?;
         }
         Ok(executor)
     }
 
-    /// Devices are dealt out in order, rank by rank and replica by replica, and then again.
+    /// Assigns devices in order, rank by rank and replica by replica, starting over after the last device.
     fn seat(&self, replica: usize, stage: usize, rank: usize) -> Seat {
         let ranks = self.options.tensor_parallel * self.options.pipeline_parallel;
         let number = replica * ranks + stage * self.options.tensor_parallel + rank;
@@ -256,8 +257,8 @@ impl<'a> CudaModel<'a> {
         layers * stage / stages..layers * (stage + 1) / stages
     }
 
-    /// Pages that every rank can hold: those that were asked for, or what the devices have left once all replicas have what
-    /// else they need.
+    /// Returns the number of pages that every rank can hold: the requested number, or what fits into the memory that
+    /// the devices have left after everything else that all replicas need.
     fn page_count(&self, replica: usize, stages: &[Vec<Begun>]) -> Result<usize, ModelError> {
         let mut most = usize::MAX;
         for begun in stages.iter().flatten() {
@@ -268,18 +269,19 @@ impl<'a> CudaModel<'a> {
             };
             let users = here(replica..self.replicas);
             let workspace = self.workspace_bytes(begun) as u64;
-            // Nobody takes what is spare, so that of replicas which run already is still free.
+            // No rank uses the reserve, so the reserve of replicas that already run is still free.
             let spare = spare(memory.total).saturating_mul(here(0..self.replicas));
             let left = memory.free.saturating_sub(spare).saturating_sub(workspace.saturating_mul(users));
             let pages = left / users.max(1) / begun.sizes.page_bytes().max(1) as u64;
             most = most.min(usize::try_from(pages).unwrap_or(usize::MAX));
         }
-        // One is for rows that nobody reads.
+        // One page is for padding rows, which are never read.
         let most = most.saturating_sub(1);
         let tokens = most.saturating_mul(PAGE_TOKENS);
         match self.options.kv_tokens {
             Some(asked) if asked > tokens => {
-                let problem = format!("{asked} do not fit; beside the weights there is room for {tokens}");
+                let problem =
+                    format!("{asked} tokens do not fit; beside the weights there is room for {tokens}");
                 Err(option("kv_tokens", problem))
             }
             Some(asked) => Ok(asked.div_ceil(PAGE_TOKENS)),
@@ -287,17 +289,18 @@ impl<'a> CudaModel<'a> {
                 "device",
                 "its memory has no room for keys and values beside the weights".to_owned(),
             )),
-            // Ids of pages have 32 bits.
+            // Page ids have 32 bits.
             None => Ok(most.min(u32::MAX as usize / PAGE_TOKENS)),
         }
     }
 
-    /// Half of a device is left to what ranks still compute while others wait for them.
+    /// Returns the number of blocks in which a rank may wait. Half of a device is left for what ranks still compute
+    /// while others wait for them.
     fn meeting_blocks(&self, multiprocessors: u32) -> u32 {
         (multiprocessors / 2 / self.most_seats() as u32).max(1)
     }
 
-    /// Ranks of all replicas on the device that has most of them.
+    /// Returns the number of ranks, over all replicas, on the device that has the most of them.
     fn most_seats(&self) -> usize {
         let seats = || (0..self.replicas).flat_map(|replica| self.seats(replica));
         let on = |ordinal: usize| seats().filter(|seat| seat.ordinal == ordinal).count();
@@ -316,7 +319,7 @@ impl<'a> CudaModel<'a> {
         begun.offsets.bytes.saturating_add(if draws { logits } else { 0 })
     }
 
-    /// Takes the memory of a rank.
+    /// Allocates the memory of a rank.
     fn finish(
         &self,
         begun: Begun,
@@ -328,7 +331,7 @@ impl<'a> CudaModel<'a> {
         let workspace_bytes = self.workspace_bytes(&begun);
         let Begun { device, blas, weights, mut sizes, offsets, .. } = begun;
         sizes.page_count = pages + 1;
-        // Signals and the failure are zeros at first; the rest is written before it is read.
+        // Signals and the failure word must start as zeros. Everything else is written before it is read.
         let workspace = Arc::new(device.zeroed(offsets.bytes)?);
         let kv_bytes = sizes.page_bytes().saturating_mul(sizes.page_count);
         let kv = Arc::new(device.zeroed(kv_bytes)?);
@@ -341,7 +344,7 @@ impl<'a> CudaModel<'a> {
         plan.activation_bytes += workspace_bytes as u64;
         plan.kv_bytes += kv_bytes as u64;
         plan.graph_bytes += spare(device.memory()?.total);
-        // Others write into its workspace as soon as they run.
+        // Other ranks write into this rank's buffers as soon as they run.
         device.synchronize()?;
         let rank_deadline_us = u64::try_from(self.options.rank_deadline.as_micros()).unwrap_or(u64::MAX);
         Ok(Rank {
@@ -370,7 +373,7 @@ impl<'a> CudaModel<'a> {
 }
 
 impl CudaExecutor {
-    /// The names of its devices, each once.
+    /// Returns the names of the devices, each name once.
     pub(crate) fn devices(&self) -> String {
         let mut names: Vec<String> = Vec::new();
         for rank in self.stages.iter().flatten() {
@@ -382,11 +385,12 @@ impl CudaExecutor {
         names.join(", ")
     }
 
-    /// Steps of each kind on a page that nobody reads, and draws: what a kernel does not take is known from here on.
+    /// Runs steps of each kind on a page that is never read, and draws, so that anything a kernel does not support
+    /// fails here.
     fn try_steps(&mut self, spare_page: u32) -> Result<(), ModelError> {
         let most = self.leader().sizes.logit_rows;
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        // Many rows, few, and one: launched, recorded and replayed.
+        // Many rows, few rows, and one row, which is launched, recorded and replayed.
         for tokens in [PAGE_TOKENS, 2, 1, 1, 1] {
             let logits = LogitsWanted::Tail(tokens.min(most));
             let pages = vec![PageId(spare_page)];
@@ -401,13 +405,14 @@ impl CudaExecutor {
     }
 }
 
-/// Whether products may go through the library for dense weights: it adds up in another order for every count of rows.
+/// Returns whether products may use the library for dense weights, which adds up in a different order for every
+/// number of rows.
 pub(super) fn opens_blas(layout: &Layout, deterministic: bool) -> bool {
     let dense = |layer: &super::layout::LayerOffsets| layer.down.weights == Weights::Plain;
     !deterministic && layout.layers.iter().any(dense)
 }
 
-/// The library for dense weights, if it may be used and is there.
+/// Returns the library for dense weights, if it may be used and is available.
 fn blas(device: &Device, layout: &Layout, deterministic: bool) -> Option<Blas> {
     device.stream()?;
     if !opens_blas(layout, deterministic) {
@@ -416,7 +421,7 @@ fn blas(device: &Device, layout: &Layout, deterministic: bool) -> Option<Blas> {
     match Blas::open(device) {
         Ok(blas) => Some(blas),
         Err(error) => {
-            tracing::info!(%error, "dense weights are multiplied by Skep's own kernels");
+            tracing::info!(%error, "falling back to Skep's kernels for dense weights");
             None
         }
     }

@@ -1,8 +1,9 @@
-//! What a step says to its kernels, packed into one run of bytes that is copied to each device at once.
+//! The inputs of a step's kernels, packed into one run of bytes that is copied to each device at once.
 //!
-//! Rows that are the only ones of their sequences come first: they are decoded. Where attention has one order they are tiles of one
-//! row instead, since contexts that are divided by what else a step holds are added up in another order. Invariant: a batch was
-//! checked before; with the same shape every array has the same offset, so that recorded launches find it.
+//! Rows that are the only ones of their sequences come first; they are decoded. If attention has one order, they are
+//! tiles of one row instead, because contexts that are split according to what else a step holds are added up in a
+//! different order. Invariant: the batch has been checked. Steps with the same shape have every array at the same
+//! offset, so recorded launches find it.
 
 use std::ops::Range;
 
@@ -11,41 +12,42 @@ use skep_kernels::cuda::attention_prefill::{Join, QueryTile, TILE_KEYS};
 
 use crate::batch::{Batch, BatchSequence, PAGE_TOKENS};
 
-/// What every array begins at a multiple of.
+/// The alignment of every array in bytes.
 const ALIGNMENT: usize = 16;
-/// Page tables are this long at least, so that not every page makes another shape.
+/// Minimum length of a page table, so that not every page leads to a new shape.
 const LEAST_STRIDE: usize = 64;
 
-/// What all steps of an executor have in common.
+/// The properties that all steps of an executor share.
 pub(super) struct Cuts {
-    /// Windows of its layers, each once.
+    /// The distinct windows of the layers.
     pub(super) windows: Vec<Option<usize>>,
-    /// Blocks that run at once.
+    /// Number of blocks that run at once.
     pub(super) blocks: u32,
     pub(super) blocks_per_split: u32,
-    /// A page that nobody reads.
+    /// A page that is never read.
     pub(super) spare_page: u32,
     pub(super) attention: Attention,
 }
 
-/// How rows that are the only ones of their sequences attend.
+/// The attention of rows that are the only ones of their sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attention {
-    /// In splits of their contexts, as many as the device runs at once.
+    /// Contexts are divided into as many splits as the device runs at once.
     Split,
-    /// As rows of prompts do: in splits of so many keys, joined from the first to the last.
+    /// Contexts are split as for rows of prompts: into splits of `split_keys` keys, joined from the first to the
+    /// last.
     FixedOrder { split_keys: u32 },
 }
 
 impl Attention {
-    /// A sixteenth of the model's context in a split: enough blocks for a row, and few joins for a prompt. It must not depend on
-    /// what a step holds.
+    /// Chooses a sixteenth of the model's context for a split, which gives enough blocks for a row and few joins for
+    /// a prompt. The size must not depend on what a step holds.
     pub(super) fn in_fixed_order(context_length: usize) -> Self {
         let split = (context_length / 16).clamp(TILE_KEYS as usize, 1024).next_power_of_two();
         Attention::FixedOrder { split_keys: split as u32 }
     }
 
-    /// Splits of a context of so many pages.
+    /// Returns the number of splits of a context with this many pages.
     fn splits(self, pages: usize) -> usize {
         match self {
             Attention::Split => 1,
@@ -53,7 +55,8 @@ impl Attention {
         }
     }
 
-    /// States that a step with so many rows, of so many sequences and pages of each, has at most.
+    /// Returns the maximum number of states in a step with this many rows and sequences, and this many
+    /// pages per sequence.
     pub(super) fn max_states(self, rows: usize, sequences: usize, pages: usize) -> usize {
         match self.splits(pages) {
             0 | 1 => 0,
@@ -62,34 +65,34 @@ impl Attention {
     }
 }
 
-/// The shape of a step that decodes one row of each sequence: recordings are made for each.
+/// The shape of a step that decodes one row of each sequence. Every shape has separate recordings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct DecodeShape {
     pub(super) rows: usize,
     pub(super) stride: usize,
 }
 
-/// Where the arrays of a step are, and how long.
+/// The offsets of a step's arrays, and their lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) rows: usize,
-    /// The first ones, whose contexts are divided into splits.
+    /// Number of rows, at the start, whose contexts are divided into splits.
     pub(super) decoded: usize,
     pub(super) stride: usize,
     pub(super) logit_rows: usize,
-    /// If the step is of a shape that recordings are made for.
+    /// The shape, if recordings are made for such steps.
     pub(super) shape: Option<DecodeShape>,
-    /// u32 each, or u64
+    /// The arrays of the rows. Their elements are u32, except for `slots`, whose elements are u64.
     pub(super) tokens: Range<usize>,
     pub(super) positions: Range<usize>,
     pub(super) slots: Range<usize>,
     pub(super) page_tables: Range<usize>,
-    /// For each window.
+    /// One plan for each window.
     pub(super) plans: Vec<PlanOffsets>,
     pub(super) tiles: Range<usize>,
     pub(super) tile_count: usize,
     pub(super) splits: Option<SplitOffsets>,
-    /// Rows whose logits are wanted, unless those are all in their order.
+    /// Rows whose logits are requested; `None` if those are all rows in order.
     pub(super) wanted: Option<Range<usize>>,
     pub(super) bytes: usize,
 }
@@ -101,7 +104,7 @@ pub(super) struct PlanOffsets {
     pub(super) first_state: Range<usize>,
 }
 
-/// How contexts are divided where they are added up in one order.
+/// The splits of contexts if attention has one order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SplitOffsets {
     pub(super) keys: u32,
@@ -109,7 +112,7 @@ pub(super) struct SplitOffsets {
     pub(super) join_count: usize,
 }
 
-/// Numbers of rows that decode steps are rounded up to.
+/// Returns the number of rows that a decode step is rounded up to.
 pub(super) fn bucket(rows: usize) -> usize {
     match rows {
         0..=8 => rows.next_power_of_two(),
@@ -119,7 +122,7 @@ pub(super) fn bucket(rows: usize) -> usize {
 }
 
 impl Cuts {
-    /// Splits of a step of so many decoded rows, at most.
+    /// Returns the maximum number of splits in a step with this many decoded rows.
     pub(super) fn max_splits(&self, rows: usize) -> usize {
         if self.attention != Attention::Split {
             return 0;
@@ -127,12 +130,12 @@ impl Cuts {
         (self.blocks / self.blocks_per_split.max(1)).max(u32::try_from(rows).unwrap_or(u32::MAX)) as usize
     }
 
-    /// Bytes of the largest step.
+    /// Returns the size of the largest step in bytes.
     pub(super) fn most_bytes(&self, rows: usize, sequences: usize, pages: usize, logit_rows: usize) -> usize {
         let tables = sequences.saturating_mul(stride(pages)).saturating_mul(4);
         let plans = self.windows.len()
             * (self.max_splits(sequences) * size_of::<Split>() + (sequences + 1) * 4 + 2 * ALIGNMENT);
-        // A sequence that is decoded has a tile for each split, and a join.
+        // A decoded sequence has a tile for each split, and a join.
         let splits = sequences.saturating_mul(self.attention.splits(stride(pages)));
         let tiles = (rows / 64 + splits.max(sequences) + 1).saturating_mul(size_of::<QueryTile>())
             + sequences * size_of::<Join>()
@@ -141,7 +144,8 @@ impl Cuts {
         arrays.saturating_add(tables)
     }
 
-    /// Packs a step, or a micro-batch of one, which has no shape: its logits come after those of others. `buffer` is cleared.
+    /// Packs a step or a micro-batch of one. A micro-batch has no shape, because its logits follow those of others.
+    /// `buffer` is cleared first.
     pub(super) fn pack(&self, batch: &Batch, is_whole: bool, buffer: &mut Vec<u8>) -> Step {
         let (decoded, others): (Vec<_>, Vec<_>) =
             batch.sequences.iter().enumerate().partition(|(_, sequence)| sequence.tokens.len() == 1);
@@ -227,9 +231,9 @@ impl Cuts {
         }
     }
 
-    /// The tiles of decoded rows where attention has one order, and their joins if contexts may have several splits. Each row has
-    /// as many tiles as its page table has room for, so that a shape has its arrays at the same offsets. Rows too many see the
-    /// first slot of the spare page, where all of them write the same.
+    /// Returns the tiles of decoded rows if attention has one order, and their joins if contexts may have several
+    /// splits. Each row has as many tiles as its page table has room for, so that the arrays of a shape keep their
+    /// offsets. Padding rows see the first slot of the spare page, where all of them write the same values.
     fn decode_tiles(
         &self,
         decoded: &[(usize, &BatchSequence)],
@@ -253,7 +257,8 @@ impl Cuts {
         (tiles, joins)
     }
 
-    /// A step of a shape has as many splits as it can have at most: those too many see nothing.
+    /// Packs the plan of one window. A step with a shape always has the maximum number of splits; the excess splits
+    /// see no keys.
     fn put_plan(
         &self,
         packing: &mut Packing<'_>,
@@ -296,7 +301,7 @@ impl Packing<'_> {
     }
 }
 
-/// Pages of a row of the tables.
+/// Returns the number of pages in a row of the page tables.
 pub(super) fn stride(pages: usize) -> usize {
     pages.max(LEAST_STRIDE).next_power_of_two()
 }
@@ -309,7 +314,7 @@ fn slot(page: u32, offset: usize) -> u64 {
     u64::from(page) * PAGE_TOKENS as u64 + offset as u64
 }
 
-/// In the order of the batch, where the rows whose logits are wanted are in the step.
+/// Returns the rows of the step whose logits are requested, in the order of the batch.
 fn wanted_rows(batch: &Batch, ordered: &[(usize, &BatchSequence)]) -> Vec<u32> {
     let mut ends = vec![0; batch.sequences.len()];
     let mut row = 0;
@@ -341,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_alone_come_first_and_logits_keep_the_order_of_the_batch() {
+    fn decoded_rows_come_first_and_logits_keep_the_order_of_the_batch() {
         let batch = Batch {
             sequences: vec![
                 sequence(15, &[1, 2, 3], LogitsWanted::Tail(2)),
@@ -377,7 +382,7 @@ mod tests {
         assert_eq!(three.shape, Some(DecodeShape { rows: 4, stride: 64 }));
         assert_eq!((three.rows, three.decoded), (4, 4));
         assert_eq!(Step { logit_rows: 4, ..three.clone() }, four);
-        // The row too many writes where nobody reads, and sees nothing.
+        // The padding row writes to a page that is never read, and sees no keys.
         assert_eq!(words(&bytes, &three.slots)[6..], [99 * 16, 0]);
         let first_state = words(&bytes, &three.plans[0].first_state);
         assert_eq!(first_state[3], first_state[4]);
@@ -386,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn where_attention_has_one_order_every_row_is_of_a_tile_and_shapes_keep_their_offsets() {
+    fn with_attention_in_one_order_every_row_has_a_tile_and_shapes_keep_their_offsets() {
         let cuts = Cuts { attention: Attention::FixedOrder { split_keys: 512 }, ..cuts() };
         let mut bytes = Vec::new();
         let sequences = vec![
@@ -418,13 +423,13 @@ mod tests {
         assert_eq!(Step { logit_rows: 4, ..three.clone() }, four);
         let joins = words(&bytes_of_three, &three.splits.as_ref().unwrap().joins);
         assert_eq!(joins, [0, 0, 1, 1, 2, 2, 2, 4, 1, 3, 6, 1]);
-        // The row too many is the first of its own page table, which has only the spare page.
+        // The padding row is the first row of its own page table, which has only the spare page.
         assert_eq!(words(&bytes_of_three, &three.tiles)[6 * 8..][..8], [3, 1, 0, 3, 0, 512, 6, 1]);
         assert_eq!(words(&bytes_of_three, &three.page_tables)[3 * 64..], [99; 64]);
     }
 
     #[test]
-    fn splits_depend_on_the_model_alone() {
+    fn splits_depend_only_on_the_model() {
         for (context, expected) in [(512, 64), (2048, 128), (8192, 512), (10_000, 1024), (131_072, 1024)] {
             assert_eq!(Attention::in_fixed_order(context), Attention::FixedOrder { split_keys: expected });
         }

@@ -1,5 +1,5 @@
-//! Tiny models on emulated devices, whose kernels run on the processor, against exact logits and the CPU executor; on a real device
-//! as well, where there is one.
+//! Compares tiny models on emulated devices, whose kernels run on the CPU, with exact logits and with the CPU
+//! executor. Where there is a real device, the tests run on it as well.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -21,17 +21,17 @@ use crate::sampling::{SampleRow, Sampling, ScoreRow};
 #[path = "deterministic_tests.rs"]
 mod deterministic;
 
-/// Those whose heads have a size that kernels take.
+/// Models whose head size the kernels support.
 const MODELS: [&str; 4] = ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "mistral-window"];
-/// Of activations with eleven bits, as a share of the largest logit.
+/// Maximum error of activations with eleven bits, as a fraction of the largest logit.
 const BOUND: f32 = 1e-2;
-/// Of activations with eight bits.
+/// Maximum error of activations with eight bits.
 const BF16_BOUND: f32 = 16e-2;
-/// Where the processor rounds as well.
+/// Maximum error where the CPU rounds as well.
 const FORMAT_BOUND: f32 = 4e-2;
 
 thread_local! {
-    /// Whether the tests of this thread run on a device rather than on an emulated one.
+    /// Whether the tests on this thread run on a real device rather than on an emulated one.
     static ON_A_DEVICE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -53,14 +53,14 @@ fn model<'a>(
 ) -> Result<CudaModel<'a>, ModelError> {
     let emulation = Emulation { memory_bytes: 64 << 20, multiprocessors: 3 };
     let open = move |_| match ON_A_DEVICE.get() {
-        // All ranks on one.
+        // All ranks share one device.
         true => Ok(Device::open(0, &compiler())?),
         false => Ok(Device::emulated(emulation)),
     };
     CudaModel::new(checkpoint, options, devices.parse::<Ordinals>().unwrap(), replicas, Box::new(open))
 }
 
-/// Compiles once for all tests.
+/// Returns the compiler that all tests share.
 fn compiler() -> Arc<Compiler> {
     static COMPILER: OnceLock<Arc<Compiler>> = OnceLock::new();
     let cache = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-cubins");
@@ -69,27 +69,27 @@ fn compiler() -> Arc<Compiler> {
 
 /// `SKEP_REQUIRE_GPU=1` makes the absence of a device a failure.
 #[test]
-fn all_of_this_is_so_on_a_device_where_there_is_one() {
+fn the_tests_of_this_module_pass_on_a_real_device() {
     if let Err(reason) = gpu::probe() {
         assert!(std::env::var_os("SKEP_REQUIRE_GPU").is_none_or(|value| value != "1"), "{reason}");
-        eprintln!("checked on the processor only: {reason}");
+        eprintln!("checked on the CPU only: {reason}");
         return;
     }
     ON_A_DEVICE.set(true);
-    every_architecture_and_chunking_gives_the_exact_logits_but_for_rounding();
-    weights_of_every_format_give_the_logits_of_the_processor();
-    stages_with_windows_of_their_own_see_what_those_say();
+    every_architecture_and_chunking_gives_the_exact_logits_up_to_rounding();
+    weights_of_every_format_give_the_logits_of_the_cpu();
+    stages_apply_the_windows_of_their_layers();
     ranks_that_share_layers_and_stages_give_the_same_logits();
-    a_sequence_gets_the_same_logits_in_any_company();
-    tokens_are_drawn_as_the_processor_draws_them();
-    greedy_tokens_are_those_of_the_processor();
-    a_step_that_is_begun_with_tokens_that_only_the_device_knows_is_the_step_that_follows();
-    a_row_without_a_token_leaves_the_others_theirs_though_the_next_step_has_begun();
-    a_rank_that_others_wait_for_in_vain_fails_the_step_and_the_next_one_meets_anew();
-    batches_that_do_not_fit_are_refused_and_leave_the_executor_usable();
-    deterministic::logits_have_the_same_bits_whatever_shares_the_step_and_however_it_is_cut();
-    deterministic::replicas_stages_and_another_start_give_the_same_bits();
-    deterministic::logits_are_right_in_one_order_as_well();
+    a_sequence_gets_the_same_logits_in_any_batch();
+    tokens_are_drawn_as_on_the_cpu();
+    greedy_tokens_match_the_cpu();
+    a_step_started_before_its_tokens_are_known_equals_the_next_step();
+    a_row_without_a_token_keeps_the_other_rows_after_the_next_step_has_started();
+    a_stalled_rank_fails_the_step_and_the_next_step_succeeds();
+    rejects_batches_that_do_not_fit_and_stays_usable();
+    deterministic::logits_have_the_same_bits_whatever_shares_the_step_and_however_it_is_split();
+    deterministic::replicas_stages_and_reloads_give_the_same_bits();
+    deterministic::logits_are_correct_in_a_fixed_order();
 }
 
 fn open(name: &str) -> Checkpoint {
@@ -100,7 +100,7 @@ fn load(name: &str, options: ExecutorOptions, devices: &str) -> CudaExecutor {
     model(&open(name), options, devices, 1).unwrap().executor(0).unwrap()
 }
 
-/// The error of a sequence's logits that is cut into steps of so many tokens.
+/// Returns the error of a sequence's logits when it is split into steps of `chunk` tokens.
 fn error_in_chunks(executor: &mut CudaExecutor, name: &str, chunk: usize) -> f32 {
     let (ids, exact) = expected(name);
     let width = exact.len() / ids.len();
@@ -118,14 +118,14 @@ fn error_in_chunks(executor: &mut CudaExecutor, name: &str, chunk: usize) -> f32
 }
 
 #[test]
-fn every_architecture_and_chunking_gives_the_exact_logits_but_for_rounding() {
+fn every_architecture_and_chunking_gives_the_exact_logits_up_to_rounding() {
     for name in MODELS {
         let mut executor = load(name, cuda_options(), "0");
         for chunk in [64, 23, 1] {
             let error = error_in_chunks(&mut executor, name, chunk);
             assert!(error < BOUND, "{name}, chunks of {chunk}: {error}");
         }
-        assert!(!executor.recordings.made.is_empty(), "single tokens are replayed");
+        assert!(!executor.recordings.made.is_empty(), "single tokens must be replayed");
         let options = ExecutorOptions { activations: None, ..cuda_options() };
         let error = error_in_chunks(&mut load(name, options, "0"), name, 23);
         assert!(error < BF16_BOUND, "{name} in bf16: {error}");
@@ -133,7 +133,7 @@ fn every_architecture_and_chunking_gives_the_exact_logits_but_for_rounding() {
 }
 
 #[test]
-fn weights_of_every_format_give_the_logits_of_the_processor() {
+fn weights_of_every_format_give_the_logits_of_the_cpu() {
     let mut config = ModelConfig::shape("tiny").unwrap();
     config.qk_norm = true;
     for dtype in
@@ -144,7 +144,7 @@ fn weights_of_every_format_give_the_logits_of_the_processor() {
 }
 
 #[test]
-fn stages_with_windows_of_their_own_see_what_those_say() {
+fn stages_apply_the_windows_of_their_layers() {
     for windows in [vec![None, Some(4)], vec![Some(4), None]] {
         let config = ModelConfig { windows, ..ModelConfig::shape("tiny").unwrap() };
         let options = ExecutorOptions { pipeline_parallel: 2, ..cuda_options() };
@@ -152,11 +152,11 @@ fn stages_with_windows_of_their_own_see_what_those_say() {
     }
 }
 
-/// Random weights of this shape give what the processor computes, of a prompt and of a token behind it.
+/// Checks that random weights of this shape give the logits of the CPU, for a prompt and for a token after it.
 fn check_beside_processor(config: ModelConfig, dtype: DType, options: ExecutorOptions) {
     let checkpoint = Checkpoint::synthetic(config, dtype).unwrap();
     let mut cuda = model(&checkpoint, options, "0", 1).unwrap().executor(0).unwrap();
-    // Not rounded to eight bits before they are multiplied, as the fast tiers do.
+    // The portable tier does not round to eight bits before multiplying, unlike the fast tiers.
     let (kv, isa) = (KvDtype::F32, Some(Isa::Portable));
     let mut cpu =
         CpuExecutor::load(&checkpoint, ExecutorOptions { kv, isa, pipeline_parallel: 1, ..options }).unwrap();
@@ -187,7 +187,7 @@ fn ranks_that_share_layers_and_stages_give_the_same_logits() {
 }
 
 #[test]
-fn a_sequence_gets_the_same_logits_in_any_company() {
+fn a_sequence_gets_the_same_logits_in_any_batch() {
     let name = "mistral-window";
     let (ids, exact) = expected(name);
     let width = exact.len() / ids.len();
@@ -198,7 +198,7 @@ fn a_sequence_gets_the_same_logits_in_any_company() {
         let error = relative_error(executor.logits(row).unwrap(), &exact[token * width..][..width]);
         assert!(error < BOUND, "token {token}: {error}");
     };
-    // A decode between prefills, of which one wants nothing.
+    // A decode between two prefills, one of which requests no logits.
     let mixed = vec![
         sequence(&reversed[..33], 0, 19, LogitsWanted::Last),
         sequence(&ids[50..51], 50, 9, LogitsWanted::Last),
@@ -206,7 +206,7 @@ fn a_sequence_gets_the_same_logits_in_any_company() {
     ];
     executor.forward(&Batch { sequences: mixed }).unwrap();
     close(&executor, 1, 50);
-    // Decodes alone, more than a power of two.
+    // Only decodes, more than a power of two of them.
     let decodes = vec![
         sequence(&reversed[33..34], 33, 19, LogitsWanted::Last),
         sequence(&reversed[20..21], 20, 29, LogitsWanted::Last),
@@ -220,7 +220,7 @@ fn a_sequence_gets_the_same_logits_in_any_company() {
 }
 
 #[test]
-fn tokens_are_drawn_as_the_processor_draws_them() {
+fn tokens_are_drawn_as_on_the_cpu() {
     let (ids, _) = expected("llama-gqa");
     let mut executor = load("llama-gqa", cuda_options(), "0");
     let batch = Batch { sequences: vec![sequence(&ids[..20], 0, 9, LogitsWanted::Tail(4))] };
@@ -270,7 +270,7 @@ fn tokens_are_drawn_as_the_processor_draws_them() {
 }
 
 #[test]
-fn greedy_tokens_are_those_of_the_processor() {
+fn greedy_tokens_match_the_cpu() {
     for name in MODELS {
         let checkpoint = open(name);
         let mut cuda = model(&checkpoint, cuda_options(), "0", 1).unwrap().executor(0).unwrap();
@@ -290,7 +290,7 @@ fn greedy_tokens_are_those_of_the_processor() {
             let logits = cpu.logits(0).unwrap();
             let largest = logits.iter().fold(f32::MIN, |a, b| a.max(*b));
             let scale = logits.iter().fold(0f32, |a, b| a.max(b.abs()));
-            // Another token only if rounding cannot tell the two apart.
+            // The token may differ only if rounding cannot tell the two apart.
             assert!(largest - logits[found as usize] < BOUND * scale, "{name} at {start}");
             next = vec![cpu.sample(&[row]).unwrap()[0].token];
         }
@@ -298,7 +298,7 @@ fn greedy_tokens_are_those_of_the_processor() {
 }
 
 #[test]
-fn a_step_that_is_begun_with_tokens_that_only_the_device_knows_is_the_step_that_follows() {
+fn a_step_started_before_its_tokens_are_known_equals_the_next_step() {
     let (ids, _) = expected("llama-gqa");
     for (tensor_parallel, pipeline_parallel) in [(1, 1), (2, 2)] {
         let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..cuda_options() };
@@ -319,7 +319,7 @@ fn a_step_that_is_begun_with_tokens_that_only_the_device_knows_is_the_step_that_
             })
         };
         for step in 0..8usize {
-            // The second sequence ends on the way: what was begun for both is forgotten.
+            // The second sequence ends midway, so the step that was started for both is discarded.
             let after = |tokens: [u32; 2], count: usize| {
                 let rows = (0..count).map(|at| {
                     sequence(&tokens[at..=at], starts[at] + step, 9 + 10 * at as u32, LogitsWanted::Last)
@@ -330,7 +330,7 @@ fn a_step_that_is_begun_with_tokens_that_only_the_device_knows_is_the_step_that_
             let asked = &rows(step as u64)[..count];
             let found = ahead.sample_and_begin(asked, &after([0, 0], count)).unwrap();
             assert_eq!(found, plain.sample(asked).unwrap(), "step {step}");
-            assert!(ahead.ahead.is_some(), "it was begun");
+            assert!(ahead.ahead.is_some(), "the next step must have been started");
             let tokens = [found[0].token, found.get(1).map_or(0, |found| found.token)];
             let next = after(tokens, if step < 3 { 2 } else { 1 });
             plain.forward(&next).unwrap();
@@ -344,7 +344,7 @@ fn a_step_that_is_begun_with_tokens_that_only_the_device_knows_is_the_step_that_
 }
 
 #[test]
-fn a_row_without_a_token_leaves_the_others_theirs_though_the_next_step_has_begun() {
+fn a_row_without_a_token_keeps_the_other_rows_after_the_next_step_has_started() {
     let (ids, _) = expected("llama-gqa");
     let mut executor = load("llama-gqa", cuda_options(), "0");
     let decode = |tokens: &[u32], start: usize| {
@@ -362,7 +362,7 @@ fn a_row_without_a_token_leaves_the_others_theirs_though_the_next_step_has_begun
 }
 
 #[test]
-fn a_rank_that_others_wait_for_in_vain_fails_the_step_and_the_next_one_meets_anew() {
+fn a_stalled_rank_fails_the_step_and_the_next_step_succeeds() {
     let name = "llama-gqa";
     let mut executor = load(name, ExecutorOptions { tensor_parallel: 2, ..cuda_options() }, "0");
     let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
@@ -372,7 +372,7 @@ fn a_rank_that_others_wait_for_in_vain_fails_the_step_and_the_next_one_meets_ane
     };
     let usual = executor.leader().shape.rank_deadline_us;
     let batch = |tokens: usize| Batch { sequences: vec![sequence(&ids[..tokens], 0, 9, LogitsWanted::Last)] };
-    // Nobody waits at all, so whoever comes first is alone.
+    // No rank waits at all, so the first to arrive is alone.
     max_polls(&mut executor, 0);
     executor.forward(&batch(20)).unwrap();
     let error = executor.sample(&[LogitRow::Sample(SampleRow::plain(0, &greedy))]).unwrap_err();
@@ -386,10 +386,10 @@ fn a_rank_that_others_wait_for_in_vain_fails_the_step_and_the_next_one_meets_ane
 }
 
 #[test]
-fn replicas_share_the_weights_of_a_device_and_divide_what_is_left() {
+fn replicas_share_the_weights_of_a_device_and_divide_the_remaining_memory() {
     let checkpoint = open("llama-gqa");
     let options = ExecutorOptions { kv_tokens: None, ..cuda_options() };
-    // One device for both, as opened twice.
+    // Both replicas get the same device, as if it were opened twice.
     let device = Device::emulated(Emulation { memory_bytes: 32 << 20, multiprocessors: 2 });
     let shared = device.clone();
     let opened = Box::new(move |_| Ok(shared.clone()));
@@ -399,9 +399,9 @@ fn replicas_share_the_weights_of_a_device_and_divide_what_is_left() {
     assert_eq!(buffers[0], buffers[1]);
     let [first, second] = executors.each_ref().map(|executor| executor.plan().kv_bytes);
     assert!(first.abs_diff(second) * 10 < first, "{first} and {second}");
-    assert!(first + second > 16 << 20, "most of the memory became pages: {first}");
+    assert!(first + second > 16 << 20, "most of the memory must become pages: {first}");
     let memory = device.memory().unwrap();
-    assert!(memory.free >= memory.total / 200, "and some is spare: {memory:?}");
+    assert!(memory.free >= memory.total / 200, "some memory must stay free: {memory:?}");
     for executor in &mut executors {
         assert!(error_in_chunks(executor, "llama-gqa", 64) < BOUND);
         let plan = executor.plan();
@@ -410,11 +410,11 @@ fn replicas_share_the_weights_of_a_device_and_divide_what_is_left() {
 }
 
 #[test]
-fn what_a_device_cannot_do_or_hold_is_refused_before_the_first_step() {
+fn rejects_what_a_device_cannot_run_or_hold_before_the_first_step() {
     let refused = |name: &str, options, devices: &str, replicas| -> String {
         let checkpoint = open(name);
         let made = model(&checkpoint, options, devices, replicas).and_then(|mut model| model.executor(0));
-        made.err().expect("refused").to_string()
+        made.err().expect("the model must be rejected").to_string()
     };
     let base = cuda_options();
     let error = refused("qwen3-qknorm", base, "0", 1);
@@ -426,13 +426,13 @@ fn what_a_device_cannot_do_or_hold_is_refused_before_the_first_step() {
     let error = refused("llama-gqa", base, "0,1", 1);
     assert!(error.contains("2 devices") && error.contains("raise replicas"), "{error}");
     let error = refused("llama-gqa", ExecutorOptions { tensor_parallel: 3, ..base }, "0", 1);
-    assert!(error.contains("possible: 1, 2, 4"), "{error}");
+    assert!(error.contains("possible values: 1, 2, 4"), "{error}");
     let error = refused("llama-gqa", ExecutorOptions { pipeline_parallel: 4, ..base }, "0", 1);
     assert!(error.contains("3 layers"), "{error}");
 }
 
 #[test]
-fn batches_that_do_not_fit_are_refused_and_leave_the_executor_usable() {
+fn rejects_batches_that_do_not_fit_and_stays_usable() {
     let mut executor = load("llama-gqa", cuda_options(), "0");
     let good = sequence(&[5, 6, 7], 0, 9, LogitsWanted::Last);
     let mut bad = good.clone();

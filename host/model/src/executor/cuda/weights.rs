@@ -1,7 +1,7 @@
-//! The weights of a rank on its device, streamed there through memory that the device copies from.
+//! The weights of a rank on its device, copied there through host buffers.
 //!
-//! Invariant: what is on the device never changes once it was loaded. Of the checkpoint only the part that is being copied is in
-//! memory.
+//! Invariant: data on the device never changes after it is loaded. Only the chunk of the checkpoint that is being
+//! copied is in memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::error::ModelError;
 use crate::shard::ShardPlan;
 use crate::weights::part;
 
-/// Of each of the two splits of memory that copies are made from in turn.
+/// Size of each of the two host buffers that copies are made from in turn.
 const STAGE_BYTES: usize = 16 << 20;
 
 pub(super) struct DeviceWeights {
@@ -66,13 +66,13 @@ impl DeviceWeights {
     }
 }
 
-/// A size as kernels take it.
+/// Converts a size to the type that kernels take.
 pub(super) fn size(value: usize) -> Result<u32, ModelError> {
     u32::try_from(value)
         .map_err(|_| ModelError::config("sizes", format!("{value} is too large for a device")))
 }
 
-/// How a table of vectors is read.
+/// Returns the format in which a table of vectors is read.
 pub(super) fn table_format(weights: Weights, activation: Activation) -> skep_kernels::cuda::embedding::Table {
     use skep_kernels::cuda::embedding::Table;
     match weights {
@@ -81,7 +81,7 @@ pub(super) fn table_format(weights: Weights, activation: Activation) -> skep_ker
     }
 }
 
-/// Two splits of memory, of which one is filled while the other is copied from.
+/// Two host buffers. One is filled while the device copies from the other.
 struct Stages<'a> {
     device: &'a Device,
     stages: [(HostBuffer, Event); 2],
@@ -120,7 +120,7 @@ impl<'a> Stages<'a> {
         if load.form == Form::Blocks(tensor.dtype) || is_activation(tensor.dtype, activation) {
             return self.copy(buffer, load.offsets.start, &data);
         }
-        // Some rows at a time, so that only they are there as floats.
+        // Converts some rows at a time, so that only these rows are in memory as floats.
         let row_bytes = tensor.dtype.row_bytes(columns).unwrap_or(data.len()).max(1);
         let rows = (STAGE_BYTES / (columns * ACTIVATION_BYTES)).max(1);
         let mut values = Vec::new();

@@ -1,4 +1,5 @@
-//! What a rank has on its device beside its weights: the workspace of a step, and pages. Their sizes are known before any memory is taken.
+//! The memory that a rank has on its device besides its weights: the buffers of a step, and KV pages. Their sizes are
+//! known before any memory is allocated.
 
 use std::ops::Range;
 
@@ -12,20 +13,21 @@ use crate::batch::PAGE_TOKENS;
 use crate::config::ModelConfig;
 
 const ALIGNMENT: usize = 256;
-/// Tokens of all rows of a draw that are penalised, biased or banned. Rows beyond are drawn by the host.
+/// Maximum number of penalized, biased or banned tokens in all rows of a draw. The host draws the rows beyond this
+/// limit.
 pub(super) const MOST_ADJUSTMENTS: usize = 64 << 10;
 
-/// What a step may have at most.
+/// The maximum sizes of a step.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub(super) rows: usize,
     pub(super) sequences: usize,
     pub(super) logit_rows: usize,
-    /// Of a sequence.
+    /// Number of pages of a sequence.
     pub(super) pages: usize,
-    /// Of the device, one that nobody reads included; set when what is left is known.
+    /// Number of pages on the device, including one that is never read. Set when the remaining memory is known.
     pub(super) page_count: usize,
-    /// Of each layer.
+    /// Number of KV heads of each layer.
     pub(super) kv_heads: Vec<usize>,
     pub(super) head_size: usize,
     pub(super) windows: Vec<Option<usize>>,
@@ -52,10 +54,10 @@ pub(super) struct WorkspaceOffsets {
     pub(super) bytes: usize,
 }
 
-/// Of the rank that draws.
+/// The ranges of the buffers that only the drawing rank has.
 #[derive(Clone, Debug)]
 pub(super) struct DrawOffsets {
-    /// Rows, adjustments and masks, as they are copied.
+    /// Rows, adjustments and masks, in the layout in which they are copied.
     pub(super) inputs: Range<usize>,
     pub(super) adjusted: Range<usize>,
     pub(super) tokens: Range<usize>,
@@ -67,7 +69,7 @@ impl Sizes {
         limits: &crate::executor::ExecutorLimits,
         layout: &Layout,
     ) -> Self {
-        // Those of all stages: a step is planned once for all.
+        // The windows of all stages, because a step is planned once for all stages.
         let mut windows = config.windows.clone();
         windows.sort_unstable();
         windows.dedup();
@@ -84,12 +86,12 @@ impl Sizes {
         }
     }
 
-    /// Bytes of a page of all layers.
+    /// Returns the size of a page in bytes, over all layers.
     pub(super) fn page_bytes(&self) -> usize {
         self.kv_heads.iter().map(|heads| 2 * self.half_page_bytes(*heads)).sum()
     }
 
-    /// Where the keys and the values of a layer are.
+    /// Returns the ranges of the keys and the values of a layer.
     pub(super) fn pages_of(&self, layer: usize) -> [Range<usize>; 2] {
         let before: usize = self.kv_heads[..layer].iter().map(|heads| 2 * self.half_page_bytes(*heads)).sum();
         let start = before * self.page_count;
@@ -152,7 +154,7 @@ impl WorkspaceOffsets {
     }
 }
 
-/// Rows, adjustments and masks of a draw.
+/// Returns the size of the rows, adjustments and masks of a draw in bytes.
 fn draw_bytes(rows: usize, vocabulary: usize) -> usize {
     let masks = rows * vocabulary.div_ceil(32) * 4;
     rows * size_of::<SampleRow>() + MOST_ADJUSTMENTS * size_of::<Adjustment>() + masks + 3 * ALIGNMENT

@@ -1,4 +1,4 @@
-//! What the host brings by itself: alarms, events, webhooks and the items of batches.
+//! Crash tests of work that the host starts itself: alarms, events, webhooks and batch items.
 
 use super::{
     super::{
@@ -16,14 +16,14 @@ use skep_engine::chat::{ChatMessage, ChatOptions};
 
 const PRINCIPAL: &str = "local";
 
-/// An alarm that a turn sets, once or every second.
+/// An alarm that a turn sets, once or repeating every second.
 struct Alarm {
     outside: Outside,
     repeats: bool,
 }
 
 impl Scenario for Alarm {
-    /// Whether it is due.
+    /// Whether the alarm is due.
     type Told = bool;
 
     fn outside(&self) -> &Outside {
@@ -37,7 +37,7 @@ impl Scenario for Alarm {
     async fn act(&self, host: &Host, clock: &Clock, is_due: &mut bool) {
         if !*is_due {
             let set = keyed("doer", "s", if self.repeats { "repeat" } else { "alarm" });
-            host.agents.invoke(set).await.expect("taken").outcome().await.expect("goes well");
+            host.agents.invoke(set).await.expect("taken").outcome().await.expect("the turn succeeds");
             clock.advance(1_000);
             *is_due = true;
         }
@@ -56,8 +56,8 @@ impl Scenario for Alarm {
     }
 
     async fn check(&self, host: &Host, _is_due: &bool) -> usize {
-        let session = host.agents.session("doer", "s").await.expect("it is there");
-        assert_eq!(session.summary.turns, 2, "it was set, and it rang");
+        let session = host.agents.session("doer", "s").await.expect("the session exists");
+        assert_eq!(session.summary.turns, 2, "one turn set the alarm and one handled it");
         did(host, &self.outside, "s", "/alarm", 1).await
     }
 }
@@ -69,7 +69,7 @@ fn an_alarm_survives_every_crash() {
 }
 
 #[test]
-fn an_alarm_that_repeats_survives_every_crash() {
+fn a_repeating_alarm_survives_every_crash() {
     let tally = cut_off_at_every_write(&Alarm { outside: Outside::start(), repeats: true });
     assert!(tally.crashes > 15 && tally.interrupted > 0, "{tally:?}");
 }
@@ -85,7 +85,7 @@ fn event() -> Event {
     }
 }
 
-/// An event for a session, which a client tells or another session.
+/// An event for a session, published by a client or emitted by another session.
 struct Told {
     outside: Outside,
     by_a_client: bool,
@@ -107,7 +107,7 @@ impl Scenario for Told {
             host.agents.publish(event()).await.expect("taken");
         } else {
             let emits = host.agents.invoke(keyed("doer", "teller", "emit")).await.expect("taken");
-            emits.outcome().await.expect("goes well");
+            emits.outcome().await.expect("the turn succeeds");
         }
     }
 
@@ -130,7 +130,7 @@ fn an_event_of_an_agent_survives_every_crash() {
     assert!(tally.crashes > 15 && tally.interrupted > 0, "{tally:?}");
 }
 
-/// A webhook that hears of an event and of the end of a turn.
+/// A webhook that receives an event and the end of a turn.
 struct Webhook(Outside);
 
 impl Scenario for Webhook {
@@ -150,7 +150,7 @@ impl Scenario for Webhook {
     async fn act(&self, host: &Host, _clock: &Clock, (): &mut ()) {
         host.agents.publish(event()).await.expect("taken");
         let turn = host.agents.invoke(keyed("doer", "s", "post")).await.expect("taken");
-        turn.outcome().await.expect("goes well");
+        turn.outcome().await.expect("the turn succeeds");
     }
 
     async fn check(&self, host: &Host, (): &()) -> usize {
@@ -158,7 +158,7 @@ impl Scenario for Webhook {
         let told: Vec<String> = self.0.webhooks("/hook").into_iter().map(|(_, topic)| topic).collect();
         let mut sorted = told.clone();
         sorted.sort();
-        assert_eq!(sorted, ["order.paid", "skep.turn.done"], "each under one id");
+        assert_eq!(sorted, ["order.paid", "skep.turn.done"], "each event has one id");
         did(host, &self.0, "s", "/message", 1).await
     }
 }
@@ -174,7 +174,7 @@ struct Batches(Outside);
 
 #[derive(Default)]
 struct Queued {
-    /// What was tried, and the id if that was told.
+    /// Whether queueing was tried, and the id if the client received it.
     turns: Option<Option<String>>,
     chats: Option<Option<String>>,
 }
@@ -183,7 +183,8 @@ const ITEMS: usize = 2;
 
 impl Batches {
     async fn queue(host: &Host, model: &str, item: BatchItem, queued: &mut Option<Option<String>>) {
-        // A client that was told nothing does not know whether to send it again; this one does not.
+        // A client that received no response does not know whether to send the batch again; this
+        // one does not.
         if queued.is_none() {
             *queued = Some(None);
             let (principal, model, items) = (PRINCIPAL.into(), model.into(), vec![item; ITEMS]);
@@ -219,8 +220,9 @@ impl Scenario for Batches {
     async fn check(&self, host: &Host, told: &Queued) -> usize {
         let (mut batches, mut interrupted, mut told_ends) = (0, 0, 0);
         for id in [&told.turns, &told.chats].into_iter().flatten().flatten() {
-            let (_, results) = host.agents.batch_results(PRINCIPAL, id).await.expect("what was told is kept");
-            let items = results.expect("it has ended").items;
+            let (_, results) =
+                host.agents.batch_results(PRINCIPAL, id).await.expect("a reported batch is kept");
+            let items = results.expect("the batch has ended").items;
             assert_eq!(items.len(), ITEMS);
             let is_done = |outcome: &BatchOutcome| matches!(outcome, BatchOutcome::Done(_));
             assert!(items.iter().all(|item| is_done(&item.outcome)), "{items:?}");
@@ -228,12 +230,12 @@ impl Scenario for Batches {
         }
         let sessions = host.agents.sessions(&crate::Tenant::local(), "doer", None, 10).await.expect("listed");
         let of_items: Vec<_> = sessions.iter().filter(|session| session.id.starts_with("batch-")).collect();
-        // All of a batch or nothing; one of which nobody was told may be there or not.
+        // All items of a batch exist or none; a batch that was never reported may exist or not.
         let is_known = matches!(told.turns, Some(Some(_)));
         assert!(of_items.len() == ITEMS || of_items.is_empty() && !is_known, "{sessions:?}");
         for session in &of_items {
             assert_eq!(session.turns, 1);
-            let exported = host.agents.export_session("doer", &session.id).await.expect("it is there");
+            let exported = host.agents.export_session("doer", &session.id).await.expect("the session exists");
             assert_eq!(exported.state["n"].len(), 1);
             interrupted += usize::from(exported.state.contains_key("i"));
         }
@@ -243,10 +245,10 @@ impl Scenario for Batches {
             assert_eq!((event.pending, event.dead), (0, 0), "{event:?}");
             told_ends += usize::from(event.topic.ends_with(".succeeded"));
         }
-        assert!(told_ends >= batches, "{told_ends} ends were told of {batches}");
+        assert!(told_ends >= batches, "{told_ends} ends of {batches} batches were published");
         let kept = host.store().count("SELECT COUNT(*) FROM batches").await.expect("counted");
-        assert_eq!(kept, told_ends as i64, "each end is told once");
-        // The events that were told did something as well.
+        assert_eq!(kept, told_ends as i64, "each end is published once");
+        // The published events caused actions as well.
         let in_session = host.agents.export_session("doer", "b").await;
         interrupted + in_session.map_or(0, |one| one.state.get("i").map_or(0, Vec::len))
     }

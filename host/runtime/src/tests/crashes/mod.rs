@@ -1,10 +1,11 @@
-//! Every write is once the last one: each scenario is cut off at each of its writes, as a kill cuts a process off, and a
-//! new host goes on with what the file holds.
+//! Crash tests: each scenario is interrupted at each of its writes, as when a process is killed,
+//! and a new host continues with what the file holds.
 //!
-//! A host lives in a runtime of its own. At the chosen write its store stops for ever, either before the commit or after
-//! it and before anybody hears of it; the files are copied as they lie there, what is in memory is thrown away, and the
-//! next host starts on the copy. Its clients begin anew and ask for everything again, as clients do that lost their
-//! connection. What was done is counted by servers outside of the host.
+//! Each host runs in a separate runtime. At the chosen write its store stops forever, either before
+//! the commit, or after it but before anybody is informed. The files are copied as they are,
+//! everything in memory is discarded, and the next host starts on the copy. Clients start over and
+//! repeat all requests, as clients do that lost their connection. Effects are counted by servers
+//! outside of the host.
 
 mod deliveries;
 mod models;
@@ -16,23 +17,23 @@ use super::{
     fixture::{Host, tiny_engine},
     outside::Outside,
 };
-use crate::{Clock, RuntimeOptions, capability::log::now_ms};
+use crate::{Clock, RuntimeOptions, clock::now_ms};
 use skep_engine::ModelSet;
 use skep_store::{Durability, Fault, Faults, Moment, Store};
 use std::{fs, future::Future, path::Path, pin::pin, time::Duration};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-/// A life of a host that takes longer hangs.
+/// Time after which a host's life counts as hung.
 const LIFE: Duration = Duration::from_secs(150);
-/// Between two looks at something that goes on by itself.
+/// Interval between two checks of a background process.
 const LOOK: Duration = Duration::from_millis(3);
-/// After every second kind of crash the next host is cut off as well, at one of its first writes.
+/// After every second crash, the next host is interrupted as well, at one of its first writes.
 const WRITES_OF_A_RESTART: u32 = 6;
 
-/// Something that clients do, and what must come of it.
+/// The actions of clients, and the expected result.
 trait Scenario {
-    /// What its clients were told, which outlives the host.
+    /// The responses that clients have received. They outlive the host.
     type Told: Default;
 
     fn outside(&self) -> &Outside;
@@ -41,40 +42,42 @@ trait Scenario {
         self.outside().options()
     }
 
-    /// Before there are any crashes.
+    /// Prepares a host before there are any crashes.
     async fn prepare(&self, host: &Host);
 
-    /// Everything that the clients do, until they are told that all of it is done. After a crash they begin anew.
+    /// Performs all actions of the clients, until they are told that everything is done. After a
+    /// crash they start over.
     async fn act(&self, host: &Host, clock: &Clock, told: &mut Self::Told);
 
-    /// Nothing goes on any more. How many effects were told as interrupted, each of which may have been made or not.
+    /// Checks the result after everything has settled. Returns how many effects were reported as
+    /// interrupted, each of which may or may not have happened.
     async fn check(&self, host: &Host, told: &Self::Told) -> usize;
 }
 
-/// What a scenario went through.
+/// Statistics of a scenario.
 #[derive(Debug, Default)]
 struct Tally {
     crashes: u32,
-    /// Rounds in which something was told as interrupted.
+    /// Rounds in which something was reported as interrupted.
     interrupted: u32,
 }
 
-/// When a host is cut off.
+/// The point at which a host is interrupted.
 #[derive(Clone, Copy, Debug)]
 struct Crash {
     moment: Moment,
-    /// Counted in transactions, from 1.
+    /// Number of the transaction, starting at 1.
     number: u32,
 }
 
 enum Life<T> {
-    /// It went on to its end.
+    /// The host ran to completion.
     Whole(T),
-    /// This is what it left on the disk.
+    /// The host was interrupted and left this on the disk.
     Cut(TempDir),
 }
 
-/// Cuts the scenario off at each of its writes, in both ways.
+/// Interrupts the scenario at each of its writes, before and after the commit.
 fn cut_off_at_every_write(scenario: &impl Scenario) -> Tally {
     let models = ModelSet::new(tiny_engine("tiny"));
     let prepared = tempfile::tempdir().expect("a temporary folder");
@@ -83,18 +86,18 @@ fn cut_off_at_every_write(scenario: &impl Scenario) -> Tally {
         host.agents.drain(Duration::ZERO).await;
         host.store().close().await;
     });
-    assert!(matches!(life, Life::Whole(())), "nobody cut it off");
+    assert!(matches!(life, Life::Whole(())), "the host was not interrupted");
     let mut tally = Tally::default();
     for moment in [Moment::Commit, Moment::Committed] {
         for number in 1.. {
-            // The last line that a failed test shows is where it failed.
+            // The last such line of a failed test shows where it failed.
             eprintln!("{moment:?} {number}");
             let again = Crash { moment, number: 1 + number % WRITES_OF_A_RESTART };
             let again = (moment == Moment::Committed).then_some(again);
             let crashes: Vec<_> = [Some(Crash { moment, number }), again].into_iter().flatten().collect();
             let (cut, interrupted) = round(scenario, &models, prepared.path(), &crashes);
             if cut == 0 {
-                assert_eq!(interrupted, 0, "nothing was cut off");
+                assert_eq!(interrupted, 0, "no host was interrupted");
                 break;
             }
             tally.crashes += cut;
@@ -105,7 +108,8 @@ fn cut_off_at_every_write(scenario: &impl Scenario) -> Tally {
     tally
 }
 
-/// One host after the other, each cut off but the last one. How many were, and what was told as interrupted.
+/// Runs one host after the other, interrupting all but the last. Returns how many were interrupted,
+/// and how many effects were reported as interrupted.
 fn round<S: Scenario>(scenario: &S, models: &ModelSet, prepared: &Path, crashes: &[Crash]) -> (u32, usize) {
     scenario.outside().forget();
     let (clock, mut told) = (Clock::at(now_ms()), S::Told::default());
@@ -123,10 +127,10 @@ fn round<S: Scenario>(scenario: &S, models: &ModelSet, prepared: &Path, crashes:
             Life::Cut(left) => folder = left,
         }
     }
-    unreachable!("the last one is not cut off")
+    unreachable!("the last host is not interrupted")
 }
 
-/// One life of a host.
+/// Runs one host until it completes or is interrupted.
 fn live<T>(
     folder: &Path,
     models: &ModelSet,
@@ -142,7 +146,7 @@ fn live<T>(
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let life = runtime.block_on(async {
-        let store = Store::open(&folder.join("skep.db"), Durability::Process).await.expect("it opens");
+        let store = Store::open(&folder.join("skep.db"), Durability::Process).await.expect("the database opens");
         let store = store.in_small_pieces();
         store.faults().separate_writes();
         let crashed = crash.map(|crash| crash.arm(store.faults()));
@@ -152,17 +156,17 @@ fn live<T>(
         });
         let mut crashed = pin!(async {
             match crashed {
-                Some(crashed) => crashed.await.expect("the store says so, or goes on"),
+                Some(crashed) => crashed.await.expect("the store reports the crash or continues"),
                 None => std::future::pending().await,
             }
         });
         tokio::select! {
             biased;
             () = &mut crashed => Life::Cut(copy_of(folder)),
-            ended = tokio::time::timeout(LIFE, &mut living) => Life::Whole(ended.expect("it comes to its end")),
+            ended = tokio::time::timeout(LIFE, &mut living) => Life::Whole(ended.expect("the scenario completes in time")),
         }
     });
-    // Nothing of it runs after this.
+    // Nothing of the host runs after this.
     runtime.shutdown_timeout(LIFE);
     life
 }
@@ -176,7 +180,7 @@ impl Crash {
             if left > 0 {
                 return None;
             }
-            // Whoever waits for it is there until then.
+            // The receiver exists until then.
             let _ = cut.take()?.send(());
             Some(Fault::Ends)
         });
@@ -184,7 +188,7 @@ impl Crash {
     }
 }
 
-/// Resolves when nothing is open and nothing on its way.
+/// Resolves when nothing is open or in flight.
 async fn settled(host: &Host, clock: &Clock) {
     const UNDER_WAY: &str = "SELECT (SELECT COUNT(*) FROM turns WHERE ended_at_ms IS NULL)
         + (SELECT COUNT(*) FROM schedules WHERE state IN (1, 2))
@@ -192,7 +196,7 @@ async fn settled(host: &Host, clock: &Clock) {
         + (SELECT COUNT(*) FROM batches WHERE ended_at_ms IS NULL)";
     eventually(async || {
         if host.store().count("SELECT COUNT(*) FROM deliveries WHERE state = 0").await.expect("counted") > 0 {
-            // What was put off is due.
+            // Postponed deliveries become due.
             clock.advance(500);
         }
         host.store().count(UNDER_WAY).await.expect("counted") == 0
@@ -200,14 +204,14 @@ async fn settled(host: &Host, clock: &Clock) {
     .await;
 }
 
-/// Looks until it is so. The life of a host is bounded; this is not.
+/// Polls until the condition holds. The host's life is bounded, but this wait is not.
 async fn eventually(mut is_so: impl AsyncFnMut() -> bool) {
     while !is_so().await {
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// The same, for what somebody waits for beside something else.
+/// Polls repeatedly while waiting for another future.
 async fn beside<T>(one: impl Future<Output = T>, mut other: impl AsyncFnMut()) -> T {
     let mut one = pin!(one);
     loop {
@@ -219,7 +223,7 @@ async fn beside<T>(one: impl Future<Output = T>, mut other: impl AsyncFnMut()) -
     }
 }
 
-/// All files as they lie there, but what only the living share.
+/// Copies all files as they are, except those that only a running process uses.
 fn copy_of(folder: &Path) -> TempDir {
     let copy = tempfile::tempdir().expect("a temporary folder");
     copy_into(folder, copy.path());
@@ -229,7 +233,7 @@ fn copy_of(folder: &Path) -> TempDir {
 fn copy_into(folder: &Path, copy: &Path) {
     for entry in fs::read_dir(folder).expect("readable") {
         let path = entry.expect("readable").path();
-        let to = copy.join(path.file_name().expect("it has a name"));
+        let to = copy.join(path.file_name().expect("the entry has a name"));
         if path.is_dir() {
             fs::create_dir(&to).expect("writable");
             copy_into(&path, &to);

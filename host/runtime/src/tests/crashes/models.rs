@@ -1,4 +1,4 @@
-//! A host is cut off in a turn, and the next one has another model under the same name.
+//! Crash tests in which the next host has another model under the same name.
 
 use super::{Crash, Life, copy_of, live};
 use crate::{
@@ -12,12 +12,14 @@ use crate::{
 use skep_engine::ModelSet;
 use skep_store::Moment;
 
-/// [`talker`] that replies with the error if its last generation fails; `first` are instructions before that.
+/// Returns a [`talker`] that replies with the error if its last generation fails. `first` are
+/// instructions before that.
 fn teller(first: &str) -> Guest {
     let talker = talker();
     let failed = "(if (i32.load8_u (i32.const 2048)) (then unreachable))";
-    let (before, after) = talker.on_message.split_once(failed).expect("it looks whether it failed");
-    let (before, generate) = before.split_once("(call $generate (i32.const 1024)").expect("it generates");
+    let (before, after) = talker.on_message.split_once(failed).expect("the guest checks for failure");
+    let (before, generate) =
+        before.split_once("(call $generate (i32.const 1024)").expect("the guest generates");
     let on_message = format!(
         r#"{before} {first} (call $generate (i32.const 1024) {generate}
         (if (i32.load8_u (i32.const 2048))
@@ -29,8 +31,8 @@ fn teller(first: &str) -> Guest {
     Guest { on_message: on_message.leak(), ..talker }
 }
 
-/// Cuts a turn of the guest off after each of its writes, and gives what it says on the host with the other model, with the
-/// number of its messages and whether the conversation has tokens.
+/// Interrupts a turn of the guest after each of its writes. Returns, for the host with the other
+/// model, the turn's result, the number of its messages, and whether the conversation has tokens.
 fn exchanged_at_every_write(guest: &Guest) -> Vec<(Result<String, String>, usize, bool)> {
     let keyed = || Invocation { idempotency_key: Some("k".into()), ..invocation("talk", "s", QUESTION) };
     let (model, other) = (ModelSet::new(tiny_engine("tiny")), ModelSet::new(permuted_engine("tiny")));
@@ -45,7 +47,7 @@ fn exchanged_at_every_write(guest: &Guest) -> Vec<(Result<String, String>, usize
         let crash = Crash { moment: Moment::Committed, number };
         let folder = copy_of(prepared.path());
         let life = live(folder.path(), &model, RuntimeOptions::default(), Some(crash), async |host| {
-            host.agents.invoke(keyed()).await.expect("taken").outcome().await.expect("it goes well");
+            host.agents.invoke(keyed()).await.expect("taken").outcome().await.expect("the turn succeeds");
         });
         let Life::Cut(left) = life else { break };
         let life = live(left.path(), &other, RuntimeOptions::default(), None, async |host: &Host| {
@@ -53,11 +55,11 @@ fn exchanged_at_every_write(guest: &Guest) -> Vec<(Result<String, String>, usize
             let text = ended.map(|outcome| outcome.text).map_err(|error| error.code().to_owned());
             let (mut messages, mut has_tokens) = (0, false);
             if text.is_ok() {
-                let exported = host.agents.export_session("talk", "s").await.expect("it is there");
+                let exported = host.agents.export_session("talk", "s").await.expect("the session exists");
                 let transcript = &exported.conversations[0].transcript;
                 (messages, has_tokens) = (transcript.messages().len(), !transcript.tokens().is_empty());
             }
-            // The session goes on in any case.
+            // The session must stay usable in any case.
             host.answer("talk", "s", QUESTION).await;
             check_tokens(host, "talk").await;
             (text, messages, has_tokens)
@@ -69,7 +71,7 @@ fn exchanged_at_every_write(guest: &Guest) -> Vec<(Result<String, String>, usize
 }
 
 #[test]
-fn a_generation_under_which_the_model_was_exchanged_is_interrupted() {
+fn a_generation_is_interrupted_when_its_model_was_replaced() {
     let said = exchanged_at_every_write(&teller(""));
     let interrupted = said.iter().filter(|(text, messages, _)| {
         text.as_ref().is_ok_and(|text| text.starts_with("interrupted: the model tiny was replaced"))
@@ -79,8 +81,8 @@ fn a_generation_under_which_the_model_was_exchanged_is_interrupted() {
 }
 
 #[test]
-fn an_answer_of_the_exchanged_model_stays_in_the_conversation_as_text() {
-    // Four tokens first.
+fn an_answer_of_a_replaced_model_is_kept_as_text() {
+    // Generates four tokens first.
     let first = r#"
         (i32.store offset=84 (i32.const 1024) (i32.const 4))
         (call $generate (i32.const 1024) (i32.const 2048))

@@ -1,4 +1,5 @@
-//! Sessions that are copied, imported, deleted and expire, in more pieces than one.
+//! Crash tests of session operations that take several transactions: copies, imports, deletions and
+//! expiry.
 
 use super::{
     super::{fixture::Host, guest::counter, outside::Outside},
@@ -7,7 +8,7 @@ use super::{
 use crate::{Clock, PortableSession, SessionSummary};
 use std::collections::BTreeMap;
 
-/// More than go into a database at once.
+/// More entries than are written in one transaction.
 const KEYS: usize = 1_200;
 const HOUR_MS: u64 = 3_600_000;
 
@@ -17,25 +18,25 @@ fn exported(id: &str, value: &[u8]) -> PortableSession {
     PortableSession { summary, state, conversations: Vec::new() }
 }
 
-/// All of it, or nothing.
+/// Returns the value of the session's state, which must be complete or absent.
 async fn value_of(host: &Host, session: &str) -> Option<Vec<u8>> {
     let found = host.agents.export_session("count", session).await.ok()?;
-    assert_eq!((found.summary.turns, found.state.len()), (7, KEYS), "{session} is torn");
+    assert_eq!((found.summary.turns, found.state.len()), (7, KEYS), "{session} is incomplete");
     let value = found.state.values().next().expect("more than one").clone();
-    assert!(found.state.values().all(|other| *other == value), "{session} is torn");
+    assert!(found.state.values().all(|other| *other == value), "{session} is inconsistent");
     Some(value)
 }
 
-/// Nothing of these is left.
+/// Checks that no rows of interrupted operations are left.
 async fn nothing_is_half_done(host: &Host) {
     let left =
         "SELECT (SELECT COUNT(*) FROM erasures) + (SELECT COUNT(*) FROM sessions WHERE session IS NULL)
         + (SELECT COUNT(*) FROM state WHERE session NOT IN (SELECT key FROM sessions))
         + (SELECT COUNT(*) FROM agents WHERE deleted)";
-    assert_eq!(host.store().count(left).await.expect("counted"), 0, "rows that nobody sees are left");
+    assert_eq!(host.store().count(left).await.expect("counted"), 0, "invisible rows are left");
 }
 
-/// What is done to a session.
+/// An operation on a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
     Fork,
@@ -59,7 +60,7 @@ impl Change {
 }
 
 impl Scenario for Change {
-    /// Whether it was told that it is done.
+    /// Whether the client was told that the operation is done.
     type Told = bool;
 
     fn outside(&self) -> &Outside {
@@ -72,7 +73,7 @@ impl Scenario for Change {
             host.agents
                 .import_session("count", exported("s", b"old"), false)
                 .await
-                .expect("there is none yet");
+                .expect("the session does not exist yet");
         }
     }
 
@@ -84,7 +85,7 @@ impl Scenario for Change {
             Deed::Replace => agents.import_session("count", exported("s", b"new"), true).await.map(drop),
             Deed::Delete => agents.delete_session("count", "s").await,
             Deed::Expire => {
-                let now_ms = crate::capability::log::now_ms();
+                let now_ms = crate::clock::now_ms();
                 agents.expire_sessions(now_ms + 2 * HOUR_MS).await.map(drop)
             }
             Deed::DeleteAgent => agents.delete("count").await,

@@ -1,4 +1,4 @@
-//! Messages, and what turns do with tools, servers, other agents and people.
+//! Crash tests of messages, and of turns that use tools, servers, other agents and approvals.
 
 use super::{
     super::{
@@ -17,13 +17,13 @@ use std::collections::BTreeSet;
 
 /// Sends a message under its key, and waits for its outcome.
 async fn ask(host: &Host, message: Invocation) -> Outcome {
-    host.agents.invoke(message).await.expect("taken").outcome().await.expect("goes well")
+    host.agents.invoke(message).await.expect("taken").outcome().await.expect("the turn succeeds")
 }
 
-/// A message whose turn does something outside.
+/// A message whose turn acts outside of the host.
 struct Message {
     outside: Outside,
-    /// Without one, a client that sends it again has it done again.
+    /// Without a key, a client that sends the message again causes the action again.
     has_key: bool,
 }
 
@@ -45,7 +45,7 @@ impl Scenario for Message {
 
     async fn check(&self, host: &Host, told: &Self::Told) -> usize {
         let interrupted = did(host, &self.outside, "s", "/message", 1).await;
-        let session = host.agents.session("doer", "s").await.expect("it is there");
+        let session = host.agents.session("doer", "s").await.expect("the session exists");
         assert_eq!((session.summary.turns, told.as_ref().map(|outcome| outcome.turn)), (1, Some(1)));
         interrupted
     }
@@ -58,12 +58,12 @@ fn a_message_and_its_post_survive_every_crash() {
 }
 
 #[test]
-#[should_panic(expected = "what is done is committed once")]
-fn what_is_done_twice_is_seen() {
+#[should_panic(expected = "every action is committed once")]
+fn repeated_actions_are_detected() {
     cut_off_at_every_write(&Message { outside: Outside::start(), has_key: false });
 }
 
-/// A message without a key: a client that was told nothing does not send it again.
+/// A message without a key, which a client that received no response does not send again.
 struct Unsure {
     outside: Outside,
     detached: bool,
@@ -94,15 +94,15 @@ impl Scenario for Unsure {
                 let message = Invocation { detached: self.detached, ..invocation("doer", "s", "post") };
                 host.agents.invoke(message).await.expect("taken")
             }
-            Some(id) => host.agents.follow("doer", "s", id).await.expect("whoever knows it finds it"),
+            Some(id) => host.agents.follow("doer", "s", id).await.expect("a reported turn can be followed"),
             None => return,
         };
         if self.detached {
             told.turn_id = Some(handle.turn_id().to_owned());
         }
         while let Some(event) = handle.next().await {
-            let event = event.expect("goes well");
-            // It is durable when anybody hears of it.
+            let event = event.expect("the turn succeeds");
+            // The turn is durable by the time anybody sees an event.
             told.turn_id = Some(handle.turn_id().to_owned());
             told.is_done = matches!(event, RunEvent::Done(_));
         }
@@ -110,8 +110,8 @@ impl Scenario for Unsure {
 
     async fn check(&self, host: &Host, told: &Sent) -> usize {
         let Ok(session) = host.agents.session("doer", "s").await else {
-            assert!(told.turn_id.is_none(), "what was accepted is lost");
-            assert_eq!(self.outside.count("/message"), 0, "nothing is done of what is not accepted");
+            assert!(told.turn_id.is_none(), "an accepted message is lost");
+            assert_eq!(self.outside.count("/message"), 0, "a message that was not accepted has no effects");
             return 0;
         };
         assert!(told.is_done || told.turn_id.is_none());
@@ -121,7 +121,7 @@ impl Scenario for Unsure {
 }
 
 #[test]
-fn a_message_without_a_key_is_done_once_or_never_told() {
+fn a_message_without_a_key_is_handled_once_or_never_reported() {
     let scenario = |detached| Unsure { outside: Outside::start(), detached };
     for detached in [false, true] {
         let tally = cut_off_at_every_write(&scenario(detached));
@@ -129,11 +129,11 @@ fn a_message_without_a_key_is_done_once_or_never_told() {
     }
 }
 
-/// A generation in a conversation, whose events a client reads.
+/// A generation in a conversation whose events a client reads.
 struct Generation(Outside);
 
 impl Scenario for Generation {
-    /// The events that were told last, with their numbers.
+    /// The events that the client received last, with their numbers.
     type Told = Vec<(u64, RunEvent)>;
 
     fn outside(&self) -> &Outside {
@@ -148,9 +148,9 @@ impl Scenario for Generation {
         let mut handle = host.agents.invoke(keyed("chat", "s", "hello")).await.expect("taken");
         for number in 0.. {
             let Some(event) = handle.next().await else { break };
-            let event = (handle.last_id().expect("a number"), event.expect("goes well"));
+            let event = (handle.last_id().expect("a number"), event.expect("the turn succeeds"));
             match told.get(number) {
-                Some(known) => assert_eq!(*known, event, "what was told is not taken back"),
+                Some(known) => assert_eq!(*known, event, "received events do not change"),
                 None => told.push(event),
             }
         }
@@ -166,7 +166,7 @@ impl Scenario for Generation {
             })
             .collect();
         assert_eq!(said, outcome.text);
-        let session = host.agents.session("chat", "s").await.expect("it is there");
+        let session = host.agents.session("chat", "s").await.expect("the session exists");
         assert_eq!((session.summary.turns, session.messages.len()), (1, 2));
         assert_eq!(session.messages[1].content, outcome.text);
         0
@@ -174,23 +174,23 @@ impl Scenario for Generation {
 }
 
 #[test]
-fn a_generation_goes_on_after_every_crash_as_it_was_told() {
+fn a_generation_resumes_consistently_after_every_crash() {
     let tally = cut_off_at_every_write(&Generation(Outside::start()));
     assert!(tally.crashes > 9, "{tally:?}");
 }
 
-/// A call of a tool, after which the desk answers with the result or with what went wrong.
+/// A tool call, after which the desk replies with the result or the error.
 struct ToolCall {
     outside: Outside,
     tool: &'static str,
-    /// A person decides about it.
+    /// Whether the call requires approval.
     asks: bool,
 }
 
 #[derive(Default)]
 struct Called {
     outcome: Option<Outcome>,
-    /// The questions that people were asked.
+    /// The approvals that people were asked for.
     asked: BTreeSet<String>,
 }
 
@@ -221,7 +221,7 @@ impl Scenario for ToolCall {
             for waiting in host.agents.approvals(None, 10).await.expect("listed") {
                 assert!(self.asks, "{waiting:?}");
                 asked.insert(waiting.id.clone());
-                // It may be decided, or gone with its turn, by now.
+                // The approval may have been decided by now, or removed with its turn.
                 let _ = host.agents.decide(&waiting.id, true, None, "ann").await;
             }
         });
@@ -232,18 +232,22 @@ impl Scenario for ToolCall {
         let outcome = told.outcome.as_ref().expect("told");
         assert_eq!(told.asked.len(), usize::from(self.asks), "{:?}", told.asked);
         assert!(host.agents.approvals(None, 10).await.expect("listed").is_empty());
-        let session = host.agents.session("desk", "s").await.expect("it is there");
+        let session = host.agents.session("desk", "s").await.expect("the session exists");
         assert_eq!(session.summary.turns, 1);
         if self.tool.starts_with("agent:") {
             assert_eq!(outcome.text, r#"{"id":1}"#);
-            let session = host.agents.session("doer", "desk~s").await.expect("it is there");
+            let session = host.agents.session("doer", "desk~s").await.expect("the session exists");
             assert_eq!(session.summary.turns, 1);
             return did(host, &self.outside, "desk~s", "/tool", 1).await;
         }
         let is_interrupted = outcome.text.contains("check whether the tool did its work");
         assert!(is_interrupted || outcome.text == r#"{"id":1}"#, "{outcome:?}");
         let paid = self.outside.paid();
-        assert!(paid == 1 || paid == 0 && is_interrupted, "{paid} payments, and told {:?}", outcome.text);
+        assert!(
+            paid == 1 || paid == 0 && is_interrupted,
+            "{paid} payments, and the reply {:?}",
+            outcome.text
+        );
         usize::from(is_interrupted)
     }
 }
@@ -255,7 +259,7 @@ fn a_call_of_another_agents_tool_survives_every_crash() {
 }
 
 #[test]
-fn a_call_of_a_server_of_tools_survives_every_crash() {
+fn a_call_of_a_tool_server_survives_every_crash() {
     let tally = ToolCall::test("mcp:bank/pay", false);
     assert!(tally.crashes > 9 && tally.interrupted > 0, "{tally:?}");
 }
@@ -296,18 +300,19 @@ impl Scenario for Fetch {
         let (told, came) = (told.as_ref().expect("told"), self.0.count("/order"));
         let is_interrupted = told.contains("it is unknown whether the server acted on it");
         assert!(is_interrupted || told.contains("\"text\":\"well\""), "{told}");
-        assert!(came == 1 || came == 0 && is_interrupted, "{came} came, and told {told}");
+        assert!(came == 1 || came == 0 && is_interrupted, "{came} requests arrived, and the reply is {told}");
         usize::from(is_interrupted)
     }
 }
 
 #[test]
-fn a_request_of_a_model_survives_every_crash() {
+fn a_fetch_tool_call_survives_every_crash() {
     let tally = cut_off_at_every_write(&Fetch(Outside::start()));
     assert!(tally.crashes > 9 && tally.interrupted > 0, "{tally:?}");
 }
 
-/// A turn that is cancelled by its name while it waits for a person: afterwards nothing of it is there, and nothing was done.
+/// A turn that is cancelled while it waits for a person. Afterwards nothing of it is left, and
+/// nothing was done.
 struct Cancelled(Outside);
 
 impl Scenario for Cancelled {
@@ -337,7 +342,7 @@ impl Scenario for Cancelled {
         };
         let asked = async || !host.agents.approvals(None, 10).await.expect("listed").is_empty();
         eventually(async || asked().await || is_over().await).await;
-        host.agents.cancel_turn("desk", "s", &id).await.expect("it is there");
+        host.agents.cancel_turn("desk", "s", &id).await.expect("the turn exists");
         eventually(is_over).await;
     }
 

@@ -1,4 +1,4 @@
-//! Versions of an agent that come into force, with what their manifests say.
+//! Crash tests of deployments and rollbacks, with the schedules of their manifests.
 
 use super::{
     super::{fixture::Host, guest::Guest, outside::Outside, waker::waker},
@@ -6,10 +6,10 @@ use super::{
 };
 use crate::{Clock, Manifest};
 
-/// What the first and the second version say when they describe themselves, so that their components are two.
+/// Descriptions of the two versions, which make their components differ.
 const DESCRIBE: [&str; 2] = ["nop", "nop nop"];
 
-/// The manifest of a version: its schedule has the version's number.
+/// Returns the manifest of a version. The name of its schedule has the version's number.
 fn manifest(version: usize) -> Manifest {
     let schedule = format!("[[schedule]]\nname = \"v{version}\"\nevery = \"1h\"\nsession = \"s\"");
     Manifest::from_toml(&format!("name = \"w\"\n{schedule}")).expect("valid")
@@ -19,7 +19,7 @@ fn component(version: usize) -> Vec<u8> {
     Guest { describe: DESCRIBE[version - 1], ..waker() }.component()
 }
 
-/// A second version is deployed, or the first one put back.
+/// Deploys a second version, or rolls back to the first one.
 struct Change {
     outside: Outside,
     puts_back: bool,
@@ -44,26 +44,27 @@ impl Scenario for Change {
             true => host.agents.rollback("w", Some(1)).await,
             false => host.agents.deploy(manifest(2), component(2), "ann").await,
         };
-        assert_eq!(summary.expect("goes well").version, if self.puts_back { 1 } else { 2 });
+        assert_eq!(summary.expect("the call succeeds").version, if self.puts_back { 1 } else { 2 });
     }
 
     async fn check(&self, host: &Host, (): &()) -> usize {
         let expected = if self.puts_back { 1 } else { 2 };
         assert_eq!(consistent(host).await, expected);
-        let versions = host.agents.versions("w").await.expect("it is there");
-        assert_eq!(versions.len(), 2, "what is deployed again is no new version: {versions:?}");
+        let versions = host.agents.versions("w").await.expect("the agent exists");
+        assert_eq!(versions.len(), 2, "a repeated deployment does not create a version: {versions:?}");
         0
     }
 }
 
-/// One version is in force as a whole: with its schedules, and so that it can be called. Which one it is.
+/// Checks that exactly one version is active with its schedules and can be called, and returns its
+/// number.
 async fn consistent(host: &Host) -> u64 {
     assert!(host.agents.failed_agents().is_empty(), "{:?}", host.agents.failed_agents());
-    let versions = host.agents.versions("w").await.expect("it is there");
+    let versions = host.agents.versions("w").await.expect("the agent exists");
     let in_force: Vec<u64> =
         versions.iter().filter(|version| version.is_in_force).map(|version| version.version).collect();
     let [version] = in_force[..] else { panic!("{versions:?}") };
-    assert_eq!(host.agents.agent("w").expect("it can be called").summary.version, version);
+    assert_eq!(host.agents.agent("w").expect("the agent can be called").summary.version, version);
     let schedules = host.agents.schedules(None, 10).await.expect("listed");
     let names: Vec<&str> = schedules.iter().map(|schedule| schedule.name.as_str()).collect();
     assert_eq!(names, [format!("v{version}")]);

@@ -89,8 +89,8 @@ impl RoundReport {
         let Self { prompt_tokens, cached_tokens, cached_share, output_tokens, .. } = self;
         let of_output = [
             ("forced", self.forced_tokens),
-            ("drafts accepted", self.accepted_tokens),
-            ("drafts rejected", self.rejected_tokens),
+            ("draft tokens accepted", self.accepted_tokens),
+            ("draft tokens rejected", self.rejected_tokens),
         ];
         let of_output =
             of_output.iter().filter_map(|(what, tokens)| Some(format!(", {} {what}", (*tokens)?)));

@@ -59,7 +59,7 @@ pub(super) struct Prefill {
 
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Decode {
-    /// For all sequences together.
+    /// Rate of all sequences together.
     pub tok_per_s: f64,
     pub ms_per_step: f64,
     /// Weights, keys and values.

@@ -39,7 +39,7 @@ pub(super) struct Suite {
     date: String,
     device: String,
     command: String,
-    /// For the large model in BF16.
+    /// Load of the large model in BF16.
     load: Load,
     memory: MemoryPlan,
     ceilings: Rates,

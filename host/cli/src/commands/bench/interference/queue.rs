@@ -26,7 +26,7 @@ struct Report {
     rounds: u16,
     empty_queue: Gaps,
     full_queue: Gaps,
-    /// Ratio of a full queue to an empty one.
+    /// Ratio of the value with a full queue to the value with an empty one.
     p99_ratio: f64,
     p50_ratio: f64,
     queued_answers: u64,

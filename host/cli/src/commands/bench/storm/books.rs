@@ -19,7 +19,7 @@ pub enum Told {
     Unsure,
 }
 
-/// Where an effect is counted.
+/// The place where an effect is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Effect,
@@ -34,7 +34,7 @@ struct Order {
     id: String,
     told: Told,
     place: Place,
-    /// How often the effect was found by looking at the host.
+    /// Number of times that the effect was found by looking at the host.
     seen: usize,
 }
 

@@ -59,7 +59,7 @@ impl Group {
     }
 }
 
-/// How the examples of a case write JSON.
+/// Format of the JSON in the examples of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Spelling {

@@ -12,7 +12,7 @@ use super::comparison::{Change, compare};
 use super::ours::Pair;
 use crate::commands::out;
 
-/// How many more right answers a peer may have in total before `--check` fails.
+/// Number of additional right answers that a peer may have in total before `--check` fails.
 const PEER_SLACK: usize = 3;
 
 #[derive(Debug, Serialize)]

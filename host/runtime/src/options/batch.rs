@@ -13,7 +13,7 @@ pub struct BatchOptions {
     pub max_stored_bytes: u64,
     /// Maximum number of stored batches, including those that ended.
     pub max_batches: u64,
-    /// How long the results of a batch are kept.
+    /// Retention of the results of a batch.
     pub retention: Duration,
     /// An item fails permanently after this many failed attempts.
     pub max_attempts: u32,

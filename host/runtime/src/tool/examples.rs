@@ -4,10 +4,8 @@
 //! a tool, and in the schema of an output. Invariant: an example that a model sees validates against that schema, and has
 //! the spelling that real calls, results and answers have.
 
-use crate::{
-    Json,
-    tools::{Tool, check, validator},
-};
+use super::{Tool, check, validator};
+use crate::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, ser::Formatter};
 use skep_engine::chat::{ChatMessage, ToolCall};
@@ -159,7 +157,7 @@ impl Formatter for Spaced {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ToolDefinition, tools::Tool};
+    use crate::{ToolDefinition, tool::Tool};
     use serde_json::json;
     use skep_outbound::ToolHints;
 

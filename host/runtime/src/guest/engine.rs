@@ -2,7 +2,8 @@
 //!
 //! Two engines with different settings reject each other's compiled code, so there is exactly one constructor.
 
-use crate::{RuntimeError, RuntimeOptions, instance::OWN_OF_ALL_DEPTHS};
+use super::places::OWN_OF_ALL_DEPTHS;
+use crate::{RuntimeError, RuntimeOptions, limits::MEMORIES_PER_AGENT};
 use std::{
     sync::{
         Arc,
@@ -18,8 +19,6 @@ use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAlloc
 const IDLE_TICKS: u32 = 50;
 /// Interval at which a running guest yields to others and its limits are checked.
 const TICK: Duration = Duration::from_millis(1);
-/// Number of memories that one component may have; `memory_mb` limits their sum.
-pub(crate) const MEMORIES_PER_AGENT: u32 = 4;
 /// Stack space for host functions, in addition to what the guest may use.
 const HOST_STACK_BYTES: usize = 1_536 << 10;
 

@@ -1,31 +1,26 @@
 //! A turn of a plain WASI command: the message is its standard input, and its standard output is the reply.
 
-use super::{bounded, judge};
-use crate::{RuntimeError, capability::TurnContext, component::Deployed, engine::WasmEngine};
-use std::{sync::Arc, time::Instant};
+use super::{Code, bounded, judge};
+use crate::{RuntimeError, capability::TurnContext};
+use std::time::Instant;
 use wasmtime_wasi::I32Exit;
 
 /// Runs the command and returns what it printed, if it exits with status 0.
 pub(super) async fn run(
-    wasm: &WasmEngine,
-    agent: &Arc<Deployed>,
+    code: Code<'_>,
     deadline: Instant,
     stop: impl Future<Output = ()>,
     mut context: TurnContext,
     message: String,
 ) -> (Result<String, RuntimeError>, TurnContext) {
     context.as_command(message);
-    let limits = &agent.limits;
     let (ended, mut context) =
-        bounded(wasm, &agent.pre, limits, deadline, stop, context, async |agent, accessor| {
-            agent.run(accessor).await
-        })
-        .await;
+        bounded(code, deadline, stop, context, async |agent, accessor| agent.run(accessor).await).await;
     let status = match ended {
         Ok(Ok(result)) => Ok(i32::from(result.is_err())),
         Ok(Err(trap)) => match trap.downcast_ref() {
             Some(I32Exit(status)) => Ok(*status),
-            None => Err(judge(limits, &mut context, trap)),
+            None => Err(judge(code.limits, &mut context, trap)),
         },
         Err(stopped) => Err(stopped),
     };

@@ -3,16 +3,17 @@
 //! A schema that does not compile is an error at deployment, for the validator and for the decoder alike: nothing
 //! that is described to a model goes unchecked.
 
-use crate::{
-    Json, ToolDefinition,
-    bindings::types,
-    examples::{self, Example},
-};
+pub(crate) mod examples;
+
+use crate::{Json, ToolDefinition, bindings::types};
+use examples::Example;
 use serde_json::Value;
 use skep_engine::{Constraint, Dialect, Engine, SchemaValidator, chat::ToolSpec};
 use skep_outbound::ToolHints;
 use std::{sync::Arc, time::Duration};
 
+/// Maximum size of a call's arguments, whoever makes the call. They are parsed into values for validation.
+pub(crate) const MAX_ARGUMENT_BYTES: usize = 1 << 20;
 const MAX_TOOLS: usize = 128;
 const MAX_SCHEMA_BYTES: usize = 64 << 10;
 const MAX_DESCRIPTION_BYTES: usize = 16 << 10;

@@ -1,6 +1,6 @@
 //! Backtraces of traps: the functions in which a guest stopped, by the names that its component has kept.
 
-use crate::capability::log::cut;
+use crate::text::cut;
 use std::fmt::Write;
 use wasmtime::WasmBacktrace;
 

@@ -1,6 +1,12 @@
 //! The operator's settings for the runtime.
 
-use crate::{BatchOptions, Clock, Limits, ModelGrant, NewWebhook, ToolGrant, WaitingBytes};
+mod batch;
+mod waiting_bytes;
+
+pub use batch::BatchOptions;
+pub use waiting_bytes::WaitingBytes;
+
+use crate::{Clock, Limits, ModelGrant, NewWebhook, ToolGrant};
 use skep_outbound::{Origins, ToolServer};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 

@@ -30,6 +30,19 @@ fn is_control(character: char) -> bool {
     (character.is_control() && character != '\t') || turns_direction
 }
 
+/// Returns the first `bytes` of a text, or slightly fewer so that no character is split.
+pub(crate) fn cut(text: &str, bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes)]
+}
+
+/// Formats bytes as lowercase hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(64), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

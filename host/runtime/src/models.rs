@@ -1,21 +1,11 @@
-//! Model grants: an agent may generate with a model if its developer asked for it and the operator allows it.
+//! The models that an agent may generate with: those that its developer asked for and that the operator allows.
 //!
 //! An agent's own model, which is `model` in `agent.toml` or the host's default, counts as asked for. An operator who
 //! configures nothing allows only the host's default model.
 
-use crate::{
-    Manifest, RuntimeOptions, bindings::types::Error, capability::engine_error, component::Deployed,
-};
-use serde::{Deserialize, Serialize};
+use crate::{Manifest, ModelGrant, RuntimeOptions, agent::Agent, bindings::types::Error};
 use skep_engine::{Engine, ModelSet};
 use std::sync::Arc;
-
-const MAX_BYTES: usize = 256;
-
-/// An entry of `models` under `[grants]`: the name of a model, or `*` for all models.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct ModelGrant(String);
 
 /// The host's models, and the operator's ceiling on which of them agents may use.
 #[derive(Clone)]
@@ -24,35 +14,9 @@ pub(crate) struct GrantedModels {
     ceiling: Arc<Vec<ModelGrant>>,
 }
 
-impl ModelGrant {
-    fn covers(&self, model: &str) -> bool {
-        self.0 == "*" || self.0 == model
-    }
-}
-
-impl TryFrom<String> for ModelGrant {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Self, String> {
-        if (1..=MAX_BYTES).contains(&name.len()) {
-            return Ok(ModelGrant(name));
-        }
-        Err(format!(
-            "a model's name has 1 to {MAX_BYTES} bytes, not {}; `*` stands for all models",
-            name.len()
-        ))
-    }
-}
-
-impl From<ModelGrant> for String {
-    fn from(grant: ModelGrant) -> Self {
-        grant.0
-    }
-}
-
 impl GrantedModels {
     pub(crate) fn new(set: ModelSet, options: &RuntimeOptions) -> Self {
-        let default = || vec![ModelGrant(set.default_engine().info().name.clone())];
+        let default = || vec![ModelGrant::of(set.default_engine().info().name.clone())];
         let ceiling = Arc::new(options.granted_models.clone().unwrap_or_else(default));
         GrantedModels { set, ceiling }
     }
@@ -62,14 +26,14 @@ impl GrantedModels {
     }
 
     /// Returns the engine of a model that the agent may use; without a name, that of the agent's own model.
-    pub(crate) fn engine(&self, agent: &Deployed, model: Option<&str>) -> Result<Engine, Error> {
-        let engine = self.set.get(Some(model.unwrap_or(&agent.model))).map_err(engine_error)?;
+    pub(crate) fn engine(&self, agent: &Agent, model: Option<&str>) -> Result<Engine, Error> {
+        let engine = self.set.get(Some(model.unwrap_or(&agent.model))).map_err(Error::from)?;
         check(&agent.manifest, &agent.model, &self.ceiling, &engine.info().name).map_err(Error::Denied)?;
         Ok(engine)
     }
 
     /// Returns the engines of all models that the agent may use.
-    pub(crate) fn of<'a>(&'a self, agent: &'a Deployed) -> impl Iterator<Item = &'a Engine> {
+    pub(crate) fn of<'a>(&'a self, agent: &'a Agent) -> impl Iterator<Item = &'a Engine> {
         let may_use = |name: &str| check(&agent.manifest, &agent.model, &self.ceiling, name).is_ok();
         self.set.iter().filter(move |engine| may_use(&engine.info().name))
     }

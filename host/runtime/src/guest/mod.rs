@@ -6,24 +6,24 @@
 mod backtrace;
 mod command;
 mod cpu;
-mod limiter;
+mod engine;
+mod exports;
 mod places;
 mod verdict;
 
-pub(crate) use limiter::InstanceLimiter;
-pub(crate) use places::{InstancePlace, InstancePlaces, OWN_OF_ALL_DEPTHS};
-pub(crate) use verdict::LimitTrap;
+pub(crate) use engine::WasmEngine;
+pub(crate) use exports::AgentPre;
+pub(crate) use places::{InstancePlace, InstancePlaces};
 
 use crate::{
     Limits, RuntimeError,
     bindings::{handler, log::Level},
     capability::TurnContext,
-    component::Deployed,
-    engine::WasmEngine,
-    exports::{Agent, AgentPre},
+    limits::LimitTrap,
     session::{Entry, Reply},
 };
 use cpu::{CpuMeter, Metered};
+use exports::GuestInstance;
 use std::{sync::Arc, time::Instant};
 use verdict::Verdict;
 use wasmtime::{AsContextMut, Store, UpdateDeadline, component::Accessor};
@@ -33,15 +33,21 @@ const MAX_CALL_BYTES: usize = 32 << 20;
 /// Maximum number of resources, streams, futures and calls that a guest holds at once.
 const MAX_HANDLES: usize = 4_096;
 
+/// The code of a guest, and the limits under which it runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Code<'a> {
+    pub(crate) wasm: &'a WasmEngine,
+    pub(crate) pre: &'a AgentPre,
+    pub(crate) limits: &'a Limits,
+}
+
 /// Asks a component to describe itself.
 pub(crate) async fn describe(
-    wasm: &WasmEngine,
-    pre: &AgentPre,
-    limits: &Limits,
+    code: Code<'_>,
     context: TurnContext,
 ) -> (Result<handler::Description, RuntimeError>, TurnContext) {
-    let deadline = Instant::now() + std::time::Duration::from_millis(limits.turn_ms.into());
-    call(wasm, pre, limits, deadline, std::future::pending(), context, async |agent, accessor| {
+    let deadline = Instant::now() + std::time::Duration::from_millis(code.limits.turn_ms.into());
+    call(code, deadline, std::future::pending(), context, async |agent, accessor| {
         agent.describe(accessor).await
     })
     .await
@@ -49,21 +55,20 @@ pub(crate) async fn describe(
 
 /// Runs one turn until it finishes, its deadline passes or `stop` resolves.
 pub(crate) async fn take_turn(
-    wasm: &WasmEngine,
-    agent: &Arc<Deployed>,
+    code: Code<'_>,
     deadline: Instant,
     stop: impl Future<Output = ()>,
     context: TurnContext,
     entry: Entry,
 ) -> (Result<Reply, RuntimeError>, TurnContext) {
     let entry = match entry {
-        Entry::Message(message) if agent.pre.is_command() => {
-            let (ended, context) = command::run(wasm, agent, deadline, stop, context, message.text).await;
+        Entry::Message(message) if code.pre.is_command() => {
+            let (ended, context) = command::run(code, deadline, stop, context, message.text).await;
             return (ended.map(Reply::printed), context);
         }
         entry => entry,
     };
-    call(wasm, &agent.pre, &agent.limits, deadline, stop, context, async |agent, accessor| {
+    call(code, deadline, stop, context, async |agent, accessor| {
         Ok(match entry {
             Entry::Message(message) => agent.on_message(accessor, message).await?.into(),
             Entry::Alarm(alarm) => agent.on_alarm(accessor, alarm).await?.into(),
@@ -76,32 +81,29 @@ pub(crate) async fn take_turn(
 
 /// Creates an instance without calling any export. A start function is guest code, so the bounds of a turn apply to it.
 pub(crate) async fn instantiate(
-    wasm: &WasmEngine,
-    agent: &Arc<Deployed>,
+    code: Code<'_>,
     context: TurnContext,
 ) -> Result<Store<TurnContext>, RuntimeError> {
-    let (mut store, meter) = bounded_store(wasm, &agent.limits, context);
-    let _ticking = wasm.tick();
-    let deadline = Instant::now() + std::time::Duration::from_millis(agent.limits.turn_ms.into());
-    let made = Metered::new(agent.pre.instantiate(store.as_context_mut()), meter);
+    let (mut store, meter) = bounded_store(code, context);
+    let _ticking = code.wasm.tick();
+    let deadline = Instant::now() + std::time::Duration::from_millis(code.limits.turn_ms.into());
+    let made = Metered::new(code.pre.instantiate(store.as_context_mut()), meter);
     let made = tokio::time::timeout_at(deadline.into(), made).await;
     match made.map_err(|_elapsed| RuntimeError::DeadlineExceeded)? {
         Ok(_agent) => Ok(store),
-        Err(trap) => Err(judge(&agent.limits, store.data_mut(), trap)),
+        Err(trap) => Err(judge(code.limits, store.data_mut(), trap)),
     }
 }
 
 async fn call<R: Send + 'static>(
-    wasm: &WasmEngine,
-    pre: &AgentPre,
-    limits: &Limits,
+    code: Code<'_>,
     deadline: Instant,
     stop: impl Future<Output = ()>,
     context: TurnContext,
-    body: impl AsyncFnOnce(&Agent<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
+    body: impl AsyncFnOnce(&GuestInstance<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
 ) -> (Result<R, RuntimeError>, TurnContext) {
-    let (ended, mut context) = bounded(wasm, pre, limits, deadline, stop, context, body).await;
-    let result = ended.and_then(|ended| ended.map_err(|trap| judge(limits, &mut context, trap)));
+    let (ended, mut context) = bounded(code, deadline, stop, context, body).await;
+    let result = ended.and_then(|ended| ended.map_err(|trap| judge(code.limits, &mut context, trap)));
     (result, context)
 }
 
@@ -117,18 +119,16 @@ fn judge(limits: &Limits, context: &mut TurnContext, trap: wasmtime::Error) -> R
 
 /// Runs `body` on a new instance. The inner error says why the guest stopped, the outer one why the host stopped it.
 async fn bounded<R: Send + 'static>(
-    wasm: &WasmEngine,
-    pre: &AgentPre,
-    limits: &Limits,
+    code: Code<'_>,
     deadline: Instant,
     stop: impl Future<Output = ()>,
     context: TurnContext,
-    body: impl AsyncFnOnce(&Agent<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
+    body: impl AsyncFnOnce(&GuestInstance<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
 ) -> (Result<wasmtime::Result<R>, RuntimeError>, TurnContext) {
-    let (mut store, meter) = bounded_store(wasm, limits, context);
-    let ticking = wasm.tick();
+    let (mut store, meter) = bounded_store(code, context);
+    let ticking = code.wasm.tick();
     let run = async {
-        let agent = pre.instantiate(store.as_context_mut()).await?;
+        let agent = code.pre.instantiate(store.as_context_mut()).await?;
         store.run_concurrent(async |accessor| body(&agent, accessor).await).await?
     };
     let ended = tokio::select! {
@@ -143,13 +143,9 @@ async fn bounded<R: Send + 'static>(
     (ended, context)
 }
 
-fn bounded_store(
-    wasm: &WasmEngine,
-    limits: &Limits,
-    context: TurnContext,
-) -> (Store<TurnContext>, Arc<CpuMeter>) {
-    let meter = Arc::new(CpuMeter::new(limits.cpu_ms));
-    let mut store = Store::new(&wasm.engine, context);
+fn bounded_store(code: Code<'_>, context: TurnContext) -> (Store<TurnContext>, Arc<CpuMeter>) {
+    let meter = Arc::new(CpuMeter::new(code.limits.cpu_ms));
+    let mut store = Store::new(&code.wasm.engine, context);
     store.limiter(|context| &mut context.limiter);
     store.set_hostcall_fuel(MAX_CALL_BYTES);
     store.set_max_component_handles(MAX_HANDLES);

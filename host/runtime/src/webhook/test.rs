@@ -3,11 +3,8 @@
 //! The event is signed like any other, goes to the same address under the same policy, and is not
 //! retried.
 
-use super::{
-    HOST_SOURCE,
-    webhook::{Webhooks, envelope},
-};
-use crate::RuntimeError;
+use super::{Webhooks, envelope};
+use crate::{RuntimeError, event::HOST_SOURCE};
 use serde_json::json;
 use skep_outbound::WebhookMessage;
 use skep_store::WebhookTry;

@@ -5,6 +5,7 @@
 //! the reply.
 
 use crate::{
+    agent,
     bindings::{alarm_handler, event_handler, handler, handler_sync, tool_handler, types},
     capability::TurnContext,
 };
@@ -50,7 +51,7 @@ enum Messages {
 }
 
 /// An instance of an agent.
-pub(crate) struct Agent<'a> {
+pub(crate) struct GuestInstance<'a> {
     exports: &'a Exports,
     instance: Instance,
 }
@@ -85,12 +86,12 @@ impl AgentPre {
         Ok(AgentPre { pre, exports })
     }
 
-    pub(crate) fn takes_alarms(&self) -> bool {
-        matches!(&self.exports, Exports::Agent(Handlers { alarms: Some(_), .. }))
-    }
-
-    pub(crate) fn takes_events(&self) -> bool {
-        matches!(&self.exports, Exports::Agent(Handlers { events: Some(_), .. }))
+    /// Returns the optional handlers that the component exports.
+    pub(crate) fn handlers(&self) -> agent::Handlers {
+        let Exports::Agent(Handlers { messages: _, alarms, events, tools }) = &self.exports else {
+            return agent::Handlers { alarms: false, events: false, tool_calls: false };
+        };
+        agent::Handlers { alarms: alarms.is_some(), events: events.is_some(), tool_calls: tools.is_some() }
     }
 
     /// Whether the component is a WASI command, which reads its message from standard input.
@@ -98,16 +99,11 @@ impl AgentPre {
         matches!(self.exports, Exports::Command(_))
     }
 
-    /// Whether other agents and clients may call the agent's tools.
-    pub(crate) fn takes_tool_calls(&self) -> bool {
-        matches!(&self.exports, Exports::Agent(Handlers { tools: Some(_), .. }))
-    }
-
     pub(crate) async fn instantiate(
         &self,
         store: StoreContextMut<'_, TurnContext>,
-    ) -> wasmtime::Result<Agent<'_>> {
-        Ok(Agent { exports: &self.exports, instance: self.pre.instantiate_async(store).await? })
+    ) -> wasmtime::Result<GuestInstance<'_>> {
+        Ok(GuestInstance { exports: &self.exports, instance: self.pre.instantiate_async(store).await? })
     }
 }
 
@@ -145,7 +141,7 @@ impl Handlers {
     }
 }
 
-impl Agent<'_> {
+impl GuestInstance<'_> {
     pub(crate) async fn describe(
         &self,
         accessor: &Accessor<TurnContext>,

@@ -5,7 +5,7 @@
 //! so it finishes, and then the others do, one after the other. No tenant gets the last of the shared slots.
 
 use crate::{
-    host_tools::MAX_DEPTH,
+    invocation::MAX_DEPTH,
     metric,
     tenancy::{Tenancy, TenantPlace, TenantPlaces},
 };

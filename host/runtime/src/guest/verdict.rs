@@ -1,27 +1,16 @@
 //! Error messages for stopped guests, written to help the agent's author.
 
-use super::{MAX_CALL_BYTES, backtrace, limiter::Refused};
+use super::{MAX_CALL_BYTES, backtrace, exports::NoExport};
 use crate::{
     Limits, RuntimeError,
-    capability::{TurnContext, log::cut},
-    engine::MEMORIES_PER_AGENT,
-    exports::NoExport,
+    capability::TurnContext,
+    limits::{LimitTrap, MEMORIES_PER_AGENT, Refused},
+    text::cut,
 };
 use wasmtime::{Trap, component::ResourceTableError};
 
 const MAX_MESSAGE_BYTES: usize = 4 << 10;
 const MAX_REASON_BYTES: usize = 1 << 10;
-
-/// A trap that the host raises in the middle of guest code. It holds the name of the exceeded setting under `[limits]`.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("limit {0} exceeded")]
-pub(crate) struct LimitTrap(&'static str);
-
-impl LimitTrap {
-    pub(crate) const CPU: LimitTrap = LimitTrap("cpu_ms");
-    pub(crate) const HOST_CALLS: LimitTrap = LimitTrap("host_calls");
-    pub(crate) const HOST_CALL_BYTES: LimitTrap = LimitTrap("host_call_kb");
-}
 
 /// The message of wasmtime's own bound on the bytes that one call copies, which has no public type. A test verifies the text.
 const CALL_TOO_LARGE: &str = "fuel allocated for hostcalls has been exhausted";

@@ -1,46 +1,20 @@
 //! Webhooks: their registration and the messages they receive.
 
-use super::{EventRouter, TopicPattern};
-use crate::{Clock, RuntimeError, egress::Egress};
+mod test;
+
+pub use test::WebhookTest;
+
+use crate::{Clock, NewWebhook, RuntimeError, TopicPattern, egress::Egress, event::EventRouter};
 use rand::RngExt as _;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use skep_outbound::{WebhookSecret, check_webhook_url};
+use skep_outbound::WebhookSecret;
 use skep_store::{Delivery, Store, StoreError, Target, WebhookRow, WebhookTry};
 use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, PoisonError, RwLock},
 };
-
-const MAX_TOPICS: usize = 32;
-
-/// A webhook to be added.
-#[derive(Clone, PartialEq, Eq)]
-pub struct NewWebhook {
-    pub url: String,
-    pub topics: Vec<TopicPattern>,
-    /// The secret, as `whsec_` and base64. `None` makes the host generate one.
-    pub secret: Option<String>,
-}
-
-impl NewWebhook {
-    /// Checks everything that can be checked without a host.
-    pub fn check(&self) -> Result<(), RuntimeError> {
-        let invalid = |message: String| RuntimeError::InvalidWebhook { message };
-        check_webhook_url(&self.url).map_err(|error| invalid(error.to_string()))?;
-        if self.topics.is_empty() || self.topics.len() > MAX_TOPICS {
-            let count = self.topics.len();
-            return Err(invalid(format!(
-                "a webhook must have 1 to {MAX_TOPICS} topics, not {count}; * matches all"
-            )));
-        }
-        match &self.secret {
-            Some(secret) => WebhookSecret::parse(secret).map(drop).map_err(invalid),
-            None => Ok(()),
-        }
-    }
-}
 
 /// A webhook, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,29 +39,6 @@ pub struct WebhookState {
     pub next_try_at_ms: Option<u64>,
 }
 
-/// A delivery that failed permanently.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeadLetter {
-    /// Increases over time.
-    pub id: i64,
-    pub event_id: String,
-    pub topic: String,
-    pub at_ms: u64,
-    pub to: DeadLetterTarget,
-    /// Number of attempts that were made.
-    pub attempts: u32,
-    /// The error of the last attempt.
-    pub error: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeadLetterTarget {
-    /// A session of an agent. The session is `None` if the event does not determine one.
-    Session { agent: String, session: Option<String> },
-    /// A webhook, by id.
-    Webhook(String),
-}
-
 /// A webhook with the sealed secret that signs its messages.
 pub(crate) struct Webhook {
     pub(crate) summary: WebhookSummary,
@@ -97,8 +48,8 @@ pub(crate) struct Webhook {
 /// All webhooks of the host. The map mirrors the store.
 pub(crate) struct Webhooks {
     store: Store,
-    pub(super) clock: Clock,
-    pub(super) egress: Arc<Egress>,
+    clock: Clock,
+    egress: Arc<Egress>,
     by_id: RwLock<BTreeMap<String, Arc<Webhook>>>,
 }
 
@@ -129,7 +80,8 @@ impl Webhooks {
         Ok(())
     }
 
-    /// Adds a webhook, unless policy rules out its address. Its secret is returned only here.
+    /// Adds a webhook, unless nothing could ever be sent to its address. Its secret is returned
+    /// only here.
     pub(crate) async fn add(
         &self,
         router: &EventRouter,
@@ -349,27 +301,6 @@ fn short_hash(parts: &[&str]) -> String {
         hasher.update(part);
     }
     hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
-}
-
-impl DeadLetter {
-    pub(crate) fn of(delivery: Delivery) -> Self {
-        let Delivery { key, target, event_id, topic, at_ms, attempt, error, .. } = delivery;
-        let to = match target {
-            Target::Session { agent, session } => {
-                DeadLetterTarget::Session { agent, session: Some(session).filter(|id| !id.is_empty()) }
-            }
-            Target::Webhook(id) => DeadLetterTarget::Webhook(id),
-        };
-        DeadLetter {
-            id: key.0,
-            event_id,
-            topic,
-            at_ms,
-            to,
-            attempts: attempt,
-            error: error.unwrap_or_default(),
-        }
-    }
 }
 
 /// Omits the secret.

@@ -4,7 +4,16 @@
 //! One table defines each limit: the default for an agent that does not set it, the default ceiling for an operator who does
 //! not set it, and the absolute bounds on both. `tests/limits.rs` has a guest that exceeds each line of the table.
 
+mod limiter;
+mod trap;
+
+pub(crate) use limiter::{InstanceLimiter, Refused};
+pub(crate) use trap::LimitTrap;
+
 use serde::{Deserialize, Serialize};
+
+/// Number of memories that one component may have; `memory_mb` limits their sum.
+pub(crate) const MEMORIES_PER_AGENT: u32 = 4;
 
 macro_rules! limits {
     ($($(#[$doc:meta])* $name:ident: $default:expr, at most $ceiling:expr, within $least:literal..=$most:literal;)*) => {

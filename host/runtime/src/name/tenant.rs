@@ -24,8 +24,7 @@ impl Tenant {
         if is_name(name) && name != "default" {
             return Ok(Tenant(name.to_owned()));
         }
-        let value = name.chars().take(80).collect();
-        Err(RuntimeError::InvalidName { kind: "tenant", value, rule: RULE })
+        Err(super::invalid("tenant", name, RULE))
     }
 
     /// Returns the tenant of everyone on a host that requires no keys. Keys of this tenant access
@@ -53,7 +52,7 @@ impl Tenant {
         match id.split_once('/') {
             Some((tenant, _)) if tenant == self.0 && !self.is_local() => Ok(id.to_owned()),
             None => Ok(session_in(&self.0, id)),
-            Some(_) => Err(crate::name::invalid_session(id)),
+            Some(_) => Err(super::session::invalid_session(id)),
         }
     }
 }
@@ -99,7 +98,7 @@ pub(crate) fn session_in(tenant: &str, id: &str) -> String {
 }
 
 /// Returns whether a host's session id may start with this name and a slash.
-pub(crate) fn is_prefix(tenant: &str) -> bool {
+pub(super) fn is_prefix(tenant: &str) -> bool {
     is_name(tenant) && tenant != LOCAL
 }
 

@@ -1,8 +1,8 @@
-//! Secrets in an agent's manifest: their names, and the hosts to which they may be sent.
+//! Names of secrets.
 
+use super::invalid;
 use crate::RuntimeError;
 use serde::{Deserialize, Serialize};
-use skep_outbound::Origins;
 use std::fmt;
 
 const RULE: &str = "a secret's name has 1 to 64 of the characters A-Z, 0-9 and _, and starts with a letter";
@@ -12,27 +12,12 @@ const RULE: &str = "a secret's name has 1 to 64 of the characters A-Z, 0-9 and _
 #[serde(try_from = "String", into = "String")]
 pub struct SecretName(String);
 
-/// A secret under `[grants]`. It is sent only to hosts that this list, the operator's list for the secret, and both
-/// `hosts` lists allow.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SecretGrant {
-    pub name: SecretName,
-    pub hosts: Origins,
-}
-
 impl SecretName {
     pub fn new(name: &str) -> Result<Self, RuntimeError> {
         let valid = (1..=64).contains(&name.len())
             && name.starts_with(|c: char| c.is_ascii_uppercase())
             && name.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_');
-        match valid {
-            true => Ok(Self(name.to_owned())),
-            false => {
-                let value = name.chars().take(80).collect();
-                Err(RuntimeError::InvalidName { kind: "secret name", value, rule: RULE })
-            }
-        }
+        if valid { Ok(Self(name.to_owned())) } else { Err(invalid("secret name", name, RULE)) }
     }
 
     pub fn as_str(&self) -> &str {

@@ -1,6 +1,6 @@
 //! Limits on the resources of an instance: linear memory over all its memories, tables and their entries, core instances.
 
-use crate::{Limits, engine::MEMORIES_PER_AGENT};
+use super::{Limits, MEMORIES_PER_AGENT};
 use wasmtime::{ResourceLimiter, Result};
 
 /// Refuses growth beyond the limits, and remembers that it did, because a guest that runs out of memory traps somewhere
@@ -18,7 +18,7 @@ pub(crate) struct InstanceLimiter {
 
 /// The resource whose growth was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(crate) enum Refused {
     Memory,
     Table,
 }
@@ -36,7 +36,7 @@ impl InstanceLimiter {
     }
 
     /// Returns the first refusal.
-    pub(super) fn refused(&self) -> Option<Refused> {
+    pub(crate) fn refused(&self) -> Option<Refused> {
         self.refused
     }
 }

@@ -1,0 +1,22 @@
+//! Names of agents, sessions, tenants and secrets, as callers give them.
+//!
+//! A value of these types has been validated, so code that receives one does not validate it again.
+
+mod agent;
+mod secret;
+mod session;
+mod tenant;
+
+pub use agent::AgentName;
+pub use secret::SecretName;
+pub use session::SessionId;
+pub(crate) use session::SessionKey;
+pub use tenant::{Tenant, plain_session, tenant_of};
+pub(crate) use tenant::{session_beside, session_in};
+
+use crate::RuntimeError;
+
+/// Builds the error for an invalid name. The value is truncated so that a hostile name cannot fill a log.
+fn invalid(kind: &'static str, value: &str, rule: &'static str) -> RuntimeError {
+    RuntimeError::InvalidName { kind, value: value.chars().take(80).collect(), rule }
+}
