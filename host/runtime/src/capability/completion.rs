@@ -16,8 +16,8 @@ use crate::{
     journal::Identity,
 };
 use skep_engine::{
-    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, TokenEvent, TokenStream,
-    chat::refuse_oversized,
+    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, TokenEvent,
+    TokenStream, chat::refuse_oversized,
 };
 use skep_model::SpecialTokens;
 use std::sync::Arc;
