@@ -5,7 +5,7 @@
 // and reads the summed shares of the others: one barrier more, 2 · bytes.
 //
 // Blocks with the same index on all ranks wait for each other, so all blocks of a rank have to be resident. If a rank does not
-// arrive within `patience` polls, `failure` names it; the sums are then invalid, and the signals have to be created anew.
+// arrive within `max_polls` polls, `failure` names it; the sums are then invalid, and the signals have to be created anew.
 #include "device.cuh"
 #include "ptx/peer.cuh"
 
@@ -25,7 +25,7 @@ struct AllReduceParams {
     Vec16* out;                   // [chunks], not the `in` of any rank
     uint32_t* failure;            // 1 + the rank that did not arrive; unchanged if all did
     uint64_t chunks;
-    uint64_t patience;
+    uint64_t max_polls;
     uint32_t rank;
     uint32_t ranks;
 };
@@ -38,12 +38,12 @@ SKEP_DEVICE void wait_for_ranks(const AllReduceParams& p, uint32_t round) {
         store_release(&p.signals[other]->arrived[blockIdx.x][p.rank], round);
         const uint32_t* arrived = &p.signals[p.rank]->arrived[blockIdx.x][other];
         // A rank that is ahead may already be at the next barrier. Rounds wrap around after 2^32.
-        for (uint64_t looks = 0; static_cast<int32_t>(load_acquire(arrived) - round) < 0; ++looks) {
+        for (uint64_t polls = 0; static_cast<int32_t>(load_acquire(arrived) - round) < 0; ++polls) {
             // After one failed wait the step has failed, so there is no point in waiting again.
             if (load_acquire(p.failure) != 0) {
                 break;
             }
-            if (looks >= p.patience) {
+            if (polls >= p.max_polls) {
                 *p.failure = other + 1;
                 break;
             }

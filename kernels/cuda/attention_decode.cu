@@ -1,6 +1,6 @@
 // Attention of one query row per sequence over its paged keys and values, split along the context.
 //
-// A plan divides each sequence's context into splits (`Piece`) of about equal work. `attention_decode` computes the softmax
+// A plan divides each sequence's context into splits (`Split`) of about equal work. `attention_decode` computes the softmax
 // state (m, d, o) of one split for all query heads of one key-value head, so that keys and values are read once per group.
 // `attention_merge` joins the splits of a row. The lower bound on the time is that of reading 2 · context · head_size · bytes
 // per key-value head.
@@ -9,18 +9,19 @@
 #include "device.cuh"
 
 constexpr int DECODE_WARPS = 4;
+constexpr uint32_t MAX_GROUP_HEADS = 8;
 
 // Number of query heads per block, as many as registers hold. A larger group has several blocks, which read the same keys
 // and values through the cache.
 template <int HEAD_SIZE>
-constexpr uint32_t GROUP = HEAD_SIZE > 128 ? 4 : 8;
+constexpr uint32_t GROUP = HEAD_SIZE > WIDE_HEAD ? MAX_GROUP_HEADS / 2 : MAX_GROUP_HEADS;
 
 // A split of one sequence's context.
-struct Piece {
+struct Split {
     uint32_t row;
     uint32_t first;
     uint32_t last; // exclusive
-    uint32_t place; // index of its state
+    uint32_t state; // index of its state
 };
 
 struct AttentionDecodeParams {
@@ -28,7 +29,7 @@ struct AttentionDecodeParams {
     const void* keys;            // [pages, page_size, kv_heads, head_size]
     const void* values;
     const uint32_t* page_tables; // [rows, table_stride]
-    const Piece* pieces;
+    const Split* splits;
     float* states;               // [states, heads, head_size + 2]: o, m, d
     uint32_t q_stride;
     uint32_t table_stride;
@@ -40,17 +41,17 @@ struct AttentionDecodeParams {
 
 struct AttentionMergeParams {
     const float* states;
-    const uint32_t* first_place; // [rows + 1]: index of each row's first state, then the number of states
+    const uint32_t* first_state; // [rows + 1]: index of each row's first state, then the number of states
     void* out;                   // [rows, heads, head_size]
     uint32_t heads;
     uint32_t head_size;
 };
 
-// Grid: (pieces, kv_heads · blocks per group). Block: DECODE_WARPS warps. Shared: DECODE_WARPS · (HEAD_SIZE + 2) floats.
+// Grid: (splits, kv_heads · blocks per group). Block: DECODE_WARPS warps. Shared: DECODE_WARPS · (HEAD_SIZE + 2) floats.
 template <typename T, int HEAD_SIZE>
 SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
     constexpr uint32_t MAX_GROUP = GROUP<HEAD_SIZE>;
-    const Piece piece = p.pieces[blockIdx.x];
+    const Split split = p.splits[blockIdx.x];
     const uint32_t whole_group = p.heads / p.kv_heads;
     const uint32_t parts = div_up(whole_group, MAX_GROUP);
     const uint32_t kv_head = blockIdx.y / parts;
@@ -61,9 +62,9 @@ SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
     const uint32_t warp = threadIdx.x / WARP;
     // Number of values of a head per lane.
     constexpr int VALUES = (HEAD_SIZE + WARP - 1) / WARP;
-    const T* q = static_cast<const T*>(p.q) + static_cast<uint64_t>(piece.row) * p.q_stride +
+    const T* q = static_cast<const T*>(p.q) + static_cast<uint64_t>(split.row) * p.q_stride +
                  first_head * HEAD_SIZE;
-    const uint32_t* pages = p.page_tables + static_cast<uint64_t>(piece.row) * p.table_stride;
+    const uint32_t* pages = p.page_tables + static_cast<uint64_t>(split.row) * p.table_stride;
 
     float query[MAX_GROUP][VALUES];
     float sum[MAX_GROUP][VALUES];
@@ -77,7 +78,7 @@ SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
             sum[head][i] = 0.0f;
         }
     }
-    for (uint32_t position = piece.first + warp; position < piece.last; position += DECODE_WARPS) {
+    for (uint32_t position = split.first + warp; position < split.last; position += DECODE_WARPS) {
         const uint64_t slot =
             static_cast<uint64_t>(pages[position / p.page_size]) * p.page_size + position % p.page_size;
         const uint64_t at = (slot * p.kv_heads + kv_head) * HEAD_SIZE + lane;
@@ -125,7 +126,7 @@ SKEP_DEVICE void attention_decode(const AttentionDecodeParams& p) {
         for (uint32_t other = 0; other < DECODE_WARPS; ++other) {
             larger = fmaxf(larger, shared[other * width + HEAD_SIZE]);
         }
-        float* state = p.states + (static_cast<uint64_t>(piece.place) * p.heads + first_head + head) * width;
+        float* state = p.states + (static_cast<uint64_t>(split.state) * p.heads + first_head + head) * width;
         for (uint32_t i = threadIdx.x; i < HEAD_SIZE; i += blockDim.x) {
             float joined = 0.0f;
             for (uint32_t other = 0; other < DECODE_WARPS; ++other) {
@@ -154,19 +155,19 @@ SKEP_DEVICE void attention_merge(const AttentionMergeParams& p) {
     const uint32_t row = blockIdx.x;
     const uint32_t head = blockIdx.y;
     const uint32_t width = p.head_size + 2;
-    const uint32_t first = p.first_place[row];
-    const uint32_t last = p.first_place[row + 1];
+    const uint32_t first = p.first_state[row];
+    const uint32_t last = p.first_state[row + 1];
     const float* states = p.states + static_cast<uint64_t>(head) * width;
     const uint64_t stride = static_cast<uint64_t>(p.heads) * width;
     float larger = -INFINITY;
-    for (uint32_t place = first; place < last; ++place) {
-        larger = fmaxf(larger, states[place * stride + p.head_size]);
+    for (uint32_t index = first; index < last; ++index) {
+        larger = fmaxf(larger, states[index * stride + p.head_size]);
     }
     T* out = static_cast<T*>(p.out) + (static_cast<uint64_t>(row) * p.heads + head) * p.head_size;
     for (uint32_t i = threadIdx.x; i < p.head_size; i += blockDim.x) {
         float sum = 0.0f, weight = 0.0f;
-        for (uint32_t place = first; place < last; ++place) {
-            const float* state = states + place * stride;
+        for (uint32_t index = first; index < last; ++index) {
+            const float* state = states + index * stride;
             const float kept = __expf(state[p.head_size] - larger);
             sum += kept * state[i];
             weight += kept * state[p.head_size + 1];

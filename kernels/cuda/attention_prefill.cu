@@ -17,12 +17,13 @@
 #include "ptx/mma.cuh"
 
 constexpr int TILE_ROWS = 64;
+constexpr int MAX_TILE_KEYS = 64;
 constexpr int PREFILL_WARPS = TILE_ROWS / 16;
 
 // Number of positions per tile. Wide heads have fewer, so that two tiles of keys and two of values fit into the 99 KiB that
 // every architecture has.
 template <int HEAD_SIZE>
-constexpr int KEYS = HEAD_SIZE > 128 ? 32 : 64;
+constexpr int KEYS = HEAD_SIZE > WIDE_HEAD ? MAX_TILE_KEYS / 2 : MAX_TILE_KEYS;
 
 // Up to 64 rows of one sequence.
 struct QueryTile {
@@ -32,7 +33,7 @@ struct QueryTile {
     uint32_t sequence;       // index of the page table
     uint32_t first_key;      // the start of a split
     uint32_t last_key;       // exclusive; keys that a row does not see are skipped
-    uint32_t place;          // index of the state of the first row; the others follow
+    uint32_t first_state;    // index of the state of the first row; the others follow
     uint32_t is_part;        // nonzero: its states are joined with those of other keys
 };
 
@@ -56,9 +57,9 @@ struct AttentionPrefillParams {
 
 // The splits of one row, in the order of their keys.
 struct Join {
-    uint32_t row;   // index in the batch
-    uint32_t place; // index of the state of the first split; the others follow
-    uint32_t parts; // number of splits; 0: there is nothing to do
+    uint32_t row;         // index in the batch
+    uint32_t first_state; // index of the state of the first split; the others follow
+    uint32_t parts;       // number of splits; 0: there is nothing to do
 };
 
 struct AttentionJoinParams {
@@ -159,8 +160,8 @@ SKEP_DEVICE void attention_prefill(const AttentionPrefillParams& p) {
     float total_most[2] = {-INFINITY, -INFINITY};
     float total_weight[2] = {0.0f, 0.0f};
     const auto state_of = [&](int i) {
-        const uint64_t place = static_cast<uint64_t>(tile.place) + row + i * 8;
-        return p.states + (place * p.heads + head) * (HEAD_SIZE + 2);
+        const uint64_t state = static_cast<uint64_t>(tile.first_state) + row + i * 8;
+        return p.states + (state * p.heads + head) * (HEAD_SIZE + 2);
     };
     // Ends a split. Afterwards the state covers all keys so far.
     const auto end_split = [&] {
@@ -328,7 +329,7 @@ SKEP_DEVICE void attention_join(const AttentionJoinParams& p) {
     const uint32_t head = blockIdx.y;
     const uint32_t width = p.head_size + 2;
     const uint64_t stride = static_cast<uint64_t>(p.heads) * width;
-    const float* states = p.states + (static_cast<uint64_t>(join.place) * p.heads + head) * width;
+    const float* states = p.states + (static_cast<uint64_t>(join.first_state) * p.heads + head) * width;
     T* out = static_cast<T*>(p.out) + (static_cast<uint64_t>(join.row) * p.heads + head) * p.head_size;
     for (uint32_t i = threadIdx.x; i < p.head_size; i += blockDim.x) {
         float sum = states[i];

@@ -29,6 +29,8 @@ using uint64_t = unsigned long long;
 #include "numbers.cuh"
 
 constexpr int WARP = 32;
+// Attention processes half as many query heads or keys at a time if heads have more values than this.
+constexpr int WIDE_HEAD = 128;
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
 // Divides and rounds up.

@@ -15,8 +15,10 @@
 constexpr int TILE_OUTPUTS = 64;
 constexpr int TILE_INPUTS = 32;
 constexpr int GEMM_WARPS = 4;
-// Distance between the rows of a tile in shared memory, padded so that the rows of an 8×8 tile are in different banks.
-constexpr int GEMM_STRIDE = TILE_INPUTS + 8;
+// Values between the rows of a tile in shared memory, so that the rows of an 8×8 tile are in different banks.
+constexpr int GEMM_PAD = 8;
+// Distance between these rows.
+constexpr int GEMM_STRIDE = TILE_INPUTS + GEMM_PAD;
 // Number of chunks of eight inputs per row of a tile.
 constexpr int TILE_CHUNKS = TILE_INPUTS / 8;
 // Number of runs of eight weights that a thread converts per tile.

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::cpu::attention::{AttendRows, BLOCK, MAX_ROWS, MergeStates, QueryRow, State};
+use crate::cpu::attention::{AttendRows, BLOCK, MAX_ROWS, MergeStates, QueryRow, Scales, State};
 use crate::cpu::dispatch;
 use crate::cpu::kv::{KvF16, KvF32, KvI8};
 use crate::error::{expect_len, product};
@@ -83,8 +83,8 @@ pub fn attention(
         // each block's state belongs to one task until the last task of the group is done.
         unsafe {
             let Some(kept) = group.states else {
-                let mut room = [const { MaybeUninit::<f32>::uninit() }; State::MAX_LEN];
-                let state = State::new(room.as_mut_ptr().cast(), kv.value_stride);
+                let mut buffer = [const { MaybeUninit::<f32>::uninit() }; State::MAX_LEN];
+                let state = State::new(buffer.as_mut_ptr().cast(), kv.value_stride);
                 call.attend(group, task, state, 0);
                 return group.finish(kv.head_size(), &state, &out);
             };
@@ -241,7 +241,8 @@ impl Call<'_> {
         let kv = self.kv;
         let key_head = kv.head_size() * PAGE_TOKENS;
         let value_head = kv.value_stride * PAGE_TOKENS;
-        let (key_scales, value_scales) = kv.scales(group.kv_head * PAGE_TOKENS);
+        let (keys, values) = kv.scales(group.kv_head * PAGE_TOKENS);
+        let scales = Scales { keys, values, page: kv.kv_heads() * PAGE_TOKENS };
         macro_rules! attend {
             ($format:ty, $element:ty) => {{
                 // SAFETY: the head is inside the first page of the KV pool.
@@ -260,9 +261,7 @@ impl Call<'_> {
                     key_page: kv.kv_heads() * key_head,
                     values,
                     value_page: kv.kv_heads() * value_head,
-                    key_scales,
-                    value_scales,
-                    scale_page: kv.kv_heads() * PAGE_TOKENS,
+                    scales,
                     pages: group.pages,
                     from: task.from,
                     to: task.to,

@@ -63,17 +63,17 @@ impl Arena {
     /// Allocates `len` zero bytes next to the previous buffer.
     pub fn zeroed(&mut self, len: usize) -> Result<AlignedBytes, KernelError> {
         let failed = KernelError::OutOfMemory { bytes: len };
-        let room = len.checked_next_multiple_of(ALIGN).ok_or(failed)?;
+        let padded = len.checked_next_multiple_of(ALIGN).ok_or(failed)?;
         let region = match &self.region {
-            Some(region) if room <= region.len - self.used => region.clone(),
+            Some(region) if padded <= region.len - self.used => region.clone(),
             _ => {
-                let region = Arc::new(Region::map(room.max(REGION))?);
+                let region = Arc::new(Region::map(padded.max(REGION))?);
                 self.used = 0;
                 self.region.insert(region).clone()
             }
         };
         let offset = self.used;
-        self.used += room;
+        self.used += padded;
         Ok(AlignedBytes { region, offset, len })
     }
 }
@@ -179,16 +179,16 @@ mod tests {
     #[test]
     fn arena_buffers_are_aligned_disjoint_and_outlive_the_arena() {
         let mut arena = Arena::default();
-        let mut pieces: Vec<AlignedBytes> =
+        let mut buffers: Vec<AlignedBytes> =
             [1, 64, 0, 65, REGION, 7].map(|len| arena.zeroed(len).unwrap()).into();
         drop(arena);
-        for (value, piece) in pieces.iter_mut().enumerate() {
-            assert!(piece.as_slice().iter().all(|byte| *byte == 0));
-            piece.as_mut_slice().fill(value as u8 + 1);
-            assert_eq!(piece.as_ptr() as usize % ALIGN, 0);
+        for (value, buffer) in buffers.iter_mut().enumerate() {
+            assert!(buffer.as_slice().iter().all(|byte| *byte == 0));
+            buffer.as_mut_slice().fill(value as u8 + 1);
+            assert_eq!(buffer.as_ptr() as usize % ALIGN, 0);
         }
-        for (value, piece) in pieces.iter().enumerate() {
-            assert!(piece.as_slice().iter().all(|byte| *byte == value as u8 + 1));
+        for (value, buffer) in buffers.iter().enumerate() {
+            assert!(buffer.as_slice().iter().all(|byte| *byte == value as u8 + 1));
         }
     }
 }

@@ -1,9 +1,7 @@
 //! The errors that operations return.
 
 use crate::DType;
-use crate::cuda::architecture::Architecture;
-use crate::cuda::blas::Layout;
-use crate::cuda::nvrtc::NvrtcVersion;
+use crate::cuda_types::{Architecture, NvrtcVersion, ProductLayout};
 
 /// An operation was given a shape, size or format that it cannot handle, or the machine lacks something that it needs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,10 +16,10 @@ pub enum KernelError {
     PartialBlock { op: &'static str, dtype: DType, values: usize },
     #[error("{op}: {what} is too large to address")]
     TooLarge { op: &'static str, what: &'static str },
-    #[error("{op}: {what} is {found}; supported: {takes}")]
-    Unsupported { op: &'static str, what: &'static str, found: u64, takes: String },
-    #[error("{op}: the device has no kernel for {found}; it has kernels for {takes}")]
-    Format { op: &'static str, found: DType, takes: &'static str },
+    #[error("{op}: {what} is {found}; supported: {supported}")]
+    Unsupported { op: &'static str, what: &'static str, found: u64, supported: String },
+    #[error("{op}: the device has no kernel for {found}; it has kernels for {supported}")]
+    Format { op: &'static str, found: DType, supported: &'static str },
     #[error("out of memory: {bytes} bytes could not be allocated")]
     OutOfMemory { bytes: usize },
     #[error("a thread cannot be pinned to CPU {cpu}: {reason}; leave threads unpinned")]
@@ -48,11 +46,11 @@ pub enum KernelError {
     #[error("cuBLASLt: {call} failed: {reason}")]
     Cublas { call: &'static str, reason: String },
     #[error("cuBLASLt has no algorithm for {layout}: {reason}")]
-    NoAlgorithm { layout: Layout, reason: String },
+    NoAlgorithm { layout: ProductLayout, reason: String },
     #[error("compiled kernels cannot be written to {folder}: {reason}; choose a writable folder")]
     Shipping { folder: String, reason: String },
-    #[error("there are no kernels for compute capability {major}.{minor}; kernels exist for {made_for}")]
-    Architecture { major: u32, minor: u32, made_for: &'static str },
+    #[error("there are no kernels for compute capability {major}.{minor}; kernels exist for {supported}")]
+    Architecture { major: u32, minor: u32, supported: &'static str },
     #[error("no CUDA device: {reason}")]
     NoDevice { reason: String },
     #[error(

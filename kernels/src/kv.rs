@@ -126,10 +126,10 @@ impl KvLayer {
     pub(crate) unsafe fn store(&self, isa: Isa, page: u32, slot: usize, keys: &[f32], values: &[f32]) {
         let heads = keys.chunks_exact(self.head_size).zip(values.chunks_exact(self.head_size));
         for (head, (key, value)) in heads.enumerate() {
-            let place = page as usize * self.kv_heads + head;
-            let key_at = place * self.head_size * PAGE_TOKENS + slot;
-            let value_at = (place * PAGE_TOKENS + slot) * self.value_stride;
-            let scale_at = place * PAGE_TOKENS + slot;
+            let offset = page as usize * self.kv_heads + head;
+            let key_at = offset * self.head_size * PAGE_TOKENS + slot;
+            let value_at = (offset * PAGE_TOKENS + slot) * self.value_stride;
+            let scale_at = offset * PAGE_TOKENS + slot;
             macro_rules! store {
                 ($format:ty, $element:ty) => {{
                     // SAFETY: the offsets are inside the pool, as guaranteed by the caller.

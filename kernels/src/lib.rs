@@ -11,6 +11,7 @@ pub mod bandwidth;
 pub mod buffer;
 mod cpu;
 pub mod cuda;
+mod cuda_types;
 pub mod dequantize;
 mod dtype;
 mod error;

@@ -27,13 +27,13 @@ pub struct HeadParams<'a> {
 
 /// Normalizes and rotates the query and key heads of each row in place, then stores keys and values in their pages.
 ///
-/// A row of `rows` holds the query, key and value heads side by side; `turns` is the table from [`crate::rope::turns`].
+/// A row of `rows` holds the query, key and value heads side by side; `rotary_table` is the table from [`crate::rope::rotary_table`].
 pub fn rotate_and_store(
     pool: &WorkerPool,
     isa: Isa,
     params: HeadParams<'_>,
     rows: &mut [f32],
-    turns: &[f32],
+    rotary_table: &[f32],
     sequences: &[AttentionSequence<'_>],
     kv: &mut KvLayer,
 ) -> Result<(), KernelError> {
@@ -44,7 +44,7 @@ pub fn rotate_and_store(
         OP,
         "the length of the rotary table",
         product(OP, "the rotary table", &[count, row.size])?,
-        turns.len(),
+        rotary_table.len(),
     )?;
     let runs = runs(sequences, count, kv)?;
     let rows = SharedSlice::new(rows);
@@ -56,7 +56,7 @@ pub fn rotate_and_store(
             let at = run.row + token;
             // SAFETY: `runs` ensured that each row and each page is in only one run, and each run belongs to one task.
             let values = unsafe { rows.part(at * row.stride, row.stride) };
-            row.turn(isa, &params, values, &turns[at * row.size..][..row.size]);
+            row.turn(isa, &params, values, &rotary_table[at * row.size..][..row.size]);
             let (keys, values) = values[row.keys..].split_at(row.values - row.keys);
             // SAFETY: as above; the page exists and the slot is below the size of a page.
             unsafe { kv.store(isa, run.page, run.slot + token, keys, values) };
@@ -88,7 +88,7 @@ impl Row {
     }
 
     /// Normalizes and rotates the query and key heads of one row.
-    fn turn(&self, isa: Isa, params: &HeadParams<'_>, row: &mut [f32], turns: &[f32]) {
+    fn turn(&self, isa: Isa, params: &HeadParams<'_>, row: &mut [f32], rotary_table: &[f32]) {
         let interleaved = params.pairing == Pairing::Interleaved;
         let mut copy = [0f32; MAX_HEAD_SIZE];
         for (index, head) in row[..self.values].chunks_exact_mut(self.size).enumerate() {
@@ -100,7 +100,7 @@ impl Row {
                 unsafe { dispatch(isa, RmsNorm { input, weight, epsilon, out: head }) };
             }
             // SAFETY: safe slices of the head's length.
-            unsafe { dispatch(isa, Rotate { head, turns, interleaved }) };
+            unsafe { dispatch(isa, Rotate { head, table: rotary_table, interleaved }) };
         }
     }
 }

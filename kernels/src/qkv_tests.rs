@@ -4,7 +4,7 @@
 use super::*;
 use crate::kv::KvFormat;
 use crate::random::Random;
-use crate::rope::turns;
+use crate::rope::rotary_table;
 
 /// Returns one head, normalized and rotated.
 fn expected_head(head: &[f32], norm: Option<Norm<'_>>, angles: &[f64], pairing: Pairing) -> Vec<f64> {
@@ -73,7 +73,7 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
         case.sequences.iter().flat_map(|(start, tokens)| *start..start + tokens).collect();
     let frequencies: Vec<f32> = (0..size / 2).map(|at| 0.1f32.powf(at as f32 * 4.0 / size as f32)).collect();
     let mut table = Vec::new();
-    turns(&positions, &frequencies, &mut table);
+    rotary_table(&positions, &frequencies, &mut table);
     let (query_weight, key_weight) = (random.floats(size), random.floats(size));
     let norm = |weight| Norm { weight, epsilon: 1e-5 };
     let norms = case.normed.then(|| (norm(&query_weight[..]), norm(&key_weight[..])));
@@ -93,12 +93,12 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
                 let column = row * stride + head * size;
                 let found = &rows[column..][..size];
                 let kv_head = head.saturating_sub(heads) % kv_heads;
-                let place = pages[position / 16] as usize * kv_heads + kv_head;
-                let scales = kv.scales(place * 16 + position % 16);
+                let offset = pages[position / 16] as usize * kv_heads + kv_head;
+                let scales = kv.scales(offset * 16 + position % 16);
                 if head >= heads + kv_heads {
                     assert_eq!(found, &input[column..][..size], "values are not changed");
                     for (d, value) in found.iter().enumerate() {
-                        let at = (place * 16 + position % 16) * kv.value_stride + d;
+                        let at = (offset * 16 + position % 16) * kv.value_stride + d;
                         let kept = stored(&kv, kv.values.as_slice(), at, scales.1);
                         assert!((kept - f64::from(*value)).abs() < rounding, "{isa} {format:?}");
                     }
@@ -110,7 +110,7 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
                     let error = (f64::from(*found) - expected).abs();
                     assert!(error < 1e-5, "{isa} {pairing:?} position {position} head {head}: {error}");
                     if head >= heads {
-                        let at = (place * size + d) * 16 + position % 16;
+                        let at = (offset * size + d) * 16 + position % 16;
                         let kept = stored(&kv, kv.keys.as_slice(), at, scales.0);
                         assert!(
                             (kept - expected).abs() < 3.0 * rounding,

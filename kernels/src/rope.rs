@@ -11,7 +11,7 @@ pub enum Pairing {
 
 /// Fills `out` with the rotary table: the cosines and then the sines of every position, `[position][2][frequencies]`.
 /// Angles are computed in double precision.
-pub fn turns(positions: &[usize], inverse_frequencies: &[f32], out: &mut Vec<f32>) {
+pub fn rotary_table(positions: &[usize], inverse_frequencies: &[f32], out: &mut Vec<f32>) {
     out.clear();
     for position in positions {
         let angle = |frequency: &f32| *position as f64 * f64::from(*frequency);
@@ -27,7 +27,7 @@ mod tests {
     #[test]
     fn an_angle_is_the_position_times_the_frequency() {
         let mut table = vec![7.0];
-        turns(&[0, 700], &[1.0, 0.25], &mut table);
+        rotary_table(&[0, 700], &[1.0, 0.25], &mut table);
         let angles = [0.0, 0.0, 700.0, 175.0f64];
         let expected = [&angles[..2], &angles[2..]].map(|row| {
             [

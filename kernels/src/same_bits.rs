@@ -12,7 +12,7 @@ use crate::qkv::{HeadParams, rotate_and_store};
 use crate::random::Random;
 use crate::residual::{Norm, add_norm};
 use crate::rms_norm::rms_norm;
-use crate::rope::{Pairing, turns};
+use crate::rope::{Pairing, rotary_table};
 use crate::softmax::log_sum_exp;
 use crate::swiglu::swiglu;
 use crate::{DType, Isa, WorkerPool};
@@ -241,18 +241,18 @@ impl Rows {
         let rows_of = |chunk: &Chunk| &self.values[chunk.sequence][chunk.start..][..chunk.tokens];
         let mut rows: Vec<f32> = chunks.iter().flat_map(rows_of).flatten().copied().collect();
         let mut row = 0;
-        let place = |chunk: &Chunk| {
+        let sequence = |chunk: &Chunk| {
             row += chunk.tokens;
             let pages = pages.own[chunk.sequence].as_slice();
             AttentionSequence { row: row - chunk.tokens, tokens: chunk.tokens, start: chunk.start, pages }
         };
-        let sequences: Vec<AttentionSequence<'_>> = chunks.iter().map(place).collect();
+        let sequences: Vec<AttentionSequence<'_>> = chunks.iter().map(sequence).collect();
         let count: usize = chunks.iter().map(|chunk| chunk.tokens).sum();
         let positions: Vec<usize> =
             chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.tokens).collect();
         let frequencies: Vec<f32> = (0..head_size / 2).map(|at| 0.1f32.powi(at as i32 % 5)).collect();
         let mut table = Vec::new();
-        turns(&positions, &frequencies, &mut table);
+        rotary_table(&positions, &frequencies, &mut table);
         let weight = vec![0.75; head_size];
         let norm = Norm { weight: &weight, epsilon: 1e-5 };
         let params = HeadParams { heads, pairing: Pairing::Halves, norms: Some((norm, norm)) };

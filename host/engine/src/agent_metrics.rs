@@ -17,7 +17,7 @@ pub(crate) enum TokenKind {
     /// Drafted tokens that were rejected.
     Rejected,
     /// Tokens that were produced and rolled back, because a value did not satisfy its schema.
-    TakenBack,
+    RolledBack,
 }
 
 /// The outcome of a request.
@@ -57,7 +57,7 @@ impl AgentMetrics {
             requests: Outcome::ALL
                 .map(|outcome| counter!(metric::REQUESTS, &with("outcome", outcome.label()))),
             tokens: TokenKind::ALL.map(|kind| match kind {
-                TokenKind::TakenBack => counter!(metric::TAKEN_BACK, &labels),
+                TokenKind::RolledBack => counter!(metric::ROLLED_BACK, &labels),
                 kind => counter!(metric::TOKENS, &with("kind", kind.label())),
             }),
             preemptions: counter!(metric::PREEMPTIONS, &labels),
@@ -85,7 +85,7 @@ impl TokenKind {
         Self::Forced,
         Self::Accepted,
         Self::Rejected,
-        Self::TakenBack,
+        Self::RolledBack,
     ];
 
     fn label(self) -> &'static str {
@@ -96,7 +96,7 @@ impl TokenKind {
             Self::Forced => "forced",
             Self::Accepted => "accepted",
             Self::Rejected => "rejected",
-            Self::TakenBack => "taken_back",
+            Self::RolledBack => "taken_back",
         }
     }
 }

@@ -12,19 +12,17 @@ use std::time::{Duration, Instant};
 use skep_model::{Batch, BatchSequence, Executor, LogitRow, LogitsWanted, ModelError, RowOutput, Tokenizer};
 use tokio::sync::oneshot;
 
-use crate::constraint::OutputConstraint;
 use crate::health::Health;
 use crate::lookahead::Lookahead;
-use crate::mask_worker::MaskWorker;
-use crate::router::{LoadShare, ReplicaView};
+use crate::mask_worker::{MaskWorker, Masked};
+use crate::router::ReplicaView;
 use crate::scheduler::{PlannedSequence, Scheduler};
-use crate::sequence::{Sequence, SequenceContext, SequenceId};
-use crate::speculation::{GrammarDrafter, Speculator};
+use crate::sequence::{Sequence, SequenceContext};
+use crate::sequence_id::SequenceId;
+use crate::speculation::Speculator;
 use crate::step::{self, Committed, RowUse};
-use crate::stream::{EventSender, SpentTokens};
-use crate::take_back::Checks;
-use crate::telemetry::QueuePlace;
-use crate::{EngineError, GenerateRequest, ModelInfo};
+use crate::submission::Submission;
+use crate::{EngineError, ModelInfo};
 
 /// The interval at which an idle loop probes whether its broken executor works again.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
@@ -43,22 +41,6 @@ pub(crate) enum Command {
     Abort {
         done: oneshot::Sender<()>,
     },
-}
-
-/// A checked request with its constraint compiled.
-pub(crate) struct Submission {
-    pub request: GenerateRequest,
-    pub max_tokens: usize,
-    pub matcher: Option<OutputConstraint>,
-    /// Drafter for the constraint of `matcher`.
-    pub drafter: Option<GrammarDrafter>,
-    pub checks: Option<Arc<Checks>>,
-    pub events: EventSender,
-    pub spent: SpentTokens,
-    pub submitted: Instant,
-    pub deadline: Instant,
-    pub place: QueuePlace,
-    pub load: LoadShare,
 }
 
 pub(crate) struct EngineLoop {
@@ -179,41 +161,58 @@ impl EngineLoop {
         }
     }
 
+    /// Runs one step: prepare → compute → assign rows → predict → sample → commit → learn.
     fn step(&mut self, plan: Vec<PlannedSequence>) {
-        let batch = step::batch(&self.scheduler, &plan);
-        self.lookahead.record_plan(&plan);
-        self.context.telemetry.record_step(batch.token_count(), batch.sequences.len());
+        let batch = self.prepare(&plan);
         let started = Instant::now();
-        let masks = self.masks.begin(step::mask_jobs(&mut self.scheduler, &plan));
-        let computed = guarded(|| self.executor.forward(&batch));
-        let masked = masks.join();
-        if let Err(error) = computed {
-            tracing::error!(%error, sequences = plan.len(), "a step failed");
-            let text = error.to_string();
-            self.health.record_failed_step(&text);
-            plan.iter()
-                .for_each(|planned| self.scheduler.end(planned.id, Err(EngineError::Failed(text.clone()))));
-            return;
-        }
-        let uses = step::row_uses(&mut self.scheduler, plan, &batch, masked);
-        let next = match self.executor.goes_on() {
-            true => self.lookahead.next(&mut self.scheduler, &batch, &uses, self.speculator.looks_up()),
-            false => None,
+        let masked = match self.compute(&plan, &batch) {
+            Ok(masked) => masked,
+            Err(error) => return self.fail(&plan, &error),
         };
+        let uses = step::row_uses(&mut self.scheduler, plan, &batch, masked);
+        let next = self.predict(&batch, &uses);
         let (outputs, broken) = self.sample(&uses, next.as_ref());
-        match broken {
-            Some(error) => self.health.record_failed_step(&error),
-            None => self.health.record_step(),
-        }
+        self.record_health(broken);
         let took = started.elapsed();
         self.scheduler.record_step_time(took);
         for (used, outputs) in uses.into_iter().zip(outputs) {
             self.commit(used, outputs);
         }
-        if batch.logit_rows() == batch.token_count() {
-            self.speculator.record_step(batch.token_count(), took);
+        self.learn(&batch, took);
+    }
+
+    /// Builds the batch of a plan and records the step.
+    fn prepare(&mut self, plan: &[PlannedSequence]) -> Batch {
+        let batch = step::batch(&self.scheduler, plan);
+        self.lookahead.record_plan(plan);
+        self.context.telemetry.record_step(batch.token_count(), batch.sequences.len());
+        batch
+    }
+
+    /// Runs the forward pass, and computes the token masks of its rows at the same time.
+    fn compute(&mut self, plan: &[PlannedSequence], batch: &Batch) -> Result<Vec<Masked>, EngineError> {
+        let masks = self.masks.begin(step::mask_jobs(&mut self.scheduler, plan));
+        let computed = guarded(|| self.executor.forward(batch));
+        let masked = masks.join();
+        computed.map(|()| masked)
+    }
+
+    /// Ends the sequences of a step whose forward pass failed.
+    fn fail(&mut self, plan: &[PlannedSequence], error: &EngineError) {
+        tracing::error!(%error, sequences = plan.len(), "a step failed");
+        let text = error.to_string();
+        self.health.record_failed_step(&text);
+        plan.iter()
+            .for_each(|planned| self.scheduler.end(planned.id, Err(EngineError::Failed(text.clone()))));
+    }
+
+    /// Returns the step that is expected after this one, if the executor can start it early and it can be
+    /// predicted.
+    fn predict(&mut self, batch: &Batch, uses: &[RowUse]) -> Option<Batch> {
+        if !self.executor.supports_lookahead() {
+            return None;
         }
-        self.speculator.retain(|id| self.scheduler.sequence(id).is_some());
+        self.lookahead.next(&mut self.scheduler, batch, uses, self.speculator.looks_up())
     }
 
     /// Returns the outputs of each use, in the order of its rows, and the error that broke the executor, if one
@@ -232,10 +231,10 @@ impl EngineLoop {
         let mut broken = None;
         let mut together = |executor: &mut dyn Executor| {
             let drawn = match next {
-                Some(next) => executor.sample_then(&all, next),
+                Some(next) => executor.sample_and_begin(&all, next),
                 None => executor.sample(&all),
             };
-            drawn.inspect_err(|error| broken = is_of_the_executor(error).then(|| error.to_string()))
+            drawn.inspect_err(|error| broken = is_executor_failure(error).then(|| error.to_string()))
         };
         let outputs = match guarded(|| together(&mut *self.executor)) {
             Ok(outputs) if outputs.len() == all.len() => {
@@ -252,6 +251,14 @@ impl EngineLoop {
             }
         };
         (outputs, broken)
+    }
+
+    /// Records whether the executor still works. `broken` is the error that broke it.
+    fn record_health(&self, broken: Option<String>) {
+        match broken {
+            Some(error) => self.health.record_failed_step(&error),
+            None => self.health.record_step(),
+        }
     }
 
     /// Hands the outputs to their sequence, and ends the sequence if they end it.
@@ -271,10 +278,18 @@ impl EngineLoop {
             self.scheduler.end(id, ending);
         }
     }
+
+    /// Records how long the step took, for the choice of drafts, and forgets the drafts of ended sequences.
+    fn learn(&mut self, batch: &Batch, took: Duration) {
+        if batch.logit_rows() == batch.token_count() {
+            self.speculator.record_step(batch.token_count(), took);
+        }
+        self.speculator.retain(|id| self.scheduler.sequence(id).is_some());
+    }
 }
 
 /// Returns whether the executor failed, rather than a single row.
-fn is_of_the_executor(error: &ModelError) -> bool {
+fn is_executor_failure(error: &ModelError) -> bool {
     matches!(error, ModelError::Rank { .. } | ModelError::Kernel(_))
 }
 

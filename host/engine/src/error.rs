@@ -27,10 +27,10 @@ pub enum EngineError {
     ModelUnknown { name: String, known: Vec<String> },
     /// The masks allowed output that the schema does not, and generating it again did not help.
     #[error(
-        "{place} does not satisfy its schema: {reason}; {taken_back} tokens were rolled back and regenerated without \
+        "{place} does not satisfy its schema: {reason}; {rolled_back} tokens were rolled back and regenerated without \
          success. Loosen this keyword, or retry with another prompt or seed"
     )]
-    SchemaUnsatisfied { place: String, reason: String, taken_back: u32 },
+    SchemaUnsatisfied { place: String, reason: String, rolled_back: u32 },
     /// Constrained output was cut off before it was complete.
     #[error("the output was cut off before it was complete; raise max_tokens")]
     Truncated,

@@ -28,13 +28,13 @@ pub struct Token {
     pub logprob: Option<TokenLogprob>,
     /// The output that the generation had rolled back when this token, and all tokens before it, were settled.
     /// A run that resumes after this token needs it.
-    pub taken_back: TakenBack,
+    pub rolled_back: RolledBack,
 }
 
 /// Output that was complete, did not satisfy its schema where the masks cannot enforce it, and was generated
 /// again. None of it was ever reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TakenBack {
+pub struct RolledBack {
     pub times: u32,
     pub tokens: u32,
 }
@@ -91,14 +91,14 @@ pub struct Usage {
     pub rejected_tokens: u32,
     /// Tokens that were produced and rolled back, because a value did not satisfy its schema. They are not part
     /// of the output.
-    pub taken_back_tokens: u32,
+    pub rolled_back_tokens: u32,
 }
 
 impl Usage {
     /// Returns the number of tokens that were produced, whether they were kept or not. Budgets count this
     /// number.
     pub fn produced_tokens(&self) -> usize {
-        self.completion_tokens as usize + self.taken_back_tokens as usize
+        self.completion_tokens as usize + self.rolled_back_tokens as usize
     }
 
     /// Adds the usage of another generation; sums saturate instead of wrapping around.
@@ -110,7 +110,7 @@ impl Usage {
             (&mut self.forced_tokens, other.forced_tokens),
             (&mut self.accepted_tokens, other.accepted_tokens),
             (&mut self.rejected_tokens, other.rejected_tokens),
-            (&mut self.taken_back_tokens, other.taken_back_tokens),
+            (&mut self.rolled_back_tokens, other.rolled_back_tokens),
         ];
         for (sum, more) in sums {
             *sum = sum.saturating_add(more);

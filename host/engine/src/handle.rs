@@ -7,107 +7,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures::future::join_all;
-use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, ModelDigest, PAGE_TOKENS, Tokenizer};
+use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, PAGE_TOKENS, Tokenizer};
 
 use crate::constraint::{CompileShares, ConstraintCompiler};
-use crate::engine_loop::Submission;
+use crate::draft::GrammarDrafter;
 use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
 use crate::replica::{Replica, Unsent};
+use crate::rollback::ChecksCache;
 use crate::router::{Placement, Router};
-use crate::speculation::{GrammarDrafter, Speculation};
 use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
-use crate::take_back::ChecksCache;
-use crate::{Constraint, EngineError, GenerateRequest, Priority, Routing, TokenMeter, Weights};
+use crate::submission::Submission;
+use crate::{Constraint, EngineError, EngineOptions, EngineStats, GenerateRequest, ModelInfo, Priority};
 
 /// Replaces default deadlines that are too far away to be a point in time.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Retry delay when a loop's channel is full. A loop empties its channel before each step.
 const FULL_CHANNEL_MS: u32 = 50;
-
-#[derive(Debug, Clone)]
-pub struct EngineOptions {
-    /// Maximum number of requests that wait at each replica; further ones get `Busy`.
-    pub max_queue: usize,
-    /// Maximum number of sequences that run at the same time on each replica.
-    pub max_sequences: usize,
-    /// Token budget of one step: decodes come first, prefill chunks use what is left. A smaller budget keeps
-    /// the time between tokens short while long prompts arrive.
-    pub step_tokens: Option<usize>,
-    /// Target duration of a step that computes prompts alongside decodes, and hence of the time between tokens
-    /// while long prompts arrive. `None` means four times the duration of decodes alone, and at least 30 ms.
-    pub step_target: Option<Duration>,
-    /// Deadline of requests that set none.
-    pub default_deadline: Duration,
-    /// The policy that spreads requests over replicas.
-    pub routing: Routing,
-    pub speculation: Speculation,
-    /// The shares of tenants and agents in each replica while demand exceeds capacity.
-    pub weights: Arc<Weights>,
-    /// Receives the number of tokens that each tenant got.
-    pub meter: Option<Arc<dyn TokenMeter>>,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        EngineOptions {
-            max_queue: 256,
-            max_sequences: 32,
-            step_tokens: None,
-            step_target: None,
-            default_deadline: Duration::from_secs(600),
-            routing: Routing::default(),
-            speculation: Speculation::Off,
-            weights: Arc::default(),
-            meter: None,
-        }
-    }
-}
-
-/// The properties of the model that callers need.
-#[derive(Debug, Clone)]
-pub struct ModelInfo {
-    pub name: String,
-    /// Distinguishes the model from an earlier one of the same name.
-    pub digest: ModelDigest,
-    pub context_length: usize,
-    pub vocabulary_size: usize,
-    pub eos: Vec<u32>,
-    pub bos: Option<u32>,
-    pub add_bos: bool,
-    pub replicas: usize,
-    /// The device that the model runs on, for people; several if its replicas run on different ones.
-    pub device: String,
-    /// The memory of all replicas.
-    pub memory: MemoryPlan,
-    pub created_unix_s: u64,
-}
-
-/// Totals since the start, and the current load.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EngineStats {
-    pub running: usize,
-    pub waiting: usize,
-    pub pages_total: usize,
-    /// Pages that are free, or cached and evictable.
-    pub pages_free: usize,
-    pub pages_cached: usize,
-    pub steps: u64,
-    /// Prompt tokens of admitted requests, cached ones included.
-    pub prompt_tokens: u64,
-    pub cached_tokens: u64,
-    /// Sampled and forced tokens.
-    pub generated_tokens: u64,
-    pub forced_tokens: u64,
-    /// Sampled tokens that had been drafted.
-    pub accepted_tokens: u64,
-    /// Drafted tokens that were not sampled.
-    pub rejected_tokens: u64,
-    /// Tokens that were produced and rolled back, because a value did not satisfy its schema.
-    pub taken_back_tokens: u64,
-    /// Sequences that gave up their pages to older ones and were resumed later.
-    pub preemptions: u64,
-}
 
 /// A running model: its replicas and the router in front of them. Clones share it.
 #[derive(Clone)]
@@ -224,7 +140,7 @@ impl Engine {
         let mut warnings = Arc::default();
         if let Some(constraint) = &request.constraint {
             let tenant = &request.affinity.tenant;
-            let _place = shared.compiling.enter(tenant)?;
+            let _slot = shared.compiling.enter(tenant)?;
             let compiled = shared.constraints.compile_for(tenant, constraint)?;
             if constraint.writes_json() {
                 checks = Some(shared.checks.of(compiled.unenforced())?);
@@ -251,7 +167,7 @@ impl Engine {
             spent: spent.clone(),
             submitted,
             deadline,
-            place: queue,
+            slot: queue,
             load,
         };
         let mut submission = Box::new(submission);
@@ -264,7 +180,7 @@ impl Engine {
             shared.router.forget(replica);
             let placement = shared.router.place(&submission.request)?;
             replica = placement.replica;
-            (submission.place, submission.load) = (placement.queue, placement.load);
+            (submission.slot, submission.load) = (placement.queue, placement.load);
         }
     }
 
@@ -299,11 +215,11 @@ impl Engine {
 
     /// Returns the number of sequences of this class that could start now without waiting for others. It is for
     /// callers that would rather come back later than wait. An engine that drains has none.
-    pub fn room(&self, priority: Priority) -> usize {
+    pub fn free_slots(&self, priority: Priority) -> usize {
         if self.shared.draining.load(Ordering::Acquire) {
             return 0;
         }
-        self.shared.replicas.iter().map(|replica| replica.room(priority)).sum()
+        self.shared.replicas.iter().map(|replica| replica.free_slots(priority)).sum()
     }
 
     pub fn replica_stats(&self) -> Vec<EngineStats> {
@@ -326,27 +242,6 @@ impl Engine {
     pub async fn drain(&self, deadline: Duration) {
         self.shared.draining.store(true, Ordering::Release);
         join_all(self.shared.replicas.iter().map(|replica| replica.drain(deadline))).await;
-    }
-}
-
-impl EngineStats {
-    fn plus(self, other: EngineStats) -> EngineStats {
-        EngineStats {
-            running: self.running + other.running,
-            waiting: self.waiting + other.waiting,
-            pages_total: self.pages_total + other.pages_total,
-            pages_free: self.pages_free + other.pages_free,
-            pages_cached: self.pages_cached + other.pages_cached,
-            steps: self.steps + other.steps,
-            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
-            cached_tokens: self.cached_tokens + other.cached_tokens,
-            generated_tokens: self.generated_tokens + other.generated_tokens,
-            forced_tokens: self.forced_tokens + other.forced_tokens,
-            accepted_tokens: self.accepted_tokens + other.accepted_tokens,
-            rejected_tokens: self.rejected_tokens + other.rejected_tokens,
-            taken_back_tokens: self.taken_back_tokens + other.taken_back_tokens,
-            preemptions: self.preemptions + other.preemptions,
-        }
     }
 }
 

@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 
 use crate::EngineError;
 use crate::constraint::{OutputConstraint, TokenMask};
-use crate::sequence::SequenceId;
-use crate::speculation::Draft;
+use crate::draft::Draft;
+use crate::sequence_id::SequenceId;
 
 /// The masks of one sequence's rows in a step.
 pub(crate) struct MaskJob {
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::Constraint;
     use crate::constraint::ConstraintCompiler;
-    use crate::speculation::{DraftToken, Source};
+    use crate::draft::{DraftToken, Source};
     use crate::tests::fixture::{EOS, byte_tokenizer};
 
     fn job(id: u64, pattern: &str, draft: &str) -> MaskJob {

@@ -36,7 +36,7 @@ const PAGES: &[f64] = &[1.0, 4.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0,
 
 pub(crate) const REQUESTS: &str = "skep_engine_requests_total";
 pub(crate) const TOKENS: &str = "skep_engine_tokens_total";
-pub(crate) const TAKEN_BACK: &str = "skep_engine_taken_back_tokens_total";
+pub(crate) const ROLLED_BACK: &str = "skep_engine_taken_back_tokens_total";
 pub(crate) const PREEMPTIONS: &str = "skep_engine_preemptions_total";
 pub(crate) const ROUTED: &str = "skep_engine_routed_total";
 pub(crate) const QUEUE: &str = "skep_engine_queue_seconds";
@@ -62,7 +62,7 @@ pub const METRICS: &[MetricSpec] = &[
         "Tokens by kind: prompt (cached ones included), cached, sampled (accepted ones included), forced, accepted, rejected",
     ),
     counter(
-        TAKEN_BACK,
+        ROLLED_BACK,
         "Tokens that were produced and rolled back, because a value did not satisfy its schema",
     ),
     counter(PREEMPTIONS, "Sequences that gave up their KV pages to older ones and were resumed later"),

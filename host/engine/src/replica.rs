@@ -9,7 +9,7 @@ use std::time::Duration;
 use skep_model::{Executor, Tokenizer};
 use tokio::sync::oneshot;
 
-use crate::engine_loop::{Command, EngineLoop, Submission};
+use crate::engine_loop::{Command, EngineLoop};
 use crate::health::Health;
 use crate::keyed_hash::KeyedHash;
 use crate::kv::PublishedPrefixes;
@@ -17,6 +17,7 @@ use crate::mask_worker::MaskWorker;
 use crate::router::{ReplicaLoad, ReplicaView};
 use crate::scheduler::{BACKGROUND_HEADROOM, Scheduler, StepLimits};
 use crate::speculation::Speculator;
+use crate::submission::Submission;
 use crate::telemetry::Telemetry;
 use crate::{EngineError, EngineOptions, EngineStats, ModelInfo, Priority};
 
@@ -74,7 +75,7 @@ impl Replica {
     }
 
     /// Returns the number of sequences of this class that could start now without waiting for another one.
-    pub fn room(&self, priority: Priority) -> usize {
+    pub fn free_slots(&self, priority: Priority) -> usize {
         let ReplicaView { load, max_sequences, .. } = &self.view;
         if self.view.health.problem().is_some() {
             return 0;

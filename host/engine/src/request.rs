@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use skep_model::Sampling;
 
-use crate::{EngineError, ModelInfo, TakenBack};
+use crate::{EngineError, ModelInfo, RolledBack};
 
 /// Maximum number of stop strings in a request.
 const MAX_STOP_STRINGS: usize = 16;
@@ -150,7 +150,7 @@ pub struct GenerateRequest {
     /// come next.
     pub resume: Vec<u32>,
     /// The output that the earlier run had rolled back by then, as reported with the last of these tokens.
-    pub resume_taken_back: TakenBack,
+    pub resume_rolled_back: RolledBack,
     pub affinity: Affinity,
     pub priority: Priority,
     /// The deadline of the request; `None` uses the engine's default.
@@ -171,7 +171,7 @@ impl GenerateRequest {
             prompt_logprobs: None,
             keep_special: false,
             resume: Vec::new(),
-            resume_taken_back: TakenBack::default(),
+            resume_rolled_back: RolledBack::default(),
             affinity: Affinity::default(),
             priority: Priority::default(),
             deadline: None,

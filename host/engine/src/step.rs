@@ -9,11 +9,12 @@ use std::collections::HashMap;
 use skep_model::{Batch, BatchSequence, LogitRow, LogitsWanted, RowOutput, SampleRow, ScoreRow};
 
 use crate::constraint::TokenMask;
+use crate::draft::{Draft, DraftToken, Tried};
 use crate::kv::pages_for;
 use crate::mask_worker::{MaskJob, Masked};
 use crate::scheduler::{Ending, PlannedSequence, Scheduler};
-use crate::sequence::{Draw, Sequence, SequenceId};
-use crate::speculation::{Draft, DraftToken, Tried};
+use crate::sequence::{Draw, Sequence};
+use crate::sequence_id::SequenceId;
 use crate::{EngineError, FinishReason};
 
 /// The uses of the logit rows of one planned sequence.
@@ -68,7 +69,7 @@ pub(crate) struct CheckedDraft {
 pub(crate) fn batch(scheduler: &Scheduler, plan: &[PlannedSequence]) -> Batch {
     let sequences = plan.iter().filter_map(|planned| {
         let sequence = scheduler.sequence(planned.id)?;
-        let end = sequence.computed + planned.tokens;
+        let end = sequence.computed.tokens + planned.tokens;
         let logits = match sequence.next_scored_row() {
             Some(_) => LogitsWanted::All,
             None if end == sequence.tokens.len() && !sequence.is_prefill_only() => {
@@ -76,12 +77,12 @@ pub(crate) fn batch(scheduler: &Scheduler, plan: &[PlannedSequence]) -> Batch {
             }
             None => LogitsWanted::None,
         };
-        let known = sequence.tokens[sequence.computed..end].iter().copied();
+        let known = sequence.tokens[sequence.computed.tokens..end].iter().copied();
         let pages = pages_for(end + planned.draft.tokens.len());
         Some(BatchSequence {
             tokens: known.chain(planned.draft.ids()).collect(),
-            start: sequence.computed,
-            pages: sequence.pages.pages()[..pages].to_vec(),
+            start: sequence.computed.tokens,
+            pages: sequence.computed.pages.pages()[..pages].to_vec(),
             logits,
         })
     });
@@ -202,7 +203,7 @@ impl RowUse {
         let tried = tokens.iter().take(agreed + usize::from(refuted)).enumerate();
         let tried: Vec<Tried> = tried
             .filter(|(_, token)| !token.forced)
-            .map(|(at, token)| Tried { source: token.source, came_true: at < agreed })
+            .map(|(at, token)| Tried { source: token.source, accepted: at < agreed })
             .collect();
         let checked = CheckedDraft { tried, rejected: drawn(tokens) - drawn(&tokens[..agreed]) };
         let cut = sequence.tokens.len() < known;

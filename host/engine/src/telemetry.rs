@@ -21,7 +21,7 @@ const MAX_AGENT_LABELS: usize = 1024;
 /// The label of agents past the bound.
 const OTHER_AGENTS: &str = "(other)";
 
-/// Counters that the loop writes and everyone reads.
+/// Figures that the loop writes and everyone reads.
 #[derive(Default)]
 pub(crate) struct Telemetry {
     model: String,
@@ -29,11 +29,25 @@ pub(crate) struct Telemetry {
     steps_metrics: OnceLock<StepMetrics>,
     agents: Mutex<HashMap<String, Arc<AgentMetrics>>>,
     queued: QueueShares,
+    current: CurrentLoad,
+    totals: Totals,
+    /// Moving average of the time from admission to the end, for the estimate in `Busy`.
+    service_us: AtomicU64,
+}
+
+/// The load after the last step.
+#[derive(Default)]
+struct CurrentLoad {
     running: AtomicUsize,
     waiting: AtomicUsize,
     pages_total: AtomicUsize,
     pages_free: AtomicUsize,
     pages_cached: AtomicUsize,
+}
+
+/// Counts since the start.
+#[derive(Default)]
+struct Totals {
     steps: AtomicU64,
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
@@ -41,10 +55,8 @@ pub(crate) struct Telemetry {
     forced_tokens: AtomicU64,
     accepted_tokens: AtomicU64,
     rejected_tokens: AtomicU64,
-    taken_back_tokens: AtomicU64,
+    rolled_back_tokens: AtomicU64,
     preemptions: AtomicU64,
-    /// Moving average of the time from admission to the end, for the estimate in `Busy`.
-    service_us: AtomicU64,
 }
 
 /// Metrics that belong to the engine and not to an agent.
@@ -65,12 +77,12 @@ pub(crate) struct RequestTelemetry {
 }
 
 /// One slot in the bounded queue; dropping it frees the slot.
-pub(crate) struct QueuePlace {
+pub(crate) struct QueueSlot {
     telemetry: Arc<Telemetry>,
     tenant: String,
 }
 
-impl Drop for QueuePlace {
+impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.telemetry.queued.leave(&self.tenant);
     }
@@ -81,60 +93,63 @@ impl Telemetry {
         Arc::new(Telemetry {
             model: model.to_string(),
             replica: replica.to_string(),
-            pages_total: AtomicUsize::new(pages_total),
-            pages_free: AtomicUsize::new(pages_total),
+            current: CurrentLoad {
+                pages_total: AtomicUsize::new(pages_total),
+                pages_free: AtomicUsize::new(pages_total),
+                ..CurrentLoad::default()
+            },
             ..Telemetry::default()
         })
     }
 
     /// Takes a slot in the queue, or returns how long it is likely to take until one is free.
-    pub fn enter_queue(self: &Arc<Self>, tenant: &str, max_queue: usize) -> Result<QueuePlace, Duration> {
+    pub fn enter_queue(self: &Arc<Self>, tenant: &str, max_queue: usize) -> Result<QueueSlot, Duration> {
         match self.queued.enter(tenant, max_queue) {
-            true => Ok(QueuePlace { telemetry: self.clone(), tenant: tenant.to_string() }),
-            false => Err(self.time_to_free_place()),
+            true => Ok(QueueSlot { telemetry: self.clone(), tenant: tenant.to_string() }),
+            false => Err(self.time_to_free_slot()),
         }
     }
 
     /// Estimates when a slot is free: a running sequence finishes every (mean service time / running
     /// sequences), and its slot goes to a waiting one.
-    fn time_to_free_place(&self) -> Duration {
-        let between_us = self.service_us.load(Relaxed) / self.running.load(Relaxed).max(1) as u64;
+    fn time_to_free_slot(&self) -> Duration {
+        let between_us = self.service_us.load(Relaxed) / self.current.running.load(Relaxed).max(1) as u64;
         Duration::from_micros(between_us).clamp(Duration::from_millis(50), Duration::from_secs(30))
     }
 
     pub fn stats(&self) -> EngineStats {
         EngineStats {
-            running: self.running.load(Relaxed),
-            waiting: self.waiting.load(Relaxed).max(self.queued.taken()),
-            pages_total: self.pages_total.load(Relaxed),
-            pages_free: self.pages_free.load(Relaxed),
-            pages_cached: self.pages_cached.load(Relaxed),
-            steps: self.steps.load(Relaxed),
-            prompt_tokens: self.prompt_tokens.load(Relaxed),
-            cached_tokens: self.cached_tokens.load(Relaxed),
-            generated_tokens: self.generated_tokens.load(Relaxed),
-            forced_tokens: self.forced_tokens.load(Relaxed),
-            accepted_tokens: self.accepted_tokens.load(Relaxed),
-            rejected_tokens: self.rejected_tokens.load(Relaxed),
-            taken_back_tokens: self.taken_back_tokens.load(Relaxed),
-            preemptions: self.preemptions.load(Relaxed),
+            running: self.current.running.load(Relaxed),
+            waiting: self.current.waiting.load(Relaxed).max(self.queued.taken()),
+            pages_total: self.current.pages_total.load(Relaxed),
+            pages_free: self.current.pages_free.load(Relaxed),
+            pages_cached: self.current.pages_cached.load(Relaxed),
+            steps: self.totals.steps.load(Relaxed),
+            prompt_tokens: self.totals.prompt_tokens.load(Relaxed),
+            cached_tokens: self.totals.cached_tokens.load(Relaxed),
+            generated_tokens: self.totals.generated_tokens.load(Relaxed),
+            forced_tokens: self.totals.forced_tokens.load(Relaxed),
+            accepted_tokens: self.totals.accepted_tokens.load(Relaxed),
+            rejected_tokens: self.totals.rejected_tokens.load(Relaxed),
+            rolled_back_tokens: self.totals.rolled_back_tokens.load(Relaxed),
+            preemptions: self.totals.preemptions.load(Relaxed),
         }
     }
 
     pub fn record_load(&self, running: usize, waiting: usize, pages_free: usize, pages_cached: usize) {
-        self.running.store(running, Relaxed);
-        self.waiting.store(waiting, Relaxed);
-        self.pages_free.store(pages_free, Relaxed);
-        self.pages_cached.store(pages_cached, Relaxed);
+        self.current.running.store(running, Relaxed);
+        self.current.waiting.store(waiting, Relaxed);
+        self.current.pages_free.store(pages_free, Relaxed);
+        self.current.pages_cached.store(pages_cached, Relaxed);
         let metrics = self.step_metrics();
         metrics.running.set(running as f64);
         metrics.waiting.set(waiting as f64);
-        metrics.pages_used.set((self.pages_total.load(Relaxed) - pages_free) as f64);
+        metrics.pages_used.set((self.current.pages_total.load(Relaxed) - pages_free) as f64);
         metrics.pages_cached.set(pages_cached as f64);
     }
 
     pub fn record_step(&self, batch_tokens: usize, sequences: usize) {
-        self.steps.fetch_add(1, Relaxed);
+        self.totals.steps.fetch_add(1, Relaxed);
         let metrics = self.step_metrics();
         metrics.batch_tokens.record(batch_tokens as f64);
         metrics.batch_sequences.record(sequences as f64);
@@ -164,7 +179,7 @@ impl Telemetry {
     fn step_metrics(&self) -> &StepMetrics {
         self.steps_metrics.get_or_init(|| {
             let labels = [("model", self.model.clone()), ("replica", self.replica.clone())];
-            gauge!(metric::PAGES_TOTAL, &labels).set(self.pages_total.load(Relaxed) as f64);
+            gauge!(metric::PAGES_TOTAL, &labels).set(self.current.pages_total.load(Relaxed) as f64);
             StepMetrics {
                 batch_tokens: histogram!(metric::BATCH_TOKEN_COUNT, &labels),
                 batch_sequences: histogram!(metric::BATCH_SEQUENCE_COUNT, &labels),
@@ -181,17 +196,17 @@ impl RequestTelemetry {
     pub fn record_tokens(&self, kind: TokenKind, count: usize) {
         let engine = &self.engine;
         let total = match kind {
-            TokenKind::Prompt => &engine.prompt_tokens,
-            TokenKind::Cached => &engine.cached_tokens,
-            TokenKind::Sampled => &engine.generated_tokens,
-            TokenKind::Forced => &engine.forced_tokens,
-            TokenKind::Accepted => &engine.accepted_tokens,
-            TokenKind::Rejected => &engine.rejected_tokens,
-            TokenKind::TakenBack => &engine.taken_back_tokens,
+            TokenKind::Prompt => &engine.totals.prompt_tokens,
+            TokenKind::Cached => &engine.totals.cached_tokens,
+            TokenKind::Sampled => &engine.totals.generated_tokens,
+            TokenKind::Forced => &engine.totals.forced_tokens,
+            TokenKind::Accepted => &engine.totals.accepted_tokens,
+            TokenKind::Rejected => &engine.totals.rejected_tokens,
+            TokenKind::RolledBack => &engine.totals.rolled_back_tokens,
         };
         total.fetch_add(count as u64, Relaxed);
         if matches!(kind, TokenKind::Forced) {
-            engine.generated_tokens.fetch_add(count as u64, Relaxed);
+            engine.totals.generated_tokens.fetch_add(count as u64, Relaxed);
         }
         self.agent.count_tokens(kind, count);
     }
@@ -223,7 +238,7 @@ impl RequestTelemetry {
     }
 
     pub fn record_preemption(&self) {
-        self.engine.preemptions.fetch_add(1, Relaxed);
+        self.engine.totals.preemptions.fetch_add(1, Relaxed);
         self.agent.preemptions.increment(1);
     }
 }

@@ -64,9 +64,9 @@ fn sampled(data: &[u8], blocks: usize) -> impl Iterator<Item = &[u8]> {
         true => (1, data.len()),
         false => (blocks, BLOCK_BYTES),
     };
-    let room = data.len() - length;
+    let rest = data.len() - length;
     (0..blocks).map(move |block| {
-        let start = room / (blocks - 1).max(1) * block;
+        let start = rest / (blocks - 1).max(1) * block;
         &data[start..start + length]
     })
 }

@@ -4,10 +4,9 @@
 //! This module knows nothing of requests or HTTP; callers map its errors.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use skep_kernels::KernelError;
-
-use crate::communicator::RankFault;
 
 /// The reason why a model could not be read, understood or run.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +60,22 @@ pub enum ModelError {
     /// A kernel rejected its arguments.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+}
+
+/// The reason why the ranks of a model could not finish a step together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RankFault {
+    #[error("made no progress for {} ms while others waited for it", .deadline.as_millis())]
+    Stalled { deadline: Duration },
+    #[error("is at {found} where rank {other} is at {expected}; all ranks must make the same calls")]
+    Disagrees { other: usize, expected: String, found: String },
+    #[error("failed: {reason}")]
+    Failed { reason: String },
+    #[error("has terminated, but the other ranks need it")]
+    Ended,
+    #[error("is not one of the {ranks} ranks of the group")]
+    Unknown { ranks: usize },
 }
 
 impl ModelError {

@@ -33,10 +33,9 @@ pub mod verify;
 pub use batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 pub use chat_template::{ChatTemplate, spelled_json};
 pub use checkpoint::{Checkpoint, Tensor};
-pub use communicator::RankFault;
 pub use config::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
 pub use digest::ModelDigest;
-pub use error::ModelError;
+pub use error::{ModelError, RankFault};
 pub use executor::{
     CPU_KV_TOKENS, CpuExecutor, DeviceChoice, Executor, ExecutorLimits, ExecutorOptions, KernelFolders,
     KvDtype, MemoryPlan, ModelWeights, Ordinals, PlacedExecutor, Placement, physical_cores,

@@ -21,8 +21,8 @@ impl MemoryPlan {
     pub fn of_replicas<'a>(plans: impl IntoIterator<Item = (&'a str, &'a MemoryPlan)>) -> MemoryPlan {
         let mut weights: BTreeMap<&str, u64> = BTreeMap::new();
         let mut sum = MemoryPlan::default();
-        for (place, plan) in plans {
-            let shared = weights.entry(place).or_default();
+        for (device, plan) in plans {
+            let shared = weights.entry(device).or_default();
             *shared = plan.weight_bytes.max(*shared);
             sum.activation_bytes = sum.activation_bytes.saturating_add(plan.activation_bytes);
             sum.graph_bytes = sum.graph_bytes.saturating_add(plan.graph_bytes);

@@ -182,8 +182,8 @@ pub(crate) struct StoredUsage {
     pub(crate) accepted_tokens: u32,
     #[serde(default)]
     pub(crate) rejected_tokens: u32,
-    #[serde(default)]
-    pub(crate) taken_back_tokens: u32,
+    #[serde(default, rename = "taken_back_tokens")]
+    pub(crate) rolled_back_tokens: u32,
 }
 
 #[derive(Serialize, Deserialize)]

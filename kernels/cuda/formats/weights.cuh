@@ -14,7 +14,7 @@ struct MatmulParams {
     uint32_t inputs;      // a multiple of the block length and of eight
     uint32_t outputs;
     uint32_t y_stride;
-    uint32_t wide;          // nonzero: y is float32 instead of activations
+    uint32_t output_format; // nonzero: y is float32 instead of activations
     uint32_t scale_rows;    // FP8: number of rows that share a scale
     uint32_t scale_columns; // FP8: number of columns that share a scale
 };
@@ -26,7 +26,7 @@ SKEP_DEVICE void store_sum(const MatmulParams& p, uint32_t row, uint32_t output,
         sum += to_float(static_cast<const T*>(p.bias)[output]);
     }
     const uint64_t at = static_cast<uint64_t>(row) * p.y_stride + output;
-    if (p.wide != 0) {
+    if (p.output_format != 0) {
         static_cast<float*>(p.y)[at] = sum;
     } else {
         static_cast<T*>(p.y)[at] = from_float<T>(sum);

@@ -168,6 +168,14 @@ impl Kernel for MergeStates {
     }
 }
 
+/// The scales of a scaled format, from one KV head's first scale on.
+pub(crate) struct Scales {
+    pub keys: *const f32,
+    pub values: *const f32,
+    /// Number of scales per page.
+    pub page: usize,
+}
+
 pub(crate) struct AttendRows<'a, Kv: KvFormat> {
     pub rows: &'a [QueryRow],
     pub query: *const f32,
@@ -178,10 +186,7 @@ pub(crate) struct AttendRows<'a, Kv: KvFormat> {
     pub key_page: usize,
     pub values: *const Kv::Element,
     pub value_page: usize,
-    /// Scales of a scaled format: base address for this KV head. `scale_page` is the number of scales per page.
-    pub key_scales: *const f32,
-    pub value_scales: *const f32,
-    pub scale_page: usize,
+    pub scales: Scales,
     pub pages: &'a [u32],
     /// The range of positions to process. `from` is a page boundary.
     pub from: usize,
@@ -243,7 +248,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
                 let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
                 for r in 0..R {
                     let row = &mut scores[r][..pages * PAGE];
-                    (largest[r], totals[r]) = soften::<S>(row, at, &self.rows[r]);
+                    (largest[r], totals[r]) = softmax_weights::<S>(row, at, &self.rows[r]);
                 }
                 if Kv::SCALED {
                     self.scale_weights::<S, R>(&mut scores, at / PAGE, pages);
@@ -282,14 +287,14 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
     ) {
         let last = self.pages.len() - 1;
         // The last page replaces pages past the end; the scores computed for the replacements are not stored.
-        let place = |index: usize| self.pages[(first_page + index).min(last)] as usize;
-        let here: [usize; P] = std::array::from_fn(|i| place((pages.start + i).min(pages.end - 1)));
+        let page_at = |index: usize| self.pages[(first_page + index).min(last)] as usize;
+        let here: [usize; P] = std::array::from_fn(|i| page_at((pages.start + i).min(pages.end - 1)));
         // SAFETY: guaranteed by the caller; prefetched addresses need not be readable.
         unsafe {
             let keys: [*const Kv::Element; P] =
                 std::array::from_fn(|i| self.keys.add(here[i] * self.key_page));
             let ahead: [[*const u8; P]; 2] = [
-                std::array::from_fn(|i| self.keys.add(place(pages.start + P + i) * self.key_page).cast()),
+                std::array::from_fn(|i| self.keys.add(page_at(pages.start + P + i) * self.key_page).cast()),
                 std::array::from_fn(|i| self.values.add(here[i] * self.value_page).cast()),
             ];
             let mut sums = [[S::zero(); P]; R];
@@ -310,7 +315,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             }
             for i in 0..P.min(pages.len()) {
                 if Kv::SCALED {
-                    let scales = S::load(self.key_scales.add(here[i] * self.scale_page));
+                    let scales = S::load(self.scales.keys.add(here[i] * self.scales.page));
                     sums.iter_mut().for_each(|sums| sums[i] = S::mul(sums[i], scales));
                 }
                 for (row, sums) in scores.iter_mut().zip(&sums) {
@@ -335,7 +340,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         unsafe {
             for p in 0..pages {
                 let page = self.pages[first_page + p] as usize;
-                let scales = S::load(self.value_scales.add(page * self.scale_page));
+                let scales = S::load(self.scales.values.add(page * self.scales.page));
                 for row in weights.iter_mut() {
                     let at = row.as_mut_ptr().add(p * PAGE);
                     S::store(at, S::mul(S::load(at), scales));
@@ -344,7 +349,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
-    /// Sums `C` registers of a block's values, from `column` on, and merges them into the state.
+    /// OutputFormat `C` registers of a block's values, from `column` on, and merges them into the state.
     ///
     /// # Safety
     /// The conditions of `attend` hold, and the columns are within `value_stride`.
@@ -393,7 +398,7 @@ const R_MAX: usize = MAX_ROWS;
 /// # Safety
 /// `scores` is a whole number of pages; call inside a dispatched kernel.
 #[inline(always)]
-unsafe fn soften<S: Simd>(scores: &mut [f32], at: usize, row: &QueryRow) -> (f32, f32) {
+unsafe fn softmax_weights<S: Simd>(scores: &mut [f32], at: usize, row: &QueryRow) -> (f32, f32) {
     let low = row.first.saturating_sub(at).min(scores.len());
     let high = row.end.saturating_sub(at).min(scores.len());
     let masked = low > 0 || high < scores.len();

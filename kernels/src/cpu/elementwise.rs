@@ -123,10 +123,10 @@ impl Kernel for Add<'_> {
     }
 }
 
-/// Rotates the pairs of one head. `turns` holds the cosines and then the sines.
+/// Rotates the pairs of one head. `table` holds the cosines and then the sines.
 pub(crate) struct Rotate<'a> {
     pub head: &'a mut [f32],
-    pub turns: &'a [f32],
+    pub table: &'a [f32],
     pub interleaved: bool,
 }
 
@@ -136,7 +136,7 @@ impl Kernel for Rotate<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let half = self.head.len() / 2;
-        let (cosines, sines) = self.turns.split_at(half);
+        let (cosines, sines) = self.table.split_at(half);
         if self.interleaved {
             for ((pair, cos), sin) in self.head.chunks_exact_mut(2).zip(cosines).zip(sines) {
                 let (a, b) = (pair[0], pair[1]);

@@ -98,7 +98,7 @@ impl<Format: TileFormat> TileProduct<Format> {
             for block in 0..self.blocks {
                 let weights = Format::integers::<S>(self.tile, block);
                 let scales = Format::scales::<S>(self.tile, block);
-                let place = block * T;
+                let offset = block * T;
                 if T <= 4 {
                     // With few tokens the weights come from memory, and the hardware prefetcher stops at page boundaries.
                     let ahead = self.tile.wrapping_add((block * Format::BLOCK_BYTES) + PREFETCH_BYTES);
@@ -107,11 +107,11 @@ impl<Format: TileFormat> TileProduct<Format> {
                     }
                 }
                 for (t, sum) in sums.iter_mut().enumerate() {
-                    let bytes = self.group.bytes.add((place + t) * 32);
-                    let scale = S::splat(*self.group.scales.add(place + t));
-                    let total = *self.group.sums.add(place + t);
+                    let bytes = self.group.bytes.add((offset + t) * 32);
+                    let scale = S::splat(*self.group.scales.add(offset + t));
+                    let total = *self.group.sums.add(offset + t);
                     if Format::HALVES {
-                        let low_total = *self.group.low_sums.add(place + t);
+                        let low_total = *self.group.low_sums.add(offset + t);
                         let low = S::to_f32(dot::<S, Format>(&weights, 0, 4, bytes));
                         let high = S::to_f32(dot::<S, Format>(&weights, 4, 8, bytes));
                         let both = S::fma(low, scales[0].0, S::mul(high, scales[1].0));

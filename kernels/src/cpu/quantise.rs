@@ -52,13 +52,13 @@ impl Kernel for QuantiseRow {
                 let clamp =
                     |x| S::max(S::min(S::round(S::mul(x, S::splat(inverse))), limit), S::splat(-127.0));
                 let (low, high) = if usable { (clamp(low), clamp(high)) } else { (S::zero(), S::zero()) };
-                let place = block * self.group + self.token;
-                S::store_i8(self.bytes.add(place * 32), low);
-                S::store_i8(self.bytes.add(place * 32 + 16), high);
+                let offset = block * self.group + self.token;
+                S::store_i8(self.bytes.add(offset * 32), low);
+                S::store_i8(self.bytes.add(offset * 32 + 16), high);
                 let low_sum = S::sum(low);
-                *self.scales.add(place) = scale;
-                *self.low_sums.add(place) = scale * low_sum;
-                *self.sums.add(place) = scale * (low_sum + S::sum(high));
+                *self.scales.add(offset) = scale;
+                *self.low_sums.add(offset) = scale * low_sum;
+                *self.sums.add(offset) = scale * (low_sum + S::sum(high));
             }
         }
     }

@@ -1,11 +1,12 @@
-//! Sums values over all ranks, through memory that all of them can access.
+//! OutputFormat values over all ranks, through memory that all of them can access.
 
+use super::device_constants::device_constant;
 use super::{Activation, Address, Launch};
 use crate::KernelError;
 
 /// Maximum number of ranks, as in the kernel.
-pub const MAX_RANKS: usize = 8;
-pub const MAX_BLOCKS: u32 = 64;
+pub const MAX_RANKS: usize = device_constant!("all_reduce.cu", "MAX_RANKS") as usize;
+pub const MAX_BLOCKS: u32 = device_constant!("all_reduce.cu", "MAX_BLOCKS");
 const THREADS: u32 = 512;
 /// Size of the signals of each rank, which must be zero at first: for each block a barrier count, and one count for
 /// each rank.
@@ -27,7 +28,7 @@ pub struct AllReduceParams {
     pub failure: Address,
     pub chunks: u64,
     /// Number of times that a rank polls for another rank before it fails.
-    pub patience: u64,
+    pub max_polls: u64,
     pub rank: u32,
     pub ranks: u32,
 }
@@ -64,11 +65,11 @@ pub fn launch(
 ) -> Result<Launch, KernelError> {
     const OP: &str = "all_reduce";
     let limit = MAX_RANKS as u32;
-    super::supported((1..=limit).contains(&params.ranks), OP, "ranks", params.ranks, || {
+    super::require((1..=limit).contains(&params.ranks), OP, "ranks", params.ranks, || {
         format!("1 to {limit}")
     })?;
     let others = || format!("a rank below {}", params.ranks);
-    super::supported(params.rank < params.ranks, OP, "rank", params.rank, others)?;
+    super::require(params.rank < params.ranks, OP, "rank", params.rank, others)?;
     let (name, chunks) = match shots {
         Shots::One => ("one", params.chunks),
         Shots::Two => ("two", params.chunks.div_ceil(params.ranks.into())),
@@ -111,7 +112,7 @@ mod tests {
             }
         }
 
-        fn params(&mut self, rank: usize, patience: u64) -> AllReduceParams {
+        fn params(&mut self, rank: usize, max_polls: u64) -> AllReduceParams {
             let all = |mut of: Box<dyn FnMut(usize) -> Address + '_>| {
                 let mut addresses = [Address::NONE; MAX_RANKS];
                 let count = self.failures.len();
@@ -125,15 +126,15 @@ mod tests {
                 out: self.out[rank].address(),
                 failure: host::address(&self.failures[rank..]),
                 chunks: self.chunks as u64,
-                patience,
+                max_polls,
                 rank: rank as u32,
                 ranks: self.failures.len() as u32,
             }
         }
 
         /// Runs each rank on a separate host thread. Ranks alternate between two thread orders.
-        fn run(&mut self, present: &[usize], shots: Shots, activation: Activation, patience: u64) {
-            let params: Vec<_> = present.iter().map(|rank| self.params(*rank, patience)).collect();
+        fn run(&mut self, present: &[usize], shots: Shots, activation: Activation, max_polls: u64) {
+            let params: Vec<_> = present.iter().map(|rank| self.params(*rank, max_polls)).collect();
             std::thread::scope(|scope| {
                 for (params, order) in params.iter().zip([Order::FORWARD, Order::BACKWARD].iter().cycle()) {
                     scope.spawn(move || {

@@ -3,30 +3,10 @@
 //! A device runs code that was compiled for its major version and for a minor version that is not above its own. `sm_90a`
 //! runs on 9.0 only and may therefore use features that only this device has.
 
-use std::fmt;
-
 use crate::KernelError;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Architecture {
-    Sm80,
-    Sm86,
-    Sm89,
-    Sm90a,
-    Sm100,
-    Sm120,
-}
+pub use crate::cuda_types::Architecture;
 
 impl Architecture {
-    pub const ALL: [Architecture; 6] = [
-        Architecture::Sm80,
-        Architecture::Sm86,
-        Architecture::Sm89,
-        Architecture::Sm90a,
-        Architecture::Sm100,
-        Architecture::Sm120,
-    ];
-
     /// Returns the newest architecture that a device runs.
     pub fn of_device(major: u32, minor: u32) -> Result<Self, KernelError> {
         match (major, minor) {
@@ -37,21 +17,9 @@ impl Architecture {
             (10, _) => Ok(Architecture::Sm100),
             (12, _) => Ok(Architecture::Sm120),
             _ => {
-                let made_for = "8.0 to 9.0 (A100, L4, H100), 10.x (B200) and 12.x (RTX 50)";
-                Err(KernelError::Architecture { major, minor, made_for })
+                let supported = "8.0 to 9.0 (A100, L4, H100), 10.x (B200) and 12.x (RTX 50)";
+                Err(KernelError::Architecture { major, minor, supported })
             }
-        }
-    }
-
-    /// Returns the name that NVRTC uses.
-    pub fn name(self) -> &'static str {
-        match self {
-            Architecture::Sm80 => "sm_80",
-            Architecture::Sm86 => "sm_86",
-            Architecture::Sm89 => "sm_89",
-            Architecture::Sm90a => "sm_90a",
-            Architecture::Sm100 => "sm_100",
-            Architecture::Sm120 => "sm_120",
         }
     }
 
@@ -73,12 +41,6 @@ impl Architecture {
             Architecture::Sm80 | Architecture::Sm86 | Architecture::Sm89 | Architecture::Sm90a => "12.0",
             Architecture::Sm100 | Architecture::Sm120 => "12.8",
         }
-    }
-}
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

@@ -2,14 +2,17 @@
 
 use std::ops::Range;
 
-use super::{Activation, Address, Launch, WARP};
+use super::device_constants::device_constant;
+use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
 use crate::KernelError;
 
-/// Number of warps per block, as in the kernel.
-const WARPS: u32 = 4;
+/// Number of warps per block.
+const WARPS: u32 = device_constant!("attention_decode.cu", "DECODE_WARPS");
+/// Number of query heads per block; half as many if they are wide.
+const MAX_GROUP_HEADS: u32 = device_constant!("attention_decode.cu", "MAX_GROUP_HEADS");
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 /// Minimum length of a split. Shorter splits cost more to join than they save.
-const MIN_PIECE: u32 = 128;
+const MIN_SPLIT: u32 = 128;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -21,8 +24,8 @@ pub struct AttentionDecodeParams {
     pub values: Address,
     /// u32 `[rows, table_stride]`.
     pub page_tables: Address,
-    /// An array of [`Piece`].
-    pub pieces: Address,
+    /// An array of [`Split`].
+    pub splits: Address,
     /// f32 `[states, heads, head_size + 2]`.
     pub states: Address,
     pub q_stride: u32,
@@ -37,8 +40,8 @@ pub struct AttentionDecodeParams {
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionMergeParams {
     pub states: Address,
-    /// u32 `[rows + 1]`: see [`Plan::first_place`].
-    pub first_place: Address,
+    /// u32 `[rows + 1]`: see [`Plan::first_state`].
+    pub first_state: Address,
     /// `[rows, heads, head_size]`.
     pub out: Address,
     pub heads: u32,
@@ -48,85 +51,85 @@ pub struct AttentionMergeParams {
 /// A split of one row's context.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct Split {
     pub row: u32,
     pub first: u32,
     /// Exclusive.
     pub last: u32,
     /// Index of its state.
-    pub place: u32,
+    pub state: u32,
 }
 
 /// The division of a step's contexts into splits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    pub pieces: Vec<Piece>,
+    pub splits: Vec<Split>,
     /// The index of each row's first state, followed by the total number of states.
-    pub first_place: Vec<u32>,
+    pub first_state: Vec<u32>,
 }
 
 impl Plan {
     /// Divides the ranges of the contexts that rows see into splits. The longest split is as short as possible while all
-    /// splits together take no more than `blocks` blocks, where each split takes `blocks_of_piece` (see
-    /// [`blocks_of_piece()`]). The device then runs all of them at once, and none waits long for another. Every row has at
+    /// splits together take no more than `blocks` blocks, where each split takes `blocks_per_split` (see
+    /// [`blocks_per_split()`]). The device then runs all of them at once, and none waits long for another. Every row has at
     /// least one split.
-    pub fn new(seen: &[Range<u32>], blocks_of_piece: u32, blocks: u32) -> Self {
-        let wanted = u64::from(blocks / blocks_of_piece.max(1)).max(seen.len() as u64);
-        let pieces = |length: u32| seen.iter().map(|seen| u64::from(pieces_of(seen, length))).sum::<u64>();
+    pub fn new(seen: &[Range<u32>], blocks_per_split: u32, blocks: u32) -> Self {
+        let wanted = u64::from(blocks / blocks_per_split.max(1)).max(seen.len() as u64);
+        let splits = |length: u32| seen.iter().map(|seen| u64::from(splits_of(seen, length))).sum::<u64>();
         let longest = seen.iter().map(|seen| seen.end - seen.start).max().unwrap_or(0);
         // Binary search for the shortest length that gives no more splits than wanted. A greater length never gives more
         // splits.
-        let (mut low, mut high) = (MIN_PIECE, longest.max(MIN_PIECE));
+        let (mut low, mut high) = (MIN_SPLIT, longest.max(MIN_SPLIT));
         while low < high {
             let middle = low + (high - low) / 2;
-            if pieces(middle) <= wanted { high = middle } else { low = middle + 1 }
+            if splits(middle) <= wanted { high = middle } else { low = middle + 1 }
         }
-        let mut plan = Plan { pieces: Vec::new(), first_place: vec![0] };
+        let mut plan = Plan { splits: Vec::new(), first_state: vec![0] };
         for (row, seen) in seen.iter().enumerate() {
-            let count = pieces_of(seen, low);
+            let count = splits_of(seen, low);
             // The splits of a row have equal lengths.
             let even = (seen.end - seen.start).div_ceil(count);
             for index in 0..count {
                 let first = (seen.start + index * even).min(seen.end);
                 let last = (first + even).min(seen.end);
-                let place = plan.pieces.len() as u32;
-                plan.pieces.push(Piece { row: row as u32, first, last, place });
+                let state = plan.splits.len() as u32;
+                plan.splits.push(Split { row: row as u32, first, last, state });
             }
-            plan.first_place.push(plan.pieces.len() as u32);
+            plan.first_state.push(plan.splits.len() as u32);
         }
         plan
     }
 }
 
 /// Returns how many splits of at most this length cover the range.
-fn pieces_of(seen: &Range<u32>, length: u32) -> u32 {
+fn splits_of(seen: &Range<u32>, length: u32) -> u32 {
     (seen.end - seen.start).div_ceil(length).max(1)
 }
 
 /// Returns the number of blocks per split, as in the kernel: for each key-value head, one block for as many of its query
 /// heads as registers hold.
-pub fn blocks_of_piece(heads: u32, kv_heads: u32, head_size: u32) -> u32 {
-    let group = if head_size > 128 { 4 } else { 8 };
+pub fn blocks_per_split(heads: u32, kv_heads: u32, head_size: u32) -> u32 {
+    let group = if head_size > WIDE_HEAD { MAX_GROUP_HEADS / 2 } else { MAX_GROUP_HEADS };
     kv_heads * (heads / kv_heads.max(1)).div_ceil(group)
 }
 
 pub fn launch(
     params: &AttentionDecodeParams,
-    pieces: u32,
+    splits: u32,
     head_size: u32,
     activation: Activation,
 ) -> Result<Launch, KernelError> {
     const OP: &str = "attention_decode";
     let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(", ");
-    super::supported(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
+    super::require(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
     let (heads, kv_heads) = (params.heads, params.kv_heads);
-    super::supported(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
+    super::require(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
         format!("a multiple of the {kv_heads} key-value heads")
     })?;
-    let columns = blocks_of_piece(heads, kv_heads, head_size);
+    let columns = blocks_per_split(heads, kv_heads, head_size);
     let name = format!("attention_decode_{head_size}_{}", activation.suffix());
     let shared_bytes = WARPS * (head_size + 2) * 4;
-    Ok(Launch { shared_bytes, ..Launch::new(name, [pieces, columns, 1], WARPS * WARP) })
+    Ok(Launch { shared_bytes, ..Launch::new(name, [splits, columns, 1], WARPS * WARP) })
 }
 
 pub fn merge(params: &AttentionMergeParams, rows: u32, activation: Activation) -> Launch {
@@ -153,16 +156,16 @@ mod tests {
         // One row sees only a window.
         let mut seen: Vec<_> = contexts.iter().map(|context| 0..*context).collect();
         seen[1].start = 200;
-        let columns = blocks_of_piece(heads as u32, kv_heads as u32, head_size as u32);
+        let columns = blocks_per_split(heads as u32, kv_heads as u32, head_size as u32);
         let plan = Plan::new(&seen, columns, blocks);
-        let states = vec![f32::NAN; plan.pieces.len() * heads * (head_size + 2)];
+        let states = vec![f32::NAN; plan.splits.len() * heads * (head_size + 2)];
         let scale = 1.0 / (head_size as f32).sqrt();
         let params = AttentionDecodeParams {
             q: q.address(),
             keys: paged.keys.address(),
             values: paged.values.address(),
             page_tables: host::address(&paged.page_tables),
-            pieces: host::address(&plan.pieces),
+            splits: host::address(&plan.splits),
             states: host::address(&states),
             q_stride: q_stride as u32,
             table_stride: paged.table_stride as u32,
@@ -171,11 +174,11 @@ mod tests {
             kv_heads: kv_heads as u32,
             scale,
         };
-        let decode = launch(&params, plan.pieces.len() as u32, head_size as u32, activation);
+        let decode = launch(&params, plan.splits.len() as u32, head_size as u32, activation);
         host::run(&decode.expect("good shapes"), &params, &mut []);
         let params = AttentionMergeParams {
             states: host::address(&states),
-            first_place: host::address(&plan.first_place),
+            first_state: host::address(&plan.first_state),
             out: out.address(),
             heads: heads as u32,
             head_size: head_size as u32,
@@ -214,15 +217,15 @@ mod tests {
     fn a_plan_covers_each_context_once_in_even_splits() {
         let seen = [0..1, 100..100, 0..4096, 50..700];
         let plan = Plan::new(&seen, 2, 64);
-        assert_eq!(plan.first_place.len(), seen.len() + 1);
+        assert_eq!(plan.first_state.len(), seen.len() + 1);
         for (row, seen) in seen.iter().enumerate() {
-            let places = plan.first_place[row] as usize..plan.first_place[row + 1] as usize;
-            let pieces = &plan.pieces[places.clone()];
-            assert_eq!((pieces[0].first, pieces[pieces.len() - 1].last), (seen.start, seen.end));
-            assert!(pieces.windows(2).all(|pair| pair[0].last == pair[1].first));
-            assert!(pieces.iter().zip(places).all(|(piece, place)| piece.place as usize == place));
+            let states = plan.first_state[row] as usize..plan.first_state[row + 1] as usize;
+            let splits = &plan.splits[states.clone()];
+            assert_eq!((splits[0].first, splits[splits.len() - 1].last), (seen.start, seen.end));
+            assert!(splits.windows(2).all(|pair| pair[0].last == pair[1].first));
+            assert!(splits.iter().zip(states).all(|(split, state)| split.state as usize == state));
         }
-        assert_eq!(plan.pieces.len(), 32, "64 blocks at 2 blocks per split");
+        assert_eq!(plan.splits.len(), 32, "64 blocks at 2 blocks per split");
         assert_eq!(longest(&plan), 163, "4096 in 26 splits and 650 in 4");
     }
 
@@ -235,16 +238,16 @@ mod tests {
             let blocks = (random.next_u64() % 200) as u32;
             let plan = Plan::new(&seen, 1, blocks);
             let most = u64::from(blocks).max(rows);
-            assert!(plan.pieces.len() as u64 <= most, "{seen:?} in {blocks}");
+            assert!(plan.splits.len() as u64 <= most, "{seen:?} in {blocks}");
             let longest = longest(&plan);
             let shorter: u64 = seen.iter().map(|seen| u64::from(seen.end.div_ceil(longest - 1).max(1))).sum();
-            assert!(longest <= MIN_PIECE || shorter > most, "{longest} of {seen:?} in {blocks}");
+            assert!(longest <= MIN_SPLIT || shorter > most, "{longest} of {seen:?} in {blocks}");
         }
-        assert_eq!(Plan::new(&[], 8, 132), Plan { pieces: vec![], first_place: vec![0] });
+        assert_eq!(Plan::new(&[], 8, 132), Plan { splits: vec![], first_state: vec![0] });
     }
 
     fn longest(plan: &Plan) -> u32 {
-        plan.pieces.iter().map(|piece| piece.last - piece.first).max().unwrap_or(0)
+        plan.splits.iter().map(|split| split.last - split.first).max().unwrap_or(0)
     }
 
     #[test]
@@ -255,7 +258,7 @@ mod tests {
             keys: none,
             values: none,
             page_tables: none,
-            pieces: none,
+            splits: none,
             states: none,
             q_stride: 0,
             table_stride: 0,

@@ -1,13 +1,14 @@
 //! Causal attention of prompt rows over paged keys and values, with tensor cores.
 
-use super::{Activation, Address, Launch, WARP};
+use super::device_constants::device_constant;
+use super::{Activation, Address, Launch, WARP, WIDE_HEAD};
 use crate::KernelError;
 
-/// Number of query rows per tile, as in the kernel.
-const TILE_ROWS: u32 = 64;
-const PAD: u32 = 8;
+/// Number of query rows per tile.
+const TILE_ROWS: u32 = device_constant!("attention_prefill.cu", "TILE_ROWS");
+const PAD: u32 = device_constant!("attention_prefill.cu", "PAD");
 /// Maximum number of keys per tile.
-pub const TILE_KEYS: u32 = 64;
+pub const TILE_KEYS: u32 = device_constant!("attention_prefill.cu", "MAX_TILE_KEYS");
 const HEAD_SIZES: [u32; 6] = [16, 32, 64, 96, 128, 256];
 
 #[repr(C)]
@@ -68,7 +69,7 @@ pub struct QueryTile {
     /// End of the keys, exclusive. Keys that a row does not see are skipped.
     pub last_key: u32,
     /// Index of the state of the first row. The states of the other rows follow.
-    pub place: u32,
+    pub first_state: u32,
     /// 1 if its states are joined with those of other keys, by a [`Join`] for each row.
     pub is_part: u32,
 }
@@ -80,20 +81,20 @@ pub struct Join {
     /// Index of the row in the batch.
     pub row: u32,
     /// Index of the state of the first split. The states of the other splits follow.
-    pub place: u32,
+    pub first_state: u32,
     /// Number of splits. 0 means that there is nothing to do.
     pub parts: u32,
 }
 
 impl QueryTile {
     /// Returns the tiles for `rows` rows of a sequence, of which the first is row `first_row` of the batch. With splits,
-    /// each row has a separate state, starting at index `first_place`.
+    /// each row has a separate state, starting at index `first_state`.
     pub fn cover(
         sequence: u32,
         first_row: u32,
         rows: u32,
         first_position: u32,
-        first_place: u32,
+        first_state: u32,
     ) -> impl Iterator<Item = Self> {
         (0..rows).step_by(TILE_ROWS as usize).map(move |begun| QueryTile {
             first_row: first_row + begun,
@@ -102,19 +103,19 @@ impl QueryTile {
             sequence,
             first_key: 0,
             last_key: u32::MAX,
-            place: first_place + begun,
+            first_state: first_state + begun,
             is_part: 0,
         })
     }
 
     /// Returns the tiles for one row of a sequence, one tile per split of its context. Their states start at index
-    /// `first_place`.
+    /// `first_state`.
     pub fn parts(
         sequence: u32,
         row: u32,
         position: u32,
         split_keys: u32,
-        first_place: u32,
+        first_state: u32,
     ) -> impl Iterator<Item = Self> {
         (0..=position / split_keys).map(move |part| QueryTile {
             first_row: row,
@@ -123,7 +124,7 @@ impl QueryTile {
             sequence,
             first_key: part * split_keys,
             last_key: (part + 1) * split_keys,
-            place: first_place + part,
+            first_state: first_state + part,
             is_part: 1,
         })
     }
@@ -136,15 +137,23 @@ impl QueryTile {
         sequence: 0,
         first_key: 0,
         last_key: 0,
-        place: 0,
+        first_state: 0,
         is_part: 0,
     };
 
     /// Returns the tile in its memory layout.
     pub fn words(&self) -> [u32; 8] {
-        let QueryTile { first_row, rows, first_position, sequence, first_key, last_key, place, is_part } =
-            *self;
-        [first_row, rows, first_position, sequence, first_key, last_key, place, is_part]
+        let QueryTile {
+            first_row,
+            rows,
+            first_position,
+            sequence,
+            first_key,
+            last_key,
+            first_state,
+            is_part,
+        } = *self;
+        [first_row, rows, first_position, sequence, first_key, last_key, first_state, is_part]
     }
 }
 
@@ -162,19 +171,19 @@ pub fn launch(
 ) -> Result<Launch, KernelError> {
     const OP: &str = "attention_prefill";
     let sizes = || HEAD_SIZES.map(|size| size.to_string()).join(", ");
-    super::supported(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
+    super::require(HEAD_SIZES.contains(&head_size), OP, "head_size", head_size, sizes)?;
     let (heads, kv_heads) = (params.heads, params.kv_heads);
-    super::supported(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
+    super::require(kv_heads > 0 && heads % kv_heads.max(1) == 0, OP, "heads", heads, || {
         format!("a multiple of the {kv_heads} key-value heads")
     })?;
     super::multiple_of_8(OP, "q_stride", params.q_stride)?;
     let split = params.split_keys;
-    super::supported(split.is_multiple_of(TILE_KEYS), OP, "split_keys", split, || {
+    super::require(split.is_multiple_of(TILE_KEYS), OP, "split_keys", split, || {
         format!("a multiple of {TILE_KEYS}")
     })?;
     let order = if split > 0 { "ordered" } else { "prefill" };
     let name = format!("attention_{order}_{head_size}_{}", activation.suffix());
-    let tile_keys = if head_size > 128 { TILE_KEYS / 2 } else { TILE_KEYS };
+    let tile_keys = if head_size > WIDE_HEAD { TILE_KEYS / 2 } else { TILE_KEYS };
     let shared_bytes = (TILE_ROWS + 4 * tile_keys) * (head_size + PAD) * 2;
     Ok(Launch { shared_bytes, ..Launch::new(name, [tiles, heads, 1], TILE_ROWS / 16 * WARP) })
 }
@@ -198,12 +207,12 @@ mod tests {
         let q = activation.random(&mut random, rows * q_stride);
         let mut out = activation.zeros(rows * heads * head_size);
         let mut tiles = Vec::new();
-        let mut places = Vec::new();
+        let mut positions = Vec::new();
         for (sequence, (context, new)) in sequences.into_iter().enumerate() {
             let first = context as usize - new;
-            let first_row = places.len() as u32;
+            let first_row = positions.len() as u32;
             tiles.extend(QueryTile::cover(sequence as u32, first_row, new as u32, first as u32, 0));
-            places.extend((first..context as usize).map(|position| (sequence, position)));
+            positions.extend((first..context as usize).map(|position| (sequence, position)));
         }
         let scale = 1.0 / (head_size as f32).sqrt();
         let params = AttentionPrefillParams {
@@ -226,7 +235,7 @@ mod tests {
         let launch = launch(&params, tiles.len() as u32, head_size as u32, activation).expect("good shapes");
         host::run(&launch, &params, &mut [out.values_mut()]);
         let mut expected = Vec::new();
-        for (row, (sequence, position)) in places.into_iter().enumerate() {
+        for (row, (sequence, position)) in positions.into_iter().enumerate() {
             let first = if window == 0 { 0 } else { (position + 1).saturating_sub(window) };
             for head in 0..heads {
                 let query = &q.values()[row * q_stride + head * head_size..][..head_size];
@@ -275,24 +284,24 @@ mod tests {
             let Sequence { paged, q, context, new, shape, window, split_keys } = *self;
             let (heads, kv_heads, head_size) = shape;
             let mut out = activation.zeros(new * heads * head_size);
-            let (mut tiles, mut joins, mut places) = (Vec::new(), Vec::new(), 0);
+            let (mut tiles, mut joins, mut states_used) = (Vec::new(), Vec::new(), 0);
             let rows_of_tile = if let Tiling::Rows(rows) = tiling { rows } else { 1 };
             for first in (0..new).step_by(rows_of_tile) {
                 let (row, position) = (first as u32, (context - new + first) as u32);
                 let rows = rows_of_tile.min(new - first) as u32;
                 match tiling {
-                    Tiling::Rows(_) => tiles.extend(QueryTile::cover(0, row, rows, position, places)),
+                    Tiling::Rows(_) => tiles.extend(QueryTile::cover(0, row, rows, position, states_used)),
                     Tiling::Parts => {
-                        tiles.extend(QueryTile::parts(0, row, position, split_keys as u32, places));
+                        tiles.extend(QueryTile::parts(0, row, position, split_keys as u32, states_used));
                         let parts = position / split_keys as u32 + 1;
-                        joins.push(Join { row, place: places, parts });
+                        joins.push(Join { row, first_state: states_used, parts });
                     }
                 }
-                places = tiles.iter().map(|tile| tile.place + tile.rows).max().unwrap_or(0);
+                states_used = tiles.iter().map(|tile| tile.first_state + tile.rows).max().unwrap_or(0);
             }
             // A tile without rows changes nothing.
             tiles.push(QueryTile::NONE);
-            let states = vec![f32::NAN; places as usize * heads * (head_size + 2)];
+            let states = vec![f32::NAN; states_used as usize * heads * (head_size + 2)];
             let params = AttentionPrefillParams {
                 q: q.address(),
                 keys: paged.keys.address(),

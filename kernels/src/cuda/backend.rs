@@ -25,13 +25,11 @@ pub struct Loaded {
 
 /// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Host to device.
-    Up,
-    /// Device to host.
-    Down,
+pub(super) enum CopyKind {
+    HostToDevice,
+    DeviceToHost,
     /// Within the device, or from another device of the same backend.
-    Across,
+    DeviceToDevice,
 }
 
 /// A device with one queue.
@@ -52,7 +50,7 @@ pub(super) trait Backend: Send + Sync {
     fn allocate_host(&self, bytes: usize) -> Result<*mut u8, KernelError>;
     unsafe fn free_host(&self, at: *mut u8, bytes: usize);
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<(), KernelError>;
-    unsafe fn copy(&self, way: Way, to: u64, from: u64, bytes: usize) -> Result<(), KernelError>;
+    unsafe fn copy(&self, kind: CopyKind, to: u64, from: u64, bytes: usize) -> Result<(), KernelError>;
     /// Queues a launch with the kernel's parameter struct, which is copied before this returns.
     unsafe fn launch(&self, launch: &Launch, params: *const u8, bytes: usize) -> Result<(), KernelError>;
     fn synchronize(&self) -> Result<(), KernelError>;
@@ -76,7 +74,7 @@ pub(super) trait Backend: Send + Sync {
     unsafe fn replay(&self, recording: u64) -> Result<(), KernelError>;
 
     /// Allows kernels of this device to access the memory of another device.
-    fn reach(&self, other: &dyn Backend) -> Result<(), KernelError>;
+    fn enable_peer_access(&self, other: &dyn Backend) -> Result<(), KernelError>;
     /// Returns the device's number in the driver, or `None` for an emulated device.
     fn ordinal(&self) -> Option<usize>;
     fn stream(&self) -> Option<cudarc::driver::sys::CUstream>;

@@ -10,7 +10,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
-use std::fmt;
 use std::hash::Hash;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,9 +19,10 @@ use cudarc::driver::sys::CUstream;
 
 use super::cublas_lt::{CublasLt, CublasVersion, Handle, Matrices, Matrix, Operands, Preference, Product};
 use super::device::{Device, DeviceBuffer};
-use super::matmul::{MatmulParams, Sums};
+use super::matmul::{MatmulParams, OutputFormat};
 use super::{Activation, Address};
 use crate::KernelError;
+pub use crate::cuda_types::{Format, MatrixLayout, ProductLayout};
 
 const OP: &str = "dense product";
 /// The workspace size that the library's documentation recommends for the largest devices.
@@ -35,36 +35,9 @@ const ALIGNMENTS: (u64, u64) = (16, 256);
 /// The greatest dimension, since the library counts in 32 bits.
 const MAX_SIZE: u32 = i32::MAX.unsigned_abs();
 
-/// Everything about a product that the choice of an algorithm depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Layout {
-    pub weights: Columns,
-    pub x: Columns,
-    pub y: Columns,
-    pub bias: bool,
-    /// The alignment common to all addresses, in bytes.
-    pub alignment: u32,
-}
-
-/// A matrix as the library sees it, with columns that start `stride` values apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Columns {
-    pub format: Format,
-    pub rows: u32,
-    pub columns: u32,
-    pub stride: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Format {
-    Bf16,
-    F16,
-    F32,
-}
-
 /// cuBLASLt on one device, working in that device's queue.
 pub struct Blas {
-    plans: Mutex<Plans<Layout, Plan>>,
+    plans: Mutex<PlanCache<ProductLayout, Plan>>,
     workspace: DeviceBuffer,
     handle: Handle,
     library: Arc<CublasLt>,
@@ -82,7 +55,7 @@ struct Plan {
 
 /// A bounded cache of plans. When it is full, it is cleared: the shapes have probably changed, and plans that are still in
 /// use are soon made again.
-struct Plans<K, P> {
+struct PlanCache<K, P> {
     most: usize,
     made: HashMap<K, P>,
 }
@@ -95,7 +68,7 @@ impl Blas {
         // The handle is created in the thread's current context, which this call sets to the device's.
         stream(device)?;
         let handle = Handle::new(&library)?;
-        let plans = Mutex::new(Plans::of_at_most(MAX_PLANS));
+        let plans = Mutex::new(PlanCache::of_at_most(MAX_PLANS));
         Ok(Blas { plans, workspace, handle, library, device: device.clone() })
     }
 
@@ -104,8 +77,8 @@ impl Blas {
     }
 
     /// Returns the name or path under which the library was found.
-    pub fn place(&self) -> &Path {
-        self.library.place()
+    pub fn path(&self) -> &Path {
+        self.library.path()
     }
 
     /// Queues `y = x · weights^T + bias`. Weights and bias are in the format of the activations. The first product of a
@@ -114,7 +87,7 @@ impl Blas {
     /// # Safety
     /// The addresses are valid on the device for these shapes until the queue has been waited for.
     pub unsafe fn matmul(&self, params: &MatmulParams, activation: Activation) -> Result<(), KernelError> {
-        let layout = Layout::of(params, activation)?;
+        let layout = ProductLayout::of(params, activation)?;
         if params.rows == 0 {
             return Ok(());
         }
@@ -138,14 +111,14 @@ impl Blas {
         }
     }
 
-    fn plan(&self, layout: Layout) -> Result<Plan, KernelError> {
+    fn plan(&self, layout: ProductLayout) -> Result<Plan, KernelError> {
         let library = &self.library;
         let mut product = Product::new(library, layout.bias)?;
         if layout.bias {
             // Any address will do: the library only checks whether there is one.
             product.set_bias(ALIGNMENTS.1)?;
         }
-        let matrix = |of: Columns| {
+        let matrix = |of: MatrixLayout| {
             let (rows, columns, stride) = (of.rows.into(), of.columns.into(), of.stride.into());
             Matrix::new(library, of.format.of_library(), rows, columns, stride)
         };
@@ -172,58 +145,49 @@ impl Plan {
     }
 }
 
-impl Layout {
+impl ProductLayout {
     /// Returns the layout of a product, or an error if the library does not support it. A product without rows is supported
     /// and computes nothing.
     pub fn of(params: &MatmulParams, activation: Activation) -> Result<Self, KernelError> {
-        let MatmulParams { x, weights, bias, y, rows, inputs, outputs, y_stride, sums, .. } = *params;
+        let MatmulParams { x, weights, bias, y, rows, inputs, outputs, y_stride, output_format, .. } =
+            *params;
         for (what, size) in [("inputs", inputs), ("outputs", outputs), ("y_stride", y_stride)] {
             super::multiple_of_8(OP, what, size)?;
             super::at_most(OP, what, size, MAX_SIZE)?;
         }
         super::at_most(OP, "rows", rows, MAX_SIZE)?;
-        let takes = || format!("at least the {outputs} outputs");
-        super::supported(y_stride >= outputs, OP, "y_stride", y_stride, takes)?;
+        let supported = || format!("at least the {outputs} outputs");
+        super::require(y_stride >= outputs, OP, "y_stride", y_stride, supported)?;
         let biases = u32::from(bias != Address::NONE);
-        let takes = || "none".to_owned();
-        super::supported(
-            sums != Sums::F32 || biases == 0,
+        let supported = || "none".to_owned();
+        super::require(
+            output_format != OutputFormat::F32 || biases == 0,
             OP,
             "the number of biases of float32 sums",
             biases,
-            takes,
+            supported,
         )?;
         let (least, most) = ALIGNMENTS;
         let alignment = 1u32 << (x.0 | weights.0 | bias.0 | y.0 | most).trailing_zeros();
-        let takes = || format!("a multiple of {least}");
+        let supported = || format!("a multiple of {least}");
         let what = "the alignment of an address in bytes";
-        super::supported(u64::from(alignment) >= least, OP, what, alignment, takes)?;
+        super::require(u64::from(alignment) >= least, OP, what, alignment, supported)?;
         let factors = match activation {
             Activation::Bf16 => Format::Bf16,
             Activation::F16 => Format::F16,
         };
-        let output = match sums {
-            Sums::Activations => factors,
-            Sums::F32 => Format::F32,
+        let output = match output_format {
+            OutputFormat::Activations => factors,
+            OutputFormat::F32 => Format::F32,
         };
-        let columns = |format, rows, columns, stride| Columns { format, rows, columns, stride };
-        Ok(Layout {
+        let columns = |format, rows, columns, stride| MatrixLayout { format, rows, columns, stride };
+        Ok(ProductLayout {
             weights: columns(factors, inputs, outputs, inputs),
             x: columns(factors, inputs, rows, inputs),
             y: columns(output, outputs, rows, y_stride),
             bias: biases > 0,
             alignment,
         })
-    }
-}
-
-impl fmt::Display for Layout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> std::fmt::Result {
-        let Layout { weights, x, y, bias, alignment } = *self;
-        let (rows, inputs, outputs) = (x.columns, weights.rows, weights.columns);
-        let bias = if bias { " and a bias" } else { "" };
-        write!(f, "{rows} rows of {inputs} inputs and {outputs} outputs ({:?} to {:?}", x.format, y.format)?;
-        write!(f, ", rows {} apart, aligned to {alignment} bytes){bias}", y.stride)
     }
 }
 
@@ -237,9 +201,9 @@ impl Format {
     }
 }
 
-impl<K: Copy + Eq + Hash, P> Plans<K, P> {
+impl<K: Copy + Eq + Hash, P> PlanCache<K, P> {
     fn of_at_most(most: usize) -> Self {
-        Plans { most, made: HashMap::new() }
+        PlanCache { most, made: HashMap::new() }
     }
 
     fn get(&mut self, key: K, make: impl FnOnce() -> Result<P, KernelError>) -> Result<&mut P, KernelError> {
@@ -248,7 +212,7 @@ impl<K: Copy + Eq + Hash, P> Plans<K, P> {
         }
         match self.made.entry(key) {
             Entry::Occupied(plan) => Ok(plan.into_mut()),
-            Entry::Vacant(place) => Ok(place.insert(make()?)),
+            Entry::Vacant(entry) => Ok(entry.insert(make()?)),
         }
     }
 }
@@ -274,9 +238,9 @@ mod tests {
 
     #[test]
     fn row_major_operands_are_described_as_their_transposes() {
-        let params = MatmulParams { y_stride: 80, sums: Sums::F32, ..dense(5, 64, 24) };
-        let layout = Layout::of(&params, BF16).unwrap();
-        let columns = |format, rows, columns, stride| Columns { format, rows, columns, stride };
+        let params = MatmulParams { y_stride: 80, output_format: OutputFormat::F32, ..dense(5, 64, 24) };
+        let layout = ProductLayout::of(&params, BF16).unwrap();
+        let columns = |format, rows, columns, stride| MatrixLayout { format, rows, columns, stride };
         assert_eq!(layout.weights, columns(Format::Bf16, 64, 24, 64));
         assert_eq!(layout.x, columns(Format::Bf16, 64, 5, 64));
         assert_eq!(layout.y, columns(Format::F32, 24, 5, 80));
@@ -293,7 +257,7 @@ mod tests {
     #[test]
     fn plans_are_shared_only_by_equal_layouts() {
         let params = dense(5, 64, 24);
-        let layout = |params: MatmulParams| Layout::of(&params, BF16).unwrap();
+        let layout = |params: MatmulParams| ProductLayout::of(&params, BF16).unwrap();
         let elsewhere = MatmulParams { x: Address(0x50_0000), y: Address(0x60_0000), ..params };
         assert_eq!(layout(params), layout(elsewhere));
         let mut all = [
@@ -302,13 +266,13 @@ mod tests {
             dense(5, 72, 24),
             dense(5, 64, 32),
             MatmulParams { y_stride: 32, ..params },
-            MatmulParams { sums: Sums::F32, ..params },
+            MatmulParams { output_format: OutputFormat::F32, ..params },
             MatmulParams { bias: Address(0x40_0000), ..params },
             MatmulParams { x: Address(0x10_0010), ..params },
         ]
         .map(layout)
         .to_vec();
-        all.push(Layout::of(&params, Activation::F16).unwrap());
+        all.push(ProductLayout::of(&params, Activation::F16).unwrap());
         for (i, one) in all.iter().enumerate() {
             all[..i].iter().for_each(|other| assert_ne!(one, other));
         }
@@ -318,7 +282,7 @@ mod tests {
     fn alignment_is_common_to_all_addresses_and_capped() {
         let with = |x, bias| {
             let params = MatmulParams { x: Address(x), bias: Address(bias), ..dense(5, 64, 24) };
-            Layout::of(&params, BF16)
+            ProductLayout::of(&params, BF16)
         };
         assert_eq!(with(0x1000, 0).unwrap().alignment, 256);
         assert_eq!(with(0x1040, 0).unwrap().alignment, 64);
@@ -336,20 +300,23 @@ mod tests {
             (dense(5, 64, 20), "outputs is 20"),
             (MatmulParams { y_stride: 26, ..dense(5, 64, 24) }, "y_stride is 26"),
             (MatmulParams { y_stride: 16, ..dense(5, 64, 24) }, "at least the 24 outputs"),
-            (MatmulParams { sums: Sums::F32, ..with_bias }, "the number of biases of float32 sums is 1"),
+            (
+                MatmulParams { output_format: OutputFormat::F32, ..with_bias },
+                "the number of biases of float32 sums is 1",
+            ),
             (dense(1 << 31, 64, 24), "rows is 2147483648"),
             (dense(5, 1 << 31, 24), "inputs is 2147483648"),
         ] {
-            let text = Layout::of(&params, BF16).expect_err("rejected").to_string();
+            let text = ProductLayout::of(&params, BF16).expect_err("rejected").to_string();
             assert!(text.contains(what), "{text}");
         }
-        assert!(Layout::of(&dense(0, 64, 24), BF16).is_ok(), "a product without rows");
+        assert!(ProductLayout::of(&dense(0, 64, 24), BF16).is_ok(), "a product without rows");
     }
 
     #[test]
     fn the_error_for_a_missing_algorithm_names_the_shape() {
         let params = MatmulParams { bias: Address(0x40_0000), y_stride: 32, ..dense(5, 64, 24) };
-        let layout = Layout::of(&params, BF16).unwrap();
+        let layout = ProductLayout::of(&params, BF16).unwrap();
         let text = KernelError::NoAlgorithm { layout, reason: "unsupported".to_owned() }.to_string();
         for part in ["5 rows", "64 inputs", "24 outputs", "32 apart", "Bf16 to Bf16", "a bias", "unsupported"]
         {
@@ -359,7 +326,7 @@ mod tests {
 
     #[test]
     fn plans_are_made_once_and_bounded() {
-        let mut plans = Plans::of_at_most(2);
+        let mut plans = PlanCache::of_at_most(2);
         let mut made = Vec::new();
         for key in [1, 2, 1, 2, 3, 3, 1] {
             let plan = plans.get(key, || {
@@ -377,19 +344,19 @@ mod tests {
 
     /// Checks a product on the device against a plain reference.
     fn check(device: &Device, blas: &Blas, shape: MatmulParams, activation: Activation, with_bias: bool) {
-        let MatmulParams { rows, inputs, outputs, y_stride, sums, .. } = shape;
+        let MatmulParams { rows, inputs, outputs, y_stride, output_format, .. } = shape;
         let [rows, inputs, outputs, stride] = [rows, inputs, outputs, y_stride].map(|size| size as usize);
         let mut random = Random::fresh();
         let x = activation.random(&mut random, rows * inputs);
         let weights = activation.random(&mut random, outputs * inputs);
         let bias = activation.random(&mut random, outputs);
-        let encode = |value: f32| match sums {
-            Sums::Activations => activation.encode(value).to_le_bytes().to_vec(),
-            Sums::F32 => value.to_le_bytes().to_vec(),
+        let encode = |value: f32| match output_format {
+            OutputFormat::Activations => activation.encode(value).to_le_bytes().to_vec(),
+            OutputFormat::F32 => value.to_le_bytes().to_vec(),
         };
-        let decode = |bytes: &[u8]| match sums {
-            Sums::Activations => activation.decode(u16::from_le_bytes(bytes.try_into().unwrap())),
-            Sums::F32 => f64::from(f32::from_le_bytes(bytes.try_into().unwrap())),
+        let decode = |bytes: &[u8]| match output_format {
+            OutputFormat::Activations => activation.decode(u16::from_le_bytes(bytes.try_into().unwrap())),
+            OutputFormat::F32 => f64::from(f32::from_le_bytes(bytes.try_into().unwrap())),
         };
         let copied = |values: &[u16]| {
             let bytes: Vec<u8> = values.iter().flat_map(|bits| bits.to_le_bytes()).collect();
@@ -411,7 +378,7 @@ mod tests {
         let bytes = found.len() / (rows * stride);
         let values = |of: &[u16]| of.iter().map(|bits| activation.decode(*bits)).collect::<Vec<f64>>();
         let (x, weights, bias) = (values(x.values()), values(weights.values()), values(bias.values()));
-        let rounding = if sums == Sums::F32 { 0.0 } else { activation.rounding() };
+        let rounding = if output_format == OutputFormat::F32 { 0.0 } else { activation.rounding() };
         for (row, (found, x)) in found.chunks(stride * bytes).zip(x.chunks(inputs)).enumerate() {
             let found: Vec<f64> = found.chunks(bytes).map(decode).collect();
             for (output, weights) in weights.chunks(inputs).enumerate() {
@@ -438,10 +405,12 @@ mod tests {
                 [(1, 64, 8, 8), (7, 256, 72, 72), (33, 512, 136, 200), (160, 1024, 256, 256)]
             {
                 for activation in Activation::ALL {
-                    for (sums, with_bias) in
-                        [(Sums::Activations, false), (Sums::Activations, true), (Sums::F32, false)]
-                    {
-                        let shape = MatmulParams { y_stride, sums, ..dense(rows, inputs, outputs) };
+                    for (output_format, with_bias) in [
+                        (OutputFormat::Activations, false),
+                        (OutputFormat::Activations, true),
+                        (OutputFormat::F32, false),
+                    ] {
+                        let shape = MatmulParams { y_stride, output_format, ..dense(rows, inputs, outputs) };
                         let before = planned();
                         check(device, &blas, shape, activation, with_bias);
                         check(device, &blas, shape, activation, with_bias);

@@ -21,7 +21,7 @@ use crate::KernelError;
 pub struct Compiler {
     /// Opened when something has to be compiled.
     nvrtc: OnceLock<Result<Nvrtc, KernelError>>,
-    nvrtc_place: Option<PathBuf>,
+    nvrtc_path: Option<PathBuf>,
     cache: Option<PathBuf>,
     shipped: Option<PathBuf>,
     /// Modules that were found for a device of this process, shared with other devices of the same architecture.
@@ -59,8 +59,8 @@ impl Compiler {
 
     /// Creates a compiler that opens NVRTC at this path, or where the system finds it, when something has to be compiled.
     /// The absence of NVRTC is an error only then.
-    pub fn when_needed(nvrtc_place: Option<PathBuf>, cache: Option<PathBuf>) -> Self {
-        Compiler { nvrtc: OnceLock::new(), nvrtc_place, cache, shipped: None, found: Mutex::default() }
+    pub fn when_needed(nvrtc_path: Option<PathBuf>, cache: Option<PathBuf>) -> Self {
+        Compiler { nvrtc: OnceLock::new(), nvrtc_path, cache, shipped: None, found: Mutex::default() }
     }
 
     /// Uses the modules in this folder, which is only read. Other modules are compiled.
@@ -131,7 +131,7 @@ impl Compiler {
 
     /// Returns the NVRTC of this machine.
     pub fn nvrtc(&self) -> Result<&Nvrtc, KernelError> {
-        let open = || Nvrtc::open(self.nvrtc_place.as_deref());
+        let open = || Nvrtc::open(self.nvrtc_path.as_deref());
         self.nvrtc.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 }

@@ -79,8 +79,8 @@ fn every_kernel_compiles_for_every_architecture_without_spilling() {
 fn cached_modules_are_reused_and_damaged_ones_are_recompiled() {
     let cache = tempfile::tempdir().unwrap();
     let source = SOURCES[0];
-    let compile = |place: &Path| {
-        let compiler = Compiler::new(nvrtc(), Some(place.to_owned()));
+    let compile = |path: &Path| {
+        let compiler = Compiler::new(nvrtc(), Some(path.to_owned()));
         compiler.module(source, Architecture::Sm80).unwrap_or_else(|error| panic!("{error}"))
     };
     let first = compile(cache.path());
@@ -108,13 +108,12 @@ fn may_spill(architecture: Architecture, usage: &Usage) -> u32 {
 }
 
 pub(super) fn nvrtc() -> Nvrtc {
-    let place = installed().or_else(|why| {
+    let path = installed().or_else(|why| {
         // A machine without access to a package index may have a CUDA toolkit.
-        Nvrtc::open(None).map(|nvrtc| nvrtc.place().to_owned()).map_err(|error| format!("{why}\n{error}"))
+        Nvrtc::open(None).map(|nvrtc| nvrtc.path().to_owned()).map_err(|error| format!("{why}\n{error}"))
     });
-    let place =
-        place.unwrap_or_else(|why| panic!("this test compiles with NVRTC, which was not found: {why}"));
-    Nvrtc::open(Some(&place)).unwrap_or_else(|error| panic!("{error}"))
+    let path = path.unwrap_or_else(|why| panic!("this test compiles with NVRTC, which was not found: {why}"));
+    Nvrtc::open(Some(&path)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns a folder in the target folder from which this test runs.

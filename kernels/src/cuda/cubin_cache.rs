@@ -67,12 +67,12 @@ pub(super) fn write(folder: &Path, key: Key, compiled: &Compiled) -> io::Result<
     bytes.extend(log.as_bytes());
     bytes.extend(cubin);
     let digest = digest_of(key, &bytes);
-    let (path, place) = new_file(folder, key)?;
-    let written = write_all(path, &[MAGIC, &digest, &bytes])
-        .and_then(|()| fs::rename(&place, folder.join(key.file_name())));
+    let (file, path) = new_file(folder, key)?;
+    let written = write_all(file, &[MAGIC, &digest, &bytes])
+        .and_then(|()| fs::rename(&path, folder.join(key.file_name())));
     if written.is_err() {
         // No other code removes the file.
-        let _ = fs::remove_file(&place);
+        let _ = fs::remove_file(&path);
     }
     written
 }
@@ -87,8 +87,8 @@ fn write_all(mut file: File, parts: &[&[u8]]) -> io::Result<()> {
 fn new_file(folder: &Path, key: Key) -> io::Result<(File, PathBuf)> {
     let thread = format!("{:?}", std::thread::current().id());
     let number: String = thread.chars().filter(char::is_ascii_digit).collect();
-    let place = folder.join(format!("{}.{}-{number}.new", key.file_name(), std::process::id()));
-    Ok((File::create(&place)?, place))
+    let path = folder.join(format!("{}.{}-{number}.new", key.file_name(), std::process::id()));
+    Ok((File::create(&path)?, path))
 }
 
 fn digest_of(key: Key, body: &[u8]) -> [u8; 32] {

@@ -17,7 +17,7 @@ use super::library;
 use crate::KernelError;
 
 /// Names and paths under which the library is searched for, newest version first.
-const PLACES: [&str; 4] =
+const SEARCH_PATHS: [&str; 4] =
     ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so", "/usr/local/cuda/lib64/libcublasLt.so"];
 const OLDEST: &str = "cuBLAS 12.0";
 /// `CUBLAS_OP_T`.
@@ -91,7 +91,7 @@ library::functions! {
 pub(super) struct CublasLt {
     functions: Functions,
     version: CublasVersion,
-    place: PathBuf,
+    path: PathBuf,
     /// Keeps the functions loaded.
     _library: Library,
 }
@@ -158,11 +158,11 @@ unsafe impl Send for Matrix {}
 impl CublasLt {
     /// Opens the library at this path, or the newest one that the system finds. The caller must trust the file, because its
     /// code is executed.
-    pub(super) fn open(place: Option<&Path>) -> Result<Self, KernelError> {
-        let (library, place) =
-            library::open(place, &PLACES).map_err(|tried| KernelError::NoCublas { tried })?;
+    pub(super) fn open(path: Option<&Path>) -> Result<Self, KernelError> {
+        let (library, path) =
+            library::open(path, &SEARCH_PATHS).map_err(|tried| KernelError::NoCublas { tried })?;
         let lacking = |symbol| KernelError::LibraryFunction {
-            library: place.display().to_string(),
+            library: path.display().to_string(),
             symbol,
             oldest: OLDEST,
         };
@@ -172,7 +172,7 @@ impl CublasLt {
         let number = unsafe { (functions.version)() };
         let version =
             CublasVersion { major: number / 10_000, minor: number / 100 % 100, patch: number % 100 };
-        Ok(CublasLt { functions, version, place, _library: library })
+        Ok(CublasLt { functions, version, path, _library: library })
     }
 
     pub(super) fn version(&self) -> CublasVersion {
@@ -180,8 +180,8 @@ impl CublasLt {
     }
 
     /// Returns the name or path under which the library was found.
-    pub(super) fn place(&self) -> &Path {
-        &self.place
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     fn check(&self, call: &'static str, status: c_int) -> Result<(), KernelError> {
@@ -439,7 +439,7 @@ mod tests {
             Ok(library) => Arc::new(library),
             Err(error) => return eprintln!("skipped: {error}"),
         };
-        assert!(library.version().major >= 11, "{} at {}", library.version(), library.place().display());
+        assert!(library.version().major >= 11, "{} at {}", library.version(), library.path().display());
         for bias in [false, true] {
             let mut product = Product::new(&library, bias).unwrap();
             product.set_bias(256).unwrap();

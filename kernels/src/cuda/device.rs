@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::architecture::Architecture;
-use super::backend::{Backend, Way};
+use super::backend::{Backend, CopyKind};
 pub use super::backend::{Loaded, Memory};
 use super::compile::{Compiler, Module};
 use super::driver::DriverStream;
@@ -150,7 +150,7 @@ impl Device {
     pub fn upload(&self, from: &HostBuffer, at: usize, to: Slice<'_>) -> Result<(), KernelError> {
         within("copy to the device", at, to.bytes, from.bytes)?;
         // SAFETY: both are long enough.
-        unsafe { self.backend.copy(Way::Up, to.address, from.at.add(at) as u64, to.bytes) }
+        unsafe { self.backend.copy(CopyKind::HostToDevice, to.address, from.at.add(at) as u64, to.bytes) }
     }
 
     /// Queues a copy from a slice to a host buffer, starting at byte `at`. The bytes have arrived once the queue has been
@@ -158,14 +158,16 @@ impl Device {
     pub fn download(&self, from: Slice<'_>, to: &mut HostBuffer, at: usize) -> Result<(), KernelError> {
         within("copy from the device", at, from.bytes, to.bytes)?;
         // SAFETY: both are long enough.
-        unsafe { self.backend.copy(Way::Down, to.at.add(at) as u64, from.address, from.bytes) }
+        unsafe { self.backend.copy(CopyKind::DeviceToHost, to.at.add(at) as u64, from.address, from.bytes) }
     }
 
     /// Reads the bytes of a slice after all previously queued work is done.
     pub fn read(&self, from: Slice<'_>, bytes: &mut [u8]) -> Result<(), KernelError> {
         crate::error::expect_len("copy from the device", "length", from.bytes, bytes.len())?;
         // SAFETY: the length is that of the slice, and the copy is waited for while `bytes` is borrowed.
-        unsafe { self.backend.copy(Way::Down, bytes.as_mut_ptr() as u64, from.address, from.bytes) }?;
+        unsafe {
+            self.backend.copy(CopyKind::DeviceToHost, bytes.as_mut_ptr() as u64, from.address, from.bytes)
+        }?;
         self.synchronize()
     }
 
@@ -173,7 +175,7 @@ impl Device {
     pub fn copy(&self, from: Slice<'_>, to: Slice<'_>) -> Result<(), KernelError> {
         crate::error::expect_len("copy on the device", "length", to.bytes, from.bytes)?;
         // SAFETY: both are long enough.
-        unsafe { self.backend.copy(Way::Across, to.address, from.address, from.bytes) }
+        unsafe { self.backend.copy(CopyKind::DeviceToDevice, to.address, from.address, from.bytes) }
     }
 
     /// Queues a kernel.
@@ -220,8 +222,8 @@ impl Device {
     }
 
     /// Allows kernels of this device to access the memory of another device.
-    pub fn reach(&self, other: &Device) -> Result<(), KernelError> {
-        self.backend.reach(&*other.backend)
+    pub fn enable_peer_access(&self, other: &Device) -> Result<(), KernelError> {
+        self.backend.enable_peer_access(&*other.backend)
     }
 
     /// Returns the driver's stream behind the queue, for NVIDIA's libraries. The device's context is current on this thread
@@ -248,7 +250,9 @@ impl DeviceBuffer {
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), KernelError> {
         crate::error::expect_len("copy to the device", "length", self.bytes, bytes.len())?;
         // SAFETY: the length is that of the buffer, and the copy is waited for while `bytes` is borrowed.
-        unsafe { self.device.backend.copy(Way::Up, self.address, bytes.as_ptr() as u64, self.bytes) }?;
+        unsafe {
+            self.device.backend.copy(CopyKind::HostToDevice, self.address, bytes.as_ptr() as u64, self.bytes)
+        }?;
         self.device.synchronize()
     }
 
@@ -457,7 +461,7 @@ mod tests {
         let mut host = first.host_buffer(4).unwrap();
         host.bytes_mut().fill(9);
         let (from, to) = (first.zeroed(4).unwrap(), second.zeroed(4).unwrap());
-        second.reach(&first).unwrap();
+        second.enable_peer_access(&first).unwrap();
         let event = first.event().unwrap();
         first.upload(&host, 0, from.slice()).unwrap();
         event.record().unwrap();

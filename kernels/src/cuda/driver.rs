@@ -12,7 +12,7 @@ use cudarc::driver::{result, sys};
 use result::DriverError;
 
 use super::Launch;
-use super::backend::{Backend, Loaded, Memory, Way};
+use super::backend::{Backend, CopyKind, Loaded, Memory};
 use super::compile::{Module, Origin};
 use crate::KernelError;
 
@@ -169,15 +169,15 @@ impl Backend for DriverStream {
             .map_err(|error| failed("cuMemsetD8Async", error))
     }
 
-    unsafe fn copy(&self, way: Way, to: u64, from: u64, bytes: usize) -> Result<(), KernelError> {
+    unsafe fn copy(&self, kind: CopyKind, to: u64, from: u64, bytes: usize) -> Result<(), KernelError> {
         self.queue.bind()?;
         let stream = self.queue.stream;
         // SAFETY: the caller guarantees the addresses. With unified addressing, the driver finds the device of each address.
         unsafe {
-            match way {
-                Way::Up => sys::cuMemcpyHtoDAsync_v2(to, from as *const _, bytes, stream),
-                Way::Down => sys::cuMemcpyDtoHAsync_v2(to as *mut _, from, bytes, stream),
-                Way::Across => sys::cuMemcpyAsync(to, from, bytes, stream),
+            match kind {
+                CopyKind::HostToDevice => sys::cuMemcpyHtoDAsync_v2(to, from as *const _, bytes, stream),
+                CopyKind::DeviceToHost => sys::cuMemcpyDtoHAsync_v2(to as *mut _, from, bytes, stream),
+                CopyKind::DeviceToDevice => sys::cuMemcpyAsync(to, from, bytes, stream),
             }
             .result()
         }
@@ -191,7 +191,7 @@ impl Backend for DriverStream {
         };
         let limit = || format!("at most {most_shared_bytes} for {kernel} on {}", self.name);
         let what = "the shared memory of a block";
-        super::supported(*shared_bytes <= most_shared_bytes, "launch", what, *shared_bytes, limit)?;
+        super::require(*shared_bytes <= most_shared_bytes, "launch", what, *shared_bytes, limit)?;
         self.queue.bind()?;
         let mut arguments = [params.cast_mut().cast()];
         let size = |of: &[u32; 3]| (of[0], of[1], of[2]);
@@ -294,7 +294,7 @@ impl Backend for DriverStream {
             .map_err(|error| failed("cuGraphLaunch", error))
     }
 
-    fn reach(&self, other: &dyn Backend) -> Result<(), KernelError> {
+    fn enable_peer_access(&self, other: &dyn Backend) -> Result<(), KernelError> {
         let Some(ordinal) = other.ordinal().filter(|ordinal| *ordinal != self.queue.ordinal) else {
             return Ok(());
         };

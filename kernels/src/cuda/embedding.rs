@@ -36,7 +36,7 @@ pub fn launch(params: &EmbeddingParams, rows: u32, table: Table) -> Result<Launc
         Table::Blocks(dtype, activation) => {
             let (format, block) = super::matmul::block_format(OP, dtype)?;
             let whole = params.width.is_multiple_of(block);
-            super::supported(whole, OP, "width", params.width, || format!("a multiple of {block}"))?;
+            super::require(whole, OP, "width", params.width, || format!("a multiple of {block}"))?;
             format!("embedding_{format}_{}", activation.suffix())
         }
     };

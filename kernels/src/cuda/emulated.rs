@@ -14,7 +14,7 @@ use std::time::Instant;
 use skep_cuda_host::Order;
 
 use super::Launch;
-use super::backend::{Backend, Loaded, Memory, Way};
+use super::backend::{Backend, CopyKind, Loaded, Memory};
 use crate::KernelError;
 
 /// The properties of an emulated device.
@@ -203,8 +203,8 @@ impl Backend for EmulatedStream {
         self.put(Job::Clear { address, bytes })
     }
 
-    unsafe fn copy(&self, way: Way, to: u64, from: u64, bytes: usize) -> Result<(), KernelError> {
-        if way != Way::Across && lock(&self.recording).is_some() {
+    unsafe fn copy(&self, kind: CopyKind, to: u64, from: u64, bytes: usize) -> Result<(), KernelError> {
+        if kind != CopyKind::DeviceToDevice && lock(&self.recording).is_some() {
             let reason = "copies between host and device cannot be recorded".to_owned();
             return Err(KernelError::Driver { call: "copy", reason });
         }
@@ -294,7 +294,7 @@ impl Backend for EmulatedStream {
         recorded.iter().try_for_each(|job| self.send(job.clone()))
     }
 
-    fn reach(&self, _other: &dyn Backend) -> Result<(), KernelError> {
+    fn enable_peer_access(&self, _other: &dyn Backend) -> Result<(), KernelError> {
         Ok(())
     }
 

@@ -1,13 +1,14 @@
 //! Products of many rows with weights of any format, on tensor cores.
 
+use super::device_constants::device_constant;
 use super::matmul::{MatmulParams, Weights};
 use super::{Activation, Launch, WARP};
 use crate::KernelError;
 
-/// Number of warps per block, as in the kernel.
-const WARPS: u32 = 4;
-const TILE_OUTPUTS: u32 = 64;
-const STRIDE: u32 = 40;
+/// Number of warps per block.
+const WARPS: u32 = device_constant!("gemm.cu", "GEMM_WARPS");
+const TILE_OUTPUTS: u32 = device_constant!("gemm.cu", "TILE_OUTPUTS");
+const STRIDE: u32 = device_constant!("gemm.cu", "TILE_INPUTS") + device_constant!("gemm.cu", "GEMM_PAD");
 /// Maximum size of a grid's second dimension.
 const MAX_TILES: u32 = 65_535;
 

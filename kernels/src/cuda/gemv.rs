@@ -1,13 +1,14 @@
 //! Products of few rows with weights of any format, with one warp per output.
 
+use super::device_constants::device_constant;
 use super::matmul::{MatmulParams, Weights};
 use super::{Activation, Launch, WARP};
 use crate::KernelError;
 
 /// Number of outputs per block, each computed by one warp.
 const WARPS: u32 = 4;
-/// Maximum number of rows, as in the kernel.
-pub const MAX_ROWS: u32 = 8;
+/// Maximum number of rows.
+pub const MAX_ROWS: u32 = device_constant!("gemv.cu", "MAX_ROWS");
 
 pub fn launch(
     params: &MatmulParams,

@@ -35,20 +35,20 @@ macro_rules! functions {
 }
 pub(super) use functions;
 
-/// Opens the library at `place`, or the first of `places` that exists, and returns it with its path. On failure it returns
+/// Opens the library at `path`, or the first of `paths` that exists, and returns it with its path. On failure it returns
 /// the paths that were tried. Names without a folder are searched by the system's loader. The caller must trust the file,
 /// because its code is executed.
-pub(super) fn open(place: Option<&Path>, places: &[&str]) -> Result<(Library, PathBuf), String> {
-    let places: Vec<PathBuf> = match place {
-        Some(place) => vec![place.to_owned()],
-        None => for_driver(places, gpu::driver_major()).iter().map(PathBuf::from).collect(),
+pub(super) fn open(path: Option<&Path>, paths: &[&str]) -> Result<(Library, PathBuf), String> {
+    let paths: Vec<PathBuf> = match path {
+        Some(path) => vec![path.to_owned()],
+        None => for_driver(paths, gpu::driver_major()).iter().map(PathBuf::from).collect(),
     };
     let mut tried = Vec::new();
-    for place in places {
+    for path in paths {
         // SAFETY: NVIDIA's libraries have no side effects when they are loaded.
-        match unsafe { Library::new(&place) } {
-            Ok(library) => return Ok((library, place)),
-            Err(error) => tried.push(reason(&place, &error)),
+        match unsafe { Library::new(&path) } {
+            Ok(library) => return Ok((library, path)),
+            Err(error) => tried.push(reason(&path, &error)),
         }
     }
     Err(tried.join(", "))
@@ -56,20 +56,20 @@ pub(super) fn open(place: Option<&Path>, places: &[&str]) -> Result<(Library, Pa
 
 /// Moves libraries that are newer than the driver to the end, because a driver supports libraries of its own major version
 /// or an older one.
-fn for_driver<'a>(places: &[&'a str], driver: Option<i32>) -> Vec<&'a str> {
-    let is_newer = |place: &&str| {
-        let major = place.rsplit_once(".so.").and_then(|(_, major)| major.parse::<i32>().ok());
+fn for_driver<'a>(paths: &[&'a str], driver: Option<i32>) -> Vec<&'a str> {
+    let is_newer = |path: &&str| {
+        let major = path.rsplit_once(".so.").and_then(|(_, major)| major.parse::<i32>().ok());
         major.zip(driver).is_some_and(|(major, driver)| major > driver)
     };
-    let mut places = places.to_vec();
-    places.sort_by_key(is_newer);
-    places
+    let mut paths = paths.to_vec();
+    paths.sort_by_key(is_newer);
+    paths
 }
 
 /// Returns the file that was tried, followed by the loader's message unless that only says that the file does not exist.
-fn reason(place: &Path, error: &libloading::Error) -> String {
+fn reason(path: &Path, error: &libloading::Error) -> String {
     let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-    let name = place.display();
+    let name = path.display();
     if said.contains("No such file") { name.to_string() } else { format!("{name}: {said}") }
 }
 
@@ -79,9 +79,9 @@ mod tests {
 
     #[test]
     fn libraries_newer_than_the_driver_are_tried_last() {
-        let places = ["libx.so.13", "libx.so.12", "libx.so"];
-        assert_eq!(for_driver(&places, None), places);
-        assert_eq!(for_driver(&places, Some(13)), places);
-        assert_eq!(for_driver(&places, Some(12)), ["libx.so.12", "libx.so", "libx.so.13"]);
+        let paths = ["libx.so.13", "libx.so.12", "libx.so"];
+        assert_eq!(for_driver(&paths, None), paths);
+        assert_eq!(for_driver(&paths, Some(13)), paths);
+        assert_eq!(for_driver(&paths, Some(12)), ["libx.so.12", "libx.so", "libx.so.13"]);
     }
 }

@@ -25,7 +25,7 @@ pub struct MatmulParams {
     pub inputs: u32,
     pub outputs: u32,
     pub y_stride: u32,
-    pub sums: Sums,
+    pub output_format: OutputFormat,
     /// FP8: number of rows and columns of weights that share a scale.
     pub scale_rows: u32,
     pub scale_columns: u32,
@@ -45,7 +45,7 @@ impl MatmulParams {
             inputs,
             outputs,
             y_stride: outputs,
-            sums: Sums::Activations,
+            output_format: OutputFormat::Activations,
             scale_rows: 0,
             scale_columns: 0,
         }
@@ -55,7 +55,7 @@ impl MatmulParams {
 /// The number format in which a product is stored.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sums {
+pub enum OutputFormat {
     Activations = 0,
     F32 = 1,
 }
@@ -96,12 +96,12 @@ impl Weights {
             Weights::Fp8 => ("fp8", 8),
         };
         let stride = || format!("at least the {} outputs", params.outputs);
-        super::supported(params.y_stride >= params.outputs, op, "y_stride", params.y_stride, stride)?;
+        super::require(params.y_stride >= params.outputs, op, "y_stride", params.y_stride, stride)?;
         let whole = params.inputs > 0 && params.inputs.is_multiple_of(block);
-        super::supported(whole, op, "inputs", params.inputs, || format!("a multiple of {block}"))?;
+        super::require(whole, op, "inputs", params.inputs, || format!("a multiple of {block}"))?;
         if self == Weights::Fp8 {
             super::multiple_of_8(op, "scale_columns", params.scale_columns)?;
-            super::supported(params.scale_rows > 0, op, "scale_rows", 0, || "at least 1".to_owned())?;
+            super::require(params.scale_rows > 0, op, "scale_rows", 0, || "at least 1".to_owned())?;
         }
         Ok(format)
     }
@@ -116,8 +116,8 @@ pub(super) fn block_format(op: &'static str, dtype: DType) -> Result<(&'static s
         DType::Q4K => Ok(("q4_k", 256)),
         DType::Q6K => Ok(("q6_k", 256)),
         DType::F32 | DType::F16 | DType::BF16 | DType::Q5K => {
-            let takes = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K";
-            Err(KernelError::Format { op, found: dtype, takes })
+            let supported = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K";
+            Err(KernelError::Format { op, found: dtype, supported })
         }
     }
 }
@@ -175,7 +175,7 @@ pub(super) mod tests {
 
         /// Makes random blocks. Any bytes form valid blocks, except that the scales have to be numbers of moderate size.
         fn blocks(dtype: DType, random: &mut Random, inputs: usize, outputs: usize) -> Self {
-            let scale_places: &[usize] = match dtype {
+            let scale_offsets: &[usize] = match dtype {
                 DType::Q4_0 | DType::Q8_0 => &[0],
                 DType::Q4_1 | DType::Q4K => &[0, 2],
                 _ => &[208],
@@ -183,9 +183,9 @@ pub(super) mod tests {
             let mut bytes = Vec::new();
             for _ in 0..inputs * outputs / dtype.block_len() {
                 let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.next_u64() as u8).collect();
-                for place in scale_places {
+                for offset in scale_offsets {
                     let scale = f16::from_f32(random.signed() / 16.0).to_le_bytes();
-                    block[*place..place + 2].copy_from_slice(&scale);
+                    block[*offset..offset + 2].copy_from_slice(&scale);
                 }
                 bytes.extend(block);
             }
@@ -253,22 +253,22 @@ pub(super) mod tests {
             let Made { inputs, outputs, .. } = *self;
             let mut random = Random::fresh();
             let row = activation.random(&mut random, inputs);
-            let products = |rows: usize, place: usize, random: &mut Random| {
+            let products = |rows: usize, at: usize, random: &mut Random| {
                 let mut x = activation.random(random, rows * inputs);
-                x.values_mut()[place * inputs..][..inputs].copy_from_slice(row.values());
+                x.values_mut()[at * inputs..][..inputs].copy_from_slice(row.values());
                 // Float32 sums, so that all bits are compared and not only the rounded result.
                 let mut y = Buffer::new(vec![0; 2 * rows * outputs]);
-                let params = MatmulParams { sums: Sums::F32, ..self.params(rows, &x, &y) };
+                let params = MatmulParams { output_format: OutputFormat::F32, ..self.params(rows, &x, &y) };
                 let launch = gemm::launch(&params, self.weights, activation).expect("good shapes");
                 host::run(&launch, &params, &mut [y.values_mut()]);
-                y.values()[2 * place * outputs..][..2 * outputs].to_vec()
+                y.values()[2 * at * outputs..][..2 * outputs].to_vec()
             };
             let alone = products(1, 0, &mut random);
-            for (rows, place) in [(2, 1), (33, 32), (64, 23), (65, 40), (131, 130)] {
-                let found = products(rows, place, &mut random);
+            for (rows, at) in [(2, 1), (33, 32), (64, 23), (65, 40), (131, 130)] {
+                let found = products(rows, at, &mut random);
                 assert!(
                     found == alone,
-                    "{activation:?}, row {place} of {rows}: its bits differ from those alone"
+                    "{activation:?}, row {at} of {rows}: its bits differ from those alone"
                 );
             }
         }
@@ -285,7 +285,7 @@ pub(super) mod tests {
                 inputs: self.inputs as u32,
                 outputs: self.outputs as u32,
                 y_stride: self.outputs as u32,
-                sums: Sums::Activations,
+                output_format: OutputFormat::Activations,
                 scale_rows: self.square as u32,
                 scale_columns: self.square as u32,
             }
@@ -335,13 +335,13 @@ pub(super) mod tests {
                 for (value, bias) in expected.iter_mut().zip(bias.values().iter().cycle()) {
                     *value += activation.decode(*bias);
                 }
-                for sums in [Sums::Activations, Sums::F32] {
-                    let words = if sums == Sums::F32 { 2 } else { 1 };
+                for output_format in [OutputFormat::Activations, OutputFormat::F32] {
+                    let words = if output_format == OutputFormat::F32 { 2 } else { 1 };
                     let mut y = Buffer::new(vec![0x3c3c; rows * stride * words]);
                     let params = MatmulParams {
                         bias: bias.address(),
                         y_stride: stride as u32,
-                        sums,
+                        output_format,
                         ..made.params(rows, &x, &y)
                     };
                     let launch = launch(&params, made.weights, activation).expect("good shapes");
@@ -350,7 +350,7 @@ pub(super) mod tests {
                     for (row, expected) in rows {
                         let (found, gap) = row.split_at(outputs * words);
                         assert!(gap.iter().all(|word| *word == 0x3c3c), "gaps between rows are not written");
-                        if sums == Sums::Activations {
+                        if output_format == OutputFormat::Activations {
                             activation.assert_close(found, expected, 1e-4);
                             continue;
                         }
@@ -377,7 +377,7 @@ pub(super) mod tests {
             inputs: 288,
             outputs: 3,
             y_stride: 3,
-            sums: Sums::F32,
+            output_format: OutputFormat::F32,
             scale_rows: 128,
             scale_columns: 128,
         };

@@ -13,6 +13,7 @@ pub mod compile;
 mod cubin_cache;
 pub mod cublas_lt;
 pub mod device;
+mod device_constants;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
 mod emulated;
@@ -46,9 +47,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::KernelError;
+use device_constants::device_constant;
 
 /// Number of threads per warp.
-const WARP: u32 = 32;
+const WARP: u32 = device_constant!("device.cuh", "WARP");
+
+/// Attention processes half as many query heads or keys at a time if heads have more values than this.
+const WIDE_HEAD: u32 = device_constant!("device.cuh", "WIDE_HEAD");
 
 /// An address on the device. 0 means that there is none.
 #[repr(transparent)]
@@ -109,25 +114,25 @@ impl Launch {
 }
 
 fn multiple_of_8(op: &'static str, what: &'static str, found: u32) -> Result<(), KernelError> {
-    let takes = || "a multiple of 8".to_owned();
-    supported(found > 0 && found.is_multiple_of(8), op, what, found, takes)
+    let supported = || "a multiple of 8".to_owned();
+    require(found > 0 && found.is_multiple_of(8), op, what, found, supported)
 }
 
 fn at_most(op: &'static str, what: &'static str, found: u32, limit: u32) -> Result<(), KernelError> {
-    supported(found <= limit, op, what, found, || format!("at most {limit}"))
+    require(found <= limit, op, what, found, || format!("at most {limit}"))
 }
 
-fn supported(
+fn require(
     holds: bool,
     op: &'static str,
     what: &'static str,
     found: u32,
-    takes: impl FnOnce() -> String,
+    supported: impl FnOnce() -> String,
 ) -> Result<(), KernelError> {
     if holds {
         return Ok(());
     }
-    Err(KernelError::Unsupported { op, what, found: found.into(), takes: takes() })
+    Err(KernelError::Unsupported { op, what, found: found.into(), supported: supported() })
 }
 
 /// Converts a number of blocks to the first dimension of a grid.
@@ -137,6 +142,6 @@ fn blocks(op: &'static str, count: u64) -> Result<u32, KernelError> {
         op,
         what: "the number of blocks",
         found: count,
-        takes: format!("at most {most}"),
+        supported: format!("at most {most}"),
     })
 }

@@ -3,7 +3,6 @@
 //! Invariant: a missing library or function is an error that names it, never a panic.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
@@ -12,9 +11,10 @@ use super::architecture::Architecture;
 use super::library;
 use super::source::Source;
 use crate::KernelError;
+pub use crate::cuda_types::NvrtcVersion;
 
 /// Names and paths under which the library is searched for, newest version first.
-const PLACES: [&str; 4] =
+const SEARCH_PATHS: [&str; 4] =
     ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"];
 /// The first version with C++20 and all functions that are used here.
 const OLDEST: &str = "NVRTC 12.0";
@@ -22,19 +22,6 @@ const OLDEST: &str = "NVRTC 12.0";
 const MAX_LOG_BYTES: usize = 64 << 10;
 
 type Program = *mut c_void;
-
-/// The version that `nvrtcVersion` returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct NvrtcVersion {
-    pub major: i32,
-    pub minor: i32,
-}
-
-impl fmt::Display for NvrtcVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
 
 /// The result of compiling one source.
 pub(super) struct Compiled {
@@ -46,7 +33,7 @@ pub(super) struct Compiled {
 pub struct Nvrtc {
     functions: Functions,
     version: NvrtcVersion,
-    place: PathBuf,
+    path: PathBuf,
     /// Keeps the functions loaded.
     _library: Library,
 }
@@ -88,11 +75,11 @@ impl Drop for Owned<'_> {
 impl Nvrtc {
     /// Opens the library at this path, or the newest one that the system finds. The caller must trust the file, because its
     /// code is executed.
-    pub fn open(place: Option<&Path>) -> Result<Self, KernelError> {
-        let (library, place) =
-            library::open(place, &PLACES).map_err(|tried| KernelError::NoNvrtc { tried })?;
+    pub fn open(path: Option<&Path>) -> Result<Self, KernelError> {
+        let (library, path) =
+            library::open(path, &SEARCH_PATHS).map_err(|tried| KernelError::NoNvrtc { tried })?;
         let lacking = |symbol| KernelError::LibraryFunction {
-            library: place.display().to_string(),
+            library: path.display().to_string(),
             symbol,
             oldest: OLDEST,
         };
@@ -102,7 +89,7 @@ impl Nvrtc {
         // SAFETY: the function writes two integers.
         let code = unsafe { (functions.version)(&mut major, &mut minor) };
         functions.check("nvrtcVersion", code)?;
-        Ok(Nvrtc { functions, version: NvrtcVersion { major, minor }, place, _library: library })
+        Ok(Nvrtc { functions, version: NvrtcVersion { major, minor }, path, _library: library })
     }
 
     pub fn version(&self) -> NvrtcVersion {
@@ -110,8 +97,8 @@ impl Nvrtc {
     }
 
     /// Returns the name or path under which the library was found.
-    pub fn place(&self) -> &Path {
-        &self.place
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Checks that the library supports this architecture.

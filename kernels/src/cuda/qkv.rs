@@ -1,11 +1,12 @@
 //! Bias, head norms and rotation after the QKV projection, and the write of keys and values into their pages.
 
+use super::device_constants::device_constant;
 use super::{Activation, Address, Launch, WARP};
 use crate::KernelError;
 
 /// Number of heads per block, each processed by one warp.
 const WARPS: u32 = 4;
-const MAX_HEAD_SIZE: u32 = 256;
+const MAX_HEAD_SIZE: u32 = 2 * WARP * device_constant!("qkv.cu", "MAX_PAIRS");
 
 /// The pairs of a head's values that rotate together.
 #[repr(u32)]

@@ -1,10 +1,11 @@
 //! The residual sum and its norm.
 
+use super::device_constants::device_constant;
 use super::{Activation, Address, Launch, WARP};
 use crate::KernelError;
 
-/// Number of chunks of eight values that a thread holds, as in the kernel.
-const CHUNKS: u32 = 4;
+/// Number of chunks of eight values that a thread holds.
+const CHUNKS: u32 = device_constant!("rms_norm.cu", "CHUNKS");
 const MAX_THREADS: u32 = 1024;
 
 #[repr(C)]

@@ -3,13 +3,14 @@
 //! The choice is the same as that of `sampling.rs` in the crate `model`. Weights are summed as integers, so that a row's
 //! draw is the same in every batch and for every order of threads.
 
+use super::device_constants::device_constant;
 use super::{Address, Launch, WARP};
 use crate::KernelError;
 
-/// Number of warps per block, as in the kernel.
-const WARPS: u32 = 16;
+/// Number of warps per block.
+const WARPS: u32 = device_constant!("sample.cu", "SAMPLE_WARPS");
 /// Stands for no token, or no row of masks.
-pub const NONE: u32 = u32::MAX;
+pub const NONE: u32 = device_constant!("sample.cu", "NO_TOKEN");
 /// Maximum vocabulary, up to which sums of weights fit in 58 bits.
 const MAX_VOCABULARY: u32 = 1 << 18;
 
@@ -76,8 +77,8 @@ pub struct Adjustment {
     pub kind: u32,
 }
 
-pub const SEEN: u32 = 1;
-pub const BANNED: u32 = 2;
+pub const SEEN: u32 = device_constant!("sample.cu", "SEEN");
+pub const BANNED: u32 = device_constant!("sample.cu", "BANNED");
 
 /// The number format of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +91,7 @@ pub enum Logits {
 /// Returns the launch for this number of rows.
 pub fn launch(params: &SampleParams, rows: u32, logits: Logits) -> Result<Launch, KernelError> {
     let vocabulary = params.vocabulary;
-    super::supported(vocabulary > 0, "sample", "vocabulary", 0, || "at least 1".to_owned())?;
+    super::require(vocabulary > 0, "sample", "vocabulary", 0, || "at least 1".to_owned())?;
     super::at_most("sample", "vocabulary", vocabulary, MAX_VOCABULARY)?;
     let format = match logits {
         Logits::F32 => "f32",
@@ -255,7 +256,7 @@ mod tests {
                 masks.extend(mask);
                 (masks.len() / mask_words) as u32 - 1
             });
-            let place = case.pending.map_or(NONE, |token| {
+            let pending = case.pending.map_or(NONE, |token| {
                 pending.push(token);
                 pending.len() as u32 - 1
             });
@@ -264,7 +265,7 @@ mod tests {
                 mask,
                 first_adjustment: first,
                 last_adjustment: adjustments.len() as u32,
-                pending: place,
+                pending,
                 ..case.row
             });
         }

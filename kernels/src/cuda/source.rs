@@ -65,8 +65,8 @@ mod tests {
     fn every_file_of_the_folder_is_embedded() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
         let mut files = Vec::new();
-        for place in ["", "formats", "ptx"] {
-            for entry in fs::read_dir(folder.join(place)).unwrap() {
+        for subfolder in ["", "formats", "ptx"] {
+            for entry in fs::read_dir(folder.join(subfolder)).unwrap() {
                 let path = entry.unwrap().path();
                 if path.extension().is_some_and(|extension| extension == "cu" || extension == "cuh") {
                     files.push(path.strip_prefix(&folder).unwrap().to_str().unwrap().to_owned());

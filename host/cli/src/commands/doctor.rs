@@ -258,7 +258,7 @@ fn kernel_compiler() -> Check {
     };
     let complete = shipped.as_deref().map(shipped::complete).unwrap_or_default();
     match Nvrtc::open(None) {
-        Ok(nvrtc) => ok(NAME, format!("NVRTC {} ({})", nvrtc.version(), nvrtc.place().display())),
+        Ok(nvrtc) => ok(NAME, format!("NVRTC {} ({})", nvrtc.version(), nvrtc.path().display())),
         Err(_) if is_enough(&complete, &skep_kernels::gpu::probe().unwrap_or_default()) => {
             let names: Vec<_> = complete.iter().map(|architecture| architecture.name()).collect();
             ok(NAME, format!("not found and not needed: kernels were shipped for {}", names.join(", ")))

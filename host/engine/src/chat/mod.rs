@@ -27,10 +27,10 @@ mod drafted;
 #[cfg(test)]
 pub(crate) mod fixture;
 #[cfg(test)]
-mod taken_back_tests;
+mod rolled_back_tests;
 
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
 pub use options::{ChatOptions, Opening};
-pub use prompt::{encode_prompt, refuse_hopeless};
+pub use prompt::{encode_prompt, refuse_oversized};
 pub use stream::{ChatEvent, ChatFinish, ChatOutcome, ChatStream, chat};
 pub use transcript::Transcript;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use skep_model::Sampling;
 
 use super::message::{ChatMessage, Role, ToolChoice, ToolSpec};
-use crate::{Affinity, Cancel, Constraint, EngineError, Priority, TakenBack};
+use crate::{Affinity, Cancel, Constraint, EngineError, Priority, RolledBack};
 
 /// Maximum number of tools. Each tool is text in the prompt and a rule in the grammar.
 const MAX_TOOLS: usize = 128;
@@ -40,7 +40,7 @@ pub struct ChatOptions {
     #[serde(skip)]
     pub resume: Vec<u32>,
     #[serde(skip)]
-    pub resume_taken_back: TakenBack,
+    pub resume_rolled_back: RolledBack,
     #[serde(skip)]
     pub affinity: Affinity,
     #[serde(skip)]
@@ -68,7 +68,7 @@ impl Default for ChatOptions {
             ignore_eos: false,
             top_logprobs: None,
             resume: Vec::new(),
-            resume_taken_back: TakenBack::default(),
+            resume_rolled_back: RolledBack::default(),
             affinity: Affinity::default(),
             priority: Priority::Interactive,
             deadline: None,

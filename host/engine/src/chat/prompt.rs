@@ -37,7 +37,7 @@ pub(super) fn render_and_encode(
 /// Encodes a plain text as a prompt, without a template. Special tokens that the text names are encoded as
 /// special tokens.
 pub fn encode_prompt(engine: &Engine, text: &str, cancel: &Cancel) -> Result<Vec<u32>, EngineError> {
-    refuse_hopeless(engine, text, cancel)?;
+    refuse_oversized(engine, text, cancel)?;
     Ok(with_bos(engine, engine.tokenizer().encode(text, SpecialTokens::Parse)?))
 }
 
@@ -46,7 +46,7 @@ pub(super) fn encode_whole(
     rendering: &Rendering,
     cancel: &Cancel,
 ) -> Result<Vec<u32>, EngineError> {
-    refuse_hopeless(engine, &rendering.text, cancel)?;
+    refuse_oversized(engine, &rendering.text, cancel)?;
     Ok(with_bos(engine, encode_from(engine.tokenizer(), rendering, 0)?))
 }
 
@@ -61,7 +61,7 @@ fn with_bos(engine: &Engine, mut tokens: Vec<u32>) -> Vec<u32> {
 /// Refuses a text that is far too long for the context before time is spent on all of it: a tokenizer needs
 /// seconds for a megabyte, and the caller may not wait any more. Chunks of the text are counted until there are
 /// too many tokens; the count of a chunk is off by a few tokens at most.
-pub fn refuse_hopeless(engine: &Engine, text: &str, cancel: &Cancel) -> Result<(), EngineError> {
+pub fn refuse_oversized(engine: &Engine, text: &str, cancel: &Cancel) -> Result<(), EngineError> {
     cancel.check()?;
     let limit = engine.info().context_length;
     if text.len() <= limit.saturating_mul(USUAL_TOKEN_BYTES) {

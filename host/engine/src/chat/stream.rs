@@ -18,7 +18,7 @@ use super::prompt::{self, Prompt};
 use super::tool_parser::{ParsedEvent, ToolParser};
 use super::{free_text, tool_grammar};
 use crate::{
-    Engine, EngineError, FinishReason, Finished, GenerateRequest, TakenBack, Timing, Token, TokenEvent,
+    Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, Timing, Token, TokenEvent,
     TokenLogprob, TokenStream, Usage,
 };
 
@@ -103,7 +103,7 @@ pub struct ChatStream {
     /// Log-probabilities of tokens whose text has not been reported yet.
     logprobs: Vec<TokenLogprob>,
     produced: Vec<u32>,
-    taken_back: TakenBack,
+    rolled_back: RolledBack,
     text: String,
     raw: String,
     tool_calls: Vec<ToolCall>,
@@ -133,7 +133,7 @@ impl ChatStream {
         request.ignore_eos = options.ignore_eos;
         request.top_logprobs = options.top_logprobs;
         request.resume = options.resume.clone();
-        request.resume_taken_back = options.resume_taken_back;
+        request.resume_rolled_back = options.resume_rolled_back;
         request.affinity = options.affinity.clone();
         request.priority = options.priority;
         request.deadline = options.deadline;
@@ -149,7 +149,7 @@ impl ChatStream {
             ready: VecDeque::new(),
             logprobs: Vec::new(),
             produced: Vec::new(),
-            taken_back: TakenBack::default(),
+            rolled_back: RolledBack::default(),
             text: String::new(),
             raw: String::new(),
             tool_calls: Vec::new(),
@@ -179,8 +179,8 @@ impl ChatStream {
     }
 
     /// Returns the output that had been rolled back when the last of these tokens was settled.
-    pub fn taken_back(&self) -> TakenBack {
-        self.taken_back
+    pub fn rolled_back(&self) -> RolledBack {
+        self.rolled_back
     }
 
     /// Waits for the outcome.
@@ -219,9 +219,9 @@ impl ChatStream {
                 self.ready.push_back(ChatEvent::Started { prompt_tokens, cached_tokens });
             }
             TokenEvent::PromptLogprobs(_) => {}
-            TokenEvent::Token(Token { id, text, logprob, taken_back, .. }) => {
+            TokenEvent::Token(Token { id, text, logprob, rolled_back, .. }) => {
                 self.produced.push(id);
-                self.taken_back = taken_back;
+                self.rolled_back = rolled_back;
                 let ends = text.is_empty() && self.end_tokens.contains(&id);
                 self.logprobs.extend(logprob.filter(|_| !ends));
                 self.say(&text);

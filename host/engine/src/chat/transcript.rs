@@ -223,7 +223,7 @@ impl Transcript {
         cancel.check()?;
         let known = self.tokens.iter().all(|&id| engine.tokenizer().token_bytes(id).is_some());
         let tokens = if !self.rendered.is_empty() && rendering.text.starts_with(&self.rendered) && known {
-            prompt::refuse_hopeless(engine, &rendering.text[self.rendered.len()..], cancel)?;
+            prompt::refuse_oversized(engine, &rendering.text[self.rendered.len()..], cancel)?;
             let mut tokens = self.tokens.clone();
             tokens.extend(prompt::encode_from(engine.tokenizer(), &rendering, self.rendered.len())?);
             tokens

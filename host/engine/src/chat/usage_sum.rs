@@ -20,6 +20,6 @@ pub(super) struct UsageSum {
     accepted_tokens: u32,
     #[serde(default)]
     rejected_tokens: u32,
-    #[serde(default)]
-    taken_back_tokens: u32,
+    #[serde(default, rename = "taken_back_tokens")]
+    rolled_back_tokens: u32,
 }

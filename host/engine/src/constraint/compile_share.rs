@@ -24,18 +24,18 @@ pub(crate) struct CompileShares {
 }
 
 /// A slot at the compiler; dropping it frees the slot.
-pub(crate) struct CompilePlace<'a> {
+pub(crate) struct CompileSlot<'a> {
     shares: &'a CompileShares,
     tenant: String,
 }
 
 impl CompileShares {
     /// Waits for a slot, for a limited time.
-    pub fn enter(&self, tenant: &str) -> Result<CompilePlace<'_>, EngineError> {
+    pub fn enter(&self, tenant: &str) -> Result<CompileSlot<'_>, EngineError> {
         self.enter_within(tenant, LONGEST_WAIT)
     }
 
-    fn enter_within(&self, tenant: &str, wait: Duration) -> Result<CompilePlace<'_>, EngineError> {
+    fn enter_within(&self, tenant: &str, wait: Duration) -> Result<CompileSlot<'_>, EngineError> {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full =
             |running: &mut HashMap<String, usize>| running.get(tenant).is_some_and(|count| *count >= AT_ONCE);
@@ -45,11 +45,11 @@ impl CompileShares {
             return Err(EngineError::Busy { retry_after_ms: LONGEST_WAIT.as_millis() as u32 });
         }
         *running.entry(tenant.to_string()).or_default() += 1;
-        Ok(CompilePlace { shares: self, tenant: tenant.to_string() })
+        Ok(CompileSlot { shares: self, tenant: tenant.to_string() })
     }
 }
 
-impl Drop for CompilePlace<'_> {
+impl Drop for CompileSlot<'_> {
     fn drop(&mut self) {
         let mut running = self.shares.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = running.get_mut(&self.tenant) {

@@ -18,7 +18,7 @@ use skep_model::Tokenizer;
 use super::document::plain_message;
 use super::form::Form;
 use super::relaxed::RelaxedSchema;
-use super::spelling::{Spelling, Written};
+use super::spelling::{AcceptedSpelling, Spelling};
 use super::token_env::TokenizerWithTrie;
 use super::unenforced::UnenforcedValue;
 use super::{OutputConstraint, PARAMETER, schema_bounds};
@@ -137,7 +137,7 @@ impl ConstraintCompiler {
         tenant: &str,
         constraint: &Constraint,
     ) -> Result<OutputConstraint, EngineError> {
-        self.state(tenant, constraint, Written::AnyWay)
+        self.state(tenant, constraint, AcceptedSpelling::Any)
     }
 
     /// Returns the same constraint in a single spelling of JSON, for drafts. It is compiled at its first use.
@@ -146,14 +146,14 @@ impl ConstraintCompiler {
         constraint: &Constraint,
         spelling: Spelling,
     ) -> Result<OutputConstraint, EngineError> {
-        self.state("", constraint, Written::Only(spelling))
+        self.state("", constraint, AcceptedSpelling::Single(spelling))
     }
 
     fn state(
         &self,
         tenant: &str,
         constraint: &Constraint,
-        written: Written,
+        written: AcceptedSpelling,
     ) -> Result<OutputConstraint, EngineError> {
         // The bounds are checked before anything that descends into the constraint without a bound.
         check_bounds(constraint).map_err(refused)?;
@@ -186,7 +186,7 @@ impl ConstraintCompiler {
         };
         let compiled = compiled.as_ref().map_err(failed)?;
         let pristine = match written {
-            Written::Only(spelling) if compiled.form.has_spellings() => {
+            AcceptedSpelling::Single(spelling) if compiled.form.has_spellings() => {
                 let spelled = &compiled.spelled[spelling as usize];
                 let build = || {
                     self.on_large_stack(|| {
@@ -214,20 +214,20 @@ impl ConstraintCompiler {
     fn build(&self, constraint: &Constraint) -> Result<Compiled, Failure> {
         let mut form = Form::of(constraint, self.factory.limits()).map_err(Failure::Refused)?;
         let mut parts = form.parts();
-        let mut attempt = self.matcher(form.grammar(&parts, Written::AnyWay));
+        let mut attempt = self.matcher(form.grammar(&parts, AcceptedSpelling::Any));
         if attempt.is_err() {
-            // The additional rules of `spine` may be too much for the compiler.
+            // The additional rules of `rule_grammar` may be too much for the compiler.
             parts.iter_mut().for_each(|part| part.as_rules = false);
             attempt = self
-                .matcher(form.grammar(&parts, Written::AnyWay))
+                .matcher(form.grammar(&parts, AcceptedSpelling::Any))
                 .map_err(|_| attempt.err().unwrap_or_default());
         }
-        if let Err(complaint) = &attempt
+        if let Err(error) = &attempt
             && form.settle().map_err(Failure::Refused)?
         {
             parts = form.parts();
-            let again = self.matcher(form.grammar(&parts, Written::AnyWay));
-            attempt = again.map_err(|_| complaint.clone());
+            let again = self.matcher(form.grammar(&parts, AcceptedSpelling::Any));
+            attempt = again.map_err(|_| error.clone());
         }
         let matcher = Mutex::new(attempt.map_err(Failure::Refused)?);
         let unenforced = form.unenforced(&parts);

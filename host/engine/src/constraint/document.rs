@@ -13,11 +13,11 @@ use llguidance::{GrammarBuilder, JsonCompileOptions};
 use serde_json::{Map, Value, json};
 
 use super::drafts::Draft;
-use super::relaxed::{Abilities, GivenUp, RelaxedSchema, relaxed};
+use super::relaxed::{Abilities, Relaxations, RelaxedSchema, relaxed};
 use super::schema_keywords::Members;
-use super::spelling::Written;
+use super::spelling::AcceptedSpelling;
 use super::unenforced::UnenforcedValue;
-use super::{canonical, complaint, naming, schema_bounds, schema_keywords, spine};
+use super::{canonical, error_location, rule_grammar, schema_bounds, schema_keywords, unenforced_paths};
 
 /// Maximum number of locations that are relaxed before the whole document is.
 const MAX_ROUNDS: usize = 6;
@@ -31,7 +31,7 @@ const MAX_CHECKED_PATTERN_BYTES: usize = 4096;
 pub(super) struct Document {
     canonical: Value,
     draft: Draft,
-    given_up: GivenUp,
+    relaxations: Relaxations,
     warnings: Vec<String>,
     limits: ParserLimits,
     /// Patterns and sets of patterns that were tried, with the results.
@@ -50,7 +50,7 @@ impl Document {
         let mut document = Document {
             canonical: Value::Null,
             draft: Draft::of(schema),
-            given_up: GivenUp::default(),
+            relaxations: Relaxations::default(),
             warnings: Vec::new(),
             limits: limits.clone(),
             tried: Mutex::default(),
@@ -69,8 +69,8 @@ impl Document {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.warnings.clone();
         let relaxed = self.relaxed();
-        let rules = spine::rules(&relaxed, Written::AnyWay);
-        spine::order_warnings(&self.canonical, "", rules.is_some(), &mut warnings);
+        let rules = rule_grammar::rules(&relaxed, AcceptedSpelling::Any);
+        rule_grammar::order_warnings(&self.canonical, "", rules.is_some(), &mut warnings);
         warnings
     }
 
@@ -80,7 +80,7 @@ impl Document {
     }
 
     pub fn unenforced(&self, relaxed: &RelaxedSchema) -> Arc<[UnenforcedValue]> {
-        naming::unenforced(&self.canonical, &relaxed.lost)
+        unenforced_paths::unenforced(&self.canonical, &relaxed.lost)
     }
 
     /// Relaxes the parts that the compiler cannot follow when it compiles this document alone. Returns whether
@@ -88,33 +88,33 @@ impl Document {
     pub fn settle(&mut self) -> Result<bool, String> {
         let began = Instant::now();
         for round in 0.. {
-            let Some(complaint) = self.complaint(&self.canonical) else { return Ok(round > 0) };
-            if is_final(&complaint) || self.given_up.places.contains("") {
-                return Err(self.placed(complaint));
+            let Some(error) = self.compile_error(&self.canonical) else { return Ok(round > 0) };
+            if is_final(&error) || self.relaxations.locations.contains("") {
+                return Err(self.placed(error));
             }
-            if complaint.contains("circular references") && !self.given_up.beside_cycles {
-                self.given_up.beside_cycles = true;
+            if error.contains("circular references") && !self.relaxations.beside_cycles {
+                self.relaxations.beside_cycles = true;
                 continue;
             }
             let late = || round >= MAX_ROUNDS || began.elapsed() > MAX_SEARCH;
             let place = match late() {
                 true => String::new(),
-                false => complaint::place(&self.canonical, &complaint, |part| match late() {
+                false => error_location::find(&self.canonical, &error, |part| match late() {
                     true => None,
-                    false => self.complaint(&part),
+                    false => self.compile_error(&part),
                 }),
             };
             // If the search stops at a location that is already relaxed, the whole document is relaxed.
-            let place = if self.given_up.places.contains(&place) { String::new() } else { place };
-            self.given_up.places.insert(place);
+            let place = if self.relaxations.locations.contains(&place) { String::new() } else { place };
+            self.relaxations.locations.insert(place);
         }
         Ok(true)
     }
 
-    /// Adds the location to a complaint.
-    fn placed(&self, complaint: String) -> String {
-        let place = complaint::place(&self.canonical, &complaint, |part| self.complaint(&part));
-        if place.is_empty() { complaint } else { format!("at `{place}`: {complaint}") }
+    /// Adds the location to an error.
+    fn placed(&self, error: String) -> String {
+        let place = error_location::find(&self.canonical, &error, |part| self.compile_error(&part));
+        if place.is_empty() { error } else { format!("at `{place}`: {error}") }
     }
 
     fn relax(&self, document: &Value) -> RelaxedSchema {
@@ -122,17 +122,17 @@ impl Document {
             pattern: &|pattern| self.compiles_pattern(pattern),
             names: &|names| self.tells_apart(names),
         };
-        relaxed(document, &self.given_up, &abilities)
+        relaxed(document, &self.relaxations, &abilities)
     }
 
-    fn complaint(&self, document: &Value) -> Option<String> {
+    fn compile_error(&self, document: &Value) -> Option<String> {
         let relaxed = self.relax(document);
-        self.compile(Written::AnyWay.options(relaxed.unicode_escapes), relaxed.schema).err()
+        self.compile(AcceptedSpelling::Any.options(relaxed.unicode_escapes), relaxed.schema).err()
     }
 
     fn compile(&self, options: JsonCompileOptions, schema: Value) -> Result<(), String> {
         let mut schema = schema;
-        spine::without_key_order(&mut schema);
+        rule_grammar::without_key_order(&mut schema);
         let builder = GrammarBuilder::new(None, self.limits.clone());
         let compiled = options.json_to_llg(builder, schema);
         compiled.map(|_| ()).map_err(|error| plain_message(&format!("{error:#}")))
@@ -163,8 +163,8 @@ impl Document {
     }
 
     fn compiles_or_is_empty(&self, schema: Value) -> bool {
-        let complaint = self.compile(Written::AnyWay.options(true), schema).err();
-        complaint.is_none_or(|complaint| is_unsatisfiable(&complaint))
+        let error = self.compile(AcceptedSpelling::Any.options(true), schema).err();
+        error.is_none_or(|error| is_unsatisfiable(&error))
     }
 
     fn try_once(&self, source: &str, attempt: impl FnOnce() -> bool) -> bool {
@@ -179,15 +179,15 @@ impl Document {
 }
 
 /// Returns whether relaxing the schema would not help, or must not be done.
-pub(super) fn is_final(complaint: &str) -> bool {
-    is_unsatisfiable(complaint) || is_size(complaint)
+pub(super) fn is_final(error: &str) -> bool {
+    is_unsatisfiable(error) || is_size(error)
 }
 
-fn is_unsatisfiable(complaint: &str) -> bool {
-    complaint.contains("nsatisfiable")
+fn is_unsatisfiable(error: &str) -> bool {
+    error.contains("nsatisfiable")
 }
 
-fn is_size(complaint: &str) -> bool {
+fn is_size(error: &str) -> bool {
     [
         "too big",
         "too large",
@@ -199,7 +199,7 @@ fn is_size(complaint: &str) -> bool {
         "schema too",
     ]
     .iter()
-    .any(|part| complaint.contains(part))
+    .any(|part| error.contains(part))
 }
 
 /// Returns the compiler's own message without its options and the dump of its state.

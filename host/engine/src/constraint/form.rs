@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use super::document::Document;
 use super::drafts::Draft;
 use super::relaxed::RelaxedSchema;
-use super::spelling::Written;
+use super::spelling::AcceptedSpelling;
 use super::unenforced::UnenforcedValue;
-use super::{schema_keywords, spine};
+use super::{rule_grammar, schema_keywords};
 use crate::request::{BeforeCalls, Constraint, ToolCallForm};
 
 /// Maximum number of calls in one answer if parallel calls are allowed.
@@ -145,7 +145,7 @@ impl Form {
         self.documents.iter().flat_map(of_document).collect()
     }
 
-    pub fn grammar(&self, parts: &[RelaxedSchema], written: Written) -> TopLevelGrammar {
+    pub fn grammar(&self, parts: &[RelaxedSchema], written: AcceptedSpelling) -> TopLevelGrammar {
         let source = match &self.kind {
             Kind::Own(grammar) => return (**grammar).clone(),
             Kind::Json => {
@@ -164,8 +164,8 @@ impl Form {
 }
 
 /// Returns a document as a grammar within another grammar.
-fn nested(part: &RelaxedSchema, written: Written) -> String {
-    let rules = part.as_rules.then(|| spine::rules(part, written)).flatten();
+fn nested(part: &RelaxedSchema, written: AcceptedSpelling) -> String {
+    let rules = part.as_rules.then(|| rule_grammar::rules(part, written)).flatten();
     match rules {
         Some(rules) => format!("%lark {{\n{rules}}}"),
         None => format!("%json {}", written.schema(&part.schema, part.unicode_escapes)),
@@ -174,7 +174,7 @@ fn nested(part: &RelaxedSchema, written: Written) -> String {
 
 /// Returns the grammar of calls. Every call is `OPEN {"name": NAME, "arguments": ARGUMENTS} CLOSE`, with white
 /// space wherever JSON has it.
-fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: Written) -> String {
+fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: AcceptedSpelling) -> String {
     let mut grammar = String::from("%llguidance {}\n");
     let mut line = |text: std::fmt::Arguments<'_>| {
         grammar.write_fmt(text).expect("writing to a string");
@@ -184,8 +184,8 @@ fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: Written) -> Stri
     let gap = written.gap();
     let open = if markup.open_is_special { markup.open.clone() } else { literal(&markup.open) };
     let between = match written {
-        Written::AnyWay => "GAP? ".to_string(),
-        Written::Only(_) => format!("{} ", literal(&markup.between)),
+        AcceptedSpelling::Any => "GAP? ".to_string(),
+        AcceptedSpelling::Single(_) => format!("{} ", literal(&markup.between)),
     };
     let more =
         if form.parallel { format!(" ({between}opened){{0,{}}}", MAX_CALLS - 1) } else { String::new() };
@@ -213,8 +213,8 @@ fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: Written) -> Stri
     }
     // In a single spelling, the call stands on separate lines, as templates write it.
     let edge = |spaced| match written {
-        Written::AnyWay => written.pattern(""),
-        Written::Only(_) => spaced,
+        AcceptedSpelling::Any => written.pattern(""),
+        AcceptedSpelling::Single(_) => spaced,
     };
     let (gap_regex, after_colon) = (written.pattern(""), written.pattern(" "));
     let newline = || "\\n".to_string();
@@ -229,7 +229,7 @@ fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: Written) -> Stri
         let arguments = nested(part, written);
         line(format_args!("call_{index}: {name} MIDDLE arguments_{index}\narguments_{index}: {arguments}"));
     }
-    if written == Written::AnyWay {
+    if written == AcceptedSpelling::Any {
         grammar.push_str(&written.rules());
     }
     grammar

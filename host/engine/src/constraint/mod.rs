@@ -2,7 +2,7 @@
 //!
 //! A constraint is compiled once and cached; each generation gets its own [`OutputConstraint`]. A schema passes
 //! through `schema_bounds` and `schema_keywords` (validation) → `canonical` (conversion to one draft) →
-//! `relaxed` (the part that a mask can follow) → `naming` (the values that are left to check) → `form` (the
+//! `relaxed` (the part that a mask can follow) → `unenforced_paths` (the values that are left to check) → `form` (the
 //! whole output as a grammar) → `compiler`.
 //!
 //! Invariant: a keyword is enforced by the mask, or the value that it applies to is among
@@ -13,26 +13,26 @@ mod accepted_tests;
 mod canonical;
 mod compile_share;
 mod compiler;
-mod complaint;
 mod document;
 mod drafts;
+mod error_location;
 mod form;
 mod integers;
 mod multiples;
-mod naming;
 mod one_of;
 mod references;
 mod relaxed;
 #[cfg(test)]
 mod relaxed_tests;
+mod rule_grammar;
 mod schema_bounds;
 mod schema_keywords;
 mod spelling;
-mod spine;
 #[cfg(test)]
 mod tests;
 mod token_env;
 mod unenforced;
+mod unenforced_paths;
 
 use std::sync::Arc;
 
@@ -144,7 +144,7 @@ impl OutputConstraint {
 
     /// Rolls back the last `tokens` accepted tokens. Returns false if that is not possible; the state is then
     /// unusable.
-    pub fn take_back(&mut self, tokens: usize) -> bool {
+    pub fn rollback(&mut self, tokens: usize) -> bool {
         self.last_token = None;
         self.matcher.rollback(tokens).is_ok()
     }

@@ -32,9 +32,9 @@ pub(super) struct Abilities<'a> {
 
 /// The parts of a document that are relaxed after compiling failed.
 #[derive(Debug, Clone, Default)]
-pub(super) struct GivenUp {
+pub(super) struct Relaxations {
     /// Locations of which only the type is kept.
-    pub places: HashSet<String>,
+    pub locations: HashSet<String>,
     /// Whether to drop the keywords next to a reference that leads back to itself.
     pub beside_cycles: bool,
 }
@@ -53,12 +53,16 @@ pub(super) struct RelaxedSchema {
     pub as_rules: bool,
 }
 
-pub(super) fn relaxed(document: &Value, given_up: &GivenUp, abilities: &Abilities<'_>) -> RelaxedSchema {
+pub(super) fn relaxed(
+    document: &Value,
+    relaxations: &Relaxations,
+    abilities: &Abilities<'_>,
+) -> RelaxedSchema {
     let mut relaxer = Relaxer {
         document,
-        given_up,
+        relaxations,
         abilities,
-        cycles: if given_up.beside_cycles { cycles(document) } else { HashSet::new() },
+        cycles: if relaxations.beside_cycles { cycles(document) } else { HashSet::new() },
         multiples_fit: multiples::fit(document),
         unicode_escapes: !describes_additional_names(document),
         lost: HashSet::new(),
@@ -129,7 +133,7 @@ fn says_nothing(schema: &Value) -> bool {
 
 struct Relaxer<'a> {
     document: &'a Value,
-    given_up: &'a GivenUp,
+    relaxations: &'a Relaxations,
     abilities: &'a Abilities<'a>,
     cycles: HashSet<String>,
     multiples_fit: bool,
@@ -140,7 +144,7 @@ struct Relaxer<'a> {
 impl Relaxer<'_> {
     fn schema(&mut self, schema: &Value, at: &str) -> Value {
         let Value::Object(members) = schema else { return schema.clone() };
-        if self.given_up.places.contains(at) {
+        if self.relaxations.locations.contains(at) {
             self.lost.insert(at.to_string());
             return self.only_type(members, at);
         }
@@ -252,23 +256,23 @@ impl Relaxer<'_> {
         let leads_back = |schema: &Value| {
             schema.get("$ref").and_then(Value::as_str).is_some_and(|to| self.cycles.contains(to))
         };
-        let mut given_up = false;
+        let mut is_relaxed = false;
         if applied.get("$ref").and_then(Value::as_str).is_some_and(|to| self.cycles.contains(to)) {
             let beside = |key: &String| !matches!(key.as_str(), "$ref" | "$defs");
-            given_up = plain.keys().any(beside) || applied.keys().any(beside);
+            is_relaxed = plain.keys().any(beside) || applied.keys().any(beside);
             plain.retain(|key, _| !beside(key));
             applied.retain(|key, _| !beside(key));
         } else if let Some(Value::Array(all)) = applied.get_mut("allOf") {
             let others = plain.keys().any(|key| key != "$defs") || all.len() > 1;
             if others && all.iter().any(leads_back) {
                 all.retain(|schema| !leads_back(schema));
-                given_up = true;
+                is_relaxed = true;
                 if all.is_empty() {
                     applied.remove("allOf");
                 }
             }
         }
-        if given_up {
+        if is_relaxed {
             self.lost.insert(at.to_string());
         }
     }

@@ -5,7 +5,7 @@
 use llguidance::JsonCompileOptions;
 use serde_json::Value;
 
-use super::spine::without_key_order;
+use super::rule_grammar::without_key_order;
 
 /// White space between two parts of a document: nothing, a space, or a line break and the indentation of the
 /// next line.
@@ -22,12 +22,12 @@ pub(crate) enum Spelling {
 
 /// The part of the accepted set that a grammar accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Written {
-    AnyWay,
-    Only(Spelling),
+pub(super) enum AcceptedSpelling {
+    Any,
+    Single(Spelling),
 }
 
-impl Written {
+impl AcceptedSpelling {
     /// Returns the schema with the options for its spelling, for `%json` in a grammar.
     pub fn schema(self, schema: &Value, unicode_escapes: bool) -> Value {
         let mut schema = match schema {
@@ -42,16 +42,16 @@ impl Written {
     /// Returns an optional white-space terminal, or an empty string.
     pub fn gap(self) -> &'static str {
         match self {
-            Written::AnyWay => "GAP? ",
-            Written::Only(_) => "",
+            AcceptedSpelling::Any => "GAP? ",
+            AcceptedSpelling::Single(_) => "",
         }
     }
 
-    /// Returns the rules that [`Written::gap`] needs.
+    /// Returns the rules that [`AcceptedSpelling::gap`] needs.
     pub fn rules(self) -> String {
         match self {
-            Written::AnyWay => format!("GAP: /{WHITE_SPACE}/\n"),
-            Written::Only(_) => String::new(),
+            AcceptedSpelling::Any => format!("GAP: /{WHITE_SPACE}/\n"),
+            AcceptedSpelling::Single(_) => String::new(),
         }
     }
 
@@ -59,23 +59,23 @@ impl Written {
     /// nothing.
     pub fn pattern(self, spaced: &'static str) -> String {
         match self {
-            Written::AnyWay => format!("({WHITE_SPACE})?"),
-            Written::Only(Spelling::Spaced) => spaced.to_string(),
-            Written::Only(Spelling::Compact) => String::new(),
+            AcceptedSpelling::Any => format!("({WHITE_SPACE})?"),
+            AcceptedSpelling::Single(Spelling::Spaced) => spaced.to_string(),
+            AcceptedSpelling::Single(Spelling::Compact) => String::new(),
         }
     }
 
     pub fn options(self, unicode_escapes: bool) -> JsonCompileOptions {
         let (item, key) = match self {
-            Written::Only(Spelling::Spaced) => (", ", ": "),
+            AcceptedSpelling::Single(Spelling::Spaced) => (", ", ": "),
             _ => (",", ":"),
         };
         let escapes = if unicode_escapes { "nrbtf\\\"u" } else { "nrbtf\\\"" };
         JsonCompileOptions {
             item_separator: item.to_string(),
             key_separator: key.to_string(),
-            whitespace_flexible: self == Written::AnyWay,
-            whitespace_pattern: (self == Written::AnyWay).then(|| WHITE_SPACE.to_string()),
+            whitespace_flexible: self == AcceptedSpelling::Any,
+            whitespace_pattern: (self == AcceptedSpelling::Any).then(|| WHITE_SPACE.to_string()),
             json_allowed_escapes: Some(escapes.to_string()),
             json_allow_general_unicode_escapes: unicode_escapes,
             ..JsonCompileOptions::default()

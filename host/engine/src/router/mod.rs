@@ -17,8 +17,8 @@ use skep_model::PAGE_TOKENS;
 use crate::health::Health;
 use crate::keyed_hash::{Digest, KeyedHash};
 use crate::kv::{PublishedPrefixes, prompt_digests};
-use crate::telemetry::{QueuePlace, Telemetry};
-use crate::{Affinity, EngineError, GenerateRequest};
+use crate::telemetry::{QueueSlot, Telemetry};
+use crate::{Affinity, EngineError, GenerateRequest, Routing};
 
 pub(crate) use load::{LoadShare, ReplicaLoad};
 use policy::{Candidate, Choice, choose, take_turns};
@@ -26,17 +26,6 @@ use session_table::SessionTable;
 
 /// Maximum number of sessions whose home is remembered.
 const MAX_SESSIONS: usize = 65_536;
-
-/// The policy that spreads requests over the replicas of a model.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Routing {
-    /// Routes by session, then by cached prefix and load.
-    #[default]
-    Affinity,
-    /// Routes in turn, whatever is cached where. This is for comparison, and for work without sessions or
-    /// common prefixes.
-    RoundRobin,
-}
 
 pub(crate) struct Router {
     routing: Routing,
@@ -61,7 +50,7 @@ pub(crate) struct ReplicaView {
 /// A slot at a replica; dropping it frees the slot.
 pub(crate) struct Placement {
     pub replica: usize,
-    pub queue: QueuePlace,
+    pub queue: QueueSlot,
     pub load: LoadShare,
 }
 

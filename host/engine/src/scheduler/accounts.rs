@@ -10,6 +10,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::service::Service;
 use crate::{Affinity, Weights};
 
 /// Cost of an output token in prompt tokens, as in the paper: it needs a step of its own.
@@ -17,17 +18,9 @@ const OUTPUT_COST: usize = 2;
 /// Maximum number of accounts. Past it, all accounts are dropped and everyone is equal again.
 pub(super) const MAX_ACCOUNTS: usize = 4_096;
 
-/// The tokens that a sequence got.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Service {
-    /// Prompt tokens, except for cached ones.
-    pub prompt: usize,
-    pub output: usize,
-}
-
 /// The service received per unit of weight: first by the tenant, then by the agent within it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Had {
+pub(super) struct ServicePerWeight {
     tenant: f64,
     agent: f64,
 }
@@ -45,23 +38,13 @@ pub(super) struct Accounts {
 #[derive(Default)]
 struct Level {
     /// Service by tenant or agent. Requests without an agent use the empty name.
-    had: HashMap<String, f64>,
+    service: HashMap<String, f64>,
     /// The account that had the last turn.
     last: String,
 }
 
-impl Service {
-    pub fn tokens(self) -> usize {
-        self.prompt + self.output
-    }
-
-    pub fn since(self, earlier: Service) -> Service {
-        Service { prompt: self.prompt - earlier.prompt, output: self.output - earlier.output }
-    }
-}
-
-impl Had {
-    pub fn total_cmp(&self, other: &Had) -> Ordering {
+impl ServicePerWeight {
+    pub fn total_cmp(&self, other: &ServicePerWeight) -> Ordering {
         self.tenant.total_cmp(&other.tenant).then(self.agent.total_cmp(&other.agent))
     }
 }
@@ -73,12 +56,12 @@ impl Accounts {
 
     #[cfg(test)]
     pub fn len(&self) -> usize {
-        self.agents.values().map(|agents| agents.had.len()).sum()
+        self.agents.values().map(|agents| agents.service.len()).sum()
     }
 
-    pub fn had(&self, tenant: &str, agent: Option<&str>) -> Had {
-        let agent = self.agents.get(tenant).map_or(0.0, |agents| agents.had(name(agent)));
-        Had { tenant: self.tenants.had(tenant), agent }
+    pub fn service(&self, tenant: &str, agent: Option<&str>) -> ServicePerWeight {
+        let agent = self.agents.get(tenant).map_or(0.0, |agents| agents.service(name(agent)));
+        ServicePerWeight { tenant: self.tenants.service(tenant), agent }
     }
 
     /// Records that an agent without waiting work has some now. `waiting` lists the agents that wait already.
@@ -117,27 +100,27 @@ impl Accounts {
 }
 
 impl Level {
-    fn had(&self, who: &str) -> f64 {
-        self.had.get(who).copied().unwrap_or(0.0)
+    fn service(&self, who: &str) -> f64 {
+        self.service.get(who).copied().unwrap_or(0.0)
     }
 
     /// Lifts an account to the least of `others`, which wait alongside it. Returns whether the account is new.
     fn lift<'a>(&mut self, who: &str, others: impl Iterator<Item = &'a str>) -> bool {
-        let least = others.map(|other| self.had(other)).min_by(f64::total_cmp);
-        let floor = least.unwrap_or_else(|| self.had(&self.last));
-        match self.had.get_mut(who) {
-            Some(had) => {
-                *had = had.max(floor);
+        let least = others.map(|other| self.service(other)).min_by(f64::total_cmp);
+        let floor = least.unwrap_or_else(|| self.service(&self.last));
+        match self.service.get_mut(who) {
+            Some(service) => {
+                *service = service.max(floor);
                 false
             }
-            None => self.had.insert(who.to_owned(), floor).is_none(),
+            None => self.service.insert(who.to_owned(), floor).is_none(),
         }
     }
 
     /// Charges an account, unless it has been dropped in the meantime.
     fn charge(&mut self, who: &str, cost: f64) {
-        if let Some(had) = self.had.get_mut(who) {
-            *had += cost;
+        if let Some(service) = self.service.get_mut(who) {
+            *service += cost;
         }
     }
 }

@@ -27,11 +27,11 @@ impl Scheduler {
             if !draws(sequence, planned) || !(sequence.is_constrained() || speculator.looks_up()) {
                 continue;
             }
-            let room = (sequence.pages.pages().len() + self.kv.available_pages()) * PAGE_TOKENS
+            let room = (sequence.computed.pages.pages().len() + self.kv.available_pages()) * PAGE_TOKENS
                 - sequence.tokens.len();
             let draft = speculator.draft(sequence, room.min(tokens_left).min(rows_left), &mut load);
             let count = draft.tokens.len();
-            let grown = self.kv.grow(&mut sequence.pages, pages_for(sequence.tokens.len() + count));
+            let grown = self.kv.grow(&mut sequence.computed.pages, pages_for(sequence.tokens.len() + count));
             debug_assert!(grown, "a draft is no longer than the available pages allow");
             tokens_left -= count;
             rows_left -= count;

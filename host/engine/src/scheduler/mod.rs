@@ -33,11 +33,11 @@ use skep_model::PageId;
 
 use crate::kv::{KvCache, SequencePages, pages_for};
 use crate::router::ReplicaView;
-use crate::sequence::{Sequence, SequenceId};
+use crate::sequence::Sequence;
+use crate::sequence_id::SequenceId;
 use crate::telemetry::Telemetry;
 use crate::{EngineError, FinishReason, Priority, TokenMeter, Weights};
 
-pub(crate) use accounts::Service;
 use step_pace::{MIN_CHUNK_TOKENS, StepPace, StepShape};
 pub(crate) use step_plan::{PlannedSequence, StepLimits};
 use waiting::Waiting;
@@ -210,8 +210,8 @@ impl Scheduler {
         let sequence = &mut self.running[at];
         sequence.mark_computed(tokens);
         let computed = &sequence.tokens[..sequence.settled()];
-        self.kv.share(&sequence.request.affinity.tenant, &mut sequence.pages, computed);
-        self.kv.shrink(&mut sequence.pages, pages_for(sequence.tokens.len()));
+        self.kv.share(&sequence.request.affinity.tenant, &mut sequence.computed.pages, computed);
+        self.kv.shrink(&mut sequence.computed.pages, pages_for(sequence.tokens.len()));
         bill(sequence, &mut self.waiting, self.meter.as_deref());
     }
 
@@ -232,9 +232,9 @@ impl Scheduler {
     pub fn pages_ahead(&mut self, id: SequenceId) -> Option<Vec<PageId>> {
         let sequence = self.running.iter_mut().find(|sequence| sequence.id == id)?;
         let pages = pages_for(sequence.tokens.len() + 1);
-        let goes_on = sequence.tokens_left() > 1 && sequence.request.top_logprobs.is_none();
-        (goes_on && self.kv.grow(&mut sequence.pages, pages))
-            .then(|| sequence.pages.pages()[..pages].to_vec())
+        let continues = sequence.tokens_left() > 1 && sequence.request.top_logprobs.is_none();
+        (continues && self.kv.grow(&mut sequence.computed.pages, pages))
+            .then(|| sequence.computed.pages.pages()[..pages].to_vec())
     }
 
     /// Returns a page whose contents no sequence needs, until the next step.
@@ -247,7 +247,7 @@ impl Scheduler {
 
     /// Panics unless every page has exactly one owner.
     pub fn check_integrity(&self) {
-        self.kv.check_integrity(self.running.iter().map(|sequence| &sequence.pages));
+        self.kv.check_integrity(self.running.iter().map(|sequence| &sequence.computed.pages));
     }
 
     /// Plans the decodes. `background` is the number of tokens for background work; it is reduced by those that
@@ -269,7 +269,7 @@ impl Scheduler {
             // An earlier decode may have preempted this one.
             while let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
                 let sequence = &mut self.running[at];
-                if self.kv.grow(&mut sequence.pages, pages_for(sequence.tokens.len())) {
+                if self.kv.grow(&mut sequence.computed.pages, pages_for(sequence.tokens.len())) {
                     plan.push(PlannedSequence::new(id, 1));
                     break;
                 }
@@ -302,10 +302,14 @@ impl Scheduler {
                 if scoring {
                     tokens = tokens.min(score_rows + 1);
                 }
-                let room = sequence.pages.capacity_tokens() - sequence.computed
+                let room = sequence.computed.pages.capacity_tokens() - sequence.computed.tokens
                     + self.kv.available_pages() * skep_model::PAGE_TOKENS;
                 tokens = tokens.min(room);
-                if tokens == 0 || !self.kv.grow(&mut sequence.pages, pages_for(sequence.computed + tokens)) {
+                if tokens == 0
+                    || !self
+                        .kv
+                        .grow(&mut sequence.computed.pages, pages_for(sequence.computed.tokens + tokens))
+                {
                     continue;
                 }
                 budget -= tokens;
@@ -375,7 +379,7 @@ impl Scheduler {
     /// Returns the number of pages that running sequences will still allocate for tokens that are already
     /// known.
     fn promised_pages(&self) -> usize {
-        let missing = |s: &Sequence| pages_for(s.tokens.len()).saturating_sub(s.pages.pages().len());
+        let missing = |s: &Sequence| pages_for(s.tokens.len()).saturating_sub(s.computed.pages.pages().len());
         self.running.iter().map(missing).sum()
     }
 }

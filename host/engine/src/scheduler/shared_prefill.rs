@@ -23,7 +23,7 @@ pub(super) fn is_worth_waiting(follower: &Sequence, leader: &Sequence, step_toke
     if outranked || leader.request.affinity.tenant != follower.request.affinity.tenant {
         return false;
     }
-    let shared = shared_tokens(follower, leader).saturating_sub(leader.computed);
+    let shared = shared_tokens(follower, leader).saturating_sub(leader.computed.tokens);
     let wait = shared.next_multiple_of(step_tokens.max(1)).min(leader.pending());
     wait < 2 * shared
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use skep_model::ExecutorLimits;
 
-use crate::sequence::SequenceId;
-use crate::speculation::Draft;
+use crate::draft::Draft;
+use crate::sequence_id::SequenceId;
 use crate::{EngineError, EngineOptions};
 
 /// Bounds of a step, from the operator's options and the executor's limits.

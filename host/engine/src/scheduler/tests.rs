@@ -6,13 +6,14 @@ use futures::FutureExt as _;
 use skep_model::RowOutput;
 
 use super::*;
-use crate::engine_loop::Submission;
+
 use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
 use crate::kv::PublishedPrefixes;
 use crate::router::{LoadShare, ReplicaLoad};
 use crate::sequence::{Draw, SequenceContext};
 use crate::stream::{self, SpentTokens, TokenStream};
+use crate::submission::Submission;
 use crate::tests::dice::Dice;
 use crate::tests::fixture::{byte_tokenizer, greedy};
 use crate::{Affinity, GenerateRequest, TokenEvent};
@@ -88,7 +89,7 @@ impl Harness {
             events,
             submitted: self.now,
             deadline: request.deadline.unwrap_or(self.now + Duration::from_secs(3600)),
-            place: self.view.telemetry.enter_queue("t", 10_000).unwrap(),
+            slot: self.view.telemetry.enter_queue("t", 10_000).unwrap(),
             load: LoadShare::take(&self.view.load, request.prompt.len(), request.priority),
             request,
         };

@@ -7,8 +7,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::accounts::{Accounts, Had, Service};
-use crate::sequence::{Sequence, SequenceId};
+use super::accounts::{Accounts, ServicePerWeight};
+use crate::sequence::Sequence;
+use crate::sequence_id::SequenceId;
+use crate::service::Service;
 use crate::{Priority, Weights};
 
 pub(super) struct Waiting {
@@ -128,8 +130,9 @@ impl Waiting {
 impl Lanes {
     /// Iterates over all sequences in the order in which they would run if none of them used up a turn.
     fn in_order(&self) -> impl Iterator<Item = &Sequence> {
-        let had = |lane: &AgentLane| self.accounts.had(&lane.tenant, lane.agent.as_deref());
-        let mut agents: Vec<(Had, &AgentLane)> = self.agents.iter().map(|lane| (had(lane), lane)).collect();
+        let service = |lane: &AgentLane| self.accounts.service(&lane.tenant, lane.agent.as_deref());
+        let mut agents: Vec<(ServicePerWeight, &AgentLane)> =
+            self.agents.iter().map(|lane| (service(lane), lane)).collect();
         agents.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         let sessions = agents.into_iter().flat_map(|(_, agent)| &agent.sessions);
         self.preempted.iter().chain(sessions.flat_map(|session| &session.sequences))

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use skep_model::RowOutput;
 
-use super::{Constrained, Sequence, logprob};
-use crate::take_back::{Before, HeldToken, Verdict};
+use super::state::Constrained;
+use super::{Sequence, logprob};
+use crate::rollback::{Before, HeldToken, Verdict};
 use crate::telemetry::TokenKind;
 use crate::{EngineError, FinishReason, Token, TokenEvent, TokenLogprob};
 
@@ -41,9 +42,9 @@ enum Origin {
 
 /// The result of appending a token.
 enum Appended {
-    GoesOn,
+    Continues,
     /// The output is shorter than it was.
-    TakenBack,
+    RolledBack,
     Ends(FinishReason),
 }
 
@@ -53,22 +54,22 @@ impl Sequence {
         let now = Instant::now();
         let telemetry = &self.telemetry;
         telemetry.record_tokens(TokenKind::Sampled, 1);
-        match self.last_token.replace(now) {
+        match self.times.last_token.replace(now) {
             Some(last) => telemetry.record_inter_token(now - last),
             None => {
-                self.first_token = Some(now);
-                telemetry.record_first_token(now.saturating_duration_since(self.submitted));
+                self.times.first_token = Some(now);
+                telemetry.record_first_token(self.times.since_submission(now));
             }
         }
         let Draw { row, choices, accepted } = draw;
         if accepted {
-            self.accepted_tokens += 1;
+            self.counts.accepted += 1;
             telemetry.record_tokens(TokenKind::Accepted, 1);
         }
         let origin = Origin::Drawn { choices, accepted };
         match self.append(Next { id: row.token, origin, logprob: logprob(row) })? {
-            Appended::GoesOn => self.append_forced(),
-            Appended::TakenBack => Ok(None),
+            Appended::Continues => self.append_forced(),
+            Appended::RolledBack => Ok(None),
             Appended::Ends(reason) => Ok(Some(reason)),
         }
     }
@@ -76,14 +77,14 @@ impl Sequence {
     /// Ends output after which the constraint allows nothing more. `None` means that output was rolled back and
     /// the sequence continues.
     pub fn end_complete(&mut self) -> Result<Option<FinishReason>, EngineError> {
-        let verdict = match &mut self.checked {
+        let verdict = match &mut self.form.checked {
             Some(checked) => checked.complete()?,
             None => Verdict::Hold,
         };
         match verdict {
-            Verdict::TakeBack(position) => self.take_back(position).map(|()| None),
-            Verdict::Tell(tokens) => {
-                self.tell(tokens);
+            Verdict::RollBack(position) => self.rollback(position).map(|()| None),
+            Verdict::Report(tokens) => {
+                self.report(tokens);
                 Ok(Some(FinishReason::ConstraintDone))
             }
             Verdict::Hold => Ok(Some(FinishReason::ConstraintDone)),
@@ -91,9 +92,9 @@ impl Sequence {
     }
 
     /// Reports the held tokens of an output that ends here.
-    pub(super) fn tell_held(&mut self) {
-        let held = self.checked.as_mut().map_or_else(Vec::new, |checked| checked.release());
-        self.tell(held);
+    pub(super) fn report_held(&mut self) {
+        let held = self.form.checked.as_mut().map_or_else(Vec::new, |checked| checked.release());
+        self.report(held);
     }
 
     /// Appends the tokens that are forced at the beginning of the output, and those that an earlier run
@@ -104,8 +105,8 @@ impl Sequence {
         while ended.is_none()
             && let Some(id) = resume.get(self.output().len()).copied()
         {
-            ended = match self.append_told(id)? {
-                Appended::GoesOn | Appended::TakenBack => None,
+            ended = match self.append_reported(id)? {
+                Appended::Continues | Appended::RolledBack => None,
                 Appended::Ends(reason) => Some(reason),
             };
         }
@@ -114,18 +115,18 @@ impl Sequence {
         }
         // The earlier run had checked values and reported them only in part. This run generates them again in
         // the same way.
-        if let Some(position) = self.checked.as_mut().and_then(|checked| checked.begin_again()) {
+        if let Some(position) = self.form.checked.as_mut().and_then(|checked| checked.begin_again()) {
             self.drop_output(position)?;
             // None of the dropped output was computed.
-            self.recompute_from = None;
+            self.computed.recompute_from = None;
         }
         self.append_forced()
     }
 
     /// Appends a token that an earlier run reported. A token that the constraint forces now must be the one it
     /// forced then.
-    fn append_told(&mut self, id: u32) -> Result<Appended, EngineError> {
-        let forced = match &mut self.constraint {
+    fn append_reported(&mut self, id: u32) -> Result<Appended, EngineError> {
+        let forced = match &mut self.form.constraint {
             Constrained::By(constraint) => constraint.only_token(),
             Constrained::No | Constrained::Lent => None,
         };
@@ -140,18 +141,18 @@ impl Sequence {
     }
 
     fn append_only(&mut self, id: u32) -> Result<Appended, EngineError> {
-        self.forced_tokens += 1;
+        self.counts.forced += 1;
         self.telemetry.record_tokens(TokenKind::Forced, 1);
         self.append(Next { id, origin: Origin::Forced, logprob: None })
     }
 
     fn append_forced(&mut self) -> Result<Option<FinishReason>, EngineError> {
-        while let Constrained::By(constraint) = &mut self.constraint
+        while let Constrained::By(constraint) = &mut self.form.constraint
             && let Some(id) = constraint.only_token()
         {
             match self.append_only(id)? {
-                Appended::GoesOn => {}
-                Appended::TakenBack => return Ok(None),
+                Appended::Continues => {}
+                Appended::RolledBack => return Ok(None),
                 Appended::Ends(reason) => return Ok(Some(reason)),
             }
         }
@@ -161,12 +162,12 @@ impl Sequence {
     fn append(&mut self, next: Next) -> Result<Appended, EngineError> {
         let Next { id, origin, logprob } = next;
         self.tokens.push(id);
-        self.spent.set(self.output().len() + self.taken_back_tokens());
+        self.delivery.spent.set(self.output().len() + self.rolled_back_tokens());
         let ends = !self.request.ignore_eos && self.context.eos.contains(&id);
-        let following = match (&mut self.checked, &self.constraint) {
+        let following = match (&mut self.form.checked, &self.form.constraint) {
             (Some(checked), Constrained::By(constraint)) => {
                 let bytes = if ends { &[] } else { spelling(&self.context.tokenizer, id) };
-                let before = || Before { constraint: constraint.fork(), text: self.text.clone() };
+                let before = || Before { constraint: constraint.fork(), text: self.delivery.text.clone() };
                 Some(checked.follow(bytes, before))
             }
             _ => None,
@@ -174,18 +175,18 @@ impl Sequence {
         let mut reason = ends.then_some(FinishReason::Eos);
         let mut text = String::new();
         if !ends {
-            match &mut self.constraint {
+            match &mut self.form.constraint {
                 Constrained::No => {}
                 Constrained::By(constraint) => constraint.accept(id)?,
                 Constrained::Lent => {
                     return Err(EngineError::Failed("the output constraint was lost".to_string()));
                 }
             }
-            let delta = self.text.push(id);
+            let delta = self.delivery.text.push(id);
             text = delta.text;
             reason = delta.stopped.map(FinishReason::Stop);
             if reason.is_none()
-                && let Constrained::By(constraint) = &mut self.constraint
+                && let Constrained::By(constraint) = &mut self.form.constraint
                 && constraint.is_complete()
             {
                 reason = Some(FinishReason::ConstraintDone);
@@ -195,59 +196,59 @@ impl Sequence {
             }
         }
         let forced = matches!(origin, Origin::Forced);
-        let token = Token { id, text, forced, logprob, taken_back: Default::default() };
+        let token = Token { id, text, forced, logprob, rolled_back: Default::default() };
         let (choices, accepted) = match origin {
             Origin::Drawn { choices, accepted } => (choices, accepted),
             Origin::Forced | Origin::Resumed => (1, false),
         };
         let is_complete = reason.as_ref().is_some_and(|reason| !reason.cuts_off());
-        let verdict = match (&mut self.checked, following) {
+        let verdict = match (&mut self.form.checked, following) {
             (Some(checked), Some(following)) => {
                 checked.judge(following, HeldToken { token, choices, accepted }, is_complete)?
             }
-            _ => Verdict::Tell(vec![token]),
+            _ => Verdict::Report(vec![token]),
         };
         match verdict {
-            Verdict::TakeBack(position) => {
-                self.take_back(position)?;
-                return Ok(Appended::TakenBack);
+            Verdict::RollBack(position) => {
+                self.rollback(position)?;
+                return Ok(Appended::RolledBack);
             }
-            Verdict::Tell(tokens) => self.tell(tokens),
+            Verdict::Report(tokens) => self.report(tokens),
             Verdict::Hold => {}
         }
-        Ok(reason.map_or(Appended::GoesOn, Appended::Ends))
+        Ok(reason.map_or(Appended::Continues, Appended::Ends))
     }
 
     /// Rolls the output back to `position`, because the value that it ended with failed its check.
-    fn take_back(&mut self, position: usize) -> Result<(), EngineError> {
-        self.telemetry.record_tokens(TokenKind::TakenBack, self.output().len() - position);
+    fn rollback(&mut self, position: usize) -> Result<(), EngineError> {
+        self.telemetry.record_tokens(TokenKind::RolledBack, self.output().len() - position);
         self.drop_output(position)
     }
 
     /// Restores the state that the sequence had before the output from `position` on.
     fn drop_output(&mut self, position: usize) -> Result<(), EngineError> {
-        let Some(checked) = &mut self.checked else { return Ok(()) };
-        let Some((before, from, dropped)) = checked.take_back(position) else { return Ok(()) };
-        self.forced_tokens -= dropped.iter().filter(|held| held.token.forced).count();
-        self.accepted_tokens -= dropped.iter().filter(|held| held.accepted).count();
+        let Some(checked) = &mut self.form.checked else { return Ok(()) };
+        let Some((before, from, dropped)) = checked.rollback(position) else { return Ok(()) };
+        self.counts.forced -= dropped.iter().filter(|held| held.token.forced).count();
+        self.counts.accepted -= dropped.iter().filter(|held| held.accepted).count();
         self.tokens.truncate(self.prompt_len + position);
         // The row that draws the next token belongs to the last known token.
         let known = self.tokens.len() - 1;
-        self.recompute_from = Some(self.recompute_from.unwrap_or(usize::MAX).min(known));
+        self.computed.recompute_from = Some(self.computed.recompute_from.unwrap_or(usize::MAX).min(known));
         let mut constraint = before.constraint.fork();
-        self.text = before.text.clone();
+        self.delivery.text = before.text.clone();
         for id in &self.tokens[self.prompt_len + from..] {
             constraint.accept(*id)?;
-            self.text.push(*id);
+            self.delivery.text.push(*id);
         }
-        self.constraint = Constrained::By(Box::new(constraint));
-        if let Some(drafter) = &mut self.drafter {
-            drafter.take_back(position);
+        self.form.constraint = Constrained::By(Box::new(constraint));
+        if let Some(drafter) = &mut self.form.drafter {
+            drafter.rollback(position);
         }
         Ok(())
     }
 
-    fn tell(&self, tokens: Vec<Token>) {
+    fn report(&self, tokens: Vec<Token>) {
         tokens.into_iter().for_each(|token| self.emit(Ok(TokenEvent::Token(token))));
     }
 }

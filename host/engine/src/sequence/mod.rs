@@ -4,6 +4,7 @@
 //! knows how far it has been computed and which pages it holds, but does not decide when it is computed.
 
 mod append;
+mod state;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,21 +13,17 @@ use skep_model::{RowOutput, Tokenizer};
 
 use crate::constraint::OutputConstraint;
 use crate::detokenise::Detokeniser;
-use crate::engine_loop::Submission;
+use crate::draft::{Draft, DraftFilter, Proposal};
 use crate::kv::SequencePages;
-use crate::router::LoadShare;
-use crate::scheduler::Service;
-use crate::speculation::{Draft, GrammarDrafter, Proposal, Walk};
-use crate::stream::{EventSender, SpentTokens};
-use crate::take_back::CheckedOutput;
-use crate::telemetry::{Outcome, QueuePlace, RequestTelemetry, Telemetry, TokenKind};
-use crate::{EngineError, FinishReason, Finished, GenerateRequest, Timing, TokenEvent, TokenLogprob, Usage};
+use crate::rollback::CheckedOutput;
+use crate::sequence_id::SequenceId;
+use crate::service::Service;
+use crate::submission::Submission;
+use crate::telemetry::{Outcome, RequestTelemetry, Telemetry, TokenKind};
+use crate::{EngineError, FinishReason, Finished, GenerateRequest, TokenEvent, TokenLogprob, Usage};
 
 pub(crate) use append::Draw;
-
-/// Sequence number in the order of submission, so a greater id is a younger sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SequenceId(pub u64);
+use state::{Computed, Constrained, Delivery, Form, Reservation, Times, TokenCounts};
 
 /// State shared by all sequences of an engine.
 pub(crate) struct SequenceContext {
@@ -41,50 +38,17 @@ pub(crate) struct Sequence {
     pub request: GenerateRequest,
     /// Tokens of the prompt and the output.
     pub tokens: Vec<u32>,
-    /// Number of tokens whose keys and values are in the pages.
-    pub computed: usize,
-    pub pages: SequencePages,
+    pub computed: Computed,
     pub seed: u64,
     context: Arc<SequenceContext>,
     telemetry: RequestTelemetry,
     prompt_len: usize,
     max_tokens: usize,
-    constraint: Constrained,
-    /// Predicts the next tokens from the form of the output.
-    drafter: Option<GrammarDrafter>,
-    /// Checks values that the constraint's masks cannot enforce; `None` if they enforce everything.
-    checked: Option<Box<CheckedOutput>>,
-    /// Set when tokens were rolled back: computed tokens count only up to this position.
-    recompute_from: Option<usize>,
-    text: Detokeniser,
-    events: EventSender,
-    spent: SpentTokens,
-    /// Scores of the prompt so far, if they were requested. The first entry exists from the start.
-    scores: Option<Vec<Option<TokenLogprob>>>,
-    cached_tokens: usize,
-    /// Service reported by the last call of [`Sequence::take_service`].
-    told: Service,
-    forced_tokens: usize,
-    accepted_tokens: usize,
-    rejected_tokens: usize,
-    submitted: Instant,
-    deadline: Instant,
-    admitted: Option<Instant>,
-    first_token: Option<Instant>,
-    last_token: Option<Instant>,
-    place: Option<QueuePlace>,
-    /// `None` once the sequence has ended.
-    load: Option<LoadShare>,
-    /// Number of pages that the sequence held when they were last taken from it.
-    pages_given_up: usize,
-}
-
-/// The constraint on the output.
-enum Constrained {
-    No,
-    By(Box<OutputConstraint>),
-    /// The masks of the constraint are being computed elsewhere. It comes back before anything is appended.
-    Lent,
+    form: Form,
+    delivery: Delivery,
+    counts: TokenCounts,
+    times: Times,
+    reservation: Reservation,
 }
 
 impl Sequence {
@@ -99,45 +63,35 @@ impl Sequence {
             spent,
             submitted,
             deadline,
-            place,
+            slot,
             load,
         } = submission;
         let checked = checks.map(|checks| {
-            Box::new(CheckedOutput::new(checks, request.constraint.as_ref(), request.resume_taken_back))
+            Box::new(CheckedOutput::new(checks, request.constraint.as_ref(), request.resume_rolled_back))
         });
         let tokens = std::mem::take(&mut request.prompt);
         let stop = std::mem::take(&mut request.stop);
-        Sequence {
-            id,
-            prompt_len: tokens.len(),
-            tokens,
-            computed: 0,
-            pages: SequencePages::default(),
-            seed: request.seed.unwrap_or_else(rand::random),
-            context: context.clone(),
-            telemetry: context.telemetry.of_request(request.affinity.agent.as_deref()),
-            max_tokens,
-            constraint: matcher.map_or(Constrained::No, |matcher| Constrained::By(Box::new(matcher))),
-            drafter,
-            checked,
-            recompute_from: None,
+        let constraint = matcher.map_or(Constrained::No, |matcher| Constrained::By(Box::new(matcher)));
+        let delivery = Delivery {
             text: Detokeniser::new(&context.tokenizer, request.keep_special, stop),
             events,
             spent,
             scores: request.prompt_logprobs.map(|_| vec![None]),
-            cached_tokens: 0,
-            told: Service::default(),
-            forced_tokens: 0,
-            accepted_tokens: 0,
-            rejected_tokens: 0,
-            submitted,
-            deadline,
-            admitted: None,
-            first_token: None,
-            last_token: None,
-            place: Some(place),
-            load: Some(load),
-            pages_given_up: 0,
+        };
+        Sequence {
+            id,
+            prompt_len: tokens.len(),
+            tokens,
+            computed: Computed::default(),
+            seed: request.seed.unwrap_or_else(rand::random),
+            context: context.clone(),
+            telemetry: context.telemetry.of_request(request.affinity.agent.as_deref()),
+            max_tokens,
+            form: Form { constraint, drafter, checked },
+            delivery,
+            counts: TokenCounts::default(),
+            times: Times { submitted, deadline, admitted: None, first_token: None, last_token: None },
+            reservation: Reservation { slot: Some(slot), load: Some(load) },
             request,
         }
     }
@@ -152,7 +106,7 @@ impl Sequence {
 
     /// Returns the number of tokens that are known but not computed.
     pub fn pending(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.tokens.len() - self.computed.tokens
     }
 
     /// Returns the number of tokens that the sequence may still produce.
@@ -162,7 +116,7 @@ impl Sequence {
 
     /// Returns the first position whose row must still be scored.
     pub fn next_scored_row(&self) -> Option<usize> {
-        let scored = self.scores.as_ref()?.len();
+        let scored = self.delivery.scores.as_ref()?.len();
         (scored < self.prompt_len).then_some(scored - 1)
     }
 
@@ -175,12 +129,12 @@ impl Sequence {
     /// Returns the number of computed tokens whose pages may be shared. If tokens are rolled back, the last
     /// token before them is computed again.
     pub fn settled(&self) -> usize {
-        self.held_from().map_or(self.computed, |held| self.computed.min(held.saturating_sub(1)))
+        self.held_from().map_or(self.computed.tokens, |held| self.computed.tokens.min(held.saturating_sub(1)))
     }
 
     /// Returns the position of the first token that may be rolled back.
     fn held_from(&self) -> Option<usize> {
-        Some(self.prompt_len + self.checked.as_ref()?.held_from()?)
+        Some(self.prompt_len + self.form.checked.as_ref()?.held_from()?)
     }
 
     /// Returns the ids that are never drawn.
@@ -190,34 +144,34 @@ impl Sequence {
 
     /// Returns the reason that the sequence must end before its next step, if there is one.
     pub fn interruption(&self, now: Instant) -> Option<EngineError> {
-        if self.events.is_closed() {
+        if self.delivery.events.is_closed() {
             return Some(EngineError::Cancelled);
         }
-        (now >= self.deadline).then_some(EngineError::DeadlineExceeded)
+        (now >= self.times.deadline).then_some(EngineError::DeadlineExceeded)
     }
 
     /// Starts or resumes the sequence with `pages`, all of which are computed. The first time, `Started` is
     /// sent to the caller, and the known tokens of the output join the prompt's prefill.
     pub fn admit(&mut self, pages: SequencePages) -> Result<Option<FinishReason>, EngineError> {
-        self.computed = pages.capacity_tokens();
-        self.pages = pages;
+        self.computed.tokens = pages.capacity_tokens();
+        self.computed.pages = pages;
         self.record_load();
-        if self.admitted.is_some() {
+        if self.times.admitted.is_some() {
             // Pages that were evicted since are computed after all.
-            self.cached_tokens = self.cached_tokens.min(self.computed);
+            self.counts.cached = self.counts.cached.min(self.computed.tokens);
             return Ok(None);
         }
         let now = Instant::now();
-        self.admitted = Some(now);
-        self.place = None;
-        self.cached_tokens = self.computed;
+        self.times.admitted = Some(now);
+        self.reservation.slot = None;
+        self.counts.cached = self.computed.tokens;
         let telemetry = &self.telemetry;
-        telemetry.record_queue_time(now.saturating_duration_since(self.submitted));
+        telemetry.record_queue_time(self.times.since_submission(now));
         telemetry.record_tokens(TokenKind::Prompt, self.prompt_len);
-        telemetry.record_tokens(TokenKind::Cached, self.cached_tokens);
+        telemetry.record_tokens(TokenKind::Cached, self.counts.cached);
         self.emit(Ok(TokenEvent::Started {
             prompt_tokens: count(self.prompt_len),
-            cached_tokens: count(self.cached_tokens),
+            cached_tokens: count(self.counts.cached),
         }));
         self.report_scores_if_complete();
         if self.is_prefill_only() || self.next_scored_row().is_some() {
@@ -229,59 +183,59 @@ impl Sequence {
 
     /// Returns the service that the sequence got since the last call, counted from its admission on.
     pub fn take_service(&mut self) -> Service {
-        let Some(_) = self.admitted else { return Service::default() };
+        let Some(_) = self.times.admitted else { return Service::default() };
         let total = Service {
-            prompt: self.prompt_len - self.cached_tokens,
-            output: self.output().len() + self.taken_back_tokens(),
+            prompt: self.prompt_len - self.counts.cached,
+            output: self.output().len() + self.rolled_back_tokens(),
         };
-        total.since(std::mem::replace(&mut self.told, total))
+        total.since(std::mem::replace(&mut self.counts.billed, total))
     }
 
     /// Records that the next `tokens` pending tokens are in the pages.
     pub fn mark_computed(&mut self, tokens: usize) {
-        self.computed += tokens;
-        if let Some(known) = self.recompute_from.take() {
-            self.computed = self.computed.min(known);
+        self.computed.tokens += tokens;
+        if let Some(known) = self.computed.recompute_from.take() {
+            self.computed.tokens = self.computed.tokens.min(known);
         }
         self.record_load();
     }
 
     /// Takes the pages away. When the sequence is resumed, it computes again whatever is not cached then.
     pub fn give_up_pages(&mut self) -> SequencePages {
-        self.computed = 0;
-        self.pages_given_up = self.pages.pages().len();
-        std::mem::take(&mut self.pages)
+        self.computed.tokens = 0;
+        self.computed.released_pages = self.computed.pages.pages().len();
+        std::mem::take(&mut self.computed.pages)
     }
 
     pub fn is_constrained(&self) -> bool {
-        !matches!(self.constraint, Constrained::No)
+        !matches!(self.form.constraint, Constrained::No)
     }
 
     /// Lends the constraint out, while no token is appended.
     pub fn lend_constraint(&mut self) -> Option<Box<OutputConstraint>> {
-        match std::mem::replace(&mut self.constraint, Constrained::Lent) {
+        match std::mem::replace(&mut self.form.constraint, Constrained::Lent) {
             Constrained::By(constraint) => Some(constraint),
             other => {
-                self.constraint = other;
+                self.form.constraint = other;
                 None
             }
         }
     }
 
     pub fn return_constraint(&mut self, constraint: Box<OutputConstraint>) {
-        self.constraint = Constrained::By(constraint);
+        self.form.constraint = Constrained::By(constraint);
     }
 
     /// Returns whether a token was drawn. The first token never waits for a search of the prompt.
     pub fn has_begun(&self) -> bool {
-        self.first_token.is_some()
+        self.times.first_token.is_some()
     }
 
     /// Returns the tokens that the form of the output predicts next, at most `limit` of them.
     pub fn likely(&mut self, limit: usize) -> Vec<u32> {
-        let Constrained::By(constraint) = &mut self.constraint else { return Vec::new() };
+        let Constrained::By(constraint) = &mut self.form.constraint else { return Vec::new() };
         let output = &self.tokens[self.prompt_len..];
-        let strict = self.drafter.as_mut().map(|drafter| drafter.propose(output, limit));
+        let strict = self.form.drafter.as_mut().map(|drafter| drafter.propose(output, limit));
         strict.filter(|likely| !likely.is_empty()).unwrap_or_else(|| {
             let mut forced = constraint.forced();
             forced.truncate(limit);
@@ -295,29 +249,29 @@ impl Sequence {
         if proposal.tokens.is_empty() {
             return Draft::default();
         }
-        let constraint = match &self.constraint {
+        let constraint = match &self.form.constraint {
             Constrained::No => None,
             Constrained::By(constraint) => Some(constraint.fork()),
             Constrained::Lent => return Draft::default(),
         };
         // One token is drawn after the draft.
         let limit = limit.min(self.tokens_left().saturating_sub(1));
-        Walk { constraint, ends: &self.context.eos, limit }.admit(proposal)
+        DraftFilter { constraint, ends: &self.context.eos, limit }.admit(proposal)
     }
 
     /// Returns the tokens that may not be drawn again after the output, each with its offset from the end of
     /// the output.
     pub fn excluded(&self) -> Vec<(usize, u32)> {
-        self.checked.as_ref().map_or_else(Vec::new, |checked| checked.excluded_from(self.output().len()))
+        self.form.checked.as_ref().map_or_else(Vec::new, |checked| checked.excluded_from(self.output().len()))
     }
 
     pub fn record_rejected(&mut self, rejected: usize) {
-        self.rejected_tokens += rejected;
+        self.counts.rejected += rejected;
         self.telemetry.record_tokens(TokenKind::Rejected, rejected);
     }
 
     pub fn record_score(&mut self, row: RowOutput) {
-        let Some(scores) = &mut self.scores else { return };
+        let Some(scores) = &mut self.delivery.scores else { return };
         scores.push(logprob(row));
         self.report_scores_if_complete();
     }
@@ -328,27 +282,22 @@ impl Sequence {
     }
 
     pub fn finish(mut self, reason: FinishReason) {
-        self.tell_held();
-        let rest = self.text.finish();
+        self.report_held();
+        let rest = self.delivery.text.finish();
         let reason = rest.stopped.map_or(reason, FinishReason::Stop);
         let now = Instant::now();
-        let since_submission = |at: Instant| micros(at.saturating_duration_since(self.submitted));
         let finished = Finished {
             text_rest: rest.text,
             usage: Usage {
                 prompt_tokens: count(self.prompt_len),
-                cached_tokens: count(self.cached_tokens),
+                cached_tokens: count(self.counts.cached),
                 completion_tokens: count(self.output().len()),
-                forced_tokens: count(self.forced_tokens),
-                accepted_tokens: count(self.accepted_tokens),
-                rejected_tokens: count(self.rejected_tokens),
-                taken_back_tokens: count(self.taken_back_tokens()),
+                forced_tokens: count(self.counts.forced),
+                accepted_tokens: count(self.counts.accepted),
+                rejected_tokens: count(self.counts.rejected),
+                rolled_back_tokens: count(self.rolled_back_tokens()),
             },
-            timing: Timing {
-                queue_us: since_submission(self.admitted.unwrap_or(now)),
-                first_token_us: since_submission(self.first_token.unwrap_or(now)),
-                total_us: since_submission(now),
-            },
+            timing: self.times.timing(now),
             tokens: self.output().to_vec(),
             reason,
         };
@@ -374,18 +323,18 @@ impl Sequence {
     }
 
     fn report_scores_if_complete(&self) {
-        if let Some(scores) = self.scores.as_ref().filter(|scores| scores.len() == self.prompt_len) {
+        if let Some(scores) = self.delivery.scores.as_ref().filter(|scores| scores.len() == self.prompt_len) {
             self.emit(Ok(TokenEvent::PromptLogprobs(scores.clone())));
         }
     }
 
-    fn taken_back_tokens(&self) -> usize {
-        self.checked.as_ref().map_or(0, |checked| checked.taken_back().tokens as usize)
+    fn rolled_back_tokens(&self) -> usize {
+        self.form.checked.as_ref().map_or(0, |checked| checked.rolled_back().tokens as usize)
     }
 
     fn record_load(&mut self) {
         let pending = self.pending();
-        if let Some(load) = &mut self.load {
+        if let Some(load) = &mut self.reservation.load {
             load.set(pending);
         }
     }
@@ -397,15 +346,15 @@ impl Sequence {
     fn record_end(&mut self, outcome: Outcome) {
         // The load is released before the caller is notified, so that its next request does not meet the load
         // of this one.
-        self.load = None;
-        let service = self.admitted.map_or(Duration::ZERO, |at| at.elapsed());
-        self.telemetry.record_end(outcome, service, self.pages_given_up);
+        self.reservation.load = None;
+        let service = self.times.admitted.map_or(Duration::ZERO, |at| at.elapsed());
+        self.telemetry.record_end(outcome, service, self.computed.released_pages);
     }
 
     fn emit(&self, event: Result<TokenEvent, EngineError>) {
         // The channel has room for everything that a generation can produce. Sending therefore fails only if
         // the receiver is gone, which the next step's check for cancellation handles.
-        let _ = self.events.try_send(event);
+        let _ = self.delivery.events.try_send(event);
     }
 }
 
@@ -415,8 +364,4 @@ fn logprob(row: RowOutput) -> Option<TokenLogprob> {
 
 fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

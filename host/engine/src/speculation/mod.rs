@@ -13,55 +13,20 @@
 //! The module decides how much to draft. It knows neither pages nor budgets; the scheduler passes in what is
 //! left over.
 
-mod draft;
-mod grammar;
 mod pace;
 mod prompt_lookup;
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::sequence::{Sequence, SequenceId};
+use crate::draft::{Draft, Proposal, Tried};
+use crate::sequence::Sequence;
+use crate::sequence_id::SequenceId;
+use crate::{DraftLimits, Speculation};
 
-#[cfg(test)]
-pub(crate) use draft::Source;
-pub(crate) use draft::{Draft, DraftToken, Proposal, Tried, Walk};
-pub(crate) use grammar::GrammarDrafter;
 pub(crate) use pace::Load;
 use pace::{History, Pace};
 use prompt_lookup::PromptLookup;
-
-/// The speculative decoding of an engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Speculation {
-    /// Drafts only what the form of an output predicts.
-    Off,
-    /// Also drafts the tokens that followed the same tokens earlier in the prompt or the output.
-    PromptLookup(DraftLimits),
-}
-
-/// Bounds on drafting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DraftLimits {
-    /// Maximum number of draft tokens of one sequence in one step.
-    pub max_tokens: usize,
-    /// Whether to draft only as much as is expected to pay, by the measured time of steps and the sequence's
-    /// own history; that may be nothing. False drafts everything that can be predicted, to measure what drafts
-    /// are worth.
-    pub adaptive: bool,
-}
-
-impl Default for DraftLimits {
-    fn default() -> Self {
-        DraftLimits { max_tokens: 15, adaptive: true }
-    }
-}
-
-impl Speculation {
-    pub fn prompt_lookup() -> Self {
-        Speculation::PromptLookup(DraftLimits::default())
-    }
-}
 
 /// Predicts how sequences continue. There is one per engine; its state for a sequence is keyed by the
 /// sequence's id.

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::draft::{Draft, DraftToken, Source, Tried};
+use crate::draft::{Draft, DraftToken, Source, Tried};
 
 /// Maximum rows of a step with drafts from earlier text. Steps with more rows are bound by arithmetic, where a
 /// row costs its full price.
@@ -63,10 +63,10 @@ pub(super) struct Pace {
 
 /// The results of one sequence's drafts, by source.
 #[derive(Debug, Clone)]
-pub(super) struct History([Fared; Source::ALL.len()]);
+pub(super) struct History([AcceptanceStats; Source::ALL.len()]);
 
 #[derive(Debug, Clone, Copy)]
-struct Fared {
+struct AcceptanceStats {
     accepted: f64,
     tried: f64,
 }
@@ -88,7 +88,8 @@ impl Pace {
     }
 
     pub fn new_history(&self) -> History {
-        let prior = |acceptance: f64| Fared { accepted: acceptance * PRIOR_TOKENS, tried: PRIOR_TOKENS };
+        let prior =
+            |acceptance: f64| AcceptanceStats { accepted: acceptance * PRIOR_TOKENS, tried: PRIOR_TOKENS };
         History(self.acceptance.map(prior))
     }
 
@@ -121,13 +122,13 @@ impl Pace {
     }
 
     pub fn record_draft(&mut self, tried: &[Tried]) {
-        if tried.iter().any(|tried| tried.came_true) {
+        if tried.iter().any(|tried| tried.accepted) {
             self.probe_after = FIRST_PROBE_AFTER;
         }
         for tried in tried {
             let acceptance = &mut self.acceptance[tried.source as usize];
-            let came_true = f64::from(u8::from(tried.came_true));
-            *acceptance += NEW_DRAFT * (came_true - *acceptance);
+            let accepted = f64::from(u8::from(tried.accepted));
+            *acceptance += NEW_DRAFT * (accepted - *acceptance);
         }
     }
 
@@ -187,14 +188,14 @@ impl History {
 
     pub fn record(&mut self, tried: &[Tried]) {
         for tried in tried {
-            let fared = &mut self.0[tried.source as usize];
-            fared.accepted = fared.accepted * HISTORY_DECAY + f64::from(u8::from(tried.came_true));
-            fared.tried = fared.tried * HISTORY_DECAY + 1.0;
+            let stats = &mut self.0[tried.source as usize];
+            stats.accepted = stats.accepted * HISTORY_DECAY + f64::from(u8::from(tried.accepted));
+            stats.tried = stats.tried * HISTORY_DECAY + 1.0;
         }
     }
 
     fn acceptance(&self, source: Source) -> f64 {
-        let Fared { accepted, tried } = self.0[source as usize];
+        let AcceptanceStats { accepted, tried } = self.0[source as usize];
         accepted / tried
     }
 }
@@ -238,7 +239,7 @@ mod tests {
                 let drafted = self.pace.worth(&draft, &self.history, &Load { rows: 1, tokens: 1.0 });
                 let right =
                     (0..drafted).take_while(|n| !(self.position + n).is_multiple_of(self.period)).count();
-                let tried = |came_true| Tried { source: Source::Lookup, came_true };
+                let tried = |accepted| Tried { source: Source::Lookup, accepted };
                 let mut all = vec![tried(true); right];
                 all.extend((right < drafted).then(|| tried(false)));
                 self.history.record(&all);
@@ -355,7 +356,7 @@ mod tests {
         let draft = Draft { tokens: [vec![grammar; 3], vec![token(false)]].concat() };
         let load = Load { rows: 300, tokens: 1.0 };
         assert_eq!(pace.worth(&draft, &history, &load), 3);
-        history.record(&[Tried { source: Source::Grammar, came_true: false }; 6]);
+        history.record(&[Tried { source: Source::Grammar, accepted: false }; 6]);
         assert_eq!(pace.worth(&draft, &history, &load), 0);
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use super::Proposer;
-use crate::sequence::SequenceId;
+use crate::sequence_id::SequenceId;
 
 /// Length of an n-gram. Fewer equal tokens are a coincidence more often than not.
 const GRAM: usize = 3;

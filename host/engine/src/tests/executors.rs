@@ -157,7 +157,7 @@ pub struct AheadCounts {
 
 impl Ahead {
     pub fn watch(&self, executor: CpuExecutor) -> impl Executor + use<> {
-        GoesOn { executor, begun: None, counts: self.clone() }
+        Continues { executor, begun: None, counts: self.clone() }
     }
 
     pub fn counts(&self) -> AheadCounts {
@@ -165,13 +165,13 @@ impl Ahead {
     }
 }
 
-struct GoesOn {
+struct Continues {
     executor: CpuExecutor,
     begun: Option<Batch>,
     counts: Ahead,
 }
 
-impl Executor for GoesOn {
+impl Executor for Continues {
     fn limits(&self) -> &ExecutorLimits {
         self.executor.limits()
     }
@@ -195,11 +195,15 @@ impl Executor for GoesOn {
         self.executor.sample(rows)
     }
 
-    fn goes_on(&self) -> bool {
+    fn supports_lookahead(&self) -> bool {
         true
     }
 
-    fn sample_then(&mut self, rows: &[LogitRow<'_>], next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
+    fn sample_and_begin(
+        &mut self,
+        rows: &[LogitRow<'_>],
+        next: &Batch,
+    ) -> Result<Vec<RowOutput>, ModelError> {
         let outputs = self.executor.sample(rows)?;
         let mut next = next.clone();
         assert_eq!(next.sequences.len(), outputs.len());

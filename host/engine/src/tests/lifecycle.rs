@@ -31,17 +31,17 @@ async fn a_full_queue_refuses_with_an_estimate() {
 #[tokio::test]
 async fn room_counts_sequences_that_could_start_now() {
     let engine = engine_with(4096, EngineOptions { max_sequences: 3, ..EngineOptions::default() });
-    let room = || (engine.room(Priority::Interactive), engine.room(Priority::Background));
-    assert_eq!(room(), (3, 3));
+    let free_slots = || (engine.free_slots(Priority::Interactive), engine.free_slots(Priority::Background));
+    assert_eq!(free_slots(), (3, 3));
     let mut background = greedy("in the background", 400);
     background.priority = Priority::Background;
     let background = engine.generate(background).unwrap();
-    assert_eq!(room(), (3, 1), "background work gives up its slot");
+    assert_eq!(free_slots(), (3, 1), "background work gives up its slot");
     let interactive = engine.generate(greedy("in the foreground", 400)).unwrap();
-    assert_eq!(room(), (2, 0));
+    assert_eq!(free_slots(), (2, 0));
     drop((background, interactive));
     engine.drain(Duration::from_secs(60)).await;
-    assert_eq!(room(), (0, 0), "an engine that drains starts no request");
+    assert_eq!(free_slots(), (0, 0), "an engine that drains starts no request");
 }
 
 #[tokio::test]

@@ -22,8 +22,8 @@ pub(crate) fn usage_json(usage: &Usage) -> Value {
         },
     });
     // OpenAI's shape has no such count, so it is added only if it is not 0.
-    if usage.taken_back_tokens > 0 {
-        value["completion_tokens_details"]["taken_back_tokens"] = usage.taken_back_tokens.into();
+    if usage.rolled_back_tokens > 0 {
+        value["completion_tokens_details"]["taken_back_tokens"] = usage.rolled_back_tokens.into();
     }
     value
 }
@@ -66,8 +66,8 @@ mod tests {
 
     #[test]
     fn taken_back_tokens_are_reported_only_if_there_are_some() {
-        let details = |taken_back_tokens| {
-            let usage = Usage { completion_tokens: 5, taken_back_tokens, ..Usage::default() };
+        let details = |rolled_back_tokens| {
+            let usage = Usage { completion_tokens: 5, rolled_back_tokens, ..Usage::default() };
             let value = usage_json(&usage);
             assert_eq!((&value["completion_tokens"], &value["total_tokens"]), (&json!(5), &json!(5)));
             value["completion_tokens_details"].get("taken_back_tokens").cloned()

@@ -94,7 +94,7 @@ pub(crate) async fn run(
     let RunRequest { schema, body } = apart(&gateway, &tenant, size, read).await?;
     let body = Arc::new(body);
     let rejects_if_busy = options.iter().any(|options| options.reject_if_busy);
-    if rejects_if_busy && engine.room(Priority::Interactive) == 0 {
+    if rejects_if_busy && engine.free_slots(Priority::Interactive) == 0 {
         return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
     }
     let begun = Begun::start(&gateway, &caller, engine, headers::affinity(&headers, &caller)?, &body).await?;

@@ -141,7 +141,7 @@ async fn errors_have_a_number_and_name_their_field() {
 /// Starts as many sequences as the engine runs at once, so that another one has to wait.
 async fn occupy(engine: &Engine) -> Vec<TokenStream> {
     let mut streams = Vec::new();
-    while engine.room(skep_engine::Priority::Interactive) > 0 {
+    while engine.free_slots(skep_engine::Priority::Interactive) > 0 {
         let mut request = GenerateRequest::new(vec![65; 8]);
         request.max_tokens = Some(300);
         request.ignore_eos = true;

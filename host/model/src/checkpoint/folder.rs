@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Format, Placed};
+use super::{Format, TensorLocation};
 use crate::chat_template::ChatTemplate;
 use crate::config::{HuggingFaceFiles, ModelConfig, from_huggingface, token_text};
 use crate::error::ModelError;
@@ -48,7 +48,7 @@ struct TokenizerParts {
     post_processor: Value,
 }
 
-type Weights = (Vec<Mapping>, BTreeMap<String, Placed>);
+type Weights = (Vec<Mapping>, BTreeMap<String, TensorLocation>);
 
 impl Folder {
     pub(super) fn open(path: &Path) -> Result<Self, ModelError> {
@@ -124,7 +124,7 @@ impl Folder {
         let (files, tensors) = read_shards(&shards)?;
         for (tensor, file) in &index.weight_map {
             match tensors.get(tensor) {
-                Some(placed) if names[placed.file] == file => {}
+                Some(location) if names[location.file] == file => {}
                 _ => {
                     return Err(ModelError::tensor(
                         tensor,
@@ -194,8 +194,8 @@ fn read_shards(paths: &[PathBuf]) -> Result<Weights, ModelError> {
                 Some(dtype) => Format::Weights(dtype),
                 None => Format::Other(format!("{:?}", tensor.dtype)),
             };
-            let placed = Placed { format, shape: tensor.shape, file, bytes: tensor.bytes };
-            if tensors.insert(tensor.name.clone(), placed).is_some() {
+            let location = TensorLocation { format, shape: tensor.shape, file, bytes: tensor.bytes };
+            if tensors.insert(tensor.name.clone(), location).is_some() {
                 return Err(ModelError::tensor(tensor.name, "appears twice"));
             }
         }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use skep_kernels::DType;
 
-use super::{Checkpoint, Format, Placed, Source, layout};
+use super::{Checkpoint, Format, Source, TensorLocation, layout};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::mapping::Mapping;
@@ -40,7 +40,7 @@ impl Checkpoint {
         random.fill(dtype, &mut bytes[..norms]);
         random.fill_norms(&mut bytes[norms..biases]);
         random.fill(DType::F32, &mut bytes[biases..]);
-        let place = |(name, shape): (String, Vec<usize>)| {
+        let located = |(name, shape): (String, Vec<usize>)| {
             let (dtype, start) = match shape.len() {
                 2 => (dtype, 0),
                 _ if name.ends_with(".bias") => (DType::F32, biases),
@@ -48,9 +48,9 @@ impl Checkpoint {
             };
             let values: usize = shape.iter().product();
             let bytes: Range<usize> = start..start + values / dtype.block_len() * dtype.block_bytes();
-            (name, Placed { format: Format::Weights(dtype), shape, file: 0, bytes })
+            (name, TensorLocation { format: Format::Weights(dtype), shape, file: 0, bytes })
         };
-        let tensors: BTreeMap<String, Placed> = required.into_iter().map(place).collect();
+        let tensors: BTreeMap<String, TensorLocation> = required.into_iter().map(located).collect();
         let files = vec![Mapping::made(NAME, bytes)];
         Self { path: PathBuf::from(NAME), source: Source::Synthetic, files, tensors, config }.checked()
     }
@@ -94,13 +94,13 @@ impl Random {
             DType::F16 => self.fill_words(bytes, 0x8fff_8fff_8fff_8fff, 0x2000_2000_2000_2000),
             _ => {
                 self.fill_words(bytes, u64::MAX, 0);
-                let (places, exponent) = scales(dtype);
+                let (offsets, exponent) = scales(dtype);
                 for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-                    for &place in places {
+                    for &offset in offsets {
                         // Any bytes are valid integers of a block, but its scales have to be numbers of a moderate
                         // size.
-                        let fraction = u16::from_le_bytes([block[place], block[place + 1]]) & 0x83ff;
-                        block[place..place + 2].copy_from_slice(&(fraction | exponent << 10).to_le_bytes());
+                        let fraction = u16::from_le_bytes([block[offset], block[offset + 1]]) & 0x83ff;
+                        block[offset..offset + 2].copy_from_slice(&(fraction | exponent << 10).to_le_bytes());
                     }
                 }
             }

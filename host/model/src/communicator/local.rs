@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use super::{Communicator, Links, RankFault, World};
-use crate::error::ModelError;
+use super::{Communicator, Links, World};
+use crate::error::{ModelError, RankFault};
 
 /// Maximum number of messages in flight between two ranks.
 const IN_FLIGHT: usize = 2;
@@ -79,9 +79,8 @@ impl Local {
         let group = |members: Vec<usize>| Arc::new(Group::new(members));
         let rows: Vec<_> =
             (0..stages).map(|stage| group((stage * tensor..(stage + 1) * tensor).collect())).collect();
-        let columns: Vec<_> = (0..tensor)
-            .map(|place| group((0..stages).map(|stage| stage * tensor + place).collect()))
-            .collect();
+        let columns: Vec<_> =
+            (0..tensor).map(|rank| group((0..stages).map(|stage| stage * tensor + rank).collect())).collect();
         let end = |group: &Arc<Group>, rank| Local {
             world: world.clone(),
             group: group.clone(),
@@ -89,8 +88,8 @@ impl Local {
             meetings: 0,
         };
         let links = (0..tensor * stages).map(|rank| {
-            let (stage, place) = (rank / tensor, rank % tensor);
-            Links { tensor: end(&rows[stage], place), pipeline: end(&columns[place], stage) }
+            let (stage, rank) = (rank / tensor, rank % tensor);
+            Links { tensor: end(&rows[stage], rank), pipeline: end(&columns[rank], stage) }
         });
         let links = links.collect();
         (world, links)

@@ -1,7 +1,7 @@
 //! A group of one rank, in which every collective returns its input.
 
 use super::{Communicator, Links};
-use crate::error::ModelError;
+use crate::error::{ModelError, RankFault};
 
 /// The communicator of a model that is not sharded. It does nothing and costs nothing.
 #[derive(Clone, Copy, Debug)]
@@ -48,5 +48,5 @@ impl Communicator for Solo {
 }
 
 fn nobody(rank: usize) -> ModelError {
-    ModelError::Rank { rank, fault: super::RankFault::Unknown { ranks: 1 } }
+    ModelError::Rank { rank, fault: RankFault::Unknown { ranks: 1 } }
 }

@@ -4,6 +4,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use super::*;
+use crate::error::RankFault;
 
 /// Long enough for a busy machine. Only a failing test waits this long.
 const PATIENT: Duration = Duration::from_secs(60);
@@ -72,20 +73,20 @@ fn consecutive_collectives_do_not_mix() {
 #[test]
 fn messages_arrive_in_order_from_a_sender_that_is_ahead() {
     on_ranks(2, 3, PATIENT, |rank, links| {
-        let (stage, place) = (rank / 2, rank % 2);
+        let (stage, number) = (rank / 2, rank % 2);
         for round in 0..200 {
             let mut values = vec![0.0; 3];
             if stage > 0 {
                 links.pipeline.receive(stage - 1, &mut values).unwrap();
                 assert_eq!(
                     values[0],
-                    (1000 * place + round) as f32,
+                    (1000 * number + round) as f32,
                     "messages must come from the rank's own column, in order"
                 );
                 assert_eq!(values[1], stage as f32);
             }
             if stage < 2 {
-                values = vec![(1000 * place + round) as f32, (stage + 1) as f32, 0.0];
+                values = vec![(1000 * number + round) as f32, (stage + 1) as f32, 0.0];
                 links.pipeline.send(stage + 1, &values).unwrap();
             }
         }

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::RankFault;
 use crate::error::ModelError;
+use crate::error::RankFault;
 
 /// Time that a waiting rank spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(100);

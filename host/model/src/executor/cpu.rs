@@ -61,7 +61,7 @@ impl Executor for CpuExecutor {
         check(batch, &self.limits)?;
         let rows = batch.logit_rows();
         if batch.token_count() > 0 {
-            self.rank.step(batch, Some(self.logits.room(rows)))?;
+            self.rank.step(batch, Some(self.logits.buffer(rows)))?;
         }
         self.logits.keep(rows);
         Ok(())

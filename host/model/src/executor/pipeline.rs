@@ -77,21 +77,21 @@ pub(super) fn micro_batches(cost: &Cost, stages: usize, rows: usize) -> usize {
 pub(super) fn split(batch: &Batch, count: usize) -> Vec<Batch> {
     let rows = batch.token_count();
     let count = count.clamp(1, rows.max(1));
-    let mut pieces = vec![Batch::default(); count];
+    let mut micro_batches = vec![Batch::default(); count];
     let mut first = 0;
     for sequence in &batch.sequences {
         let mut taken = 0;
         while taken < sequence.tokens.len() {
             // Micro-batch `p` starts at row `rows * p / count`. This is the last one that starts at or before the
             // row.
-            let piece = ((first + taken + 1) * count - 1) / rows;
-            let end = rows * (piece + 1) / count - first;
+            let micro_batch = ((first + taken + 1) * count - 1) / rows;
+            let end = rows * (micro_batch + 1) / count - first;
             let part = taken..end.min(sequence.tokens.len());
             // The requested logits are those of the last rows of a sequence.
             let wanted_from = sequence.tokens.len() - sequence.logit_rows();
             let wanted = part.end.saturating_sub(part.start.max(wanted_from));
             taken = part.end;
-            pieces[piece].sequences.push(BatchSequence {
+            micro_batches[micro_batch].sequences.push(BatchSequence {
                 start: sequence.start + part.start,
                 tokens: sequence.tokens[part].to_vec(),
                 pages: sequence.pages.clone(),
@@ -100,7 +100,7 @@ pub(super) fn split(batch: &Batch, count: usize) -> Vec<Batch> {
         }
         first += sequence.tokens.len();
     }
-    pieces
+    micro_batches
 }
 
 #[cfg(test)]

@@ -96,10 +96,10 @@ fn micro_batches_in_order_make_up_the_step() {
     let whole = described(std::slice::from_ref(&batch));
     assert_eq!(whole.len(), 32);
     for count in [1, 2, 3, 5, 23, 32, 99] {
-        let pieces = split(&batch, count);
-        let sizes: Vec<usize> = pieces.iter().map(Batch::token_count).collect();
+        let micro_batches = split(&batch, count);
+        let sizes: Vec<usize> = micro_batches.iter().map(Batch::token_count).collect();
         assert_eq!(sizes.len(), count.min(32));
         assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1, "{sizes:?}");
-        assert_eq!(described(&pieces), whole, "{count}");
+        assert_eq!(described(&micro_batches), whole, "{count}");
     }
 }

@@ -12,11 +12,11 @@ use crate::communicator::{Communicator, Links};
 use crate::error::ModelError;
 use crate::layers::compute::Compute;
 use crate::memory_plan::MemoryPlan;
-use crate::models::transformer::{Rooms, Transformer};
+use crate::models::transformer::{Transformer, Workspace};
 
 pub(super) struct Rank<C> {
     model: Arc<Transformer>,
-    pub(super) rooms: Rooms,
+    pub(super) workspace: Workspace,
     pub(super) compute: Compute,
     kv: Vec<KvLayer>,
     pub(super) links: Links<C>,
@@ -46,25 +46,25 @@ impl<C: Communicator> Rank<C> {
             .map(|heads| KvLayer::new(options.kv.format(), page_count, heads, head_size))
             .collect::<Result<_, _>>()?;
         let compute = Compute { pool: placement.pool(threads)?, isa, activations: Activations::default() };
-        Ok(Rank { model, rooms: Rooms::default(), compute, kv, links })
+        Ok(Rank { model, workspace: Workspace::default(), compute, kv, links })
     }
 
     /// Runs the rank's part of a step. `logits` is given on the rank that receives the logits.
     pub(super) fn step(&mut self, batch: &Batch, logits: Option<&mut [f32]>) -> Result<(), ModelError> {
-        let Rank { model, rooms, compute, kv, links } = self;
-        model.forward(compute, rooms, kv, links, batch, logits)
+        let Rank { model, workspace, compute, kv, links } = self;
+        model.forward(compute, workspace, kv, links, batch, logits)
     }
 
     /// Runs the rank's part of a step that is split into micro-batches.
     pub(super) fn steps(
         &mut self,
-        pieces: &[Batch],
+        micro_batches: &[Batch],
         mut logits: Option<&mut [f32]>,
     ) -> Result<(), ModelError> {
-        for piece in pieces {
-            let length = piece.logit_rows() * self.model.vocabulary_size();
+        for micro_batch in micro_batches {
+            let length = micro_batch.logit_rows() * self.model.vocabulary_size();
             let own = logits.as_mut().and_then(|rest| rest.split_off_mut(..length));
-            self.step(piece, own)?;
+            self.step(micro_batch, own)?;
         }
         Ok(())
     }
@@ -78,7 +78,7 @@ pub(super) fn memory_plan(
     head_size: usize,
 ) -> Result<MemoryPlan, ModelError> {
     let widths = model.row_widths();
-    let rows = limits.max_batch_tokens.saturating_mul(widths.rooms);
+    let rows = limits.max_batch_tokens.saturating_mul(widths.workspace);
     let values = rows.saturating_add(limits.max_logit_rows.saturating_mul(model.partial_logits()));
     let quantised = Activations::byte_len(limits.max_batch_tokens, widths.widest_input);
     let mut kv_bytes = 0u64;

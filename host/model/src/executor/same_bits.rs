@@ -131,9 +131,9 @@ fn check(
             sequences.push(BatchSequence { tokens, start: *start, pages: pages.clone(), logits });
             *start += count;
         }
-        let place = random.below(sequences.len() + 1);
-        let first: usize = sequences[..place].iter().map(BatchSequence::logit_rows).sum();
-        sequences.insert(place, own);
+        let at = random.below(sequences.len() + 1);
+        let first: usize = sequences[..at].iter().map(BatchSequence::logit_rows).sum();
+        sequences.insert(at, own);
         executor.forward(&Batch { sequences }).unwrap();
         for (row, at) in (done..done + taken).enumerate() {
             let found = bits(executor.logits(first + row).unwrap());

@@ -20,8 +20,8 @@ use super::rank::{Rank, RankOptions, memory_plan};
 use super::threads::{share_of, tier_and_threads};
 use super::{Executor, ExecutorLimits, ExecutorOptions, StepLogits, option, pipeline};
 use crate::batch::Batch;
-use crate::communicator::{Communicator, Links, RankFault, World, buffer_bytes};
-use crate::error::ModelError;
+use crate::communicator::{Communicator, Links, World, buffer_bytes};
+use crate::error::{ModelError, RankFault};
 use crate::memory_plan::MemoryPlan;
 use crate::models::cost::Cost;
 use crate::sampling::{LogitRow, RowOutput};
@@ -128,16 +128,16 @@ impl<C: Communicator> ShardedExecutor<C> {
     }
 
     /// Runs the micro-batches on all ranks.
-    fn step(&mut self, pieces: Arc<[Batch]>, rows: usize) -> Result<(), ModelError> {
+    fn step(&mut self, micro_batches: Arc<[Batch]>, rows: usize) -> Result<(), ModelError> {
         for follower in &self.followers {
-            match follower.orders.send(Order::Step(pieces.clone())) {
+            match follower.orders.send(Order::Step(micro_batches.clone())) {
                 Ok(()) => self.missing += 1,
                 Err(_) => {
                     self.leader.world.fail(follower.number, RankFault::Ended);
                 }
             }
         }
-        let led = self.leader.take_part(&pieces, Some(self.logits.room(rows)));
+        let led = self.leader.take_part(&micro_batches, Some(self.logits.buffer(rows)));
         self.await_followers()?;
         led?;
         self.leader.world.check()
@@ -231,11 +231,11 @@ impl<C: Communicator> Drop for ShardedExecutor<C> {
 
 impl<C: Communicator> Seat<C> {
     /// Runs the rank's part of a step. Any error or panic fails all ranks.
-    fn take_part(&mut self, pieces: &[Batch], logits: Option<&mut [f32]>) -> Result<(), ModelError> {
+    fn take_part(&mut self, micro_batches: &[Batch], logits: Option<&mut [f32]>) -> Result<(), ModelError> {
         self.world.check()?;
         self.world.set_idle(self.number, false);
         let rank = &mut self.rank;
-        let outcome = catch_unwind(AssertUnwindSafe(|| rank.steps(pieces, logits)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| rank.steps(micro_batches, logits)));
         self.world.set_idle(self.number, true);
         match outcome {
             Ok(Ok(())) => Ok(()),
@@ -257,9 +257,9 @@ impl<C: Communicator> Follower<C> {
         let follow = move || {
             for order in queue {
                 match order {
-                    Order::Step(pieces) => {
+                    Order::Step(micro_batches) => {
                         // The world holds the failure, and the leader reads it there.
-                        let _ = seat.take_part(&pieces, None);
+                        let _ = seat.take_part(&micro_batches, None);
                         if done.send(Done).is_err() {
                             return;
                         }

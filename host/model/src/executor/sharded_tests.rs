@@ -144,7 +144,7 @@ fn the_largest_step_stays_within_the_plan() {
                     let mut logits = vec![0.0; 96 * 320];
                     rank.step(batch, (number == leader).then_some(&mut logits[..])).unwrap();
                     let plan = memory_plan(&model, &limits, &options, 24).unwrap();
-                    let used = 4 * rank.rooms.capacity() as u64;
+                    let used = 4 * rank.workspace.capacity() as u64;
                     assert!(used <= plan.activation_bytes, "rank {number} uses {used}, planned {plan}");
                     assert!(2 * used > plan.activation_bytes, "rank {number} uses only {used} of {plan}");
                     rank

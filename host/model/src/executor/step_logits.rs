@@ -34,8 +34,8 @@ impl StepLogits {
     }
 
     /// Returns a buffer for the rows of a step.
-    pub(super) fn room(&mut self, rows: usize) -> &mut [f32] {
-        compute::room(&mut self.values, rows * self.width)
+    pub(super) fn buffer(&mut self, rows: usize) -> &mut [f32] {
+        compute::resized(&mut self.values, rows * self.width)
     }
 
     /// Records that the buffer holds the rows of a step.

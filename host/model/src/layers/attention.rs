@@ -5,7 +5,7 @@ use skep_kernels::kv::KvLayer;
 use skep_kernels::qkv::{HeadParams, rotate_and_store};
 use skep_kernels::rope::Pairing;
 
-use super::compute::{Compute, RowWidths, room};
+use super::compute::{Compute, RowWidths, resized};
 use super::linear::Linear;
 use super::norm::RmsNorm;
 use crate::error::ModelError;
@@ -28,7 +28,7 @@ pub(crate) struct Attention {
 pub(crate) struct StepLayout {
     pub(crate) tokens: usize,
     /// Cosines and sines of each row's position: the rotary table.
-    pub(crate) turns: Vec<f32>,
+    pub(crate) rotary_table: Vec<f32>,
     pub(crate) sequences: Vec<SequenceRows>,
 }
 
@@ -42,13 +42,13 @@ pub(crate) struct SequenceRows {
 
 /// Buffers of one step, reused by the next.
 #[derive(Default)]
-pub(crate) struct AttentionRoom {
+pub(crate) struct AttentionWorkspace {
     qkv: Vec<f32>,
     attended: Vec<f32>,
 }
 
 #[cfg(test)]
-impl AttentionRoom {
+impl AttentionWorkspace {
     pub(crate) fn capacity(&self) -> usize {
         self.qkv.capacity() + self.attended.capacity()
     }
@@ -57,20 +57,20 @@ impl AttentionRoom {
 impl Attention {
     pub(crate) fn widths(&self) -> RowWidths {
         let attended = self.heads * self.head_size;
-        RowWidths { rooms: self.qkv.width() + attended, widest_input: attended }
+        RowWidths { workspace: self.qkv.width() + attended, widest_input: attended }
     }
 
     pub(crate) fn forward(
         &self,
         compute: &mut Compute,
-        rooms: &mut AttentionRoom,
+        workspace: &mut AttentionWorkspace,
         kv: &mut KvLayer,
         step: &StepLayout,
         input: &[f32],
         out: &mut [f32],
     ) -> Result<(), ModelError> {
         let stride = self.qkv.width();
-        let qkv = room(&mut rooms.qkv, step.tokens * stride);
+        let qkv = resized(&mut workspace.qkv, step.tokens * stride);
         self.qkv.forward(compute, input, step.tokens, qkv)?;
         let sequences: Vec<AttentionSequence<'_>> = step
             .sequences
@@ -84,8 +84,8 @@ impl Attention {
             .collect();
         let norms = self.head_norms.as_ref().map(|(query, key)| (query.as_norm(), key.as_norm()));
         let heads = HeadParams { heads: self.heads, pairing: self.pairing, norms };
-        rotate_and_store(&compute.pool, compute.isa, heads, qkv, &step.turns, &sequences, kv)?;
-        let attended = room(&mut rooms.attended, step.tokens * self.heads * self.head_size);
+        rotate_and_store(&compute.pool, compute.isa, heads, qkv, &step.rotary_table, &sequences, kv)?;
+        let attended = resized(&mut workspace.attended, step.tokens * self.heads * self.head_size);
         let params = AttentionParams {
             heads: self.heads,
             query_stride: stride,

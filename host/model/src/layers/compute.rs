@@ -13,15 +13,15 @@ pub(crate) struct Compute {
 /// The buffer space that one token of a step takes, in values.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowWidths {
-    /// Values that the buffers hold for the token.
-    pub(crate) rooms: usize,
+    /// Values that the workspace holds for the token.
+    pub(crate) workspace: usize,
     /// Width of the widest input of a projection.
     pub(crate) widest_input: usize,
 }
 
 /// Returns the first `length` values of `buffer`, which grows to the largest step and is then reused. Their
 /// contents are unspecified.
-pub(crate) fn room(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+pub(crate) fn resized(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     if buffer.len() < length {
         // The memory plan counts exactly the values in use, so no spare capacity may be reserved.
         buffer.reserve_exact(length - buffer.len());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use skep_kernels::gather::gather;
 use skep_kernels::matmul::{PackedMatrix, Projection, matmul};
 
-use super::compute::{Compute, room};
+use super::compute::{Compute, resized};
 use crate::communicator::Communicator;
 use crate::error::ModelError;
 use crate::shard::Shard;
@@ -61,7 +61,7 @@ impl TokenTable {
                 Ok(matmul(pool, *isa, projection, rows, count, out, activations)?)
             }
             out => {
-                let own = room(own, count * self.tokens.len());
+                let own = resized(own, count * self.tokens.len());
                 matmul(pool, *isa, projection, rows, count, own, activations)?;
                 let (vocabulary, group) = (self.vocabulary_size, ranks.ranks());
                 let mut out = out;

@@ -3,7 +3,7 @@
 use skep_kernels::DType;
 use skep_kernels::swiglu::swiglu;
 
-use super::compute::{Compute, RowWidths, room};
+use super::compute::{Compute, RowWidths, resized};
 use super::linear::Linear;
 use crate::error::ModelError;
 
@@ -15,13 +15,13 @@ pub(crate) struct Mlp {
 
 /// Buffers of one step, reused by the next.
 #[derive(Default)]
-pub(crate) struct MlpRoom {
+pub(crate) struct MlpWorkspace {
     gate_up: Vec<f32>,
     gated: Vec<f32>,
 }
 
 #[cfg(test)]
-impl MlpRoom {
+impl MlpWorkspace {
     pub(crate) fn capacity(&self) -> usize {
         self.gate_up.capacity() + self.gated.capacity()
     }
@@ -35,7 +35,7 @@ impl Mlp {
 
     pub(crate) fn widths(&self) -> RowWidths {
         let both = self.gate_up.width();
-        RowWidths { rooms: both + both / 2, widest_input: both / 2 }
+        RowWidths { workspace: both + both / 2, widest_input: both / 2 }
     }
 
     /// Returns the formats of the weights.
@@ -46,16 +46,16 @@ impl Mlp {
     pub(crate) fn forward(
         &self,
         compute: &mut Compute,
-        rooms: &mut MlpRoom,
+        workspace: &mut MlpWorkspace,
         input: &[f32],
         tokens: usize,
         out: &mut [f32],
     ) -> Result<(), ModelError> {
         let both = self.gate_up.width();
         let width = both / 2;
-        let gate_up = room(&mut rooms.gate_up, tokens * both);
+        let gate_up = resized(&mut workspace.gate_up, tokens * both);
         self.gate_up.forward(compute, input, tokens, gate_up)?;
-        let gated = room(&mut rooms.gated, tokens * width);
+        let gated = resized(&mut workspace.gated, tokens * width);
         swiglu(&compute.pool, compute.isa, gate_up, width, gated)?;
         self.down.forward(compute, gated, tokens, out)
     }

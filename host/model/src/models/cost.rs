@@ -8,11 +8,11 @@ use std::time::Instant;
 use skep_kernels::DType;
 use skep_kernels::kv::{KvFormat, KvLayer};
 
-use super::transformer::{Block, Pending, Rooms, Transformer};
+use super::transformer::{Block, Pending, Transformer, Workspace};
 use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::communicator::Solo;
 use crate::error::ModelError;
-use crate::layers::compute::{Compute, room};
+use crate::layers::compute::{Compute, resized};
 
 /// Rows of the larger of the two measured steps.
 const ROWS: usize = 2 * PAGE_TOKENS;
@@ -44,12 +44,12 @@ struct Kind {
 impl Transformer {
     /// Measures a model with all its layers, or one rank's part of each layer.
     pub(crate) fn measure(&self, compute: &mut Compute) -> Result<ModelCost, ModelError> {
-        let mut rooms = Rooms::default();
+        let mut workspace = Workspace::default();
         let vocabulary = self.exit.as_ref().map_or(0, |exit| exit.head.vocabulary_size);
         let mut logits = vec![0.0; ROWS * vocabulary];
         let tokens: Vec<u32> = (0..ROWS).map(|token| (token % vocabulary.max(1)) as u32).collect();
         let entry = Cost::measure(|rows| {
-            let hidden = room(&mut rooms.hidden, rows * self.hidden_size);
+            let hidden = resized(&mut workspace.hidden, rows * self.hidden_size);
             let Some(entry) = &self.entry else { return Ok(()) };
             entry.embed(compute, &mut Solo, &tokens[..rows], hidden)
         })?;
@@ -61,7 +61,7 @@ impl Transformer {
             let cost = match known {
                 Some(cost) => cost,
                 None => {
-                    let cost = self.measure_block(block, compute, &mut rooms)?;
+                    let cost = self.measure_block(block, compute, &mut workspace)?;
                     kinds.push((kind, cost));
                     cost
                 }
@@ -72,7 +72,7 @@ impl Transformer {
         let exit = Cost::measure(|rows| {
             let Some(exit) = &self.exit else { return Ok(()) };
             let out = exit.head.is_whole().then_some(&mut logits[..rows * vocabulary]);
-            exit.forward(compute, &mut rooms, &mut Solo, &all[..rows], out)
+            exit.forward(compute, &mut workspace, &mut Solo, &all[..rows], out)
         })?;
         Ok(ModelCost { entry, layers, exit })
     }
@@ -81,7 +81,7 @@ impl Transformer {
         &self,
         block: &Block,
         compute: &mut Compute,
-        rooms: &mut Rooms,
+        workspace: &mut Workspace,
     ) -> Result<Cost, ModelError> {
         let pages = ROWS / PAGE_TOKENS;
         let (kv_heads, head_size) = (block.attention.kv_heads, block.attention.head_size);
@@ -94,7 +94,7 @@ impl Transformer {
                 logits: LogitsWanted::None,
             };
             let step = self.layout(&Batch { sequences: vec![sequence] });
-            block.forward(compute, rooms, &mut kv, &mut Solo, &step, Pending::Projected)
+            block.forward(compute, workspace, &mut kv, &mut Solo, &step, Pending::Projected)
         })
     }
 }

@@ -7,16 +7,16 @@
 use std::ops::Range;
 
 use skep_kernels::kv::{KvLayer, MAX_HEAD_SIZE};
-use skep_kernels::rope::{Pairing, turns};
+use skep_kernels::rope::{Pairing, rotary_table};
 
 use crate::batch::Batch;
 use crate::communicator::{Communicator, Links};
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
-use crate::layers::attention::{Attention, AttentionRoom, SequenceRows, StepLayout};
-use crate::layers::compute::{Compute, RowWidths, room};
+use crate::layers::attention::{Attention, AttentionWorkspace, SequenceRows, StepLayout};
+use crate::layers::compute::{Compute, RowWidths, resized};
 use crate::layers::embedding::TokenTable;
-use crate::layers::mlp::{Mlp, MlpRoom};
+use crate::layers::mlp::{Mlp, MlpWorkspace};
 use crate::layers::norm::RmsNorm;
 use crate::shard::ShardPlan;
 use crate::weights::{Bias, Projection, WeightLoader};
@@ -55,23 +55,23 @@ pub(super) enum Pending {
 
 /// Buffers of one step, reused by the next. They belong to one executor.
 #[derive(Default)]
-pub(crate) struct Rooms {
+pub(crate) struct Workspace {
     pub(super) hidden: Vec<f32>,
     pub(super) normed: Vec<f32>,
     pub(super) projected: Vec<f32>,
     wanted: Vec<f32>,
     logits: Vec<f32>,
-    attention: AttentionRoom,
-    mlp: MlpRoom,
+    attention: AttentionWorkspace,
+    mlp: MlpWorkspace,
 }
 
 #[cfg(test)]
-impl Rooms {
+impl Workspace {
     /// Returns the number of values that memory is allocated for.
     pub(crate) fn capacity(&self) -> usize {
         let rows = [&self.hidden, &self.normed, &self.projected, &self.wanted, &self.logits];
         let layers = self.attention.capacity() + self.mlp.capacity();
-        layers + rows.iter().map(|room| room.capacity()).sum::<usize>()
+        layers + rows.iter().map(|buffer| buffer.capacity()).sum::<usize>()
     }
 }
 
@@ -121,7 +121,7 @@ impl Transformer {
     pub(crate) fn forward<C: Communicator>(
         &self,
         compute: &mut Compute,
-        rooms: &mut Rooms,
+        workspace: &mut Workspace,
         kv: &mut [KvLayer],
         links: &mut Links<C>,
         batch: &Batch,
@@ -129,26 +129,26 @@ impl Transformer {
     ) -> Result<(), ModelError> {
         let step = self.layout(batch);
         let length = step.tokens * self.hidden_size;
-        room(&mut rooms.hidden, length);
+        resized(&mut workspace.hidden, length);
         let stage = links.pipeline.rank();
         match &self.entry {
             Some(table) => {
                 let tokens: Vec<u32> =
                     batch.sequences.iter().flat_map(|rows| rows.tokens.iter().copied()).collect();
-                table.embed(compute, &mut links.tensor, &tokens, &mut rooms.hidden[..length])?;
+                table.embed(compute, &mut links.tensor, &tokens, &mut workspace.hidden[..length])?;
             }
-            None => links.pipeline.receive(stage - 1, &mut rooms.hidden[..length])?,
+            None => links.pipeline.receive(stage - 1, &mut workspace.hidden[..length])?,
         }
         let mut pending = Pending::Nothing;
         for (block, kv) in self.blocks.iter().zip(kv) {
-            block.forward(compute, rooms, kv, &mut links.tensor, &step, pending)?;
+            block.forward(compute, workspace, kv, &mut links.tensor, &step, pending)?;
             pending = Pending::Projected;
         }
         match &self.exit {
-            Some(exit) => exit.forward(compute, rooms, &mut links.tensor, &wanted_rows(batch), logits),
+            Some(exit) => exit.forward(compute, workspace, &mut links.tensor, &wanted_rows(batch), logits),
             None => {
-                let hidden = &mut rooms.hidden[..length];
-                hidden.iter_mut().zip(&rooms.projected).for_each(|(sum, value)| *sum += value);
+                let hidden = &mut workspace.hidden[..length];
+                hidden.iter_mut().zip(&workspace.projected).for_each(|(sum, value)| *sum += value);
                 links.pipeline.send(stage + 1, hidden)
             }
         }
@@ -161,17 +161,17 @@ impl Transformer {
 
     /// Returns the buffer space that each token of a step takes.
     pub(crate) fn row_widths(&self) -> RowWidths {
-        let mut widths = RowWidths { rooms: 0, widest_input: self.hidden_size };
+        let mut widths = RowWidths { workspace: 0, widest_input: self.hidden_size };
         for block in &self.blocks {
             let (attention, mlp) = (block.attention.widths(), block.mlp.widths());
-            widths.rooms = widths.rooms.max(attention.rooms + mlp.rooms);
+            widths.workspace = widths.workspace.max(attention.workspace + mlp.workspace);
             widths.widest_input = widths.widest_input.max(attention.widest_input).max(mlp.widest_input);
         }
         // One hidden, one normed and one projected row, and two for the requested rows: their values and their
         // addends.
-        widths.rooms += 5 * self.hidden_size;
+        widths.workspace += 5 * self.hidden_size;
         // The rotary table of the position.
-        widths.rooms += 2 * self.inverse_frequencies.len();
+        widths.workspace += 2 * self.inverse_frequencies.len();
         widths
     }
 
@@ -180,7 +180,7 @@ impl Transformer {
         self.exit.as_ref().map_or(0, |exit| exit.head.vocabulary_size)
     }
 
-    /// Returns the number of values that the buffers hold for each row of logits, not counting the logits themselves.
+    /// Returns the number of values that the workspace holds for each row of logits, not counting the logits themselves.
     pub(crate) fn partial_logits(&self) -> usize {
         let head = self.exit.as_ref().map(|exit| &exit.head);
         head.filter(|head| !head.is_whole()).map_or(0, |head| head.tokens.len())
@@ -199,8 +199,8 @@ impl Transformer {
             positions.extend(sequence.start..sequence.start + sequence.tokens.len());
         }
         let mut table = Vec::new();
-        turns(&positions, &self.inverse_frequencies, &mut table);
-        StepLayout { tokens: positions.len(), turns: table, sequences }
+        rotary_table(&positions, &self.inverse_frequencies, &mut table);
+        StepLayout { tokens: positions.len(), rotary_table: table, sequences }
     }
 }
 
@@ -209,7 +209,7 @@ impl Exit {
     pub(super) fn forward<C: Communicator>(
         &self,
         compute: &mut Compute,
-        rooms: &mut Rooms,
+        workspace: &mut Workspace,
         ranks: &mut C,
         rows: &[usize],
         logits: Option<&mut [f32]>,
@@ -219,14 +219,14 @@ impl Exit {
         }
         let width = self.norm.width();
         let length = rows.len() * width;
-        let (wanted, addend) = room(&mut rooms.wanted, 2 * length).split_at_mut(length);
+        let (wanted, addend) = resized(&mut workspace.wanted, 2 * length).split_at_mut(length);
         for (at, row) in rows.iter().enumerate() {
-            wanted[at * width..][..width].copy_from_slice(&rooms.hidden[row * width..][..width]);
-            addend[at * width..][..width].copy_from_slice(&rooms.projected[row * width..][..width]);
+            wanted[at * width..][..width].copy_from_slice(&workspace.hidden[row * width..][..width]);
+            addend[at * width..][..width].copy_from_slice(&workspace.projected[row * width..][..width]);
         }
-        let normed = room(&mut rooms.normed, length);
+        let normed = resized(&mut workspace.normed, length);
         self.norm.forward_sum(compute, wanted, addend, normed)?;
-        self.head.logits(compute, ranks, normed, rows.len(), &mut rooms.logits, logits)
+        self.head.logits(compute, ranks, normed, rows.len(), &mut workspace.logits, logits)
     }
 }
 
@@ -235,24 +235,24 @@ impl Block {
     pub(super) fn forward<C: Communicator>(
         &self,
         compute: &mut Compute,
-        rooms: &mut Rooms,
+        workspace: &mut Workspace,
         kv: &mut KvLayer,
         ranks: &mut C,
         step: &StepLayout,
         pending: Pending,
     ) -> Result<(), ModelError> {
         let length = step.tokens * self.attention_norm.width();
-        let hidden = room(&mut rooms.hidden, length);
-        let normed = room(&mut rooms.normed, length);
-        let projected = room(&mut rooms.projected, length);
+        let hidden = resized(&mut workspace.hidden, length);
+        let normed = resized(&mut workspace.normed, length);
+        let projected = resized(&mut workspace.projected, length);
         match pending {
             Pending::Nothing => self.attention_norm.forward(compute, hidden, normed)?,
             Pending::Projected => self.attention_norm.forward_sum(compute, hidden, projected, normed)?,
         }
-        self.attention.forward(compute, &mut rooms.attention, kv, step, normed, projected)?;
+        self.attention.forward(compute, &mut workspace.attention, kv, step, normed, projected)?;
         ranks.all_reduce(projected)?;
         self.mlp_norm.forward_sum(compute, hidden, projected, normed)?;
-        self.mlp.forward(compute, &mut rooms.mlp, normed, step.tokens, projected)?;
+        self.mlp.forward(compute, &mut workspace.mlp, normed, step.tokens, projected)?;
         ranks.all_reduce(projected)
     }
 

@@ -132,7 +132,7 @@ fn models_with_room(context: &Context) -> (Vec<String>, bool) {
     });
     let (mut roomy, mut all_have_room) = (Vec::new(), true);
     for (name, engine) in models.chain(agents) {
-        match engine.room(Priority::Background) {
+        match engine.free_slots(Priority::Background) {
             0 => all_have_room = false,
             _ => roomy.push(name),
         }

@@ -7,7 +7,7 @@ use super::{
     replay::{Place, Read},
 };
 use crate::Json;
-use skep_engine::{ModelDigest, TakenBack};
+use skep_engine::{ModelDigest, RolledBack};
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU32, Ordering},
@@ -67,7 +67,7 @@ pub(super) enum Past {
     /// The call was interrupted.
     Begun {
         tokens: Vec<u32>,
-        taken_back: TakenBack,
+        taken_back: RolledBack,
         model: Option<ModelDigest>,
         shown_bytes: usize,
         dispatched: bool,
@@ -88,10 +88,10 @@ impl Call {
     }
 
     /// Returns how much the generation had taken back by the last of these tokens.
-    pub(crate) fn taken_back(&self) -> TakenBack {
+    pub(crate) fn taken_back(&self) -> RolledBack {
         match self.past {
             Past::Begun { taken_back, .. } => taken_back,
-            Past::None | Past::Ended { .. } => TakenBack::default(),
+            Past::None | Past::Ended { .. } => RolledBack::default(),
         }
     }
 

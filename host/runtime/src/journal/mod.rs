@@ -39,7 +39,7 @@ use record::{Record, first_u64};
 use replay::{Order, Recorded, Replay};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use skep_engine::{ModelDigest, TakenBack};
+use skep_engine::{ModelDigest, RolledBack};
 use skep_store::{Store, TurnKey};
 use std::{
     collections::BTreeMap,
@@ -153,7 +153,7 @@ impl Journal {
         call: &Call,
         model: &ModelDigest,
         ids: &[u32],
-        taken_back: TakenBack,
+        taken_back: RolledBack,
         text: &str,
     ) {
         let mut inner = self.lock();

@@ -3,7 +3,7 @@
 use crate::{Json, RunEvent};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use skep_engine::{ModelDigest, TakenBack};
+use skep_engine::{ModelDigest, RolledBack};
 
 /// Name of the call that summarizes a conversation. It is the only call that the host makes on
 /// behalf of the guest.
@@ -28,7 +28,7 @@ pub(super) enum Record {
         text: String,
         /// Output that the generation had taken back by then.
         #[serde(default, skip_serializing_if = "nothing")]
-        taken_back: TakenBack,
+        taken_back: RolledBack,
         /// The model that produces the tokens, in the first such record of a generation.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         model: Option<ModelDigest>,
@@ -91,8 +91,8 @@ impl Record {
     }
 }
 
-fn nothing(taken_back: &TakenBack) -> bool {
-    *taken_back == TakenBack::default()
+fn nothing(taken_back: &RolledBack) -> bool {
+    *taken_back == RolledBack::default()
 }
 
 pub(super) fn first_u64(digest: &[u8]) -> u64 {

@@ -2,7 +2,7 @@
 
 use super::record::{Identity, Record};
 use crate::{Json, RunEvent, RuntimeError};
-use skep_engine::{ModelDigest, TakenBack};
+use skep_engine::{ModelDigest, RolledBack};
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::watch;
 
@@ -13,7 +13,7 @@ pub(super) struct Recorded {
     /// Tokens of a generation that has no result yet.
     pub(super) tokens: Vec<u32>,
     /// Output that the generation had taken back by the last token.
-    pub(super) taken_back: TakenBack,
+    pub(super) taken_back: RolledBack,
     /// The model that produced the tokens. Early versions did not record it.
     pub(super) model: Option<ModelDigest>,
     /// Number of bytes of the tokens' text that the caller was shown.

@@ -64,8 +64,8 @@ async fn results_are_replayed_before_the_turn_is_live() {
         assert_eq!(journal.immediate(identity("clock", 0), || value).expect("live"), value);
     }
     let begun = journal.call(identity("generate", 1)).expect("live");
-    journal.tokens(&begun, &ModelDigest::default(), &[10, 11], TakenBack::default(), "ab");
-    journal.tokens(&begun, &ModelDigest::default(), &[12], TakenBack { times: 1, tokens: 4 }, "c");
+    journal.tokens(&begun, &ModelDigest::default(), &[10, 11], RolledBack::default(), "ab");
+    journal.tokens(&begun, &ModelDigest::default(), &[12], RolledBack { times: 1, tokens: 4 }, "c");
     journal.close().await.expect("stored");
 
     let (journal, feed) = turn.open().await;
@@ -74,8 +74,8 @@ async fn results_are_replayed_before_the_turn_is_live() {
     }
     let begun = journal.call(identity("generate", 1)).expect("recorded");
     assert_eq!((begun.tokens(), begun.shown_bytes()), (&[10, 11, 12][..], 3));
-    assert_eq!(begun.taken_back(), TakenBack { times: 1, tokens: 4 });
-    journal.tokens(&begun, &ModelDigest::default(), &[13], TakenBack::default(), "d");
+    assert_eq!(begun.taken_back(), RolledBack { times: 1, tokens: 4 });
+    journal.tokens(&begun, &ModelDigest::default(), &[13], RolledBack::default(), "d");
     journal.ended(&begun, &"result", vec![RunEvent::Delta { text: "!".into() }]);
     assert_eq!(journal.immediate(identity("clock", 0), || 9).expect("live again"), 9);
     journal.close().await.expect("stored");
@@ -109,7 +109,7 @@ async fn a_host_call_is_found_again_in_either_order() {
     let generate = journal.identify(made, identity("generate", 1)).expect("live");
     let summary = journal.call_of_host(identity(SUMMARISE, 1), Some(1)).expect("live");
     assert_eq!((generate.number(), summary.number()), (1, 2));
-    journal.tokens(&summary, &ModelDigest::default(), &[5], TakenBack::default(), "");
+    journal.tokens(&summary, &ModelDigest::default(), &[5], RolledBack::default(), "");
     assert_eq!(journal.immediate(identity("clock", 0), || 7).expect("live"), 7);
     journal.close().await.expect("stored");
     for guest_is_first in [true, false] {
@@ -321,7 +321,7 @@ async fn a_call_abandoned_before_its_identity_is_known_blocks_nothing() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     let generate = journal.call(identity("generate", 1)).expect("live");
-    journal.tokens(&generate, &ModelDigest::default(), &[5], TakenBack::default(), "");
+    journal.tokens(&generate, &ModelDigest::default(), &[5], RolledBack::default(), "");
     let mut reads = Reads::of(&journal, &mut journal.call(identity("generate", 2)).expect("live"));
     reads.made(3);
     journal.ended(&generate, &"said", Vec::new());
@@ -369,7 +369,7 @@ async fn reads_that_an_early_version_did_not_record_are_free() {
         call,
         ids: vec![5],
         text: String::new(),
-        taken_back: TakenBack::default(),
+        taken_back: RolledBack::default(),
         model: None,
     };
     journal.append(&mut journal.lock(), generate.number(), [record]);

@@ -60,7 +60,7 @@ fn error_of(outcome: &BatchOutcome) -> (&'static str, &str) {
 /// Starts so many interactive sequences that no room is left for background work.
 async fn occupy(engine: &Engine) -> Vec<TokenStream> {
     let mut streams = Vec::new();
-    while engine.room(Priority::Background) > 0 {
+    while engine.free_slots(Priority::Background) > 0 {
         let mut request = GenerateRequest::new(vec![65; 8]);
         (request.max_tokens, request.ignore_eos) = (Some(200), true);
         streams.push(engine.generate(request).expect("the engine has room"));
@@ -117,12 +117,16 @@ async fn an_agents_batch_generations_have_background_priority() {
     let host = Host::start().await;
     host.deploy("talk", "", talker()).await.expect("deployed");
     let engine = host.agents.models().default_engine();
-    let room = engine.room(Priority::Interactive);
+    let room = engine.free_slots(Priority::Interactive);
     let id = queue(&host, "agent:talk", vec![turn("hello"); 8]).await.expect("room");
     let mut ran = 0;
     let BatchResults { status, .. } = until(async || {
-        assert_eq!(engine.room(Priority::Interactive), room, "background turns take no interactive slots");
-        ran += usize::from(engine.room(Priority::Background) < room);
+        assert_eq!(
+            engine.free_slots(Priority::Interactive),
+            room,
+            "background turns take no interactive slots"
+        );
+        ran += usize::from(engine.free_slots(Priority::Background) < room);
         host.agents.batch_results(PRINCIPAL, &id).await.expect("the batch is known").1
     })
     .await;
@@ -141,7 +145,7 @@ async fn no_item_starts_while_interactive_work_leaves_no_room() {
     let mut watched = streams.next().expect("at least one");
     for _ in 0..20 {
         watched.next().await.expect("the stream continues").expect("the stream has no error");
-        if engine.room(Priority::Background) == 0 {
+        if engine.free_slots(Priority::Background) == 0 {
             let status = host.agents.batch(PRINCIPAL, &id).await.expect("known");
             assert_eq!(status.phase, BatchPhase::Queued);
         }

@@ -6,7 +6,7 @@ use crate::KernelError;
 use crate::cuda::blas::Blas;
 use crate::cuda::device::Slice;
 use crate::cuda::embedding::Table;
-use crate::cuda::matmul::{Sums, Weights};
+use crate::cuda::matmul::{OutputFormat, Weights};
 use crate::cuda::qkv::Pairing;
 use crate::error::product;
 
@@ -38,7 +38,7 @@ pub struct Product<'a> {
     /// `[rows, y_stride]`. Each row starts with the outputs.
     pub y: Slice<'a>,
     pub y_stride: u32,
-    pub sums: Sums,
+    pub output_format: OutputFormat,
 }
 
 /// The kernels that may compute a product.
@@ -47,7 +47,7 @@ pub enum Products<'a> {
     /// The fastest kernel for the number of rows. Dense weights with many rows use cuBLASLt, if it is given.
     Fastest(Option<&'a Blas>),
     /// Only kernels that add up a row's products in the same order for any number of rows.
-    OneOrder,
+    FixedOrder,
 }
 
 /// A lookup in an embedding table. The table may hold only a range of the tokens; other tokens get zeros.
@@ -112,13 +112,13 @@ pub struct Decode<'a> {
     pub q: Slice<'a>,
     /// u32 `[rows, table_stride]`.
     pub page_tables: Slice<'a>,
-    pub pieces: Slice<'a>,
+    pub splits: Slice<'a>,
     /// u32 `[rows + 1]`.
-    pub first_place: Slice<'a>,
+    pub first_state: Slice<'a>,
     pub states: Slice<'a>,
     pub out: Slice<'a>,
     pub rows: u32,
-    pub piece_count: u32,
+    pub split_count: u32,
     pub table_stride: u32,
     pub scale: f32,
 }
@@ -161,7 +161,7 @@ pub struct AllReduce<'a> {
     pub out: Slice<'a>,
     pub failure: Slice<'a>,
     pub values: usize,
-    pub patience: u64,
+    pub max_polls: u64,
     /// Maximum number of blocks. It must be the same on all ranks.
     pub most_blocks: u32,
     pub rank: usize,

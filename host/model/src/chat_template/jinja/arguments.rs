@@ -19,12 +19,12 @@ impl Values {
         if self.positional.len() > COUNT {
             return Err(Fault::new(format!("{what} takes at most {COUNT} arguments")));
         }
-        for (place, value) in bound.iter_mut().zip(self.positional) {
-            *place = Some(value);
+        for (slot, value) in bound.iter_mut().zip(self.positional) {
+            *slot = Some(value);
         }
         for (name, value) in self.named {
             match names.iter().position(|known| *known == &*name) {
-                Some(place) if bound[place].is_none() => bound[place] = Some(value),
+                Some(index) if bound[index].is_none() => bound[index] = Some(value),
                 _ => return Err(Fault::new(format!("{what} does not take the argument {name:?}"))),
             }
         }

@@ -243,7 +243,7 @@ impl Render<'_> {
     }
 
     fn item(&self, value: &Value, item: &Value) -> Result<Value, Fault> {
-        let place = |length: usize| {
+        let index_in = |length: usize| {
             let index = item.as_integer()?;
             let index = if index < 0 { index + length as i128 } else { index };
             usize::try_from(index).ok().filter(|index| *index < length)
@@ -252,10 +252,10 @@ impl Render<'_> {
             (Value::Map(map), _) => Ok(map.get(item, self.meter)?.cloned().unwrap_or(Value::Undefined)),
             (_, Value::Text(name)) => self.attribute(value, name),
             (Value::List(list), _) => {
-                Ok(place(list.items().len()).map_or(Value::Undefined, |index| list.items()[index].clone()))
+                Ok(index_in(list.items().len()).map_or(Value::Undefined, |index| list.items()[index].clone()))
             }
             (Value::Text(text), _) => {
-                let Some(index) = place(value.length(self.meter)?) else { return Ok(Value::Undefined) };
+                let Some(index) = index_in(value.length(self.meter)?) else { return Ok(Value::Undefined) };
                 let character =
                     text.chars().nth(index).expect("the index is less than the length of the text");
                 Value::text(character.encode_utf8(&mut [0; 4]), self.meter)
@@ -287,18 +287,18 @@ impl Render<'_> {
         let (from, to) = (bound(from, first), bound(to, last));
         let count = if by > 0 { (to - from + by - 1) / by } else { (from - to - by - 1) / -by };
         let count = usize::try_from(count).unwrap_or(0);
-        let places = (0..count).map(|step| (from + step as i128 * by) as usize);
+        let indices = (0..count).map(|step| (from + step as i128 * by) as usize);
         match value {
             Value::List(list) => Value::list_of(
                 count,
-                || places.map(|place| list.items()[place].clone()).collect(),
+                || indices.map(|index| list.items()[index].clone()).collect(),
                 self.meter,
             ),
             Value::Text(text) => {
                 // A `char` takes four bytes, and a backward slice needs all characters.
                 self.meter.make(text.len().saturating_mul(4))?;
                 let characters: Vec<char> = text.chars().collect();
-                Value::text(&places.map(|place| characters[place]).collect::<String>(), self.meter)
+                Value::text(&indices.map(|index| characters[index]).collect::<String>(), self.meter)
             }
             _ => Value::list(Vec::new(), self.meter),
         }

@@ -87,8 +87,8 @@ pub(super) fn apply(
         "dictsort" => {
             let [case_sensitive, by, reverse] = arguments.bind(name, ["case_sensitive", "by", "reverse"])?;
             let pairs = methods::items(&value, meter)?.items(meter)?;
-            let place = usize::from(text(&by, name)? == Some("value"));
-            let key = |pair: &Value| Ok(pair.items(meter)?.items()[place].clone());
+            let index = usize::from(text(&by, name)? == Some("value"));
+            let key = |pair: &Value| Ok(pair.items(meter)?.items()[index].clone());
             let keys = pairs.items().iter().map(key).collect::<Result<Vec<_>, Fault>>()?;
             sorted(render, pairs.items(), &keys, is_true(&reverse), is_true(&case_sensitive))
         }
@@ -180,7 +180,7 @@ fn to_json(render: &Render<'_>, value: &Value, arguments: Values) -> Result<Valu
     if let Some(separators) = separators.filter(|separators| !matches!(separators, Value::None)) {
         let separators = separators.items(meter)?;
         let [Some(item), Some(key)] =
-            [0, 1].map(|place| separators.items().get(place).and_then(Value::as_text))
+            [0, 1].map(|index| separators.items().get(index).and_then(Value::as_text))
         else {
             return Err(Fault::new("tojson expects two separators"));
         };
@@ -390,10 +390,10 @@ fn sorted(
 ) -> Result<Value, Fault> {
     let keys = folded(render, keys, case_sensitive)?;
     render.meter.make(items.len() * 8)?;
-    let mut places: Vec<usize> = (0..items.len()).collect();
+    let mut indices: Vec<usize> = (0..items.len()).collect();
     // After a comparison fails, all elements compare as equal, so the sort finishes soon.
     let failed = RefCell::new(None);
-    places.sort_by(|one, other| {
+    indices.sort_by(|one, other| {
         if failed.borrow().is_some() {
             return Ordering::Equal;
         }
@@ -406,32 +406,32 @@ fn sorted(
     });
     match failed.into_inner() {
         Some(fault) => Err(fault),
-        None => Value::list(places.into_iter().map(|place| items[place].clone()).collect(), render.meter),
+        None => Value::list(indices.into_iter().map(|index| items[index].clone()).collect(), render.meter),
     }
 }
 
 /// Implements `unique`, `min` and `max`.
 fn one_of_each(render: &Render<'_>, name: &str, items: &[Value], keys: &[Value]) -> Result<Value, Fault> {
     let mut kept: Vec<usize> = Vec::new();
-    for (place, key) in keys.iter().enumerate() {
+    for (index, key) in keys.iter().enumerate() {
         if name == "unique" {
             let mut is_new = true;
             for known in &kept {
                 render.meter.step(1)?;
                 is_new &= !key.equals(&keys[*known], render.meter)?;
             }
-            kept.extend(is_new.then_some(place));
+            kept.extend(is_new.then_some(index));
             continue;
         }
         let wanted = if name == "min" { Ordering::Less } else { Ordering::Greater };
         match kept.first().copied() {
             Some(best) if key.compare(&keys[best], render.meter)? != wanted => {}
-            _ => kept = vec![place],
+            _ => kept = vec![index],
         }
     }
     match (name, kept.first()) {
-        ("unique", _) => Value::list(kept.iter().map(|place| items[*place].clone()).collect(), render.meter),
-        (_, Some(place)) => Ok(items[*place].clone()),
+        ("unique", _) => Value::list(kept.iter().map(|index| items[*index].clone()).collect(), render.meter),
+        (_, Some(index)) => Ok(items[*index].clone()),
         (_, None) => Ok(Value::Undefined),
     }
 }

@@ -64,15 +64,15 @@ pub(super) fn call(
         Value::Text(subject) => of_text(subject, name, arguments, meter),
         Value::List(list) => {
             let wanted = arguments.one(name, "value")?;
-            let mut places = Vec::new();
-            for (place, item) in list.items().iter().enumerate() {
+            let mut indices = Vec::new();
+            for (index, item) in list.items().iter().enumerate() {
                 if item.equals(&wanted, meter)? {
-                    places.push(place);
+                    indices.push(index);
                 }
             }
-            match (name, places.first()) {
-                ("count", _) => Ok(Value::Integer(places.len() as i128)),
-                (_, Some(place)) => Ok(Value::Integer(*place as i128)),
+            match (name, indices.first()) {
+                ("count", _) => Ok(Value::Integer(indices.len() as i128)),
+                (_, Some(index)) => Ok(Value::Integer(*index as i128)),
                 (_, None) => Err(Fault::new("index did not find the value")),
             }
         }

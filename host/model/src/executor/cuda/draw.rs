@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use skep_kernels::cuda::sample::{self, Adjustment, BANNED, SEEN};
 
-use super::rooms::MOST_ADJUSTMENTS;
+use super::workspace::MOST_ADJUSTMENTS;
 use crate::sampling::{LogitRow, SampleRow};
 
 const ALIGNMENT: usize = 256;
@@ -24,8 +24,8 @@ pub(super) struct Draw {
 }
 
 impl Draw {
-    /// Packs the rows that the device can draw. `room` is cleared first.
-    pub(super) fn pack(asked: &[LogitRow<'_>], vocabulary: usize, room: &mut Vec<u8>) -> Self {
+    /// Packs the rows that the device can draw. `buffer` is cleared first.
+    pub(super) fn pack(asked: &[LogitRow<'_>], vocabulary: usize, buffer: &mut Vec<u8>) -> Self {
         let mut rows = Vec::new();
         let (mut packed, mut adjustments, mut masks) = (Vec::new(), Vec::new(), Vec::new());
         let words = vocabulary.div_ceil(32);
@@ -50,10 +50,10 @@ impl Draw {
             packed.push(device_row(row, mask, first_adjustment..adjustments.len() as u32));
             rows.push(index);
         }
-        room.clear();
-        let row_bytes = put(room, packed.iter().flat_map(row_words));
-        let adjustments = put(room, adjustments.iter().flat_map(adjustment_words));
-        let masks = put(room, masks.into_iter());
+        buffer.clear();
+        let row_bytes = put(buffer, packed.iter().flat_map(row_words));
+        let adjustments = put(buffer, adjustments.iter().flat_map(adjustment_words));
+        let masks = put(buffer, masks.into_iter());
         Draw { rows, row_bytes, adjustments, masks }
     }
 }
@@ -123,11 +123,11 @@ fn adjustment_words(adjustment: &Adjustment) -> [u32; 4] {
     [adjustment.token, adjustment.occurrences, adjustment.bias.to_bits(), adjustment.kind]
 }
 
-fn put(room: &mut Vec<u8>, words: impl Iterator<Item = u32>) -> Range<usize> {
-    let start = room.len().next_multiple_of(ALIGNMENT);
-    room.resize(start, 0);
-    words.for_each(|word| room.extend(word.to_le_bytes()));
-    start..room.len()
+fn put(buffer: &mut Vec<u8>, words: impl Iterator<Item = u32>) -> Range<usize> {
+    let start = buffer.len().next_multiple_of(ALIGNMENT);
+    buffer.resize(start, 0);
+    words.for_each(|word| buffer.extend(word.to_le_bytes()));
+    start..buffer.len()
 }
 
 #[cfg(test)]
@@ -166,11 +166,11 @@ mod tests {
             LogitRow::Sample(row.clone()),
             LogitRow::Sample(with_logprobs),
         ];
-        let mut room = vec![1; 3];
-        let draw = Draw::pack(&asked, 70, &mut room);
+        let mut buffer = vec![1; 3];
+        let draw = Draw::pack(&asked, 70, &mut buffer);
         assert_eq!(draw.rows, [1]);
-        let words = |place: &Range<usize>| -> Vec<u32> {
-            room[place.clone()].chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+        let words = |range: &Range<usize>| -> Vec<u32> {
+            buffer[range.clone()].chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
         };
         assert_eq!(words(&draw.row_bytes)[..9], [0, 256, 2, 0, 3, 0, 0, 3, sample::NONE]);
         let adjustments = words(&draw.adjustments);

@@ -1,6 +1,6 @@
-//! Assigns each weight of a rank a place on its device, before anything is read.
+//! Assigns each weight of a rank a range on its device, before anything is read.
 //!
-//! Invariant: places do not overlap, and start at multiples of the size that kernels load at once. The layout knows
+//! Invariant: ranges do not overlap, and start at multiples of the size that kernels load at once. The layout knows
 //! names, shapes and formats; it reads no values.
 
 use std::ops::Range;
@@ -15,17 +15,17 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::shard::{Shard, ShardPlan};
 
-/// The alignment of every place in bytes.
+/// The alignment of every range in bytes.
 const ALIGNMENT: usize = 256;
 /// Ranks divide weights in multiples of at least this many values, because kernels load that many at once.
 const RUN: usize = 8;
 
-/// The places of the weights that one rank holds, for some layers of a model.
+/// The ranges of the weights that one rank holds, for some layers of a model.
 pub(super) struct Layout {
     pub(super) activation: Activation,
-    pub(super) entry: Option<TokenPlace>,
-    pub(super) layers: Vec<LayerPlaces>,
-    pub(super) exit: Option<ExitPlaces>,
+    pub(super) entry: Option<TokenOffsets>,
+    pub(super) layers: Vec<LayerOffsets>,
+    pub(super) exit: Option<ExitOffsets>,
     /// Rotary frequencies, f32 `[head_size / 2]`.
     pub(super) frequencies: Range<usize>,
     /// The tensors to read from the checkpoint, in this order.
@@ -33,35 +33,35 @@ pub(super) struct Layout {
     pub(super) bytes: usize,
 }
 
-/// The place of the vectors of some tokens.
+/// The range of the vectors of some tokens.
 #[derive(Clone)]
-pub(super) struct TokenPlace {
-    pub(super) matrix: MatrixPlace,
+pub(super) struct TokenOffsets {
+    pub(super) matrix: MatrixOffsets,
     pub(super) first: usize,
 }
 
-pub(super) struct ExitPlaces {
+pub(super) struct ExitOffsets {
     pub(super) norm: Range<usize>,
-    pub(super) head: TokenPlace,
+    pub(super) head: TokenOffsets,
 }
 
-pub(super) struct LayerPlaces {
+pub(super) struct LayerOffsets {
     pub(super) attention_norm: Range<usize>,
     /// Queries, keys and values. Neighbors with the same format are one matrix.
-    pub(super) qkv: Vec<MatrixPlace>,
+    pub(super) qkv: Vec<MatrixOffsets>,
     pub(super) qkv_bias: Option<Range<usize>>,
     pub(super) head_norms: Option<[Range<usize>; 2]>,
-    pub(super) output: MatrixPlace,
+    pub(super) output: MatrixOffsets,
     pub(super) mlp_norm: Range<usize>,
-    pub(super) gate_up: Vec<MatrixPlace>,
-    pub(super) down: MatrixPlace,
+    pub(super) gate_up: Vec<MatrixOffsets>,
+    pub(super) down: MatrixOffsets,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
     pub(super) window: Option<usize>,
 }
 
 #[derive(Clone)]
-pub(super) struct MatrixPlace {
+pub(super) struct MatrixOffsets {
     pub(super) weights: Weights,
     pub(super) data: Range<usize>,
     pub(super) bias: Option<Range<usize>>,
@@ -69,13 +69,13 @@ pub(super) struct MatrixPlace {
     pub(super) inputs: usize,
 }
 
-/// A tensor, or the part of it that the rank holds, and its place.
+/// A tensor, or the part of it that the rank holds, and its range.
 pub(super) struct Load {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) plan: ShardPlan,
     pub(super) form: Form,
-    pub(super) place: Range<usize>,
+    pub(super) offsets: Range<usize>,
 }
 
 /// The format of a weight on the device.
@@ -120,14 +120,14 @@ impl Layout {
     ) -> Result<Self, ModelError> {
         let config = checkpoint.config();
         let mut planner = Planner { checkpoint, shard, loads: Vec::new(), bytes: 0 };
-        let frequencies = planner.place(config.head_size / 2 * 4);
+        let frequencies = planner.take(config.head_size / 2 * 4);
         let is_last = layers.end == config.layer_count;
         let tied = config.tied_head && is_last && layers.start == 0;
         let table = "model.embed_tokens.weight";
         let entry = if layers.start == 0 { Some(planner.tokens(config, table)?) } else { None };
-        let places = layers.map(|layer| planner.layer(config, layer)).collect::<Result<_, _>>()?;
+        let layers = layers.map(|layer| planner.layer(config, layer)).collect::<Result<_, _>>()?;
         let exit = match is_last {
-            true => Some(ExitPlaces {
+            true => Some(ExitOffsets {
                 norm: planner.vector("model.norm.weight", config.hidden_size, &ShardPlan::Replicated)?,
                 head: match (tied, &entry) {
                     (true, Some(table)) => table.clone(),
@@ -137,13 +137,14 @@ impl Layout {
             false => None,
         };
         let Planner { loads, bytes, .. } = planner;
-        Ok(Layout { activation, entry, layers: places, exit, frequencies, loads, bytes })
+        Ok(Layout { activation, entry, layers, exit, frequencies, loads, bytes })
     }
 
     /// Returns the number of values in this rank's widest rows: of queries, keys and values; of queries; and of
     /// gates.
     pub(super) fn widths(&self, head_size: usize) -> (usize, usize, usize) {
-        let widest = |width: &dyn Fn(&LayerPlaces) -> usize| self.layers.iter().map(width).max().unwrap_or(0);
+        let widest =
+            |width: &dyn Fn(&LayerOffsets) -> usize| self.layers.iter().map(width).max().unwrap_or(0);
         (
             widest(&|layer| (layer.heads + 2 * layer.kv_heads) * head_size),
             widest(&|layer| layer.heads * head_size),
@@ -153,7 +154,7 @@ impl Layout {
 }
 
 impl Planner<'_> {
-    fn layer(&mut self, config: &ModelConfig, layer: usize) -> Result<LayerPlaces, ModelError> {
+    fn layer(&mut self, config: &ModelConfig, layer: usize) -> Result<LayerOffsets, ModelError> {
         let (hidden, head_size) = (config.hidden_size, config.head_size);
         let (query, kv) = (config.head_count * head_size, config.kv_head_count * head_size);
         let prefix = format!("model.layers.{layer}");
@@ -196,7 +197,7 @@ impl Planner<'_> {
         }
         let down = Part { name: "mlp.down_proj", rows: hidden, plan: &ShardPlan::Columns(own) };
         let down = self.summed(&prefix, down, width, config.mlp_bias)?;
-        Ok(LayerPlaces {
+        Ok(LayerOffsets {
             attention_norm,
             qkv,
             qkv_bias,
@@ -218,7 +219,7 @@ impl Planner<'_> {
         part: Part<'_>,
         columns: usize,
         has_bias: bool,
-    ) -> Result<MatrixPlace, ModelError> {
+    ) -> Result<MatrixOffsets, ModelError> {
         let (name, rows) = (part.name, part.rows);
         let mut matrix = self.matrices(prefix, &[part], columns)?.remove(0);
         if has_bias && self.shard.rank == 0 {
@@ -228,14 +229,14 @@ impl Planner<'_> {
         Ok(matrix)
     }
 
-    fn tokens(&mut self, config: &ModelConfig, name: &str) -> Result<TokenPlace, ModelError> {
+    fn tokens(&mut self, config: &ModelConfig, name: &str) -> Result<TokenOffsets, ModelError> {
         let own = self.shard.part(config.vocabulary_size, 1);
         let plan = &ShardPlan::Rows(vec![own.clone()]);
         let (prefix, name) =
             name.strip_suffix(".weight").and_then(|name| name.rsplit_once('.')).unwrap_or(("", "lm_head"));
         let part = Part { name, rows: config.vocabulary_size, plan };
         let matrix = self.matrices(prefix, &[part], config.hidden_size)?.remove(0);
-        Ok(TokenPlace { matrix, first: own.start })
+        Ok(TokenOffsets { matrix, first: own.start })
     }
 
     /// Places matrices that have the same input. Neighbors with the same format become one matrix.
@@ -244,13 +245,13 @@ impl Planner<'_> {
         prefix: &str,
         parts: &[Part<'_>],
         columns: usize,
-    ) -> Result<Vec<MatrixPlace>, ModelError> {
+    ) -> Result<Vec<MatrixOffsets>, ModelError> {
         let mut found = Vec::with_capacity(parts.len());
         for part in parts {
             let name = full_name(prefix, part.name, "weight");
             found.push(self.checkpoint.tensor(&name).map(|tensor| (form(tensor.dtype), name))?);
         }
-        let mut matrices: Vec<MatrixPlace> = Vec::new();
+        let mut matrices: Vec<MatrixOffsets> = Vec::new();
         for run in runs(&found) {
             let form = found[run.start].0;
             let outputs: usize = parts[run.clone()].iter().map(|part| part.plan.rows(part.rows)).sum();
@@ -262,7 +263,7 @@ impl Planner<'_> {
                 let problem = format!("{inputs} columns are not a whole number of its blocks");
                 ModelError::tensor(found[run.start].1.as_str(), problem)
             })?;
-            let data = self.place(outputs * row_bytes);
+            let data = self.take(outputs * row_bytes);
             let mut at = data.start;
             for (part, (_, name)) in parts[run.clone()].iter().zip(&found[run]) {
                 let end = at + part.plan.rows(part.rows) * row_bytes;
@@ -271,11 +272,11 @@ impl Planner<'_> {
                     shape: vec![part.rows, columns],
                     plan: part.plan.clone(),
                     form,
-                    place: at..end,
+                    offsets: at..end,
                 });
                 at = end;
             }
-            matrices.push(MatrixPlace { weights: form.weights(), data, bias: None, outputs, inputs });
+            matrices.push(MatrixOffsets { weights: form.weights(), data, bias: None, outputs, inputs });
         }
         Ok(matrices)
     }
@@ -283,20 +284,20 @@ impl Planner<'_> {
     /// Places the biases of matrices side by side.
     fn biases(&mut self, prefix: &str, parts: &[Part<'_>]) -> Result<Range<usize>, ModelError> {
         let outputs: usize = parts.iter().map(|part| part.plan.rows(part.rows)).sum();
-        let place = self.place(outputs * ACTIVATION_BYTES);
-        let mut at = place.start;
+        let offsets = self.take(outputs * ACTIVATION_BYTES);
+        let mut at = offsets.start;
         for part in parts {
             let end = at + part.plan.rows(part.rows) * ACTIVATION_BYTES;
             self.load_vector(full_name(prefix, part.name, "bias"), part.rows, part.plan, at..end)?;
             at = end;
         }
-        Ok(place)
+        Ok(offsets)
     }
 
     fn vector(&mut self, name: &str, rows: usize, plan: &ShardPlan) -> Result<Range<usize>, ModelError> {
-        let place = self.place(plan.rows(rows) * ACTIVATION_BYTES);
-        self.load_vector(name.to_owned(), rows, plan, place.clone())?;
-        Ok(place)
+        let offsets = self.take(plan.rows(rows) * ACTIVATION_BYTES);
+        self.load_vector(name.to_owned(), rows, plan, offsets.clone())?;
+        Ok(offsets)
     }
 
     fn load_vector(
@@ -304,15 +305,15 @@ impl Planner<'_> {
         name: String,
         rows: usize,
         plan: &ShardPlan,
-        place: Range<usize>,
+        offsets: Range<usize>,
     ) -> Result<(), ModelError> {
         self.checkpoint.tensor(&name)?;
         let plan = plan.clone();
-        self.loads.push(Load { name, shape: vec![rows], plan, form: Form::Activations, place });
+        self.loads.push(Load { name, shape: vec![rows], plan, form: Form::Activations, offsets });
         Ok(())
     }
 
-    fn place(&mut self, bytes: usize) -> Range<usize> {
+    fn take(&mut self, bytes: usize) -> Range<usize> {
         let start = self.bytes.next_multiple_of(ALIGNMENT);
         self.bytes = start + bytes;
         start..self.bytes

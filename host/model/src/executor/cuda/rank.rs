@@ -10,23 +10,23 @@ use skep_kernels::KernelError;
 use skep_kernels::cuda::Activation;
 use skep_kernels::cuda::blas::Blas;
 use skep_kernels::cuda::device::{Device, DeviceBuffer, Event, Slice};
-use skep_kernels::cuda::matmul::Sums;
+use skep_kernels::cuda::matmul::OutputFormat;
 use skep_kernels::cuda::operation::{
     ACTIVATION_BYTES, AllReduce, Decode, Embedding, Pages, Prefill, Product, Products, Qkv, RmsNorm, Splits,
 };
 use skep_kernels::cuda::qkv::Pairing;
 
-use super::layout::{LayerPlaces, MatrixPlace, TokenPlace};
-use super::rooms::{RoomPlaces, Sizes};
+use super::layout::{LayerOffsets, MatrixOffsets, TokenOffsets};
 use super::step::Step;
 use super::weights::{DeviceWeights, size, table_format};
+use super::workspace::{Sizes, WorkspaceOffsets};
 use crate::batch::PAGE_TOKENS;
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
 
 /// Number of times that a rank polls for the others before it fails, per microsecond that it may wait. A poll goes
 /// through the memory of another device.
-const LOOKS_PER_US: u64 = 1;
+const POLLS_PER_US: u64 = 1;
 
 pub(super) struct Rank {
     pub(super) device: Device,
@@ -35,8 +35,8 @@ pub(super) struct Rank {
     pub(super) weights: Arc<DeviceWeights>,
     pub(super) shape: Shape,
     pub(super) sizes: Sizes,
-    pub(super) places: RoomPlaces,
-    pub(super) rooms: Arc<DeviceBuffer>,
+    pub(super) offsets: WorkspaceOffsets,
+    pub(super) workspace: Arc<DeviceBuffer>,
     pub(super) pages: Arc<DeviceBuffer>,
     /// The logits, f32 `[logit rows, vocabulary]`, on the rank that draws.
     pub(super) logits: Option<Arc<DeviceBuffer>>,
@@ -61,7 +61,7 @@ pub(super) struct Shape {
     pub(super) pairing: Pairing,
     pub(super) activation: Activation,
     /// Time that ranks wait for each other, in microseconds.
-    pub(super) patience_us: u64,
+    pub(super) rank_deadline_us: u64,
     /// Maximum number of blocks in which a rank may wait for others. Waiting blocks take the device from what the
     /// other ranks still compute.
     pub(super) meeting_blocks: u32,
@@ -73,7 +73,7 @@ impl Shape {
     pub(super) fn new(
         config: &ModelConfig,
         activation: Activation,
-        patience_us: u64,
+        rank_deadline_us: u64,
         meeting_blocks: u32,
         deterministic: bool,
     ) -> Self {
@@ -87,7 +87,7 @@ impl Shape {
                 RopePairing::Interleaved => Pairing::Interleaved,
             },
             activation,
-            patience_us,
+            rank_deadline_us,
             meeting_blocks,
             deterministic,
         }
@@ -95,61 +95,65 @@ impl Shape {
 }
 
 impl Rank {
-    fn room(&self, place: &Range<usize>, bytes: usize) -> Result<Slice<'_>, ModelError> {
-        let start = place.start;
-        let fits = bytes <= place.len();
+    fn workspace_slice(&self, range: &Range<usize>, bytes: usize) -> Result<Slice<'_>, ModelError> {
+        let start = range.start;
+        let fits = bytes <= range.len();
         let wide =
-            || KernelError::Shape { op: "step", what: "a buffer", expected: bytes, found: place.len() };
-        if fits { Ok(self.rooms.slice().part(start..start + bytes)?) } else { Err(wide().into()) }
+            || KernelError::Shape { op: "step", what: "a buffer", expected: bytes, found: range.len() };
+        if fits { Ok(self.workspace.slice().part(start..start + bytes)?) } else { Err(wide().into()) }
     }
 
     /// Returns the buffer for rows of activations.
-    fn rows(&self, place: &Range<usize>, rows: usize, width: usize) -> Result<Slice<'_>, ModelError> {
-        self.room(place, rows * width * ACTIVATION_BYTES)
+    fn rows(&self, range: &Range<usize>, rows: usize, width: usize) -> Result<Slice<'_>, ModelError> {
+        self.workspace_slice(range, rows * width * ACTIVATION_BYTES)
     }
 
     /// Returns an array of the step.
     fn array(&self, of: &Range<usize>) -> Result<Slice<'_>, ModelError> {
-        let start = self.places.inputs.start;
-        Ok(self.rooms.slice().part(start + of.start..start + of.end)?)
+        let start = self.offsets.inputs.start;
+        Ok(self.workspace.slice().part(start + of.start..start + of.end)?)
     }
 
     /// Returns the buffers that its launches use.
     pub(super) fn buffers(&self) -> impl Iterator<Item = Arc<DeviceBuffer>> {
-        let always = [&self.rooms, &self.pages, &self.weights.buffer];
+        let always = [&self.workspace, &self.pages, &self.weights.buffer];
         always.into_iter().chain(&self.logits).cloned()
     }
 
     /// Returns the failure word: 1 + the rank that this one waited for in vain, or 0.
     pub(super) fn failure(&self) -> Result<Slice<'_>, ModelError> {
-        self.room(&self.places.failure, 4)
+        self.workspace_slice(&self.offsets.failure, 4)
     }
 
     /// Resets the signals and the failure word, so that no rank counts as waiting or as arrived.
     pub(super) fn forget_meetings(&self) -> Result<(), ModelError> {
-        let signals = self.room(&self.places.signals, self.places.signals.len())?;
+        let signals = self.workspace_slice(&self.offsets.signals, self.offsets.signals.len())?;
         self.device.clear(signals)?;
         Ok(self.device.clear(self.failure()?)?)
     }
 
     /// Returns the buffers of a draw: its inputs, its workspace, the tokens, and all logits.
-    pub(super) fn draw_rooms(&self, input_bytes: usize, rows: usize) -> Result<[Slice<'_>; 4], ModelError> {
-        let (Some(draw), Some(logits)) = (&self.places.draw, &self.logits) else {
+    pub(super) fn draw_workspace(
+        &self,
+        input_bytes: usize,
+        rows: usize,
+    ) -> Result<[Slice<'_>; 4], ModelError> {
+        let (Some(draw), Some(logits)) = (&self.offsets.draw, &self.logits) else {
             return Err(ModelError::Batch { problem: "this rank has no logits".to_owned() });
         };
         let vocabulary = self.shape.vocabulary;
         Ok([
-            self.room(&draw.inputs, input_bytes)?,
-            self.room(&draw.adjusted, rows * vocabulary * 4)?,
-            self.room(&draw.tokens, rows * 4)?,
+            self.workspace_slice(&draw.inputs, input_bytes)?,
+            self.workspace_slice(&draw.adjusted, rows * vocabulary * 4)?,
+            self.workspace_slice(&draw.tokens, rows * 4)?,
             logits.slice(),
         ])
     }
 
     /// Returns the tokens that were drawn last.
     pub(super) fn drawn_tokens(&self, count: usize) -> Result<Slice<'_>, ModelError> {
-        let draw = self.places.draw.as_ref().map(|draw| &draw.tokens);
-        self.room(draw.unwrap_or(&(0..0)), count * 4)
+        let draw = self.offsets.draw.as_ref().map(|draw| &draw.tokens);
+        self.workspace_slice(draw.unwrap_or(&(0..0)), count * 4)
     }
 
     /// Returns the first tokens of a step.
@@ -159,37 +163,37 @@ impl Rank {
 
     /// Returns the destination of the step's arrays.
     pub(super) fn inputs(&self, bytes: usize) -> Result<Slice<'_>, ModelError> {
-        self.room(&self.places.inputs, bytes)
+        self.workspace_slice(&self.offsets.inputs, bytes)
     }
 
     fn hidden(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
-        self.rows(&self.places.hidden, rows, self.shape.hidden)
+        self.rows(&self.offsets.hidden, rows, self.shape.hidden)
     }
 
     fn projected(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
-        self.rows(&self.places.projected, rows, self.shape.hidden)
+        self.rows(&self.offsets.projected, rows, self.shape.hidden)
     }
 
     /// Returns the buffer for the result of this rank's part of a weight, used if the results of other ranks have to
     /// be added.
     fn partial(&self, rows: usize) -> Result<Slice<'_>, ModelError> {
-        self.rows(&self.places.partial, rows, self.shape.hidden)
+        self.rows(&self.offsets.partial, rows, self.shape.hidden)
     }
 
     /// Multiplies rows in one buffer by a matrix and writes the products to another buffer.
     fn multiply(
         &self,
-        matrix: &MatrixPlace,
+        matrix: &MatrixOffsets,
         x: Slice<'_>,
         rows: usize,
         y: Slice<'_>,
         y_stride: usize,
-        sums: Sums,
+        output_format: OutputFormat,
     ) -> Result<(), ModelError> {
-        let product = Product { x, rows: size(rows)?, y, y_stride: size(y_stride)?, sums };
+        let product = Product { x, rows: size(rows)?, y, y_stride: size(y_stride)?, output_format };
         let matrix = self.weights.matrix(matrix)?;
         let products = match self.shape.deterministic {
-            true => Products::OneOrder,
+            true => Products::FixedOrder,
             false => Products::Fastest(self.blas.as_ref()),
         };
         Ok(self.device.matmul(&matrix, &product, self.shape.activation, products)?)
@@ -203,7 +207,7 @@ impl Rank {
         rows: usize,
     ) -> Result<Slice<'_>, ModelError> {
         let Shape { hidden, epsilon, activation, .. } = self.shape;
-        let out = self.rows(&self.places.normed, rows, hidden)?;
+        let out = self.rows(&self.offsets.normed, rows, hidden)?;
         let weight = self.weights.slice(weight)?;
         let (rows, width) = (size(rows)?, size(hidden)?);
         let norm = RmsNorm { x: adds, residual, weight, out, rows, width, epsilon };
@@ -259,8 +263,9 @@ impl<'a> Peers<'a> {
             self.ranks.iter().map(slice).collect::<Result<Vec<_>, _>>()
         };
         let input = of_all(&|rank| rank.partial(rows))?;
-        let shares = of_all(&|rank| rank.room(&rank.places.shares, rank.places.shares.len()))?;
-        let signals = of_all(&|rank| rank.room(&rank.places.signals, rank.places.signals.len()))?;
+        let shares = of_all(&|rank| rank.workspace_slice(&rank.offsets.shares, rank.offsets.shares.len()))?;
+        let signals =
+            of_all(&|rank| rank.workspace_slice(&rank.offsets.signals, rank.offsets.signals.len()))?;
         let reduce = AllReduce {
             input: &input,
             shares: &shares,
@@ -268,7 +273,7 @@ impl<'a> Peers<'a> {
             out: rank.rows(to, rows, shape.hidden)?,
             failure: rank.failure()?,
             values,
-            patience: shape.patience_us.saturating_mul(LOOKS_PER_US),
+            max_polls: shape.rank_deadline_us.saturating_mul(POLLS_PER_US),
             most_blocks: shape.meeting_blocks,
             rank: self.own,
         };
@@ -277,14 +282,14 @@ impl<'a> Peers<'a> {
 
     /// Writes the vectors of the step's tokens to the hidden rows. If ranks add up their parts, writes only the
     /// vectors of its part of the vocabulary.
-    fn enter(self, table: &TokenPlace, step: &Step) -> Result<(), ModelError> {
+    fn enter(self, table: &TokenOffsets, step: &Step) -> Result<(), ModelError> {
         let rank = self.rank();
         let Shape { hidden, activation, .. } = rank.shape;
         let embedding = Embedding {
             tokens: rank.array(&step.tokens)?,
             table: rank.weights.slice(&table.matrix.data)?,
             format: table_format(table.matrix.weights, activation),
-            out: self.sum_part(step.rows, &rank.places.hidden)?,
+            out: self.sum_part(step.rows, &rank.offsets.hidden)?,
             rows: size(step.rows)?,
             width: size(hidden)?,
             first: size(table.first)?,
@@ -316,7 +321,7 @@ impl<'a> Peers<'a> {
     pub(super) fn compute(self, part: Part, step: &Step) -> Result<(), ModelError> {
         let (rank, rows) = (self.rank(), step.rows);
         let layout = &rank.weights.layout;
-        let projected = || self.sum_part(rows, &rank.places.projected);
+        let projected = || self.sum_part(rows, &rank.offsets.projected);
         let hidden = rank.shape.hidden;
         match part {
             Part::Entry => layout.entry.as_ref().map_or(Ok(()), |table| self.enter(table, step)),
@@ -325,22 +330,22 @@ impl<'a> Peers<'a> {
                 let adds = adds.then(|| rank.projected(rows)).transpose()?;
                 let normed = rank.norm(adds, rank.hidden(rows)?, &layer.attention_norm, rows)?;
                 let attended = rank.attend(index, layer, step, normed)?;
-                rank.multiply(&layer.output, attended, rows, projected()?, hidden, Sums::Activations)
+                rank.multiply(&layer.output, attended, rows, projected()?, hidden, OutputFormat::Activations)
             }
             Part::FeedForward { index } => {
                 let layer = &layout.layers[index];
                 let adds = Some(rank.projected(rows)?);
                 let normed = rank.norm(adds, rank.hidden(rows)?, &layer.mlp_norm, rows)?;
                 let gated = rank.gate(layer, rows, normed)?;
-                rank.multiply(&layer.down, gated, rows, projected()?, hidden, Sums::Activations)
+                rank.multiply(&layer.down, gated, rows, projected()?, hidden, OutputFormat::Activations)
             }
         }
     }
 
     /// Adds up the results of all ranks for a part.
     pub(super) fn add_up(self, part: Part, step: &Step) -> Result<(), ModelError> {
-        let places = &self.rank().places;
-        self.sum(step.rows, if part == Part::Entry { &places.hidden } else { &places.projected })
+        let offsets = &self.rank().offsets;
+        self.sum(step.rows, if part == Part::Entry { &offsets.hidden } else { &offsets.projected })
     }
 
     /// Computes the logits of the requested rows, or this rank's part of each, and writes them from row `first` of
@@ -356,8 +361,8 @@ impl<'a> Peers<'a> {
             None => (rank.hidden(step.rows)?, rank.projected(step.rows)?, step.rows),
             Some(wanted) => {
                 let rows = step.logit_rows;
-                let gathered = |from: Slice<'_>, place: &Range<usize>| {
-                    let out = rank.rows(place, rows, hidden)?;
+                let gathered = |from: Slice<'_>, range: &Range<usize>| {
+                    let out = rank.rows(range, rows, hidden)?;
                     let embedding = Embedding {
                         tokens: rank.array(wanted)?,
                         table: from,
@@ -371,15 +376,15 @@ impl<'a> Peers<'a> {
                     rank.device.embedding(&embedding, activation)?;
                     Ok::<_, ModelError>(out)
                 };
-                let residual = gathered(rank.hidden(step.rows)?, &rank.places.wanted[0])?;
-                (residual, gathered(rank.projected(step.rows)?, &rank.places.wanted[1])?, rows)
+                let residual = gathered(rank.hidden(step.rows)?, &rank.offsets.wanted[0])?;
+                (residual, gathered(rank.projected(step.rows)?, &rank.offsets.wanted[1])?, rows)
             }
         };
         let normed = rank.norm(Some(adds), residual, &exit.norm, rows)?;
         let begin = (first * vocabulary + exit.head.first) * 4;
         let length = ((rows - 1) * vocabulary + exit.head.matrix.outputs) * 4;
         let y = logits.part(begin..begin + length)?;
-        rank.multiply(&exit.head.matrix, normed, rows, y, vocabulary, Sums::F32)
+        rank.multiply(&exit.head.matrix, normed, rows, y, vocabulary, OutputFormat::F32)
     }
 }
 
@@ -388,18 +393,18 @@ impl Rank {
     fn attend(
         &self,
         index: usize,
-        layer: &LayerPlaces,
+        layer: &LayerOffsets,
         step: &Step,
         normed: Slice<'_>,
     ) -> Result<Slice<'_>, ModelError> {
         let Shape { head_size, epsilon, pairing, activation, .. } = self.shape;
         let rows = step.rows;
         let width = (layer.heads + 2 * layer.kv_heads) * head_size;
-        let qkv = self.rows(&self.places.qkv, rows, width)?;
+        let qkv = self.rows(&self.offsets.qkv, rows, width)?;
         let mut first = 0;
         for matrix in &layer.qkv {
             let y = qkv.part(first * ACTIVATION_BYTES..qkv.bytes())?;
-            self.multiply(matrix, normed, rows, y, width, Sums::Activations)?;
+            self.multiply(matrix, normed, rows, y, width, OutputFormat::Activations)?;
             first += matrix.outputs;
         }
         let pages = self.pages_of(index, layer)?;
@@ -420,7 +425,7 @@ impl Rank {
             epsilon,
         };
         self.device.qkv(&turned, &pages, activation)?;
-        let attended = self.rows(&self.places.attended, rows, layer.heads * head_size)?;
+        let attended = self.rows(&self.offsets.attended, rows, layer.heads * head_size)?;
         let page_tables = self.array(&step.page_tables)?;
         let (table_stride, scale) = (size(step.stride)?, 1.0 / (head_size as f32).sqrt());
         if step.decoded > 0 {
@@ -429,12 +434,12 @@ impl Rank {
             let decode = Decode {
                 q: qkv,
                 page_tables,
-                pieces: self.array(&plan.pieces)?,
-                first_place: self.array(&plan.first_place)?,
-                states: self.room(&self.places.states, self.places.states.len())?,
+                splits: self.array(&plan.splits)?,
+                first_state: self.array(&plan.first_state)?,
+                states: self.workspace_slice(&self.offsets.states, self.offsets.states.len())?,
                 out: attended,
                 rows: size(step.decoded)?,
-                piece_count: size(plan.piece_count)?,
+                split_count: size(plan.split_count)?,
                 table_stride,
                 scale,
             };
@@ -444,7 +449,7 @@ impl Rank {
             let splits = match &step.splits {
                 Some(splits) => Some(Splits {
                     keys: splits.keys,
-                    states: self.room(&self.places.states, self.places.states.len())?,
+                    states: self.workspace_slice(&self.offsets.states, self.offsets.states.len())?,
                     joins: self.array(&splits.joins)?,
                     join_count: size(splits.join_count)?,
                 }),
@@ -466,22 +471,22 @@ impl Rank {
         Ok(attended)
     }
 
-    fn gate(&self, layer: &LayerPlaces, rows: usize, normed: Slice<'_>) -> Result<Slice<'_>, ModelError> {
+    fn gate(&self, layer: &LayerOffsets, rows: usize, normed: Slice<'_>) -> Result<Slice<'_>, ModelError> {
         let width = layer.down.inputs;
-        let gate_up = self.rows(&self.places.gate_up, rows, 2 * width)?;
+        let gate_up = self.rows(&self.offsets.gate_up, rows, 2 * width)?;
         let mut first = 0;
         for matrix in &layer.gate_up {
             let y = gate_up.part(first * ACTIVATION_BYTES..gate_up.bytes())?;
-            self.multiply(matrix, normed, rows, y, 2 * width, Sums::Activations)?;
+            self.multiply(matrix, normed, rows, y, 2 * width, OutputFormat::Activations)?;
             first += matrix.outputs;
         }
-        let gated = self.rows(&self.places.gated, rows, width)?;
+        let gated = self.rows(&self.offsets.gated, rows, width)?;
         self.device.swiglu(gate_up, gated, size(rows)?, size(width)?, self.shape.activation)?;
         Ok(gated)
     }
 
-    fn pages_of(&self, index: usize, layer: &LayerPlaces) -> Result<Pages<'_>, ModelError> {
-        let [keys, values] = self.sizes.pages_of(index).map(|place| self.pages.slice().part(place));
+    fn pages_of(&self, index: usize, layer: &LayerOffsets) -> Result<Pages<'_>, ModelError> {
+        let [keys, values] = self.sizes.pages_of(index).map(|range| self.pages.slice().part(range));
         Ok(Pages {
             keys: keys?,
             values: values?,

@@ -13,12 +13,12 @@ use skep_kernels::cuda::device::{Device, Loaded};
 use skep_kernels::cuda::matmul::Weights;
 use skep_kernels::{Isa, KernelError};
 
-use super::CudaExecutor;
 use super::layout::{Layout, activation_of};
 use super::rank::{Rank, Shape};
-use super::rooms::{RoomPlaces, Sizes};
 use super::step::{Attention, Cuts};
 use super::weights::DeviceWeights;
+use super::workspace::{Sizes, WorkspaceOffsets};
+use super::{CudaExecutor, DrawBuffers, Recordings, StepInputs};
 use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
@@ -72,7 +72,7 @@ struct Begun {
     blas: Option<Blas>,
     weights: Arc<DeviceWeights>,
     sizes: Sizes,
-    places: RoomPlaces,
+    offsets: WorkspaceOffsets,
 }
 
 impl<'a> CudaModel<'a> {
@@ -137,7 +137,7 @@ impl<'a> CudaModel<'a> {
         for ranks in &stages {
             for (begun, other) in ranks.iter().flat_map(|begun| ranks.iter().map(move |other| (begun, other)))
             {
-                begun.device.reach(&other.device)?;
+                begun.device.enable_peer_access(&other.device)?;
             }
         }
         for begun in stages.iter().flatten() {
@@ -158,7 +158,7 @@ impl<'a> CudaModel<'a> {
             pages as u32,
             self.attention(),
         );
-        // Every rank has room for as many pieces as the smallest device runs at once.
+        // Every rank has room for as many splits as the smallest device runs at once.
         let multiprocessors =
             stages.iter().flatten().map(|begun| begun.device.multiprocessors()).min().unwrap_or(1);
         cuts.blocks = multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
@@ -171,29 +171,24 @@ impl<'a> CudaModel<'a> {
             finished.push(ranks.collect::<Result<Vec<_>, _>>()?);
         }
         let ranks = finished.iter().flatten().count();
-        let most_recordings =
+        let max_shapes =
             (plan.graph_bytes / ranks as u64 / 2 / RECORDING_BYTES).clamp(8, MOST_RECORDINGS) as usize;
         let leader = &finished[last][0];
-        let most_inputs = leader.places.inputs.len();
-        let draw = leader.places.draw.as_ref().map_or(0, |draw| draw.inputs.len());
-        let inputs = [leader.device.host_buffer(most_inputs)?, leader.device.host_buffer(most_inputs)?];
-        let (draw_input, drawn) = (
-            leader.device.host_buffer(draw)?,
-            leader.device.host_buffer((leader.sizes.logit_rows + ranks) * 4)?,
-        );
+        let most_inputs = leader.offsets.inputs.len();
+        let draw = leader.offsets.draw.as_ref().map_or(0, |draw| draw.inputs.len());
+        let buffers = [leader.device.host_buffer(most_inputs)?, leader.device.host_buffer(most_inputs)?];
+        let draws = DrawBuffers {
+            input: leader.device.host_buffer(draw)?,
+            output: leader.device.host_buffer((leader.sizes.logit_rows + ranks) * 4)?,
+            is_pending: false,
+        };
         let mut executor = CudaExecutor {
-            recordings: HashMap::new(),
+            recordings: Recordings { made: HashMap::new(), launched: HashSet::new(), max_shapes },
             stages: finished,
-            launched: HashSet::new(),
-            most_recordings,
             stalled: Cell::new(None),
             cuts,
-            inputs,
-            next_input: 0,
-            packed: Vec::new(),
-            draw_input,
-            draws: false,
-            drawn,
+            inputs: StepInputs { buffers, next: 0, packed: Vec::new() },
+            draws,
             logit_rows: 0,
             step: Batch::default(),
             ahead: None,
@@ -238,15 +233,21 @@ impl<'a> CudaModel<'a> {
         let sizes = Sizes::new(config, &limits, &weights.layout);
         let draws = stage + 1 == self.options.pipeline_parallel && rank == 0;
         let cuts = cuts(&device, &sizes, &weights.layout, 0, self.attention());
-        let places =
-            RoomPlaces::new(&sizes, &cuts, &weights.layout, config, self.options.tensor_parallel, draws);
+        let offsets = WorkspaceOffsets::new(
+            &sizes,
+            &cuts,
+            &weights.layout,
+            config,
+            self.options.tensor_parallel,
+            draws,
+        );
         let blas = blas(&device, &weights.layout, self.options.deterministic);
-        Ok(Begun { seat, device, blas, weights, sizes, places })
+        Ok(Begun { seat, device, blas, weights, sizes, offsets })
     }
 
     fn attention(&self) -> Attention {
         match self.options.deterministic {
-            true => Attention::in_one_order(self.checkpoint.config().context_length),
+            true => Attention::in_fixed_order(self.checkpoint.config().context_length),
             false => Attention::Split,
         }
     }
@@ -267,10 +268,10 @@ impl<'a> CudaModel<'a> {
                 seats.filter(|seat| seat.ordinal == begun.seat.ordinal).count() as u64
             };
             let users = here(replica..self.replicas);
-            let rooms = self.rooms_bytes(begun) as u64;
+            let workspace = self.workspace_bytes(begun) as u64;
             // No rank uses the reserve, so the reserve of replicas that already run is still free.
             let spare = spare(memory.total).saturating_mul(here(0..self.replicas));
-            let left = memory.free.saturating_sub(spare).saturating_sub(rooms.saturating_mul(users));
+            let left = memory.free.saturating_sub(spare).saturating_sub(workspace.saturating_mul(users));
             let pages = left / users.max(1) / begun.sizes.page_bytes().max(1) as u64;
             most = most.min(usize::try_from(pages).unwrap_or(usize::MAX));
         }
@@ -312,10 +313,10 @@ impl<'a> CudaModel<'a> {
         })
     }
 
-    fn rooms_bytes(&self, begun: &Begun) -> usize {
-        let draws = begun.places.draw.is_some();
+    fn workspace_bytes(&self, begun: &Begun) -> usize {
+        let draws = begun.offsets.draw.is_some();
         let logits = begun.sizes.logit_rows.saturating_mul(self.checkpoint.config().vocabulary_size) * 4;
-        begun.places.bytes.saturating_add(if draws { logits } else { 0 })
+        begun.offsets.bytes.saturating_add(if draws { logits } else { 0 })
     }
 
     /// Allocates the memory of a rank.
@@ -327,11 +328,11 @@ impl<'a> CudaModel<'a> {
         meeting_blocks: u32,
         plan: &mut MemoryPlan,
     ) -> Result<Rank, ModelError> {
-        let rooms_bytes = self.rooms_bytes(&begun);
-        let Begun { device, blas, weights, mut sizes, places, .. } = begun;
+        let workspace_bytes = self.workspace_bytes(&begun);
+        let Begun { device, blas, weights, mut sizes, offsets, .. } = begun;
         sizes.page_count = pages + 1;
         // Signals and the failure word must start as zeros. Everything else is written before it is read.
-        let rooms = Arc::new(device.zeroed(places.bytes)?);
+        let workspace = Arc::new(device.zeroed(offsets.bytes)?);
         let kv_bytes = sizes.page_bytes().saturating_mul(sizes.page_count);
         let kv = Arc::new(device.zeroed(kv_bytes)?);
         let config = self.checkpoint.config();
@@ -340,17 +341,17 @@ impl<'a> CudaModel<'a> {
             false => None,
         };
         plan.weight_bytes += weights.layout.bytes as u64;
-        plan.activation_bytes += rooms_bytes as u64;
+        plan.activation_bytes += workspace_bytes as u64;
         plan.kv_bytes += kv_bytes as u64;
         plan.graph_bytes += spare(device.memory()?.total);
         // Other ranks write into this rank's buffers as soon as they run.
         device.synchronize()?;
-        let patience_us = u64::try_from(self.options.rank_deadline.as_micros()).unwrap_or(u64::MAX);
+        let rank_deadline_us = u64::try_from(self.options.rank_deadline.as_micros()).unwrap_or(u64::MAX);
         Ok(Rank {
             shape: Shape::new(
                 config,
                 weights.layout.activation,
-                patience_us,
+                rank_deadline_us,
                 meeting_blocks,
                 self.options.deterministic,
             ),
@@ -363,8 +364,8 @@ impl<'a> CudaModel<'a> {
             blas,
             weights,
             sizes,
-            places,
-            rooms,
+            offsets,
+            workspace,
             pages: kv,
             logits,
         })
@@ -407,7 +408,7 @@ impl CudaExecutor {
 /// Returns whether products may use the library for dense weights, which adds up in a different order for every
 /// number of rows.
 pub(super) fn opens_blas(layout: &Layout, deterministic: bool) -> bool {
-    let dense = |layer: &super::layout::LayerPlaces| layer.down.weights == Weights::Plain;
+    let dense = |layer: &super::layout::LayerOffsets| layer.down.weights == Weights::Plain;
     !deterministic && layout.layers.iter().any(dense)
 }
 
@@ -427,14 +428,14 @@ fn blas(device: &Device, layout: &Layout, deterministic: bool) -> Option<Blas> {
 }
 
 fn cuts(device: &Device, sizes: &Sizes, layout: &Layout, spare_page: u32, attention: Attention) -> Cuts {
-    let of = |layer: &super::layout::LayerPlaces| {
+    let of = |layer: &super::layout::LayerOffsets| {
         let (heads, kv_heads) = (layer.heads as u32, layer.kv_heads as u32);
-        skep_kernels::cuda::attention_decode::blocks_of_piece(heads, kv_heads, sizes.head_size as u32)
+        skep_kernels::cuda::attention_decode::blocks_per_split(heads, kv_heads, sizes.head_size as u32)
     };
     Cuts {
         windows: sizes.windows.clone(),
         blocks: device.multiprocessors() * BLOCKS_PER_MULTIPROCESSOR,
-        blocks_of_piece: layout.layers.iter().map(of).max().unwrap_or(1),
+        blocks_per_split: layout.layers.iter().map(of).max().unwrap_or(1),
         spare_page,
         attention,
     }

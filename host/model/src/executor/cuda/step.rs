@@ -3,11 +3,11 @@
 //! Rows that are the only ones of their sequences come first; they are decoded. If attention has one order, they are
 //! tiles of one row instead, because contexts that are split according to what else a step holds are added up in a
 //! different order. Invariant: the batch has been checked. Steps with the same shape have every array at the same
-//! place, so recorded launches find it.
+//! offset, so recorded launches find it.
 
 use std::ops::Range;
 
-use skep_kernels::cuda::attention_decode::{Piece, Plan};
+use skep_kernels::cuda::attention_decode::{Plan, Split};
 use skep_kernels::cuda::attention_prefill::{Join, QueryTile, TILE_KEYS};
 
 use crate::batch::{Batch, BatchSequence, PAGE_TOKENS};
@@ -23,7 +23,7 @@ pub(super) struct Cuts {
     pub(super) windows: Vec<Option<usize>>,
     /// Number of blocks that run at once.
     pub(super) blocks: u32,
-    pub(super) blocks_of_piece: u32,
+    pub(super) blocks_per_split: u32,
     /// A page that is never read.
     pub(super) spare_page: u32,
     pub(super) attention: Attention,
@@ -32,32 +32,32 @@ pub(super) struct Cuts {
 /// The attention of rows that are the only ones of their sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attention {
-    /// Contexts are split into as many pieces as the device runs at once.
+    /// Contexts are divided into as many splits as the device runs at once.
     Split,
     /// Contexts are split as for rows of prompts: into splits of `split_keys` keys, joined from the first to the
     /// last.
-    OneOrder { split_keys: u32 },
+    FixedOrder { split_keys: u32 },
 }
 
 impl Attention {
     /// Chooses a sixteenth of the model's context for a split, which gives enough blocks for a row and few joins for
     /// a prompt. The size must not depend on what a step holds.
-    pub(super) fn in_one_order(context_length: usize) -> Self {
+    pub(super) fn in_fixed_order(context_length: usize) -> Self {
         let split = (context_length / 16).clamp(TILE_KEYS as usize, 1024).next_power_of_two();
-        Attention::OneOrder { split_keys: split as u32 }
+        Attention::FixedOrder { split_keys: split as u32 }
     }
 
     /// Returns the number of splits of a context with this many pages.
     fn splits(self, pages: usize) -> usize {
         match self {
             Attention::Split => 1,
-            Attention::OneOrder { split_keys } => (pages * PAGE_TOKENS).div_ceil(split_keys as usize),
+            Attention::FixedOrder { split_keys } => (pages * PAGE_TOKENS).div_ceil(split_keys as usize),
         }
     }
 
-    /// Returns the maximum number of places for states in a step with this many rows and sequences, and this many
+    /// Returns the maximum number of states in a step with this many rows and sequences, and this many
     /// pages per sequence.
-    pub(super) fn most_places(self, rows: usize, sequences: usize, pages: usize) -> usize {
+    pub(super) fn max_states(self, rows: usize, sequences: usize, pages: usize) -> usize {
         match self.splits(pages) {
             0 | 1 => 0,
             splits => rows.saturating_add(sequences.saturating_mul(splits)),
@@ -72,11 +72,11 @@ pub(super) struct DecodeShape {
     pub(super) stride: usize,
 }
 
-/// The places of a step's arrays, and their lengths.
+/// The offsets of a step's arrays, and their lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) rows: usize,
-    /// Number of rows, at the start, whose contexts are divided into pieces.
+    /// Number of rows, at the start, whose contexts are divided into splits.
     pub(super) decoded: usize,
     pub(super) stride: usize,
     pub(super) logit_rows: usize,
@@ -88,25 +88,25 @@ pub(super) struct Step {
     pub(super) slots: Range<usize>,
     pub(super) page_tables: Range<usize>,
     /// One plan for each window.
-    pub(super) plans: Vec<PlanPlaces>,
+    pub(super) plans: Vec<PlanOffsets>,
     pub(super) tiles: Range<usize>,
     pub(super) tile_count: usize,
-    pub(super) splits: Option<SplitPlaces>,
+    pub(super) splits: Option<SplitOffsets>,
     /// Rows whose logits are requested; `None` if those are all rows in order.
     pub(super) wanted: Option<Range<usize>>,
     pub(super) bytes: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PlanPlaces {
-    pub(super) pieces: Range<usize>,
-    pub(super) piece_count: usize,
-    pub(super) first_place: Range<usize>,
+pub(super) struct PlanOffsets {
+    pub(super) splits: Range<usize>,
+    pub(super) split_count: usize,
+    pub(super) first_state: Range<usize>,
 }
 
 /// The splits of contexts if attention has one order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SplitPlaces {
+pub(super) struct SplitOffsets {
     pub(super) keys: u32,
     pub(super) joins: Range<usize>,
     pub(super) join_count: usize,
@@ -122,19 +122,19 @@ pub(super) fn bucket(rows: usize) -> usize {
 }
 
 impl Cuts {
-    /// Returns the maximum number of pieces in a step with this many decoded rows.
-    pub(super) fn most_pieces(&self, rows: usize) -> usize {
+    /// Returns the maximum number of splits in a step with this many decoded rows.
+    pub(super) fn max_splits(&self, rows: usize) -> usize {
         if self.attention != Attention::Split {
             return 0;
         }
-        (self.blocks / self.blocks_of_piece.max(1)).max(u32::try_from(rows).unwrap_or(u32::MAX)) as usize
+        (self.blocks / self.blocks_per_split.max(1)).max(u32::try_from(rows).unwrap_or(u32::MAX)) as usize
     }
 
     /// Returns the size of the largest step in bytes.
     pub(super) fn most_bytes(&self, rows: usize, sequences: usize, pages: usize, logit_rows: usize) -> usize {
         let tables = sequences.saturating_mul(stride(pages)).saturating_mul(4);
         let plans = self.windows.len()
-            * (self.most_pieces(sequences) * size_of::<Piece>() + (sequences + 1) * 4 + 2 * ALIGNMENT);
+            * (self.max_splits(sequences) * size_of::<Split>() + (sequences + 1) * 4 + 2 * ALIGNMENT);
         // A decoded sequence has a tile for each split, and a join.
         let splits = sequences.saturating_mul(self.attention.splits(stride(pages)));
         let tiles = (rows / 64 + splits.max(sequences) + 1).saturating_mul(size_of::<QueryTile>())
@@ -145,8 +145,8 @@ impl Cuts {
     }
 
     /// Packs a step or a micro-batch of one. A micro-batch has no shape, because its logits follow those of others.
-    /// `room` is cleared first.
-    pub(super) fn pack(&self, batch: &Batch, is_whole: bool, room: &mut Vec<u8>) -> Step {
+    /// `buffer` is cleared first.
+    pub(super) fn pack(&self, batch: &Batch, is_whole: bool, buffer: &mut Vec<u8>) -> Step {
         let (decoded, others): (Vec<_>, Vec<_>) =
             batch.sequences.iter().enumerate().partition(|(_, sequence)| sequence.tokens.len() == 1);
         let all_wanted = batch.sequences.iter().all(|sequence| sequence.logit_rows() == 1);
@@ -159,7 +159,7 @@ impl Cuts {
         let ordered: Vec<_> = decoded.iter().chain(&others).copied().collect();
         let rows = batch.token_count() + padding;
 
-        let mut packing = Packing { bytes: room };
+        let mut packing = Packing { bytes: buffer };
         packing.bytes.clear();
         let spare = std::iter::repeat_n(0u32, padding);
         let tokens = ordered.iter().flat_map(|(_, sequence)| sequence.tokens.iter().copied());
@@ -188,20 +188,20 @@ impl Cuts {
         };
         let (mut tiles, joins) = self.decode_tiles(&decoded, decoded.len() + padding, stride);
         let mut row = decoded.len() as u32;
-        let first_place = tiles.len() as u32;
+        let first_state = tiles.len() as u32;
         for (index, (_, sequence)) in others.iter().enumerate() {
             let (count, start) = (sequence.tokens.len() as u32, sequence.start as u32);
             let sequence = (decoded.len() + index) as u32;
-            tiles.extend(QueryTile::cover(sequence, row, count, start, first_place + row));
+            tiles.extend(QueryTile::cover(sequence, row, count, start, first_state + row));
             row += count;
         }
         let tile_count = tiles.len();
         let tiles = packing.put(tiles.iter().flat_map(QueryTile::words).map(u32::to_le_bytes));
         let splits = match self.attention {
-            Attention::OneOrder { split_keys } => {
-                let words = joins.iter().flat_map(|join| [join.row, join.place, join.parts]);
-                let placed = packing.put(words.map(u32::to_le_bytes));
-                Some(SplitPlaces { keys: split_keys, joins: placed, join_count: joins.len() })
+            Attention::FixedOrder { split_keys } => {
+                let words = joins.iter().flat_map(|join| [join.row, join.first_state, join.parts]);
+                let range = packing.put(words.map(u32::to_le_bytes));
+                Some(SplitOffsets { keys: split_keys, joins: range, join_count: joins.len() })
             }
             Attention::Split => None,
         };
@@ -233,7 +233,7 @@ impl Cuts {
 
     /// Returns the tiles of decoded rows if attention has one order, and their joins if contexts may have several
     /// splits. Each row has as many tiles as its page table has room for, so that the arrays of a shape keep their
-    /// places. Padding rows see the first place of the spare page, where all of them write the same values.
+    /// offsets. Padding rows see the first slot of the spare page, where all of them write the same values.
     fn decode_tiles(
         &self,
         decoded: &[(usize, &BatchSequence)],
@@ -241,23 +241,23 @@ impl Cuts {
         stride: usize,
     ) -> (Vec<QueryTile>, Vec<Join>) {
         let (mut tiles, mut joins) = (Vec::new(), Vec::new());
-        let Attention::OneOrder { split_keys } = self.attention else { return (tiles, joins) };
+        let Attention::FixedOrder { split_keys } = self.attention else { return (tiles, joins) };
         let splits = self.attention.splits(stride);
         for row in 0..rows {
             let position = decoded.get(row).map_or(0, |(_, sequence)| sequence.start) as u32;
-            let (row, place) = (row as u32, tiles.len() as u32);
+            let (row, first_state) = (row as u32, tiles.len() as u32);
             if splits == 1 {
-                tiles.extend(QueryTile::cover(row, row, 1, position, place));
+                tiles.extend(QueryTile::cover(row, row, 1, position, first_state));
                 continue;
             }
-            tiles.extend(QueryTile::parts(row, row, position, split_keys, place));
-            joins.push(Join { row, place, parts: tiles.len() as u32 - place });
-            tiles.resize(place as usize + splits, QueryTile::NONE);
+            tiles.extend(QueryTile::parts(row, row, position, split_keys, first_state));
+            joins.push(Join { row, first_state, parts: tiles.len() as u32 - first_state });
+            tiles.resize(first_state as usize + splits, QueryTile::NONE);
         }
         (tiles, joins)
     }
 
-    /// Packs the plan of one window. A step with a shape always has the maximum number of pieces; the excess pieces
+    /// Packs the plan of one window. A step with a shape always has the maximum number of splits; the excess splits
     /// see no keys.
     fn put_plan(
         &self,
@@ -265,7 +265,7 @@ impl Cuts {
         decoded: &[(usize, &BatchSequence)],
         window: Option<usize>,
         shape: Option<DecodeShape>,
-    ) -> PlanPlaces {
+    ) -> PlanOffsets {
         let seen: Vec<Range<u32>> = decoded
             .iter()
             .map(|(_, sequence)| {
@@ -273,18 +273,18 @@ impl Cuts {
                 window.map_or(0, |window| end.saturating_sub(window)) as u32..end as u32
             })
             .collect();
-        let Plan { mut pieces, mut first_place } = Plan::new(&seen, self.blocks_of_piece, self.blocks);
+        let Plan { mut splits, mut first_state } = Plan::new(&seen, self.blocks_per_split, self.blocks);
         if let Some(DecodeShape { rows, .. }) = shape {
-            let end = pieces.len() as u32;
-            first_place.resize(rows + 1, end);
+            let end = splits.len() as u32;
+            first_state.resize(rows + 1, end);
             let spare =
-                (end..self.most_pieces(rows) as u32).map(|place| Piece { row: 0, first: 0, last: 0, place });
-            pieces.extend(spare);
+                (end..self.max_splits(rows) as u32).map(|state| Split { row: 0, first: 0, last: 0, state });
+            splits.extend(spare);
         }
-        let words = pieces.iter().flat_map(|piece| [piece.row, piece.first, piece.last, piece.place]);
-        let placed = packing.put(words.map(u32::to_le_bytes));
-        let first_place = packing.put(first_place.into_iter().map(u32::to_le_bytes));
-        PlanPlaces { pieces: placed, piece_count: pieces.len(), first_place }
+        let words = splits.iter().flat_map(|split| [split.row, split.first, split.last, split.state]);
+        let range = packing.put(words.map(u32::to_le_bytes));
+        let first_state = packing.put(first_state.into_iter().map(u32::to_le_bytes));
+        PlanOffsets { splits: range, split_count: splits.len(), first_state }
     }
 }
 
@@ -310,8 +310,8 @@ fn positions_of(sequence: &BatchSequence) -> Range<usize> {
     sequence.start..sequence.start + sequence.tokens.len()
 }
 
-fn slot(page: u32, place: usize) -> u64 {
-    u64::from(page) * PAGE_TOKENS as u64 + place as u64
+fn slot(page: u32, offset: usize) -> u64 {
+    u64::from(page) * PAGE_TOKENS as u64 + offset as u64
 }
 
 /// Returns the rows of the step whose logits are requested, in the order of the batch.
@@ -333,7 +333,7 @@ mod tests {
 
     fn cuts() -> Cuts {
         let attention = Attention::Split;
-        Cuts { windows: vec![None, Some(4)], blocks: 8, blocks_of_piece: 2, spare_page: 99, attention }
+        Cuts { windows: vec![None, Some(4)], blocks: 8, blocks_per_split: 2, spare_page: 99, attention }
     }
 
     fn sequence(start: usize, tokens: &[u32], logits: LogitsWanted) -> BatchSequence {
@@ -365,13 +365,13 @@ mod tests {
         assert_eq!(words(&bytes, &step.tiles)[..4], [1, 3, 15, 1]);
         assert_eq!(words(&bytes, &step.tiles)[8..12], [4, 2, 0, 2]);
         assert_eq!(words(&bytes, &step.page_tables)[..4], [10, 11, 12, 99]);
-        let windowed = words(&bytes, &step.plans[1].pieces);
+        let windowed = words(&bytes, &step.plans[1].splits);
         assert_eq!((windowed[1], windowed[2]), (37, 41));
         assert!(bytes.len() <= cuts().most_bytes(6, 3, 3, 3));
     }
 
     #[test]
-    fn steps_of_one_shape_have_their_arrays_in_the_same_places() {
+    fn steps_of_one_shape_have_their_arrays_at_the_same_offsets() {
         let step = |starts: &[usize]| {
             let sequences = starts.iter().map(|start| sequence(*start, &[5], LogitsWanted::Last)).collect();
             let mut bytes = Vec::new();
@@ -384,15 +384,15 @@ mod tests {
         assert_eq!(Step { logit_rows: 4, ..three.clone() }, four);
         // The padding row writes to a page that is never read, and sees no keys.
         assert_eq!(words(&bytes, &three.slots)[6..], [99 * 16, 0]);
-        let first_place = words(&bytes, &three.plans[0].first_place);
-        assert_eq!(first_place[3], first_place[4]);
+        let first_state = words(&bytes, &three.plans[0].first_state);
+        assert_eq!(first_state[3], first_state[4]);
         let (longer, _) = step(&[64 * 16, 1, 2, 3]);
         assert_eq!(longer.shape, Some(DecodeShape { rows: 4, stride: 128 }));
     }
 
     #[test]
-    fn with_attention_in_one_order_every_row_has_a_tile_and_shapes_keep_their_places() {
-        let cuts = Cuts { attention: Attention::OneOrder { split_keys: 512 }, ..cuts() };
+    fn with_attention_in_one_order_every_row_has_a_tile_and_shapes_keep_their_offsets() {
+        let cuts = Cuts { attention: Attention::FixedOrder { split_keys: 512 }, ..cuts() };
         let mut bytes = Vec::new();
         let sequences = vec![
             sequence(15, &[1, 2, 3], LogitsWanted::Tail(2)),
@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(words(&bytes, &step.tiles), tiles.as_flattened());
         let splits = step.splits.as_ref().unwrap();
         assert_eq!((splits.keys, words(&bytes, &splits.joins)), (512, vec![0, 0, 1]));
-        assert!(cuts.attention.most_places(6, 3, 64) >= 8);
+        assert!(cuts.attention.max_states(6, 3, 64) >= 8);
         assert!(bytes.len() <= cuts.most_bytes(6, 3, 3, 3));
         let mut decode = |starts: &[usize]| {
             let sequences = starts.iter().map(|start| sequence(*start, &[5], LogitsWanted::Last)).collect();
@@ -431,7 +431,7 @@ mod tests {
     #[test]
     fn splits_depend_only_on_the_model() {
         for (context, expected) in [(512, 64), (2048, 128), (8192, 512), (10_000, 1024), (131_072, 1024)] {
-            assert_eq!(Attention::in_one_order(context), Attention::OneOrder { split_keys: expected });
+            assert_eq!(Attention::in_fixed_order(context), Attention::FixedOrder { split_keys: expected });
         }
     }
 

@@ -13,7 +13,7 @@ use skep_kernels::cuda::matmul::Weights;
 use skep_kernels::cuda::operation::{ACTIVATION_BYTES, Matrix};
 use skep_kernels::{DType, dequantize};
 
-use super::layout::{Form, Layout, Load, MatrixPlace};
+use super::layout::{Form, Layout, Load, MatrixOffsets};
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::ModelError;
 use crate::shard::ShardPlan;
@@ -44,22 +44,22 @@ impl DeviceWeights {
         Ok(DeviceWeights { layout, buffer: Arc::new(buffer) })
     }
 
-    pub(super) fn slice(&self, place: &Range<usize>) -> Result<Slice<'_>, ModelError> {
-        Ok(self.buffer.slice().part(place.clone())?)
+    pub(super) fn slice(&self, offsets: &Range<usize>) -> Result<Slice<'_>, ModelError> {
+        Ok(self.buffer.slice().part(offsets.clone())?)
     }
 
-    pub(super) fn optional(&self, place: Option<&Range<usize>>) -> Result<Option<Slice<'_>>, ModelError> {
-        place.map(|place| self.slice(place)).transpose()
+    pub(super) fn optional(&self, offsets: Option<&Range<usize>>) -> Result<Option<Slice<'_>>, ModelError> {
+        offsets.map(|offsets| self.slice(offsets)).transpose()
     }
 
-    pub(super) fn matrix(&self, place: &MatrixPlace) -> Result<Matrix<'_>, ModelError> {
+    pub(super) fn matrix(&self, offsets: &MatrixOffsets) -> Result<Matrix<'_>, ModelError> {
         Ok(Matrix {
-            weights: place.weights,
-            data: self.slice(&place.data)?,
+            weights: offsets.weights,
+            data: self.slice(&offsets.data)?,
             scales: None,
-            bias: self.optional(place.bias.as_ref())?,
-            outputs: size(place.outputs)?,
-            inputs: size(place.inputs)?,
+            bias: self.optional(offsets.bias.as_ref())?,
+            outputs: size(offsets.outputs)?,
+            inputs: size(offsets.inputs)?,
             scale_rows: 0,
             scale_columns: 0,
         })
@@ -113,18 +113,18 @@ impl<'a> Stages<'a> {
                 values = ranges.iter().flat_map(|range| &values[range.clone()]).copied().collect();
             }
             let bytes = encoded(activation, &values);
-            return self.copy(buffer, load.place.start, &bytes);
+            return self.copy(buffer, load.offsets.start, &bytes);
         }
         let columns = load.shape[1];
         let (data, columns) = part(tensor, columns, &load.plan)?;
         if load.form == Form::Blocks(tensor.dtype) || is_activation(tensor.dtype, activation) {
-            return self.copy(buffer, load.place.start, &data);
+            return self.copy(buffer, load.offsets.start, &data);
         }
         // Converts some rows at a time, so that only these rows are in memory as floats.
         let row_bytes = tensor.dtype.row_bytes(columns).unwrap_or(data.len()).max(1);
         let rows = (STAGE_BYTES / (columns * ACTIVATION_BYTES)).max(1);
         let mut values = Vec::new();
-        let mut at = load.place.start;
+        let mut at = load.offsets.start;
         for chunk in data.chunks(rows * row_bytes) {
             values.resize(chunk.len() / row_bytes * columns, 0.0);
             dequantize(tensor.dtype, chunk, &mut values)
@@ -138,14 +138,14 @@ impl<'a> Stages<'a> {
 
     fn copy(&mut self, buffer: &DeviceBuffer, at: usize, bytes: &[u8]) -> Result<(), ModelError> {
         let mut at = at;
-        for piece in bytes.chunks(STAGE_BYTES) {
+        for part in bytes.chunks(STAGE_BYTES) {
             let (stage, free) = &mut self.stages[self.next];
             free.synchronize()?;
-            stage.bytes_mut()[..piece.len()].copy_from_slice(piece);
-            let to = buffer.slice().part(at..at + piece.len())?;
+            stage.bytes_mut()[..part.len()].copy_from_slice(part);
+            let to = buffer.slice().part(at..at + part.len())?;
             self.device.upload(stage, 0, to)?;
             free.record()?;
-            at += piece.len();
+            at += part.len();
             self.next ^= 1;
         }
         Ok(())

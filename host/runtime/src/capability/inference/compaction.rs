@@ -262,7 +262,7 @@ impl Compacting {
             priority: turn.priority,
             deadline: Some(turn.deadline),
             resume: call.tokens().to_vec(),
-            resume_taken_back: call.taken_back(),
+            resume_rolled_back: call.taken_back(),
             ..ChatOptions::default()
         };
         Ok(match generate(turn, false, &asking, engine, options).await.map_err(Error::from) {

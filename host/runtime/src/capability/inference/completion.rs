@@ -18,8 +18,8 @@ use crate::{
     journal::Identity,
 };
 use skep_engine::{
-    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, TakenBack, TokenEvent, TokenStream,
-    chat::refuse_hopeless,
+    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, TokenEvent,
+    TokenStream, chat::refuse_oversized,
 };
 use skep_model::SpecialTokens;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ pub(crate) async fn complete(
     request.priority = chat.priority;
     request.deadline = chat.deadline;
     request.resume = call.tokens().to_vec();
-    request.resume_taken_back = call.taken_back();
+    request.resume_rolled_back = call.taken_back();
     let must_complete = request.constraint.is_some();
     let begins = engine.clone();
     let begin = move |cancel: &Cancel| begin(&begins, &prompt, request, cancel);
@@ -130,7 +130,7 @@ fn begin(
     request: GenerateRequest,
     cancel: &Cancel,
 ) -> Result<TokenStream, EngineError> {
-    refuse_hopeless(engine, prompt, cancel)?;
+    refuse_oversized(engine, prompt, cancel)?;
     let mut tokens = engine.tokenizer().encode(prompt, SpecialTokens::Parse)?;
     let info = engine.info();
     if info.add_bos
@@ -148,13 +148,13 @@ async fn follow_text(
     mut stream: TokenStream,
     mut reservation: Reservation,
 ) -> Result<(String, Finished), Error> {
-    let (mut text, mut produced, mut taken_back) = (String::new(), Vec::new(), TakenBack::default());
+    let (mut text, mut produced, mut taken_back) = (String::new(), Vec::new(), RolledBack::default());
     while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());
         match event.map_err(Error::from)? {
             TokenEvent::Token(token) => {
                 produced.push(token.id);
-                taken_back = token.taken_back;
+                taken_back = token.rolled_back;
                 text.push_str(&token.text);
                 progress.note(&produced, taken_back, &token.text);
             }

@@ -157,7 +157,7 @@ impl Asked {
         chat.max_tokens = Some(reservation.max_tokens as usize);
         chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
         chat.resume = call.tokens().to_vec();
-        chat.resume_taken_back = call.taken_back();
+        chat.resume_rolled_back = call.taken_back();
         let overflow = match generate(&turn, is_quick, &before, &engine, chat.clone()).await {
             Ok(stream) => {
                 turn.journal.forget_children(call.number());

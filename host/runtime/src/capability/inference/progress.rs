@@ -6,7 +6,7 @@ use crate::capability::{
 };
 use crate::{bindings::types::Error, journal::Call};
 use skep_engine::{
-    Engine, ModelDigest, TakenBack,
+    Engine, ModelDigest, RolledBack,
     chat::{ChatEvent, ChatOutcome, ChatStream},
 };
 
@@ -35,7 +35,7 @@ impl<'a> Progress<'a> {
 
     /// Journals new tokens. `produced` holds all tokens so far, `delta` the text of the latest ones, and `taken_back` what had
     /// been taken back by the last of them.
-    pub(in crate::capability) fn note(&mut self, produced: &[u32], taken_back: TakenBack, delta: &str) {
+    pub(in crate::capability) fn note(&mut self, produced: &[u32], taken_back: RolledBack, delta: &str) {
         let known = self.shown_before.min(delta.len());
         let text = if self.visible { &delta[known..] } else { "" };
         if self.visible {
@@ -61,13 +61,13 @@ pub(in crate::capability) async fn follow(
         reservation.produced(stream.spent_tokens());
         match event.map_err(Error::from)? {
             ChatEvent::Text { delta, .. } => {
-                progress.note(stream.produced(), stream.taken_back(), &delta);
+                progress.note(stream.produced(), stream.rolled_back(), &delta);
                 if let Some(telling) = &mut telling {
                     telling.push(&delta);
                 }
             }
             ChatEvent::ToolCallArguments { .. } => {
-                progress.note(stream.produced(), stream.taken_back(), "");
+                progress.note(stream.produced(), stream.rolled_back(), "");
             }
             ChatEvent::Started { .. }
             | ChatEvent::ToolCallStarted { .. }

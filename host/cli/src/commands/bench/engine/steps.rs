@@ -130,7 +130,7 @@ impl Bench<'_> {
                 // The tokens of the following step are those that are drawn now.
                 true => {
                     let following = self.decode_step(&next, start + 1);
-                    self.loaded.executor.sample_then(&rows, &following)?
+                    self.loaded.executor.sample_and_begin(&rows, &following)?
                 }
                 false => self.loaded.executor.sample(&rows)?,
             };

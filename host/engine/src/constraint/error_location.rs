@@ -1,7 +1,7 @@
-//! The location in a schema that causes a complaint of the compiler, which does not report it.
+//! The location in a schema that causes an error of the compiler, which does not report it.
 //!
-//! A subschema that draws the same complaint on its own is the location. Subschemas that refer to more than
-//! definitions may draw a different complaint on their own; then the location is the schema around them, which
+//! A subschema that draws the same error on its own is the location. Subschemas that refer to more than
+//! definitions may draw a different error on their own; then the location is the schema around them, which
 //! is correct as well.
 
 use serde_json::{Map, Value};
@@ -11,13 +11,13 @@ use super::canonical::children;
 /// Maximum number of subschemas that are tried; a schema may have thousands.
 const MAX_TRIALS: usize = 128;
 
-/// Returns the pointer of the innermost subschema that draws `complaint`, as reported by `complain`.
-pub(super) fn place(root: &Value, complaint: &str, complain: impl Fn(Value) -> Option<String>) -> String {
+/// Returns the pointer of the innermost subschema that draws `error`, as reported by `error_of`.
+pub(super) fn find(root: &Value, error: &str, error_of: impl Fn(Value) -> Option<String>) -> String {
     let (mut schema, mut at, mut trials) = (root, String::new(), 0);
     loop {
         let inner = children(schema, &at).into_iter().find(|(_, _, child)| {
             trials += 1;
-            trials <= MAX_TRIALS && complain(alone(child, root)).is_some_and(|own| own == complaint)
+            trials <= MAX_TRIALS && error_of(alone(child, root)).is_some_and(|own| own == error)
         });
         let Some((_, path, child)) = inner else { return at };
         at = path;

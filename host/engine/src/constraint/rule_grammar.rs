@@ -15,7 +15,7 @@ use super::canonical::{children, standing_alone, target};
 use super::integers;
 use super::relaxed::RelaxedSchema;
 use super::schema_keywords::Members;
-use super::spelling::{Spelling, WHITE_SPACE, Written};
+use super::spelling::{AcceptedSpelling, Spelling, WHITE_SPACE};
 
 /// Maximum number of properties in any order. More would take too many states, so they come in the order of the
 /// schema.
@@ -35,9 +35,9 @@ const ANY_ESCAPE: &str = concat!(
 const KEY_ORDER: &str = "x-key-order";
 
 /// Returns the rules of a document as a separate grammar; `None` if none are needed or possible.
-pub(super) fn rules(part: &RelaxedSchema, written: Written) -> Option<String> {
+pub(super) fn rules(part: &RelaxedSchema, written: AcceptedSpelling) -> Option<String> {
     let schema = &part.schema;
-    let mut spine = Spine {
+    let mut rule_grammar = RuleGrammar {
         document: schema,
         unicode_escapes: part.unicode_escapes,
         pointed_integers: part.pointed_integers,
@@ -47,26 +47,26 @@ pub(super) fn rules(part: &RelaxedSchema, written: Written) -> Option<String> {
         leaves: HashMap::new(),
         references: HashMap::new(),
     };
-    if !spine.is_wanted(schema, &mut HashSet::new(), 0) {
+    if !rule_grammar.is_wanted(schema, &mut HashSet::new(), 0) {
         return None;
     }
-    spine.references.insert("#".to_string(), "start".to_string());
-    let body = spine.value(schema)?;
+    rule_grammar.references.insert("#".to_string(), "start".to_string());
+    let body = rule_grammar.value(schema)?;
     let mut grammar = String::from("%llguidance {\"ignore_once\": true}\n");
-    if written == Written::AnyWay {
+    if written == AcceptedSpelling::Any {
         writeln!(grammar, "%ignore /{WHITE_SPACE}/").ok()?;
     }
     writeln!(grammar, "start: {body}").ok()?;
-    grammar.push_str(&spine.rules);
+    grammar.push_str(&rule_grammar.rules);
     Some(grammar)
 }
 
-struct Spine<'a> {
+struct RuleGrammar<'a> {
     document: &'a Value,
     unicode_escapes: bool,
     /// Whether `1.0` is an integer.
     pointed_integers: bool,
-    written: Written,
+    written: AcceptedSpelling,
     rules: String,
     count: usize,
     /// Rules of schemas that the compiler writes, by the text of the schema.
@@ -79,7 +79,7 @@ type Entry<'a> = (&'a str, &'a Value, bool);
 
 static ANYTHING: Value = Value::Bool(true);
 
-impl<'a> Spine<'a> {
+impl<'a> RuleGrammar<'a> {
     /// Returns whether anything within the schema, reached by plain structure only, has to be written as rules.
     fn is_wanted(&self, schema: &Value, seen: &mut HashSet<String>, depth: usize) -> bool {
         let Some(members) = schema.as_object().filter(|_| depth <= MAX_DEPTH) else { return false };
@@ -308,11 +308,11 @@ impl<'a> Spine<'a> {
     }
 
     fn comma(&self) -> &'static str {
-        if self.written == Written::Only(Spelling::Spaced) { "\", \"" } else { "\",\"" }
+        if self.written == AcceptedSpelling::Single(Spelling::Spaced) { "\", \"" } else { "\",\"" }
     }
 
     fn colon(&self) -> &'static str {
-        if self.written == Written::Only(Spelling::Spaced) { "\": \"" } else { "\":\"" }
+        if self.written == AcceptedSpelling::Single(Spelling::Spaced) { "\": \"" } else { "\":\"" }
     }
 }
 

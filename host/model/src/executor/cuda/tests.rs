@@ -18,7 +18,7 @@ use crate::executor::fixture::{expected, folder, options, relative_error, sequen
 use crate::executor::{CpuExecutor, ExecutorOptions, KvDtype, Ordinals};
 use crate::sampling::{SampleRow, Sampling, ScoreRow};
 
-#[path = "cuda/deterministic_tests.rs"]
+#[path = "deterministic_tests.rs"]
 mod deterministic;
 
 /// Models whose head size the kernels support.
@@ -125,7 +125,7 @@ fn every_architecture_and_chunking_gives_the_exact_logits_up_to_rounding() {
             let error = error_in_chunks(&mut executor, name, chunk);
             assert!(error < BOUND, "{name}, chunks of {chunk}: {error}");
         }
-        assert!(!executor.recordings.is_empty(), "single tokens must be replayed");
+        assert!(!executor.recordings.made.is_empty(), "single tokens must be replayed");
         let options = ExecutorOptions { activations: None, ..cuda_options() };
         let error = error_in_chunks(&mut load(name, options, "0"), name, 23);
         assert!(error < BF16_BOUND, "{name} in bf16: {error}");
@@ -328,7 +328,7 @@ fn a_step_started_before_its_tokens_are_known_equals_the_next_step() {
             };
             let count = if step < 4 { 2 } else { 1 };
             let asked = &rows(step as u64)[..count];
-            let found = ahead.sample_then(asked, &after([0, 0], count)).unwrap();
+            let found = ahead.sample_and_begin(asked, &after([0, 0], count)).unwrap();
             assert_eq!(found, plain.sample(asked).unwrap(), "step {step}");
             assert!(ahead.ahead.is_some(), "the next step must have been started");
             let tokens = [found[0].token, found.get(1).map_or(0, |found| found.token)];
@@ -356,7 +356,7 @@ fn a_row_without_a_token_keeps_the_other_rows_after_the_next_step_has_started() 
     let good = LogitRow::Sample(SampleRow { row: 1, ..SampleRow::plain(0, &greedy) });
     let expected = executor.sample(std::slice::from_ref(&good)).unwrap();
     let none = LogitRow::Sample(SampleRow { mask: Some(&[]), ..SampleRow::plain(0, &greedy) });
-    let error = executor.sample_then(&[none, good.clone()], &decode(&[0, 0], 1)).unwrap_err();
+    let error = executor.sample_and_begin(&[none, good.clone()], &decode(&[0, 0], 1)).unwrap_err();
     assert!(error.to_string().contains("leave no token"), "{error}");
     assert_eq!(executor.sample(&[good]).unwrap(), expected);
 }
@@ -367,17 +367,17 @@ fn a_stalled_rank_fails_the_step_and_the_next_step_succeeds() {
     let mut executor = load(name, ExecutorOptions { tensor_parallel: 2, ..cuda_options() }, "0");
     let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
     let (ids, exact) = expected(name);
-    let patience = |executor: &mut CudaExecutor, us: u64| {
-        executor.stages.iter_mut().flatten().for_each(|rank| rank.shape.patience_us = us);
+    let max_polls = |executor: &mut CudaExecutor, us: u64| {
+        executor.stages.iter_mut().flatten().for_each(|rank| rank.shape.rank_deadline_us = us);
     };
-    let usual = executor.leader().shape.patience_us;
+    let usual = executor.leader().shape.rank_deadline_us;
     let batch = |tokens: usize| Batch { sequences: vec![sequence(&ids[..tokens], 0, 9, LogitsWanted::Last)] };
     // No rank waits at all, so the first to arrive is alone.
-    patience(&mut executor, 0);
+    max_polls(&mut executor, 0);
     executor.forward(&batch(20)).unwrap();
     let error = executor.sample(&[LogitRow::Sample(SampleRow::plain(0, &greedy))]).unwrap_err();
     assert!(matches!(error, ModelError::Rank { fault: RankFault::Stalled { .. }, .. }), "{error}");
-    patience(&mut executor, usual);
+    max_polls(&mut executor, usual);
     executor.forward(&batch(21)).unwrap();
     executor.sample(&[LogitRow::Sample(SampleRow::plain(0, &greedy))]).unwrap();
     let width = exact.len() / ids.len();

@@ -3,7 +3,11 @@
 //! Invariant: a token is drawn after the last token of a draft. A row that only repeats what is certain, or
 //! that cannot come true, is not worth computing.
 
+mod grammar;
+
 use crate::constraint::OutputConstraint;
+
+pub(crate) use grammar::GrammarDrafter;
 
 /// Tokens that may follow a sequence; empty if there are none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,7 +45,7 @@ pub(crate) struct Proposal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tried {
     pub source: Source,
-    pub came_true: bool,
+    pub accepted: bool,
 }
 
 impl Draft {
@@ -56,7 +60,7 @@ impl Draft {
 }
 
 /// The bounds of a proposal.
-pub(crate) struct Walk<'a> {
+pub(crate) struct DraftFilter<'a> {
     /// The state of the constraint at the end of the known tokens.
     pub constraint: Option<OutputConstraint>,
     /// Tokens that end the sequence, so that nothing after them is computed.
@@ -64,7 +68,7 @@ pub(crate) struct Walk<'a> {
     pub limit: usize,
 }
 
-impl Walk<'_> {
+impl DraftFilter<'_> {
     /// Follows the proposal as far as it can come true. If the constraint forces a token other than the
     /// proposed one, the forced token replaces it.
     pub fn admit(mut self, proposal: &Proposal) -> Draft {

@@ -140,7 +140,7 @@ fn parse(path: &Path, file: &[u8]) -> Result<GgufFile, Problem> {
     let data_start = (cursor.position() as u64).next_multiple_of(alignment);
     let tensors = directory
         .into_iter()
-        .map(|entry| entry.place(data_start, alignment, file.len() as u64))
+        .map(|entry| entry.location(data_start, alignment, file.len() as u64))
         .collect::<Result<_, Problem>>()?;
     Ok(GgufFile { path: path.to_owned(), metadata, tensors })
 }
@@ -225,7 +225,7 @@ fn read_entry(cursor: &mut Cursor<'_>, name: &str) -> Result<Entry, Problem> {
 }
 
 impl Entry {
-    fn place(self, data_start: u64, alignment: u64, file_bytes: u64) -> Result<GgufTensor, Problem> {
+    fn location(self, data_start: u64, alignment: u64, file_bytes: u64) -> Result<GgufTensor, Problem> {
         let bad = |problem: String| Problem::Model(ModelError::tensor(&self.name, problem));
         if !self.offset.is_multiple_of(alignment) {
             return Err(bad(format!(

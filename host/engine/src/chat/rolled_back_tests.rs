@@ -38,6 +38,6 @@ async fn arguments_are_checked_before_a_client_sees_them() {
         assert!(jsonschema::validator_for(&parameters).unwrap().is_valid(&found), "{found}");
         let told: Value = serde_json::from_str(&told).unwrap();
         assert_eq!(told, found, "the reported arguments are those of the outcome");
-        assert_eq!(outcome.usage.taken_back_tokens > 0, is_wrong, "{:?}", outcome.usage);
+        assert_eq!(outcome.usage.rolled_back_tokens > 0, is_wrong, "{:?}", outcome.usage);
     }
 }

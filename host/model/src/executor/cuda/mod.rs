@@ -7,10 +7,10 @@
 mod draw;
 mod layout;
 mod rank;
-mod rooms;
 mod start;
 mod step;
 mod weights;
+mod workspace;
 
 use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
@@ -24,8 +24,7 @@ use super::limits::check;
 use super::step_logits::no_row;
 use super::{Executor, ExecutorLimits, pipeline};
 use crate::batch::{Batch, BatchSequence};
-use crate::communicator::RankFault;
-use crate::error::ModelError;
+use crate::error::{ModelError, RankFault};
 use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput, draw};
 use draw::Draw;
@@ -37,25 +36,15 @@ use step::{Cuts, DecodeShape, Step};
 const MICRO_BATCH_ROWS: usize = 256;
 
 pub struct CudaExecutor {
-    /// The recordings of every shape, ordered by stage. This field is dropped before the resources that the
-    /// recordings use.
-    recordings: HashMap<DecodeShape, Vec<Vec<Recording>>>,
+    /// Dropped before the ranks, whose resources the recordings use.
+    recordings: Recordings,
+    /// The ranks of each stage, in the order of the stages.
     stages: Vec<Vec<Rank>>,
-    /// Shapes of the steps that have been launched.
-    launched: HashSet<DecodeShape>,
-    /// Maximum number of shapes that there is memory to record. Steps of other shapes are enqueued launch by launch.
-    most_recordings: usize,
     /// A rank that other ranks waited for in vain. The ranks' meeting state must be reset before the next step.
     stalled: Cell<Option<usize>>,
     cuts: Cuts,
-    /// The buffers that steps are copied from in turn. `next_input` is the next one.
-    inputs: [HostBuffer; 2],
-    next_input: usize,
-    packed: Vec<u8>,
-    draw_input: HostBuffer,
-    /// Whether a draw has been started but not waited for.
-    draws: bool,
-    drawn: HostBuffer,
+    inputs: StepInputs,
+    draws: DrawBuffers,
     logit_rows: usize,
     /// The last step.
     step: Batch,
@@ -68,16 +57,43 @@ pub struct CudaExecutor {
     plan: MemoryPlan,
 }
 
+/// The recorded steps of an executor.
+struct Recordings {
+    /// The recordings of every shape, ordered by stage and rank.
+    made: HashMap<DecodeShape, Vec<Vec<Recording>>>,
+    /// Shapes of the steps that have been launched.
+    launched: HashSet<DecodeShape>,
+    /// Maximum number of shapes to record. Steps of other shapes are enqueued launch by launch.
+    max_shapes: usize,
+}
+
+/// The host memory that steps are copied from.
+struct StepInputs {
+    /// The buffers that steps are copied from in turn.
+    buffers: [HostBuffer; 2],
+    /// Index of the buffer for the next step.
+    next: usize,
+    packed: Vec<u8>,
+}
+
+/// The host memory of draws.
+struct DrawBuffers {
+    input: HostBuffer,
+    output: HostBuffer,
+    /// Whether a draw has been started but not waited for.
+    is_pending: bool,
+}
+
 impl CudaExecutor {
     fn leader(&self) -> &Rank {
         &self.stages[self.stages.len() - 1][0]
     }
 
-    /// Enqueues a step on all ranks and returns its number of logit rows. For a micro-batch of a step, `piece` is the
+    /// Enqueues a step on all ranks and returns its number of logit rows. For a micro-batch of a step, `micro_batch` is the
     /// row at which its logits start.
-    fn put(&mut self, batch: &Batch, piece: Option<usize>) -> Result<usize, ModelError> {
-        let step = self.cuts.pack(batch, piece.is_none(), &mut self.packed);
-        let put = self.copy_inputs(&step).and_then(|()| self.compute(&step, piece.unwrap_or(0)));
+    fn put(&mut self, batch: &Batch, micro_batch: Option<usize>) -> Result<usize, ModelError> {
+        let step = self.cuts.pack(batch, micro_batch.is_none(), &mut self.inputs.packed);
+        let put = self.copy_inputs(&step).and_then(|()| self.compute(&step, micro_batch.unwrap_or(0)));
         self.all_or_none(put)
     }
 
@@ -99,7 +115,7 @@ impl CudaExecutor {
     }
 
     fn try_put_drawn(&mut self, batch: &Batch) -> Result<(), ModelError> {
-        let step = self.cuts.pack(batch, true, &mut self.packed);
+        let step = self.cuts.pack(batch, true, &mut self.inputs.packed);
         self.copy_inputs(&step)?;
         let leader = self.leader();
         leader.drawn.record()?;
@@ -114,7 +130,7 @@ impl CudaExecutor {
 
     fn compute(&mut self, step: &Step, first: usize) -> Result<usize, ModelError> {
         self.record(step);
-        let recordings = step.shape.and_then(|shape| self.recordings.get(&shape));
+        let recordings = step.shape.and_then(|shape| self.recordings.made.get(&shape));
         for stage in 0..self.stages.len() {
             let ranks = &self.stages[stage];
             for own in 0..ranks.len() {
@@ -137,14 +153,14 @@ impl CudaExecutor {
     }
 
     fn copy_inputs(&mut self, step: &Step) -> Result<(), ModelError> {
-        let input = self.next_input;
-        self.next_input ^= 1;
+        let input = self.inputs.next;
+        self.inputs.next ^= 1;
         for rank in self.stages.iter().flatten() {
             rank.copied[input].synchronize()?;
         }
-        self.inputs[input].bytes_mut()[..step.bytes].copy_from_slice(&self.packed);
+        self.inputs.buffers[input].bytes_mut()[..step.bytes].copy_from_slice(&self.inputs.packed);
         for rank in self.stages.iter().flatten() {
-            rank.device.upload(&self.inputs[input], 0, rank.inputs(step.bytes)?)?;
+            rank.device.upload(&self.inputs.buffers[input], 0, rank.inputs(step.bytes)?)?;
             rank.copied[input].record()?;
         }
         Ok(())
@@ -173,17 +189,19 @@ impl CudaExecutor {
     /// Records a step whose shape has been launched before. Everything that the shape needs has then been planned and
     /// loaded.
     fn record(&mut self, step: &Step) {
-        let Some(shape) = step.shape.filter(|shape| !self.recordings.contains_key(shape)) else { return };
-        let is_first = self.launched.insert(shape);
-        if is_first || self.recordings.len() == self.most_recordings {
+        let Some(shape) = step.shape.filter(|shape| !self.recordings.made.contains_key(shape)) else {
+            return;
+        };
+        let is_first = self.recordings.launched.insert(shape);
+        if is_first || self.recordings.made.len() == self.recordings.max_shapes {
             return;
         }
         match self.recordings_of(step) {
-            Ok(recordings) => drop(self.recordings.insert(shape, recordings)),
+            Ok(recordings) => drop(self.recordings.made.insert(shape, recordings)),
             Err(error) => {
                 // Single launches may still work; if not, their error tells why.
                 tracing::warn!(%error, "cannot record a step; no more steps will be recorded");
-                self.most_recordings = self.recordings.len();
+                self.recordings.max_shapes = self.recordings.made.len();
             }
         }
     }
@@ -234,7 +252,7 @@ impl CudaExecutor {
         let Some(missing) = words.into_iter().find(|word| *word > 0) else { return Ok(()) };
         let rank = missing as usize - 1;
         self.stalled.set(Some(rank));
-        let deadline = std::time::Duration::from_micros(self.leader().shape.patience_us);
+        let deadline = std::time::Duration::from_micros(self.leader().shape.rank_deadline_us);
         Err(ModelError::Rank { rank, fault: RankFault::Stalled { deadline } })
     }
 
@@ -255,21 +273,21 @@ impl CudaExecutor {
     /// draws all rows, starts `next` before it waits for the tokens.
     fn draw(&mut self, rows: &[LogitRow<'_>], next: Option<&Batch>) -> Result<Vec<(usize, u32)>, ModelError> {
         let vocabulary = self.limits.vocabulary_size;
-        let mut packed = std::mem::take(&mut self.packed);
+        let mut packed = std::mem::take(&mut self.inputs.packed);
         let draw = Draw::pack(rows, vocabulary, &mut packed);
         let count = draw.rows.len();
         if count > 0 {
-            if std::mem::replace(&mut self.draws, true) {
+            if std::mem::replace(&mut self.draws.is_pending, true) {
                 self.leader().device.synchronize()?;
             }
-            self.draw_input.bytes_mut()[..packed.len()].copy_from_slice(&packed);
+            self.draws.input.bytes_mut()[..packed.len()].copy_from_slice(&packed);
             let stage = self.stages.len() - 1;
             let leader = &self.stages[stage][0];
             for other in &self.stages[stage][1..] {
                 leader.device.wait(&other.done)?;
             }
-            let [inputs, adjusted, tokens, logits] = leader.draw_rooms(packed.len(), count)?;
-            leader.device.upload(&self.draw_input, 0, inputs)?;
+            let [inputs, adjusted, tokens, logits] = leader.draw_workspace(packed.len(), count)?;
+            leader.device.upload(&self.draws.input, 0, inputs)?;
             let sample = Sample {
                 logits,
                 rows: inputs.part(draw.row_bytes)?,
@@ -283,15 +301,15 @@ impl CudaExecutor {
                 vocabulary: weights::size(vocabulary)?,
             };
             leader.device.sample(&sample)?;
-            leader.device.download(tokens, &mut self.drawn, 0)?;
+            leader.device.download(tokens, &mut self.draws.output, 0)?;
             for (at, rank) in meeting(&self.stages).enumerate() {
-                leader.device.download(rank.failure()?, &mut self.drawn, (count + at) * 4)?;
+                leader.device.download(rank.failure()?, &mut self.draws.output, (count + at) * 4)?;
             }
             leader.known.record()?;
         }
-        self.packed = packed;
-        let goes_on = next.filter(|next| count > 0 && count == rows.len() && can_go_on(rows, next));
-        if let Some(next) = goes_on {
+        self.inputs.packed = packed;
+        let follows = next.filter(|next| count > 0 && count == rows.len() && can_follow(rows, next));
+        if let Some(next) = follows {
             self.put_drawn(next)?;
             // The logits of the drawn step are overwritten.
             self.logit_rows = 0;
@@ -301,8 +319,8 @@ impl CudaExecutor {
             return Ok(Vec::new());
         }
         self.leader().known.synchronize()?;
-        self.draws = false;
-        let words: Vec<u32> = self.drawn.bytes().chunks_exact(4).map(word).collect();
+        self.draws.is_pending = false;
+        let words: Vec<u32> = self.draws.output.bytes().chunks_exact(4).map(word).collect();
         let (tokens, failures) = words.split_at(count);
         self.check_meetings(failures.iter().copied().take(meeting(&self.stages).count()))?;
         Ok(draw.rows.into_iter().zip(tokens.iter().copied()).collect())
@@ -319,7 +337,7 @@ fn word(bytes: &[u8]) -> u32 {
 }
 
 /// Returns whether the rows are those of a decode step, in order, and `next` decodes the same number of sequences.
-fn can_go_on(rows: &[LogitRow<'_>], next: &Batch) -> bool {
+fn can_follow(rows: &[LogitRow<'_>], next: &Batch) -> bool {
     let in_order = rows.iter().enumerate().all(|(index, row)| row.row() == index);
     let decodes = |sequence: &BatchSequence| sequence.tokens.len() == 1 && sequence.logit_rows() == 1;
     in_order && rows.len() == next.sequences.len() && next.sequences.iter().all(decodes)
@@ -356,16 +374,16 @@ impl Executor for CudaExecutor {
         if tokens == 0 {
             return Ok(());
         }
-        let pieces = match self.stages.len() {
+        let count = match self.stages.len() {
             1 => 1,
             stages => (tokens / MICRO_BATCH_ROWS).clamp(1, stages),
         };
         let mut rows = 0;
-        if pieces == 1 {
+        if count == 1 {
             rows = self.put(batch, None)?;
         } else {
-            for piece in pipeline::split(batch, pieces) {
-                rows += self.put(&piece, Some(rows))?;
+            for part in pipeline::split(batch, count) {
+                rows += self.put(&part, Some(rows))?;
             }
         }
         self.logit_rows = rows;
@@ -400,11 +418,15 @@ impl Executor for CudaExecutor {
         self.sample_rows(rows, None)
     }
 
-    fn goes_on(&self) -> bool {
+    fn supports_lookahead(&self) -> bool {
         true
     }
 
-    fn sample_then(&mut self, rows: &[LogitRow<'_>], next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
+    fn sample_and_begin(
+        &mut self,
+        rows: &[LogitRow<'_>],
+        next: &Batch,
+    ) -> Result<Vec<RowOutput>, ModelError> {
         // An invalid step is rejected when it is requested.
         let next = Some(next).filter(|next| check(next, &self.limits).is_ok());
         let outputs = match self.sample_rows(rows, next) {
@@ -461,5 +483,4 @@ impl CudaExecutor {
 }
 
 #[cfg(test)]
-#[path = "cuda_tests.rs"]
 mod tests;

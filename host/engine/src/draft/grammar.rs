@@ -63,12 +63,12 @@ impl GrammarDrafter {
     }
 
     /// Rolls back to the first `tokens` tokens of the output.
-    pub fn take_back(&mut self, tokens: usize) {
+    pub fn rollback(&mut self, tokens: usize) {
         for form in &mut self.forms {
             form.fits = true;
             let more = form.tokens.saturating_sub(tokens);
             form.tokens -= more;
-            if !form.state.take_back(more) {
+            if !form.state.rollback(more) {
                 (form.state, form.tokens) = (form.beginning.fork(), 0);
             }
         }
@@ -143,10 +143,10 @@ mod tests {
     fn rolled_back_tokens_are_drafted_again_even_in_an_abandoned_form() {
         let mut drafter = drafter();
         assert_eq!(text(&drafter.propose(&bytes("{\"a\":1,\"b"), 40)), "c\":");
-        drafter.take_back(4);
+        drafter.rollback(4);
         assert_eq!(text(&drafter.propose(&bytes("{\"a\""), 40)), ": ");
         assert_eq!(text(&drafter.propose(&bytes("{\"a\": 3"), 40)), ", \"bc\": ");
-        drafter.take_back(0);
+        drafter.rollback(0);
         assert_eq!(text(&drafter.propose(&[], 1)), "{");
     }
 

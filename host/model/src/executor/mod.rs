@@ -55,16 +55,20 @@ pub trait Executor: Send {
     /// Draws or scores rows of the last step's logits.
     fn sample(&mut self, rows: &[LogitRow<'_>]) -> Result<Vec<RowOutput>, ModelError>;
 
-    /// Returns whether [`Executor::sample_then`] can start a predicted next step.
-    fn goes_on(&self) -> bool {
+    /// Returns whether [`Executor::sample_and_begin`] can start a predicted next step.
+    fn supports_lookahead(&self) -> bool {
         false
     }
 
     /// Draws like [`Executor::sample`], after a step that decoded one row of each sequence; `rows` draws all of these
-    /// rows in order. If [`Executor::goes_on`] returns true, the executor starts the step `next` before it waits for
+    /// rows in order. If [`Executor::supports_lookahead`] returns true, the executor starts the step `next` before it waits for
     /// the tokens, and uses the drawn tokens in place of those in `next`. If the next call of `forward` is for this
     /// step, it finds the step in progress; otherwise, the step is discarded.
-    fn sample_then(&mut self, rows: &[LogitRow<'_>], _next: &Batch) -> Result<Vec<RowOutput>, ModelError> {
+    fn sample_and_begin(
+        &mut self,
+        rows: &[LogitRow<'_>],
+        _next: &Batch,
+    ) -> Result<Vec<RowOutput>, ModelError> {
         self.sample(rows)
     }
 

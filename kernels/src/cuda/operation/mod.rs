@@ -7,12 +7,12 @@
 mod operands;
 
 use super::all_reduce::{self, AllReduceParams, MAX_RANKS, SIGNAL_BYTES, Shots};
-use super::attention_decode::{self, AttentionDecodeParams, AttentionMergeParams, Piece};
+use super::attention_decode::{self, AttentionDecodeParams, AttentionMergeParams, Split};
 use super::attention_prefill::{self, AttentionJoinParams, AttentionPrefillParams, Join, QueryTile};
 use super::blas;
 use super::device::{Device, Slice};
 use super::embedding::{self, EmbeddingParams, Table};
-use super::matmul::{self, MatmulParams, Sums, Weights};
+use super::matmul::{self, MatmulParams, OutputFormat, Weights};
 use super::qkv::{self, QkvParams};
 use super::rms_norm::{self, RmsNormParams};
 use super::sample::{self, Adjustment, Logits, SampleParams, SampleRow};
@@ -85,7 +85,7 @@ impl Device {
         products: Products<'_>,
     ) -> Result<(), KernelError> {
         const OP: &str = "matmul";
-        let Product { x, rows, y, y_stride, sums } = *of;
+        let Product { x, rows, y, y_stride, output_format } = *of;
         let Matrix { weights, data, scales, bias, outputs, inputs, scale_rows, scale_columns } = *matrix;
         if rows == 0 {
             return Ok(());
@@ -99,7 +99,7 @@ impl Device {
         if let Some(bias) = bias {
             holds(OP, "bias", bias, &[outputs as usize, ACTIVATION_BYTES])?;
         }
-        let sum_bytes = if sums == Sums::F32 { 4 } else { ACTIVATION_BYTES };
+        let sum_bytes = if output_format == OutputFormat::F32 { 4 } else { ACTIVATION_BYTES };
         let last = product(OP, "y", &[rows as usize - 1, y_stride as usize])?;
         holds(OP, "x", x, &[rows as usize, inputs as usize, ACTIVATION_BYTES])?;
         holds(OP, "y", y, &[last.saturating_add(outputs as usize), sum_bytes])?;
@@ -113,17 +113,17 @@ impl Device {
             inputs,
             outputs,
             y_stride,
-            sums,
+            output_format,
             scale_rows,
             scale_columns,
         };
         let launch = match products {
-            Products::OneOrder => gemm::launch(&params, weights, activation)?,
+            Products::FixedOrder => gemm::launch(&params, weights, activation)?,
             Products::Fastest(blas) => {
                 let dense = weights == Weights::Plain && rows > gemv::MAX_ROWS;
                 // Products that the library does not support are left to Skep's kernels, which support more.
-                let takes = || dense && blas::Layout::of(&params, activation).is_ok();
-                if let Some(blas) = blas.filter(|_| takes()) {
+                let is_supported = || dense && blas::ProductLayout::of(&params, activation).is_ok();
+                if let Some(blas) = blas.filter(|_| is_supported()) {
                     // SAFETY: the slices match the shapes.
                     match unsafe { blas.matmul(&params, activation) } {
                         Err(KernelError::NoAlgorithm { .. }) => {}
@@ -190,12 +190,12 @@ impl Device {
         let Decode {
             q,
             page_tables,
-            pieces,
-            first_place,
+            splits,
+            first_state,
             states,
             out,
             rows,
-            piece_count,
+            split_count,
             table_stride,
             scale,
         } = *of;
@@ -204,16 +204,16 @@ impl Device {
         let q_stride = (heads + 2 * kv_heads) * head_size;
         holds(OP, "q", q, &[count, q_stride as usize, ACTIVATION_BYTES])?;
         holds(OP, "page tables", page_tables, &[count, table_stride as usize, 4])?;
-        holds(OP, "pieces", pieces, &[piece_count as usize, size_of::<Piece>()])?;
-        holds(OP, "first_place", first_place, &[count + 1, 4])?;
-        holds(OP, "states", states, &[piece_count as usize, heads_wide, size + 2, 4])?;
+        holds(OP, "splits", splits, &[split_count as usize, size_of::<Split>()])?;
+        holds(OP, "first_state", first_state, &[count + 1, 4])?;
+        holds(OP, "states", states, &[split_count as usize, heads_wide, size + 2, 4])?;
         holds(OP, "out", out, &[count, heads_wide, size, ACTIVATION_BYTES])?;
         let params = AttentionDecodeParams {
             q: q.address(),
             keys: keys.address(),
             values: values.address(),
             page_tables: page_tables.address(),
-            pieces: pieces.address(),
+            splits: splits.address(),
             states: states.address(),
             q_stride,
             table_stride,
@@ -222,12 +222,12 @@ impl Device {
             kv_heads,
             scale,
         };
-        let launch = attention_decode::launch(&params, piece_count, head_size, activation)?;
+        let launch = attention_decode::launch(&params, split_count, head_size, activation)?;
         // SAFETY: the slices match the shapes; the caller guarantees the pages, the splits and the state indices.
         unsafe { self.launch(&launch, &params) }?;
         let params = AttentionMergeParams {
             states: states.address(),
-            first_place: first_place.address(),
+            first_state: first_state.address(),
             out: out.address(),
             heads,
             head_size,
@@ -305,8 +305,8 @@ impl Device {
     /// Queues this rank's part of a sum over all ranks. Every rank has to queue its part.
     pub fn all_reduce(&self, of: &AllReduce<'_>, activation: Activation) -> Result<(), KernelError> {
         const OP: &str = "all_reduce";
-        let AllReduce { input, shares, signals, out, failure, values, patience, most_blocks, rank } = *of;
-        super::supported(values.is_multiple_of(8), OP, "values", values as u32, || {
+        let AllReduce { input, shares, signals, out, failure, values, max_polls, most_blocks, rank } = *of;
+        super::require(values.is_multiple_of(8), OP, "values", values as u32, || {
             "a multiple of 8".to_owned()
         })?;
         let ranks = input.len();
@@ -333,7 +333,7 @@ impl Device {
             out: out.address(),
             failure: failure.address(),
             chunks: (values / 8) as u64,
-            patience,
+            max_polls,
             rank: rank as u32,
             ranks: ranks as u32,
         };

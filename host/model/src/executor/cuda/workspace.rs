@@ -33,9 +33,9 @@ pub(super) struct Sizes {
     pub(super) windows: Vec<Option<usize>>,
 }
 
-/// The place of each buffer.
+/// The ranges of the workspace, in bytes.
 #[derive(Clone, Debug)]
-pub(super) struct RoomPlaces {
+pub(super) struct WorkspaceOffsets {
     pub(super) inputs: Range<usize>,
     pub(super) hidden: Range<usize>,
     pub(super) normed: Range<usize>,
@@ -50,13 +50,13 @@ pub(super) struct RoomPlaces {
     pub(super) shares: Range<usize>,
     pub(super) signals: Range<usize>,
     pub(super) failure: Range<usize>,
-    pub(super) draw: Option<DrawPlaces>,
+    pub(super) draw: Option<DrawOffsets>,
     pub(super) bytes: usize,
 }
 
-/// The places of the buffers that only the drawing rank has.
+/// The ranges of the buffers that only the drawing rank has.
 #[derive(Clone, Debug)]
-pub(super) struct DrawPlaces {
+pub(super) struct DrawOffsets {
     /// Rows, adjustments and masks, in the layout in which they are copied.
     pub(super) inputs: Range<usize>,
     pub(super) adjusted: Range<usize>,
@@ -91,7 +91,7 @@ impl Sizes {
         self.kv_heads.iter().map(|heads| 2 * self.half_page_bytes(*heads)).sum()
     }
 
-    /// Returns the places of the keys and the values of a layer.
+    /// Returns the ranges of the keys and the values of a layer.
     pub(super) fn pages_of(&self, layer: usize) -> [Range<usize>; 2] {
         let before: usize = self.kv_heads[..layer].iter().map(|heads| 2 * self.half_page_bytes(*heads)).sum();
         let start = before * self.page_count;
@@ -104,7 +104,7 @@ impl Sizes {
     }
 }
 
-impl RoomPlaces {
+impl WorkspaceOffsets {
     pub(super) fn new(
         sizes: &Sizes,
         cuts: &Cuts,
@@ -114,7 +114,7 @@ impl RoomPlaces {
         draws: bool,
     ) -> Self {
         let mut end = 0usize;
-        let mut place = |bytes: usize| {
+        let mut take = |bytes: usize| {
             let start = end.next_multiple_of(ALIGNMENT);
             end = start.saturating_add(bytes);
             start..end
@@ -125,29 +125,29 @@ impl RoomPlaces {
         let of_rows = |width: usize| rows.saturating_mul(width).saturating_mul(ACTIVATION_BYTES);
         let wanted = sizes.logit_rows * hidden * ACTIVATION_BYTES;
         let shared = |bytes: usize| if ranks > 1 { bytes } else { 0 };
-        let places = cuts.attention.most_places(rows, sizes.sequences, stride(sizes.pages));
-        let states = cuts.most_pieces(sizes.sequences).max(places);
+        let ordered = cuts.attention.max_states(rows, sizes.sequences, stride(sizes.pages));
+        let states = cuts.max_splits(sizes.sequences).max(ordered);
         let inputs = cuts.most_bytes(rows, sizes.sequences, sizes.pages, sizes.logit_rows);
         let share = (rows * hidden / 8).div_ceil(ranks) * 8 * ACTIVATION_BYTES;
-        RoomPlaces {
-            inputs: place(inputs),
-            hidden: place(of_rows(hidden)),
-            normed: place(of_rows(hidden).max(wanted)),
-            projected: place(of_rows(hidden)),
-            partial: place(shared(of_rows(hidden))),
-            qkv: place(of_rows(qkv)),
-            attended: place(of_rows(attended)),
-            gate_up: place(of_rows(2 * gated)),
-            gated: place(of_rows(gated)),
-            states: place(states.saturating_mul(heads * (config.head_size + 2) * 4)),
-            wanted: [place(wanted), place(wanted)],
-            shares: place(shared(share)),
-            signals: place(shared(SIGNAL_BYTES)),
-            failure: place(4),
-            draw: draws.then(|| DrawPlaces {
-                inputs: place(draw_bytes(sizes.logit_rows, config.vocabulary_size)),
-                adjusted: place(sizes.logit_rows * config.vocabulary_size * 4),
-                tokens: place(sizes.logit_rows * 4),
+        WorkspaceOffsets {
+            inputs: take(inputs),
+            hidden: take(of_rows(hidden)),
+            normed: take(of_rows(hidden).max(wanted)),
+            projected: take(of_rows(hidden)),
+            partial: take(shared(of_rows(hidden))),
+            qkv: take(of_rows(qkv)),
+            attended: take(of_rows(attended)),
+            gate_up: take(of_rows(2 * gated)),
+            gated: take(of_rows(gated)),
+            states: take(states.saturating_mul(heads * (config.head_size + 2) * 4)),
+            wanted: [take(wanted), take(wanted)],
+            shares: take(shared(share)),
+            signals: take(shared(SIGNAL_BYTES)),
+            failure: take(4),
+            draw: draws.then(|| DrawOffsets {
+                inputs: take(draw_bytes(sizes.logit_rows, config.vocabulary_size)),
+                adjusted: take(sizes.logit_rows * config.vocabulary_size * 4),
+                tokens: take(sizes.logit_rows * 4),
             }),
             bytes: end,
         }

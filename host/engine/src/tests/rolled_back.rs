@@ -8,8 +8,8 @@ use super::fixture::{
     EOS, Generated, collect, engine, engine_with, generate, greedy, merging_engine, together,
 };
 use crate::{
-    Constraint, DraftLimits, Engine, EngineError, EngineOptions, FinishReason, GenerateRequest, Speculation,
-    TakenBack, TokenEvent,
+    Constraint, DraftLimits, Engine, EngineError, EngineOptions, FinishReason, GenerateRequest, RolledBack,
+    Speculation, TokenEvent,
 };
 
 fn request(schema: Value, seed: u64) -> GenerateRequest {
@@ -68,35 +68,35 @@ fn eager() -> Engine {
 #[tokio::test]
 async fn invalid_values_are_generated_again_until_they_are_valid() {
     let engine = engine();
-    let mut taken_back = 0;
+    let mut rolled_back = 0;
     for schema in [unique(), record()] {
         for seed in 0..20 {
             let run = generate(&engine, request(schema.clone(), seed)).await.unwrap();
             assert_valid(&schema, &run.text);
             assert!(!run.reason().cuts_off());
-            taken_back += run.finished.usage.taken_back_tokens;
+            rolled_back += run.finished.usage.rolled_back_tokens;
         }
     }
-    assert!(taken_back > 100, "{taken_back}");
-    assert_eq!(engine.stats().taken_back_tokens, u64::from(taken_back));
+    assert!(rolled_back > 100, "{rolled_back}");
+    assert_eq!(engine.stats().rolled_back_tokens, u64::from(rolled_back));
 }
 
 #[tokio::test]
 async fn a_number_completed_by_the_end_of_the_output_is_checked() {
     let engine = engine();
     let schema = json!({"type": "integer", "minimum": 1, "maximum": 99, "not": {"multipleOf": 3}});
-    let mut taken_back = 0;
+    let mut rolled_back = 0;
     for seed in 0..20 {
         let run = generate(&engine, request(schema.clone(), seed)).await.unwrap();
         assert_valid(&schema, &run.text);
-        taken_back += run.finished.usage.taken_back_tokens;
+        rolled_back += run.finished.usage.rolled_back_tokens;
     }
-    assert!(taken_back > 0);
+    assert!(rolled_back > 0);
 }
 
 /// Returns everything that a caller receives, except the times.
 fn told(run: &Generated) -> (&str, &[u32], &FinishReason, u32) {
-    (&run.text, &run.ids, run.reason(), run.finished.usage.taken_back_tokens)
+    (&run.text, &run.ids, run.reason(), run.finished.usage.rolled_back_tokens)
 }
 
 #[tokio::test]
@@ -125,15 +125,15 @@ async fn tokens_that_span_two_values_are_rolled_back_whole() {
                       "uniqueItems": true});
     let schema = json!({"type": "object", "properties": {"tags": tags, "city": tags, "days": tags},
                         "required": ["tags", "city", "days"], "additionalProperties": false});
-    let mut taken_back = 0;
+    let mut rolled_back = 0;
     for seed in 0..12 {
         let expected = generate(&engines[0], request(schema.clone(), seed)).await.unwrap();
         assert_valid(&schema, &expected.text);
         let found = generate(&engines[1], request(schema.clone(), seed)).await.unwrap();
         assert_eq!(told(&found), told(&expected));
-        taken_back += expected.finished.usage.taken_back_tokens;
+        rolled_back += expected.finished.usage.rolled_back_tokens;
     }
-    assert!(taken_back > 0);
+    assert!(rolled_back > 0);
 }
 
 #[tokio::test]
@@ -157,19 +157,19 @@ async fn output_around_an_unchecked_value_is_reported_at_once() {
     while let Some(event) = stream.next().await {
         if let TokenEvent::Token(token) = event.unwrap() {
             text += &token.text;
-            counts.push(token.taken_back);
+            counts.push(token.rolled_back);
         }
     }
     // The count grows only with the last token of the held output.
     assert!(counts.is_sorted_by_key(|count| (count.times, count.tokens)), "{counts:?}");
     assert!(counts.last().unwrap().times > 0, "{text}");
-    assert_eq!(counts[0], TakenBack::default());
+    assert_eq!(counts[0], RolledBack::default());
 }
 
 #[tokio::test]
 async fn a_resumed_generation_repeats_its_rollbacks() {
     let engine = engine();
-    let mut taken_back = 0;
+    let mut rolled_back = 0;
     for seed in 0..4 {
         let request = request(record(), seed);
         let mut stream = engine.generate(request.clone()).unwrap();
@@ -177,28 +177,28 @@ async fn a_resumed_generation_repeats_its_rollbacks() {
         let mut finished = None;
         while let Some(event) = stream.next().await {
             match event.unwrap() {
-                TokenEvent::Token(token) => told.push((token.id, token.taken_back)),
+                TokenEvent::Token(token) => told.push((token.id, token.rolled_back)),
                 TokenEvent::Finished(end) => finished = Some(end),
                 _ => {}
             }
         }
         let finished = finished.unwrap();
-        taken_back += finished.usage.taken_back_tokens;
+        rolled_back += finished.usage.rolled_back_tokens;
         for known in 0..=told.len() {
             let resumed = GenerateRequest {
                 resume: told[..known].iter().map(|(id, _)| *id).collect(),
-                resume_taken_back: known.checked_sub(1).map(|last| told[last].1).unwrap_or_default(),
+                resume_rolled_back: known.checked_sub(1).map(|last| told[last].1).unwrap_or_default(),
                 ..request.clone()
             };
             let resumed = generate(&engine, resumed).await.unwrap();
             assert_eq!(resumed.ids, finished.tokens, "after {known}");
             assert_eq!(
-                resumed.finished.usage.taken_back_tokens, finished.usage.taken_back_tokens,
+                resumed.finished.usage.rolled_back_tokens, finished.usage.rolled_back_tokens,
                 "after {known}"
             );
         }
     }
-    assert!(taken_back > 0);
+    assert!(rolled_back > 0);
 }
 
 #[tokio::test]
@@ -222,10 +222,10 @@ fn unsatisfiable() -> Value {
 async fn an_unsatisfiable_schema_is_an_error_with_place_and_reason() {
     let engine = engine();
     match generate(&engine, request(unsatisfiable(), 1)).await {
-        Err(EngineError::SchemaUnsatisfied { place, reason, taken_back }) => {
+        Err(EngineError::SchemaUnsatisfied { place, reason, rolled_back }) => {
             assert!(place.contains("/b"), "{place}");
             assert!(reason.contains("`not`"), "{reason}");
-            assert!(taken_back > 0);
+            assert!(rolled_back > 0);
         }
         other => panic!("{other:?}"),
     }
@@ -271,7 +271,7 @@ async fn a_generated_number_is_a_finite_double() {
     let numbers = json!({"type": "array", "items": number, "minItems": 2, "maxItems": 2});
     let at_least = json!({"type": "object", "properties": {"a": {"anyOf": [number, {"type": "null"}]}},
                           "required": ["a"], "additionalProperties": false});
-    let mut taken_back = 0;
+    let mut rolled_back = 0;
     for schema in [number, numbers, at_least] {
         let mut complete = 0;
         for seed in 0..20 {
@@ -281,11 +281,11 @@ async fn a_generated_number_is_a_finite_double() {
                 assert_finite(&run.text);
                 complete += 1;
             }
-            taken_back += run.finished.usage.taken_back_tokens;
+            rolled_back += run.finished.usage.rolled_back_tokens;
         }
         assert!(complete > 5, "{complete}");
     }
-    assert!(taken_back > 0, "no number was too large");
+    assert!(rolled_back > 0, "no number was too large");
 }
 
 #[tokio::test]
@@ -302,7 +302,7 @@ async fn a_finite_number_equals_the_masked_draws() {
         );
         let masked = generate(&engine, large_numbers(regex, seed)).await.unwrap();
         let number = masked.text.trim();
-        if run.finished.usage.taken_back_tokens > 0 {
+        if run.finished.usage.rolled_back_tokens > 0 {
             assert!(number.parse::<f64>().unwrap().is_infinite(), "{number} was rolled back");
         } else if !masked.reason().cuts_off() {
             finite += 1;

@@ -4,7 +4,6 @@
 //! makes a different call causes an error on all ranks. This module sees rows of numbers and does not know what
 //! they mean.
 
-mod failure;
 mod local;
 mod solo;
 #[cfg(test)]
@@ -12,7 +11,6 @@ mod tests;
 mod world;
 
 use crate::error::ModelError;
-pub use failure::RankFault;
 pub(crate) use local::{Local, buffer_bytes};
 pub(crate) use solo::Solo;
 pub(crate) use world::World;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::constraint::OutputConstraint;
 use crate::detokenise::Detokeniser;
 use crate::request::BeforeCalls;
-use crate::{Constraint, EngineError, TakenBack, Token};
+use crate::{Constraint, EngineError, RolledBack, Token};
 
 use checks::Flaw;
 pub(crate) use checks::{Checks, ChecksCache};
@@ -45,9 +45,9 @@ pub(crate) struct CheckedOutput {
     excluded: Vec<(usize, u32)>,
     /// Number of failures of each held value, by its check and its first byte.
     failures: Vec<((Check, usize), u32)>,
-    taken_back: TakenBack,
-    /// The value of `taken_back` when the last token was reported.
-    told: TakenBack,
+    rolled_back: RolledBack,
+    /// The value of `rolled_back` when the last token was reported.
+    reported: RolledBack,
     /// The tokens that the held region began with in the run that is resumed.
     expected: Vec<u32>,
 }
@@ -80,14 +80,14 @@ pub(crate) struct HeldToken {
 #[derive(Debug)]
 pub(crate) enum Verdict {
     Hold,
-    Tell(Vec<Token>),
+    Report(Vec<Token>),
     /// Rolls back the output from this position on.
-    TakeBack(usize),
+    RollBack(usize),
 }
 
 impl CheckedOutput {
-    /// Creates the state of an output. `taken_back` is what the resumed run had rolled back.
-    pub fn new(checks: Arc<Checks>, constraint: Option<&Constraint>, taken_back: TakenBack) -> Self {
+    /// Creates the state of an output. `rolled_back` is what the resumed run had rolled back.
+    pub fn new(checks: Arc<Checks>, constraint: Option<&Constraint>, rolled_back: RolledBack) -> Self {
         let (layout, opener) = match constraint {
             Some(Constraint::ToolCalls(form)) => (layout(&form.before), form.markup.open.clone()),
             _ => (Layout::Document, String::new()),
@@ -102,14 +102,14 @@ impl CheckedOutput {
             held: None,
             excluded: Vec::new(),
             failures: Vec::new(),
-            taken_back,
-            told: taken_back,
+            rolled_back,
+            reported: rolled_back,
             expected: Vec::new(),
         }
     }
 
-    pub fn taken_back(&self) -> TakenBack {
-        self.taken_back
+    pub fn rolled_back(&self) -> RolledBack {
+        self.rolled_back
     }
 
     /// Returns the position of the first token that may be rolled back, if there is one.
@@ -146,8 +146,8 @@ impl CheckedOutput {
     ) -> Result<Verdict, EngineError> {
         let Some(held) = &mut self.held else {
             let mut token = token.token;
-            token.taken_back = self.taken_back;
-            return Ok(Verdict::Tell(vec![token]));
+            token.rolled_back = self.rolled_back;
+            return Ok(Verdict::Report(vec![token]));
         };
         held.tokens.push(token);
         let mut complete = following.complete;
@@ -169,17 +169,17 @@ impl CheckedOutput {
         self.failures.clear();
         let Some(held) = self.held.take() else { return Vec::new() };
         let mut tokens: Vec<Token> = held.tokens.into_iter().map(|held| held.token).collect();
-        tokens.iter_mut().for_each(|token| token.taken_back = self.told);
-        self.told = self.taken_back;
+        tokens.iter_mut().for_each(|token| token.rolled_back = self.reported);
+        self.reported = self.rolled_back;
         if let Some(last) = tokens.last_mut() {
-            last.taken_back = self.told;
+            last.rolled_back = self.reported;
         }
         tokens
     }
 
     /// Drops the output from `position` on, which is held. Returns the state before the held tokens, the
     /// position of the first of them, and the dropped tokens.
-    pub fn take_back(&mut self, position: usize) -> Option<(&Before, usize, Vec<HeldToken>)> {
+    pub fn rollback(&mut self, position: usize) -> Option<(&Before, usize, Vec<HeldToken>)> {
         let held = self.held.as_mut()?;
         let dropped = held.tokens.split_off(position.checked_sub(held.from)?);
         self.ends.truncate(position);
@@ -202,7 +202,7 @@ impl CheckedOutput {
         for complete in complete {
             let text = &self.bytes[complete.found.start..complete.end];
             if let Some(flaw) = self.checks.flaw(complete.found.check, text) {
-                return self.retreat(&complete, flaw).map(Verdict::TakeBack);
+                return self.retreat(&complete, flaw).map(Verdict::RollBack);
             }
         }
         if self.values.is_within() {
@@ -215,7 +215,7 @@ impl CheckedOutput {
                 "the output to resume from differs from the output that is generated again".to_string();
             return Err(EngineError::Failed(message));
         }
-        Ok(Verdict::Tell(tokens))
+        Ok(Verdict::Report(tokens))
     }
 
     /// Returns the position from which the output is generated again. The token that was drawn there is
@@ -228,14 +228,14 @@ impl CheckedOutput {
         self.failures.push((value, failures));
         let back = further_back(failures);
         let position = self.position(found.start, found.start + flaw.end, back);
-        let spent = self.taken_back.times >= MAX_TIMES || self.taken_back.tokens >= MAX_TOKENS;
+        let spent = self.rolled_back.times >= MAX_TIMES || self.rolled_back.tokens >= MAX_TOKENS;
         let Some(position) = position.filter(|_| !spent) else { return Err(self.unsatisfied(found, flaw)) };
         let held = self.held.as_ref().expect("a value that is checked is held");
         let token = held.tokens[position - held.from].token.id;
         self.excluded.retain(|(at, _)| *at <= position);
         self.excluded.push((position, token));
-        self.taken_back.times += 1;
-        self.taken_back.tokens += u32::try_from(self.ends.len() - position).unwrap_or(u32::MAX);
+        self.rolled_back.times += 1;
+        self.rolled_back.tokens += u32::try_from(self.ends.len() - position).unwrap_or(u32::MAX);
         Ok(position)
     }
 
@@ -259,7 +259,7 @@ impl CheckedOutput {
             Some(tool) => format!("{inside} of the arguments of `{tool}`"),
             None => format!("{inside} of the output"),
         };
-        EngineError::SchemaUnsatisfied { place, reason: flaw.reason, taken_back: self.taken_back.tokens }
+        EngineError::SchemaUnsatisfied { place, reason: flaw.reason, rolled_back: self.rolled_back.tokens }
     }
 }
 

@@ -30,7 +30,7 @@ pub struct Checkpoint {
     path: PathBuf,
     source: Source,
     files: Vec<Mapping>,
-    tensors: BTreeMap<String, Placed>,
+    tensors: BTreeMap<String, TensorLocation>,
     config: ModelConfig,
 }
 
@@ -56,7 +56,7 @@ enum Source {
 
 /// The location of a tensor.
 #[derive(Debug)]
-struct Placed {
+struct TensorLocation {
     format: Format,
     shape: Vec<usize>,
     file: usize,
@@ -97,12 +97,12 @@ impl Checkpoint {
 
     /// Returns the tensor with this name.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
-        let (name, placed) = self
+        let (name, location) = self
             .tensors
             .get_key_value(name)
             .ok_or_else(|| ModelError::TensorMissing { name: name.to_owned(), path: self.path.clone() })?;
-        match &placed.format {
-            Format::Weights(dtype) => Ok(self.view(name, placed, *dtype)),
+        match &location.format {
+            Format::Weights(dtype) => Ok(self.view(name, location, *dtype)),
             Format::Other(format) => {
                 Err(ModelError::tensor(name, format!("has the type {format}; supported: F32, F16, BF16")))
             }
@@ -127,8 +127,8 @@ impl Checkpoint {
 
     /// Returns every tensor that can be a weight, ordered by name.
     pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
-        self.tensors.iter().filter_map(|(name, placed)| match placed.format {
-            Format::Weights(dtype) => Some(self.view(name, placed, dtype)),
+        self.tensors.iter().filter_map(|(name, location)| match location.format {
+            Format::Weights(dtype) => Some(self.view(name, location, dtype)),
             Format::Other(_) => None,
         })
     }
@@ -168,13 +168,18 @@ impl Checkpoint {
     /// Lets the operating system drop the pages of a tensor after it has been repacked. Memory then holds only the
     /// packed weights and the tensor that is being packed.
     pub fn release(&self, name: &str) {
-        if let Some(placed) = self.tensors.get(name) {
-            self.files[placed.file].release(placed.bytes.clone());
+        if let Some(location) = self.tensors.get(name) {
+            self.files[location.file].release(location.bytes.clone());
         }
     }
 
-    fn view<'a>(&'a self, name: &'a str, placed: &'a Placed, dtype: DType) -> Tensor<'a> {
-        Tensor { name, dtype, shape: &placed.shape, data: &self.files[placed.file][placed.bytes.clone()] }
+    fn view<'a>(&'a self, name: &'a str, location: &'a TensorLocation, dtype: DType) -> Tensor<'a> {
+        Tensor {
+            name,
+            dtype,
+            shape: &location.shape,
+            data: &self.files[location.file][location.bytes.clone()],
+        }
     }
 
     fn open_gguf(path: &Path) -> Result<Self, ModelError> {
@@ -185,8 +190,9 @@ impl Checkpoint {
         for tensor in file.tensors() {
             let name = hugging_face_name(&tensor.name);
             let format = Format::Weights(tensor.dtype);
-            let placed = Placed { format, shape: tensor.shape.clone(), file: 0, bytes: tensor.bytes.clone() };
-            if tensors.insert(name.clone(), placed).is_some() {
+            let location =
+                TensorLocation { format, shape: tensor.shape.clone(), file: 0, bytes: tensor.bytes.clone() };
+            if tensors.insert(name.clone(), location).is_some() {
                 return Err(ModelError::tensor(
                     name,
                     "appears twice, under its GGUF name and its Hugging Face name",

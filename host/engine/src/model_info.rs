@@ -1,0 +1,22 @@
+//! The properties of a running model that callers and request checks need, as fixed when its engine started.
+
+use skep_model::{MemoryPlan, ModelDigest};
+
+/// The properties of the model that callers need.
+#[derive(Debug, Clone)]
+pub struct ModelInfo {
+    pub name: String,
+    /// Distinguishes the model from an earlier one of the same name.
+    pub digest: ModelDigest,
+    pub context_length: usize,
+    pub vocabulary_size: usize,
+    pub eos: Vec<u32>,
+    pub bos: Option<u32>,
+    pub add_bos: bool,
+    pub replicas: usize,
+    /// The device that the model runs on, for people; several if its replicas run on different ones.
+    pub device: String,
+    /// The memory of all replicas.
+    pub memory: MemoryPlan,
+    pub created_unix_s: u64,
+}

@@ -1,0 +1,102 @@
+//! The parts of a sequence's state, each with one subject.
+//!
+//! The parts hold values and decide nothing; the sequence around them keeps them consistent.
+
+use std::time::{Duration, Instant};
+
+use crate::constraint::OutputConstraint;
+use crate::detokenise::Detokeniser;
+use crate::draft::GrammarDrafter;
+use crate::kv::SequencePages;
+use crate::rollback::CheckedOutput;
+use crate::router::LoadShare;
+use crate::service::Service;
+use crate::stream::{EventSender, SpentTokens};
+use crate::telemetry::QueueSlot;
+use crate::{Timing, TokenLogprob};
+
+/// The keys and values of a sequence that have been computed.
+#[derive(Default)]
+pub(crate) struct Computed {
+    /// Number of tokens whose keys and values are in the pages.
+    pub tokens: usize,
+    pub pages: SequencePages,
+    /// Set when tokens were rolled back: computed tokens count only up to this position.
+    pub recompute_from: Option<usize>,
+    /// Number of pages that the sequence held when they were last taken from it.
+    pub released_pages: usize,
+}
+
+/// The form that the output must have.
+pub(super) struct Form {
+    pub constraint: Constrained,
+    /// Predicts the next tokens from the form of the output.
+    pub drafter: Option<GrammarDrafter>,
+    /// Checks values that the constraint's masks cannot enforce; `None` if they enforce everything.
+    pub checked: Option<Box<CheckedOutput>>,
+}
+
+/// The constraint on the output.
+pub(super) enum Constrained {
+    No,
+    By(Box<OutputConstraint>),
+    /// The masks of the constraint are being computed elsewhere. It comes back before anything is appended.
+    Lent,
+}
+
+/// The results that the caller receives.
+pub(super) struct Delivery {
+    pub text: Detokeniser,
+    pub events: EventSender,
+    pub spent: SpentTokens,
+    /// Scores of the prompt so far, if they were requested. The first entry exists from the start.
+    pub scores: Option<Vec<Option<TokenLogprob>>>,
+}
+
+/// The counts of a sequence's tokens by kind.
+#[derive(Default)]
+pub(super) struct TokenCounts {
+    pub cached: usize,
+    pub forced: usize,
+    pub accepted: usize,
+    pub rejected: usize,
+    /// Service reported by the last call of `Sequence::take_service`.
+    pub billed: Service,
+}
+
+/// The times of a sequence's progress.
+pub(super) struct Times {
+    pub submitted: Instant,
+    pub deadline: Instant,
+    pub admitted: Option<Instant>,
+    pub first_token: Option<Instant>,
+    pub last_token: Option<Instant>,
+}
+
+/// The sequence's share of its replica, which is released as soon as it is not needed.
+pub(super) struct Reservation {
+    /// `None` once the sequence has been admitted.
+    pub slot: Option<QueueSlot>,
+    /// `None` once the sequence has ended.
+    pub load: Option<LoadShare>,
+}
+
+impl Times {
+    pub fn since_submission(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.submitted)
+    }
+
+    /// Returns the timing of a sequence that ends `now`.
+    pub fn timing(&self, now: Instant) -> Timing {
+        let since_submission_us = |at: Instant| micros(self.since_submission(at));
+        Timing {
+            queue_us: since_submission_us(self.admitted.unwrap_or(now)),
+            first_token_us: since_submission_us(self.first_token.unwrap_or(now)),
+            total_us: since_submission_us(now),
+        }
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

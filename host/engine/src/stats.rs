@@ -1,0 +1,48 @@
+//! The figures that an engine reports about its work, for one replica or for all of them together.
+
+/// Totals since the start, and the current load.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    pub running: usize,
+    pub waiting: usize,
+    pub pages_total: usize,
+    /// Pages that are free, or cached and evictable.
+    pub pages_free: usize,
+    pub pages_cached: usize,
+    pub steps: u64,
+    /// Prompt tokens of admitted requests, cached ones included.
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    /// Sampled and forced tokens.
+    pub generated_tokens: u64,
+    pub forced_tokens: u64,
+    /// Sampled tokens that had been drafted.
+    pub accepted_tokens: u64,
+    /// Drafted tokens that were not sampled.
+    pub rejected_tokens: u64,
+    /// Tokens that were produced and rolled back, because a value did not satisfy its schema.
+    pub rolled_back_tokens: u64,
+    /// Sequences that gave up their pages to older ones and were resumed later.
+    pub preemptions: u64,
+}
+
+impl EngineStats {
+    pub(crate) fn plus(self, other: EngineStats) -> EngineStats {
+        EngineStats {
+            running: self.running + other.running,
+            waiting: self.waiting + other.waiting,
+            pages_total: self.pages_total + other.pages_total,
+            pages_free: self.pages_free + other.pages_free,
+            pages_cached: self.pages_cached + other.pages_cached,
+            steps: self.steps + other.steps,
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            cached_tokens: self.cached_tokens + other.cached_tokens,
+            generated_tokens: self.generated_tokens + other.generated_tokens,
+            forced_tokens: self.forced_tokens + other.forced_tokens,
+            accepted_tokens: self.accepted_tokens + other.accepted_tokens,
+            rejected_tokens: self.rejected_tokens + other.rejected_tokens,
+            rolled_back_tokens: self.rolled_back_tokens + other.rolled_back_tokens,
+            preemptions: self.preemptions + other.preemptions,
+        }
+    }
+}
