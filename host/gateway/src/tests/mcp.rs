@@ -135,7 +135,9 @@ async fn failures_are_results_and_unknown_names_are_protocol_errors() {
         let said = &result.content[0].as_text().unwrap().text;
         assert!(said.contains(text), "{arguments}: {said}");
     }
-    for (name, why) in [("nobody", "is not deployed"), ("echo__nothing", "does not let others call its tools")] {
+    for (name, why) in
+        [("nobody", "is not deployed"), ("echo__nothing", "does not let others call its tools")]
+    {
         let error = client.call_tool(message(name, json!({}))).await.unwrap_err().to_string();
         assert!(error.contains("unknown tool") && error.contains(why), "{error}");
     }
