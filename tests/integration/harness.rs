@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use skep_cli::{
     catalog, guest_build,
     progress::Silent,
-    server::{self, DataDir, ServerOptions},
+    server,
+    server_options::{DataDir, ServerOptions},
 };
 use skep_model::ExecutorOptions;
 use std::{

@@ -2,7 +2,7 @@
 //! host's side.
 
 use crate::harness::{Host, client};
-use skep_cli::server::ServerOptions;
+use skep_cli::server_options::ServerOptions;
 use std::{
     io::Write,
     process::{Command, Stdio},

@@ -24,6 +24,7 @@ pub mod places;
 pub mod progress;
 pub mod registry;
 pub mod server;
+pub mod server_options;
 mod source_watch;
 pub mod style;
 pub mod traces;

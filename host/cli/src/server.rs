@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
 use skep_engine::{Engine, EngineOptions, ModelSet};
-use skep_gateway::{GatewayOptions, RateLimiter, RateOptions};
-use skep_model::{DeviceChoice, ExecutorOptions, LoadedModel, ModelError};
+use skep_gateway::{GatewayOptions, RateLimiter};
+use skep_model::{ExecutorOptions, LoadedModel, ModelError};
 use skep_runtime::{AgentHost, RuntimeOptions};
 use skep_store::{Durability, Store};
 use tokio::net::TcpListener;
@@ -20,42 +20,14 @@ use tokio::task::JoinHandle;
 
 use crate::agent_source::AgentSource;
 use crate::catalog;
-use crate::config::{AuthOptions, rates_of_open_host};
+use crate::config::rates_of_open_host;
 use crate::data_lock::DataLock;
 use crate::device_flag::{kernel_folders, report_fallback};
 use crate::progress::{Progress, Silent};
-
-/// Options of a host.
-#[derive(Debug, Clone)]
-pub struct ServerOptions {
-    /// Port 0 picks a free one.
-    pub listen: SocketAddr,
-    pub data: DataDir,
-    pub durability: Durability,
-    /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
-    pub model: String,
-    /// Threads for the model's computation, over all replicas; `None` is one per physical core.
-    pub threads: Option<usize>,
-    /// Engines of the same model, each with its own KV cache of `executor.kv_tokens` and its share of the threads.
-    pub replicas: NonZeroUsize,
-    pub executor: ExecutorOptions,
-    pub engine: EngineOptions,
-    pub runtime: RuntimeOptions,
-    pub gateway: GatewayOptions,
-    pub auth: AuthOptions,
-    pub rates: RateOptions,
-}
+use crate::server_options::{DataDir, ServerOptions};
 
 /// The name under which the agents that a host is started with are deployed.
 pub(crate) const DEPLOYER: &str = "operator";
-
-/// Storage for agents, sessions and conversations.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DataDir {
-    Path(PathBuf),
-    /// Lost when the host stops.
-    InMemory,
-}
 
 /// A running host.
 pub struct RunningServer {
@@ -68,25 +40,6 @@ pub struct RunningServer {
     drain: std::time::Duration,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<std::io::Result<()>>,
-}
-
-impl Default for ServerOptions {
-    fn default() -> Self {
-        Self {
-            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
-            data: DataDir::InMemory,
-            durability: Durability::default(),
-            model: catalog::DEFAULT_MODEL.to_owned(),
-            threads: None,
-            replicas: NonZeroUsize::MIN,
-            executor: ExecutorOptions { device: DeviceChoice::Auto, ..ExecutorOptions::default() },
-            engine: EngineOptions::default(),
-            runtime: RuntimeOptions::default(),
-            gateway: GatewayOptions::default(),
-            auth: AuthOptions::default(),
-            rates: RateOptions::default(),
-        }
-    }
 }
 
 /// Starts a host, without printing progress.

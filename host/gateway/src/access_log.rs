@@ -3,7 +3,7 @@
 //! A line has the route instead of the path, and no header, query or body, so it contains nothing that a client keeps
 //! secret. Health checks and metrics requests are logged at the level `debug`, because they are frequent.
 
-use crate::{access::Requester, spent::Spent};
+use crate::{caller::Requester, spent::Spent};
 use axum::http::{Method, StatusCode};
 use std::{net::IpAddr, time::Instant};
 

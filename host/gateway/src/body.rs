@@ -1,6 +1,6 @@
-//! Reads request bodies. Errors in JSON name the field and have the shape of all other errors.
+//! Reads request bodies, and runs the work on them where it does not block other requests. Errors in JSON name the field and have the shape of all other errors.
 
-use crate::{ApiError, Gateway, access::Caller, openai::fields::Fields, routes::apart};
+use crate::{ApiError, Gateway, caller::Caller, openai::fields::Fields};
 use axum::{
     body::Bytes,
     extract::{FromRequest, Request},
@@ -8,10 +8,13 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 use skep_engine::Cancel;
+use skep_runtime::QUICK_BYTES;
 use std::time::Duration;
 
 /// Timeout of receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The size given to [`run_on_compute`] for work that takes long whatever its size.
+pub(crate) const LONG: usize = usize::MAX;
 /// Maximum number of values in a body whose fields are taken one by one: each value takes dozens of bytes of memory.
 const MAX_VALUES: usize = 1 << 20;
 
@@ -24,7 +27,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Gateway> for JsonBody<T> 
     async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, ApiError> {
         let tenant = tenant(&request);
         let bytes = read(request, gateway).await?;
-        apart(gateway, &tenant, bytes.len(), move |_| parse(&bytes).map(JsonBody)).await
+        run_on_compute(gateway, &tenant, bytes.len(), move |_| parse(&bytes).map(JsonBody)).await
     }
 }
 
@@ -44,8 +47,19 @@ impl<T: FromFields> FromRequest<Gateway> for FieldsBody<T> {
         let bytes = read(request, gateway).await?;
         let size = bytes.len();
         let take = move |_: &Cancel| parse_fields(&bytes).and_then(T::read).map(FieldsBody);
-        apart(gateway, &tenant, size, take).await
+        run_on_compute(gateway, &tenant, size, take).await
     }
+}
+
+/// Runs work on about `bytes` bytes for a tenant. Work that may take long runs where it does not block other
+/// requests, and is cancelled if the client disconnects.
+pub(crate) async fn run_on_compute<T: Send + 'static>(
+    gateway: &Gateway,
+    tenant: &str,
+    bytes: usize,
+    work: impl FnOnce(&Cancel) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    gateway.host.compute().run_unless(bytes <= QUICK_BYTES, tenant, work).await
 }
 
 /// Returns the tenant whose compute slots the body of a request is read in.

@@ -1,7 +1,7 @@
 //! Reads the request headers that name a session for KV cache affinity and that choose the form of the response, and
 //! writes the header with schema warnings.
 
-use crate::{ApiError, access::Caller};
+use crate::{ApiError, caller::Caller};
 use axum::{http::HeaderMap, http::HeaderValue, response::Response};
 use skep_engine::Affinity;
 

@@ -9,6 +9,7 @@
 mod access;
 mod access_log;
 mod body;
+mod caller;
 mod client_address;
 mod error;
 mod headers;

@@ -6,6 +6,7 @@ use crate::{
     Gateway,
     access::requester,
     access_log::AccessLine,
+    caller::RequestId,
     client_address::ClientAddress,
     metrics::{ANSWER_TIME, REQUESTS},
 };
@@ -33,10 +34,6 @@ const MAX_ID_BYTES: usize = 128;
 /// supplies this function, because the form of a trace context is not defined here.
 #[derive(Clone)]
 pub struct RemoteParent(Arc<Adopt>);
-
-/// The id of a request, stored in its extensions.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestId(pub(crate) String);
 
 type Adopt = dyn Fn(&HeaderMap, &Span) + Send + Sync;
 

@@ -4,8 +4,8 @@ use crate::{
     AddressPolicy, Origin, OutboundError, Policy, Request, Resolve, Response, SystemResolver,
     bounded_body::{self, innermost},
     connections::Connections,
+    policy::Carried,
     redirect,
-    secret::Carried,
 };
 use std::{
     fmt,

@@ -1,20 +1,18 @@
 //! The reasons why a request was not sent or got no usable response. A refusal names the line that would allow
 //! it.
 
-use crate::Origin;
+use crate::{Origin, origin::OriginError};
 use std::net::IpAddr;
 
 /// The reason why a request has no response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutboundError {
-    #[error("the URL {url:?} cannot be requested: {problem}")]
-    Url { url: String, problem: String },
+    #[error(transparent)]
+    Origin(#[from] OriginError),
     #[error("the method {method:?} is not supported; use GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS")]
     Method { method: String },
     #[error("the header {name:?} cannot be sent: {problem}")]
     Header { name: String, problem: String },
-    #[error("{pattern:?} is not a valid origin: {problem}; use a form such as \"https://api.example.com\"")]
-    Pattern { pattern: String, problem: String },
     #[error(
         "{range:?} is not a valid address range; use a form such as \"10.1.0.0/16\", \"10.1.2.3\" or \
          \"10.1.2.3:8080\""
@@ -61,10 +59,10 @@ impl OutboundError {
     /// Returns the stable, machine-readable code of this error.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Url { .. } => "invalid_url",
+            Self::Origin(OriginError::Url { .. }) => "invalid_url",
+            Self::Origin(OriginError::Pattern { .. }) => "invalid_origin",
             Self::Method { .. } => "invalid_method",
             Self::Header { .. } => "invalid_header",
-            Self::Pattern { .. } => "invalid_origin",
             Self::Range { .. } => "invalid_range",
             Self::NotGranted { .. } => "not_granted",
             Self::SecretNotGranted { .. } => "secret_not_granted",

@@ -4,7 +4,6 @@
 //! normalizes them, so capitals, percent-encoding, Unicode names and numeric forms of IPv4 addresses cannot
 //! bypass a list.
 
-use crate::OutboundError;
 use reqwest::Url;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -58,12 +57,21 @@ enum Pattern {
 #[serde(try_from = "Vec<OriginPattern>", into = "Vec<OriginPattern>")]
 pub struct Origins(Vec<OriginPattern>);
 
+/// The reason why a URL has no usable origin, or an entry of a list is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OriginError {
+    #[error("the URL {url:?} cannot be requested: {problem}")]
+    Url { url: String, problem: String },
+    #[error("{pattern:?} is not a valid origin: {problem}; use a form such as \"https://api.example.com\"")]
+    Pattern { pattern: String, problem: String },
+}
+
 impl Origin {
     /// Returns the origin of a URL. Fails if the URL has no host or contains credentials.
-    pub fn of(url: &Url) -> Result<Self, OutboundError> {
+    pub fn of(url: &Url) -> Result<Self, OriginError> {
         // A refused URL may contain a password, which must not appear in the error.
         let refused =
-            |problem: &str| OutboundError::Url { url: without_credentials(url), problem: problem.to_owned() };
+            |problem: &str| OriginError::Url { url: without_credentials(url), problem: problem.to_owned() };
         let scheme = match url.scheme() {
             "http" => Scheme::Http,
             "https" => Scheme::Https,
@@ -132,11 +140,11 @@ impl Pattern {
 }
 
 impl FromStr for OriginPattern {
-    type Err = OutboundError;
+    type Err = OriginError;
 
-    fn from_str(text: &str) -> Result<Self, OutboundError> {
+    fn from_str(text: &str) -> Result<Self, OriginError> {
         let refused =
-            |problem: &str| OutboundError::Pattern { pattern: text.to_owned(), problem: problem.to_owned() };
+            |problem: &str| OriginError::Pattern { pattern: text.to_owned(), problem: problem.to_owned() };
         if text.len() > MAX_PATTERN_BYTES {
             return Err(refused("it is too long"));
         }
@@ -152,7 +160,7 @@ impl FromStr for OriginPattern {
         };
         let url = Url::parse(&format!("{scheme}://{rest}")).map_err(|error| refused(&error.to_string()))?;
         let origin = Origin::of(&url).map_err(|error| match error {
-            OutboundError::Url { problem, .. } => refused(&problem),
+            OriginError::Url { problem, .. } => refused(&problem),
             other => other,
         })?;
         if url.path() != "/" || rest.ends_with('/') || url.query().is_some() || url.fragment().is_some() {
@@ -227,9 +235,9 @@ pub(crate) fn without_credentials(url: &Url) -> String {
 }
 
 impl TryFrom<String> for OriginPattern {
-    type Error = OutboundError;
+    type Error = OriginError;
 
-    fn try_from(text: String) -> Result<Self, OutboundError> {
+    fn try_from(text: String) -> Result<Self, OriginError> {
         text.parse()
     }
 }
@@ -241,11 +249,11 @@ impl From<OriginPattern> for String {
 }
 
 impl TryFrom<Vec<OriginPattern>> for Origins {
-    type Error = OutboundError;
+    type Error = OriginError;
 
-    fn try_from(patterns: Vec<OriginPattern>) -> Result<Self, OutboundError> {
+    fn try_from(patterns: Vec<OriginPattern>) -> Result<Self, OriginError> {
         match patterns.get(MAX_PATTERNS) {
-            Some(first_over) => Err(OutboundError::Pattern {
+            Some(first_over) => Err(OriginError::Pattern {
                 pattern: first_over.to_string(),
                 problem: format!("a list has at most {MAX_PATTERNS} entries"),
             }),

@@ -1,6 +1,6 @@
 //! Requests, whose parts are validated as they are set, and responses.
 
-use crate::{Origin, OutboundError};
+use crate::{Origin, OutboundError, origin::OriginError};
 use reqwest::{
     Method, Url,
     header::{HeaderMap, HeaderName, HeaderValue},
@@ -51,7 +51,8 @@ impl Request {
     pub fn new(method: &str, url: &str) -> Result<Self, OutboundError> {
         let known = METHODS.iter().find(|known| known.as_str() == method);
         let method = known.ok_or_else(|| OutboundError::Method { method: shortened(method) })?.clone();
-        let invalid = |problem: String| OutboundError::Url { url: shortened(url), problem };
+        let invalid =
+            |problem: String| OutboundError::from(OriginError::Url { url: shortened(url), problem });
         if url.len() > MAX_URL_BYTES {
             return Err(invalid(format!("it has {} bytes; {MAX_URL_BYTES} are allowed", url.len())));
         }

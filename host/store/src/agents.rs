@@ -5,8 +5,9 @@
 
 use crate::{
     NewSchedule, Store, StoreError,
-    pieces::{Bind, PIECE, Piece, Progress, remove_content, remove_turns},
+    pieces::{Bind, Piece, Progress, remove_content, remove_turns},
     rows, schedules,
+    sqlite::PIECE,
 };
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 

@@ -5,11 +5,12 @@
 //! copy contains what was committed when it started.
 
 use crate::{
-    ConversationRow, SessionRow, SessionSnapshot, Store, StoreError, erasure,
-    erasure::{Begun, Deliveries},
+    ConversationRow, SessionRow, SessionSnapshot, Store, StoreError,
+    erasure::{self, Begun, Deliveries},
+    error::is_foreign_key,
     pieces::Piece,
     session_reads::conversation_row,
-    sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, is_foreign_key, put_conversations},
+    sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, put_conversations},
 };
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, Transaction, query, query_scalar};
 use std::{collections::VecDeque, time::Duration};

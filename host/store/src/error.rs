@@ -122,6 +122,11 @@ pub(crate) fn plain_code(error: &sqlx::Error) -> Option<u32> {
     Some(code & 0xff)
 }
 
+/// Returns whether a statement failed because it refers to a row that does not exist.
+pub(crate) fn is_foreign_key(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.is_foreign_key_violation())
+}
+
 fn is_damage(error: &sqlx::Error) -> bool {
     matches!(plain_code(error), Some(SQLITE_CORRUPT | SQLITE_NOTADB))
 }

@@ -3,7 +3,7 @@
 //! Records are appended while the turn runs and never change. Records that a caller was shown outlive the
 //! turn for a while; the others are removed when it finishes.
 
-use crate::{Store, StoreError, TurnKey};
+use crate::{Store, StoreError, TurnKey, error::is_foreign_key};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query};
 
 /// Maximum size of a record in bytes. An append with a larger record is refused before anything is written.
@@ -70,12 +70,10 @@ async fn append(
                 .push_bind(record.shown)
                 .push_bind(&record.body);
         });
-        insert.build().execute(&mut *connection).await.map_err(
-            |error| match crate::sessions::is_foreign_key(&error) {
-                true => StoreError::TurnNotOpen { key: turn.0 },
-                false => StoreError::while_it("appended to the journal of a turn")(error),
-            },
-        )?;
+        insert.build().execute(&mut *connection).await.map_err(|error| match is_foreign_key(&error) {
+            true => StoreError::TurnNotOpen { key: turn.0 },
+            false => StoreError::while_it("appended to the journal of a turn")(error),
+        })?;
     }
     Ok(())
 }

@@ -29,6 +29,7 @@ mod events;
 mod fault_tests;
 mod faults;
 mod journal;
+mod keys;
 mod logs;
 mod pieces;
 #[cfg(test)]
@@ -72,17 +73,19 @@ pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 #[cfg(any(test, feature = "faults"))]
 pub use faults::{Fault, Faults, Moment};
 pub use journal::{MAX_RECORD_BYTES, Record};
+pub use keys::{SessionFolder, TurnKey};
 pub use logs::{LogEntry, LogFilter, LogRow};
 pub use restored::{Held, HeldTurn, Release};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;
 pub use sessions::{
-    ConversationOutline, ConversationRow, ModelUse, Occasion, Outcome, SessionFolder, SessionOutline,
-    SessionRow, SessionSnapshot, StateChange, TurnCommit,
+    ConversationOutline, ConversationRow, ModelUse, Occasion, Outcome, SessionOutline, SessionRow,
+    SessionSnapshot, StateChange, TurnCommit,
 };
 pub use snapshot::{Snapshot, known_schema, snapshot};
 pub use sqlite::{Durability, Store};
-pub use standing::{COMMIT_TIME, DiskUse, OpenWork, table_rows};
+pub use standing::{DiskUse, OpenWork, table_rows};
 pub use token_use::TokenUse;
-pub use turns::{Acceptance, NewTurn, OpenTurn, TURNS_KEPT, TurnFailure, TurnKey, TurnRow, TurnState};
+pub use turns::{Acceptance, NewTurn, OpenTurn, TURNS_KEPT, TurnFailure, TurnRow, TurnState};
 pub use webhooks::{WebhookQueue, WebhookRow, WebhookTry};
+pub use writer::COMMIT_TIME;

@@ -9,9 +9,6 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar};
 use std::time::{Duration, Instant};
 use tokio::sync::SemaphorePermit;
 
-/// Time limit of a chunk. After it, other writes get their turn.
-pub(crate) const PIECE: Duration = Duration::from_millis(10);
-
 /// The time limit of one chunk, and its progress.
 pub(crate) struct Piece {
     until: Instant,

@@ -40,10 +40,9 @@ pub enum Release {
     Drop,
 }
 
-/// The states of held schedules, as used in the statements below. Nothing that looks for work selects held
-/// states: 3 is a delivery, 4 a schedule, and 5 a schedule whose turn was committed and which only needs its
-/// next due time.
-pub(crate) const HELD_SCHEDULES: [i64; 2] = [4, 5];
+// The statements below write the states of held rows as numbers. Nothing that looks for work selects these
+// states: 3 is a delivery, and 4 and 5 are schedules (see `schedules::HELD`).
+
 /// Maximum number of rows per write.
 const ROWS: u32 = 200;
 const DROPPED: &str = "it was in flight when the backup was taken, and was dropped after the restore";

@@ -4,7 +4,7 @@
 //! same transaction. A schedule that has started when the host terminates is started again unchanged. The due
 //! times are computed outside of this crate: a timing is text here.
 
-use crate::{Store, StoreError, restored::HELD_SCHEDULES, rows};
+use crate::{Store, StoreError, rows};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// A schedule to be set. It replaces a schedule with the same owner and name.
@@ -68,6 +68,9 @@ const WAITING: i64 = 0;
 const BEGUN: i64 = 1;
 const SETTLED: i64 = 2;
 const FAILED: i64 = 3;
+/// The states of schedules that a restored database holds (see `restored`): 4 is a schedule, and 5 one whose turn
+/// was committed and which only needs its next due time.
+const HELD: [i64; 2] = [4, 5];
 /// The owner of a manifest's schedules. No session has an empty id.
 const MANIFEST: &str = "";
 pub(crate) const COLUMNS: &str = "id, agent, session, name, target, principal, timing, repeats, data, tries, state, due_ms, missed, \
@@ -448,7 +451,7 @@ pub(crate) fn schedule_row(row: &SqliteRow) -> Result<ScheduleRow, sqlx::Error> 
             WAITING => ScheduleState::Waiting,
             BEGUN => ScheduleState::Begun,
             SETTLED => ScheduleState::Settled,
-            held if HELD_SCHEDULES.contains(&held) => ScheduleState::Held,
+            held if HELD.contains(&held) => ScheduleState::Held,
             _ => ScheduleState::Failed,
         },
         missed: row.try_get(12)?,

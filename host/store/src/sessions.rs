@@ -2,7 +2,7 @@
 
 use crate::{
     DeliveryKey, LogEntry, NewEvent, ScheduleChange, Store, StoreError, TokenUse, TurnKey, deliveries,
-    events, logs, schedules, token_use, turns,
+    error::is_foreign_key, events, logs, schedules, token_use, turns,
 };
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 use std::sync::Arc;
@@ -21,30 +21,6 @@ pub struct SessionRow {
     pub turns: u64,
     pub created_at_ms: u64,
     pub updated_at_ms: u64,
-}
-
-/// A range of session ids that have a common prefix, or no prefix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionFolder {
-    /// All ids come after this one.
-    pub(crate) begin: String,
-    /// All ids come before this one.
-    pub(crate) end: String,
-    pub(crate) has_slash: bool,
-}
-
-impl SessionFolder {
-    /// Returns the folder of the ids that begin with this name and a slash, or, without a name, of the ids
-    /// without a slash.
-    pub fn of(name: Option<&str>) -> Self {
-        match name {
-            Some(name) => {
-                SessionFolder { begin: format!("{name}/"), end: format!("{name}0"), has_slash: true }
-            }
-            // Session ids consist of visible ASCII characters.
-            None => SessionFolder { begin: String::new(), end: "\u{7f}".to_owned(), has_slash: false },
-        }
-    }
 }
 
 /// A conversation, as bytes that only the runtime interprets.
@@ -302,8 +278,4 @@ pub(crate) fn session_row(row: &SqliteRow) -> SessionRow {
         created_at_ms: row.get::<i64, _>(2) as u64,
         updated_at_ms: row.get::<i64, _>(3) as u64,
     }
-}
-
-pub(crate) fn is_foreign_key(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some_and(|error| error.is_foreign_key_violation())
 }

@@ -6,9 +6,6 @@ use sqlx::{
 };
 use std::{collections::BTreeMap, path::Path};
 
-/// The histogram of the commit time of turns, in seconds. The crate that installs the recorder describes it.
-pub const COMMIT_TIME: &str = "skep_store_commit_seconds";
-
 /// Open work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenWork {

@@ -4,7 +4,9 @@
 //! finishes once: by its commit (see `sessions`) or by a failure. A failure releases the idempotency key,
 //! unless callers must be able to find the failure by it.
 
-use crate::{LogEntry, NewEvent, Store, StoreError, TokenUse, events, journal, logs, rows, token_use};
+use crate::{
+    LogEntry, NewEvent, Store, StoreError, TokenUse, TurnKey, events, journal, logs, rows, token_use,
+};
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
 /// Minimum number of finished turns that a session keeps, the newest ones. A few more may still exist.
@@ -15,10 +17,6 @@ const TURNS_BETWEEN_PRUNING: u64 = 16;
 const KEPT_MS: u64 = 24 * 3600 * 1000;
 /// Maximum number of old turns removed at a time from all sessions, so that no turn waits long for it.
 const MAX_FORGOTTEN: u32 = 64;
-
-/// The key of a turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TurnKey(pub(crate) i64);
 
 /// A message that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]

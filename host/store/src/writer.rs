@@ -7,7 +7,7 @@
 //! take long is split into several (see `pieces`).
 
 use crate::{
-    COMMIT_TIME, Store, StoreError,
+    StoreError,
     error::{SQLITE_IOERR, plain_code},
     faults::{Faults, Moment},
 };
@@ -25,6 +25,9 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, oneshot};
+
+/// The histogram of the commit time of turns, in seconds. The crate that installs the recorder describes it.
+pub const COMMIT_TIME: &str = "skep_store_commit_seconds";
 
 /// Maximum number of writes in one transaction. More would only make the first of them wait.
 const MAX_GROUP: usize = 256;
@@ -95,36 +98,6 @@ impl<D: Send + Sync, T: Send> Asked for Asking<D, T> {
     }
 }
 
-impl Store {
-    /// Runs these statements with this data in a transaction, after all writes that were requested before.
-    /// Resolves when they are durable. The statements run even if the caller stops waiting.
-    pub(crate) async fn write<D, T>(&self, data: D, work: Work<D, T>) -> Result<T, StoreError>
-    where
-        D: Send + Sync + 'static,
-        T: Send + 'static,
-    {
-        let (done, written) = oneshot::channel();
-        let asking = Asking { data, work, came_to: None, done };
-        let request = Request::Write(Box::new(asking));
-        self.writer.requests.send(request).await.map_err(|_closed| StoreError::Closed)?;
-        match written.await.map_err(|_closed| StoreError::Closed)? {
-            Err(error) => Err(self.diagnosed(error)),
-            written => written,
-        }
-    }
-
-    /// Returns the longest time that a transaction has held up other writes since the store was opened.
-    pub fn longest_hold(&self) -> Duration {
-        Duration::from_micros(self.writer.longest_hold_us.load(Ordering::Relaxed))
-    }
-
-    /// Returns the fault injection of this store.
-    #[cfg(any(test, feature = "faults"))]
-    pub fn faults(&self) -> &crate::Faults {
-        &self.writer.faults
-    }
-}
-
 impl Writer {
     pub(crate) fn start(line: Line) -> Self {
         let (requests, queue) = mpsc::channel(QUEUE);
@@ -134,6 +107,29 @@ impl Writer {
             Task { line, longest_hold_us: writer.longest_hold_us.clone(), faults: writer.faults.clone() };
         tokio::spawn(task.run(queue));
         writer
+    }
+
+    /// Makes a write after all writes that were requested before (see [`crate::Store::write`]).
+    pub(crate) async fn write<D, T>(&self, data: D, work: Work<D, T>) -> Result<T, StoreError>
+    where
+        D: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let (done, written) = oneshot::channel();
+        let asking = Asking { data, work, came_to: None, done };
+        let request = Request::Write(Box::new(asking));
+        self.requests.send(request).await.map_err(|_closed| StoreError::Closed)?;
+        written.await.map_err(|_closed| StoreError::Closed)?
+    }
+
+    /// Returns the longest time that a transaction has held up other writes.
+    pub(crate) fn longest_hold(&self) -> Duration {
+        Duration::from_micros(self.longest_hold_us.load(Ordering::Relaxed))
+    }
+
+    #[cfg(any(test, feature = "faults"))]
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.faults
     }
 
     /// Resolves when all requested writes are made and the connection is closed.

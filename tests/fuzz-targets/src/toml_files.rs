@@ -1,6 +1,6 @@
 //! The files `agent.toml` and `skep.toml`.
 
-use skep_cli::{config::Config, server::ServerOptions};
+use skep_cli::{config::Config, server_options::ServerOptions};
 use skep_runtime::Manifest;
 
 pub(crate) const WORDS: &[&str] = &[

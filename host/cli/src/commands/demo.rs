@@ -11,8 +11,11 @@ use crate::client::Client;
 use crate::device_flag::DeviceFlag;
 use crate::embedded::SourceTree;
 use crate::progress::Terminal;
-use crate::server::{self, DataDir, ServerOptions};
 use crate::style;
+use crate::{
+    server::{self},
+    server_options::{DataDir, ServerOptions},
+};
 use turn_printer::TurnReport;
 
 /// Messages of the guest. The last one is about what was said before.

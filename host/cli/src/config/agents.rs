@@ -32,7 +32,7 @@ pub(super) fn apply(agents: &BTreeMap<String, AgentConfig>, options: &mut Engine
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Config, server::ServerOptions};
+    use crate::{config::Config, server_options::ServerOptions};
 
     #[test]
     fn agent_weights_reach_the_engine() {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use skep_runtime::AGENT_MODEL;
 
 use crate::catalog;
-use crate::server::ServerOptions;
+use crate::server_options::ServerOptions;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -28,7 +28,7 @@ impl GrantsConfig {
 
 #[cfg(test)]
 mod tests {
-    use crate::{config::Config, server::ServerOptions};
+    use crate::{config::Config, server_options::ServerOptions};
 
     #[test]
     fn granted_hosts_come_from_the_file_and_default_to_none() {

@@ -131,7 +131,7 @@ fn filled(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Config, server::ServerOptions};
+    use crate::{config::Config, server_options::ServerOptions};
 
     fn server(text: &str) -> Result<McpTransport> {
         let config: McpConfig = toml::from_str(text).expect("a table");

@@ -25,7 +25,7 @@ impl OutboundConfig {
 
 #[cfg(test)]
 mod tests {
-    use crate::{config::Config, server::ServerOptions};
+    use crate::{config::Config, server_options::ServerOptions};
 
     #[test]
     fn allowed_addresses_come_from_the_file_and_default_to_none() {

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use serde::Deserialize;
 
 use super::number::number;
-use crate::server::ServerOptions;
+use crate::server_options::ServerOptions;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -11,7 +11,7 @@ use skep_gateway::{RateOptions, TenantRates};
 use skep_runtime::Tenant;
 
 use super::number::number;
-use crate::server::ServerOptions;
+use crate::server_options::ServerOptions;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -32,7 +32,7 @@ pub(super) fn apply(webhooks: &[WebhookConfig], options: &mut RuntimeOptions) ->
 
 #[cfg(test)]
 mod tests {
-    use crate::{config::Config, server::ServerOptions};
+    use crate::{config::Config, server_options::ServerOptions};
 
     fn applied(url: &str, topics: &str, secret: &str) -> anyhow::Result<Vec<String>> {
         let text = format!("[[webhook]]\nurl = \"{url}\"\ntopics = [{topics}]\nsecret = \"{secret}\"\n");

@@ -3,8 +3,10 @@
 //! A table defines which requests are logged, so a handler cannot forget to log one. A handler adds details that only
 //! it knows, such as the id of a created object, to its response as [`Details`].
 
-use super::{Caller, Requester};
-use crate::{client_address::ClientAddress, trace::RequestId};
+use crate::{
+    caller::{Caller, RequestId, Requester},
+    client_address::ClientAddress,
+};
 use axum::{
     extract::{MatchedPath, RawPathParams},
     http::{Extensions, Method, StatusCode, request::Parts},

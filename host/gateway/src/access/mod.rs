@@ -7,18 +7,22 @@
 //! something are then counted (`rates`).
 
 mod audit;
-mod caller;
 mod presented_key;
 mod roles;
 mod session_path;
 mod web_pages;
 
 pub(crate) use audit::Details;
-pub(crate) use caller::{Caller, Requester};
-pub(crate) use roles::is_of_workers_ai;
 pub(crate) use web_pages::guard;
 
-use crate::{ApiError, Gateway, client_address::ClientAddress, rates::Standing, spent::Spent};
+use crate::{
+    ApiError, Gateway,
+    caller::{Caller, Requester},
+    client_address::ClientAddress,
+    rates::{Refusal, Standing},
+    spent::Spent,
+    workers_ai::failure::Failure,
+};
 use audit::Act;
 use axum::{
     extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State},
@@ -141,8 +145,20 @@ async fn admit(gateway: &Gateway, request: Request) -> Result<(Request, Standing
     if roles::is_counted(&parts.method, route.as_deref(), &gateway.options.access) {
         let address = parts.extensions.get::<ClientAddress>().map(|client| client.0);
         let counted = gateway.options.rates.admit(&caller, address);
-        standing = counted.map_err(|refusal| refusal.into_response(route.as_deref()))?;
+        standing = counted.map_err(|refusal| over_limit(refusal, route.as_deref()))?;
     }
     parts.extensions.insert(caller);
     Ok((Request::from_parts(parts, body), standing))
+}
+
+/// Returns the response to a request over a rate limit, in the shape of its route.
+fn over_limit(refusal: Refusal, route: Option<&str>) -> Response {
+    let standing = refusal.standing;
+    let error = refusal.into_error();
+    let mut response = match roles::is_of_workers_ai(route) {
+        true => Failure::from(error).into_response(),
+        false => error.into_response(),
+    };
+    standing.tell(response.headers_mut());
+    response
 }

@@ -102,7 +102,7 @@ pub(super) fn is_counted(method: &Method, route: Option<&str>, options: &AccessO
 }
 
 /// Whether the route responds in the shapes of Workers AI.
-pub(crate) fn is_of_workers_ai(route: Option<&str>) -> bool {
+pub(super) fn is_of_workers_ai(route: Option<&str>) -> bool {
     route.is_some_and(|route| route.ends_with("/ai/run/{*model}"))
 }
 

@@ -1,8 +1,7 @@
 //! Adds the caller's tenant to the session in a path. A tenant can only name its own sessions; the operator can name
 //! any.
 
-use super::Caller;
-use crate::ApiError;
+use crate::{ApiError, caller::Caller};
 use axum::http::{StatusCode, Uri, uri::PathAndQuery};
 
 /// The session is the segment at index 5 of `/v1/agents/{agent}/sessions/{session}`.

@@ -12,7 +12,7 @@ use super::{
     catalog::{self, Target},
     durable::{DurableCalls, Turn},
 };
-use crate::{access::Caller, metrics::MCP_CALLS};
+use crate::{caller::Caller, metrics::MCP_CALLS};
 use axum::http::request::Parts;
 use rmcp::{
     ErrorData, RoleServer,

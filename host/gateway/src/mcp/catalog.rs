@@ -2,7 +2,7 @@
 //!
 //! Names of agents contain no underscore, so `AGENT__TOOL` is unambiguous.
 
-use crate::access::Caller;
+use crate::caller::Caller;
 use rmcp::model::{JsonObject, ListToolsResult, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 use skep_runtime::{AgentDetail, AgentHost, ToolDefinition, ToolHints};

@@ -5,7 +5,7 @@
 //! are, and records the order of use. Every session ends through [`SessionManager::close_session`], whatever the
 //! reason.
 
-use crate::{access::Requester, metrics::MCP_SESSIONS};
+use crate::{caller::Requester, metrics::MCP_SESSIONS};
 use futures::Stream;
 use rmcp::{
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},

@@ -1,6 +1,7 @@
 //! OpenAI's request and response shapes: the fields of requests, and the parts that responses share.
 
 pub(crate) mod chat_request;
+pub(crate) mod chat_response;
 pub(crate) mod fields;
 pub(crate) mod logprobs;
 pub(crate) mod parameters;

@@ -1,11 +1,8 @@
-//! Reports rate limits to clients: OpenAI's headers on every response, and refusals in the shape of their route.
+//! Reports rate limits to clients: OpenAI's headers on every response, and the error of a refusal.
 
 use super::bucket::Window;
-use crate::{ApiError, access, workers_ai::failure::Failure};
-use axum::{
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode},
-    response::{IntoResponse, Response},
-};
+use crate::ApiError;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use std::time::Duration;
 
 /// The remaining allowance of a caller. If several limits apply, the one with the least remaining is reported.
@@ -46,16 +43,11 @@ impl Standing {
 }
 
 impl Refusal {
-    pub fn into_response(self, route: Option<&str>) -> Response {
+    /// Returns the error that reports the refusal, without the headers of [`Standing::tell`].
+    pub fn into_error(self) -> ApiError {
         let retry_after_ms = u32::try_from(milliseconds(self.retry_after)).unwrap_or(u32::MAX);
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", self.message);
-        let error = ApiError { retry_after_ms: Some(retry_after_ms), ..error };
-        let mut response = match access::is_of_workers_ai(route) {
-            true => Failure::from(error).into_response(),
-            false => error.into_response(),
-        };
-        self.standing.tell(response.headers_mut());
-        response
+        ApiError { retry_after_ms: Some(retry_after_ms), ..error }
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     answer::{Refusal, Standing},
     bucket::{Bucket, Rate},
 };
-use crate::{access::Caller, client_address::network, metrics::RATE_LIMITED};
+use crate::{caller::Caller, client_address::network, metrics::RATE_LIMITED};
 use skep_engine::TokenMeter;
 use std::{
     collections::HashMap,

@@ -9,7 +9,7 @@ mod answer;
 mod bucket;
 mod limiter;
 
-pub(crate) use answer::Standing;
+pub(crate) use answer::{Refusal, Standing};
 #[cfg(test)]
 pub(crate) use limiter::Clock;
 pub use limiter::RateLimiter;

@@ -1,9 +1,6 @@
 //! `/v1/agents`: deploys, lists and deletes agents.
 
-use crate::{
-    ApiError, Gateway,
-    access::{Caller, Details},
-};
+use crate::{ApiError, Gateway, access::Details, caller::Caller};
 use axum::{
     Extension, Json,
     body::Bytes,

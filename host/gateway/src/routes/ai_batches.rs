@@ -1,9 +1,9 @@
 //! Batches of Workers AI: queued and fetched at `/ai/run/{model}`, inspected and cancelled at `/ai/batches/{id}`.
 
-use super::apart;
 use crate::{
     ApiError, Gateway,
-    access::Caller,
+    body::run_on_compute,
+    caller::Caller,
     openai::fields::Fields,
     workers_ai::{batch, failure::Failure, success},
 };
@@ -41,7 +41,7 @@ pub(super) async fn queue(
             .collect::<Result<Vec<BatchItem>, ApiError>>(),
         None => Ok(vec![batch::item(fields, is_for_agent)?]),
     };
-    let items = apart(gateway, caller.tenant.as_str(), body_bytes, read).await?;
+    let items = run_on_compute(gateway, caller.tenant.as_str(), body_bytes, read).await?;
     let batch = NewBatch { principal: caller.tenant.into(), model, items };
     let status = gateway.host.queue_batch(batch).await?;
     Ok(Json(success(batch::standing(&status))).into_response())

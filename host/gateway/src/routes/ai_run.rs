@@ -1,11 +1,12 @@
 //! `/ai/run/{model}`: inference as in Workers AI, with responses in its schema or OpenAI's, immediate or from a
 //! queue.
 
-use super::{ai_batches, apart, chat_completions::Begun};
+use super::{ai_batches, chat_completions::Begun};
 use crate::{
     ApiError, Gateway,
-    access::Caller,
-    body, headers, sse,
+    body::{self, run_on_compute},
+    caller::Caller,
+    headers, sse,
     workers_ai::{
         failure::Failure,
         native::{self, NativeWriter},
@@ -62,7 +63,7 @@ pub(crate) async fn run(
     let model = model_of(&gateway, &model)?;
     let bytes = body::read(request, &gateway).await?;
     let (tenant, size) = (caller.tenant.to_string(), bytes.len());
-    let mut fields = apart(&gateway, &tenant, size, move |_| body::parse_fields(&bytes)).await?;
+    let mut fields = run_on_compute(&gateway, &tenant, size, move |_| body::parse_fields(&bytes)).await?;
     let in_body = fields.take::<RunOptions>("options")?.unwrap_or_default();
     let mut asks_for = |name: &str| fields.take(name).map(|asked| asked.unwrap_or(false));
     let at_top =
@@ -91,7 +92,7 @@ pub(crate) async fn run(
         }
     };
     let read = move |_: &Cancel| RunRequest::read(fields);
-    let RunRequest { schema, body } = apart(&gateway, &tenant, size, read).await?;
+    let RunRequest { schema, body } = run_on_compute(&gateway, &tenant, size, read).await?;
     let body = Arc::new(body);
     let rejects_if_busy = options.iter().any(|options| options.reject_if_busy);
     if rejects_if_busy && engine.free_slots(Priority::Interactive) == 0 {

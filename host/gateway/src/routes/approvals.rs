@@ -1,11 +1,7 @@
 //! `/v1/approvals`: tool calls that wait for a person's approval.
 
 use super::page_limit;
-use crate::{
-    ApiError, Gateway,
-    access::{Caller, Details},
-    body::JsonBody,
-};
+use crate::{ApiError, Gateway, access::Details, body::JsonBody, caller::Caller};
 use axum::{
     Extension, Json,
     extract::{Path, Query, State},

@@ -2,12 +2,18 @@
 
 use crate::{
     ApiError, Gateway,
-    access::Caller,
-    body::{FieldsBody, FromFields},
+    body::{FieldsBody, FromFields, LONG, run_on_compute},
+    caller::Caller,
     headers,
     metered::Metered,
-    openai::{Envelope, chat_request::ChatBody, fields::Fields, logprobs, tool_call_json, usage_json},
-    routes::{LONG, apart, messages::run_events},
+    openai::{
+        Envelope,
+        chat_request::ChatBody,
+        chat_response::{choice, completion, finish_reason},
+        fields::Fields,
+        logprobs, usage_json,
+    },
+    routes::messages::run_events,
     spent::Spent,
     sse::{self, Message, Step, Writer},
 };
@@ -21,7 +27,7 @@ use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use skep_engine::{
     Affinity, Cancel, Engine, EngineError, Priority, TokenLogprob, Usage,
-    chat::{ChatEvent, ChatFinish, ChatOptions, ChatStream, ToolCall, chat},
+    chat::{ChatEvent, ChatOptions, ChatStream, chat},
 };
 use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
 use std::sync::Arc;
@@ -104,7 +110,7 @@ impl Begun {
             let chats = chats.map_err(|error| ApiError::of_request(error, asked.form_field()))?;
             Ok((chats, wants_logprobs))
         };
-        let (choices, wants_logprobs) = apart(gateway, tenant, bytes, begin).await?;
+        let (choices, wants_logprobs) = run_on_compute(gateway, tenant, bytes, begin).await?;
         let warnings = choices[0].warnings().clone();
         let metered = choices.into_iter().map(|stream| Metered::new(stream, budget.meter(), spent.clone()));
         let mut choices: Vec<_> = metered.collect();
@@ -140,24 +146,6 @@ impl Begun {
     }
 }
 
-/// Returns a whole response with these choices.
-fn completion(model: &str, choices: Vec<Value>, usage: &Usage) -> Value {
-    let mut answer = Envelope::new("chatcmpl", "chat.completion", model).with_choices(choices);
-    answer["usage"] = usage_json(usage);
-    answer
-}
-
-/// Returns a whole response with one choice.
-pub(crate) fn whole_answer(
-    model: &str,
-    text: &str,
-    tool_calls: &[ToolCall],
-    finish: ChatFinish,
-    usage: &Usage,
-) -> Value {
-    completion(model, vec![choice(0, text, tool_calls, finish, Value::Null)], usage)
-}
-
 async fn whole_choice(
     engine: &Engine,
     index: usize,
@@ -180,27 +168,8 @@ async fn whole_choice(
     Err(EngineError::Cancelled.into())
 }
 
-fn choice(index: usize, text: &str, tool_calls: &[ToolCall], finish: ChatFinish, logprobs: Value) -> Value {
-    let mut message = json!({"role": "assistant", "content": text});
-    if !tool_calls.is_empty() {
-        message["tool_calls"] = tool_calls.iter().map(tool_call_json).collect();
-        if text.is_empty() {
-            message["content"] = Value::Null;
-        }
-    }
-    json!({"index": index, "message": message, "finish_reason": finish_reason(finish), "logprobs": logprobs})
-}
-
 fn entries(engine: &Engine, logprobs: &[TokenLogprob]) -> Vec<Value> {
     logprobs.iter().map(|token| logprobs::chat_entry(engine, token)).collect()
-}
-
-fn finish_reason(finish: ChatFinish) -> &'static str {
-    match finish {
-        ChatFinish::Stop => "stop",
-        ChatFinish::Length => "length",
-        ChatFinish::ToolCalls => "tool_calls",
-    }
 }
 
 struct ChunkWriter {
@@ -269,7 +238,7 @@ async fn with_agent(
     body.refuse_for_agent()?;
     let asked = body.clone();
     let take = move |_: &Cancel| asked.last_user_text();
-    let text = apart(gateway, caller.tenant.as_str(), body.text_bytes(), take).await?;
+    let text = run_on_compute(gateway, caller.tenant.as_str(), body.text_bytes(), take).await?;
     if text.is_empty() {
         return Err(ApiError::parameter(
             "messages",

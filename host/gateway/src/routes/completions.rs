@@ -2,8 +2,8 @@
 
 use crate::{
     ApiError, Gateway,
-    access::Caller,
-    body::{FieldsBody, FromFields},
+    body::{FieldsBody, FromFields, LONG, run_on_compute},
+    caller::Caller,
     headers,
     metered::Metered,
     openai::{
@@ -14,7 +14,7 @@ use crate::{
         response_format::{self, Form},
         usage_json,
     },
-    routes::{LONG, apart, chat_completions::engine_of},
+    routes::chat_completions::engine_of,
     sse::{self, Message, Step, Writer},
 };
 use axum::{
@@ -70,7 +70,7 @@ pub(crate) async fn create(
         let choices = body.start(&started, &affinity, cancel)?;
         Ok((body, choices))
     };
-    let (body, choices) = apart(&gateway, caller.tenant.as_str(), bytes, begin).await?;
+    let (body, choices) = run_on_compute(&gateway, caller.tenant.as_str(), bytes, begin).await?;
     let warnings = choices[0].1.warnings().clone();
     let metered = choices
         .into_iter()

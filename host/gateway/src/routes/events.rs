@@ -1,7 +1,11 @@
 //! `/v1/events`: publishes and lists events, as plain objects or as CloudEvents in structured JSON.
 
-use super::{apart, page_limit};
-use crate::{ApiError, Gateway, access::Caller, body};
+use super::page_limit;
+use crate::{
+    ApiError, Gateway,
+    body::{self, run_on_compute},
+    caller::Caller,
+};
 use axum::{
     Json,
     extract::{Query, Request, State},
@@ -70,7 +74,7 @@ pub(crate) async fn publish(
             Err(ApiError::parameter("specversion", message))
         }
     };
-    let mut event = apart(&gateway, caller.tenant.as_str(), size, read).await?;
+    let mut event = run_on_compute(&gateway, caller.tenant.as_str(), size, read).await?;
     // Ids are unique within a source, and a tenant must not be able to use up those of another one.
     if !caller.tenant.is_local() {
         event.source = format!("{}/{}", caller.tenant, event.source);

@@ -4,7 +4,7 @@
 use super::page_limit;
 use crate::{
     ApiError, Gateway,
-    access::Caller,
+    caller::Caller,
     headers,
     sse::{self, Message, Step, Writer},
 };

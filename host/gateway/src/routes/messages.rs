@@ -2,8 +2,8 @@
 
 use crate::{
     ApiError, Gateway,
-    access::Caller,
     body::JsonBody,
+    caller::Caller,
     headers,
     openai::usage_json,
     routes::turns,

@@ -23,9 +23,7 @@ pub(crate) mod turns;
 pub(crate) mod versions;
 pub(crate) mod webhooks;
 
-use crate::{ApiError, Gateway};
-use skep_engine::Cancel;
-use skep_runtime::QUICK_BYTES;
+use crate::ApiError;
 
 const MAX_PAGE: u32 = 1000;
 
@@ -36,17 +34,3 @@ fn page_limit(asked: Option<u32>) -> Result<u32, ApiError> {
         limit => Err(ApiError::parameter("limit", format!("limit is {limit}; it must be 1 to {MAX_PAGE}"))),
     }
 }
-
-/// Runs work on about `bytes` bytes for a tenant. Work that may take long runs where it does not block other
-/// requests, and is cancelled if the client disconnects.
-pub(crate) async fn apart<T: Send + 'static>(
-    gateway: &Gateway,
-    tenant: &str,
-    bytes: usize,
-    work: impl FnOnce(&Cancel) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    gateway.host.compute().run_unless(bytes <= QUICK_BYTES, tenant, work).await
-}
-
-/// The size given for work that takes long whatever its size.
-const LONG: usize = usize::MAX;

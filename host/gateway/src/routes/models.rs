@@ -1,6 +1,6 @@
 //! `/v1/models`: the models, and the agents, which can be used as models.
 
-use crate::{ApiError, Gateway, access::Caller};
+use crate::{ApiError, Gateway, caller::Caller};
 use axum::{
     Json,
     extract::{Path, State},

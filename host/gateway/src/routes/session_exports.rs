@@ -5,8 +5,11 @@
 //! messages, and the tokens that the model has seen and produced. An import is validated as a whole before anything
 //! is written.
 
-use super::{LONG, sessions::created};
-use crate::{ApiError, Gateway, body};
+use super::sessions::created;
+use crate::{
+    ApiError, Gateway,
+    body::{self, LONG, run_on_compute},
+};
 use axum::{
     Json,
     extract::{Path, Query, Request, State},
@@ -88,7 +91,7 @@ pub(crate) async fn export(
         state: state.into_iter().map(|(key, value)| (key, Base64(value))).collect(),
         conversations: conversations.into_iter().map(Conversation::from).collect(),
     };
-    super::apart(&gateway, tenant_of(&full), LONG, move |_| Ok(Json(document).into_response())).await
+    run_on_compute(&gateway, tenant_of(&full), LONG, move |_| Ok(Json(document).into_response())).await
 }
 
 /// Imports a document under the ids in the path: the session may have a different name and, if `from_other_agent` is
@@ -101,7 +104,7 @@ pub(crate) async fn import(
 ) -> Result<Response, ApiError> {
     let bytes = body::read_within(MAX_BYTES, request, &gateway).await?;
     let (exported_from, export) =
-        super::apart(&gateway, tenant_of(&session.clone()), LONG, move |_| read(&bytes, session)).await?;
+        run_on_compute(&gateway, tenant_of(&session.clone()), LONG, move |_| read(&bytes, session)).await?;
     if exported_from != agent && !query.from_other_agent {
         let exported_from: String = exported_from.chars().take(80).collect();
         let message = format!(

@@ -1,7 +1,7 @@
 //! `/v1/agents/{agent}/sessions`: listing, reading, forking and deleting an agent's sessions.
 
 use super::page_limit;
-use crate::{ApiError, Gateway, access::Caller, body::JsonBody, openai};
+use crate::{ApiError, Gateway, body::JsonBody, caller::Caller, openai};
 use axum::{
     Json,
     extract::{Path, Query, State},

@@ -1,7 +1,12 @@
 //! Handles the routes that agents' manifests declare, and responds with 404 to everything else.
 
-use super::{apart, messages};
-use crate::{ApiError, Gateway, access::Caller, body, headers};
+use super::messages;
+use crate::{
+    ApiError, Gateway,
+    body::{self, run_on_compute},
+    caller::Caller,
+    headers,
+};
 use axum::{
     extract::{Request, State},
     http::{StatusCode, header},
@@ -53,7 +58,7 @@ pub(crate) async fn run(
             let data: Json = body::parse(&bytes)?;
             Ok((text_of(&data), Some(data)))
         };
-        apart(&gateway, caller.tenant.as_str(), size, read).await?
+        run_on_compute(&gateway, caller.tenant.as_str(), size, read).await?
     } else {
         let text = String::from_utf8(bytes.into()).map_err(|_| {
             ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", "the body is neither JSON nor UTF-8 text")

@@ -2,7 +2,7 @@
 //! not wait or that lost their stream.
 
 use super::messages::{TurnJson, numbered_events};
-use crate::{ApiError, Gateway, access::Caller, headers, openai::usage_json, spent::Spent, sse};
+use crate::{ApiError, Gateway, caller::Caller, headers, openai::usage_json, spent::Spent, sse};
 use axum::{
     Json,
     extract::{Path, State},

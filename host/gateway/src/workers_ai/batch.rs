@@ -6,8 +6,7 @@ use super::{
 };
 use crate::{
     ApiError,
-    openai::{fields::Fields, usage_json},
-    routes::chat_completions,
+    openai::{chat_response::whole_answer, fields::Fields, usage_json},
 };
 use serde_json::{Value, json};
 use skep_engine::{Affinity, EngineError, Usage};
@@ -134,7 +133,7 @@ fn response(model: &str, item: BatchResult, usage: &mut Usage) -> Value {
 fn result(model: &str, answer: &BatchAnswer) -> Result<Value, ApiError> {
     let BatchAnswer { form, text, data, tool_calls, finish, cut_off, usage } = answer;
     if form == OPENAI {
-        return Ok(chat_completions::whole_answer(model, text, tool_calls, *finish, usage));
+        return Ok(whole_answer(model, text, tool_calls, *finish, usage));
     }
     if *cut_off {
         return Err(EngineError::Truncated.into());

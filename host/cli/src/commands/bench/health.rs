@@ -21,7 +21,10 @@ use crate::catalog;
 use crate::client::Client;
 use crate::embedded::HOSTILE;
 use crate::progress::Terminal;
-use crate::server::{self, ServerOptions};
+use crate::{
+    server::{self},
+    server_options::ServerOptions,
+};
 
 /// Time between two checks of the host's health.
 const PAUSE: Duration = Duration::from_millis(5);

@@ -12,7 +12,10 @@ use crate::catalog;
 use crate::client::Client;
 use crate::embedded::NOOP;
 use crate::progress::Terminal;
-use crate::server::{self, DataDir, ServerOptions};
+use crate::{
+    server::{self},
+    server_options::{DataDir, ServerOptions},
+};
 
 const AGENT: &str = "bench-noop";
 

@@ -12,7 +12,7 @@ use super::target::{Target, TargetArgs};
 use crate::commands::out;
 use crate::device_flag::DeviceFlag;
 use crate::progress::{Progress as _, Terminal};
-use crate::server::ServerOptions;
+use crate::server_options::ServerOptions;
 
 /// Measure several replicas with and without affinity
 ///

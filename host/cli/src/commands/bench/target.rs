@@ -11,7 +11,10 @@ use crate::catalog;
 use crate::client::ChatClient;
 use crate::device_flag::DeviceFlag;
 use crate::progress::Terminal;
-use crate::server::{self, RunningServer, ServerOptions};
+use crate::{
+    server::{self, RunningServer},
+    server_options::ServerOptions,
+};
 
 /// Maximum wait for cancelled requests, which end at the engine's next step.
 const DRAIN: Duration = Duration::from_secs(30);

@@ -126,10 +126,9 @@ fn http_error(error: FetchError) -> HttpError {
             | E::AddressDenied { .. }
             | E::SecretNotGranted { .. }
             | E::SecretUnset { .. } => HttpError::Denied(text),
-            E::Url { .. }
+            E::Origin(_)
             | E::Method { .. }
             | E::Header { .. }
-            | E::Pattern { .. }
             | E::Range { .. }
             | E::SecretMisplaced { .. } => HttpError::InvalidRequest(text),
             E::Resolve { .. }

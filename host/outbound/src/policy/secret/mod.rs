@@ -12,7 +12,8 @@ mod strength;
 
 pub use strength::check_secret_value;
 
-use crate::{Origin, OutboundError, Policy, Request};
+use super::Policy;
+use crate::{Origin, OutboundError, Request};
 use reqwest::{
     StatusCode, Url,
     header::{

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::target::{Target, TargetArgs};
 use crate::commands::out;
 use crate::progress::{Progress as _, Terminal};
-use crate::server::ServerOptions;
+use crate::server_options::ServerOptions;
 pub(super) use report::RoundReport;
 pub(super) use sessions::{Plan, run as drive};
 

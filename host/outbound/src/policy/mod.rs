@@ -1,7 +1,12 @@
 //! Combines the lists of origins that must all allow a request, and names the line of the file that would allow
 //! it.
 
-use crate::{Origin, Origins, OutboundError, Secrets};
+mod secret;
+
+pub(crate) use secret::Carried;
+pub use secret::{Secret, Secrets, check_secret_value};
+
+use crate::{Origin, Origins, OutboundError};
 use std::{borrow::Cow, sync::Arc};
 
 /// Lists of origins that must all allow a request. `Default` has no list and allows nothing.

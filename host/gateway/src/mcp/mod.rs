@@ -13,7 +13,11 @@ mod durable;
 mod server;
 mod sessions;
 
-use crate::{ApiError, Gateway, access::Caller, body, routes::apart};
+use crate::{
+    ApiError, Gateway,
+    body::{self, run_on_compute},
+    caller::Caller,
+};
 use axum::{
     body::Body,
     extract::{Request, State},
@@ -120,7 +124,7 @@ pub(crate) async fn serve(
             body::check_values(&read, MAX_VALUES)?;
             body::parse::<ClientJsonRpcMessage>(&read).map(drop)
         };
-        apart(&gateway, &tenant, bytes.len(), check).await?;
+        run_on_compute(&gateway, &tenant, bytes.len(), check).await?;
         Request::from_parts(parts, Body::from(bytes))
     } else {
         Request::from_parts(parts, Body::empty())

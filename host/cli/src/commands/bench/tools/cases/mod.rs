@@ -45,11 +45,11 @@ impl Group {
 
     fn source(self) -> &'static str {
         match self {
-            Group::Extraction => include_str!("cases/extraction.json"),
-            Group::Choice => include_str!("cases/choice.json"),
-            Group::Nested => include_str!("cases/nested.json"),
-            Group::Parallel => include_str!("cases/parallel.json"),
-            Group::Refusals => include_str!("cases/refusals.json"),
+            Group::Extraction => include_str!("extraction.json"),
+            Group::Choice => include_str!("choice.json"),
+            Group::Nested => include_str!("nested.json"),
+            Group::Parallel => include_str!("parallel.json"),
+            Group::Refusals => include_str!("refusals.json"),
         }
     }
 

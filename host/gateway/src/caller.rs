@@ -1,4 +1,5 @@
-//! The caller of a request. Handlers take it as an argument; there is no other way to obtain it.
+//! The caller of a request, and the id of the request. Handlers take the caller as an argument; there is no other way
+//! to obtain it. The module `access` determines it.
 
 use crate::{ApiError, spent::Spent};
 use axum::{
@@ -30,9 +31,13 @@ pub(crate) struct Requester {
     pub(crate) key: Option<String>,
 }
 
+/// The id of a request, stored in its extensions.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestId(pub(crate) String);
+
 impl Caller {
     /// Returns the caller of every request where no key is required.
-    pub(super) fn operator() -> Self {
+    pub(crate) fn operator() -> Self {
         Caller {
             tenant: Tenant::local(),
             role: Role::Admin,
@@ -43,7 +48,7 @@ impl Caller {
         }
     }
 
-    pub(super) fn with(key: &ApiKey) -> Self {
+    pub(crate) fn with(key: &ApiKey) -> Self {
         let ApiKey { id, tenant, role, agents, requests_per_minute, .. } = key.clone();
         Caller { tenant, role, agents, key: Some(id), requests_per_minute, spent: Spent::default() }
     }
@@ -57,7 +62,7 @@ impl Caller {
         Requester { tenant: self.tenant.clone(), key: self.key.clone() }
     }
 
-    pub(super) fn role(&self) -> &'static str {
+    pub(crate) fn role(&self) -> &'static str {
         self.role.as_str()
     }
 
@@ -111,7 +116,7 @@ impl Caller {
         Affinity { tenant: self.tenant.to_string(), agent: None, session, parent }
     }
 
-    pub(super) fn must_be(&self, role: Role) -> Result<(), ApiError> {
+    pub(crate) fn must_be(&self, role: Role) -> Result<(), ApiError> {
         if self.role.may(role) {
             return Ok(());
         }
@@ -121,11 +126,11 @@ impl Caller {
     }
 
     /// Whether the caller may reach only some agents.
-    pub(super) fn is_narrow(&self) -> bool {
+    pub(crate) fn is_narrow(&self) -> bool {
         self.agents.is_some()
     }
 
-    pub(super) fn refuse_wide(&self) -> ApiError {
+    pub(crate) fn refuse_wide(&self) -> ApiError {
         forbidden("key_is_for_agents", format!("{} is for {} only", self.name(), self.agent_names()))
     }
 

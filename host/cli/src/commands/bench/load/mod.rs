@@ -16,7 +16,7 @@ use skep_engine::EngineStats;
 use super::target::{Target, TargetArgs};
 use crate::commands::out;
 use crate::progress::{Progress as _, Terminal};
-use crate::server::ServerOptions;
+use crate::server_options::ServerOptions;
 use streams::{Counts, Plan};
 
 /// Hold a server under load and check that nothing is lost

@@ -35,7 +35,7 @@ use report::Report;
 
 /// Template that shows tools as Skep's prompts do for a model whose own template does not support them, for
 /// servers with llama.cpp's templates.
-const PEER_TEMPLATE: &str = include_str!("tools/peer.jinja");
+const PEER_TEMPLATE: &str = include_str!("peer.jinja");
 
 /// Measure the quality of structured output and of tool calls
 ///

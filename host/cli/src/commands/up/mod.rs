@@ -19,10 +19,13 @@ use crate::config::{self, AuthFlag, Config, SpeculationConfig};
 use crate::open_files;
 use crate::places;
 use crate::progress::Terminal;
-use crate::server::{self, DataDir, RunningServer, ServerOptions};
 use crate::source_watch::SourceWatch;
 use crate::style;
 use crate::traces::{self, TraceOptions};
+use crate::{
+    server::{self, RunningServer},
+    server_options::{DataDir, ServerOptions},
+};
 
 /// Start a host: a model and its engine, agents, and an HTTP server
 ///

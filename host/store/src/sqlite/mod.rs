@@ -4,11 +4,12 @@
 //! order of its queue is the order of commits. Reads use other connections and see what was committed when
 //! they started.
 
+#[cfg(any(test, feature = "faults"))]
+mod fault_injection;
+
 use crate::{
-    StoreError,
-    pieces::PIECE,
-    schema,
-    writer::{Line, Writer},
+    StoreError, schema,
+    writer::{Line, Work, Writer},
 };
 use sqlx::{
     ConnectOptions as _, SqlitePool,
@@ -23,6 +24,8 @@ use tokio::sync::Semaphore;
 
 /// Maximum number of copies and deletions in progress. Each has one chunk at a time among the writes.
 const PIECEWORK: usize = 2;
+/// Time limit of a chunk. After it, other writes get their turn.
+pub(crate) const PIECE: Duration = Duration::from_millis(10);
 
 /// Whether a commit waits for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -112,6 +115,22 @@ impl Store {
             piece: PIECE,
             path: None,
         })
+    }
+
+    /// Runs these statements with this data in a transaction, after all writes that were requested before.
+    /// Resolves when they are durable. The statements run even if the caller stops waiting.
+    pub(crate) async fn write<D, T>(&self, data: D, work: Work<D, T>) -> Result<T, StoreError>
+    where
+        D: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let written = self.writer.write(data, work).await;
+        written.map_err(|error| self.diagnosed(error))
+    }
+
+    /// Returns the longest time that a transaction has held up other writes since the store was opened.
+    pub fn longest_hold(&self) -> Duration {
+        self.writer.longest_hold()
     }
 
     /// Waits for queries in progress and closes the file.

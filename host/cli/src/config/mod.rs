@@ -32,10 +32,10 @@ use skep_model::{Activation, DeviceChoice, KvDtype, Placement};
 use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
-use crate::server::{DataDir, ServerOptions};
+use crate::server_options::{DataDir, ServerOptions};
 use agents::AgentConfig;
 pub use ai::AiConfig;
-pub use auth::{AuthConfig, AuthFlag, AuthOptions};
+pub use auth::{AuthConfig, AuthFlag};
 pub use batch::BatchConfig;
 use grants::GrantsConfig;
 pub use http::HttpConfig;

@@ -1,0 +1,115 @@
+//! Options of a host, as the flags and `skep.toml` set them before it starts.
+//!
+//! Configuration fills them in and the server reads them, so they depend on neither.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use skep_engine::EngineOptions;
+use skep_gateway::{AccessOptions, GatewayOptions, RateOptions};
+use skep_model::{DeviceChoice, ExecutorOptions};
+use skep_runtime::RuntimeOptions;
+use skep_store::Durability;
+
+use crate::catalog;
+
+/// Options of a host.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Port 0 picks a free one.
+    pub listen: SocketAddr,
+    pub data: DataDir,
+    pub durability: Durability,
+    /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
+    pub model: String,
+    /// Threads for the model's computation, over all replicas; `None` is one per physical core.
+    pub threads: Option<usize>,
+    /// Engines of the same model, each with its own KV cache of `executor.kv_tokens` and its share of the threads.
+    pub replicas: NonZeroUsize,
+    pub executor: ExecutorOptions,
+    pub engine: EngineOptions,
+    pub runtime: RuntimeOptions,
+    pub gateway: GatewayOptions,
+    pub auth: AuthOptions,
+    pub rates: RateOptions,
+}
+
+/// Storage for agents, sessions and conversations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DataDir {
+    Path(PathBuf),
+    /// Lost when the host stops.
+    InMemory,
+}
+
+/// Settings for API keys, before it is known where the host listens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AuthOptions {
+    pub required: Option<bool>,
+    /// Whether the operator has accepted that anyone who can connect may do everything.
+    pub insecure: bool,
+    pub open_metrics: bool,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            data: DataDir::InMemory,
+            durability: Durability::default(),
+            model: catalog::DEFAULT_MODEL.to_owned(),
+            threads: None,
+            replicas: NonZeroUsize::MIN,
+            executor: ExecutorOptions { device: DeviceChoice::Auto, ..ExecutorOptions::default() },
+            engine: EngineOptions::default(),
+            runtime: RuntimeOptions::default(),
+            gateway: GatewayOptions::default(),
+            auth: AuthOptions::default(),
+            rates: RateOptions::default(),
+        }
+    }
+}
+
+impl AuthOptions {
+    /// Returns the access options of a host that listens on `address`.
+    pub fn at(self, address: IpAddr) -> Result<AccessOptions> {
+        let is_local = address.is_loopback();
+        let keys_required = self.required.unwrap_or(!is_local);
+        if !keys_required && !is_local && !self.insecure {
+            bail!(
+                "anyone who can connect to {address} could do everything, because no API key is required\n  hint: remove \
+                 `required = false` under [auth] and --auth off, and create a key with `skep key create`; or listen on \
+                 127.0.0.1; or accept this with --insecure"
+            );
+        }
+        let local_names_only = is_local && !keys_required;
+        Ok(AccessOptions { keys_required, open_metrics: self.open_metrics, local_names_only })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_required_unless_only_this_machine_can_connect_or_the_operator_insists() {
+        let at = |required, insecure, address: &str| {
+            let options = AuthOptions { required, insecure, open_metrics: false };
+            let access = options.at(address.parse().expect("an address"))?;
+            assert_eq!(access.local_names_only, !access.keys_required && !insecure, "{address}");
+            anyhow::Ok(access.keys_required)
+        };
+        for local in ["127.0.0.1", "::1", "127.8.0.1"] {
+            assert!(!at(None, false, local).expect("the default"));
+            assert!(at(Some(true), false, local).expect("asked for"));
+        }
+        for open in ["0.0.0.0", "::", "10.0.0.7"] {
+            assert!(at(None, false, open).expect("the default"));
+            let refusal = at(Some(false), false, open).expect_err("open to everyone").to_string();
+            assert!(refusal.contains("skep key create") && refusal.contains("--insecure"), "{refusal}");
+            assert!(!at(Some(false), true, open).expect("the operator insists"));
+        }
+    }
+}
