@@ -309,8 +309,10 @@ fn plain(text: &str) -> String {
                 rest = &rest[1..];
                 continue;
             }
-            out.push(c);
-            rest = &rest[c.len_utf8()..];
+            let end = rest[c.len_utf8()..].find(['/', 'r', '"', '\'', '-', '=']);
+            let end = end.map_or(rest.len(), |end| c.len_utf8() + end);
+            out.push_str(&rest[..end]);
+            rest = &rest[end..];
         }
     }
     out

@@ -63,8 +63,13 @@ pub struct World {
     /// The name of the scripted model.
     model: &'static str,
     calls_made: u64,
-    /// Milliseconds that turns have waited. Time advances only when nothing else can make progress.
-    clock_ms: u64,
+    timer: Timer,
+}
+
+/// The time that turns have waited. It advances only when nothing else can make progress.
+#[derive(Default)]
+struct Timer {
+    waited_ms: u64,
     /// The time at which the next waiting future resolves.
     next_ms: Option<u64>,
 }
@@ -87,15 +92,14 @@ impl World {
             tools,
             model,
             calls_made: 0,
-            clock_ms: 0,
-            next_ms: None,
+            timer: Timer::default(),
         }
     }
 
     /// Advances the clock to the next waiting future. Returns whether one was waiting.
     pub fn advance_clock(&mut self) -> bool {
-        let next_ms = self.next_ms.take();
-        self.clock_ms = next_ms.unwrap_or(self.clock_ms);
+        let next_ms = self.timer.next_ms.take();
+        self.timer.waited_ms = next_ms.unwrap_or(self.timer.waited_ms);
         next_ms.is_some()
     }
 
@@ -341,13 +345,13 @@ impl Host for MemoryHost {
     }
 
     fn sleep(&self, ms: u32) -> Task<'_, ()> {
-        let until_ms = self.world.borrow().clock_ms + u64::from(ms);
+        let until_ms = self.world.borrow().timer.waited_ms + u64::from(ms);
         Box::pin(std::future::poll_fn(move |_| {
             let mut world = self.world.borrow_mut();
-            if world.clock_ms >= until_ms {
+            if world.timer.waited_ms >= until_ms {
                 return Poll::Ready(());
             }
-            world.next_ms = Some(world.next_ms.map_or(until_ms, |next_ms| next_ms.min(until_ms)));
+            world.timer.next_ms = Some(world.timer.next_ms.map_or(until_ms, |next_ms| next_ms.min(until_ms)));
             Poll::Pending
         }))
     }

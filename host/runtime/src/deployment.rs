@@ -55,7 +55,7 @@ impl NotStarted {
     }
 }
 
-/// All agents by name, and what compiles them.
+/// All agents by name, and the compiler for new ones.
 pub(crate) struct Deployments {
     store: Store,
     outbox: Arc<Outbox>,

@@ -459,9 +459,9 @@ mod tests {
                 "[mcp.files]\ntimeout_ms = 0\n",
                 "[mcp.files] timeout_ms: 0 is out of range; it must be between 1 and",
             ),
-            ("[limits]\nmemory_mb = 0\n", "line 1: [limits] memory_mb is 0; it must be between 1 and 4096"),
-            ("[limits]\nfetch_kb = 99999999\n", "[limits] fetch_kb is 99999999; it may be 0 to"),
-            ("[limits]\ncpu_ms = -1\n", "[limits] cpu_ms is -1; it may be 1 to"),
+            ("[limits]\nmemory_mb = 0\n", "line 1: [limits] memory_mb is 0; it must be 1 to 4096"),
+            ("[limits]\nfetch_kb = 99999999\n", "[limits] fetch_kb is 99999999; it must be 0 to"),
+            ("[limits]\ncpu_ms = -1\n", "[limits] cpu_ms is -1; it must be 1 to"),
             (
                 "[runtime]\nstack_kb = 63\n",
                 "[runtime] stack_kb: 63 is out of range; it must be between 64 and 16384",

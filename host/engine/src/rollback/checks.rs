@@ -1,4 +1,4 @@
-//! The schemas that decide about the values that masks do not enforce, compiled once for each constraint.
+//! Validators of the values that masks do not enforce, compiled once for each constraint.
 //!
 //! Invariant: a value that passes is one that its schema accepts, and no object in it has a key twice. A number that passes
 //! is a finite double.
@@ -14,21 +14,21 @@ use super::json_values::Check;
 use crate::constraint::UnenforcedValue;
 use crate::{Dialect, EngineError, Invalid, SchemaValidator};
 
-/// Constraints whose validators are kept.
+/// Number of constraints whose validators are cached.
 const KEPT: usize = 64;
-/// A message may hold the value that it is about.
+/// Maximum length of a reason, which may quote the value.
 const LONGEST_REASON: usize = 200;
 
-/// What one constraint's masks do not enforce, and the validators that do.
+/// The values that one constraint's masks do not enforce, with their validators.
 pub(crate) struct Checks {
     values: Arc<[UnenforcedValue]>,
     validators: Vec<SchemaValidator>,
 }
 
-/// What is wrong with a value.
+/// An error in a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Flaw {
-    /// The JSON pointer to the innermost instance that is wrong, from the value.
+    /// The JSON pointer to the innermost invalid instance, relative to the value.
     pub place: String,
     pub reason: String,
     /// The byte after that instance.
@@ -49,7 +49,7 @@ impl Checks {
         Ok(Checks { values: values.clone(), validators: validators.collect::<Result<_, _>>()? })
     }
 
-    /// What is wrong with the text of a value, if something is. Of several flaws the first in the text.
+    /// Returns the error that comes first in the text of a value, if there is one.
     pub(super) fn flaw(&self, check: Check, text: &[u8]) -> Option<Flaw> {
         match check {
             Check::Schema(entry) => self.flaw_by_schema(entry, text),
@@ -81,7 +81,7 @@ impl Checks {
     }
 }
 
-/// JSON allows numbers of any size; who reads them has doubles.
+/// Rejects numbers that overflow a double: JSON allows numbers of any size, but most readers use doubles.
 fn infinity(text: &[u8]) -> Option<Flaw> {
     let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
     let is_finite = number.is_some_and(f64::is_finite);
@@ -117,7 +117,7 @@ fn flaw_of(error: &ValidationError<'_>, value: &Value, text: &[u8]) -> Flaw {
     Flaw { place, reason, end }
 }
 
-/// The validators of the constraints that were asked for last.
+/// The validators of the constraints that were used last.
 #[derive(Default)]
 pub(crate) struct ChecksCache(Mutex<Vec<Arc<Checks>>>);
 

@@ -43,7 +43,7 @@ const ANNOTATIONS: [&str; 16] = [
 struct Walk<'s> {
     /// The parts that a reference may name other than by a pointer: the root, and those with an id or an anchor.
     named: Vec<&'s Value>,
-    /// What is known, by the address of the part. `None` while it is being counted.
+    /// Known counts, by the address of the part. `None` while a part is being counted.
     unseen: HashMap<usize, Option<usize>>,
 }
 

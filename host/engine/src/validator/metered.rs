@@ -20,12 +20,12 @@ const STEPS_PER_VALUE: usize = 100;
 const BYTES_PER_STEP: usize = 16;
 /// Schemas that look at nothing and are applied in the time of a step.
 const UNSEEN_PER_STEP: usize = 128;
-/// Steps of a pattern that looks around or refers back.
+/// Additional steps for each string if a pattern has lookaround or backreferences.
 const BACKTRACKING_STEPS: usize = 200;
 /// Bytes of stack that a validation may use. Guests' calls run on fibers that have 1.5 MiB for the host.
 const MAX_STACK_BYTES: usize = 512 << 10;
 
-/// What looking at a value costs under one schema.
+/// The costs of looking at a value under one schema.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rates {
     look: usize,
@@ -64,7 +64,7 @@ impl Rates {
     }
 }
 
-/// Whether a pattern may look around or refer back. Other strings than patterns may look so, too.
+/// Returns whether a pattern may have lookaround or backreferences. Strings that are not patterns may match too.
 fn may_backtrack(schema: &Value) -> bool {
     let odd = |text: &str| {
         text.contains("(?")
@@ -111,7 +111,7 @@ fn spend(steps: impl FnOnce(Rates) -> usize) {
     let stack_bytes = meter.stack_start.abs_diff(std::ptr::from_ref(&here).addr());
     let left = meter.left.checked_sub(steps(meter.rates)).filter(|_| stack_bytes <= MAX_STACK_BYTES);
     let Some(left) = left else {
-        // It calls no panic hook: this is no fault.
+        // This does not call the panic hook, because it is not a bug.
         resume_unwind(Box::new(Exhausted));
     };
     meter.left = left;
@@ -122,7 +122,7 @@ fn look() {
     spend(|rates| rates.look);
 }
 
-/// Reading a string, or comparing with one.
+/// Charges for reading a string or comparing with one.
 fn read(text: &str) {
     spend(|rates| rates.look + rates.string + text.len() / BYTES_PER_STEP);
 }

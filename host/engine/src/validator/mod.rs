@@ -1,4 +1,4 @@
-//! A JSON Schema validator that ends: schemas and values come from strangers, and the parts of a schema may refer to each
+//! A JSON Schema validator whose run time is bounded: schemas and values come from strangers, and the parts of a schema may refer to each
 //! other so that a small value takes exponentially many steps.
 //!
 //! The library validates a representation of JSON that counts each look at the value ([`metered`]) and unwinds when the
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use metered::{Exhausted, Metered, Node, Rates, metered};
 
-/// Steps of one match of a pattern that looks around or refers back: such patterns may take exponentially many.
+/// Maximum number of steps of one match of a pattern with lookaround or backreferences, which may take exponentially many.
 const PATTERN_STEPS: usize = 100_000;
 
 /// A compiled JSON Schema. Validation takes a number of steps that is bounded by the size of the value.
@@ -26,7 +26,7 @@ pub struct SchemaValidator {
     rates: Rates,
 }
 
-/// Which patterns a schema may have, and whether `format` is checked.
+/// The patterns that a schema may have, and whether `format` is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// Patterns are matched in linear time: those that look around or refer back do not compile. Formats are checked.
@@ -38,7 +38,7 @@ pub enum Dialect {
 /// Why a value did not pass.
 #[derive(Debug)]
 pub enum Invalid<'v> {
-    /// What is wrong with the value. Never empty.
+    /// The errors in the value. The list is never empty.
     Errors(Vec<ValidationError<'v>>),
     /// The value does not match, but finding out where would take too many steps.
     Somewhere,

@@ -17,7 +17,7 @@ use active::ActiveTurns;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// What a turn takes of the host until it ends.
+/// The capacity that a turn occupies until it ends.
 pub(crate) struct Admitted {
     pub(crate) active: Active,
     /// The memory reserved for the message.

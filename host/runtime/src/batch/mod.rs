@@ -36,7 +36,7 @@ use skep_engine::{
 use skep_store::Store;
 use std::sync::Arc;
 
-/// What batches use of the host.
+/// The parts of the host that batches use.
 pub(crate) struct Context {
     pub(crate) store: Store,
     pub(crate) clock: Clock,

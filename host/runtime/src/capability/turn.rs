@@ -34,7 +34,7 @@ const MAX_GENERATIONS: u32 = 1_000;
 /// Retry delay that a guest is given when the day's remaining tokens are reserved by others.
 const RETRY_PROMISED_MS: u32 = 1_000;
 
-/// What the host functions of all turns reach.
+/// The parts of the host that host functions use.
 pub(crate) struct Reach {
     pub(crate) models: GrantedModels,
     pub(crate) tokens: TokenBudgets,

@@ -45,7 +45,7 @@ const MAX_PANICS: u32 = 3;
 /// Pause after a database error.
 const STORE_PAUSE_MS: u64 = 1_000;
 
-/// What deliveries use of the host.
+/// The parts of the host that deliveries use.
 pub(crate) struct Context {
     pub(crate) store: Store,
     pub(crate) clock: Clock,

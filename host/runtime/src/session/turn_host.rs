@@ -1,4 +1,4 @@
-//! What the turns of all sessions use of the host.
+//! The parts of the host that the turns of all sessions use.
 
 use crate::{
     Clock, agent_log::AgentLog, capability::Reach, deployment::Deployments, event::Outbox, feed::LiveTurns,

@@ -1,7 +1,7 @@
-//! Examples: turns that the author of an agent wrote for its model, to be shown before a conversation's first message.
+//! Examples: turns that the author of an agent wrote for its model, which sees them before a conversation's first message.
 //!
-//! They come from the guest inside the JSON Schema that they are for, as its annotation `x-examples`: in the input schema of
-//! a tool, and in the schema of an output. Invariant: an example that a model sees validates against that schema, and has
+//! The guest passes them in the annotation `x-examples` of the JSON Schema that they belong to: the input schema of a tool,
+//! or the schema of an output. Invariant: an example that a model sees validates against that schema, and has
 //! the spelling that real calls, results and answers have.
 
 use super::{Tool, check, validator};
@@ -12,13 +12,13 @@ use skep_engine::chat::{ChatMessage, ToolCall};
 use std::{io, sync::Arc};
 
 const ANNOTATION: &str = "x-examples";
-/// Of one schema.
+/// Maximum number of examples of one schema.
 const MAX_EXAMPLES: usize = 64;
 
-/// What one example shows, in order.
+/// The messages of one example, in order.
 pub(crate) type Example = Vec<ChatMessage>;
 
-/// An example of a tool. Without a call it shows when the tool is not called.
+/// An example of a tool. An example without a call shows when the tool is not called.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfTool {
@@ -38,12 +38,12 @@ struct OfOutput {
     answer: Value,
 }
 
-/// Takes the examples out of a schema, so that nobody else meets them.
+/// Removes the examples from a schema and returns them, so that neither the model nor a validator sees the annotation.
 pub(crate) fn take(schema: &mut Value) -> Option<Value> {
     schema.as_object_mut()?.shift_remove(ANNOTATION)
 }
 
-/// The examples of a tool, checked against its schemas. The error says which one is wrong and why.
+/// Returns the examples of a tool, checked against its schemas. The error names the invalid one and the reason.
 pub(crate) fn of_tool(tool: &Tool, written: Value) -> Result<Vec<Example>, String> {
     let name = &tool.definition.name;
     let examples: Vec<OfTool> = read(written)?;
@@ -75,7 +75,7 @@ pub(crate) fn of_tool(tool: &Tool, written: Value) -> Result<Vec<Example>, Strin
     examples.into_iter().enumerate().map(show).collect()
 }
 
-/// The examples of an output, checked against its schema.
+/// Returns the examples of an output, checked against its schema.
 pub(crate) fn of_output(schema: &Value, written: Value) -> Result<Vec<ChatMessage>, String> {
     let examples: Vec<OfOutput> = read(written)?;
     let validator = validator(schema)?;
@@ -89,7 +89,8 @@ pub(crate) fn of_output(schema: &Value, written: Value) -> Result<Vec<ChatMessag
     Ok(shown)
 }
 
-/// One example of each tool in turn: a small model repeats what it saw last, which is then not the same tool every time.
+/// Interleaves the examples of all tools. A small model tends to repeat the last tool that it saw, so the last one should
+/// not always be the same.
 pub(crate) fn in_turn(tools: &[Arc<Tool>]) -> Vec<ChatMessage> {
     let rounds = tools.iter().map(|tool| tool.examples.len()).max().unwrap_or(0);
     let round = |index| tools.iter().filter_map(move |tool| tool.examples.get(index));
@@ -105,12 +106,12 @@ fn read<T: for<'a> Deserialize<'a>>(written: Value) -> Result<Vec<T>, String> {
     }
 }
 
-/// `null` is a value, too.
+/// Distinguishes a `null` from a missing field.
 fn present<'a, D: serde::Deserializer<'a>>(from: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(from).map(Some)
 }
 
-/// The value with the properties of its objects in the order of the schema, in which a model has to write them.
+/// Returns the value with the properties of its objects in the order of the schema, in which a model has to write them.
 fn in_order(value: &Value, schema: &Value) -> Value {
     match value {
         Value::Object(object) => {
@@ -130,7 +131,7 @@ fn in_order(value: &Value, schema: &Value) -> Value {
     }
 }
 
-/// JSON as models write it: a space after `:` and `,`.
+/// Writes JSON as models do, with a space after `:` and `,`.
 fn spelled(value: &Value) -> String {
     let mut text = Vec::new();
     let mut writer = serde_json::Serializer::with_formatter(&mut text, Spaced);

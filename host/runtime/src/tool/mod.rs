@@ -1,7 +1,7 @@
 //! The tools that a deployed agent offers, with their schemas compiled once.
 //!
-//! A schema that does not compile is an error at deployment, for the validator and for the decoder alike: nothing
-//! that is described to a model goes unchecked.
+//! A schema that does not compile, for the validator or for the decoder, is an error at deployment. Nothing that is
+//! described to a model goes unchecked.
 
 pub(crate) mod examples;
 
@@ -29,14 +29,14 @@ pub(crate) struct Tools {
 
 pub(crate) struct Tool {
     pub(crate) definition: ToolDefinition,
-    /// What a model that is offered the tool is shown first.
+    /// The examples that a model sees when it is offered the tool.
     pub(crate) examples: Vec<Example>,
     input: SchemaValidator,
     output: Option<SchemaValidator>,
 }
 
 impl Tools {
-    /// Checks what the agent said of its tools. The error names the tool.
+    /// Checks the tools that an agent describes. The error names the tool.
     pub(crate) fn compile(described: Vec<types::ToolDefinition>, engine: &Engine) -> Result<Self, String> {
         if described.len() > MAX_TOOLS {
             return Err(format!("it describes {} tools; at most {MAX_TOOLS} are allowed", described.len()));
@@ -80,7 +80,7 @@ impl Tool {
         }
     }
 
-    /// The arguments as JSON without blanks, if they are what the tool takes.
+    /// Returns the arguments as compact JSON if they match the input schema.
     pub(crate) fn arguments(&self, text: &str) -> Result<Json, String> {
         let value = json(text).map_err(|why| self.bad_arguments(&why))?;
         self.check_arguments(&value).map(|()| Json::from(value))
@@ -90,7 +90,7 @@ impl Tool {
         check(arguments, &self.input).map_err(|why| self.bad_arguments(&why))
     }
 
-    /// The result as JSON, if it is what the tool gives.
+    /// Returns the result as JSON if it matches the output schema.
     pub(crate) fn result(&self, text: &str) -> Result<Json, String> {
         let result = Json::from_text(text.to_owned())
             .map_err(|error| self.bad_result(&format!("not JSON: {error}")))?;
@@ -102,7 +102,7 @@ impl Tool {
         check(&result.value(), validator).map_err(|why| self.bad_result(&why))
     }
 
-    /// The same of a turn's outcome, in which no data is `null`.
+    /// Checks a turn's outcome, in which missing data counts as `null`.
     pub(crate) fn check_reply(&self, data: Option<&Json>) -> Result<(), String> {
         match (data, &self.output) {
             (Some(data), _) => self.check_result(data),
@@ -130,7 +130,7 @@ impl Tool {
         self.definition.timeout_ms.map(|ms| Duration::from_millis(ms.into()))
     }
 
-    /// Checks a definition, whoever gave it.
+    /// Checks a definition from any source.
     pub(crate) fn new(definition: ToolDefinition) -> Result<Self, String> {
         if definition.description.len() > MAX_DESCRIPTION_BYTES {
             let size = definition.description.len();
@@ -148,7 +148,7 @@ impl Tool {
         Ok(Tool { definition, examples: Vec::new(), input, output })
     }
 
-    /// As [`Tool::new`], with the examples that the input schema brings.
+    /// Checks a definition like [`Tool::new`], and reads the examples in its input schema.
     pub(crate) fn with_examples(mut definition: ToolDefinition) -> Result<Self, String> {
         let written = examples::take(&mut definition.input_schema);
         let mut tool = Tool::new(definition)?;

@@ -1,4 +1,4 @@
-//! What tests do to a store: they inject faults, damage rows, and limit the disk and the size of chunks.
+//! Faults for tests: failing statements, damaged rows, a limited disk, and chunks of a chosen size.
 
 use super::Store;
 use crate::{Faults, StoreError};
