@@ -122,9 +122,14 @@ fn run(folder: &str, name: &str) {
     let path = format!("{}:{}", skep.display(), std::env::var("PATH").unwrap());
     let target = skep.parent().unwrap().join(if uses_examples { "guides-examples" } else { "guides" });
     let home = std::env::var("HOME").unwrap_or_default();
-    for (variable, folder) in
-        [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup"), ("XDG_CACHE_HOME", ".cache")]
-    {
+    let folders = [
+        ("CARGO_HOME", ".cargo"),
+        ("RUSTUP_HOME", ".rustup"),
+        ("XDG_CACHE_HOME", ".cache"),
+        ("PYENV_ROOT", ".pyenv"),
+        ("npm_config_cache", ".npm"),
+    ];
+    for (variable, folder) in folders {
         command.env(variable, std::env::var(variable).unwrap_or_else(|_| format!("{home}/{folder}")));
     }
     if own_network.is_some() {
