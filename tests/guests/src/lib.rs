@@ -5,8 +5,10 @@
 //! of the guests are useless, because the exports exist only in WebAssembly. Components that no toolchain
 //! generates are text in `components`.
 
-/// The Rust blocks of the SDK's guide, as doc tests.
+/// The Rust blocks of the SDK's guide, as doc tests. Blocks that a page writes to a file are compiled by its commands.
 #[cfg(doctest)]
+// The words after a fence's language are for the test of the guides.
+#[allow(rustdoc::invalid_codeblock_attributes)]
 mod guide {
     #[doc = include_str!("../../../guest-sdk/guide/first-agent.md")]
     mod first_agent {}
