@@ -72,8 +72,8 @@ async fn tools_are_listed_with_their_hints_and_approvals() {
         row.unwrap_or_else(|| panic!("no {tool} in {shown}")).split_whitespace().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(row("orders", "add"), "orders add idempotent Adds two numbers.");
-    assert_eq!(row("strict", "add"), "strict add idempotent by a person Adds two numbers.");
-    assert_eq!(row("orders", "pay"), "orders pay destructive, open world by a person Pays.");
+    assert_eq!(row("strict", "add"), "strict add idempotent required Adds two numbers.");
+    assert_eq!(row("orders", "pay"), "orders pay destructive, open world required Pays.");
     let listed: Value = serde_json::from_str(&list(&["strict", "--json"]).await).unwrap();
     let add = listed["strict"].as_array().unwrap().iter().find(|tool| tool["name"] == "add").unwrap();
     assert_eq!((&add["needs_approval"], &add["hints"]["idempotent"]), (&json!(true), &json!(true)), "{add}");
