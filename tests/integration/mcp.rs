@@ -115,7 +115,7 @@ async fn a_failing_tool_reports_its_error_and_changes_nothing() {
         assert!(text(&result).contains(said), "{tool}: {}", text(&result));
     }
     let unknown = client.call_tool(params("mcp-wrong__divide", json!({}))).await.unwrap_err();
-    assert!(unknown.to_string().contains("it has add, lie, refuse, boom"), "{unknown}");
+    assert!(unknown.to_string().contains("it has: add, lie, refuse, boom"), "{unknown}");
     let sum = call(&client, "mcp-wrong__add", json!({"a": 1, "b": 1})).await;
     assert_eq!(sum.meta.unwrap().0["skep.dev/turn"], 1);
 }
