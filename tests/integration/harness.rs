@@ -191,6 +191,23 @@ pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
+/// Returns the Rust sources in a folder of the repository, in order, without what builds put there.
+pub fn rust_sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if !["target", "node_modules", ".venv"].iter().any(|built| path.ends_with(built)) {
+                found.extend(rust_sources(&path));
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
 /// Returns the assistant's text of a chat completion.
 pub fn content(answer: &Value) -> &str {
     answer["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("no content: {answer}"))

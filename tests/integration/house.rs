@@ -1,11 +1,8 @@
 //! Cheap checks of project rules: every file has a header, stays readable, and respects the limits of its
 //! crate.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use crate::harness::{repository, rust_sources};
+use std::{fs, path::PathBuf, process::Command};
 
 const LONGEST_FILE_LINES: usize = 520;
 
@@ -47,7 +44,7 @@ fn unfinished_code_and_catch_all_names_stay_out() {
 #[test]
 fn only_the_kernels_contain_unsafe_code() {
     for krate in ["cli", "gateway", "outbound", "store", "engine"] {
-        let lib = root().join("host").join(krate).join("src/lib.rs");
+        let lib = repository().join("host").join(krate).join("src/lib.rs");
         let text = fs::read_to_string(&lib).unwrap();
         assert!(text.contains("#![forbid(unsafe_code)]"), "{} must forbid unsafe code", lib.display());
     }
@@ -55,10 +52,10 @@ fn only_the_kernels_contain_unsafe_code() {
 
 #[test]
 fn one_file_of_the_runtime_contains_unsafe_code() {
-    let lib = fs::read_to_string(root().join("host/runtime/src/lib.rs")).unwrap();
+    let lib = fs::read_to_string(repository().join("host/runtime/src/lib.rs")).unwrap();
     assert!(lib.contains("#![deny(unsafe_code)]"));
     let allowed = |path: &PathBuf| fs::read_to_string(path).unwrap().contains("allow(unsafe_code)");
-    let runtime = root().join("host/runtime/src");
+    let runtime = repository().join("host/runtime/src");
     let files: Vec<PathBuf> =
         sources().into_iter().filter(|path| path.starts_with(&runtime)).filter(allowed).collect();
     assert_eq!(files, [runtime.join("component/artifact.rs")]);
@@ -69,7 +66,7 @@ fn one_file_of_the_runtime_contains_unsafe_code() {
 fn skep_is_the_only_program_in_the_workspace() {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
-        .current_dir(root())
+        .current_dir(repository())
         .output()
         .unwrap();
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -85,26 +82,10 @@ fn skep_is_the_only_program_in_the_workspace() {
     assert_eq!(programs, ["skep"]);
 }
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
-
 fn sources() -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut folders: Vec<PathBuf> =
-        ["host", "kernels", "guest-sdk", "examples", "tests"].map(|top| root().join(top)).into();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                if !["target", "node_modules", ".venv"].iter().any(|made| path.ends_with(made)) {
-                    folders.push(path);
-                }
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                found.push(path);
-            }
-        }
-    }
+    let folders = ["host", "kernels", "guest-sdk", "examples", "tests"];
+    let found: Vec<PathBuf> =
+        folders.iter().flat_map(|folder| rust_sources(&repository().join(folder))).collect();
     assert!(found.len() > 50, "found only {} files", found.len());
     found
 }

@@ -45,6 +45,7 @@ pub(crate) use compile_share::CompileShares;
 pub(crate) use compiler::ConstraintCompiler;
 use form::Ending;
 pub(crate) use form::text_without;
+pub(crate) use references::percent_decoded;
 pub(crate) use spelling::Spelling;
 pub(crate) use unenforced::{PathStep, UnenforcedValue};
 

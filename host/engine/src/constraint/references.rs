@@ -66,9 +66,9 @@ impl Anchors {
             return Some(root.to_string());
         }
         if fragment.starts_with('/') {
-            return Some(format!("{root}{}", decoded(fragment)));
+            return Some(format!("{root}{}", percent_decoded(fragment)));
         }
-        self.places.get(&format!("{target}#{}", decoded(fragment))).cloned()
+        self.places.get(&format!("{target}#{}", percent_decoded(fragment))).cloned()
     }
 
     /// Returns the target of a `$dynamicRef`: the root's own anchor of that name, if it has one, or else the
@@ -108,7 +108,7 @@ fn join(base: &str, reference: &str) -> String {
 }
 
 /// Decodes the percent escapes of a fragment.
-fn decoded(fragment: &str) -> String {
+pub(crate) fn percent_decoded(fragment: &str) -> String {
     let mut bytes = Vec::with_capacity(fragment.len());
     let mut rest = fragment.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {

@@ -6,8 +6,9 @@
 
 use std::collections::HashMap;
 
-use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
+
+use crate::constraint::percent_decoded;
 
 /// Schemas that are applied without a look at the value.
 const MAX_UNSEEN: usize = 100_000;
@@ -144,7 +145,7 @@ impl<'s> Walk<'s> {
     fn targets(&self, reference: &str) -> Vec<&'s Value> {
         let (resource, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         if fragment.starts_with('/') {
-            let pointer = percent_decode_str(fragment).decode_utf8_lossy();
+            let pointer = percent_decoded(fragment);
             return self.named.iter().filter_map(|resource| resource.pointer(&pointer)).collect();
         }
         let name = last_segment(if fragment.is_empty() { resource } else { fragment });

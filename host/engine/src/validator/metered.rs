@@ -36,10 +36,16 @@ pub(super) struct Rates {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Exhausted;
 
-#[derive(Clone, Copy)]
-struct Meter {
+/// The steps that a validation may still take, and what it pays for a look.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Budget {
     left: usize,
     rates: Rates,
+}
+
+#[derive(Clone, Copy)]
+struct Meter {
+    budget: Budget,
     /// The address of a variable in the frame that began the validation.
     stack_start: usize,
 }
@@ -56,11 +62,11 @@ impl Rates {
         Rates { look: 1 + unseen_steps / UNSEEN_PER_STEP, string: 1 + backtracks }
     }
 
-    /// Steps that validating a value may take.
-    fn limit(&self, value: &Value) -> usize {
+    /// Returns the budget of one validation of a value.
+    pub fn budget(&self, value: &Value) -> Budget {
         let each = self.look * STEPS_PER_VALUE;
-        self.look * STEPS
-            + steps_inside(value, &|text| each + 4 * (self.string + text / BYTES_PER_STEP), each)
+        let inside = steps_inside(value, &|text| each + 4 * (self.string + text / BYTES_PER_STEP), each);
+        Budget { left: self.look * STEPS + inside, rates: *self }
     }
 }
 
@@ -94,11 +100,11 @@ fn steps_inside(value: &Value, string: &impl Fn(usize) -> usize, other: usize) -
     }
 }
 
-/// Runs a validation of `value` through [`Node`], or as much of it as the limits allow.
-pub(super) fn metered<T>(rates: &Rates, value: &Value, validate: impl FnOnce() -> T) -> Result<T, Exhausted> {
+/// Runs a validation through [`Node`], or as much of it as the budget allows.
+pub(super) fn metered<T>(budget: Budget, validate: impl FnOnce() -> T) -> Result<T, Exhausted> {
     let here = 0_u8;
     let stack_start = std::ptr::from_ref(&here).addr();
-    let meter = Meter { left: rates.limit(value), rates: *rates, stack_start };
+    let meter = Meter { budget, stack_start };
     let before = METER.replace(Some(meter));
     let result = catch_unwind(AssertUnwindSafe(validate));
     METER.set(before);
@@ -109,12 +115,13 @@ fn spend(steps: impl FnOnce(Rates) -> usize) {
     let Some(mut meter) = METER.get() else { return };
     let here = 0_u8;
     let stack_bytes = meter.stack_start.abs_diff(std::ptr::from_ref(&here).addr());
-    let left = meter.left.checked_sub(steps(meter.rates)).filter(|_| stack_bytes <= MAX_STACK_BYTES);
+    let left =
+        meter.budget.left.checked_sub(steps(meter.budget.rates)).filter(|_| stack_bytes <= MAX_STACK_BYTES);
     let Some(left) = left else {
         // This does not call the panic hook, because it is not a bug.
         resume_unwind(Box::new(Exhausted));
     };
-    meter.left = left;
+    meter.budget.left = left;
     METER.set(Some(meter));
 }
 

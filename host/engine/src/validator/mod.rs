@@ -14,7 +14,7 @@ use std::fmt;
 use jsonschema::{PatternOptions, ValidationError, Validator};
 use serde_json::Value;
 
-use metered::{Exhausted, Metered, Node, Rates, metered};
+use metered::{Budget, Exhausted, Metered, Node, Rates, metered};
 
 /// Maximum number of steps of one match of a pattern with lookaround or backreferences, which may take exponentially many.
 const PATTERN_STEPS: usize = 100_000;
@@ -65,34 +65,36 @@ impl SchemaValidator {
 
     /// Checks a value. Finds the first error.
     pub fn check<'v>(&'v self, value: &'v Value) -> Result<(), Invalid<'v>> {
-        if self.is_valid(value)? { Ok(()) } else { Err(self.first_error(value)) }
+        let budget = self.rates.budget(value);
+        if self.is_valid(value, budget)? { Ok(()) } else { Err(self.first_error(value, budget)) }
     }
 
     /// Checks a value. Finds all errors, or the first one if finding all would take too many steps.
     pub fn check_all<'v>(&'v self, value: &'v Value) -> Result<(), Invalid<'v>> {
-        if self.is_valid(value)? {
+        let budget = self.rates.budget(value);
+        if self.is_valid(value, budget)? {
             return Ok(());
         }
         let errors = || self.validator.iter_errors(Node(value)).collect::<Vec<_>>();
-        match metered(&self.rates, value, errors) {
+        match metered(budget, errors) {
             Ok(errors) if !errors.is_empty() => Err(Invalid::Errors(errors)),
-            _ => Err(self.first_error(value)),
+            _ => Err(self.first_error(value, budget)),
         }
     }
 
     /// Decides without looking for reasons. The library remembers what it has found out, so this takes the fewest steps.
-    fn is_valid(&self, value: &Value) -> Result<bool, Invalid<'static>> {
-        metered(&self.rates, value, || self.validator.is_valid(Node(value)))
-            .map_err(|Exhausted| Invalid::TooManySteps)
+    fn is_valid(&self, value: &Value, budget: Budget) -> Result<bool, Invalid<'static>> {
+        metered(budget, || self.validator.is_valid(Node(value))).map_err(|Exhausted| Invalid::TooManySteps)
     }
 
-    fn first_error<'v>(&'v self, value: &'v Value) -> Invalid<'v> {
-        match metered(&self.rates, value, || self.validator.validate(Node(value))) {
+    fn first_error<'v>(&'v self, value: &'v Value, budget: Budget) -> Invalid<'v> {
+        match metered(budget, || self.validator.validate(Node(value))) {
             Ok(Err(error)) => Invalid::Errors(vec![error]),
             _ => Invalid::Somewhere,
         }
     }
 }
+
 /// The first error with its place, as a person should read it.
 impl fmt::Display for Invalid<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

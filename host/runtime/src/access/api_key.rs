@@ -1,7 +1,6 @@
 //! API keys and their roles.
 
-use crate::Tenant;
-use crate::{AgentName, RuntimeError};
+use crate::{AgentName, RuntimeError, Tenant};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 

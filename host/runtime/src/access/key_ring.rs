@@ -7,8 +7,7 @@ use super::{
     ApiKey, NewApiKey,
     known_keys::{KeyDigest, KnownKey, KnownKeys},
 };
-use crate::Tenant;
-use crate::{AgentName, RuntimeError, clock::now_ms, tenancy::Tenancy};
+use crate::{AgentName, RuntimeError, Tenant, clock::now_ms, tenancy::Tenancy};
 use sha2::{Digest, Sha256};
 use skep_store::{ApiKeyRow, Store};
 use std::{num::NonZeroU32, sync::Arc};

@@ -10,7 +10,7 @@ impl AgentHost {
         tenant: Option<&Tenant>,
         limit: u32,
     ) -> Result<Vec<Approval>, RuntimeError> {
-        self.inner.host.reach.approvals.pending(tenant, limit).await
+        self.host().reach.approvals.pending(tenant, limit).await
     }
 
     /// Decides on a call and resumes its turn. If the call is denied, the reason is passed to the
@@ -22,6 +22,6 @@ impl AgentHost {
         reason: Option<String>,
         decided_by: &str,
     ) -> Result<Approval, RuntimeError> {
-        self.inner.host.reach.approvals.decide(id, approve, reason, decided_by).await
+        self.host().reach.approvals.decide(id, approve, reason, decided_by).await
     }
 }

@@ -19,7 +19,7 @@ impl AgentHost {
         component: Vec<u8>,
         deployed_by: &str,
     ) -> Result<AgentSummary, RuntimeError> {
-        let host = &*self.inner.host;
+        let host = self.host();
         host.shutdown.admit()?;
         manifest.check()?;
         let mut prepared = host.deployments.prepare(manifest, Source::Sent(component)).await?;
@@ -49,7 +49,7 @@ impl AgentHost {
             }
             None => (host.store.put_agent(&row, &bytes, &schedules).await?, row.deployed_at_ms),
         };
-        let summary = self.inner.host.deployments.activate(prepared, version, deployed_at_ms).await;
+        let summary = self.host().deployments.activate(prepared, version, deployed_at_ms).await;
         // Some turns may have waited for the agent to become callable.
         self.inner.dispatch.adopt_turns(Some(&row.name)).await?;
         Ok(summary)
@@ -57,7 +57,7 @@ impl AgentHost {
 
     /// Reactivates a kept version. Without a number, this is the version before the active one.
     pub async fn rollback(&self, name: &str, to: Option<u64>) -> Result<AgentSummary, RuntimeError> {
-        let host = &*self.inner.host;
+        let host = self.host();
         host.shutdown.admit()?;
         host.deployments.known(name)?;
         let versions = host.store.versions(name).await?;
@@ -81,13 +81,13 @@ impl AgentHost {
             // The version was deleted or aged out meanwhile.
             return Err(host.deployments.not_found(name));
         }
-        Ok(self.inner.host.deployments.activate(prepared, version, row.deployed_at_ms).await)
+        Ok(self.host().deployments.activate(prepared, version, row.deployed_at_ms).await)
     }
 
     /// Returns the kept versions of an agent, newest first.
     pub async fn versions(&self, name: &str) -> Result<Vec<AgentVersion>, RuntimeError> {
-        self.inner.host.deployments.known(name)?;
-        let rows = self.inner.host.store.versions(name).await?;
+        self.host().deployments.known(name)?;
+        let rows = self.host().store.versions(name).await?;
         Ok(rows.into_iter().map(agent_version).collect())
     }
 }

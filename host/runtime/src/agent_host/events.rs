@@ -13,7 +13,7 @@ impl AgentHost {
     /// Makes an event durable and delivers it at least once to the sessions and webhooks that
     /// subscribe to its topic. Events with the same source and id are treated as one for a day.
     pub async fn publish(&self, event: Event) -> Result<PublishedEvent, RuntimeError> {
-        let host = &*self.inner.host;
+        let host = self.host();
         event.check()?;
         let Event { id, source, topic, data, at_ms, principal } = event;
         let id = id.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
@@ -44,7 +44,7 @@ impl AgentHost {
 
     /// Returns the newest events, or those before the key `before`.
     pub async fn events(&self, before: Option<i64>, limit: u32) -> Result<Vec<EventSummary>, RuntimeError> {
-        let rows = self.inner.host.store.events(before, limit.min(MAX_PAGE)).await?;
+        let rows = self.host().store.events(before, limit.min(MAX_PAGE)).await?;
         rows.into_iter().map(EventSummary::of).collect()
     }
 }

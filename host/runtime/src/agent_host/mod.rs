@@ -65,9 +65,7 @@ pub struct AgentHost {
 }
 
 struct Inner {
-    host: Arc<TurnHost>,
     dispatch: Arc<Dispatch>,
-    sessions: Arc<Sessions>,
     webhooks: Arc<Webhooks>,
     batches: BatchQueue,
     keys: KeyRing,
@@ -161,10 +159,10 @@ impl AgentHost {
             };
             Dispatch { host: Arc::new(host), admission, sessions: sessions.clone() }
         });
-        let host = dispatch.host.clone();
+        let host = &dispatch.host;
         host.deployments.restore().await?;
         dispatch.hold_sessions().await?;
-        let expiry = Expiry::new(&host, &sessions, &options);
+        let expiry = Expiry::new(host, &sessions, &options);
         expiry.resume_clock().await?;
         let mut background = JoinSet::new();
         background.spawn(expiry.clone().run());
@@ -175,9 +173,7 @@ impl AgentHost {
         let courier = Courier::start(Arc::new(courier), Arc::downgrade(&dispatch));
         batches.start(&dispatch).await?;
         let inner = Inner {
-            host,
             dispatch,
-            sessions,
             webhooks,
             batches,
             keys,
@@ -193,42 +189,42 @@ impl AgentHost {
 
     /// Returns the agents that are ready, ordered by name.
     pub fn agents(&self) -> Vec<AgentSummary> {
-        self.inner.host.deployments.ready().iter().map(|agent| agent.summary()).collect()
+        self.host().deployments.ready().iter().map(|agent| agent.summary()).collect()
     }
 
     /// Returns the stored agents that could not be restarted.
     pub fn failed_agents(&self) -> Vec<FailedAgent> {
-        self.inner.host.deployments.failed()
+        self.host().deployments.failed()
     }
 
     /// Returns a counter that changes whenever an agent is deployed, rolled back or removed. Its
     /// value has no other meaning.
     pub fn changes(&self) -> watch::Receiver<u64> {
-        self.inner.host.deployments.changes()
+        self.host().deployments.changes()
     }
 
     pub fn agent(&self, name: &str) -> Result<AgentDetail, RuntimeError> {
-        Ok(self.inner.host.deployments.agent(name)?.detail())
+        Ok(self.host().deployments.agent(name)?.detail())
     }
 
     /// Returns a tool that others may call with [`crate::Origin::Tool`].
     pub fn tool(&self, agent: &str, tool: &str) -> Result<ToolDefinition, RuntimeError> {
-        self.inner.host.deployments.agent(agent)?.callable(tool).map(|tool| tool.definition.clone())
+        self.host().deployments.agent(agent)?.callable(tool).map(|tool| tool.definition.clone())
     }
 
     /// Returns the servers whose tools agents may be granted, by name.
     pub fn tool_servers(&self) -> &BTreeMap<String, Arc<dyn ToolServer>> {
-        self.inner.host.reach.tools.servers()
+        self.host().reach.tools.servers()
     }
 
     /// Removes an agent with its sessions and logs. Running turns are cancelled.
     pub async fn delete(&self, name: &str) -> Result<(), RuntimeError> {
-        let host = &*self.inner.host;
+        let host = self.host();
         let _one = self.inner.deploying.lock().await;
         if !host.deployments.remove(name) {
             return Err(host.deployments.not_found(name));
         }
-        self.inner.sessions.end_agent(name).await;
+        self.inner.dispatch.sessions.end_agent(name).await;
         host.store.delete_agent(name).await?;
         host.outbox.router.set_agent(name, &[]);
         tracing::info!(agent = name, "deleted");
@@ -244,32 +240,32 @@ impl AgentHost {
         limit: u32,
     ) -> Result<Vec<LogLine>, RuntimeError> {
         if let Some(agent) = &filter.agent {
-            self.inner.host.deployments.known(agent)?;
+            self.host().deployments.known(agent)?;
         }
-        let rows = self.inner.host.store.logs(filter, after_id, limit.min(MAX_PAGE)).await?;
+        let rows = self.host().store.logs(filter, after_id, limit.min(MAX_PAGE)).await?;
         Ok(rows.into_iter().map(log_line).collect())
     }
 
     /// Follows the log lines with an id greater than `after_id` as they are written. The follower
     /// ends with the host.
     pub fn follow_logs(&self, filter: LogFilter, after_id: i64) -> LogFollower {
-        self.inner.host.log.follow(filter, after_id)
+        self.host().log.follow(filter, after_id)
     }
 
     /// Returns the agent and the session that serve a request with this method and path (without
     /// the query).
     pub fn match_route(&self, method: &str, path: &str) -> Option<RouteMatch> {
-        self.inner.host.deployments.match_route(method, path)
+        self.host().deployments.match_route(method, path)
     }
 
     pub(crate) fn host(&self) -> &Arc<TurnHost> {
-        &self.inner.host
+        &self.inner.dispatch.host
     }
 
     /// Returns the budget for work of a tenant that starts without an agent. Fails if the budget is
     /// used up.
     pub fn tenant_budget(&self, tenant: &str) -> Result<TenantBudget, TokensUsedUp> {
-        TenantBudget::open(&self.inner.host.reach.tokens, &self.inner.host.store, tenant)
+        TenantBudget::open(&self.host().reach.tokens, &self.host().store, tenant)
     }
 
     /// Returns the API keys of this host.
@@ -279,16 +275,16 @@ impl AgentHost {
 
     /// Returns the compute slots for long CPU-bound work.
     pub fn compute(&self) -> &Compute {
-        &self.inner.host.reach.compute
+        &self.host().reach.compute
     }
 
     pub fn models(&self) -> &ModelSet {
-        self.inner.host.reach.models.set()
+        self.host().reach.models.set()
     }
 
     /// Returns the number of sessions in memory.
     pub fn loaded_sessions(&self) -> usize {
-        self.inner.sessions.count()
+        self.inner.dispatch.sessions.count()
     }
 
     /// Returns the number of bytes of messages that wait or whose turns run.
@@ -300,13 +296,13 @@ impl AgentHost {
     /// Returns the number of bytes that sessions keep in memory.
     #[cfg(test)]
     pub(crate) fn remembered_bytes(&self) -> usize {
-        self.inner.sessions.remembered_bytes()
+        self.inner.dispatch.sessions.remembered_bytes()
     }
 
     /// Stops accepting turns, waits until the accepted ones have ended or `deadline` has passed,
     /// and ends the rest.
     pub async fn drain(&self, deadline: Duration) {
-        let host = &*self.inner.host;
+        let host = self.host();
         host.shutdown.begin();
         // The followers have nothing more to wait for.
         host.log.grew();
@@ -315,7 +311,7 @@ impl AgentHost {
         if tokio::time::timeout(deadline, self.inner.dispatch.admission.quiet()).await.is_err() {
             tracing::warn!("turns are still running at the drain deadline; cancelling them");
         }
-        self.inner.sessions.end_all().await;
+        self.inner.dispatch.sessions.end_all().await;
         if let Err(error) = host.store.end_in_order(now_ms()).await {
             tracing::warn!(
                 "cannot record an orderly shutdown, so the interrupted turns will count as lost: {error}"

@@ -20,7 +20,7 @@ impl AgentHost {
     /// use.
     pub async fn model_mismatches(&self) -> Result<Vec<ModelMismatch>, RuntimeError> {
         let mut mismatches: BTreeMap<String, ModelMismatch> = BTreeMap::new();
-        for used in self.inner.host.store.models_in_use().await? {
+        for used in self.host().store.models_in_use().await? {
             let served = self.models().get(Some(&used.model)).ok();
             let is_same = |digest: &String| {
                 served.as_ref().is_some_and(|engine| engine.info().digest.to_string() == *digest)

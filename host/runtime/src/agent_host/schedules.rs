@@ -14,16 +14,16 @@ impl AgentHost {
         limit: u32,
     ) -> Result<Vec<ScheduleSummary>, RuntimeError> {
         if let Some(agent) = agent {
-            self.inner.host.deployments.known(agent)?;
+            self.host().deployments.known(agent)?;
         }
-        let rows = self.inner.host.store.schedules(agent, limit.min(MAX_LISTED)).await?;
+        let rows = self.host().store.schedules(agent, limit.min(MAX_LISTED)).await?;
         rows.into_iter().map(ScheduleSummary::of).collect()
     }
 
     /// Removes a schedule. A schedule from a manifest is recreated by the next deployment.
     pub async fn cancel_schedule(&self, agent: &str, id: &str) -> Result<(), RuntimeError> {
-        self.inner.host.deployments.known(agent)?;
-        match self.inner.host.store.cancel_schedule(agent, id).await? {
+        self.host().deployments.known(agent)?;
+        match self.host().store.cancel_schedule(agent, id).await? {
             true => Ok(()),
             false => Err(not_found(agent, id)),
         }
@@ -31,7 +31,7 @@ impl AgentHost {
 
     /// Makes a schedule due now. A schedule that failed permanently is retried.
     pub async fn run_schedule(&self, agent: &str, id: &str) -> Result<(), RuntimeError> {
-        let host = &*self.inner.host;
+        let host = self.host();
         host.deployments.known(agent)?;
         if !host.store.run_schedule(agent, id, host.clock.now_ms()).await? {
             return Err(not_found(agent, id));

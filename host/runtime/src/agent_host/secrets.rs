@@ -15,16 +15,16 @@ impl AgentHost {
         hosts: &Origins,
     ) -> Result<(), RuntimeError> {
         let agent = agent.map(AgentName::new).transpose()?;
-        self.inner.host.reach.egress.vault.set(agent.as_ref(), &SecretName::new(name)?, value, hosts).await
+        self.host().reach.egress.vault.set(agent.as_ref(), &SecretName::new(name)?, value, hosts).await
     }
 
     /// Returns all secrets, without their values.
     pub async fn secrets(&self) -> Result<Vec<SecretSummary>, RuntimeError> {
-        self.inner.host.reach.egress.vault.list().await
+        self.host().reach.egress.vault.list().await
     }
 
     pub async fn delete_secret(&self, agent: Option<&str>, name: &str) -> Result<(), RuntimeError> {
         let agent = agent.map(AgentName::new).transpose()?;
-        self.inner.host.reach.egress.vault.delete(agent.as_ref(), &SecretName::new(name)?).await
+        self.host().reach.egress.vault.delete(agent.as_ref(), &SecretName::new(name)?).await
     }
 }

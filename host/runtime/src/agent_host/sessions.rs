@@ -30,16 +30,16 @@ impl AgentHost {
         after: Option<&str>,
         limit: u32,
     ) -> Result<Vec<SessionSummary>, RuntimeError> {
-        self.inner.host.deployments.known(agent)?;
+        self.host().deployments.known(agent)?;
         let after = after.map(|id| tenant.session(id)).transpose()?;
-        let store = &self.inner.host.store;
+        let store = &self.host().store;
         let rows = store.sessions(agent, &tenant.folder(), after.as_deref(), limit.min(MAX_PAGE)).await?;
         Ok(rows.into_iter().map(session_summary).collect())
     }
 
     pub async fn session(&self, agent: &str, session: &str) -> Result<SessionDetail, RuntimeError> {
-        self.inner.host.deployments.known(agent)?;
-        let store = &self.inner.host.store;
+        self.host().deployments.known(agent)?;
+        let store = &self.host().store;
         let outline = store.session_outline(agent, session).await?;
         let outline = outline.ok_or_else(|| session_not_found(agent, session))?;
         let (mut conversations, mut usage) =
@@ -78,8 +78,8 @@ impl AgentHost {
         after: u64,
         limit: u32,
     ) -> Result<MessagePage, RuntimeError> {
-        self.inner.host.deployments.known(agent)?;
-        let store = &self.inner.host.store;
+        self.host().deployments.known(agent)?;
+        let store = &self.host().store;
         let Some(row) = store.conversation(agent, session, conversation).await? else {
             let known = store.conversation_names(agent, session).await?;
             let known = known.ok_or_else(|| session_not_found(agent, session))?;
@@ -120,8 +120,8 @@ impl AgentHost {
 
     /// Exports a complete session, to keep it or move it to another host.
     pub async fn export_session(&self, agent: &str, session: &str) -> Result<PortableSession, RuntimeError> {
-        self.inner.host.deployments.known(agent)?;
-        let store = &self.inner.host.store;
+        self.host().deployments.known(agent)?;
+        let store = &self.host().store;
         let bytes = store.session_bytes(agent, session).await?;
         if let Some(bytes) = bytes.filter(|bytes| *bytes > MAX_PORTABLE_BYTES) {
             let message = format!(
@@ -161,7 +161,7 @@ impl AgentHost {
         export: PortableSession,
         replace: bool,
     ) -> Result<SessionSummary, RuntimeError> {
-        let host = &self.inner.host;
+        let host = self.host();
         let limits = host.deployments.agent(agent)?.limits;
         let tenant = tenant_of(&export.summary.id).to_owned();
         let tenant = tenant.as_str();
@@ -201,7 +201,7 @@ impl AgentHost {
     pub(crate) fn panic_in(&self, agent: &str, session: &str) {
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
         let inner = &self.inner;
-        inner.sessions.send(&inner.host, key, Command::Panic).expect("there is room");
+        inner.dispatch.sessions.send(&inner.dispatch.host, key, Command::Panic).expect("there is room");
     }
 
     /// Sends a command to a session's actor that changes the session as a whole.
@@ -211,14 +211,14 @@ impl AgentHost {
         session: &str,
         command: impl FnOnce(Answer<T>) -> Command,
     ) -> Result<T, RuntimeError> {
-        let host = &self.inner.host;
+        let host = self.host();
         host.shutdown.admit()?;
         host.deployments.known(agent)?;
         SessionId::new(session)?;
         self.inner.dispatch.admission.held.check(agent, session)?;
         let (answer, written) = oneshot::channel();
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
-        self.inner.sessions.send(host, key, command(answer))?;
+        self.inner.dispatch.sessions.send(host, key, command(answer))?;
         written.await.map_err(|_ended| RuntimeError::Cancelled)?
     }
 }

@@ -10,7 +10,7 @@ impl AgentHost {
     /// Subscribes an address to topics. The second value is the secret that signs its messages; it
     /// is returned only here.
     pub async fn add_webhook(&self, webhook: NewWebhook) -> Result<(WebhookSummary, String), RuntimeError> {
-        let host = &*self.inner.host;
+        let host = self.host();
         self.inner.webhooks.add(&host.outbox.router, webhook).await
     }
 
@@ -31,7 +31,7 @@ impl AgentHost {
 
     /// Removes a webhook and its pending deliveries.
     pub async fn remove_webhook(&self, id: &str) -> Result<(), RuntimeError> {
-        let host = &*self.inner.host;
+        let host = self.host();
         self.inner.webhooks.remove(&host.outbox.router, id).await
     }
 
@@ -43,13 +43,13 @@ impl AgentHost {
         limit: u32,
     ) -> Result<Vec<DeadLetter>, RuntimeError> {
         let before = before.map(DeliveryKey);
-        let rows = self.inner.host.store.dead_deliveries(before, limit.min(MAX_PAGE)).await?;
+        let rows = self.host().store.dead_deliveries(before, limit.min(MAX_PAGE)).await?;
         Ok(rows.into_iter().map(DeadLetter::of).collect())
     }
 
     /// Retries a dead letter from the first attempt.
     pub async fn redeliver(&self, id: i64) -> Result<(), RuntimeError> {
-        let host = &*self.inner.host;
+        let host = self.host();
         if !host.store.redeliver(DeliveryKey(id), host.clock.now_ms()).await? {
             return Err(RuntimeError::DeadLetterNotFound { id });
         }

@@ -10,8 +10,10 @@ use super::{
     stored as rows,
     work::{self, Retry},
 };
-use crate::{BatchOptions, batch::Context, dispatch::Dispatch};
-use crate::{RuntimeError, metric, session::StoredFailure, tenancy::Shares};
+use crate::{
+    BatchOptions, RuntimeError, batch::Context, dispatch::Dispatch, metric, session::StoredFailure,
+    tenancy::Shares,
+};
 use metrics::{counter, gauge, histogram};
 use skep_engine::Priority;
 use skep_store::{BusyTenant, ItemEnd, ItemEnded, ItemKey, QueueDepth, Take, TakenItem};

@@ -4,8 +4,10 @@ use super::{
     AGENT_MODEL, BatchItem, BatchPhase, BatchResults, BatchStatus, NewBatch, puller, stored,
     told::{BatchName, Told},
 };
-use crate::{AgentName, RuntimeError, session::StoredFailure, tenancy::TENANT_SHARE};
-use crate::{BatchOptions, batch::Context, dispatch::Dispatch};
+use crate::{
+    AgentName, BatchOptions, RuntimeError, batch::Context, dispatch::Dispatch, session::StoredFailure,
+    tenancy::TENANT_SHARE,
+};
 use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
 use std::{
     collections::HashMap,

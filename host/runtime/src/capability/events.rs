@@ -1,9 +1,9 @@
 //! `skep:agent/events`: events that a turn emits. They are published when the turn is committed.
 
-use crate::capability::TurnContext;
 use crate::{
     Json, TopicPattern,
     bindings::events::{EmitError, Host},
+    capability::TurnContext,
     event::{AGENT_SOURCE, MAX_HOPS, Outbox, check_data, topic},
 };
 use skep_store::NewEvent;

@@ -2,9 +2,9 @@
 //!
 //! A turn writes a bounded number of lines of bounded length. Dropped lines are counted, and the last line states the count.
 
-use crate::capability::TurnContext;
 use crate::{
     bindings::log::{Host, Level},
+    capability::TurnContext,
     clock::now_ms,
     for_terminal,
     text::cut,

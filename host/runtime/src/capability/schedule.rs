@@ -3,10 +3,10 @@
 //! A turn sees the schedules as they were when it first asked, overlaid with its own changes. The schedules that it saw and
 //! the time are in its journal, so that a replayed turn sets the same schedules.
 
-use crate::capability::TurnContext;
 use crate::{
     Clock, ScheduleTiming,
     bindings::schedule::{Calendar, Entry, Host, Options, ScheduleError, Timing},
+    capability::TurnContext,
     journal::{Identity, Journal, Stopped},
     schedule::Wanted,
 };

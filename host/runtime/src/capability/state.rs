@@ -3,10 +3,10 @@
 //! A turn sees the committed state overlaid with its own writes. The writes are committed with the turn; a failed turn
 //! leaves no trace.
 
-use crate::capability::TurnContext;
 use crate::{
     Limits, RuntimeError,
     bindings::state::{Host, StateError},
+    capability::TurnContext,
 };
 use skep_store::StateChange;
 use std::{collections::BTreeMap, ops::Bound, sync::Arc};

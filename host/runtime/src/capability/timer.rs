@@ -1,8 +1,8 @@
 //! `skep:agent/timer`: sleeping. The end of each sleep, and its order among other results, is in the journal.
 
-use crate::capability::{Capabilities, TurnContext};
 use crate::{
     bindings::timer::{Host, HostWithStore},
+    capability::{Capabilities, TurnContext},
     journal::Identity,
 };
 use std::time::Duration;

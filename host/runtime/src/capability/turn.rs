@@ -3,20 +3,18 @@
 use crate::{
     RuntimeError, TokensUsedUp,
     agent::Agent,
-    approvals::TurnApprovals,
+    approvals::{ApprovalDesk, TurnApprovals},
     bindings::types::Error,
-    capability::tools::TurnTools,
+    capability::{
+        http::budget::FetchBudget,
+        tools::{HostTools, TurnTools},
+    },
+    compute::Compute,
     egress::Egress,
     journal::{Call, Journal},
     models::GrantedModels,
-    token_budget::{DayShare, NoTokens, Spend},
+    token_budget::{DayShare, NoTokens, Spend, TokenBudgets},
     tool::Tool,
-};
-use crate::{
-    approvals::ApprovalDesk,
-    capability::{http::budget::FetchBudget, tools::HostTools},
-    compute::Compute,
-    token_budget::TokenBudgets,
 };
 use skep_engine::{Affinity, Cancel, Engine, Priority, Usage};
 use std::{

@@ -5,10 +5,10 @@
 //! Clocks and random numbers work, but a component that imports them is deployed only with a grant. In a turn they come
 //! from the turn's journal, so that a replayed turn reads the same times and draws the same numbers.
 
-use crate::capability::{TurnContext, log::TurnLog};
 use crate::{
     RuntimeError,
     bindings::log::Level,
+    capability::{TurnContext, log::TurnLog},
     journal::{Journal, MonotonicClock, WallClock, random},
 };
 use std::sync::Arc;

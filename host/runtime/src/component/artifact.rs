@@ -6,8 +6,7 @@
 //! compiles.
 #![allow(unsafe_code)]
 
-use crate::text::hex;
-use crate::{RuntimeError, clock::now_ms};
+use crate::{RuntimeError, clock::now_ms, text::hex};
 use sha2::{Digest, Sha256};
 use skep_store::{ArtifactRow, Store, StoreError};
 use std::{

@@ -4,8 +4,7 @@
 //! at a time, and callers wait with a timeout. A compilation that timed out keeps its slot until it finishes.
 
 use super::{artifact::ArtifactCache, imports, weight};
-use crate::text::hex;
-use crate::{Grants, RuntimeError, RuntimeOptions, guest::WasmEngine};
+use crate::{Grants, RuntimeError, RuntimeOptions, guest::WasmEngine, text::hex};
 use sha2::{Digest, Sha256};
 use skep_store::Store;
 use std::{sync::Arc, time::Duration};

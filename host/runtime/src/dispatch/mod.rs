@@ -41,13 +41,7 @@ impl Invoke for Dispatch {
 }
 
 impl Dispatch {
-    /// Puts a message into the mailbox of its session. The returned handle delivers the events of
-    /// its turn.
-    ///
-    /// A turn that is detached or has an idempotency key is durable when this returns, and
-    /// continues if the handle is dropped. Any other turn becomes durable when it starts, and is
-    /// cancelled when its handle is dropped; its handle ends with an error if the turn ahead of it
-    /// waits for a person.
+    /// Accepts a message of a client, as [`crate::AgentHost::invoke`] describes.
     ///
     /// Idempotency keys that start with [`OWN_KEY`] are reserved for the host; no client can create
     /// one.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::{fmt, fmt::Write as _, str::FromStr};
+use std::{fmt, str::FromStr};
 
 const MAX_BYTES: usize = 256;
 /// Maximum size of the name of a tool that a model sees.
@@ -52,10 +52,7 @@ impl ToolName {
             return readable;
         }
         let digest = Sha256::digest(self.to_string());
-        let suffix = digest.iter().take(6).fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        });
+        let suffix = crate::text::hex(&digest[..6]);
         let kept = readable.chars().map(|c| if plain(c) { c } else { '_' });
         let kept: String = kept.take(MAX_MODEL_NAME_BYTES - 1 - suffix.len()).collect();
         format!("{kept}_{suffix}")

@@ -3,10 +3,9 @@
 //! held.
 
 use super::{Accepted, StoredFailure};
-use crate::feed::Live;
 use crate::{
-    RuntimeError, clock::now_ms, event::turn_events::TurnEnding, name::SessionKey, session::TurnHost,
-    token_budget::Spend,
+    RuntimeError, clock::now_ms, event::turn_events::TurnEnding, feed::Live, name::SessionKey,
+    session::TurnHost, token_budget::Spend,
 };
 use skep_store::{StoreError, TurnFailure, TurnKey};
 use std::sync::Arc;

@@ -4,11 +4,14 @@
 //! or the schema of an output. Invariant: an example that a model sees validates against that schema, and has
 //! the spelling that real calls, results and answers have.
 
-use super::{Tool, check, validator};
+use super::{Tool, check};
 use crate::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, ser::Formatter};
-use skep_engine::chat::{ChatMessage, ToolCall};
+use skep_engine::{
+    Dialect, SchemaValidator,
+    chat::{ChatMessage, ToolCall},
+};
 use std::{io, sync::Arc};
 
 const ANNOTATION: &str = "x-examples";
@@ -78,7 +81,7 @@ pub(crate) fn of_tool(tool: &Tool, written: Value) -> Result<Vec<Example>, Strin
 /// Returns the examples of an output, checked against its schema.
 pub(crate) fn of_output(schema: &Value, written: Value) -> Result<Vec<ChatMessage>, String> {
     let examples: Vec<OfOutput> = read(written)?;
-    let validator = validator(schema)?;
+    let validator = SchemaValidator::compile(schema, Dialect::Linear)?;
     let mut shown = Vec::with_capacity(2 * examples.len());
     for (index, OfOutput { user, answer }) in examples.into_iter().enumerate() {
         check(&answer, &validator)

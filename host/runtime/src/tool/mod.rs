@@ -200,10 +200,6 @@ pub(crate) fn wit_hints(hints: ToolHints) -> types::ToolHints {
     types::ToolHints { read_only, destructive, idempotent, open_world }
 }
 
-pub(crate) fn validator(schema: &Value) -> Result<SchemaValidator, String> {
-    SchemaValidator::compile(schema, Dialect::Linear)
-}
-
 fn parsed(which: &str, text: &str) -> Result<Value, String> {
     if text.len() > MAX_SCHEMA_BYTES {
         return Err(format!(
@@ -215,7 +211,8 @@ fn parsed(which: &str, text: &str) -> Result<Value, String> {
 }
 
 fn compiled(which: &str, schema: &Value) -> Result<SchemaValidator, String> {
-    validator(schema).map_err(|why| format!("its {which} schema does not compile: {why}"))
+    SchemaValidator::compile(schema, Dialect::Linear)
+        .map_err(|why| format!("its {which} schema does not compile: {why}"))
 }
 
 fn json(text: &str) -> Result<Value, String> {

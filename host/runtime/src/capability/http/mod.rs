@@ -10,13 +10,13 @@ mod request;
 
 pub(super) use request::DEFAULT_TIMEOUT as DEFAULT_FETCH_TIMEOUT;
 
-use crate::capability::{
-    Capabilities, TurnContext,
-    http::{record::FetchRecord, request::FetchError},
-    turn::Turn,
-};
 use crate::{
     bindings::http::{Host, HostWithStore, HttpError, Request, Response},
+    capability::{
+        Capabilities, TurnContext,
+        http::{record::FetchRecord, request::FetchError},
+        turn::Turn,
+    },
     journal::{Call, Identity, Stopped},
 };
 use skep_outbound::OutboundError;

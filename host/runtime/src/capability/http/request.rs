@@ -1,8 +1,7 @@
 //! A single HTTP request of an agent, under its grants and within its limits. The code that journals the request decides
 //! whether it may be repeated after a restart.
 
-use crate::capability::Turn;
-use crate::metric;
+use crate::{capability::Turn, metric};
 use skep_outbound::{Bounds, OutboundError, Request, Response};
 use std::{
     fmt::Write,

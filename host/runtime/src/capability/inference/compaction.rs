@@ -5,21 +5,21 @@
 //! it. The summary is a separate generation in the turn's journal, hidden from the caller. The position of the cut depends
 //! only on the conversation and the model, so a replayed turn cuts at the same position.
 
-use crate::capability::{
-    inference::{
-        conversation::{Conversation, Generating},
-        generation::{check_model, end, generate, refuse, repeat, told},
-        options::asked,
-        progress::{Progress, follow},
-        record::{GenerationRecord, WrittenUsage},
-    },
-    turn::{Beginning, Reservation, Turn},
-};
 use crate::{
     RunEvent,
     bindings::{
         inference::{CompactOptions, Compaction},
         types::Error,
+    },
+    capability::{
+        inference::{
+            conversation::{Conversation, Generating},
+            generation::{check_model, end, generate, refuse, repeat, told},
+            options::asked,
+            progress::{Progress, follow},
+            record::{GenerationRecord, WrittenUsage},
+        },
+        turn::{Beginning, Reservation, Turn},
     },
     journal::{Call, Identity, Place, SUMMARISE, Stopped},
 };

@@ -1,19 +1,19 @@
 //! Text completion without a conversation or a chat template. It is journalled like other generations.
 
-use crate::capability::{
-    inference::{
-        generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat, timing, usage},
-        options::{asked, chat_options},
-        progress::Progress,
-        record::{GenerationRecord, WrittenUsage},
-    },
-    turn::{Beginning, Reservation, Turn},
-};
 use crate::{
     QUICK_BYTES, RunEvent,
     bindings::{
         inference::{self, GenerateOptions},
         types::Error,
+    },
+    capability::{
+        inference::{
+            generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat, timing, usage},
+            options::{asked, chat_options},
+            progress::Progress,
+            record::{GenerationRecord, WrittenUsage},
+        },
+        turn::{Beginning, Reservation, Turn},
     },
     journal::Identity,
 };

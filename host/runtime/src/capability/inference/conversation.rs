@@ -1,9 +1,13 @@
 //! A conversation that a guest holds. One generation at a time extends it; meanwhile nothing but clearing may change it.
 
-use crate::bindings::{inference::CompactionPolicy, types::Error};
-use crate::capability::{
-    inference::conversation_set::{MAX_MESSAGES, MAX_TEXT_BYTES, StoredConversation, text_bytes, too_long},
-    session_room::SessionRoom,
+use crate::{
+    bindings::{inference::CompactionPolicy, types::Error},
+    capability::{
+        inference::conversation_set::{
+            MAX_MESSAGES, MAX_TEXT_BYTES, StoredConversation, text_bytes, too_long,
+        },
+        session_room::SessionRoom,
+    },
 };
 use skep_engine::{
     Engine, Usage,

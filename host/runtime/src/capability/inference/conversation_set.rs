@@ -3,12 +3,17 @@
 //! A turn works on copies of the session's conversations, and its changes are committed with it. A conversation is read when
 //! a turn first opens it. Its tokens belong to one model; with another model they are encoded again from the messages.
 
-use crate::capability::{
-    inference::conversation::{Conversation, ModelChange},
-    session_room::SessionRoom,
-    turn::Turn,
+use crate::{
+    RuntimeError,
+    bindings::types::Error,
+    capability::{
+        inference::conversation::{Conversation, ModelChange},
+        session_room::SessionRoom,
+        turn::Turn,
+    },
+    compute::Compute,
+    name::SessionKey,
 };
-use crate::{RuntimeError, bindings::types::Error, compute::Compute, name::SessionKey};
 use serde::{Deserialize, Serialize};
 use skep_engine::{
     Cancel, Engine, ModelDigest,

@@ -4,22 +4,22 @@
 //! calls have valid arguments is appended. Tokens are journalled as they are produced: a generation that a crash interrupted
 //! continues after the last journalled token, and a finished one is answered from the journal.
 
-use crate::capability::{
-    inference::{
-        compaction::{Compacting, Cut},
-        conversation::{Conversation, Generating, ModelChange},
-        options::{asked as asked_tokens, chat_options},
-        progress::{Progress, follow},
-        record::{GenerationRecord, Message, WrittenUsage},
-        text_stream::{Telling, TextSink, TextSource, text_stream},
-    },
-    turn::{Beginning, Reservation, Turn},
-};
 use crate::{
     CompactionMode, Json, QUICK_BYTES, RunEvent,
     bindings::{
         inference::{self, CompactionPolicy, GenerateOptions},
         types::{self, Error},
+    },
+    capability::{
+        inference::{
+            compaction::{Compacting, Cut},
+            conversation::{Conversation, Generating, ModelChange},
+            options::{asked as asked_tokens, chat_options},
+            progress::{Progress, follow},
+            record::{GenerationRecord, Message, WrittenUsage},
+            text_stream::{Telling, TextSink, TextSource, text_stream},
+        },
+        turn::{Beginning, Reservation, Turn},
     },
     journal::{Call, Identity, Made, Place, Reads, Stopped},
 };

@@ -21,7 +21,6 @@ pub(crate) use conversation_set::{
     CommittedConversations, ConversationSet, StoredConversation, check_conversation, is_quick_conversation,
 };
 
-use crate::capability::{Capabilities, TurnContext, turn::Turn};
 use crate::{
     Json, RunEvent,
     bindings::{
@@ -32,6 +31,7 @@ use crate::{
         },
         types::{Error, ToolResult, Usage},
     },
+    capability::{Capabilities, TurnContext, turn::Turn},
     compute::in_place,
     journal::{Identity, Stopped},
 };

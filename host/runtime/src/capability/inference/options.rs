@@ -1,11 +1,11 @@
 //! Converts a guest's options for a generation to those of the engine, and reports errors in them.
 
-use crate::capability::Turn;
 use crate::{
     bindings::{
         inference::{self, GenerateOptions, OutputFormat},
         types::Error,
     },
+    capability::Turn,
     tool::{Tool, examples},
 };
 use skep_engine::{

@@ -1,10 +1,13 @@
 //! A running generation: passes its tokens and text to the journal, the guest and the caller as they are produced.
 
-use crate::capability::{
-    inference::text_stream::Telling,
-    turn::{Reservation, Turn},
+use crate::{
+    bindings::types::Error,
+    capability::{
+        inference::text_stream::Telling,
+        turn::{Reservation, Turn},
+    },
+    journal::Call,
 };
-use crate::{bindings::types::Error, journal::Call};
 use skep_engine::{
     Engine, ModelDigest, RolledBack,
     chat::{ChatEvent, ChatOutcome, ChatStream},

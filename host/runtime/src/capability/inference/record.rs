@@ -2,12 +2,12 @@
 //!
 //! A prompt mostly repeats the conversation so far, so only the part that was added to it is written.
 
-use crate::capability::inference::conversation::Generating;
 use crate::{
     bindings::{
         inference::{self, Generation},
         types::Error,
     },
+    capability::inference::conversation::Generating,
     invocation::StoredUsage,
 };
 use serde::{Deserialize, Serialize};

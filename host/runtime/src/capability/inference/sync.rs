@@ -2,17 +2,19 @@
 //!
 //! Every call delegates to its counterpart in `inference`, and blocks the guest until it is answered.
 
-use crate::bindings::{
-    ConversationHandle, inference,
-    inference_sync::{Host, HostConversation},
-    types::{
-        CompactOptions, Compaction, CompactionPolicy, Entry, Error, GenerateOptions, Generation, ModelInfo,
-        ToolResult, Usage,
+use crate::{
+    bindings::{
+        ConversationHandle, inference,
+        inference_sync::{Host, HostConversation},
+        types::{
+            CompactOptions, Compaction, CompactionPolicy, Entry, Error, GenerateOptions, Generation,
+            ModelInfo, ToolResult, Usage,
+        },
     },
-};
-use crate::capability::{
-    TurnContext,
-    inference::{completion, generated},
+    capability::{
+        TurnContext,
+        inference::{completion, generated},
+    },
 };
 use wasmtime::component::Resource;
 

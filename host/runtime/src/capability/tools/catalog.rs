@@ -4,12 +4,14 @@
 //! Descriptions of external tools change without notice. The list that a turn received is in its journal, and everything
 //! here is derived from it, so a replayed turn offers its model the same tools.
 
-use crate::capability::tools::{HostTools, agents, grant};
-use crate::grant::ToolName;
 use crate::{
     ToolDefinition,
     bindings::tools::ToolInfo,
-    capability::Turn,
+    capability::{
+        Turn,
+        tools::{HostTools, agents, grant},
+    },
+    grant::ToolName,
     tool::{Tool, tool_hints, wit_hints},
 };
 use sha2::{Digest, Sha256};

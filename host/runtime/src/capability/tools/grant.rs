@@ -1,7 +1,9 @@
 //! Tool grants: an agent may call a tool if its developer asked for it and the operator allows it.
 
-use crate::Manifest;
-use crate::grant::{ToolGrant, ToolName};
+use crate::{
+    Manifest,
+    grant::{ToolGrant, ToolName},
+};
 
 /// Checks that an agent may call a tool. The error names the setting that would allow it.
 pub(in crate::capability) fn check(

@@ -11,11 +11,9 @@ pub(crate) use call::{HostTools, TurnTools};
 use crate::{
     Invocation, RuntimeError,
     agent::Agent,
+    bindings::tools::{CallOptions, Host, HostWithStore, ToolError, ToolInfo},
     capability::{Capabilities, TurnContext, turn::Turn},
     feed::RunHandle,
-};
-use crate::{
-    bindings::tools::{CallOptions, Host, HostWithStore, ToolError, ToolInfo},
     journal::{Identity, Stopped},
 };
 use std::{pin::Pin, sync::Arc};

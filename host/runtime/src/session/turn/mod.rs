@@ -45,8 +45,7 @@ mod tests;
 pub(crate) use request::TurnRequest;
 
 use super::{actor::Actor, message::Message};
-use crate::feed::Live;
-use crate::feed::TurnEnd;
+use crate::feed::{Live, TurnEnd};
 use closing::Closing;
 use committing::Committing;
 use ended::Ended;

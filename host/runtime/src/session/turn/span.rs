@@ -2,8 +2,7 @@
 //! conventions for generative AI. Everything the turn does happens inside it, so spans of
 //! generations are its children.
 
-use crate::RuntimeError;
-use crate::name::SessionKey;
+use crate::{RuntimeError, name::SessionKey};
 use tracing::{Span, field::Empty};
 
 /// Starts the span of a turn. `parent` is the span of whoever sent the message or had the turn
