@@ -20,18 +20,12 @@ pub(crate) struct TokenTable {
 }
 
 impl TokenTable {
-    /// Writes the embeddings of `tokens` to `out`, on every rank.
-    pub(crate) fn embed<C: Communicator>(
-        &self,
-        compute: &Compute,
-        ranks: &mut C,
-        tokens: &[u32],
-        out: &mut [f32],
-    ) -> Result<(), ModelError> {
+    /// Writes the embeddings of `tokens` to `out`. If the table is split, the embedding of each token is on one rank,
+    /// and the others write zeros.
+    pub(crate) fn embed(&self, compute: &Compute, tokens: &[u32], out: &mut [f32]) -> Result<(), ModelError> {
         if self.is_whole() {
             return Ok(gather(&compute.pool, compute.isa, &self.matrix, tokens, out)?);
         }
-        // The vector of each token is on one rank; the others contribute zeros to the sum.
         let width = self.matrix.columns();
         out.fill(0.0);
         for (token, row) in tokens.iter().zip(out.chunks_exact_mut(width)) {
@@ -40,7 +34,7 @@ impl TokenTable {
                 gather(&compute.pool, compute.isa, &self.matrix, &[own], row)?;
             }
         }
-        ranks.all_reduce(out)
+        Ok(())
     }
 
     /// Computes the logits of `count` rows and writes them to `out` on the rank that has one. The other ranks pass

@@ -8,7 +8,8 @@ use std::time::Instant;
 use skep_kernels::DType;
 use skep_kernels::kv::{KvFormat, KvLayer};
 
-use super::transformer::{Block, Pending, Transformer, Workspace};
+use super::parts::layer_parts;
+use super::transformer::{Block, Transformer, Workspace};
 use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::communicator::Solo;
 use crate::error::ModelError;
@@ -51,7 +52,7 @@ impl Transformer {
         let entry = Cost::measure(|rows| {
             let hidden = resized(&mut workspace.hidden, rows * self.hidden_size);
             let Some(entry) = &self.entry else { return Ok(()) };
-            entry.embed(compute, &mut Solo, &tokens[..rows], hidden)
+            entry.embed(compute, &tokens[..rows], hidden)
         })?;
         let mut kinds: Vec<(Kind, Cost)> = Vec::new();
         let mut layers = Vec::with_capacity(self.blocks.len());
@@ -94,7 +95,9 @@ impl Transformer {
                 logits: LogitsWanted::None,
             };
             let step = self.layout(&Batch { sequences: vec![sequence] });
-            block.forward(compute, workspace, &mut kv, &mut Solo, &step, Pending::Projected)
+            layer_parts(0, true)
+                .into_iter()
+                .try_for_each(|part| block.compute(part, compute, workspace, &mut kv, &step))
         })
     }
 }

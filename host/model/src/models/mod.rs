@@ -1,4 +1,5 @@
 //! Model architectures, composed from layers, and their measured cost.
 
 pub(crate) mod cost;
+pub(crate) mod parts;
 pub(crate) mod transformer;

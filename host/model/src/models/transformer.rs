@@ -18,6 +18,7 @@ use crate::layers::compute::{Compute, RowWidths, resized};
 use crate::layers::embedding::TokenTable;
 use crate::layers::mlp::{Mlp, MlpWorkspace};
 use crate::layers::norm::RmsNorm;
+use crate::models::parts::{Output, Part, parts};
 use crate::shard::ShardPlan;
 use crate::weights::{Bias, Projection, WeightLoader};
 
@@ -43,14 +44,6 @@ pub(super) struct Block {
     pub(super) attention: Attention,
     pub(super) mlp_norm: RmsNorm,
     pub(super) mlp: Mlp,
-}
-
-/// The addend that the hidden rows still lack. The next norm adds it in its pass over them.
-#[derive(Clone, Copy)]
-pub(super) enum Pending {
-    Nothing,
-    /// The output of the previous block's feed-forward part.
-    Projected,
 }
 
 /// Buffers of one step, reused by the next. They belong to one executor.
@@ -131,18 +124,21 @@ impl Transformer {
         let length = step.tokens * self.hidden_size;
         resized(&mut workspace.hidden, length);
         let stage = links.pipeline.rank();
-        match &self.entry {
-            Some(table) => {
-                let tokens: Vec<u32> =
-                    batch.sequences.iter().flat_map(|rows| rows.tokens.iter().copied()).collect();
-                table.embed(compute, &mut links.tensor, &tokens, &mut workspace.hidden[..length])?;
-            }
-            None => links.pipeline.receive(stage - 1, &mut workspace.hidden[..length])?,
+        resized(&mut workspace.projected, length);
+        if self.entry.is_none() {
+            links.pipeline.receive(stage - 1, &mut workspace.hidden[..length])?;
         }
-        let mut pending = Pending::Nothing;
-        for (block, kv) in self.blocks.iter().zip(kv) {
-            block.forward(compute, workspace, kv, &mut links.tensor, &step, pending)?;
-            pending = Pending::Projected;
+        for part in parts(self.entry.is_some(), self.blocks.len(), false) {
+            match part {
+                Part::Embedding => self.embed(compute, batch, &mut workspace.hidden[..length])?,
+                Part::Attention { layer, .. } | Part::FeedForward { layer } => {
+                    self.blocks[layer].compute(part, compute, workspace, &mut kv[layer], &step)?;
+                }
+            }
+            links.tensor.all_reduce(match part.output() {
+                Output::Hidden => &mut workspace.hidden[..length],
+                Output::Projected => &mut workspace.projected[..length],
+            })?;
         }
         match &self.exit {
             Some(exit) => exit.forward(compute, workspace, &mut links.tensor, &wanted_rows(batch), logits),
@@ -152,6 +148,13 @@ impl Transformer {
                 links.pipeline.send(stage + 1, hidden)
             }
         }
+    }
+
+    /// Writes this rank's part of the embeddings of the batch's tokens.
+    fn embed(&self, compute: &Compute, batch: &Batch, hidden: &mut [f32]) -> Result<(), ModelError> {
+        let Some(table) = &self.entry else { return Ok(()) };
+        let tokens = batch.sequences.iter().flat_map(|rows| rows.tokens.iter().copied());
+        table.embed(compute, &tokens.collect::<Vec<_>>(), hidden)
     }
 
     /// Returns the number of KV heads of each layer.
@@ -231,29 +234,33 @@ impl Exit {
 }
 
 impl Block {
-    /// Runs the block. Leaves the addend for the hidden rows in the buffer for projected rows.
-    pub(super) fn forward<C: Communicator>(
+    /// Computes this rank's output of one of the block's parts.
+    pub(super) fn compute(
         &self,
+        part: Part,
         compute: &mut Compute,
         workspace: &mut Workspace,
         kv: &mut KvLayer,
-        ranks: &mut C,
         step: &StepLayout,
-        pending: Pending,
     ) -> Result<(), ModelError> {
         let length = step.tokens * self.attention_norm.width();
         let hidden = resized(&mut workspace.hidden, length);
         let normed = resized(&mut workspace.normed, length);
         let projected = resized(&mut workspace.projected, length);
-        match pending {
-            Pending::Nothing => self.attention_norm.forward(compute, hidden, normed)?,
-            Pending::Projected => self.attention_norm.forward_sum(compute, hidden, projected, normed)?,
+        match part {
+            Part::Embedding => Ok(()),
+            Part::Attention { adds, .. } => {
+                match adds {
+                    true => self.attention_norm.forward_sum(compute, hidden, projected, normed)?,
+                    false => self.attention_norm.forward(compute, hidden, normed)?,
+                }
+                self.attention.forward(compute, &mut workspace.attention, kv, step, normed, projected)
+            }
+            Part::FeedForward { .. } => {
+                self.mlp_norm.forward_sum(compute, hidden, projected, normed)?;
+                self.mlp.forward(compute, &mut workspace.mlp, normed, step.tokens, projected)
+            }
         }
-        self.attention.forward(compute, &mut workspace.attention, kv, step, normed, projected)?;
-        ranks.all_reduce(projected)?;
-        self.mlp_norm.forward_sum(compute, hidden, projected, normed)?;
-        self.mlp.forward(compute, &mut workspace.mlp, normed, step.tokens, projected)?;
-        ranks.all_reduce(projected)
     }
 
     fn load(config: &ModelConfig, layer: usize, weights: &mut WeightLoader<'_>) -> Result<Self, ModelError> {

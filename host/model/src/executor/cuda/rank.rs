@@ -23,6 +23,7 @@ use super::workspace::{Sizes, WorkspaceOffsets};
 use crate::batch::PAGE_TOKENS;
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
+use crate::models::parts::{Output, Part, parts};
 
 /// Number of times that a rank polls for the others before it fails, per microsecond that it may wait. A poll goes
 /// through the memory of another device.
@@ -216,20 +217,6 @@ impl Rank {
     }
 }
 
-/// The work that a rank does before it needs the results of the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    Entry,
-    /// `adds` tells whether the projection of the previous layer has yet to be added.
-    Attention {
-        index: usize,
-        adds: bool,
-    },
-    FeedForward {
-        index: usize,
-    },
-}
-
 /// The ranks that share each weight of one stage, as seen by one of them.
 #[derive(Clone, Copy)]
 pub(super) struct Peers<'a> {
@@ -307,14 +294,10 @@ impl<'a> Peers<'a> {
         Ok(rank.handed_on.record()?)
     }
 
-    /// Returns the parts of a step in order. Ranks add up their results after each part.
+    /// Returns the parts of a step in order. `follows` tells whether the stage follows another.
     pub(super) fn parts(self, follows: bool) -> impl Iterator<Item = Part> {
         let layout = &self.rank().weights.layout;
-        let entry = layout.entry.is_some().then_some(Part::Entry);
-        let layers = (0..layout.layers.len()).flat_map(move |index| {
-            [Part::Attention { index, adds: follows || index > 0 }, Part::FeedForward { index }]
-        });
-        entry.into_iter().chain(layers)
+        parts(layout.entry.is_some(), layout.layers.len(), follows)
     }
 
     /// Computes this rank's products of a part.
@@ -324,15 +307,15 @@ impl<'a> Peers<'a> {
         let projected = || self.sum_part(rows, &rank.offsets.projected);
         let hidden = rank.shape.hidden;
         match part {
-            Part::Entry => layout.entry.as_ref().map_or(Ok(()), |table| self.enter(table, step)),
-            Part::Attention { index, adds } => {
+            Part::Embedding => layout.entry.as_ref().map_or(Ok(()), |table| self.enter(table, step)),
+            Part::Attention { layer: index, adds } => {
                 let layer = &layout.layers[index];
                 let adds = adds.then(|| rank.projected(rows)).transpose()?;
                 let normed = rank.norm(adds, rank.hidden(rows)?, &layer.attention_norm, rows)?;
                 let attended = rank.attend(index, layer, step, normed)?;
                 rank.multiply(&layer.output, attended, rows, projected()?, hidden, OutputFormat::Activations)
             }
-            Part::FeedForward { index } => {
+            Part::FeedForward { layer: index } => {
                 let layer = &layout.layers[index];
                 let adds = Some(rank.projected(rows)?);
                 let normed = rank.norm(adds, rank.hidden(rows)?, &layer.mlp_norm, rows)?;
@@ -345,7 +328,13 @@ impl<'a> Peers<'a> {
     /// Adds up the results of all ranks for a part.
     pub(super) fn add_up(self, part: Part, step: &Step) -> Result<(), ModelError> {
         let offsets = &self.rank().offsets;
-        self.sum(step.rows, if part == Part::Entry { &offsets.hidden } else { &offsets.projected })
+        self.sum(
+            step.rows,
+            match part.output() {
+                Output::Hidden => &offsets.hidden,
+                Output::Projected => &offsets.projected,
+            },
+        )
     }
 
     /// Computes the logits of the requested rows, or this rank's part of each, and writes them from row `first` of
