@@ -252,11 +252,10 @@ fn around(imports: &str, on_message: &str, helpers: &str) -> String {
 fn encode(resolve: &Resolve, world: WorldId, module: &str) -> Vec<u8> {
     let mut module = wat::parse_str(module).expect("the text is WebAssembly");
     embed_component_metadata(&mut module, resolve, world, StringEncoding::UTF8).expect("the world is valid");
-    let mut encoder = ComponentEncoder::default();
-    encoder
+    ComponentEncoder::default()
         .validate(true)
         .module(&module)
-        .and_then(|encoder| encoder.encode())
+        .and_then(|mut encoder| encoder.encode())
         .expect("the module fits the world")
 }
 

@@ -105,10 +105,9 @@ pub(super) fn component(module: &str, packages: &[&str], world: &str) -> Vec<u8>
     let package = resolve.push_str("test.wit", &world).expect("the world is WIT");
     let world = resolve.select_world(&[package], Some("test")).expect("it was just added");
     embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8).expect("the world is valid");
-    let mut encoder = ComponentEncoder::default();
-    encoder
+    ComponentEncoder::default()
         .validate(true)
         .module(&module)
-        .and_then(|encoder| encoder.encode())
+        .and_then(|mut encoder| encoder.encode())
         .expect("the module fits the world")
 }

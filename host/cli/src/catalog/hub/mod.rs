@@ -1,18 +1,18 @@
 //! Models from the Hugging Face hub, named `hf:OWNER/REPO[:FILE]`.
 //!
-//! Files are stored in the hub crate's cache layout, inside Skep's cache. A record of the path that a
-//! reference resolved to makes later use independent of the network.
+//! Files are stored in a folder for each repository, inside Skep's cache. A record of the path that a reference
+//! resolved to makes later use independent of the network.
+
+mod client;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use hf_hub::api::Progress as HubProgress;
-use hf_hub::api::sync::{ApiBuilder, ApiRepo};
-use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
+use self::client::HubClient;
 use super::ResolvedModel;
 use crate::places;
-use crate::progress::{Progress, Step};
+use crate::progress::Progress;
 
 /// Small files that are pulled with a safetensors model if the repository has them.
 const COMPANIONS: [&str; 7] = [
@@ -33,25 +33,12 @@ pub fn resolve(reference: &str, progress: &dyn Progress) -> Result<ResolvedModel
     if let Some(path) = recorded(&record) {
         return Ok(ResolvedModel { name, path });
     }
-    let api = ApiBuilder::from_env()
-        .with_cache_dir(places::cache_subdir("hub")?)
-        .with_progress(false)
-        .with_retries(3)
-        .build()
-        .context("cannot set up the hub client")?;
-    let repo = Repo::new(repository.to_owned(), RepoType::Model);
-    let cached = Cache::new(places::cache_subdir("hub")?).repo(repo.clone());
-    let remote = Remote { api: api.repo(repo), cached };
-    let path = match file {
-        Some(file) => get(&remote, file, progress)?,
-        None => {
-            let info = remote.api.info().with_context(|| {
-                format!("cannot read the model {repository} on the hub\n  hint: check the name and the network; a gated model needs a token")
-            })?;
-            let files: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
-            pull_all(&remote, repository, &choose(repository, &files)?, progress)?
-        }
-    };
+    let folder = places::cache_subdir("hub")?.join(repository.replace('/', "--"));
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let waiting = || eprintln!("  - another process is pulling {repository}; waiting for it");
+    let _lock = places::lock(&folder.with_extension("lock"), waiting)?;
+    let hub = HubClient::from_environment()?;
+    let path = on_its_own_thread(pull(&hub, repository, file, &folder, progress))?;
     std::fs::write(&record, format!("hf:{reference}\n{}\n", path.display()))
         .with_context(|| format!("cannot write {}", record.display()))?;
     Ok(ResolvedModel { name, path })
@@ -79,12 +66,6 @@ pub fn pulled() -> Result<Vec<ResolvedModel>> {
         .collect();
     models.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(models)
-}
-
-/// A repository on the hub, and the part of it that is in the cache.
-struct Remote {
-    api: ApiRepo,
-    cached: CacheRepo,
 }
 
 /// The files of a repository that have to be pulled.
@@ -132,30 +113,43 @@ fn choose(repository: &str, files: &[String]) -> Result<Choice> {
     )
 }
 
-fn pull_all(remote: &Remote, repository: &str, choice: &Choice, progress: &dyn Progress) -> Result<PathBuf> {
-    match choice {
-        Choice::Single(file) => get(remote, file, progress),
-        Choice::Folder(files) => {
-            let mut folder = None;
-            for file in files {
-                let path = get(remote, file, progress)?;
-                if file == "config.json" {
-                    folder = path.parent().map(Path::to_path_buf);
-                }
-            }
-            folder.with_context(|| format!("the model {repository} has no config.json"))
+/// Pulls a model into `folder` and returns its path: a file, or the folder itself.
+async fn pull(
+    hub: &HubClient,
+    repository: &str,
+    file: Option<&str>,
+    folder: &Path,
+    progress: &dyn Progress,
+) -> Result<PathBuf> {
+    let choice = match file {
+        Some(file) => Choice::Single(file.to_owned()),
+        None => choose(repository, &hub.files(repository).await?)?,
+    };
+    let (files, path) = match &choice {
+        Choice::Single(file) => (std::slice::from_ref(file), folder.join(file)),
+        Choice::Folder(files) => (files.as_slice(), folder.to_owned()),
+    };
+    for file in files {
+        let target = folder.join(file);
+        if target.exists() {
+            continue;
         }
+        if let Some(parent) = target.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        let begin = |bytes| progress.begin(&format!("downloading {file}"), Some(bytes));
+        hub.download(repository, file, &target, begin).await.with_context(|| {
+            format!("cannot download {file} from the hub\n  hint: run the command again; it resumes")
+        })?;
     }
+    Ok(path)
 }
 
-fn get(remote: &Remote, file: &str, progress: &dyn Progress) -> Result<PathBuf> {
-    if let Some(path) = remote.cached.get(file) {
-        return Ok(path);
-    }
-    let reporter = Reporter { progress, step: None, bytes: 0 };
-    remote.api.download_with_progress(file, reporter).with_context(|| {
-        format!("cannot download {file} from the hub\n  hint: run the command again; it resumes")
-    })
+/// Runs `work` to its end on a new thread, because the caller may be on a thread that must not block.
+fn on_its_own_thread<T: Send>(work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    std::thread::scope(|scope| scope.spawn(|| runtime.block_on(work)).join())
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn record_path(reference: &str) -> Result<PathBuf> {
@@ -166,32 +160,6 @@ fn recorded(record: &Path) -> Option<PathBuf> {
     let text = std::fs::read_to_string(record).ok()?;
     let path = PathBuf::from(text.lines().nth(1)?);
     path.exists().then_some(path)
-}
-
-/// Forwards the progress that the hub crate reports.
-struct Reporter<'a> {
-    progress: &'a dyn Progress,
-    step: Option<Box<dyn Step>>,
-    bytes: u64,
-}
-
-impl HubProgress for Reporter<'_> {
-    fn init(&mut self, size: usize, filename: &str) {
-        self.step = Some(self.progress.begin(&format!("downloading {filename}"), Some(size as u64)));
-    }
-
-    fn update(&mut self, size: usize) {
-        self.bytes += size as u64;
-        if let Some(step) = &self.step {
-            step.advance_to(self.bytes);
-        }
-    }
-
-    fn finish(&mut self) {
-        if let Some(step) = self.step.take() {
-            step.finish(&indicatif::HumanBytes(self.bytes).to_string());
-        }
-    }
 }
 
 #[cfg(test)]
