@@ -127,7 +127,7 @@ impl TurnApprovals {
         self.lock().called.insert(call.number(), parked.clone());
     }
 
-    pub(crate) fn called_goes_on(&self, call: &Call) {
+    pub(crate) fn called_turn_resumed(&self, call: &Call) {
         self.lock().called.remove(&call.number());
     }
 
@@ -176,8 +176,8 @@ impl TurnApprovals {
         arguments: &str,
     ) -> Result<Result<(), String>, Stopped> {
         let mut call = self.journal.call(identity)?;
-        if let Some((decided, place)) = self.journal.recorded(&mut call)? {
-            place.reached().await;
+        if let Some((decided, position)) = self.journal.recorded(&mut call)? {
+            position.reached().await;
             return Ok(decided);
         }
         self.journal.caught_up().await;
@@ -212,7 +212,7 @@ impl TurnApprovals {
         if arguments.len() > MAX_ARGUMENT_BYTES {
             let bytes = arguments.len();
             return Ok(Err(format!(
-                "nobody can be asked: the arguments have {bytes} bytes; at most {MAX_ARGUMENT_BYTES} can be shown"
+                "the call cannot be submitted for approval: its arguments have {bytes} bytes, and at most {MAX_ARGUMENT_BYTES} can be shown"
             )));
         }
         let ApprovalDesk { store, clock, wakers } = &self.desk;
@@ -239,7 +239,7 @@ impl TurnApprovals {
             // A decision on another call does not apply to this one.
             if (&*row.tool, &*row.arguments) != (tool, arguments) {
                 let (expected, made) =
-                    (row.tool, format!("{tool} with arguments that nobody was asked about"));
+                    (row.tool, format!("{tool} with arguments other than those submitted for approval"));
                 return Err(RuntimeError::Divergence { call: call.number(), expected, made });
             }
             if call.shown() == 0 {
@@ -294,7 +294,7 @@ impl TurnApprovals {
 /// the store's row is corrected too.
 fn expires_at_ms(clock: &Clock, row: &ApprovalRow) -> u64 {
     let began_ms = row.created_at_ms.min(clock.now_ms());
-    clock.lived_after(began_ms, row.expires_at_ms.saturating_sub(row.created_at_ms))
+    clock.elapsed_after(began_ms, row.expires_at_ms.saturating_sub(row.created_at_ms))
 }
 
 fn required(clock: &Clock, row: &ApprovalRow) -> RunEvent {
@@ -383,7 +383,7 @@ impl ApprovalDesk {
             Some(Verdict::Approved) => "was already approved",
             Some(Verdict::Denied) => "was already denied",
             None if !row.is_open => "belongs to a turn that has ended",
-            Some(Verdict::Expired) | None => "was refused, because nobody decided in time",
+            Some(Verdict::Expired) | None => "expired before anyone decided",
         };
         Err(RuntimeError::ApprovalDecided { id: row.id, how })
     }

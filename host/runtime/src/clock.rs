@@ -1,7 +1,7 @@
 //! The wall clock that schedules, deliveries and the age of sessions use. Tests use a clock that only they advance.
 //!
 //! The system clock may be set at any time. A jump is detected by comparing it with a monotonic clock, which cannot be set.
-//! Schedules follow the new time at once. Time skipped by a jump forward does not age anything: [`Clock::lived_before`]
+//! Schedules follow the new time at once. Time skipped by a jump forward does not age anything: [`Clock::elapsed_before`]
 //! leaves it out, along with most of the time in which no host ran.
 
 use std::{
@@ -24,16 +24,16 @@ const MAX_SKIPS: usize = 64;
 /// A wall clock that detects when it is set. Clones share what is known about past jumps.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
-    hands: Hands,
+    source: TimeSource,
     timeline: Arc<Mutex<Timeline>>,
 }
 
 #[derive(Clone, Debug, Default)]
-enum Hands {
+enum TimeSource {
     #[default]
     System,
     #[cfg(test)]
-    Moved(watch::Sender<Reading>),
+    Manual(watch::Sender<Reading>),
 }
 
 /// Both clocks at one moment.
@@ -59,14 +59,14 @@ impl Clock {
     /// Creates a clock that stays at `now_ms` until [`Clock::advance`] moves it.
     #[cfg(test)]
     pub(crate) fn at(now_ms: u64) -> Self {
-        let hands = Hands::Moved(watch::Sender::new(Reading { wall_ms: now_ms, steady_ms: 0 }));
-        Clock { hands, timeline: Arc::default() }
+        let source = TimeSource::Manual(watch::Sender::new(Reading { wall_ms: now_ms, steady_ms: 0 }));
+        Clock { source, timeline: Arc::default() }
     }
 
     /// Lets time pass.
     #[cfg(test)]
     pub(crate) fn advance(&self, ms: u64) {
-        self.hand().send_modify(|reading| {
+        self.manual().send_modify(|reading| {
             reading.wall_ms += ms;
             reading.steady_ms += ms;
         });
@@ -75,13 +75,13 @@ impl Clock {
     /// Sets the wall clock forward or back, without time passing.
     #[cfg(test)]
     pub(crate) fn jump(&self, ms: i64) {
-        self.hand().send_modify(|reading| reading.wall_ms = reading.wall_ms.saturating_add_signed(ms));
+        self.manual().send_modify(|reading| reading.wall_ms = reading.wall_ms.saturating_add_signed(ms));
     }
 
     #[cfg(test)]
-    fn hand(&self) -> &watch::Sender<Reading> {
-        let Hands::Moved(hand) = &self.hands else { panic!("a test cannot move the system clock") };
-        hand
+    fn manual(&self) -> &watch::Sender<Reading> {
+        let TimeSource::Manual(manual) = &self.source else { panic!("a test cannot move the system clock") };
+        manual
     }
 
     /// Returns the milliseconds since 1970-01-01 UTC.
@@ -119,25 +119,25 @@ impl Clock {
     }
 
     /// Returns the time of day from which `ms` passed until `now_ms`. Skipped time is not counted.
-    pub(crate) fn lived_before(&self, now_ms: u64, ms: u64) -> u64 {
+    pub(crate) fn elapsed_before(&self, now_ms: u64, ms: u64) -> u64 {
         let reading = self.read();
         let mut timeline = self.timeline();
         timeline.look(reading);
-        timeline.lived_before(now_ms, ms)
+        timeline.elapsed_before(now_ms, ms)
     }
 
     /// Returns the time of day at which `ms` will have passed since `began_ms`. Skipped time is not counted.
-    pub(crate) fn lived_after(&self, began_ms: u64, ms: u64) -> u64 {
+    pub(crate) fn elapsed_after(&self, began_ms: u64, ms: u64) -> u64 {
         let reading = self.read();
         let mut timeline = self.timeline();
         timeline.look(reading);
-        timeline.lived_after(began_ms, ms)
+        timeline.elapsed_after(began_ms, ms)
     }
 
     /// Resolves when this clock reaches `at_ms`, or soon after the clock is set back.
     pub(crate) async fn sleep_until(&self, at_ms: u64) {
-        match &self.hands {
-            Hands::System => {
+        match &self.source {
+            TimeSource::System => {
                 let set_back = self.times_set_back();
                 loop {
                     let left_ms = at_ms.saturating_sub(now_ms());
@@ -148,23 +148,23 @@ impl Clock {
                 }
             }
             #[cfg(test)]
-            Hands::Moved(hand) => {
-                let begin = *hand.borrow();
+            TimeSource::Manual(manual) => {
+                let begin = *manual.borrow();
                 let is_over = |now: &Reading| {
                     let elapsed_ms = now.steady_ms - begin.steady_ms;
                     now.wall_ms >= at_ms || now.wall_ms != begin.wall_ms + elapsed_ms
                 };
                 // The sender is part of `self`, so it is not dropped meanwhile.
-                let _ = hand.subscribe().wait_for(is_over).await;
+                let _ = manual.subscribe().wait_for(is_over).await;
             }
         }
     }
 
     fn read(&self) -> Reading {
-        match &self.hands {
-            Hands::System => Reading { wall_ms: now_ms(), steady_ms: steady_ms() },
+        match &self.source {
+            TimeSource::System => Reading { wall_ms: now_ms(), steady_ms: steady_ms() },
             #[cfg(test)]
-            Hands::Moved(hand) => *hand.borrow(),
+            TimeSource::Manual(manual) => *manual.borrow(),
         }
     }
 
@@ -206,7 +206,7 @@ impl Timeline {
         }
     }
 
-    fn lived_before(&self, now_ms: u64, ms: u64) -> u64 {
+    fn elapsed_before(&self, now_ms: u64, ms: u64) -> u64 {
         let (mut at_ms, mut left_ms) = (now_ms, ms);
         for (from_ms, to_ms) in self.skips.iter().rev().filter(|(_, to_ms)| *to_ms <= now_ms) {
             let lived_ms = at_ms - to_ms;
@@ -219,7 +219,7 @@ impl Timeline {
         at_ms.saturating_sub(left_ms)
     }
 
-    fn lived_after(&self, began_ms: u64, ms: u64) -> u64 {
+    fn elapsed_after(&self, began_ms: u64, ms: u64) -> u64 {
         let mut at_ms = began_ms.saturating_add(ms);
         for (from_ms, to_ms) in self.skips.iter().filter(|(_, to_ms)| *to_ms > began_ms) {
             let from_ms = (*from_ms).max(began_ms);
@@ -273,14 +273,14 @@ mod tests {
         let now = clock.now_ms();
         assert_eq!(now, 1_105 * HOUR);
         for (lived, from) in [(0, 1_105), (5, 1_100), (6, 1_009), (15, 1_000), (20, 995)] {
-            assert_eq!(clock.lived_before(now, lived * HOUR), from * HOUR, "{lived} hours");
+            assert_eq!(clock.elapsed_before(now, lived * HOUR), from * HOUR, "{lived} hours");
         }
         assert_eq!(clock.times_set_back(), 0);
         for (from, lives, until) in
             [(1_000, 10, 1_010), (1_000, 11, 1_101), (1_005, 7, 1_102), (1_050, 3, 1_103), (1_102, 4, 1_106)]
         {
             assert_eq!(
-                clock.lived_after(from * HOUR, lives * HOUR),
+                clock.elapsed_after(from * HOUR, lives * HOUR),
                 until * HOUR,
                 "{lives} hours from {from} on"
             );

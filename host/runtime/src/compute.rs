@@ -27,25 +27,25 @@ const MAX_IDLE_TENANTS: usize = 1_024;
 
 /// The compute slots of one host.
 pub struct Compute {
-    places: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     /// Number of slots that one tenant may have when there are several tenants.
-    of_one: usize,
+    max_per_tenant: usize,
     tenancy: Tenancy,
     tenants: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 /// Cancels the work when dropped. It has no effect on work that has finished.
-struct GivesUp(Cancel);
+struct CancelOnDrop(Cancel);
 
 impl Compute {
     pub(crate) fn new(tenancy: Tenancy) -> Self {
         // Twice as many as CPUs, so that short work makes progress beside long work.
-        Self::with_places(2 * thread::available_parallelism().map_or(1, usize::from), tenancy)
+        Self::with_slots(2 * thread::available_parallelism().map_or(1, usize::from), tenancy)
     }
 
-    fn with_places(places: usize, tenancy: Tenancy) -> Self {
-        let (of_one, places) = (places - 1, Arc::new(Semaphore::new(places)));
-        Compute { places, of_one, tenancy, tenants: Mutex::default() }
+    fn with_slots(slots: usize, tenancy: Tenancy) -> Self {
+        let (max_per_tenant, slots) = (slots - 1, Arc::new(Semaphore::new(slots)));
+        Compute { slots, max_per_tenant, tenancy, tenants: Mutex::default() }
     }
 
     /// Runs the work on another thread as soon as there is a slot. Dropping the future cancels the work.
@@ -57,15 +57,15 @@ impl Compute {
         // The tenant's own slot comes first: work that waits for it does not block other tenants.
         let own = match self.tenancy.has_several() {
             true => {
-                Some(self.of_tenant(tenant).acquire_owned().await.expect("the semaphore is never closed"))
+                Some(self.tenant_slots(tenant).acquire_owned().await.expect("the semaphore is never closed"))
             }
             false => None,
         };
-        let place = self.places.clone().acquire_owned().await.expect("the semaphore is never closed");
-        let gives_up = GivesUp(Cancel::default());
-        let (cancel, span) = (gives_up.0.clone(), Span::current());
+        let slot = self.slots.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let guard = CancelOnDrop(Cancel::default());
+        let (cancel, span) = (guard.0.clone(), Span::current());
         let working = task::spawn_blocking(move || {
-            let _places = (own, place);
+            let _slots = (own, slot);
             span.in_scope(|| work(&cancel))
         });
         match working.await {
@@ -91,13 +91,13 @@ impl Compute {
         }
     }
 
-    fn of_tenant(&self, tenant: &str) -> Arc<Semaphore> {
+    fn tenant_slots(&self, tenant: &str) -> Arc<Semaphore> {
         let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
         if tenants.len() > MAX_IDLE_TENANTS {
             tenants.retain(|_, own| Arc::strong_count(own) > 1);
         }
         let own = tenants.entry(tenant.to_owned());
-        own.or_insert_with(|| Arc::new(Semaphore::new(self.of_one))).clone()
+        own.or_insert_with(|| Arc::new(Semaphore::new(self.max_per_tenant))).clone()
     }
 }
 
@@ -110,7 +110,7 @@ pub(crate) fn in_place<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     if is_long && can_move() { task::block_in_place(work) } else { work() }
 }
 
-impl Drop for GivesUp {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.cancel();
     }
@@ -121,10 +121,10 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    fn two_places() -> Compute {
+    fn two_slots() -> Compute {
         let tenancy = Tenancy::default();
         tenancy.set_several(true);
-        Compute::with_places(2, tenancy)
+        Compute::with_slots(2, tenancy)
     }
 
     /// Returns work that runs until the sender sends or is dropped.
@@ -135,13 +135,13 @@ mod tests {
 
     #[tokio::test]
     async fn one_tenant_never_takes_the_last_slot() {
-        let compute = Arc::new(two_places());
+        let compute = Arc::new(two_slots());
         let (release, first) = held();
         let busy = tokio::spawn({
             let compute = compute.clone();
             async move { compute.run("a", first).await }
         });
-        while compute.places.available_permits() == 2 {
+        while compute.slots.available_permits() == 2 {
             tokio::task::yield_now().await;
         }
         let behind = tokio::spawn({
@@ -157,8 +157,8 @@ mod tests {
 
     #[tokio::test]
     async fn abandoned_work_is_cancelled_and_keeps_its_slot_until_it_stops() {
-        let compute = Arc::new(two_places());
-        let (told, hears) = mpsc::channel();
+        let compute = Arc::new(two_slots());
+        let (reports, reported) = mpsc::channel();
         let (release, wait) = mpsc::channel::<()>();
         let working = tokio::spawn({
             let compute = compute.clone();
@@ -167,22 +167,22 @@ mod tests {
                     while !cancel.is_cancelled() {
                         std::thread::yield_now();
                     }
-                    told.send(()).expect("the test waits");
+                    reports.send(()).expect("the test waits");
                     let _ = wait.recv();
                 };
                 compute.run("a", work).await;
             }
         });
-        while compute.places.available_permits() == 2 {
+        while compute.slots.available_permits() == 2 {
             tokio::task::yield_now().await;
         }
         working.abort();
         assert!(working.await.expect_err("aborted").is_cancelled());
-        tokio::task::spawn_blocking(move || hears.recv())
+        tokio::task::spawn_blocking(move || reported.recv())
             .await
             .expect("no panic")
             .expect("the work noticed the cancellation");
-        assert_eq!(compute.places.available_permits(), 1);
+        assert_eq!(compute.slots.available_permits(), 1);
         drop(release);
         assert_eq!(compute.run("a", |_| 1).await, 1, "the slot is free again");
     }

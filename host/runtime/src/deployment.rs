@@ -241,14 +241,14 @@ impl Deployments {
     /// Returns the version of an agent with which a turn started, or the active version if that one
     /// is no longer kept.
     pub(crate) async fn with_digest(&self, name: &str, digest: &str) -> Result<Arc<Deployed>, RuntimeError> {
-        let in_force = self.deployed(name)?;
-        if in_force.digest == digest {
-            return Ok(in_force);
+        let active = self.deployed(name)?;
+        if active.digest == digest {
+            return Ok(active);
         }
         let kept = self.store.versions(name).await?.into_iter().find(|row| row.agent.digest == digest);
         match kept {
             Some(row) => Ok(Arc::new(self.restore_one(&row).await?)),
-            None => Ok(in_force),
+            None => Ok(active),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use crate::{
     Manifest, RuntimeError, RuntimeOptions, SecretGrant,
-    tenancy::{Tenancy, TenantPlace, TenantPlaces},
+    tenancy::{Tenancy, TenantPermit, TenantPermits},
     vault::{OpenSecret, Vault},
 };
 use skep_outbound::{Bounds, Client, Origins, OutboundError, Policy, Request, Response, Secret, Secrets};
@@ -17,9 +17,9 @@ const OPERATOR: &str = "hosts under [grants] in skep.toml";
 pub(crate) struct Egress {
     pub(crate) client: Client,
     /// Slots for requests of turns. The client has a few more for webhooks.
-    places: TenantPlaces,
+    request_permits: TenantPermits,
     /// Slots for calls to tool servers. They are separate, so that slow servers do not block requests.
-    tool_places: TenantPlaces,
+    tool_call_permits: TenantPermits,
     pub(crate) vault: Vault,
     granted: Arc<Origins>,
 }
@@ -28,19 +28,25 @@ impl Egress {
     pub(crate) fn new(store: Store, options: &RuntimeOptions, tenancy: Tenancy) -> Self {
         let (client, granted) =
             (Client::new(options.outbound.clone()), Arc::new(options.granted_hosts.clone()));
-        let places = TenantPlaces::new(options.outbound.max_running, tenancy.clone());
-        let tool_places = TenantPlaces::new(options.outbound.max_running, tenancy);
-        Egress { client, places, tool_places, granted, vault: Vault::new(store, options.key_file.clone()) }
+        let request_permits = TenantPermits::new(options.outbound.max_running, tenancy.clone());
+        let tool_call_permits = TenantPermits::new(options.outbound.max_running, tenancy);
+        Egress {
+            client,
+            request_permits,
+            tool_call_permits,
+            granted,
+            vault: Vault::new(store, options.key_file.clone()),
+        }
     }
 
     /// Waits for a request slot.
-    pub(crate) async fn place(&self, tenant: &str) -> TenantPlace {
-        self.places.take(tenant).await
+    pub(crate) async fn request_permit(&self, tenant: &str) -> TenantPermit {
+        self.request_permits.take(tenant).await
     }
 
     /// Waits for a slot for a call to a tool server.
-    pub(crate) async fn tool_place(&self, tenant: &str) -> TenantPlace {
-        self.tool_places.take(tenant).await
+    pub(crate) async fn tool_call_permit(&self, tenant: &str) -> TenantPermit {
+        self.tool_call_permits.take(tenant).await
     }
 
     /// Sends a request of a tenant's turn, once it has a request slot.
@@ -51,8 +57,8 @@ impl Egress {
         policy: &Policy,
         bounds: &Bounds,
     ) -> Result<Response, OutboundError> {
-        let place = tokio::time::timeout_at(bounds.deadline.into(), self.place(tenant)).await;
-        let _place = place.map_err(|_elapsed| OutboundError::DeadlineExceeded)?;
+        let permit = tokio::time::timeout_at(bounds.deadline.into(), self.request_permit(tenant)).await;
+        let _permit = permit.map_err(|_elapsed| OutboundError::DeadlineExceeded)?;
         self.client.send(request, policy, bounds).await
     }
 

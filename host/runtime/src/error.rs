@@ -21,9 +21,9 @@ pub enum RuntimeError {
     #[error("session {agent}/{session} has no conversation {name:?}; it has: {}", list(.known))]
     ConversationNotFound { agent: String, session: String, name: String, known: Vec<String> },
     #[error(
-        "agent {agent:?} has no {}; version {in_force} is active, and the known versions are: {}", wanted_version(.wanted), list(.known)
+        "agent {agent:?} has no {}; version {active} is active, and the known versions are: {}", wanted_version(.wanted), list(.known)
     )]
-    VersionNotFound { agent: String, wanted: Option<u64>, in_force: u64, known: Vec<u64> },
+    VersionNotFound { agent: String, wanted: Option<u64>, active: u64, known: Vec<u64> },
     #[error("session {agent}/{session} has no turn {turn:?}; finished turns are kept for at most a day")]
     TurnNotFound { agent: String, session: String, turn: String },
     #[error("there is no batch {id:?}; the results of a batch are kept for {hours} h after it finishes")]

@@ -141,12 +141,12 @@ impl<'de> Visitor<'de> for Checking {
 }
 
 /// Whether two JSON texts are the same except for white space between tokens.
-pub(crate) fn same_but_for_blanks(one: &[u8], other: &[u8]) -> bool {
-    solid(one).eq(solid(other))
+pub(crate) fn equal_ignoring_whitespace(one: &[u8], other: &[u8]) -> bool {
+    without_whitespace(one).eq(without_whitespace(other))
 }
 
 /// Yields the bytes of a JSON text without white space outside of strings.
-fn solid(text: &[u8]) -> impl Iterator<Item = u8> {
+fn without_whitespace(text: &[u8]) -> impl Iterator<Item = u8> {
     let (mut in_string, mut escaped) = (false, false);
     text.iter().copied().filter(move |byte| {
         if !in_string {
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn white_space_counts_only_inside_strings() {
-        let same = |one: &str, other: &str| same_but_for_blanks(one.as_bytes(), other.as_bytes());
+        let same = |one: &str, other: &str| equal_ignoring_whitespace(one.as_bytes(), other.as_bytes());
         assert!(same("{\"a\": [1, 2]}", "{ \"a\":[1,2]\n}"));
         assert!(!same("\"a b\"", "\"ab\""));
         assert!(!same("\"a\\\" b\"", "\"a\\\"b\""));

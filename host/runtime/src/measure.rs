@@ -8,7 +8,7 @@ use crate::{
     bindings::handler,
     capability::{ConversationSet, TurnContext, log::TurnLog, state::StateView},
     component::Deployed,
-    guest::{self, Entry, InstanceSlot, Left},
+    guest::{self, CallEnd, Entry, InstanceSlot},
     name::OPERATOR,
 };
 use std::{
@@ -20,7 +20,7 @@ use std::{
 /// An instance with its memory. It occupies an instance slot until it is dropped.
 pub struct HeldInstance {
     _store: wasmtime::Store<TurnContext>,
-    _place: InstanceSlot,
+    _slot: InstanceSlot,
 }
 
 impl AgentHost {
@@ -28,17 +28,17 @@ impl AgentHost {
     pub async fn instantiate(&self, agent: &str) -> Result<HeldInstance, RuntimeError> {
         let host = self.host();
         let agent = host.deployments.deployed(agent)?;
-        let place = host.instances.slot(0, OPERATOR).await;
+        let slot = host.instances.slot(0, OPERATOR).await;
         let store = guest::instantiate(agent.code(&host.instances.wasm), empty_context(&agent)).await?;
-        Ok(HeldInstance { _store: store, _place: place })
+        Ok(HeldInstance { _store: store, _slot: slot })
     }
 
     /// Returns an agent's reply to the first message of a session, without storing anything. No
     /// models are available.
-    pub async fn rehearse(&self, agent: &str, text: &str) -> Result<String, RuntimeError> {
+    pub async fn dry_run(&self, agent: &str, text: &str) -> Result<String, RuntimeError> {
         let host = self.host();
         let agent = host.deployments.deployed(agent)?;
-        let _place = host.instances.slot(0, OPERATOR).await;
+        let _slot = host.instances.slot(0, OPERATOR).await;
         let deadline = Instant::now() + Duration::from_millis(agent.limits.turn_ms.into());
         let message = Entry::Message(handler::Message {
             text: text.to_owned(),
@@ -50,7 +50,7 @@ impl AgentHost {
         });
         let context = empty_context(&agent);
         let forever = std::future::pending::<Infallible>();
-        let (Left::Returned(reply), _) =
+        let (CallEnd::Returned(reply), _) =
             guest::take_turn(agent.code(&host.instances.wasm), deadline, forever, context, message).await;
         Ok(reply?.into_outcome(deadline)?.0)
     }

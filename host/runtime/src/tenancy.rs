@@ -41,8 +41,8 @@ pub(crate) struct Shares {
 impl Shares {
     /// Returns whether a tenant may take `count` more of `limit`.
     pub(crate) fn may_take(&self, tenant: &str, count: usize, limit: usize, has_several: bool) -> bool {
-        let had = self.by_tenant.get(tenant).copied().unwrap_or_default();
-        may_take(had, self.all, count, limit, has_several)
+        let taken = self.by_tenant.get(tenant).copied().unwrap_or_default();
+        may_take(taken, self.all, count, limit, has_several)
     }
 
     pub(crate) fn take(&mut self, tenant: &str, count: usize) {
@@ -69,14 +69,14 @@ impl Shares {
     }
 }
 
-/// Returns whether a tenant that has `had` may take `count` more, when all tenants together have
+/// Returns whether a tenant that has `taken` may take `count` more, when all tenants together have
 /// `all` of `limit`.
-pub(crate) fn may_take(had: usize, all: usize, count: usize, limit: usize, has_several: bool) -> bool {
+pub(crate) fn may_take(taken: usize, all: usize, count: usize, limit: usize, has_several: bool) -> bool {
     let free = limit.saturating_sub(all);
     if count > free || !has_several {
         return count <= free;
     }
-    had + count <= TENANT_SHARE * (free - count + 1)
+    taken + count <= TENANT_SHARE * (free - count + 1)
 }
 
 impl FromIterator<(String, usize)> for Shares {
@@ -89,18 +89,18 @@ impl FromIterator<(String, usize)> for Shares {
 
 /// Permits that tenants can wait for. Clones share the same permits.
 #[derive(Clone)]
-pub(crate) struct TenantPlaces {
+pub(crate) struct TenantPermits {
     inner: Arc<Inner>,
 }
 
 struct Inner {
     limit: usize,
     tenancy: Tenancy,
-    line: Mutex<Line>,
+    queue: Mutex<WaitQueue>,
 }
 
 #[derive(Default)]
-struct Line {
+struct WaitQueue {
     shares: Shares,
     /// Waiters in order of arrival.
     waiting: VecDeque<Waiter>,
@@ -108,60 +108,61 @@ struct Line {
 
 struct Waiter {
     tenant: String,
-    place: oneshot::Sender<TenantPlace>,
+    permit: oneshot::Sender<TenantPermit>,
 }
 
 /// One permit, released when it is dropped.
-pub(crate) struct TenantPlace {
-    places: TenantPlaces,
+pub(crate) struct TenantPermit {
+    permits: TenantPermits,
     tenant: String,
 }
 
-impl TenantPlaces {
+impl TenantPermits {
     pub(crate) fn new(limit: usize, tenancy: Tenancy) -> Self {
-        let inner = Inner { limit: limit.max(1), tenancy, line: Mutex::default() };
-        TenantPlaces { inner: Arc::new(inner) }
+        let inner = Inner { limit: limit.max(1), tenancy, queue: Mutex::default() };
+        TenantPermits { inner: Arc::new(inner) }
     }
 
     /// Waits for a permit, behind earlier waiters that may have one. Dropping the future abandons
     /// the wait without taking a permit.
-    pub(crate) async fn take(&self, tenant: &str) -> TenantPlace {
-        let (sender, place) = oneshot::channel();
-        self.line().waiting.push_back(Waiter { tenant: tenant.to_owned(), place: sender });
+    pub(crate) async fn take(&self, tenant: &str) -> TenantPermit {
+        let (sender, permit) = oneshot::channel();
+        self.queue().waiting.push_back(Waiter { tenant: tenant.to_owned(), permit: sender });
         self.serve();
-        place.await.expect("a waiting sender stays in the queue")
+        permit.await.expect("a waiting sender stays in the queue")
     }
 
     /// Hands out free permits to waiters in order of arrival.
     fn serve(&self) {
-        let Inner { limit, tenancy, line } = &*self.inner;
+        let Inner { limit, tenancy, queue } = &*self.inner;
         loop {
             let next = {
-                let Line { shares, waiting } = &mut *line.lock().unwrap_or_else(PoisonError::into_inner);
+                let WaitQueue { shares, waiting } =
+                    &mut *queue.lock().unwrap_or_else(PoisonError::into_inner);
                 // Waiters whose future was dropped are removed.
-                waiting.retain(|waiter| !waiter.place.is_closed());
+                waiting.retain(|waiter| !waiter.permit.is_closed());
                 let may = |waiter: &Waiter| shares.may_take(&waiter.tenant, 1, *limit, tenancy.has_several());
                 let next = if shares.all() < *limit { waiting.iter().position(may) } else { None };
                 let next = next.and_then(|next| waiting.remove(next));
                 next.iter().for_each(|next| shares.take(&next.tenant, 1));
                 next
             };
-            let Some(Waiter { tenant, place }) = next else { return };
+            let Some(Waiter { tenant, permit }) = next else { return };
             // If the waiter was dropped just now, the permit is released when the result of `send`
             // is dropped.
-            drop(place.send(TenantPlace { places: self.clone(), tenant }));
+            drop(permit.send(TenantPermit { permits: self.clone(), tenant }));
         }
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
-        self.inner.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, WaitQueue> {
+        self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for TenantPlace {
+impl Drop for TenantPermit {
     fn drop(&mut self) {
-        self.places.line().shares.give_back(&self.tenant, 1);
-        self.places.serve();
+        self.permits.queue().shares.give_back(&self.tenant, 1);
+        self.permits.serve();
     }
 }
 
@@ -199,8 +200,8 @@ mod tests {
 
     #[test]
     fn taking_several_at_once_equals_taking_them_one_by_one() {
-        for (had, others) in [(0, 0), (10, 20), (40, 0), (47, 1), (0, 60)] {
-            let shares = Shares::from_iter([("a".to_owned(), had), ("b".to_owned(), others)]);
+        for (taken, others) in [(0, 0), (10, 20), (40, 0), (47, 1), (0, 60)] {
+            let shares = Shares::from_iter([("a".to_owned(), taken), ("b".to_owned(), others)]);
             for count in 1..=70 {
                 let mut one_by_one = shares.clone();
                 let all = (0..count).all(|_| {
@@ -208,42 +209,42 @@ mod tests {
                     one_by_one.take("a", usize::from(may));
                     may
                 });
-                assert_eq!(shares.may_take("a", count, 64, true), all, "{count} beside {had} and {others}");
+                assert_eq!(shares.may_take("a", count, 64, true), all, "{count} beside {taken} and {others}");
             }
         }
     }
 
     #[tokio::test]
-    async fn places_are_granted_in_the_order_of_requests() {
-        let places = TenantPlaces::new(1, Tenancy::default());
-        let held = places.take("a").await;
-        let (first, given_up, second) = (places.take("a"), places.take("a"), places.take("a"));
+    async fn permits_are_granted_in_the_order_of_requests() {
+        let permits = TenantPermits::new(1, Tenancy::default());
+        let held = permits.take("a").await;
+        let (first, given_up, second) = (permits.take("a"), permits.take("a"), permits.take("a"));
         tokio::pin!(first, second);
-        timeout(Duration::ZERO, first.as_mut()).await.err().expect("the only place is taken");
-        timeout(Duration::ZERO, given_up).await.err().expect("the only place is taken");
-        timeout(Duration::ZERO, second.as_mut()).await.err().expect("the only place is taken");
+        timeout(Duration::ZERO, first.as_mut()).await.err().expect("the only permit is taken");
+        timeout(Duration::ZERO, given_up).await.err().expect("the only permit is taken");
+        timeout(Duration::ZERO, second.as_mut()).await.err().expect("the only permit is taken");
         drop(held);
-        timeout(Duration::ZERO, places.take("a")).await.err().expect("others came before");
+        timeout(Duration::ZERO, permits.take("a")).await.err().expect("others came before");
         timeout(Duration::ZERO, second.as_mut()).await.err().expect("the first waiter comes first");
         drop(first.await);
         drop(second.await);
-        drop(places.take("a").await);
+        drop(permits.take("a").await);
     }
 
     #[tokio::test]
-    async fn a_waiter_gets_a_place_only_within_its_share() {
+    async fn a_waiter_gets_a_permit_only_within_its_share() {
         let tenancy = Tenancy::default();
         tenancy.set_several(true);
-        let places = TenantPlaces::new(4, tenancy);
+        let permits = TenantPermits::new(4, tenancy);
         let mut greedy = Vec::new();
         for _ in 0..3 {
-            greedy.push(places.take("a").await);
+            greedy.push(permits.take("a").await);
         }
-        let more = places.take("a");
+        let more = permits.take("a");
         tokio::pin!(more);
         timeout(Duration::ZERO, more.as_mut()).await.err().expect("the fourth is for others");
-        let other = places.take("b").await;
-        timeout(Duration::ZERO, places.take("c")).await.err().expect("all four places are taken");
+        let other = permits.take("b").await;
+        timeout(Duration::ZERO, permits.take("c")).await.err().expect("all four permits are taken");
         drop(other);
         timeout(Duration::ZERO, more.as_mut()).await.err().expect("the fourth is still for others");
         greedy.pop();

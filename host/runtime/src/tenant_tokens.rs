@@ -6,7 +6,7 @@
 
 use crate::{
     TokensUsedUp,
-    token_budget::{DayShare, Spend, TokenBudgets},
+    token_budget::{DayShare, TokenBudgets, TokenSpend},
 };
 use skep_store::Store;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl TenantTokens {
 
 impl Drop for TenantTokens {
     fn drop(&mut self) {
-        let spend = Spend::new(&self.budget.share, self.produced as u64);
+        let spend = TokenSpend::new(&self.budget.share, self.produced as u64);
         let Some(used) = spend.row() else { return };
         // Counted before the write, so that the next request is refused even if the write is
         // pending.

@@ -72,14 +72,14 @@ pub(crate) struct DayShare {
 
 /// The tokens used by a turn, first as a row to be written at its end, then counted for the day.
 #[derive(Clone)]
-pub(crate) struct Spend {
+pub(crate) struct TokenSpend {
     share: Arc<DayShare>,
     used: Option<TokenUse>,
 }
 
-impl Spend {
+impl TokenSpend {
     pub(crate) fn new(share: &Arc<DayShare>, tokens: u64) -> Self {
-        Spend { share: share.clone(), used: share.used(tokens) }
+        TokenSpend { share: share.clone(), used: share.used(tokens) }
     }
 
     pub(crate) fn row(&self) -> Option<TokenUse> {
@@ -177,7 +177,7 @@ impl DayShare {
     }
 
     /// Reserves what was reserved before a restart, regardless of the budget.
-    pub(crate) fn promise_again(&self, tokens: u32) {
+    pub(crate) fn reserve_again(&self, tokens: u32) {
         self.hold(&mut self.budgets.today(), |held| held.promised += u64::from(tokens));
     }
 

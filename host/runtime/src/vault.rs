@@ -159,7 +159,7 @@ impl Vault {
 
     /// Logs which secrets do not open, so that the operator learns of it before an agent needs one.
     pub(crate) async fn report_unreadable(&self) -> Result<(), RuntimeError> {
-        if !self.seals_anything().await? {
+        if !self.has_sealed_secrets().await? {
             return Ok(());
         }
         let key = match self.any_key().await {
@@ -199,7 +199,7 @@ impl Vault {
             let (KeyOrigin::Drawn(bytes), Some(path)) = (&key.origin, self.key_file.clone()) else {
                 return Ok(());
             };
-            if self.seals_anything().await? {
+            if self.has_sealed_secrets().await? {
                 return Err(internal(self.key_is_lost()));
             }
             let bytes = *bytes;
@@ -240,7 +240,7 @@ impl Vault {
     }
 
     /// Whether the store holds anything that only an earlier key opens.
-    async fn seals_anything(&self) -> Result<bool, RuntimeError> {
+    async fn has_sealed_secrets(&self) -> Result<bool, RuntimeError> {
         let has_secrets = !self.store.secrets().await?.is_empty();
         Ok(has_secrets || self.store.webhooks().await?.iter().any(|webhook| !webhook.configured))
     }

@@ -5,9 +5,9 @@
 
 use crate::{
     NewSchedule, Store, StoreError,
-    pieces::{Bind, Piece, Progress, remove_content, remove_turns},
+    chunks::{Bind, Chunk, ChunkProgress, remove_content, remove_turns},
     rows, schedules,
-    sqlite::PIECE,
+    sqlite::CHUNK_TIME,
 };
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
@@ -62,7 +62,7 @@ impl Store {
     }
 
     /// Puts a stored version into force, with its schedules. Returns whether the version exists.
-    pub async fn put_in_force(
+    pub async fn activate_version(
         &self,
         agent: &str,
         version: u64,
@@ -71,7 +71,7 @@ impl Store {
         self.write(
             (agent.to_owned(), version, schedules.to_vec()),
             |connection, (agent, version, schedules)| {
-                Box::pin(put_in_force(connection, agent, *version, schedules))
+                Box::pin(activate_version(connection, agent, *version, schedules))
             },
         )
         .await
@@ -141,14 +141,14 @@ impl Store {
         if deleted.is_none() {
             return Ok(());
         }
-        let _permit = self.piecework().await?;
+        let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
-                .write((agent.to_owned(), self.piece), |connection, (agent, time)| {
-                    Box::pin(async move { delete(connection, agent, Piece::of(*time)).await })
+                .write((agent.to_owned(), self.chunk_time), |connection, (agent, time)| {
+                    Box::pin(async move { delete(connection, agent, Chunk::new(*time)).await })
                 })
                 .await?;
-            if let Progress::Done { .. } = progress {
+            if let ChunkProgress::Done { .. } = progress {
                 return Ok(());
             }
         }
@@ -203,7 +203,7 @@ async fn put(
         .await
         .map_err(failed())?;
     // At most one component: that of the version that was pushed out.
-    drop_orphans(connection, &mut Piece::of(PIECE)).await?;
+    drop_orphans(connection, &mut Chunk::new(CHUNK_TIME)).await?;
     schedules::replace_of_manifest(connection, &agent.name, schedules).await?;
     Ok(Some(version as u64))
 }
@@ -215,7 +215,7 @@ async fn is_deleted(connection: &mut SqliteConnection, agent: &str) -> Result<bo
     Ok(found.map_err(StoreError::while_it("looked for a deleted agent"))?.is_some())
 }
 
-async fn put_in_force(
+async fn activate_version(
     connection: &mut SqliteConnection,
     agent: &str,
     version: u64,
@@ -253,12 +253,12 @@ async fn mark_deleted(connection: &mut SqliteConnection, agent: &str) -> Result<
 async fn delete(
     connection: &mut SqliteConnection,
     agent: &str,
-    mut piece: Piece,
-) -> Result<Progress, StoreError> {
+    mut chunk: Chunk,
+) -> Result<ChunkProgress, StoreError> {
     let failed = || StoreError::while_it("deleted an agent");
     // Another caller may have finished the deletion, and the agent may have been deployed again.
     if !is_deleted(connection, agent).await? {
-        return Ok(piece.done());
+        return Ok(chunk.done());
     }
     let bind = [Bind::Text(agent)];
     let turns = "SELECT key FROM turns WHERE agent = ?1 LIMIT 1";
@@ -267,12 +267,12 @@ async fn delete(
         "DELETE FROM deliveries WHERE key IN (SELECT key FROM deliveries WHERE agent = ?1 LIMIT 500)",
         "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE agent = ?1 LIMIT 500)",
     ] {
-        if !piece.remove(connection, sql, &bind).await? {
-            return Ok(piece.more());
+        if !chunk.remove(connection, sql, &bind).await? {
+            return Ok(chunk.more());
         }
     }
-    if !remove_turns(connection, &mut piece, turns, &bind).await? {
-        return Ok(piece.more());
+    if !remove_turns(connection, &mut chunk, turns, &bind).await? {
+        return Ok(chunk.more());
     }
     loop {
         let session: Option<i64> = query_scalar("SELECT key FROM sessions WHERE agent = ? LIMIT 1")
@@ -281,18 +281,18 @@ async fn delete(
             .await
             .map_err(failed())?;
         let Some(session) = session else { break };
-        if !remove_content(connection, &mut piece, session).await? || piece.is_over() {
-            return Ok(piece.more());
+        if !remove_content(connection, &mut chunk, session).await? || chunk.is_over() {
+            return Ok(chunk.more());
         }
     }
     for sql in ["DELETE FROM erasures WHERE agent = ?1", "DELETE FROM deployments WHERE agent = ?1"] {
         query(sql).bind(agent).execute(&mut *connection).await.map_err(failed())?;
     }
-    if !drop_orphans(connection, &mut piece).await? {
-        return Ok(piece.more());
+    if !drop_orphans(connection, &mut chunk).await? {
+        return Ok(chunk.more());
     }
     query("DELETE FROM agents WHERE name = ?").bind(agent).execute(connection).await.map_err(failed())?;
-    Ok(piece.done())
+    Ok(chunk.done())
 }
 
 fn version_row(row: &SqliteRow) -> Result<VersionRow, sqlx::Error> {
@@ -311,8 +311,8 @@ fn version_row(row: &SqliteRow) -> Result<VersionRow, sqlx::Error> {
 
 /// Removes components that no version uses, one at a time because they are large. Returns `false` if the time
 /// is over before all are removed.
-async fn drop_orphans(connection: &mut SqliteConnection, piece: &mut Piece) -> Result<bool, StoreError> {
+async fn drop_orphans(connection: &mut SqliteConnection, chunk: &mut Chunk) -> Result<bool, StoreError> {
     let sql = "DELETE FROM components WHERE digest =
          (SELECT digest FROM components WHERE digest NOT IN (SELECT digest FROM deployments) LIMIT 1)";
-    piece.remove(connection, sql, &[]).await
+    chunk.remove(connection, sql, &[]).await
 }

@@ -71,7 +71,7 @@ impl Store {
                 .bind(approval.expires_at_ms as i64)
                 .execute(connection)
                 .await
-                .map_err(StoreError::while_it("asked for an approval"))?;
+                .map_err(StoreError::while_it("requested an approval"))?;
                 Ok(())
             })
         })

@@ -109,7 +109,7 @@ impl Store {
 
     /// Gives back the taken items that are not in `running`, without counting a failure. Nothing runs them,
     /// because the database failed when they were taken. Returns their number.
-    pub async fn give_back_strays(&self, running: &[ItemKey]) -> Result<u64, StoreError> {
+    pub async fn requeue_orphaned_items(&self, running: &[ItemKey]) -> Result<u64, StoreError> {
         self.write(running.to_vec(), |connection, running| Box::pin(give_back_others(connection, running)))
             .await
     }

@@ -5,8 +5,8 @@
 use crate::{
     BatchRoom, NewBatch, NewEvent, NewItem, Queued, Store, StoreError,
     batches::{CANCELLED, WAITING},
+    chunks::{Bind, Chunk, ChunkProgress, is_there},
     events,
-    pieces::{Bind, Piece, Progress, is_there},
     sessions::bounded,
 };
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection, query, query_as, query_scalar};
@@ -30,17 +30,17 @@ impl Store {
         event: Option<NewEvent>,
     ) -> Result<Queued, StoreError> {
         let store = self.clone();
-        let queuing = tokio::spawn(async move { store.queue_in_pieces(batch, room, event).await });
+        let queuing = tokio::spawn(async move { store.queue_in_chunks(batch, room, event).await });
         queuing.await.map_err(|_ended| StoreError::Closed)?
     }
 
-    async fn queue_in_pieces(
+    async fn queue_in_chunks(
         &self,
         batch: NewBatch,
         room: BatchRoom,
         event: Option<NewEvent>,
     ) -> Result<Queued, StoreError> {
-        let permit = self.piecework().await?;
+        let permit = self.chunked_write_permit().await?;
         let bytes: u64 = batch.items.iter().map(NewItem::bytes).sum();
         let NewBatch { id, principal, model, at_ms, items } = batch;
         let head = NewBatch { id, principal, model, at_ms, items: Vec::new() };
@@ -53,9 +53,9 @@ impl Store {
         let written = async {
             let mut first = 0;
             for items in bounded(&items, |item| item.bytes() as usize) {
-                let piece = Items { batch: key, first, items: items.to_vec() };
+                let chunk = Items { batch: key, first, items: items.to_vec() };
                 first += items.len() as i64;
-                self.write(piece, |connection, piece| Box::pin(insert(connection, piece))).await?;
+                self.write(chunk, |connection, chunk| Box::pin(insert(connection, chunk))).await?;
             }
             self.write((key, event, at_ms), |connection, (key, event, at_ms)| {
                 Box::pin(complete(connection, *key, event.as_ref(), *at_ms))
@@ -117,21 +117,21 @@ impl Store {
     }
 
     async fn cancel_items(&self, batch: i64) -> Result<(), StoreError> {
-        let _permit = self.piecework().await?;
+        let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
-                .write((batch, self.piece), |connection, (batch, time)| {
+                .write((batch, self.chunk_time), |connection, (batch, time)| {
                     Box::pin(async move {
-                        let mut piece = Piece::of(*time);
+                        let mut chunk = Chunk::new(*time);
                         let sql = "UPDATE batch_items SET state = ?2 WHERE rowid IN
                              (SELECT rowid FROM batch_items WHERE batch = ?1 AND state IN (0, 1) LIMIT 200)";
                         let bind = [Bind::Key(*batch), Bind::Key(CANCELLED)];
-                        let all = piece.remove(connection, sql, &bind).await?;
-                        Ok(if all { piece.done() } else { piece.more() })
+                        let all = chunk.remove(connection, sql, &bind).await?;
+                        Ok(if all { chunk.done() } else { chunk.more() })
                     })
                 })
                 .await?;
-            if let Progress::Done { .. } = progress {
+            if let ChunkProgress::Done { .. } = progress {
                 return Ok(());
             }
         }
@@ -140,32 +140,32 @@ impl Store {
     /// Removes a batch that has finished or is not complete. The check is needed because it may be unknown
     /// whether the last chunk of the batch was written.
     async fn remove_batch(&self, batch: i64) -> Result<(), StoreError> {
-        let _permit = self.piecework().await?;
+        let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
-                .write((batch, self.piece), |connection, (batch, time)| {
+                .write((batch, self.chunk_time), |connection, (batch, time)| {
                     Box::pin(async move {
-                        let mut piece = Piece::of(*time);
+                        let mut chunk = Chunk::new(*time);
                         let removable = "SELECT 1 FROM batches WHERE key = ?
                              AND (NOT complete OR ended_at_ms IS NOT NULL)";
                         if !is_there(connection, removable, *batch).await? {
-                            return Ok(piece.done());
+                            return Ok(chunk.done());
                         }
                         let sql = "DELETE FROM batch_items WHERE rowid IN
                              (SELECT rowid FROM batch_items WHERE batch = ?1 LIMIT 100)";
-                        if !piece.remove(connection, sql, &[Bind::Key(*batch)]).await? {
-                            return Ok(piece.more());
+                        if !chunk.remove(connection, sql, &[Bind::Key(*batch)]).await? {
+                            return Ok(chunk.more());
                         }
                         query("DELETE FROM batches WHERE key = ?")
                             .bind(batch)
                             .execute(connection)
                             .await
                             .map_err(StoreError::while_it("removed a batch"))?;
-                        Ok(piece.done())
+                        Ok(chunk.done())
                     })
                 })
                 .await?;
-            if let Progress::Done { .. } = progress {
+            if let ChunkProgress::Done { .. } = progress {
                 return Ok(());
             }
         }
@@ -226,8 +226,8 @@ async fn reserve(
     Ok(Some(key))
 }
 
-async fn insert(connection: &mut SqliteConnection, piece: &Items) -> Result<(), StoreError> {
-    let Items { batch, first, items } = piece;
+async fn insert(connection: &mut SqliteConnection, chunk: &Items) -> Result<(), StoreError> {
+    let Items { batch, first, items } = chunk;
     let mut insert = QueryBuilder::<Sqlite>::new(
         "INSERT INTO batch_items (batch, position, reference, request, state, failures, losses, wake_ms) ",
     );

@@ -6,9 +6,9 @@
 
 use crate::{
     ConversationRow, SessionRow, SessionSnapshot, Store, StoreError,
-    erasure::{self, Begun, Deliveries},
+    chunks::Chunk,
+    erasure::{self, PendingDeliveries, StartedErasure},
     error::is_foreign_key,
-    pieces::Piece,
     session_reads::conversation_row,
     sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, put_conversations},
 };
@@ -57,7 +57,7 @@ struct Rows {
 }
 
 /// A chunk of a copy.
-struct Put {
+struct CopyChunk {
     agent: String,
     row: SessionRow,
     existing: Existing,
@@ -69,10 +69,10 @@ struct Put {
 }
 
 /// The outcome of writing a chunk.
-enum Placed {
-    Unnamed(i64),
+enum CopyState {
+    InProgress(i64),
     /// The copy is complete. The session that it replaced may still have to be removed.
-    Named(Option<Begun>),
+    Complete(Option<StartedErasure>),
     /// Another session has the name. Nothing was written.
     Exists,
 }
@@ -105,7 +105,7 @@ impl Store {
         let SessionSnapshot { row, state, conversations } = snapshot;
         let source = Source::Given { state: state.into(), conversations: conversations.into() };
         let importing = tokio::spawn(async move {
-            let permit = store.piecework().await?;
+            let permit = store.chunked_write_permit().await?;
             store.copy(agent, source, row, existing, permit).await
         });
         importing.await.map_err(|_ended| StoreError::Closed)?
@@ -116,7 +116,7 @@ impl Store {
             return Ok(Fork::TargetExists);
         }
         // Acquire the permit before reading anything, so that a waiting fork holds no connection.
-        let permit = self.piecework().await?;
+        let permit = self.chunked_write_permit().await?;
         let Some((turns, source)) = self.source(&agent, from).await? else {
             return Ok(Fork::SourceMissing);
         };
@@ -163,8 +163,8 @@ impl Store {
         let written = self.put_all(&agent, &mut source, row, existing, &mut key).await;
         drop((source, permit));
         let left = match written {
-            Ok(Placed::Named(left)) => left,
-            Ok(Placed::Exists | Placed::Unnamed(_)) => {
+            Ok(CopyState::Complete(left)) => left,
+            Ok(CopyState::Exists | CopyState::InProgress(_)) => {
                 self.give_up(key).await;
                 return Ok(false);
             }
@@ -174,7 +174,7 @@ impl Store {
             }
         };
         // The copy exists, even if removing the session that it replaced fails.
-        if let Some(erasure) = left.and_then(|begun| begun.left)
+        if let Some(erasure) = left.and_then(|started| started.left)
             && let Err(error) = self.erase_in_the_end(erasure).await
         {
             tracing::error!("the rest of a replaced session will be removed later: {error}");
@@ -189,14 +189,14 @@ impl Store {
         row: SessionRow,
         existing: Existing,
         key: &mut Option<i64>,
-    ) -> Result<Placed, StoreError> {
+    ) -> Result<CopyState, StoreError> {
         loop {
             let (rows, is_last) = source.rows().await?;
-            let (agent, row, time) = (agent.to_owned(), row.clone(), self.piece);
-            let put = Put { agent, row, existing, key: *key, rows, is_last, time };
-            match self.write(put, |connection, piece| Box::pin(put_piece(connection, piece))).await? {
-                Placed::Unnamed(unnamed) => *key = Some(unnamed),
-                placed => return Ok(placed),
+            let (agent, row, time) = (agent.to_owned(), row.clone(), self.chunk_time);
+            let put = CopyChunk { agent, row, existing, key: *key, rows, is_last, time };
+            match self.write(put, |connection, put| Box::pin(put_chunk(connection, put))).await? {
+                CopyState::InProgress(unnamed) => *key = Some(unnamed),
+                state => return Ok(state),
             }
         }
     }
@@ -294,12 +294,12 @@ impl Source {
     }
 }
 
-async fn put_piece(connection: &mut SqliteConnection, put: &Put) -> Result<Placed, StoreError> {
+async fn put_chunk(connection: &mut SqliteConnection, put: &CopyChunk) -> Result<CopyState, StoreError> {
     let failed = || StoreError::while_it("wrote a session");
-    let Put { agent, row, existing, key, rows, is_last, time } = put;
+    let CopyChunk { agent, row, existing, key, rows, is_last, time } = put;
     let session = &row.session;
     if *is_last && *existing == Existing::Refuse && exists(connection, agent, session).await? {
-        return Ok(Placed::Exists);
+        return Ok(CopyState::Exists);
     }
     let key = match key {
         Some(key) => *key,
@@ -314,13 +314,13 @@ async fn put_piece(connection: &mut SqliteConnection, put: &Put) -> Result<Place
     }
     put_conversations(connection, key, &rows.conversations).await?;
     if !is_last {
-        return Ok(Placed::Unnamed(key));
+        return Ok(CopyState::InProgress(key));
     }
     let left = match existing {
         Existing::Refuse => None,
         Existing::Replace => {
-            let piece = Piece::of(*time);
-            Some(erasure::begin(connection, agent, session, Deliveries::Go, piece).await?)
+            let chunk = Chunk::new(*time);
+            Some(erasure::begin(connection, agent, session, PendingDeliveries::Remove, chunk).await?)
         }
     };
     query("UPDATE sessions SET session = ? WHERE key = ?")
@@ -329,7 +329,7 @@ async fn put_piece(connection: &mut SqliteConnection, put: &Put) -> Result<Place
         .execute(connection)
         .await
         .map_err(failed())?;
-    Ok(Placed::Named(left))
+    Ok(CopyState::Complete(left))
 }
 
 /// Creates a session without a name.

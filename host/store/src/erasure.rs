@@ -7,7 +7,7 @@
 
 use crate::{
     Store, StoreError,
-    pieces::{Bind, Piece, Progress, remove_content, remove_turns},
+    chunks::{Bind, Chunk, ChunkProgress, remove_content, remove_turns},
 };
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(crate) struct Erasure {
 
 /// The outcome of the first chunk of a deletion.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct StartedErasure {
     /// Whether anything was stored of the session.
     was_there: bool,
     pub(crate) left: Option<Erasure>,
@@ -38,17 +38,17 @@ impl Store {
     /// Removes everything that is stored of a session except open turns. Returns whether there was anything.
     /// If an error occurs after the session has disappeared, the rest is left to [`Store::tidy`].
     pub async fn delete_session(&self, agent: &str, session: &str) -> Result<bool, StoreError> {
-        let (store, data) = (self.clone(), (agent.to_owned(), session.to_owned(), self.piece));
+        let (store, data) = (self.clone(), (agent.to_owned(), session.to_owned(), self.chunk_time));
         // The deletion continues even if the caller stops waiting.
         let deleting = tokio::spawn(async move {
-            let begun = store
+            let started = store
                 .write(data, |connection, (agent, session, time)| {
                     Box::pin(async move {
-                        begin(connection, agent, session, Deliveries::Go, Piece::of(*time)).await
+                        begin(connection, agent, session, PendingDeliveries::Remove, Chunk::new(*time)).await
                     })
                 })
                 .await?;
-            store.erase_what_is_left(begun).await
+            store.erase_what_is_left(started).await
         });
         deleting.await.map_err(|_ended| StoreError::Closed)?
     }
@@ -62,9 +62,10 @@ impl Store {
         session: &str,
         before_ms: u64,
     ) -> Result<bool, StoreError> {
-        let (store, data) = (self.clone(), (agent.to_owned(), session.to_owned(), before_ms, self.piece));
+        let (store, data) =
+            (self.clone(), (agent.to_owned(), session.to_owned(), before_ms, self.chunk_time));
         let expiring = tokio::spawn(async move {
-            let begun = store
+            let started = store
                 .write(data, |connection, (agent, session, before_ms, time)| {
                     Box::pin(async move {
                         let expired = query(AssertSqlSafe(format!("{EXPIRED} AND session = ?3")))
@@ -76,20 +77,21 @@ impl Store {
                             .map_err(failed())?;
                         match expired {
                             Some(_) => {
-                                begin(connection, agent, session, Deliveries::Stay, Piece::of(*time)).await
+                                begin(connection, agent, session, PendingDeliveries::Keep, Chunk::new(*time))
+                                    .await
                             }
-                            None => Ok(Begun { was_there: false, left: None }),
+                            None => Ok(StartedErasure { was_there: false, left: None }),
                         }
                     })
                 })
                 .await?;
-            store.erase_what_is_left(begun).await
+            store.erase_what_is_left(started).await
         });
         expiring.await.map_err(|_ended| StoreError::Closed)?
     }
 
-    async fn erase_what_is_left(&self, begun: Begun) -> Result<bool, StoreError> {
-        let Begun { was_there, left } = begun;
+    async fn erase_what_is_left(&self, started: StartedErasure) -> Result<bool, StoreError> {
+        let StartedErasure { was_there, left } = started;
         let Some(left) = left else { return Ok(was_there) };
         Ok(self.erase_in_the_end(left).await? > 0 || was_there)
     }
@@ -118,17 +120,17 @@ impl Store {
 
     /// Removes the rest and returns the number of rows.
     pub(crate) async fn erase_rest(&self, erasure: Erasure) -> Result<u64, StoreError> {
-        let _permit = self.piecework().await?;
+        let _permit = self.chunked_write_permit().await?;
         let mut all = 0;
         loop {
             let progress = self
-                .write((erasure.clone(), self.piece), |connection, (erasure, time)| {
-                    Box::pin(async move { erase(connection, erasure, Piece::of(*time)).await })
+                .write((erasure.clone(), self.chunk_time), |connection, (erasure, time)| {
+                    Box::pin(async move { erase(connection, erasure, Chunk::new(*time)).await })
                 })
                 .await?;
             match progress {
-                Progress::More { removed } => all += removed,
-                Progress::Done { removed } => return Ok(all + removed),
+                ChunkProgress::More { removed } => all += removed,
+                ChunkProgress::Done { removed } => return Ok(all + removed),
             }
         }
     }
@@ -181,9 +183,9 @@ const EXPIRED: &str = "SELECT session FROM sessions WHERE agent = ?1 AND updated
 
 /// The handling of deliveries to a deleted session.
 #[derive(Clone, Copy)]
-pub(crate) enum Deliveries {
-    Go,
-    Stay,
+pub(crate) enum PendingDeliveries {
+    Remove,
+    Keep,
 }
 
 /// Makes the session disappear, and removes as many of its rows as a chunk may.
@@ -191,9 +193,9 @@ pub(crate) async fn begin(
     connection: &mut SqliteConnection,
     agent: &str,
     session: &str,
-    deliveries: Deliveries,
-    piece: Piece,
-) -> Result<Begun, StoreError> {
+    deliveries: PendingDeliveries,
+    chunk: Chunk,
+) -> Result<StartedErasure, StoreError> {
     let content =
         query_scalar("UPDATE sessions SET session = NULL WHERE agent = ? AND session = ? RETURNING key")
             .bind(agent)
@@ -212,15 +214,17 @@ pub(crate) async fn begin(
     )
     .bind(agent)
     .bind(session)
-    .bind(matches!(deliveries, Deliveries::Go))
+    .bind(matches!(deliveries, PendingDeliveries::Remove))
     .fetch_one(&mut *connection)
     .await
     .map_err(failed())?;
     let erasure = Erasure { content, ..erasure(&row) };
-    Ok(match erase(connection, &erasure, piece).await? {
-        Progress::Done { removed } => Begun { was_there: content.is_some() || removed > 0, left: None },
-        Progress::More { removed } => {
-            Begun { was_there: content.is_some() || removed > 0, left: Some(erasure) }
+    Ok(match erase(connection, &erasure, chunk).await? {
+        ChunkProgress::Done { removed } => {
+            StartedErasure { was_there: content.is_some() || removed > 0, left: None }
+        }
+        ChunkProgress::More { removed } => {
+            StartedErasure { was_there: content.is_some() || removed > 0, left: Some(erasure) }
         }
     })
 }
@@ -228,8 +232,8 @@ pub(crate) async fn begin(
 async fn erase(
     connection: &mut SqliteConnection,
     erasure: &Erasure,
-    mut piece: Piece,
-) -> Result<Progress, StoreError> {
+    mut chunk: Chunk,
+) -> Result<ChunkProgress, StoreError> {
     let Erasure { key, agent, session, content, schedule, delivery, turn, log } = erasure;
     // Remove first everything that would wake the session.
     for (sql, last) in [
@@ -245,30 +249,30 @@ async fn erase(
         ),
     ] {
         let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*last)];
-        if !piece.remove(connection, sql, &bind).await? {
-            return Ok(piece.more());
+        if !chunk.remove(connection, sql, &bind).await? {
+            return Ok(chunk.more());
         }
     }
     let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*turn)];
     let turns =
         "SELECT key FROM turns WHERE agent = ?1 AND session = ?2 AND key <= ?3 AND ended_at_ms IS NOT NULL
          LIMIT 1";
-    if !remove_turns(connection, &mut piece, turns, &bind).await? {
-        return Ok(piece.more());
+    if !remove_turns(connection, &mut chunk, turns, &bind).await? {
+        return Ok(chunk.more());
     }
     if let Some(content) = content
-        && !remove_content(connection, &mut piece, *content).await?
+        && !remove_content(connection, &mut chunk, *content).await?
     {
-        return Ok(piece.more());
+        return Ok(chunk.more());
     }
     let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*log)];
     let logs = "DELETE FROM logs WHERE id IN
          (SELECT id FROM logs WHERE agent = ?1 AND session = ?2 AND id <= ?3 LIMIT 1000)";
-    if !piece.remove(connection, logs, &bind).await? {
-        return Ok(piece.more());
+    if !chunk.remove(connection, logs, &bind).await? {
+        return Ok(chunk.more());
     }
     query("DELETE FROM erasures WHERE key = ?").bind(key).execute(connection).await.map_err(failed())?;
-    Ok(piece.done())
+    Ok(chunk.done())
 }
 
 fn erasure(row: &SqliteRow) -> Erasure {

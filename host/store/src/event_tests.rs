@@ -122,7 +122,7 @@ async fn the_commit_of_a_turn_settles_its_delivery_and_publishes_its_events() {
         session: "s".into(),
         turn: 1,
         at_ms: 20,
-        occasion: Some(Occasion::Event(delivery.key)),
+        trigger: Some(TurnTrigger::Event(delivery.key)),
         events: vec![event("2", vec![to("gone"), webhook()])],
         ..Default::default()
     };

@@ -31,7 +31,7 @@ impl Numbers {
 
 /// The outcome that was reported to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum Reported {
     Done,
     Refused,
     Unknown,
@@ -193,11 +193,11 @@ fn fault(moment: Moment, numbers: &mut Numbers) -> Option<Fault> {
 }
 
 /// Runs all operations. Returns what was reported for each of them, and whether it was done.
-async fn run(seed: u64) -> Vec<(Operation, Told, bool)> {
+async fn run(seed: u64) -> Vec<(Operation, Reported, bool)> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("skep.db");
     let mut store = Store::open(&path, Durability::Process).await.unwrap();
-    store.piece = Duration::ZERO;
+    store.chunk_time = Duration::ZERO;
     let agent = AgentRow {
         name: AGENT.into(),
         manifest: String::new(),
@@ -221,7 +221,7 @@ async fn run(seed: u64) -> Vec<(Operation, Told, bool)> {
 
     let mut of_faults = numbers.clone();
     store.faults().choose(move |moment| fault(moment, &mut of_faults));
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     // Run some concurrently, so that they share transactions.
     for some in (0..).zip(operations.iter().copied()).collect::<Vec<_>>().chunks(8) {
         let asked: Vec<_> = some
@@ -232,10 +232,10 @@ async fn run(seed: u64) -> Vec<(Operation, Told, bool)> {
             })
             .collect();
         for asked in asked {
-            told.push(match asked.await.unwrap() {
-                Ok(()) => Told::Done,
-                Err(StoreError::Unconfirmed { .. }) => Told::Unknown,
-                Err(_) => Told::Refused,
+            reported.push(match asked.await.unwrap() {
+                Ok(()) => Reported::Done,
+                Err(StoreError::Unconfirmed { .. }) => Reported::Unknown,
+                Err(_) => Reported::Refused,
             });
         }
     }
@@ -246,8 +246,8 @@ async fn run(seed: u64) -> Vec<(Operation, Told, bool)> {
     let store = Store::open(&path, Durability::Process).await.unwrap();
     store.tidy().await.unwrap();
     let mut seen = Vec::new();
-    for ((number, operation), told) in (0..).zip(operations).zip(told) {
-        seen.push((operation, told, is_done(&store, number, operation).await));
+    for ((number, operation), reported) in (0..).zip(operations).zip(reported) {
+        seen.push((operation, reported, is_done(&store, number, operation).await));
     }
     let left: i64 = sqlx::query_scalar(
         "SELECT (SELECT COUNT(*) FROM erasures) + (SELECT COUNT(*) FROM sessions WHERE session IS NULL)
@@ -264,18 +264,18 @@ async fn run(seed: u64) -> Vec<(Operation, Told, bool)> {
 async fn acknowledged_writes_exist_and_refused_ones_do_not() {
     let mut counts = [0; 3];
     for seed in 0..12 {
-        for (number, (operation, told, is_done)) in run(seed).await.into_iter().enumerate() {
-            counts[told as usize] += 1;
-            match told {
-                Told::Done => {
+        for (number, (operation, reported, is_done)) in run(seed).await.into_iter().enumerate() {
+            counts[reported as usize] += 1;
+            match reported {
+                Reported::Done => {
                     assert!(is_done, "seed {seed}: {operation:?} {number} was acknowledged but is lost")
                 }
                 // A deletion that failed after it started is completed later.
-                Told::Refused => assert!(
+                Reported::Refused => assert!(
                     !is_done || matches!(operation, Operation::Delete),
                     "seed {seed}: {operation:?} {number} was refused but exists"
                 ),
-                Told::Unknown => {}
+                Reported::Unknown => {}
             }
         }
     }

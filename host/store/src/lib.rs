@@ -16,7 +16,10 @@ mod batch_rows;
 #[cfg(test)]
 mod batch_tests;
 mod batches;
-mod clock;
+mod chunks;
+#[cfg(test)]
+mod chunks_tests;
+mod clock_record;
 mod copies;
 mod deliveries;
 mod disk;
@@ -31,9 +34,7 @@ mod faults;
 mod journal;
 mod keys;
 mod logs;
-mod pieces;
-#[cfg(test)]
-mod pieces_tests;
+mod open_work;
 mod restored;
 mod retention;
 mod rows;
@@ -47,7 +48,6 @@ mod session_reads;
 mod sessions;
 mod snapshot;
 mod sqlite;
-mod standing;
 #[cfg(test)]
 mod tests;
 mod token_use;
@@ -65,7 +65,7 @@ pub use batch_items::{BusyTenant, ItemEnd, ItemEnded, ItemKey, Take, TakenItem};
 pub use batches::{
     BatchRoom, BatchRow, ItemCounts, ItemRow, ItemState, NewBatch, NewItem, QueueDepth, Queued,
 };
-pub use clock::ClockRow;
+pub use clock_record::ClockRow;
 pub use copies::{Existing, Fork};
 pub use deliveries::{Delivery, DeliveryKey, DeliveryState, NewDelivery, Target};
 pub use error::StoreError;
@@ -75,16 +75,16 @@ pub use faults::{Fault, Faults, Moment};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use keys::{SessionFolder, TurnKey};
 pub use logs::{LogEntry, LogFilter, LogRow};
+pub use open_work::{DiskUse, OpenWork, table_rows};
 pub use restored::{Held, HeldTurn, Release};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;
 pub use sessions::{
-    ConversationOutline, ConversationRow, ModelUse, Occasion, Outcome, SessionOutline, SessionRow,
-    SessionSnapshot, StateChange, TurnCommit,
+    ConversationOutline, ConversationRow, ModelUse, Outcome, SessionOutline, SessionRow, SessionSnapshot,
+    StateChange, TurnCommit, TurnTrigger,
 };
 pub use snapshot::{Snapshot, known_schema, snapshot};
 pub use sqlite::{Durability, Store};
-pub use standing::{DiskUse, OpenWork, table_rows};
 pub use token_use::TokenUse;
 pub use turns::{Acceptance, NewTurn, OpenTurn, TURNS_KEPT, TurnFailure, TurnRow, TurnState};
 pub use webhooks::{WebhookQueue, WebhookRow, WebhookTry};

@@ -56,7 +56,7 @@ impl Store {
         .await
     }
 
-    /// Returns what is held. `None` means that the database was not restored, or that nothing is held any
+    /// Returns the held work. `None` means that the database was not restored, or that nothing is held any
     /// more.
     pub async fn held(&self) -> Result<Option<Held>, StoreError> {
         let row: Option<(i64, i64, i64, i64, i64, i64)> = query_as(

@@ -4,19 +4,19 @@ use crate::{Store, StoreError, events};
 use sqlx::query;
 
 /// Number of rows that one statement removes.
-const PIECE_ROWS: i64 = 200;
+const CHUNK_ROWS: i64 = 200;
 
 impl Store {
     /// Removes the outcomes of idempotency keys from before `before_ms`. Returns their number. Outcomes
     /// written by an early version have no time and are dated `now_ms`.
     pub async fn forget_outcomes(&self, before_ms: u64, now_ms: u64) -> Result<u64, StoreError> {
-        self.in_pieces(now_ms, |connection, now_ms| {
+        self.in_chunks(now_ms, |connection, now_ms| {
             Box::pin(async move {
                 let dated = query(
                     "UPDATE outcomes SET at_ms = ? WHERE rowid IN (SELECT rowid FROM outcomes WHERE at_ms = 0 LIMIT ?)",
                 )
                 .bind((*now_ms).max(1) as i64)
-                .bind(PIECE_ROWS)
+                .bind(CHUNK_ROWS)
                 .execute(connection)
                 .await
                 .map_err(StoreError::while_it("set the time of outcomes without one"))?;
@@ -24,13 +24,13 @@ impl Store {
             })
         })
         .await?;
-        self.in_pieces(before_ms, |connection, before_ms| {
+        self.in_chunks(before_ms, |connection, before_ms| {
             Box::pin(async move {
                 let gone = query(
                     "DELETE FROM outcomes WHERE rowid IN (SELECT rowid FROM outcomes WHERE at_ms < ? LIMIT ?)",
                 )
                 .bind(*before_ms as i64)
-                .bind(PIECE_ROWS)
+                .bind(CHUNK_ROWS)
                 .execute(connection)
                 .await
                 .map_err(StoreError::while_it("removed old outcomes"))?;
@@ -47,7 +47,7 @@ impl Store {
         let bounds = events::Bounds::of(before);
         let mut gone = 0;
         loop {
-            let _permit = self.piecework().await?;
+            let _permit = self.chunked_write_permit().await?;
             let pruned =
                 self.write(bounds, |connection, bounds| Box::pin(events::prune(connection, *bounds))).await?;
             gone += pruned.gone;

@@ -70,10 +70,10 @@ async fn a_commit_settles_its_schedule_and_may_set_it_again() {
     for id in ["s-once-10", "s-r-10"] {
         store.begin_schedule(id, 10, 0, 1).await.unwrap();
     }
-    let alarm = |id: &str| Some(Occasion::Alarm { schedule: id.into(), due_ms: 10 });
+    let alarm = |id: &str| Some(TurnTrigger::Alarm { schedule: id.into(), due_ms: 10 });
     let again = vec![ScheduleChange::Set(schedule("once", "s", 70))];
-    store.commit_turn(TurnCommit { occasion: alarm("s-once-10"), ..turn("s", 2, again) }).await.unwrap();
-    store.commit_turn(TurnCommit { occasion: alarm("s-r-10"), ..turn("s", 3, vec![]) }).await.unwrap();
+    store.commit_turn(TurnCommit { trigger: alarm("s-once-10"), ..turn("s", 2, again) }).await.unwrap();
+    store.commit_turn(TurnCommit { trigger: alarm("s-r-10"), ..turn("s", 3, vec![]) }).await.unwrap();
     let rows = store.schedules_of(AGENT, "s").await.unwrap();
     let seen: Vec<_> = rows.iter().map(|row| (row.schedule.id.as_str(), row.state)).collect();
     assert_eq!(seen, [("s-once-70", ScheduleState::Waiting), ("s-r-10", ScheduleState::Settled)]);
@@ -101,9 +101,9 @@ async fn manifest_schedules_follow_the_version_and_keep_their_due_time_if_unchan
     };
     let own = |name: &str, due_ms| (name.to_owned(), due_ms, None);
     assert_eq!(listed().await, [own("changed", 99), own("kept", 10), own("new", 99)]);
-    assert!(store.put_in_force(AGENT, 2, &first).await.unwrap());
+    assert!(store.activate_version(AGENT, 2, &first).await.unwrap());
     assert_eq!(listed().await, [own("changed", 10), own("gone", 10), own("kept", 10)]);
-    assert!(!store.put_in_force(AGENT, 9, &[]).await.unwrap());
+    assert!(!store.activate_version(AGENT, 9, &[]).await.unwrap());
     assert_eq!(listed().await.len(), 3, "a version that is not put into force changes nothing");
     store.delete_agent(AGENT).await.unwrap();
     assert!(store.schedules(None, 10).await.unwrap().is_empty());

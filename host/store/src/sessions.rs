@@ -84,7 +84,7 @@ pub struct Outcome {
 
 /// The trigger of a turn, which is settled when the turn is committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Occasion {
+pub enum TurnTrigger {
     /// The due time `due_ms` of the schedule with this id.
     Alarm {
         schedule: String,
@@ -108,7 +108,7 @@ pub struct TurnCommit {
     pub conversations: Vec<ConversationRow>,
     pub logs: Vec<LogEntry>,
     pub outcome: Option<Outcome>,
-    pub occasion: Option<Occasion>,
+    pub trigger: Option<TurnTrigger>,
     /// Changes to schedules, in the order in which they were made.
     pub schedules: Vec<ScheduleChange>,
     pub events: Vec<NewEvent>,
@@ -151,11 +151,11 @@ async fn commit_turn(connection: &mut SqliteConnection, commit: &TurnCommit) -> 
         let body = outcome.map_or(&[][..], |outcome| &outcome.body);
         turns::finish(connection, key, agent, session, *turn, body, *at_ms).await?;
     }
-    match &commit.occasion {
-        Some(Occasion::Alarm { schedule, due_ms }) => {
+    match &commit.trigger {
+        Some(TurnTrigger::Alarm { schedule, due_ms }) => {
             schedules::settle(connection, schedule, *due_ms).await?
         }
-        Some(Occasion::Event(delivery)) => deliveries::settle(connection, *delivery).await?,
+        Some(TurnTrigger::Event(delivery)) => deliveries::settle(connection, *delivery).await?,
         None => {}
     }
     schedules::change(connection, agent, session, &commit.schedules).await?;

@@ -151,9 +151,9 @@ async fn every_deployment_is_a_version_and_the_newest_are_kept_with_their_compon
     assert!(matches!(store.component("d1").await, Err(StoreError::ComponentMissing { .. })));
     assert_eq!(store.component("d2").await.unwrap(), b"d2");
 
-    assert!(store.put_in_force(AGENT, 2, &[]).await.unwrap());
-    assert!(!store.put_in_force(AGENT, 1, &[]).await.unwrap());
-    assert!(!store.put_in_force("nobody", 2, &[]).await.unwrap());
+    assert!(store.activate_version(AGENT, 2, &[]).await.unwrap());
+    assert!(!store.activate_version(AGENT, 1, &[]).await.unwrap());
+    assert!(!store.activate_version("nobody", 2, &[]).await.unwrap());
     store.close().await;
     let store = open(&folder).await;
     let agents = store.agents().await.unwrap();

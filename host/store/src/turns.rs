@@ -158,7 +158,7 @@ impl Store {
 
     /// Marks a turn that another process left as running in this process, so that it counts as lost if this
     /// process dies.
-    pub async fn take_up_turn(&self, turn: TurnKey) -> Result<(), StoreError> {
+    pub async fn mark_turn_running_here(&self, turn: TurnKey) -> Result<(), StoreError> {
         self.write(turn, |connection, turn| {
             Box::pin(async move {
                 query("UPDATE turns SET runs = TRUE WHERE key = ?")
@@ -279,7 +279,7 @@ async fn start(
             .execute(connection)
             .await
             .map_err(StoreError::while_it("started a turn"))?;
-    must_be_open(started.rows_affected(), turn)
+    check_turn_is_open(started.rows_affected(), turn)
 }
 
 async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Result<(), StoreError> {
@@ -298,7 +298,7 @@ async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Resul
     .execute(&mut *connection)
     .await
     .map_err(StoreError::while_it("finished a turn"))?;
-    must_be_open(ended.rows_affected(), *key)?;
+    check_turn_is_open(ended.rows_affected(), *key)?;
     journal::close(connection, *key).await?;
     logs::insert(connection, agent, session, *number, logs).await?;
     for event in events {
@@ -331,7 +331,7 @@ pub(crate) async fn finish(
     .execute(&mut *connection)
     .await
     .map_err(StoreError::while_it("finished a turn"))?;
-    must_be_open(ended.rows_affected(), turn)?;
+    check_turn_is_open(ended.rows_affected(), turn)?;
     journal::close(connection, turn).await?;
     if number.is_multiple_of(TURNS_BETWEEN_PRUNING) {
         prune(connection, agent, session, at_ms).await?;
@@ -390,7 +390,7 @@ async fn count_losses(connection: &mut SqliteConnection, called: &str) -> Result
     left.map(drop).map_err(failed())
 }
 
-fn must_be_open(rows: u64, turn: TurnKey) -> Result<(), StoreError> {
+fn check_turn_is_open(rows: u64, turn: TurnKey) -> Result<(), StoreError> {
     if rows == 1 { Ok(()) } else { Err(StoreError::TurnNotOpen { key: turn.0 }) }
 }
 

@@ -4,7 +4,7 @@
 //! Invariant: writes are made in the order of their requests, and no caller learns that a write is done
 //! before its transaction is committed. A write that is refused (a turn that is not the next one) does not
 //! affect other writes. No transaction accepts another write once it has lasted [`HOLD`]. A write that may
-//! take long is split into several (see `pieces`).
+//! take long is split into several (see `chunks`).
 
 use crate::{
     StoreError,
@@ -52,59 +52,62 @@ pub(crate) struct Writer {
 }
 
 /// The writing connection.
-pub(crate) enum Line {
+pub(crate) enum WriteConnection {
     Own(Box<SqliteConnection>),
     /// An in-memory database has only one connection, which reads use too.
     Shared(SqlitePool),
 }
 
 enum Request {
-    Write(Box<dyn Asked>),
+    Write(Box<dyn AnyWrite>),
     /// Closes the file after all earlier requests are written.
     Close(oneshot::Sender<()>),
 }
 
 /// A write with its data and its caller.
-trait Asked: Send {
+trait AnyWrite: Send {
     /// Runs the statements. An error rolls the transaction back; a refusal does not count as an error.
-    fn make<'c>(&'c mut self, connection: &'c mut SqliteConnection) -> Working<'c, ()>;
+    fn run<'c>(&'c mut self, connection: &'c mut SqliteConnection) -> Working<'c, ()>;
     /// Reports the outcome. The write is made even if its caller has stopped waiting.
-    fn tell(self: Box<Self>, committed: Result<(), StoreError>);
+    fn report(self: Box<Self>, committed: Result<(), StoreError>);
 }
 
-struct Asking<D, T> {
+struct PendingWrite<D, T> {
     data: D,
     work: Work<D, T>,
-    came_to: Option<Result<T, StoreError>>,
-    done: oneshot::Sender<Result<T, StoreError>>,
+    result: Option<Result<T, StoreError>>,
+    reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl<D: Send + Sync, T: Send> Asked for Asking<D, T> {
-    fn make<'c>(&'c mut self, connection: &'c mut SqliteConnection) -> Working<'c, ()> {
+impl<D: Send + Sync, T: Send> AnyWrite for PendingWrite<D, T> {
+    fn run<'c>(&'c mut self, connection: &'c mut SqliteConnection) -> Working<'c, ()> {
         Box::pin(async move {
             match (self.work)(connection, &self.data).await {
                 Err(error) if !error.is_refusal() => Err(error),
                 result => {
-                    self.came_to = Some(result);
+                    self.result = Some(result);
                     Ok(())
                 }
             }
         })
     }
 
-    fn tell(self: Box<Self>, committed: Result<(), StoreError>) {
-        let Asking { came_to, done, .. } = *self;
-        let _ = done.send(committed.and_then(|()| came_to.unwrap_or(Err(StoreError::Closed))));
+    fn report(self: Box<Self>, committed: Result<(), StoreError>) {
+        let PendingWrite { result, reply, .. } = *self;
+        let _ = reply.send(committed.and_then(|()| result.unwrap_or(Err(StoreError::Closed))));
     }
 }
 
 impl Writer {
-    pub(crate) fn start(line: Line) -> Self {
+    pub(crate) fn start(connection: WriteConnection) -> Self {
         let (requests, queue) = mpsc::channel(QUEUE);
         let (longest_hold_us, faults) = (Arc::default(), Faults::default());
         let writer = Writer { requests, longest_hold_us, faults };
-        let task =
-            Task { line, longest_hold_us: writer.longest_hold_us.clone(), faults: writer.faults.clone() };
+        let task = Task {
+            connection,
+            longest_hold_us: writer.longest_hold_us.clone(),
+            faults: writer.faults.clone(),
+        };
         tokio::spawn(task.run(queue));
         writer
     }
@@ -115,9 +118,9 @@ impl Writer {
         D: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let (done, written) = oneshot::channel();
-        let asking = Asking { data, work, came_to: None, done };
-        let request = Request::Write(Box::new(asking));
+        let (reply, written) = oneshot::channel();
+        let pending = PendingWrite { data, work, result: None, reply };
+        let request = Request::Write(Box::new(pending));
         self.requests.send(request).await.map_err(|_closed| StoreError::Closed)?;
         written.await.map_err(|_closed| StoreError::Closed)?
     }
@@ -134,26 +137,26 @@ impl Writer {
 
     /// Resolves when all requested writes are made and the connection is closed.
     pub(crate) async fn close(&self) {
-        let (done, closed) = oneshot::channel();
-        if self.requests.send(Request::Close(done)).await.is_ok() {
+        let (reply, closed) = oneshot::channel();
+        if self.requests.send(Request::Close(reply)).await.is_ok() {
             let _ = closed.await;
         }
     }
 }
 
 struct Task {
-    line: Line,
+    connection: WriteConnection,
     longest_hold_us: Arc<AtomicU64>,
     faults: Faults,
 }
 
 /// The outcome of a transaction.
-enum Ended {
+enum TransactionEnd {
     Committed,
     /// The transaction could not start.
-    NotBegun(StoreError),
+    NotStarted(StoreError),
     /// The transaction was rolled back.
-    Undone(StoreError),
+    RolledBack(StoreError),
     /// It is unknown whether the transaction was committed.
     Unconfirmed(StoreError),
 }
@@ -166,81 +169,84 @@ impl Task {
             let mut closing = None;
             for request in requests.drain(..) {
                 match request {
-                    Request::Write(asked) if closing.is_none() => waiting.push_back(asked),
+                    Request::Write(write) if closing.is_none() => waiting.push_back(write),
                     // A request after the close gets `StoreError::Closed`.
                     Request::Write(_) => {}
-                    Request::Close(done) => closing = Some(done),
+                    Request::Close(reply) => closing = Some(reply),
                 }
             }
             while !waiting.is_empty() {
                 self.write_some(&mut waiting).await;
             }
-            if let Some(done) = closing {
+            if let Some(reply) = closing {
                 drop(queue);
-                self.line.close().await;
-                let _ = done.send(());
+                self.connection.close().await;
+                let _ = reply.send(());
                 return;
             }
         }
-        self.line.close().await;
+        self.connection.close().await;
     }
 
     /// Writes as many requests as one transaction takes, in order, and reports their outcomes.
-    async fn write_some(&mut self, waiting: &mut VecDeque<Box<dyn Asked>>) {
+    async fn write_some(&mut self, waiting: &mut VecDeque<Box<dyn AnyWrite>>) {
         let mut taken = Vec::with_capacity(waiting.len());
         match self.transaction(waiting, &mut taken).await {
-            Ended::Committed => tell_all(taken, || Ok(())),
+            TransactionEnd::Committed => report_all(taken, || Ok(())),
             // An error at the start would affect all requests, and may have taken long to occur.
-            Ended::NotBegun(error) => tell_all(waiting.drain(..), || Err(error.clone())),
-            Ended::Unconfirmed(error) => tell_all(taken, || Err(error.clone())),
+            TransactionEnd::NotStarted(error) => report_all(waiting.drain(..), || Err(error.clone())),
+            TransactionEnd::Unconfirmed(error) => report_all(taken, || Err(error.clone())),
             // One of the writes failed. When made separately, the others do not.
-            Ended::Undone(_) if taken.len() > 1 => {
+            TransactionEnd::RolledBack(_) if taken.len() > 1 => {
                 let mut left: VecDeque<_> = taken.into();
-                while let Some(asked) = left.pop_front() {
-                    let (mut one, mut taken) = (VecDeque::from([asked]), Vec::with_capacity(1));
+                while let Some(write) = left.pop_front() {
+                    let (mut one, mut taken) = (VecDeque::from([write]), Vec::with_capacity(1));
                     match self.transaction(&mut one, &mut taken).await {
-                        Ended::Committed => tell_all(taken, || Ok(())),
-                        Ended::Undone(error) | Ended::Unconfirmed(error) => {
-                            tell_all(taken, || Err(error.clone()));
+                        TransactionEnd::Committed => report_all(taken, || Ok(())),
+                        TransactionEnd::RolledBack(error) | TransactionEnd::Unconfirmed(error) => {
+                            report_all(taken, || Err(error.clone()));
                         }
-                        Ended::NotBegun(error) => {
-                            tell_all(one.into_iter().chain(left.drain(..)), || Err(error.clone()));
+                        TransactionEnd::NotStarted(error) => {
+                            report_all(one.into_iter().chain(left.drain(..)), || Err(error.clone()));
                         }
                     }
                 }
             }
-            Ended::Undone(error) => tell_all(taken, || Err(error.clone())),
+            TransactionEnd::RolledBack(error) => report_all(taken, || Err(error.clone())),
         }
     }
 
     /// Moves the requests that it tries to write from `waiting` to `taken`.
     async fn transaction(
         &mut self,
-        waiting: &mut VecDeque<Box<dyn Asked>>,
-        taken: &mut Vec<Box<dyn Asked>>,
-    ) -> Ended {
-        let Task { line, longest_hold_us, faults } = self;
-        let mut connection = match line.connection().await {
+        waiting: &mut VecDeque<Box<dyn AnyWrite>>,
+        taken: &mut Vec<Box<dyn AnyWrite>>,
+    ) -> TransactionEnd {
+        let Task { connection, longest_hold_us, faults } = self;
+        let mut connection = match connection.connection().await {
             Ok(connection) => connection,
-            Err(error) => return Ended::NotBegun(error),
+            Err(error) => return TransactionEnd::NotStarted(error),
         };
         let connection = connection.get();
         if let Err(error) = begin(faults, connection).await {
-            return Ended::NotBegun(error);
+            return TransactionEnd::NotStarted(error);
         }
         let began = Instant::now();
         let ended = fill(faults, connection, began, waiting, taken).await;
         let held_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
         longest_hold_us.fetch_max(held_us, Ordering::Relaxed);
-        if let Ended::Committed = ended {
+        if let TransactionEnd::Committed = ended {
             metrics::histogram!(COMMIT_TIME).record(began.elapsed().as_secs_f64());
         }
         ended
     }
 }
 
-fn tell_all(asked: impl IntoIterator<Item = Box<dyn Asked>>, result: impl Fn() -> Result<(), StoreError>) {
-    asked.into_iter().for_each(|asked| asked.tell(result()));
+fn report_all(
+    write: impl IntoIterator<Item = Box<dyn AnyWrite>>,
+    result: impl Fn() -> Result<(), StoreError>,
+) {
+    write.into_iter().for_each(|write| write.report(result()));
 }
 
 async fn begin(faults: &Faults, connection: &mut SqliteConnection) -> Result<(), StoreError> {
@@ -261,19 +267,19 @@ async fn fill(
     faults: &Faults,
     connection: &mut SqliteConnection,
     began: Instant,
-    waiting: &mut VecDeque<Box<dyn Asked>>,
-    taken: &mut Vec<Box<dyn Asked>>,
-) -> Ended {
+    waiting: &mut VecDeque<Box<dyn AnyWrite>>,
+    taken: &mut Vec<Box<dyn AnyWrite>>,
+) -> TransactionEnd {
     let failed = || StoreError::while_it("committed a group of writes");
-    while let Some(mut asked) = waiting.pop_front() {
+    while let Some(mut write) = waiting.pop_front() {
         let made = match faults.meet(Moment::Write, connection).await {
-            Ok(()) => caught(asked.make(connection)).await,
+            Ok(()) => caught(write.run(connection)).await,
             Err(error) => Err(failed()(error)),
         };
-        taken.push(asked);
+        taken.push(write);
         if let Err(error) = made {
             roll_back(connection).await;
-            return Ended::Undone(error);
+            return TransactionEnd::RolledBack(error);
         }
         if began.elapsed() >= HOLD || faults.are_writes_separate() {
             break;
@@ -288,13 +294,13 @@ async fn fill(
         let was_open = roll_back(connection).await;
         let is_open_question = !was_open && matches!(plain_code(&error), None | Some(SQLITE_IOERR));
         return match is_open_question {
-            true => Ended::Unconfirmed(StoreError::Unconfirmed { source: Arc::new(error) }),
-            false => Ended::Undone(failed()(error)),
+            true => TransactionEnd::Unconfirmed(StoreError::Unconfirmed { source: Arc::new(error) }),
+            false => TransactionEnd::RolledBack(failed()(error)),
         };
     }
     match faults.meet(Moment::Committed, connection).await {
-        Ok(()) => Ended::Committed,
-        Err(error) => Ended::Unconfirmed(StoreError::Unconfirmed { source: Arc::new(error) }),
+        Ok(()) => TransactionEnd::Committed,
+        Err(error) => TransactionEnd::Unconfirmed(StoreError::Unconfirmed { source: Arc::new(error) }),
     }
 }
 
@@ -318,11 +324,11 @@ enum Borrowed<'l> {
     Shared(PoolConnection<Sqlite>),
 }
 
-impl Line {
+impl WriteConnection {
     async fn connection(&mut self) -> Result<Borrowed<'_>, StoreError> {
         match self {
-            Line::Own(connection) => Ok(Borrowed::Own(connection)),
-            Line::Shared(pool) => {
+            WriteConnection::Own(connection) => Ok(Borrowed::Own(connection)),
+            WriteConnection::Shared(pool) => {
                 let connection = pool.acquire().await;
                 connection.map(Borrowed::Shared).map_err(StoreError::while_it("waited for the connection"))
             }
@@ -332,8 +338,8 @@ impl Line {
     async fn close(self) {
         match self {
             // Committed data is in the file or in the log beside it, even if closing fails.
-            Line::Own(connection) => drop(connection.close().await),
-            Line::Shared(pool) => pool.close().await,
+            WriteConnection::Own(connection) => drop(connection.close().await),
+            WriteConnection::Shared(pool) => pool.close().await,
         }
     }
 }

@@ -38,13 +38,13 @@ impl AgentHost {
         let tenant = Tenant::local();
         let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), host.clock.now_ms())?;
         let versions = host.store.versions(&row.name).await?;
-        let in_force = versions.into_iter().find(|known| known.is_in_force);
-        let same = in_force.filter(|VersionRow { agent, .. }| {
+        let active = versions.into_iter().find(|known| known.is_in_force);
+        let same = active.filter(|VersionRow { agent, .. }| {
             (&agent.digest, &agent.manifest) == (&row.digest, &row.manifest)
         });
         let (version, deployed_at_ms) = match same {
             Some(VersionRow { version, agent, .. }) => {
-                host.store.put_in_force(&row.name, version, &schedules).await?;
+                host.store.activate_version(&row.name, version, &schedules).await?;
                 (version, agent.deployed_at_ms)
             }
             None => (host.store.put_agent(&row, &bytes, &schedules).await?, row.deployed_at_ms),
@@ -61,13 +61,13 @@ impl AgentHost {
         host.shutdown.admit()?;
         host.deployments.known(name)?;
         let versions = host.store.versions(name).await?;
-        let in_force = versions.iter().find(|row| row.is_in_force).map_or(0, |row| row.version);
+        let active = versions.iter().find(|row| row.is_in_force).map_or(0, |row| row.version);
         let known: Vec<u64> = versions.iter().map(|row| row.version).collect();
         let found = versions.into_iter().find(|row| match to {
             Some(wanted) => row.version == wanted,
-            None => row.version < in_force,
+            None => row.version < active,
         });
-        let missing = RuntimeError::VersionNotFound { agent: name.to_owned(), wanted: to, in_force, known };
+        let missing = RuntimeError::VersionNotFound { agent: name.to_owned(), wanted: to, active, known };
         let VersionRow { version, agent: row, .. } = found.ok_or(missing)?;
         let manifest = Manifest::from_toml(&row.manifest)?;
         let prepared = host.deployments.prepare(manifest, Source::Stored { digest: row.digest }).await?;
@@ -77,7 +77,7 @@ impl AgentHost {
         // Sessions named by a manifest belong to the operator's tenant.
         let tenant = Tenant::local();
         let schedules = rows(&prepared.manifest.schedule, tenant.as_str(), host.clock.now_ms())?;
-        if !host.store.put_in_force(name, version, &schedules).await? {
+        if !host.store.activate_version(name, version, &schedules).await? {
             // The version was deleted or aged out meanwhile.
             return Err(host.deployments.not_found(name));
         }

@@ -105,7 +105,7 @@ impl Expiry {
         for (agent, ttl) in self.host.deployments.session_ttls(self.ceiling) {
             let before_ms = self.before(now_ms, ttl);
             if was_set_back {
-                self.host.store.bring_sessions_back(&agent, now_ms).await?;
+                self.host.store.clamp_session_times(&agent, now_ms).await?;
             }
             expired += self.expire_all(&agent, before_ms, None).await?;
         }
@@ -122,7 +122,7 @@ impl Expiry {
     async fn forget(&self, now_ms: u64) -> Result<(), RuntimeError> {
         let store = &self.host.store;
         let outcomes = store.forget_outcomes(self.before(now_ms, self.outcomes), now_ms).await?;
-        let events = store.forget_events(|ms| self.host.clock.lived_before(now_ms, ms)).await?;
+        let events = store.forget_events(|ms| self.host.clock.elapsed_before(now_ms, ms)).await?;
         let mut batches = 0;
         loop {
             match store.forget_batches(self.before(now_ms, self.batch_sessions)).await? {
@@ -138,7 +138,7 @@ impl Expiry {
 
     fn before(&self, now_ms: u64, time: Duration) -> u64 {
         let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        self.host.clock.lived_before(now_ms, time_ms)
+        self.host.clock.elapsed_before(now_ms, time_ms)
     }
 
     async fn expire_all(
@@ -165,8 +165,8 @@ impl Expiry {
     async fn expire(&self, agent: &str, session: &str, before_ms: u64) -> Result<bool, RuntimeError> {
         let sessions = self.sessions.upgrade().ok_or(RuntimeError::ShuttingDown)?;
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
-        let (answer, expired) = oneshot::channel();
-        match sessions.send(&self.host, key, Command::Expire { before_ms, answer }) {
+        let (responder, expired) = oneshot::channel();
+        match sessions.send(&self.host, key, Command::Expire { before_ms, responder }) {
             Ok(_) => expired.await.map_err(|_ended| RuntimeError::ShuttingDown)?,
             // The session waits for people or is busy, or all sessions in memory are; the next pass
             // finds it again.

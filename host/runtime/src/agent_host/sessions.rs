@@ -12,7 +12,7 @@ use crate::{
     dispatch::session_not_found,
     name::{SessionKey, plain_session, tenant_of},
     portable::MAX_PORTABLE_BYTES,
-    session::{Answer, Command},
+    session::{Command, Responder},
 };
 use skep_engine::{Cancel, Usage, chat::ChatMessage};
 use skep_store::{ConversationOutline, ConversationRow, Existing, Fork, SessionRow};
@@ -110,7 +110,7 @@ impl AgentHost {
             return Err(session_not_found(agent, from));
         }
         let from = from.to_owned();
-        let fork = self.write(agent, to, |answer| Command::Fork { from: from.clone(), answer }).await?;
+        let fork = self.write(agent, to, |responder| Command::Fork { from: from.clone(), responder }).await?;
         match fork {
             Fork::Done(row) => Ok(session_summary(row)),
             Fork::SourceMissing => Err(session_not_found(agent, &from)),
@@ -171,7 +171,9 @@ impl AgentHost {
         let snapshot = Box::new(host.reach.compute.run(tenant, check).await?);
         let row = snapshot.row.clone();
         let existing = if replace { Existing::Replace } else { Existing::Refuse };
-        match self.write(agent, &row.session, |answer| Command::Import { snapshot, existing, answer }).await?
+        match self
+            .write(agent, &row.session, |responder| Command::Import { snapshot, existing, responder })
+            .await?
         {
             true => Ok(session_summary(row)),
             false => Err(session_exists(agent, &row.session)),
@@ -209,16 +211,16 @@ impl AgentHost {
         &self,
         agent: &str,
         session: &str,
-        command: impl FnOnce(Answer<T>) -> Command,
+        command: impl FnOnce(Responder<T>) -> Command,
     ) -> Result<T, RuntimeError> {
         let host = self.host();
         host.shutdown.admit()?;
         host.deployments.known(agent)?;
         SessionId::new(session)?;
         self.inner.dispatch.admission.held.check(agent, session)?;
-        let (answer, written) = oneshot::channel();
+        let (responder, written) = oneshot::channel();
         let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
-        self.inner.dispatch.sessions.send(host, key, command(answer))?;
+        self.inner.dispatch.sessions.send(host, key, command(responder))?;
         written.await.map_err(|_ended| RuntimeError::Cancelled)?
     }
 }

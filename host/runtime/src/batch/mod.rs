@@ -14,10 +14,10 @@
 //! [`AgentHost::queue_batch`]: crate::AgentHost::queue_batch
 //! [`AgentHost::batch_results`]: crate::AgentHost::batch_results
 
+mod announcement;
 mod puller;
 mod queue;
 mod stored;
-mod told;
 mod work;
 
 pub(crate) use queue::BatchQueue;

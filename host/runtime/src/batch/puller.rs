@@ -52,7 +52,7 @@ pub(super) async fn run(queue: Arc<QueueShared>, dispatch: Weak<Dispatch>) {
     let mut figures = Figures::default();
     loop {
         let Some(strong) = dispatch.upgrade() else { return };
-        let pull = match queue.mend().await {
+        let pull = match queue.repair().await {
             Ok(()) => begin(&queue, &strong, &mut tasks).await,
             Err(error) => Err(error),
         };
@@ -65,7 +65,7 @@ pub(super) async fn run(queue: Arc<QueueShared>, dispatch: Weak<Dispatch>) {
             Ok(Pull::Wait) => IDLE_INTERVAL,
             Err(error) => {
                 tracing::error!("the batch queue is stalled: {error}");
-                queue.has_strays.store(true, Ordering::Release);
+                queue.needs_repair.store(true, Ordering::Release);
                 STORE_INTERVAL
             }
         };
@@ -160,7 +160,7 @@ impl Drop for Runs {
     fn drop(&mut self) {
         self.queue.running().remove(&self.key);
         if std::thread::panicking() {
-            self.queue.look_for_strays();
+            self.queue.request_repair();
         }
     }
 }
@@ -196,7 +196,7 @@ async fn run_item(
             counter!(metric::BATCH_ITEMS, "outcome" => "cancelled").increment(1);
             // The item was cancelled, or an earlier write of the last item's result succeeded
             // without being confirmed.
-            queue.look_for_strays();
+            queue.request_repair();
         }
         Some(ended) => {
             counter!(metric::BATCH_ITEMS, "outcome" => outcome).increment(1);
@@ -204,7 +204,7 @@ async fn run_item(
                 && let Err(error) = queue.end_finished().await
             {
                 tracing::error!(batch = item.batch, "cannot end the batch yet: {error}");
-                queue.look_for_strays();
+                queue.request_repair();
             }
         }
         // The next process finds the item still taken and runs it again.

@@ -1,8 +1,9 @@
 //! The queue as clients see it: queueing, status, results and cancellation. `puller` processes it.
 
 use super::{
-    AGENT_MODEL, BatchItem, BatchPhase, BatchResults, BatchStatus, NewBatch, puller, stored,
-    told::{BatchName, Told},
+    AGENT_MODEL, BatchItem, BatchPhase, BatchResults, BatchStatus, NewBatch,
+    announcement::{Announcement, BatchName},
+    puller, stored,
 };
 use crate::{
     AgentName, BatchOptions, RuntimeError, batch::Context, dispatch::Dispatch, session::StoredFailure,
@@ -41,7 +42,7 @@ pub(super) struct QueueShared {
     pub(super) changed: Notify,
     /// Whether the database failed, so that items may be taken that nobody runs, or batches
     /// finished that were not announced.
-    pub(super) has_strays: AtomicBool,
+    pub(super) needs_repair: AtomicBool,
     /// Running items. Removing an entry cancels the item.
     running: Mutex<HashMap<ItemKey, Running>>,
 }
@@ -58,7 +59,7 @@ impl BatchQueue {
             options,
             context,
             changed: Notify::new(),
-            has_strays: AtomicBool::new(false),
+            needs_repair: AtomicBool::new(false),
             running: Mutex::default(),
         };
         BatchQueue { shared: Arc::new(shared), pulling: Mutex::default() }
@@ -106,7 +107,7 @@ impl BatchQueue {
         let share = context.tenancy.has_several().then_some(TENANT_SHARE as u64);
         let room = BatchRoom { bytes: max_stored_bytes, batches: max_batches, share };
         let name = BatchName { id: &row.id, model: &row.model, principal: &row.principal };
-        let event = Told::Queued.event(&context.outbox, &name, row.at_ms);
+        let event = Announcement::Queued.event(&context.outbox, &name, row.at_ms);
         let deliveries = event.as_ref().map_or(0, |event| event.deliveries.len());
         context.outbox.reserve(&row.principal, deliveries).await?;
         let (id, model, at_ms, waiting) =
@@ -148,7 +149,7 @@ impl BatchQueue {
 
     /// Makes the puller look for work that nobody announced.
     pub(crate) fn look(&self) {
-        self.shared.look_for_strays();
+        self.shared.request_repair();
     }
 
     /// Cancels the items that wait or run. Existing results are kept.
@@ -203,7 +204,7 @@ impl QueueShared {
     /// Returns the time before which ended batches are deleted.
     fn oldest_ms(&self) -> u64 {
         let retention_ms = u64::try_from(self.options.retention.as_millis()).unwrap_or(u64::MAX);
-        self.context.clock.lived_before(self.context.clock.now_ms(), retention_ms)
+        self.context.clock.elapsed_before(self.context.clock.now_ms(), retention_ms)
     }
 
     async fn forget(&self) -> Result<(), RuntimeError> {
@@ -212,39 +213,39 @@ impl QueueShared {
     }
 
     /// Makes the puller look for items that nobody runs and batches that nobody announced.
-    pub(super) fn look_for_strays(&self) {
-        self.has_strays.store(true, Ordering::Release);
+    pub(super) fn request_repair(&self) {
+        self.needs_repair.store(true, Ordering::Release);
         self.changed.notify_one();
     }
 
     /// Returns taken items that nobody runs to the queue, and ends finished batches.
-    pub(super) async fn mend(&self) -> Result<(), RuntimeError> {
-        if !self.has_strays.swap(false, Ordering::AcqRel) {
+    pub(super) async fn repair(&self) -> Result<(), RuntimeError> {
+        if !self.needs_repair.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        let mended = async {
+        let repaired = async {
             let running: Vec<ItemKey> = self.running().keys().copied().collect();
-            self.context.store.give_back_strays(&running).await?;
+            self.context.store.requeue_orphaned_items(&running).await?;
             self.end_finished().await
         };
-        let mended = mended.await;
-        if mended.is_err() {
-            self.has_strays.store(true, Ordering::Release);
+        let repaired = repaired.await;
+        if repaired.is_err() {
+            self.needs_repair.store(true, Ordering::Release);
         }
-        mended
+        repaired
     }
 
     /// Ends the batches that have no unfinished items left.
     pub(super) async fn end_finished(&self) -> Result<(), RuntimeError> {
         let context = &self.context;
         for row in context.store.finished_batches().await? {
-            let told = match row.items.done {
-                1.. if !row.cancelled => Told::Succeeded,
-                _ => Told::Failed { cancelled: row.cancelled },
+            let announcement = match row.items.done {
+                1.. if !row.cancelled => Announcement::Succeeded,
+                _ => Announcement::Failed { cancelled: row.cancelled },
             };
             let name = BatchName { id: &row.id, model: &row.model, principal: &row.principal };
             let at_ms = self.context.clock.now_ms();
-            let event = told.event(&context.outbox, &name, at_ms);
+            let event = announcement.event(&context.outbox, &name, at_ms);
             if context.store.end_batch(&row.id, at_ms, event.as_ref()).await? {
                 context.outbox.ring();
                 tracing::info!(

@@ -30,7 +30,7 @@ use schedule::ScheduleView;
 use state::StateView;
 use std::sync::Arc;
 use tokio::task::JoinSet;
-use wasi::{Printed, Wasi};
+use wasi::{CommandOutput, Wasi};
 use wasmtime::component::{HasData, Linker, ResourceTable};
 
 /// Maximum number of host resources that a guest may hold at once.
@@ -84,12 +84,12 @@ impl TurnContext {
 
     /// Makes the guest a command: `input` is its standard input, and its standard output does not go to the log.
     pub(crate) fn as_command(&mut self, input: String) {
-        self.wasi = Wasi::of_command(input);
+        self.wasi = Wasi::for_command(input);
     }
 
     /// Takes the output of a command, after [`TurnContext::close`].
-    pub(crate) fn take_printed(&mut self) -> Printed {
-        self.wasi.take_printed()
+    pub(crate) fn take_output(&mut self) -> CommandOutput {
+        self.wasi.take_output()
     }
 
     /// Returns the end of the guest's standard error, after [`TurnContext::close`].

@@ -8,7 +8,7 @@ use crate::{
     bindings::schedule::{Calendar, Entry, Host, Options, ScheduleError, Timing},
     capability::TurnContext,
     journal::{Identity, Journal, Stopped},
-    schedule::Wanted,
+    schedule::ScheduleRequest,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -205,7 +205,7 @@ impl Seen {
                 self.entries.len()
             )));
         }
-        let wanted = Wanted {
+        let wanted = ScheduleRequest {
             name,
             target: &owner.session,
             principal: &owner.principal,

@@ -21,8 +21,8 @@ impl HostWithStore<TurnContext> for Capabilities {
             return Ok(());
         };
         let mut call = turn.journal.begin(Identity::new("sleep", &ms)).await?;
-        if let Some(((), place)) = turn.journal.recorded(&mut call)? {
-            place.reached().await;
+        if let Some(((), position)) = turn.journal.recorded(&mut call)? {
+            position.reached().await;
             return Ok(());
         }
         tokio::time::sleep(Duration::from_millis(ms.into())).await;

@@ -13,7 +13,7 @@ use crate::{
     egress::Egress,
     journal::{Call, Journal},
     models::GrantedModels,
-    token_budget::{DayShare, NoTokens, Spend, TokenBudgets},
+    token_budget::{DayShare, NoTokens, TokenBudgets, TokenSpend},
     tool::Tool,
 };
 use skep_engine::{Affinity, Cancel, Engine, Priority, Usage};
@@ -77,14 +77,18 @@ struct Spent {
 /// Whether a generation starts now, or had started before a restart. In the latter case it gets the day's tokens that were
 /// reserved for it then, whatever others have used since, so that a replayed turn repeats what it did.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Beginning {
+pub(super) enum GenerationStart {
     New,
     Again,
 }
 
-impl Beginning {
+impl GenerationStart {
     pub(super) fn of<R>(call: &Call, recorded: &Option<R>) -> Self {
-        if recorded.is_some() || !call.tokens().is_empty() { Beginning::Again } else { Beginning::New }
+        if recorded.is_some() || !call.tokens().is_empty() {
+            GenerationStart::Again
+        } else {
+            GenerationStart::New
+        }
     }
 }
 
@@ -128,8 +132,8 @@ impl Turn {
     }
 
     /// Holds the turn's permit to be resumed, until the turn waits for others.
-    pub(crate) fn resumed_in(self, place: Option<OwnedSemaphorePermit>) -> Self {
-        Turn { resuming: Mutex::new(place), ..self }
+    pub(crate) fn resumed_in(self, permit: Option<OwnedSemaphorePermit>) -> Self {
+        Turn { resuming: Mutex::new(permit), ..self }
     }
 
     /// Releases the permit of a resumed turn. It is called when the turn waits for other turns, which may need the permit.
@@ -173,8 +177,8 @@ impl Turn {
     }
 
     /// Returns the tokens that the turn has used so far.
-    pub(crate) fn spend(&self) -> Spend {
-        Spend::new(&self.day, self.lock().produced)
+    pub(crate) fn spend(&self) -> TokenSpend {
+        TokenSpend::new(&self.day, self.lock().produced)
     }
 
     /// Refines the error of a failed agent: if the agent only passed on the reason why it was denied a generation, that reason
@@ -197,7 +201,7 @@ impl Turn {
     pub(super) fn reserve(
         self: &Arc<Self>,
         asked: Option<u32>,
-        beginning: Beginning,
+        beginning: GenerationStart,
     ) -> Result<Reservation, Error> {
         let limit = self.agent.limits.tokens_per_turn;
         let mut spent = self.lock();
@@ -212,7 +216,7 @@ impl Turn {
         if max_tokens == 0 {
             return Err(Error::ContextOverflow(limit));
         }
-        let max_tokens = self.of_the_day(max_tokens, beginning)?;
+        let max_tokens = self.reserve_for_today(max_tokens, beginning)?;
         spent.tokens += max_tokens;
         spent.running += 1;
         spent.generations += 1;
@@ -220,14 +224,14 @@ impl Turn {
         Ok(Reservation { turn: self.clone(), max_tokens, produced: 0 })
     }
 
-    fn of_the_day(&self, asked: u32, beginning: Beginning) -> Result<u32, Error> {
+    fn reserve_for_today(&self, asked: u32, beginning: GenerationStart) -> Result<u32, Error> {
         match beginning {
-            Beginning::New => self.day.promise(asked).map_err(|none| match none {
+            GenerationStart::New => self.day.promise(asked).map_err(|none| match none {
                 NoTokens::Promised => Error::Busy(RETRY_PROMISED_MS),
                 NoTokens::UsedUp(why) => Error::Denied(self.used_up.get_or_init(|| why).to_string()),
             }),
-            Beginning::Again => {
-                self.day.promise_again(asked);
+            GenerationStart::Again => {
+                self.day.reserve_again(asked);
                 Ok(asked)
             }
         }

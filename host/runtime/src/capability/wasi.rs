@@ -30,12 +30,12 @@ pub(crate) struct Wasi {
     /// Standard input of a command.
     input: Option<String>,
     open: Option<Open>,
-    printed: Printed,
+    printed: CommandOutput,
 }
 
 /// The output of a guest.
 #[derive(Default)]
-pub(crate) struct Printed {
+pub(crate) struct CommandOutput {
     /// Standard output of a command. An agent's standard output is in its log instead.
     output: Vec<u8>,
     errors: String,
@@ -48,11 +48,11 @@ struct Open {
 }
 
 impl Wasi {
-    pub(crate) fn of_command(input: String) -> Self {
+    pub(crate) fn for_command(input: String) -> Self {
         Wasi { input: Some(input), ..Wasi::default() }
     }
 
-    pub(crate) fn take_printed(&mut self) -> Printed {
+    pub(crate) fn take_output(&mut self) -> CommandOutput {
         std::mem::take(&mut self.printed)
     }
 
@@ -97,7 +97,7 @@ impl Wasi {
     }
 }
 
-impl Printed {
+impl CommandOutput {
     /// Returns the end of standard error, which usually says why a process terminated.
     pub(crate) fn last_error(&self) -> Option<&str> {
         let errors = self.errors.trim();

@@ -54,7 +54,7 @@ impl ArtifactCache {
         };
         let known = cache.inner.store.artifacts().await?.into_iter().map(|row| row.key).collect();
         let dir = cache.inner.dir.clone();
-        let opened = apart(move || make_private(&dir).and_then(|()| sweep(&dir, &known))).await;
+        let opened = off_thread(move || make_private(&dir).and_then(|()| sweep(&dir, &known))).await;
         opened.map_err(|error| RuntimeError::Internal {
             message: format!(
                 "the folder {} for compiled code cannot be used: {error}",
@@ -94,18 +94,18 @@ impl ArtifactCache {
         let row = self.inner.store.use_artifact(key, now_ms()).await;
         let row = row.map_err(|error| Miss::Damaged(error.to_string()))?.ok_or(Miss::Absent)?;
         let (path, engine) = (self.path(key), self.inner.engine.clone());
-        apart(move || load_verified(&engine, &path, &row)).await.map_err(Miss::Damaged)
+        off_thread(move || load_verified(&engine, &path, &row)).await.map_err(Miss::Damaged)
     }
 
     async fn try_keep(&self, key: &str, component: Component) -> Result<(), String> {
         let (dir, path, max_bytes) = (self.inner.dir.clone(), self.path(key), self.inner.max_bytes);
-        let written = apart(move || {
+        let written = off_thread(move || {
             let code = component.serialize().map_err(|error| format!("{error:#}"))?;
             let bytes = code.len() as u64;
             if bytes > max_bytes {
                 return Err(format!("it has {bytes} bytes, but `max_artifact_bytes` is {max_bytes}"));
             }
-            write_whole(&dir, &path, &code).map_err(|error| format!("{}: {error}", path.display()))?;
+            write_atomically(&dir, &path, &code).map_err(|error| format!("{}: {error}", path.display()))?;
             Ok((hex(&Sha256::digest(&code)), bytes))
         });
         let (checksum, bytes) = written.await?;
@@ -133,7 +133,7 @@ impl ArtifactCache {
         }
         let path = self.path(key);
         // The file may never have existed. One that stays is removed at the next start.
-        let _ = apart(move || std::fs::remove_file(path).map_err(|error| error.to_string())).await;
+        let _ = off_thread(move || std::fs::remove_file(path).map_err(|error| error.to_string())).await;
     }
 
     /// Returns the cache key: a hash of the component and of everything that its code depends on, namely wasmtime's version,
@@ -164,7 +164,7 @@ fn load_verified(engine: &Engine, path: &Path, row: &ArtifactRow) -> Result<Comp
 }
 
 /// Writes a file atomically, accessible to this user only.
-fn write_whole(dir: &Path, path: &Path, code: &[u8]) -> std::io::Result<()> {
+fn write_atomically(dir: &Path, path: &Path, code: &[u8]) -> std::io::Result<()> {
     let mut file = tempfile::Builder::new().prefix("writing-").tempfile_in(dir)?;
     file.write_all(code)?;
     file.persist(path)?;
@@ -192,7 +192,7 @@ fn sweep(dir: &Path, known: &HashSet<String>) -> Result<(), String> {
 }
 
 /// Runs file access and hashing on a blocking thread, where no turn waits for it.
-async fn apart<T: Send + 'static>(
+async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|stopped| Err(stopped.to_string()))

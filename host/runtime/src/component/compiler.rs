@@ -31,7 +31,7 @@ pub(crate) struct ComponentCompiler {
     wasm: WasmEngine,
     store: Store,
     cache: Option<ArtifactCache>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     max_bytes: usize,
     timeout: Duration,
 }
@@ -52,9 +52,9 @@ impl ComponentCompiler {
                 Err(error) => tracing::warn!("compiled code is not cached, so every start compiles: {error}"),
             }
         }
-        let places = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)));
+        let permits = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)));
         let (max_bytes, timeout) = (options.max_component_bytes, options.compile_timeout);
-        ComponentCompiler { wasm, store, cache, places, max_bytes, timeout }
+        ComponentCompiler { wasm, store, cache, permits, max_bytes, timeout }
     }
 
     /// Loads or compiles a component. Fails if it imports anything beyond `grants`.
@@ -65,7 +65,7 @@ impl ComponentCompiler {
                 self.check_size(&bytes)?;
                 let bytes = Arc::new(bytes);
                 let hashed = bytes.clone();
-                let digest = apart(move || Ok(hex(&Sha256::digest(hashed.as_slice())))).await?;
+                let digest = off_thread(move || Ok(hex(&Sha256::digest(hashed.as_slice())))).await?;
                 (digest, Some(bytes))
             }
         };
@@ -75,17 +75,17 @@ impl ComponentCompiler {
             imports::check(&component, &self.wasm.engine, grants).map_err(CompileError::Refused)?;
             return Ok(Compiled { component, digest, bytes });
         }
-        let (code, place) = match &bytes {
-            Some(bytes) => (bytes.clone(), self.place_in_time().await?),
+        let (code, permit) = match &bytes {
+            Some(bytes) => (bytes.clone(), self.permit_before_timeout().await?),
             // At the start of the host all agents are loaded at once, so each waits without a timeout.
             None => {
-                let place = self.place().await;
+                let permit = self.permit().await;
                 let stored = self.store.component(&digest).await;
                 let stored = stored.map_err(|error| CompileError::Host(error.into()))?;
-                (bytes.insert(Arc::new(stored)).clone(), place)
+                (bytes.insert(Arc::new(stored)).clone(), permit)
             }
         };
-        let component = self.compile_bytes(code, place).await?;
+        let component = self.compile_bytes(code, permit).await?;
         imports::check(&component, &self.wasm.engine, grants).map_err(CompileError::Refused)?;
         if let Some(cache) = &self.cache {
             cache.keep(&digest, &component).await;
@@ -96,11 +96,11 @@ impl ComponentCompiler {
     async fn compile_bytes(
         &self,
         bytes: Arc<Vec<u8>>,
-        place: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
     ) -> Result<Component, CompileError> {
         let (engine, max_bytes) = (self.wasm.engine.clone(), self.max_bytes as u64);
-        let compiling = apart(move || {
-            let _place = place;
+        let compiling = off_thread(move || {
+            let _permit = permit;
             refuse_no_component(&bytes)?;
             weight::check(&bytes, max_bytes)?;
             Component::from_binary(&engine, &bytes).map_err(|error| refusal(&error))
@@ -114,12 +114,12 @@ impl ComponentCompiler {
         }
     }
 
-    async fn place(&self) -> OwnedSemaphorePermit {
-        self.places.clone().acquire_owned().await.expect("the semaphore is never closed")
+    async fn permit(&self) -> OwnedSemaphorePermit {
+        self.permits.clone().acquire_owned().await.expect("the semaphore is never closed")
     }
 
-    async fn place_in_time(&self) -> Result<OwnedSemaphorePermit, CompileError> {
-        tokio::time::timeout(self.timeout, self.place()).await.map_err(|_elapsed| {
+    async fn permit_before_timeout(&self) -> Result<OwnedSemaphorePermit, CompileError> {
+        tokio::time::timeout(self.timeout, self.permit()).await.map_err(|_elapsed| {
             CompileError::Refused(format!(
                 "other components are still being compiled after {} s; deploy it again later",
                 self.timeout.as_secs_f32()
@@ -168,7 +168,7 @@ fn refuse_no_component(bytes: &[u8]) -> Result<(), String> {
     }
 }
 
-async fn apart<T: Send + 'static>(
+async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, CompileError> {
     let done = tokio::task::spawn_blocking(work).await;

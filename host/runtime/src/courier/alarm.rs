@@ -2,7 +2,7 @@
 
 use super::{
     count,
-    places::Place,
+    permits::Permit,
     turn::{self, TURN_BACKOFF, Verdict},
 };
 use crate::{
@@ -60,9 +60,9 @@ pub(super) async fn advance(
 }
 
 impl Alarm {
-    pub(super) async fn ring(self, place: Place) {
+    pub(super) async fn ring(self, permit: Permit) {
         let verdict = match self.invocation() {
-            Ok(invocation) => turn::take(&self.dispatch, invocation, place).await,
+            Ok(invocation) => turn::take(&self.dispatch, invocation, permit).await,
             Err(error) => Verdict::Failed(crate::RuntimeError::Internal { message: error }),
         };
         self.note(verdict).await;

@@ -2,7 +2,7 @@
 
 use super::{
     count,
-    places::Place,
+    permits::Permit,
     turn::{self, TURN_BACKOFF, Verdict},
 };
 use crate::{
@@ -22,10 +22,10 @@ pub(super) struct SessionDelivery {
 }
 
 impl SessionDelivery {
-    pub(super) async fn deliver(self, place: Place) {
+    pub(super) async fn deliver(self, permit: Permit) {
         let Target::Session { agent, session } = &self.row.target else { return };
         let verdict = match self.invocation(agent, session) {
-            Ok(invocation) => turn::take(&self.dispatch, invocation, place).await,
+            Ok(invocation) => turn::take(&self.dispatch, invocation, permit).await,
             Err(error) => Verdict::Failed(error),
         };
         self.note(agent, session, verdict).await;

@@ -15,7 +15,7 @@
 mod alarm;
 mod backoff;
 mod delivery;
-mod places;
+mod permits;
 mod rewind;
 mod turn;
 mod webhook;
@@ -25,7 +25,7 @@ use crate::{
 };
 use alarm::Alarm;
 use delivery::SessionDelivery;
-use places::{Place, Places};
+use permits::{Permit, Permits};
 use skep_store::{Delivery, DeliveryKey, ScheduleRow, ScheduleState, Store, StoreError, Target};
 use std::{
     collections::{HashMap, VecDeque},
@@ -67,15 +67,15 @@ struct Round {
     /// Number of panics of each row's task. Panics are bugs, and rare.
     panics: HashMap<RowKey, u32>,
     /// Whether there may be started rows that nobody runs.
-    has_strays: bool,
+    needs_repair: bool,
     /// Value of the clock's set-back counter when rows that wait for a later time were last
     /// checked.
     set_back: u64,
     /// Rows that were read but not started yet.
     ready: VecDeque<Due>,
-    alarms: Places,
-    events: Places,
-    webhooks: Places,
+    alarms: Permits,
+    events: Permits,
+    webhooks: Permits,
 }
 
 /// A row that has been started.
@@ -108,12 +108,12 @@ impl Courier {
             rows: HashMap::new(),
             panics: HashMap::new(),
             // The previous host may have left started rows.
-            has_strays: true,
+            needs_repair: true,
             set_back: 0,
             ready: VecDeque::new(),
-            alarms: Places::default(),
-            events: Places::default(),
-            webhooks: Places::default(),
+            alarms: Permits::default(),
+            events: Permits::default(),
+            webhooks: Permits::default(),
         };
         Courier(tokio::spawn(round.run()).abort_handle())
     }
@@ -136,7 +136,7 @@ impl Round {
                 Ok(wake_ms) => wake_ms,
                 Err(error) => {
                     // The row that was about to be started may have been marked as started.
-                    self.has_strays = true;
+                    self.needs_repair = true;
                     self.pause(&error).await;
                     continue;
                 }
@@ -145,7 +145,7 @@ impl Round {
                 () = self.context.outbox.rung() => {}
                 Some(ended) = self.running.join_next_with_id() => self.ended(ended),
                 () = self.context.clock.sleep_until(wake_ms) => {}
-                () = tokio::time::sleep(LOOK_INTERVAL) => self.has_strays = true,
+                () = tokio::time::sleep(LOOK_INTERVAL) => self.needs_repair = true,
             }
         }
     }
@@ -169,7 +169,7 @@ impl Round {
                 self.begin_again(Due::Delivery(Box::new(row)));
             }
         }
-        self.has_strays = false;
+        self.needs_repair = false;
         Ok(())
     }
 
@@ -188,7 +188,7 @@ impl Round {
                 let panics = self.panics.entry(row.clone()).or_default();
                 *panics += 1;
                 tracing::error!("{row:?} ended abnormally ({panics} times so far): {error}");
-                self.has_strays = true;
+                self.needs_repair = true;
             }
         }
     }
@@ -196,7 +196,7 @@ impl Round {
     /// Starts the rows that are due, as far as permits allow. Returns the time at which the next
     /// one is due.
     async fn fill(&mut self) -> Result<u64, StoreError> {
-        if self.has_strays {
+        if self.needs_repair {
             self.take_up().await?;
         }
         let set_back = self.context.clock.times_set_back();
@@ -211,9 +211,9 @@ impl Round {
             let mut has_begun = false;
             let mut must_wait = false;
             while let Some(due) = self.ready.pop_front() {
-                match self.places_of(&due).take(due.tenant(), &self.context) {
-                    Some(place) => {
-                        self.begin(due, place).await?;
+                match self.permits_for(&due).take(due.tenant(), &self.context) {
+                    Some(permit) => {
+                        self.begin(due, permit).await?;
                         has_begun = true;
                     }
                     // The row is read again later, so that it does not hide rows of other tenants.
@@ -234,7 +234,7 @@ impl Round {
         }
     }
 
-    fn places_of(&self, due: &Due) -> &Places {
+    fn permits_for(&self, due: &Due) -> &Permits {
         match due {
             Due::Alarm(_) => &self.alarms,
             Due::Delivery(row) => match row.target {
@@ -244,17 +244,17 @@ impl Round {
         }
     }
 
-    async fn begin(&mut self, due: Due, place: Place) -> Result<(), StoreError> {
+    async fn begin(&mut self, due: Due, permit: Permit) -> Result<(), StoreError> {
         match due {
             Due::Alarm(row) => {
                 if let Some(row) = alarm::begin(&self.context, *row).await? {
-                    self.spawn_alarm(row, place);
+                    self.spawn_alarm(row, permit);
                 }
             }
             Due::Delivery(mut row) => {
                 row.attempt += 1;
                 if self.context.store.begin_delivery(row.key, row.attempt).await? {
-                    self.spawn_delivery(*row, place);
+                    self.spawn_delivery(*row, permit);
                 }
             }
         }
@@ -263,28 +263,28 @@ impl Round {
 
     /// Resumes a row that was started before.
     fn begin_again(&mut self, due: Due) {
-        let place = self.places_of(&due).take_again(due.tenant(), &self.context);
+        let permit = self.permits_for(&due).take_again(due.tenant(), &self.context);
         match due {
-            Due::Alarm(row) => self.spawn_alarm(*row, place),
-            Due::Delivery(row) => self.spawn_delivery(*row, place),
+            Due::Alarm(row) => self.spawn_alarm(*row, permit),
+            Due::Delivery(row) => self.spawn_delivery(*row, permit),
         }
     }
 
-    fn spawn_alarm(&mut self, row: ScheduleRow, place: Place) {
+    fn spawn_alarm(&mut self, row: ScheduleRow, permit: Permit) {
         let key = RowKey::Schedule(row.schedule.id.clone());
         let alarm = Alarm { context: self.context.clone(), dispatch: self.dispatch.clone(), row };
-        let task = self.running.spawn(alarm.ring(place));
+        let task = self.running.spawn(alarm.ring(permit));
         self.rows.insert(task.id(), key);
     }
 
-    fn spawn_delivery(&mut self, row: Delivery, place: Place) {
+    fn spawn_delivery(&mut self, row: Delivery, permit: Permit) {
         let (context, key) = (self.context.clone(), RowKey::Delivery(row.key));
         let task = match row.target {
             Target::Session { .. } => {
                 let delivery = SessionDelivery { context, dispatch: self.dispatch.clone(), row };
-                self.running.spawn(delivery.deliver(place))
+                self.running.spawn(delivery.deliver(permit))
             }
-            Target::Webhook(_) => self.running.spawn(WebhookDelivery { context, row }.deliver(place)),
+            Target::Webhook(_) => self.running.spawn(WebhookDelivery { context, row }.deliver(permit)),
         };
         self.rows.insert(task.id(), key);
     }

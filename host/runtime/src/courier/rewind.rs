@@ -26,8 +26,8 @@ pub(super) async fn rewind(context: &Context) -> Result<(), StoreError> {
             }
         }
     }
-    store.bring_approvals_back(now_ms).await?;
-    store.bring_tries_back(now_ms + LONGEST_PAUSE_MS, now_ms).await
+    store.clamp_approval_times(now_ms).await?;
+    store.clamp_retry_times(now_ms + LONGEST_PAUSE_MS, now_ms).await
 }
 
 /// Returns when a schedule is due and when it is checked, if that is earlier than the stored times.

@@ -1,6 +1,6 @@
 //! Runs a turn of a session that the courier itself requested.
 
-use super::{backoff::Backoff, places::Place};
+use super::{backoff::Backoff, permits::Permit};
 use crate::{Invocation, RuntimeError, TokensUsedUp, dispatch::Dispatch};
 use std::sync::Weak;
 
@@ -24,7 +24,7 @@ pub(super) enum Verdict {
 }
 
 /// Runs the turn. It releases its permit while it, or the turn ahead of it, only waits for people.
-pub(super) async fn take(dispatch: &Weak<Dispatch>, invocation: Invocation, place: Place) -> Verdict {
+pub(super) async fn take(dispatch: &Weak<Dispatch>, invocation: Invocation, permit: Permit) -> Verdict {
     let Some(dispatch) = dispatch.upgrade() else { return Verdict::HostEnds };
     let taken = dispatch.invoke_as_host(invocation).await;
     let is_open = || dispatch.host.shutdown.admit().is_ok();
@@ -36,7 +36,7 @@ pub(super) async fn take(dispatch: &Weak<Dispatch>, invocation: Invocation, plac
             tokio::select! {
                 ended = &mut outcome => ended,
                 () = idle => {
-                    drop(place);
+                    drop(permit);
                     outcome.await
                 }
             }

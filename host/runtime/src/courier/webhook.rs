@@ -1,6 +1,6 @@
 //! Delivery of an event to a webhook.
 
-use super::{backoff::Backoff, count, places::Place};
+use super::{backoff::Backoff, count, permits::Permit};
 use crate::{
     courier::Context,
     webhook::{Webhook, message, message_id},
@@ -41,7 +41,7 @@ enum Verdict {
 }
 
 impl WebhookDelivery {
-    pub(super) async fn deliver(self, _place: Place) {
+    pub(super) async fn deliver(self, _place: Permit) {
         let Target::Webhook(id) = &self.row.target else { return };
         // A removed webhook took its deliveries with it.
         let Some(webhook) = self.context.webhooks.get(id) else { return };
@@ -120,7 +120,7 @@ impl WebhookDelivery {
             }
             Verdict::Gone(webhook) => {
                 count("webhook", "failed");
-                let why = gone(&webhook);
+                let why = gone_permanently(&webhook);
                 tracing::warn!(webhook = id, "disabling a webhook: {why}");
                 if let Err(error) = context.webhooks.disable(&context.outbox.router, &webhook, &why).await {
                     tracing::error!("cannot disable the webhook: {error}");
@@ -137,7 +137,7 @@ impl WebhookDelivery {
         let (status, error) = match verdict {
             Verdict::Done(status) => (Some(*status), None),
             Verdict::Failed { status, error, .. } => (*status, Some(error.clone())),
-            Verdict::Gone(webhook) => (Some(GONE), Some(gone(webhook))),
+            Verdict::Gone(webhook) => (Some(GONE), Some(gone_permanently(webhook))),
             Verdict::Disabled(_) => return Ok(()),
         };
         let webhooks = &self.context.webhooks;
@@ -158,7 +158,7 @@ impl WebhookDelivery {
     }
 }
 
-fn gone(webhook: &Webhook) -> String {
+fn gone_permanently(webhook: &Webhook) -> String {
     format!("{} answered HTTP {GONE}: it is gone permanently", webhook.summary.url)
 }
 

@@ -18,7 +18,7 @@ use skep_store::OpenTurn;
 use std::{collections::BTreeMap, sync::Weak, time::Duration};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-/// Interval at which the host looks for turns that nobody runs.
+/// Interval at which the host looks for turns without an owner.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// A turn fails permanently after its process died this many times without progress, or its
 /// session's actor panicked this many times, because the turn may be the cause.
@@ -35,7 +35,7 @@ pub(crate) async fn run(dispatch: Weak<Dispatch>, shutdown: Shutdown) {
         }
         let Some(dispatch) = dispatch.upgrade() else { return };
         if let Err(error) = dispatch.adopt_turns(None).await {
-            tracing::error!("cannot look for turns that nobody runs: {error}");
+            tracing::error!("cannot look for turns without an owner: {error}");
         }
     }
 }
@@ -58,7 +58,7 @@ impl Dispatch {
 }
 
 impl Dispatch {
-    /// Resumes the turns that nobody runs, of all agents or of the given one. Returns those whose
+    /// Resumes the turns without an owner, of all agents or of the given one. Returns those whose
     /// agent is not ready.
     pub(crate) async fn adopt_turns(&self, agent: Option<&str>) -> Result<Vec<OpenTurn>, RuntimeError> {
         let host = &self.host;
@@ -82,15 +82,15 @@ impl Dispatch {
             if is_running && losses >= MAX_LOSSES {
                 let error = RuntimeError::TurnLost { turn: id, losses };
                 tracing::error!(agent, session, "{error}");
-                let place = SessionKey { agent, session };
-                Settlement::for_lost_turn(host, key, place, &error, live).await.write(host).await;
+                let session = SessionKey { agent, session };
+                Settlement::for_lost_turn(host, key, session, &error, live).await.write(host).await;
                 continue;
             }
-            let place = SessionKey { agent, session };
-            let tenant = tenant_of(&place.session).to_owned();
-            let admitted = self.admission.take_again(&tenant, &place, message_bytes as usize);
+            let session = SessionKey { agent, session };
+            let tenant = tenant_of(&session.session).to_owned();
+            let admitted = self.admission.take_again(&tenant, &session, message_bytes as usize);
             let request = TurnRequest::new(Message::Stored(key), feed, live, admitted);
-            sessions.entry(place).or_default().push(request);
+            sessions.entry(session).or_default().push(request);
         }
         for (key, turns) in sessions {
             self.sessions.resume(host, key, turns);

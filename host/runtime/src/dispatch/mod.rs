@@ -194,14 +194,14 @@ impl Dispatch {
             },
         };
         let handle = feed.follow(Hold::Watches);
-        let standing = StoredState::Waiting { key, seed };
-        let place = session_key(&invocation);
-        let message = in_memory(invocation, accepted_at_ms, standing);
+        let state = StoredState::Waiting { key, seed };
+        let session = session_key(&invocation);
+        let message = in_memory(invocation, accepted_at_ms, state);
         let request = TurnRequest::new(message, feed, live.clone(), admitted);
-        match self.send(place.clone(), request) {
+        match self.send(session.clone(), request) {
             Ok(session) => Ok(handle.in_session(session)),
             Err(error) => {
-                Settlement::for_unstarted_turn(key, place, &error, false, live).write(&self.host).await;
+                Settlement::for_unstarted_turn(key, session, &error, false, live).write(&self.host).await;
                 Err(error)
             }
         }
@@ -246,7 +246,7 @@ impl Dispatch {
                 return Err(RuntimeError::MailboxFull { message, retry_after_ms: RETRY_AFTER_MS });
             }
             TurnState::Done { number, outcome, .. } => {
-                let last = journal::show_again(&feed, number, self.host.store.records(row.key).await?)?;
+                let last = journal::republish_events(&feed, number, self.host.store.records(row.key).await?)?;
                 feed.end(last + 1, Ok(decode_outcome(&outcome)?));
             }
             TurnState::Failed { error, .. } => {

@@ -6,7 +6,7 @@ use crate::{
     name::{plain_session, tenant_of},
 };
 use serde_json::{Value, json};
-use skep_store::{DeliveryKey, NewEvent, Occasion};
+use skep_store::{DeliveryKey, NewEvent, TurnTrigger};
 
 const DONE: &str = "skep.turn.done";
 const FAILED: &str = "skep.turn.failed";
@@ -25,9 +25,9 @@ pub(crate) struct TurnEnding {
     hops: u32,
     /// Whether the turn's end is announced. A turn that was started by such an announcement
     /// announces nothing, because that would never end.
-    is_told: bool,
+    is_published: bool,
     is_called: bool,
-    occasion: Option<Occasion>,
+    trigger: Option<TurnTrigger>,
 }
 
 /// Returns how many events led to a turn.
@@ -50,13 +50,13 @@ impl TurnEnding {
             session: invocation.session.clone(),
             principal: invocation.principal.clone(),
             hops: hops(origin),
-            is_told: !matches!(origin, Origin::Event(event) if event.topic.starts_with(ALL)),
+            is_published: !matches!(origin, Origin::Event(event) if event.topic.starts_with(ALL)),
             is_called: matches!(origin, Origin::Tool(tool) if !tool.callers.is_empty()),
-            occasion: match origin {
+            trigger: match origin {
                 Origin::Alarm(alarm) => {
-                    Some(Occasion::Alarm { schedule: alarm.id.clone(), due_ms: alarm.due_at_ms })
+                    Some(TurnTrigger::Alarm { schedule: alarm.id.clone(), due_ms: alarm.due_at_ms })
                 }
-                Origin::Event(event) => Some(Occasion::Event(DeliveryKey(event.delivery))),
+                Origin::Event(event) => Some(TurnTrigger::Event(DeliveryKey(event.delivery))),
                 Origin::Direct | Origin::Chat | Origin::Http(_) | Origin::Tool(_) => None,
             },
         }
@@ -68,15 +68,15 @@ impl TurnEnding {
     }
 
     /// Returns the alarm or the event that started the turn and is settled by its commit.
-    pub(crate) fn occasion(&self) -> Option<Occasion> {
-        self.occasion.clone()
+    pub(crate) fn trigger(&self) -> Option<TurnTrigger> {
+        self.trigger.clone()
     }
 
     pub(crate) fn done(&self, outbox: &Outbox, outcome: &Outcome, at_ms: u64) -> Option<NewEvent> {
-        if !self.is_told(outbox, DONE) {
+        if !self.is_published(outbox, DONE) {
             return None;
         }
-        let mut told = json!({
+        let mut payload = json!({
             "tenant": tenant_of(&self.session), "agent": self.agent, "session": plain_session(&self.session),
             "turn_id": self.turn_id, "turn": outcome.turn,
             "usage": {
@@ -88,37 +88,37 @@ impl TurnEnding {
         // JSON encoding makes text at most six times as long. A reply that may not fit can be
         // fetched by its turn id.
         if outcome.text.len() * 6 + data_bytes <= MAX_REPLY_BYTES {
-            told["text"] = json!(outcome.text);
-            told["data"] = json!(outcome.data);
+            payload["text"] = json!(outcome.text);
+            payload["data"] = json!(outcome.data);
         }
-        self.event(outbox, DONE, &told, at_ms)
+        self.event(outbox, DONE, &payload, at_ms)
     }
 
     pub(crate) fn failed(&self, outbox: &Outbox, error: &RuntimeError, at_ms: u64) -> Option<NewEvent> {
-        if !self.is_told(outbox, FAILED) {
+        if !self.is_published(outbox, FAILED) {
             return None;
         }
         let message: String = error.to_string().chars().take(MAX_MESSAGE_CHARS).collect();
-        let told = json!({
+        let payload = json!({
             "tenant": tenant_of(&self.session), "agent": self.agent, "session": plain_session(&self.session),
             "turn_id": self.turn_id,
             "error": {"code": error.code(), "message": message},
         });
-        self.event(outbox, FAILED, &told, at_ms)
+        self.event(outbox, FAILED, &payload, at_ms)
     }
 
-    fn is_told(&self, outbox: &Outbox, topic: &str) -> bool {
-        self.is_told && self.hops < MAX_HOPS && outbox.router.takes(topic)
+    fn is_published(&self, outbox: &Outbox, topic: &str) -> bool {
+        self.is_published && self.hops < MAX_HOPS && outbox.router.takes(topic)
     }
 
-    fn event(&self, outbox: &Outbox, topic: &str, told: &Value, at_ms: u64) -> Option<NewEvent> {
-        let told = Json::from(told);
-        let deliveries = outbox.router.route(&self.principal, &self.turn_id, topic, Some(&told));
+    fn event(&self, outbox: &Outbox, topic: &str, payload: &Value, at_ms: u64) -> Option<NewEvent> {
+        let payload = Json::from(payload);
+        let deliveries = outbox.router.route(&self.principal, &self.turn_id, topic, Some(&payload));
         Some(NewEvent {
             source: HOST_SOURCE.to_owned(),
             id: self.turn_id.clone(),
             topic: topic.to_owned(),
-            data: encode_data(Some(&told)).ok()?,
+            data: encode_data(Some(&payload)).ok()?,
             principal: self.principal.clone(),
             hops: self.hops + 1,
             at_ms,

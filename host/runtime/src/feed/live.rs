@@ -27,8 +27,8 @@ impl LiveTurns {
         let id = feed.turn_id().to_owned();
         match self.lock().entry(id.clone()) {
             Entry::Occupied(_) => None,
-            Entry::Vacant(place) => {
-                place.insert(feed.clone());
+            Entry::Vacant(vacant) => {
+                vacant.insert(feed.clone());
                 Some(Arc::new(Live { turns: self.clone(), id }))
             }
         }

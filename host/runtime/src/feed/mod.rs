@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 pub struct RunHandle {
     feed: Arc<Feed>,
     /// Number of events of the feed that were delivered.
-    told: usize,
+    next_index: usize,
     last_id: Option<u64>,
     end_told: bool,
     hold: Hold,
@@ -112,7 +112,7 @@ impl Feed {
     pub(crate) fn follow(self: &Arc<Self>, hold: Hold) -> RunHandle {
         RunHandle {
             feed: self.clone(),
-            told: 0,
+            next_index: 0,
             last_id: None,
             end_told: false,
             hold,
@@ -206,11 +206,11 @@ impl RunHandle {
             changed.as_mut().enable();
             // Read before the events, because a pause caused by this turn itself follows its first
             // event.
-            let pause = self.in_front.as_ref().filter(|_| self.told == 0).and_then(Parked::pause);
+            let pause = self.in_front.as_ref().filter(|_| self.next_index == 0).and_then(Parked::pause);
             {
                 let mut inner = feed.lock();
-                if let Some((id, event)) = inner.events.get(self.told) {
-                    self.told += 1;
+                if let Some((id, event)) = inner.events.get(self.next_index) {
+                    self.next_index += 1;
                     self.last_id = Some(*id);
                     return Some(Ok(event.clone()));
                 }
@@ -230,7 +230,7 @@ impl RunHandle {
                     End::Done | End::Failed { .. } => return None,
                 }
             }
-            match self.in_front.as_mut().filter(|_| self.told == 0) {
+            match self.in_front.as_mut().filter(|_| self.next_index == 0) {
                 None => changed.await,
                 Some(in_front) => tokio::select! {
                     () = changed => {}
@@ -371,11 +371,11 @@ mod tests {
         let feed = Feed::new("t".into());
         let behind = || feed.follow(Hold::Watches).behind(Parked::new(in_front.clone()));
         let (mut waits, mut begun) = (behind(), behind());
-        let told = tokio::spawn(async move { (waits.next().await, waits.next().await.is_none()) });
+        let event = tokio::spawn(async move { (waits.next().await, waits.next().await.is_none()) });
         let pause = Some(Pause { approval: "t-1".into() });
         pauses.send_replace(pause.clone());
-        let (told, is_over) = told.await.expect("the task does not panic");
-        let error = told.expect("an end").expect_err("nobody decided");
+        let (event, is_over) = event.await.expect("the task does not panic");
+        let error = event.expect("an end").expect_err("nobody decided");
         assert_eq!((error.code(), is_over), ("waiting_for_approval", true));
         pauses.send_replace(None);
         feed.publish([(0, RunEvent::Started { turn: 1 })]);

@@ -1,6 +1,6 @@
 //! A turn of a plain WASI command: the message is its standard input, and its standard output is the reply.
 
-use super::{Code, Left, bounded, judge};
+use super::{CallEnd, Code, bounded, judge};
 use crate::{RuntimeError, capability::TurnContext};
 use std::time::Instant;
 use wasmtime_wasi::I32Exit;
@@ -12,7 +12,7 @@ pub(super) async fn run<S>(
     stop: impl Future<Output = S>,
     mut context: TurnContext,
     message: String,
-) -> (Left<String, S>, TurnContext) {
+) -> (CallEnd<String, S>, TurnContext) {
     context.as_command(message);
     let (left, mut context) =
         bounded(code, deadline, stop, context, async |agent, accessor| agent.run(accessor).await).await;
@@ -23,7 +23,7 @@ pub(super) async fn run<S>(
             None => Err(judge(code.limits, &mut context, trap)),
         },
     });
-    let printed = context.take_printed();
+    let printed = context.take_output();
     let reply = status.and_then(|status| match status {
         0 => printed.into_reply(),
         status => Err(failed(status, printed.last_error())),

@@ -37,18 +37,18 @@ const MAX_CALL_BYTES: usize = 32 << 20;
 const MAX_HANDLES: usize = 4_096;
 
 /// How a guest's call ended.
-pub(crate) enum Left<R, S> {
+pub(crate) enum CallEnd<R, S> {
     /// The guest returned or trapped, or its deadline passed.
     Returned(Result<R, RuntimeError>),
     /// The caller stopped the guest, for the reason that its `stop` future gave.
     Stopped(S),
 }
 
-impl<R, S> Left<R, S> {
-    fn and_then<T>(self, then: impl FnOnce(R) -> Result<T, RuntimeError>) -> Left<T, S> {
+impl<R, S> CallEnd<R, S> {
+    fn and_then<T>(self, then: impl FnOnce(R) -> Result<T, RuntimeError>) -> CallEnd<T, S> {
         match self {
-            Left::Returned(result) => Left::Returned(result.and_then(then)),
-            Left::Stopped(why) => Left::Stopped(why),
+            CallEnd::Returned(result) => CallEnd::Returned(result.and_then(then)),
+            CallEnd::Stopped(why) => CallEnd::Stopped(why),
         }
     }
 }
@@ -87,7 +87,7 @@ pub(crate) async fn describe(
 ) -> (Result<handler::Description, RuntimeError>, TurnContext) {
     let deadline = Instant::now() + std::time::Duration::from_millis(code.limits.turn_ms.into());
     let forever = std::future::pending::<Infallible>();
-    let (Left::Returned(described), context) =
+    let (CallEnd::Returned(described), context) =
         call(code, deadline, forever, context, async |agent, accessor| agent.describe(accessor).await).await;
     (described, context)
 }
@@ -99,7 +99,7 @@ pub(crate) async fn take_turn<S>(
     stop: impl Future<Output = S>,
     context: TurnContext,
     entry: Entry,
-) -> (Left<Reply, S>, TurnContext) {
+) -> (CallEnd<Reply, S>, TurnContext) {
     let entry = match entry {
         Entry::Message(message) if code.pre.is_command() => {
             let (left, context) = command::run(code, deadline, stop, context, message.text).await;
@@ -140,7 +140,7 @@ async fn call<R: Send + 'static, S>(
     stop: impl Future<Output = S>,
     context: TurnContext,
     body: impl AsyncFnOnce(&GuestInstance<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
-) -> (Left<R, S>, TurnContext) {
+) -> (CallEnd<R, S>, TurnContext) {
     let (left, mut context) = bounded(code, deadline, stop, context, body).await;
     let left = left.and_then(|ended| ended.map_err(|trap| judge(code.limits, &mut context, trap)));
     (left, context)
@@ -164,7 +164,7 @@ async fn bounded<R: Send + 'static, S>(
     stop: impl Future<Output = S>,
     context: TurnContext,
     body: impl AsyncFnOnce(&GuestInstance<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
-) -> (Left<wasmtime::Result<R>, S>, TurnContext) {
+) -> (CallEnd<wasmtime::Result<R>, S>, TurnContext) {
     let (mut store, meter) = bounded_store(code, context);
     let ticking = code.wasm.tick();
     let run = async {
@@ -173,9 +173,9 @@ async fn bounded<R: Send + 'static, S>(
     };
     let left = tokio::select! {
         ended = tokio::time::timeout_at(deadline.into(), Metered::new(run, meter)) => {
-            Left::Returned(ended.map_err(|_elapsed| RuntimeError::DeadlineExceeded))
+            CallEnd::Returned(ended.map_err(|_elapsed| RuntimeError::DeadlineExceeded))
         }
-        why = stop => Left::Stopped(why),
+        why = stop => CallEnd::Stopped(why),
     };
     drop(ticking);
     let mut context = store.into_data();

@@ -7,7 +7,7 @@
 use crate::{
     invocation::MAX_DEPTH,
     metric,
-    tenancy::{Tenancy, TenantPlace, TenantPlaces},
+    tenancy::{Tenancy, TenantPermit, TenantPermits},
 };
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -18,14 +18,14 @@ const RESERVED_PER_DEPTH: usize = 2;
 pub(crate) const RESERVED_SLOTS: usize = RESERVED_PER_DEPTH * MAX_DEPTH;
 
 pub(crate) struct InstanceSlots {
-    shared: TenantPlaces,
+    shared: TenantPermits,
     /// Reserved slots for turns that one other turn waits for, that two others wait for, and so on.
     reserved: [Arc<Semaphore>; MAX_DEPTH],
 }
 
 /// The permit that an [`InstanceSlot`] returns when it is dropped.
 enum Held {
-    Shared(#[expect(dead_code, reason = "dropping it returns the slot")] TenantPlace),
+    Shared(#[expect(dead_code, reason = "dropping it returns the slot")] TenantPermit),
     Reserved(#[expect(dead_code, reason = "dropping it returns the slot")] OwnedSemaphorePermit),
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct InstanceSlot {
 impl InstanceSlots {
     pub(crate) fn new(shared: usize, tenancy: Tenancy) -> Self {
         InstanceSlots {
-            shared: TenantPlaces::new(shared, tenancy),
+            shared: TenantPermits::new(shared, tenancy),
             reserved: std::array::from_fn(|_| Arc::new(Semaphore::new(RESERVED_PER_DEPTH))),
         }
     }

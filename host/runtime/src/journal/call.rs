@@ -2,9 +2,9 @@
 
 use super::{
     Journal,
-    flight::Flying,
+    flight::CallInFlight,
     record::Identity,
-    replay::{Place, Read},
+    replay::{Read, ReplayPosition},
 };
 use crate::Json;
 use skep_engine::{ModelDigest, RolledBack};
@@ -19,12 +19,12 @@ pub(crate) struct Made {
     pub(super) journal: Arc<Journal>,
     pub(super) number: u32,
     /// `None` once the call is identified.
-    pub(super) flying: Option<Flying>,
+    pub(super) in_flight: Option<CallInFlight>,
 }
 
 impl Drop for Made {
     fn drop(&mut self) {
-        if self.flying.take().is_some() {
+        if self.in_flight.take().is_some() {
             self.journal.forget(self.number);
         }
     }
@@ -56,7 +56,7 @@ pub(crate) struct Call {
     pub(super) is_journalled: AtomicBool,
     /// Whether reads are not replayed, because an early version did not record them.
     pub(super) reads_freely: bool,
-    pub(super) _flying: Flying,
+    pub(super) _in_flight: CallInFlight,
     pub(super) _children: Children,
 }
 
@@ -74,7 +74,7 @@ pub(super) enum Past {
     },
     Ended {
         result: Json,
-        place: Place,
+        position: ReplayPosition,
     },
 }
 

@@ -4,7 +4,7 @@ use super::{
     Failure, Inner, Journal, Stopped,
     call::{Call, Children, Made, Past},
     record::{Identity, Record},
-    replay::{Place, Recorded},
+    replay::{Recorded, ReplayPosition},
 };
 use crate::RuntimeError;
 use serde::{Serialize, de::DeserializeOwned};
@@ -49,7 +49,7 @@ impl Journal {
         let known = inner.recorded.iter().find(|(_, recorded)| is_it(recorded)).map(|(number, _)| *number);
         let number = match known {
             Some(number) => {
-                inner.numbers.take_known(number);
+                inner.numbers.take_recorded(number);
                 number
             }
             None => {
@@ -68,7 +68,7 @@ impl Journal {
     }
 
     fn made(self: &Arc<Self>, number: u32) -> Made {
-        Made { journal: self.clone(), number, flying: Some(self.flight.call()) }
+        Made { journal: self.clone(), number, in_flight: Some(self.flight.call()) }
     }
 
     /// Discards the recorded calls that the host made on behalf of this one and does not repeat.
@@ -81,7 +81,7 @@ impl Journal {
         let children = inner.recorded.iter().filter(|(_, recorded)| is_child(recorded));
         let children: Vec<u32> = children.map(|(number, _)| *number).collect();
         for number in children {
-            inner.numbers.take_known(number);
+            inner.numbers.take_recorded(number);
             self.forget_in(inner, number);
         }
         self.order.made(inner.numbers.made());
@@ -97,16 +97,16 @@ impl Journal {
             return;
         };
         // Dropping the position of an abandoned result releases the next ones.
-        reads.into_iter().for_each(|read| drop(self.order.place(read.order, read.made)));
+        reads.into_iter().for_each(|read| drop(self.order.position(read.order, read.made)));
         if result.is_some() {
-            drop(self.order.place(order, made));
+            drop(self.order.position(order, made));
         }
     }
 
     /// Gives a call its identity and looks up what was recorded of it.
     pub(crate) fn identify(self: &Arc<Self>, mut made: Made, identity: Identity) -> Result<Call, Stopped> {
         let number = made.number;
-        let flying = made.flying.take().expect("a call is identified only once");
+        let in_flight = made.in_flight.take().expect("a call is identified only once");
         let mut inner = self.lock();
         if !matches!(inner.failure, Failure::None) {
             return Err(Stopped);
@@ -128,7 +128,7 @@ impl Journal {
             }
             Some(Recorded { result: Some(result), order, made, events, .. }) => {
                 shown = events;
-                Past::Ended { result, place: self.order.place(order, made) }
+                Past::Ended { result, position: self.order.position(order, made) }
             }
             Some(Recorded { tokens, taken_back, model, shown_bytes, dispatched, events, .. }) => {
                 shown = events;
@@ -144,7 +144,7 @@ impl Journal {
             shown: AtomicU32::new(shown),
             is_journalled: AtomicBool::new(is_journalled),
             reads_freely,
-            _flying: flying,
+            _in_flight: in_flight,
             _children: Children { journal: self.clone(), parent: number },
         })
     }
@@ -176,10 +176,10 @@ impl Journal {
     pub(crate) fn recorded<T: DeserializeOwned>(
         &self,
         call: &mut Call,
-    ) -> Result<Option<(T, Place)>, Stopped> {
+    ) -> Result<Option<(T, ReplayPosition)>, Stopped> {
         match std::mem::replace(&mut call.past, Past::None) {
-            Past::Ended { result, place } => match result.read() {
-                Ok(result) => Ok(Some((result, place))),
+            Past::Ended { result, position } => match result.read() {
+                Ok(result) => Ok(Some((result, position))),
                 Err(error) => {
                     let name = &call.identity.name;
                     let message =

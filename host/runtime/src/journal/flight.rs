@@ -9,30 +9,30 @@ pub(super) struct Flight(Arc<watch::Sender<Calls>>);
 
 #[derive(Default)]
 struct Calls {
-    flying: u32,
+    in_flight: u32,
     waiting: u32,
 }
 
 /// Held by a call while it is in flight.
-pub(super) struct Flying(Flight);
+pub(super) struct CallInFlight(Flight);
 
 /// Held in addition while a call waits for a person.
-pub(crate) struct Waits(Flight);
+pub(crate) struct WaitingCall(Flight);
 
 impl Flight {
-    pub(super) fn call(&self) -> Flying {
-        self.change(|calls| calls.flying += 1);
-        Flying(self.clone())
+    pub(super) fn call(&self) -> CallInFlight {
+        self.change(|calls| calls.in_flight += 1);
+        CallInFlight(self.clone())
     }
 
-    pub(super) fn waits(&self) -> Waits {
+    pub(super) fn waits(&self) -> WaitingCall {
         self.change(|calls| calls.waiting += 1);
-        Waits(self.clone())
+        WaitingCall(self.clone())
     }
 
     /// Resolves when there are calls in flight and all of them wait.
     pub(super) async fn only_waits(&self) {
-        let only_waits = |calls: &Calls| calls.waiting > 0 && calls.waiting == calls.flying;
+        let only_waits = |calls: &Calls| calls.waiting > 0 && calls.waiting == calls.in_flight;
         // The sender is part of `self`, so it is not dropped meanwhile.
         let _ = self.0.subscribe().wait_for(only_waits).await;
     }
@@ -46,13 +46,13 @@ impl Flight {
     }
 }
 
-impl Drop for Flying {
+impl Drop for CallInFlight {
     fn drop(&mut self) {
-        self.0.change(|calls| calls.flying -= 1);
+        self.0.change(|calls| calls.in_flight -= 1);
     }
 }
 
-impl Drop for Waits {
+impl Drop for WaitingCall {
     fn drop(&mut self) {
         self.0.change(|calls| calls.waiting -= 1);
     }

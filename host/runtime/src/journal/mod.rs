@@ -26,17 +26,17 @@ mod tests;
 
 pub(crate) use call::{Call, Made};
 pub(crate) use clock::{MonotonicClock, WallClock};
-pub(crate) use flight::Waits;
+pub(crate) use flight::WaitingCall;
 use numbers::Numbers;
 pub(crate) use random::{random, seed};
 pub(crate) use reads::{NextRead, Reads};
 pub(crate) use record::{Identity, SUMMARISE};
-pub(crate) use replay::Place;
+pub(crate) use replay::ReplayPosition;
 
 use crate::{Json, RunEvent, RuntimeError, feed::Feed};
 use flight::Flight;
 use record::{Record, first_u64};
-use replay::{Order, Recorded, Replay};
+use replay::{Recorded, Replay, ReplayOrder};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use skep_engine::{ModelDigest, RolledBack};
@@ -57,7 +57,7 @@ pub(crate) struct Journal {
     turn: TurnKey,
     seed: Vec<u8>,
     feed: Arc<Feed>,
-    order: Order,
+    order: ReplayOrder,
     inner: Mutex<Inner>,
     /// Whether a write to the store is in progress.
     writing: watch::Sender<bool>,
@@ -95,7 +95,7 @@ struct Waiting {
 
 /// Publishes the events of an ended turn again, except for its end. Returns the number of the last
 /// event.
-pub(crate) fn show_again(
+pub(crate) fn republish_events(
     feed: &Feed,
     number: u64,
     records: Vec<skep_store::Record>,
@@ -139,7 +139,7 @@ impl Journal {
             turn,
             seed,
             feed,
-            order: Order::new(results),
+            order: ReplayOrder::new(results),
             inner: Mutex::new(inner),
             writing: watch::Sender::new(false),
             stored: watch::Sender::new(last_position),
@@ -211,7 +211,7 @@ impl Journal {
     }
 
     /// Marks one call as waiting for a person; see [`Journal::only_waits`].
-    pub(crate) fn waits(&self) -> Waits {
+    pub(crate) fn waits(&self) -> WaitingCall {
         self.flight.waits()
     }
 

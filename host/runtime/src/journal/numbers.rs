@@ -38,7 +38,7 @@ impl Numbers {
     }
 
     /// Marks a call that the host made before as made again.
-    pub(super) fn take_known(&mut self, number: u32) {
+    pub(super) fn take_recorded(&mut self, number: u32) {
         if !self.passed.remove(&number) {
             self.ahead.insert(number);
             self.pass_ahead();
@@ -88,11 +88,11 @@ mod tests {
         let mut numbers = Numbers::new();
         assert_eq!((numbers.take(is_of_host), numbers.take(is_of_host)), (1, 3));
         assert_eq!(numbers.made(), 1, "the second call has not been made");
-        numbers.take_known(2);
+        numbers.take_recorded(2);
         assert_eq!((numbers.made(), numbers.take(is_of_host)), (3, 4));
         // The host reaches the number first.
         let mut numbers = Numbers::new();
-        numbers.take_known(2);
+        numbers.take_recorded(2);
         assert_eq!((numbers.take(|_| false), numbers.made(), numbers.take(|_| false)), (1, 2, 3));
     }
 

@@ -5,7 +5,7 @@
 use super::{
     Call, Identity, Journal,
     record::Record,
-    replay::{Place, Read},
+    replay::{Read, ReplayPosition},
 };
 use std::{
     collections::VecDeque,
@@ -20,7 +20,7 @@ pub(crate) struct Reads {
     call: u32,
     identity: Identity,
     /// Reads recorded before a restart, the next one first.
-    recorded: VecDeque<(usize, Arc<Place>)>,
+    recorded: VecDeque<(usize, Arc<ReplayPosition>)>,
     /// Whether reads are neither recorded nor replayed.
     is_free: bool,
     /// Resolves when the next read may be made.
@@ -41,8 +41,8 @@ pub(crate) enum NextRead {
 impl Reads {
     /// Returns the reads of a call. Must be called at most once per call.
     pub(crate) fn of(journal: &Arc<Journal>, call: &mut Call) -> Self {
-        let place = |Read { bytes, order, made }| (bytes, Arc::new(journal.order.place(order, made)));
-        let recorded = std::mem::take(&mut call.reads).into_iter().map(place).collect();
+        let position = |Read { bytes, order, made }| (bytes, Arc::new(journal.order.position(order, made)));
+        let recorded = std::mem::take(&mut call.reads).into_iter().map(position).collect();
         let (journal, identity) = (journal.clone(), call.identity.clone());
         let is_free = call.reads_freely;
         let mut reads = Reads { journal, call: call.number, identity, recorded, is_free, wait: None };
@@ -77,9 +77,9 @@ impl Reads {
 
     fn next_wait(&self) -> Wait {
         match self.recorded.front() {
-            Some((_, place)) => {
-                let place = place.clone();
-                Box::pin(async move { place.reached().await })
+            Some((_, position)) => {
+                let position = position.clone();
+                Box::pin(async move { position.reached().await })
             }
             None => {
                 let journal = self.journal.clone();

@@ -119,15 +119,15 @@ impl Replay {
 /// that it had made by then. Otherwise a guest that waits for several calls at once could continue
 /// in another order, and one that gets its first result too early might never make the second call.
 #[derive(Debug)]
-pub(super) struct Order {
-    reached: watch::Sender<Reached>,
+pub(super) struct ReplayOrder {
+    progress: watch::Sender<GuestProgress>,
     /// Number of recorded results.
     results: u32,
 }
 
 /// The guest's progress through the recording.
 #[derive(Debug, Default)]
-struct Reached {
+struct GuestProgress {
     made: u32,
     /// Number of results delivered without a gap.
     delivered: u32,
@@ -137,51 +137,52 @@ struct Reached {
 
 /// The position of one result in the order. Dropping it releases the next one.
 #[derive(Debug)]
-pub(crate) struct Place {
-    reached: watch::Sender<Reached>,
-    place: u32,
+pub(crate) struct ReplayPosition {
+    progress: watch::Sender<GuestProgress>,
+    position: u32,
     made: u32,
 }
 
-impl Order {
+impl ReplayOrder {
     pub(super) fn new(results: u32) -> Self {
-        Order { reached: watch::Sender::default(), results }
+        ReplayOrder { progress: watch::Sender::default(), results }
     }
 
     /// Records that all calls up to this one have been made.
     pub(super) fn made(&self, call: u32) {
-        self.reached.send_if_modified(|reached| {
-            reached.made = reached.made.max(call);
-            reached.delivered < self.results
+        self.progress.send_if_modified(|progress| {
+            progress.made = progress.made.max(call);
+            progress.delivered < self.results
         });
     }
 
     /// Resolves when all results have been delivered.
     pub(super) async fn ended(&self) {
         // The sender is part of `self`, so it is not dropped meanwhile.
-        let _ = self.reached.subscribe().wait_for(|reached| reached.delivered >= self.results).await;
+        let _ = self.progress.subscribe().wait_for(|progress| progress.delivered >= self.results).await;
     }
 
-    pub(super) fn place(&self, place: u32, made: u32) -> Place {
-        Place { reached: self.reached.clone(), place, made }
+    pub(super) fn position(&self, position: u32, made: u32) -> ReplayPosition {
+        ReplayPosition { progress: self.progress.clone(), position, made }
     }
 }
 
-impl Place {
+impl ReplayPosition {
     /// Resolves when all earlier results have been delivered and all earlier calls have been made.
     pub(crate) async fn reached(&self) {
-        let is_next = |reached: &Reached| reached.delivered >= self.place && reached.made >= self.made;
+        let is_next =
+            |progress: &GuestProgress| progress.delivered >= self.position && progress.made >= self.made;
         // The sender is part of `self`, so it is not dropped meanwhile.
-        let _ = self.reached.subscribe().wait_for(is_next).await;
+        let _ = self.progress.subscribe().wait_for(is_next).await;
     }
 }
 
-impl Drop for Place {
+impl Drop for ReplayPosition {
     fn drop(&mut self) {
-        self.reached.send_modify(|reached| {
-            reached.ahead.insert(self.place);
-            while reached.ahead.remove(&reached.delivered) {
-                reached.delivered += 1;
+        self.progress.send_modify(|progress| {
+            progress.ahead.insert(self.position);
+            while progress.ahead.remove(&progress.delivered) {
+                progress.delivered += 1;
             }
         });
     }

@@ -153,7 +153,7 @@ async fn different_or_missing_calls_are_a_divergence() {
 }
 
 #[tokio::test]
-async fn results_keep_their_order_and_a_dropped_place_does_not_block_others() {
+async fn results_keep_their_order_and_a_dropped_one_does_not_block_others() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;
     let calls: Vec<Call> =
@@ -164,16 +164,16 @@ async fn results_keep_their_order_and_a_dropped_place_does_not_block_others() {
     journal.close().await.expect("stored");
 
     let (journal, _) = turn.open().await;
-    let mut places = Vec::new();
+    let mut positions = Vec::new();
     for index in 0..3 {
         let mut call = journal.call(identity("generate", index)).expect("recorded");
-        let (value, place) = journal.recorded::<u32>(&mut call).expect("readable").expect("ended");
+        let (value, position) = journal.recorded::<u32>(&mut call).expect("readable").expect("ended");
         assert_eq!(value, index);
-        places.push(place);
+        positions.push(position);
     }
-    let second = places.remove(0);
-    let third = places.remove(0);
-    let first = places.remove(0);
+    let second = positions.remove(0);
+    let third = positions.remove(0);
+    let first = positions.remove(0);
     let waits = tokio::spawn(async move {
         second.reached().await;
         drop(second);
@@ -247,17 +247,17 @@ async fn a_result_waits_for_the_calls_that_were_made_before_it() {
 
     let (journal, _) = turn.open().await;
     let mut post = journal.begin(identity("fetch", 1)).await.expect("recorded");
-    let (result, place) =
+    let (result, position) =
         journal.recorded::<String>(&mut post).expect("readable").expect("the call has a result");
     assert_eq!(result, "posted");
-    let pending = tokio::time::timeout(std::time::Duration::from_millis(50), place.reached()).await;
+    let pending = tokio::time::timeout(std::time::Duration::from_millis(50), position.reached()).await;
     assert!(pending.is_err(), "the second call has not been made yet");
     let sleep = journal.begin(identity("sleep", 2)).await.expect("recorded");
-    place.reached().await;
+    position.reached().await;
     // The second call continues only after the first has its result.
     let pending = tokio::time::timeout(std::time::Duration::from_millis(50), journal.caught_up()).await;
     assert!(pending.is_err(), "the guest has no result yet");
-    drop((place, post));
+    drop((position, post));
     journal.caught_up().await;
     drop(sleep);
     assert_eq!(journal.immediate(identity("clock", 0), || 9).expect("live again"), 9);
@@ -307,11 +307,11 @@ async fn reads_are_replayed_in_order_with_results_and_new_text_comes_last() {
 }
 
 /// Repeats the recorded sleep and checks that the journal has nothing else left.
-async fn sleeps_again(journal: &Arc<Journal>) {
+async fn sleeps_on_replay(journal: &Arc<Journal>) {
     let mut sleep = journal.begin(identity("sleep", 1)).await.expect("recorded");
-    let ((), place) = journal.recorded(&mut sleep).expect("readable").expect("the call has a result");
-    place.reached().await;
-    drop(place);
+    let ((), position) = journal.recorded(&mut sleep).expect("readable").expect("the call has a result");
+    position.reached().await;
+    drop(position);
     journal.caught_up().await;
     journal.check_replayed().expect("nothing is left");
 }
@@ -332,7 +332,7 @@ async fn a_call_abandoned_before_its_identity_is_known_blocks_nothing() {
     let (journal, _) = turn.open().await;
     drop(journal.make().expect("recorded"));
     drop(journal.make().expect("recorded"));
-    sleeps_again(&journal).await;
+    sleeps_on_replay(&journal).await;
 }
 
 #[tokio::test]
@@ -355,7 +355,7 @@ async fn an_unrepeated_host_call_blocks_nothing_and_keeps_its_number() {
         assert_eq!(another.map(|another| another.number()), is_another.then_some(4));
         // The parent is over.
         drop(generate);
-        sleeps_again(&journal).await;
+        sleeps_on_replay(&journal).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! The `[[schedule]]` entries of `agent.toml`: schedules that exist while their version is active.
 
-use super::{ScheduleTiming, Wanted};
+use super::{ScheduleRequest, ScheduleTiming};
 use crate::{RuntimeError, SessionId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -45,7 +45,7 @@ impl ManifestSchedule {
 
     fn row(&self, principal: &str, now_ms: u64) -> Result<NewSchedule, String> {
         SessionId::new(&self.session).map_err(|error| error.to_string())?;
-        let wanted = Wanted {
+        let wanted = ScheduleRequest {
             name: &self.name,
             target: &self.session,
             principal,

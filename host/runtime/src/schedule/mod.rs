@@ -22,7 +22,7 @@ const TRIES: u32 = 6;
 const MAX_TRIES: u32 = 20;
 
 /// A schedule to be set.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct ScheduleRequest<'a> {
     pub(crate) name: &'a str,
     /// The session that the schedule wakes.
     pub(crate) target: &'a str,
@@ -32,10 +32,10 @@ pub(crate) struct Wanted<'a> {
     pub(crate) tries: Option<u32>,
 }
 
-impl Wanted<'_> {
+impl ScheduleRequest<'_> {
     /// Validates the schedule and builds its row with this id. Errors say what would be valid.
     pub(crate) fn prepare(self, id: String, now_ms: u64) -> Result<NewSchedule, String> {
-        let Wanted { name, target, principal, timing, data, tries } = self;
+        let ScheduleRequest { name, target, principal, timing, data, tries } = self;
         if !(1..=MAX_NAME_BYTES).contains(&name.len()) || name.chars().any(char::is_control) {
             let shown: String = name.chars().take(80).collect();
             return Err(format!(
@@ -72,8 +72,8 @@ impl Wanted<'_> {
 mod tests {
     use super::*;
 
-    fn wanted(name: &str) -> Wanted<'_> {
-        Wanted {
+    fn wanted(name: &str) -> ScheduleRequest<'_> {
+        ScheduleRequest {
             name,
             target: "s",
             principal: "p",
@@ -92,9 +92,9 @@ mod tests {
             (wanted(""), "1 to 128"),
             (wanted("a\n"), "1 to 128"),
             (wanted(&"x".repeat(129)), "1 to 128"),
-            (Wanted { tries: Some(0), ..wanted("a") }, "1 to 20 times"),
-            (Wanted { tries: Some(21), ..wanted("a") }, "1 to 20 times"),
-            (Wanted { data: Some(&large), ..wanted("a") }, "are allowed"),
+            (ScheduleRequest { tries: Some(0), ..wanted("a") }, "1 to 20 times"),
+            (ScheduleRequest { tries: Some(21), ..wanted("a") }, "1 to 20 times"),
+            (ScheduleRequest { data: Some(&large), ..wanted("a") }, "are allowed"),
         ] {
             let message = refused.prepare("1".into(), 10).expect_err(why);
             assert!(message.contains(why), "{message}");

@@ -23,23 +23,23 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 pub(crate) enum Command {
     Turn(Box<TurnRequest>),
     /// Deletes the session. Answers whether it existed.
-    Delete(Answer<bool>),
+    Delete(Responder<bool>),
     /// Deletes the session if its last turn was committed before this time. Answers whether it was
     /// deleted.
     Expire {
         before_ms: u64,
-        answer: Answer<bool>,
+        responder: Responder<bool>,
     },
     /// Creates the session as a copy of another session.
     Fork {
         from: String,
-        answer: Answer<Fork>,
+        responder: Responder<Fork>,
     },
     /// Creates the session from an export. Answers whether it was created.
     Import {
         snapshot: Box<SessionSnapshot>,
         existing: Existing,
-        answer: Answer<bool>,
+        responder: Responder<bool>,
     },
     #[cfg(test)]
     Panic,
@@ -47,7 +47,7 @@ pub(crate) enum Command {
 
 /// Channel for a command's result. The command is executed even if nobody waits for the result
 /// anymore.
-pub(crate) type Answer<T> = oneshot::Sender<Result<T, RuntimeError>>;
+pub(crate) type Responder<T> = oneshot::Sender<Result<T, RuntimeError>>;
 
 pub(super) struct Actor {
     pub(super) host: Arc<TurnHost>,
@@ -144,26 +144,26 @@ impl Actor {
                 self.resuming = None;
                 self.tell_size();
             }
-            Command::Delete(answer) => {
-                self.write(answer, async |store, SessionKey { agent, session }| {
+            Command::Delete(responder) => {
+                self.write(responder, async |store, SessionKey { agent, session }| {
                     store.delete_session(agent, session).await
                 })
                 .await;
             }
-            Command::Expire { before_ms, answer } => {
-                self.write(answer, async |store, SessionKey { agent, session }| {
+            Command::Expire { before_ms, responder } => {
+                self.write(responder, async |store, SessionKey { agent, session }| {
                     store.expire_session(agent, session, before_ms).await
                 })
                 .await;
             }
-            Command::Fork { from, answer } => {
-                self.write(answer, async |store, SessionKey { agent, session }| {
+            Command::Fork { from, responder } => {
+                self.write(responder, async |store, SessionKey { agent, session }| {
                     store.fork_session(agent, &from, session, now_ms()).await
                 })
                 .await;
             }
-            Command::Import { snapshot, existing, answer } => {
-                self.write(answer, async |store, SessionKey { agent, .. }| {
+            Command::Import { snapshot, existing, responder } => {
+                self.write(responder, async |store, SessionKey { agent, .. }| {
                     store.import_session(agent, *snapshot, existing).await
                 })
                 .await;
@@ -176,12 +176,12 @@ impl Actor {
     /// Changes the stored session as a whole. The in-memory copy becomes invalid.
     async fn write<T>(
         &mut self,
-        answer: Answer<T>,
+        responder: Responder<T>,
         write: impl AsyncFnOnce(&Store, &SessionKey) -> Result<T, StoreError>,
     ) {
         self.memory = None;
         let written = write(&self.host.store, &self.key).await;
-        let _ = answer.send(written.map_err(RuntimeError::from));
+        let _ = responder.send(written.map_err(RuntimeError::from));
     }
 
     fn tell_size(&self) {

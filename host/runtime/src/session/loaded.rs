@@ -1,4 +1,4 @@
-//! A loaded session as the others see it: the handle to its actor, and what is counted of it.
+//! The handle to the actor of a loaded session, and the statistics that decide when it is unloaded.
 
 use super::actor::Command;
 use crate::{feed::Parked, name::SessionKey};

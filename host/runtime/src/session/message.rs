@@ -1,6 +1,6 @@
 //! Accepted messages: where the message of a turn is, and what the store holds of it.
 
-use crate::{Invocation, Json, Origin, RuntimeError, json::same_but_for_blanks};
+use crate::{Invocation, Json, Origin, RuntimeError, json::equal_ignoring_whitespace};
 use serde::{Deserialize, Serialize};
 use skep_engine::Priority;
 use skep_store::{TurnKey, TurnRow, TurnState};
@@ -101,7 +101,7 @@ impl Input {
         let values = |input: &[u8]| serde_json::from_slice::<serde_json::Value>(input).ok();
         // Early versions stored numbers and characters in a different spelling, so values are
         // compared too.
-        stored == sent || same_but_for_blanks(stored, &sent) || values(stored) == values(&sent)
+        stored == sent || equal_ignoring_whitespace(stored, &sent) || values(stored) == values(&sent)
     }
 
     /// Decodes the invocation of a turn that runs without its caller.

@@ -14,7 +14,7 @@ mod stored_end;
 mod turn;
 mod turn_host;
 
-pub(crate) use actor::{Answer, Command};
+pub(crate) use actor::{Command, Responder};
 pub(crate) use message::{Accepted, Input, Message, StoredState};
 pub(crate) use settlement::Settlement;
 pub(crate) use stored_end::{StoredFailure, decode_outcome};

@@ -5,7 +5,7 @@
 use super::{Accepted, StoredFailure};
 use crate::{
     RuntimeError, clock::now_ms, event::turn_events::TurnEnding, feed::Live, name::SessionKey,
-    session::TurnHost, token_budget::Spend,
+    session::TurnHost, token_budget::TokenSpend,
 };
 use skep_store::{StoreError, TurnFailure, TurnKey};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(crate) struct Settlement {
     pub(crate) failure: TurnFailure,
     /// Tokens that the turn generated before it failed.
-    pub(crate) spend: Option<Spend>,
+    pub(crate) spend: Option<TokenSpend>,
     /// Held until the end is written, so that nobody resumes the turn.
     pub(crate) _live: Arc<Live>,
 }

@@ -144,7 +144,7 @@ async fn an_undecided_call_is_refused_and_the_wait_does_not_count_as_turn_time()
     let outcome = handle.outcome().await.expect("the turn's time was not used up");
     assert!(outcome.text.starts_with("nobody approved this call in time"), "{outcome:?}");
     let late = decide(&host, &id, true).await.expect_err("too late");
-    assert!(late.to_string().contains("nobody decided in time"), "{late}");
+    assert!(late.to_string().contains("expired before anyone decided"), "{late}");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use super::{
     durability::talker,
     fixture::{Host, until},
     guest::{Guest, echo},
-    store_faults::now_and_then,
+    store_faults::every_third_time,
     waker::waker,
 };
 use crate::{
@@ -74,7 +74,7 @@ async fn a_batch_completes_despite_database_faults() {
         let host = Host::start().await;
         let items = ["one", "two", "three", "four"].map(short).to_vec();
         let id = queue(&host, "tiny", items).await.expect("room");
-        host.store().faults().choose(now_and_then(at));
+        host.store().faults().choose(every_third_time(at));
         let BatchResults { items, .. } = results(&host, &id).await;
         host.store().faults().end();
         assert_eq!(items.len(), 4);
@@ -210,7 +210,7 @@ async fn a_panicking_item_is_retried_and_then_fails() {
 }
 
 #[tokio::test]
-async fn a_hopeless_item_is_not_retried_and_fails_alone() {
+async fn an_item_with_a_permanent_error_fails_alone_without_retries() {
     let host = Host::start().await;
     let too_long = chat("x", ChatOptions { max_tokens: Some(1 << 20), ..ChatOptions::default() });
     let id = queue(&host, "tiny", vec![too_long, short("fine")]).await.expect("room");

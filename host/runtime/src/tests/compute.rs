@@ -59,7 +59,7 @@ async fn slowest_beside(host: &Host, mut attack: JoinSet<Result<String, RuntimeE
 }
 
 /// Checks that others are served while `attack` runs, with several attempts.
-async fn others_go_on(host: &Host, attack: impl AsyncFn() -> JoinSet<Result<String, RuntimeError>>) {
+async fn others_make_progress(host: &Host, attack: impl AsyncFn() -> JoinSet<Result<String, RuntimeError>>) {
     host.deploy("echo", "", echo()).await.expect("valid");
     host.answer("echo", "well-behaved", "hello").await;
     let mut slowest = Vec::new();
@@ -88,7 +88,7 @@ async fn others_are_served_while_guests_complete_huge_prompts() {
     let host = Host::start().await;
     host.deploy("completes", "", completer()).await.expect("valid");
     let prompt = "the user said hello. ".repeat(300 << 10);
-    others_go_on(&host, async || sent(&host, "completes", &prompt).await).await;
+    others_make_progress(&host, async || sent(&host, "completes", &prompt).await).await;
     assert_eq!(host.answer("completes", "s", &prompt).await, "e", "the prompt does not fit into the context");
     assert_eq!(host.answer("completes", "s", "hello").await, "o");
 }
@@ -115,7 +115,7 @@ async fn others_are_served_while_a_huge_session_is_compacted() {
         };
         host.agents.import_session("talk", session, true).await.expect("imported");
     };
-    others_go_on(&host, async || {
+    others_make_progress(&host, async || {
         for number in 0..ATTACKERS {
             import(&format!("attack-{number}")).await;
         }
@@ -134,10 +134,10 @@ async fn a_computing_turn_ends_at_its_deadline_or_cancellation() {
     // All compute permits of the tenant are taken until the test releases them.
     let (release, wait) = mpsc::channel::<()>();
     let services = host.agents.host().clone();
-    let places = thread::available_parallelism().map_or(2, usize::from).max(2) - 1;
+    let slots = thread::available_parallelism().map_or(2, usize::from).max(2) - 1;
     let wait = Arc::new(Mutex::new(wait));
     let mut busy = JoinSet::new();
-    for _ in 0..places {
+    for _ in 0..slots {
         let (services, wait) = (services.clone(), wait.clone());
         busy.spawn(async move {
             let held = move |_: &Cancel| drop(wait.lock().map(|wait| wait.recv()));

@@ -19,7 +19,7 @@ fn two() -> Guest {
 }
 
 /// Replies "one" after about a million steps per letter of the message.
-fn slow_one() -> Guest {
+fn slow_agent() -> Guest {
     Guest {
         module: r#"(data (i32.const 512) "one")"#,
         on_message: r#"
@@ -32,7 +32,7 @@ fn slow_one() -> Guest {
     }
 }
 
-async fn in_force(host: &Host, agent: &str) -> Vec<(u64, bool)> {
+async fn active_versions(host: &Host, agent: &str) -> Vec<(u64, bool)> {
     let versions = host.agents.versions(agent).await.expect("the agent exists");
     versions.iter().map(|version| (version.version, version.is_in_force)).collect()
 }
@@ -46,13 +46,13 @@ async fn a_rollback_survives_a_restart() {
 
     assert_eq!(host.agents.rollback("a", None).await.expect("there is an earlier version").version, 1);
     assert_eq!(host.answer("a", "s", "go").await, "one");
-    assert_eq!(in_force(&host, "a").await, [(2, false), (1, true)]);
+    assert_eq!(active_versions(&host, "a").await, [(2, false), (1, true)]);
     let host = host.restart().await;
     assert_eq!(host.answer("a", "s", "go").await, "one");
 
     assert_eq!(host.agents.rollback("a", Some(2)).await.expect("the version is kept").version, 2);
     assert_eq!(host.deploy("a", "", echo()).await.expect("valid").version, 3);
-    assert_eq!(in_force(&host, "a").await, [(3, true), (2, false), (1, false)]);
+    assert_eq!(active_versions(&host, "a").await, [(3, true), (2, false), (1, false)]);
     let versions = host.agents.versions("a").await.expect("the agent exists");
     assert!(versions.iter().all(|version| version.deployed_by == "tester" && version.deployed_at_ms > 0));
 }
@@ -70,7 +70,7 @@ async fn redeploying_the_active_version_keeps_its_number() {
     ] {
         assert_eq!(host.deploy("a", limits, guest).await.expect("valid").version, version);
     }
-    assert_eq!(in_force(&host, "a").await, [(4, true), (3, false), (2, false), (1, false)]);
+    assert_eq!(active_versions(&host, "a").await, [(4, true), (3, false), (2, false), (1, false)]);
     let host = host.restart().await;
     assert_eq!(host.deploy("a", "", two()).await.expect("valid").version, 4);
     host.agents.rollback("a", Some(1)).await.expect("the version is kept");
@@ -102,7 +102,7 @@ async fn a_failed_deployment_leaves_the_old_version_active() {
     assert_eq!(host.answer("count", "s", "go").await, "x");
     let broken = Guest { describe: "unreachable", ..Guest::default() };
     host.deploy("count", "", broken).await.expect_err("the guest cannot describe itself");
-    assert_eq!(in_force(&host, "count").await, [(1, true)]);
+    assert_eq!(active_versions(&host, "count").await, [(1, true)]);
     assert_eq!(host.answer("count", "s", "go").await, "xx");
 }
 
@@ -124,7 +124,7 @@ async fn a_rollback_that_would_take_a_route_of_another_agent_is_refused() {
 async fn a_running_turn_finishes_on_its_version_and_the_next_uses_the_new_one() {
     let host = Host::start().await;
     for letters in [250, 500, 1_000, 2_000, 4_000] {
-        host.deploy("a", "[limits]\ncpu_ms = 30000", slow_one()).await.expect("valid");
+        host.deploy("a", "[limits]\ncpu_ms = 30000", slow_agent()).await.expect("valid");
         let mut running = host.invoke("a", "s", &"x".repeat(letters)).await.expect("taken");
         assert!(matches!(running.next().await, Some(Ok(RunEvent::Started { .. }))));
         let version = host.deploy("a", "", two()).await.expect("valid").version;

@@ -72,7 +72,7 @@ fn outcome(events: &[(u64, RunEvent)]) -> &Outcome {
     }
 }
 
-fn said(events: &[(u64, RunEvent)]) -> String {
+fn joined_text(events: &[(u64, RunEvent)]) -> String {
     let deltas = events.iter().filter_map(|(_, event)| match event {
         RunEvent::Delta { text } => Some(text.as_str()),
         _ => None,
@@ -116,7 +116,7 @@ async fn an_interrupted_turn_resumes_after_its_last_token() {
         seen.extend_from_slice(&all[seen.len()..]);
         assert!(seen.is_sorted_by_key(|(id, _)| *id) && seen.windows(2).all(|pair| pair[0].0 < pair[1].0));
         let outcome = outcome(&seen);
-        assert_eq!(outcome.text, said(&seen), "round {round}");
+        assert_eq!(outcome.text, joined_text(&seen), "round {round}");
         assert!((1..=TOKENS).contains(&outcome.usage.completion_tokens), "{outcome:?}");
         let session = host.agents.session("talk", "s").await.expect("committed");
         assert_eq!((session.summary.turns, session.messages.len()), (1, 2));
@@ -169,7 +169,7 @@ async fn an_interrupted_turn_is_finished_by_its_original_version() {
         let ran_on =
             !matches!(host.agents.turn("talk", "s", &id).await.expect("kept").phase, TurnPhase::Done { .. });
         let all = events(host.agents.follow("talk", "s", &id).await.expect("kept")).await;
-        assert_eq!(outcome(&all).text, said(&all));
+        assert_eq!(outcome(&all).text, joined_text(&all));
         assert_eq!(host.answer("talk", "s", "echo").await, "echo");
         if ran_on {
             return;
@@ -206,10 +206,10 @@ async fn an_idempotency_key_is_one_turn_before_during_and_after_it_runs() {
     let second = host.agents.invoke(keyed.clone()).await.expect("known");
     assert_eq!(first.turn_id(), second.turn_id());
     drop(first);
-    let told = events(second).await;
-    assert_eq!(events(host.agents.invoke(keyed.clone()).await.expect("known")).await, told);
+    let replayed = events(second).await;
+    assert_eq!(events(host.agents.invoke(keyed.clone()).await.expect("known")).await, replayed);
     let host = host.restart().await;
-    assert_eq!(events(host.agents.invoke(keyed.clone()).await.expect("known")).await, told);
+    assert_eq!(events(host.agents.invoke(keyed.clone()).await.expect("known")).await, replayed);
     assert_eq!(host.agents.session("talk", "s").await.expect("there").summary.turns, 1);
 
     let other = Invocation { text: "something else".into(), ..keyed };

@@ -3,7 +3,7 @@
 use super::{
     fixture::{Host, until},
     guest::{Guest, echo},
-    store_faults::now_and_then,
+    store_faults::every_third_time,
     tools::{caller, finder, granting},
     waker::waker,
 };
@@ -65,7 +65,7 @@ async fn each_event_is_handled_once_despite_database_faults() {
     const SESSIONS: [&str; 4] = ["o-1", "o-2", "o-3", "o-4"];
     for at in [Moment::Begin, Moment::Write, Moment::Commit, Moment::Committed] {
         let (host, clock) = start("{data.order_id}").await;
-        host.store().faults().choose(now_and_then(at));
+        host.store().faults().choose(every_third_time(at));
         for session in SESSIONS {
             // The publisher sees the fault and publishes again.
             let paid = event(session, "order.paid", json!({ "order_id": session }));
@@ -108,8 +108,8 @@ async fn emitted_events_are_delivered_after_the_commit_and_only_if_granted() {
     let (host, _clock) = start("{data.order_id}").await;
     host.answer("w", "who-tells", "e").await;
     taken(&host, "s", 1).await;
-    let told = over(&host).await;
-    assert_eq!((told.source.as_str(), told.topic.as_str()), ("agent:w", "order.paid"));
+    let payload = over(&host).await;
+    assert_eq!((payload.source.as_str(), payload.topic.as_str()), ("agent:w", "order.paid"));
     host.ask("w", "who-tells", "d").await.expect_err("the topic is not granted");
     assert_eq!(host.agents.events(None, 10).await.expect("listed").len(), 1);
 }
@@ -170,9 +170,10 @@ async fn the_end_of_a_turn_is_published_to_subscribers() {
     let watched = async |text| host.answer("watcher", "watch", text).await.len();
     // The watcher's own turns end too, so the number keeps growing.
     until(async || (watched("E").await >= 2).then_some(())).await;
-    let told = host.agents.events(None, 100).await.expect("listed");
+    let payload = host.agents.events(None, 100).await.expect("listed");
     let of = |topic: &str| {
-        told.iter()
+        payload
+            .iter()
             .rfind(|event| event.topic == topic)
             .and_then(|event| event.data.as_ref())
             .expect("the event is published")
@@ -182,7 +183,9 @@ async fn the_end_of_a_turn_is_published_to_subscribers() {
     assert_eq!((&done["agent"], &done["session"], &done["turn"]), (&json!("w"), &json!("s"), &json!(1)));
     assert_eq!(failed["error"]["code"], "agent_trapped");
     assert!(
-        told.iter().all(|event| event.data.as_ref().expect("data").value()["turn_id"] == event.id.as_str()),
+        payload
+            .iter()
+            .all(|event| event.data.as_ref().expect("data").value()["turn_id"] == event.id.as_str()),
         "each end is published once, under the id of its turn"
     );
 }

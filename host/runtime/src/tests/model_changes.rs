@@ -44,8 +44,8 @@ async fn tokens_are_recomputed_when_the_model_of_the_same_name_changes() {
     let host = host.stop().await.start_with(models(permuted_engine("tiny")), RuntimeOptions::default()).await;
     let mismatch = ModelMismatch { model: "tiny".into(), is_served: true, sessions: 1 };
     assert_eq!(host.agents.model_mismatches().await.expect("readable"), [mismatch]);
-    let told = changes(host.invoke("chat", "s", "again").await.expect("taken")).await.0;
-    assert_eq!(told, [("tiny".to_owned(), "tiny".to_owned())]);
+    let reported = changes(host.invoke("chat", "s", "again").await.expect("taken")).await.0;
+    assert_eq!(reported, [("tiny".to_owned(), "tiny".to_owned())]);
     let after = conversation(&host, "chat").await;
     let texts = |transcript: &Transcript| {
         transcript.messages().iter().map(|message| message.content.clone()).collect::<Vec<_>>()
@@ -58,8 +58,8 @@ async fn tokens_are_recomputed_when_the_model_of_the_same_name_changes() {
     );
 
     assert_eq!(host.agents.model_mismatches().await.expect("readable"), []);
-    let told = changes(host.invoke("chat", "s", "and again").await.expect("taken")).await.0;
-    assert_eq!(told, [], "the change is reported once");
+    let reported = changes(host.invoke("chat", "s", "and again").await.expect("taken")).await.0;
+    assert_eq!(reported, [], "the change is reported once");
 }
 
 #[tokio::test]
@@ -91,8 +91,8 @@ async fn tokens_stored_without_a_digest_are_checked_against_their_text() {
         };
         host.store().commit_turn(commit).await.expect("the commit is the next turn");
         let host = host.stop().await.start_with(models(engine), RuntimeOptions::default()).await;
-        let told = changes(host.invoke("chat", "s", "again").await.expect("taken")).await.0;
-        assert_eq!(told.len(), expected);
+        let reported = changes(host.invoke("chat", "s", "again").await.expect("taken")).await.0;
+        assert_eq!(reported.len(), expected);
         check_tokens(&host, "chat").await;
     }
 }
@@ -108,8 +108,8 @@ async fn a_session_whose_model_is_gone_uses_the_agents_model_unless_it_is_pinned
     let host = host.stop().await.start_with(models(permuted_engine("new")), RuntimeOptions::default()).await;
     let mismatch = ModelMismatch { model: "tiny".into(), is_served: false, sessions: 2 };
     assert_eq!(host.agents.model_mismatches().await.expect("readable"), [mismatch]);
-    let told = changes(host.invoke("free", "s", "again").await.expect("taken")).await.0;
-    assert_eq!(told, [("tiny".to_owned(), "new".to_owned())]);
+    let reported = changes(host.invoke("free", "s", "again").await.expect("taken")).await.0;
+    assert_eq!(reported, [("tiny".to_owned(), "new".to_owned())]);
     let after = conversation(&host, "free").await;
     assert_eq!(after.model, "new");
     check_tokens(&host, "free").await;

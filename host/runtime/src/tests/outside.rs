@@ -163,10 +163,10 @@ fn answer(mut stream: TcpStream) {
     let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\nwell");
 }
 
-type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, ToolServerError>> + Send + 'a>>;
+type ToolFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ToolServerError>> + Send + 'a>>;
 
 impl ToolServer for Bank {
-    fn tools(&self) -> Answer<'_, Arc<[ServedTool]>> {
+    fn tools(&self) -> ToolFuture<'_, Arc<[ServedTool]>> {
         let pay = ServedTool {
             name: "pay".into(),
             description: String::new(),
@@ -177,7 +177,7 @@ impl ToolServer for Bank {
         Box::pin(ready(Ok([pay].into())))
     }
 
-    fn call<'a>(&'a self, _tool: &'a str, arguments: Value) -> Answer<'a, Value> {
+    fn call<'a>(&'a self, _tool: &'a str, arguments: Value) -> ToolFuture<'a, Value> {
         Box::pin(async move {
             self.paid.fetch_add(1, Ordering::AcqRel);
             Ok(arguments)

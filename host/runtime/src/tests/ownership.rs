@@ -88,8 +88,8 @@ async fn a_turn_lost_with_three_processes_fails_but_orderly_stops_do_not_count()
     let patient = "[limits]\ncpu_ms = 30000";
     let mut host = Host::start().await;
     host.deploy("spin", patient, spinner()).await.expect("valid");
-    let told = "[[trigger.event]]\ntopic = \"skep.turn.failed\"\nsession = \"watch\"";
-    host.deploy("watcher", told, waker()).await.expect("valid");
+    let manifest = "[[trigger.event]]\ntopic = \"skep.turn.failed\"\nsession = \"watch\"";
+    host.deploy("watcher", manifest, waker()).await.expect("valid");
     let spins = host.agents.invoke(detached("spin", "spin")).await.expect("taken").turn_id().to_owned();
     let running = async |host: &Host| {
         until(async || {

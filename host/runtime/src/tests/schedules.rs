@@ -4,7 +4,7 @@
 use super::{
     fixture::{Host, until},
     guest::{Guest, echo},
-    store_faults::now_and_then,
+    store_faults::every_third_time,
     waker::waker,
 };
 use crate::{Clock, RuntimeOptions, ScheduleState, ScheduleSummary};
@@ -68,7 +68,7 @@ async fn each_alarm_is_handled_once_despite_database_faults() {
         for (session, kind) in [("a", "a"), ("b", "a"), ("c", "a"), ("often", "r")] {
             host.answer("w", session, kind).await;
         }
-        host.store().faults().choose(now_and_then(at));
+        host.store().faults().choose(every_third_time(at));
         until(async || {
             // Postponed alarms become due.
             clock.advance(1_000);

@@ -114,7 +114,7 @@ async fn a_full_disk_is_reported_to_callers_and_the_host_recovers() {
 
 /// Returns a hook that fails about every third of these moments, in a pattern unrelated to what is
 /// written.
-pub(super) fn now_and_then(at: Moment) -> impl FnMut(Moment) -> Option<Fault> + Send {
+pub(super) fn every_third_time(at: Moment) -> impl FnMut(Moment) -> Option<Fault> + Send {
     let mut numbers = 7_u64;
     move |moment| {
         if moment != at {

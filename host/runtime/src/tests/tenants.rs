@@ -3,7 +3,7 @@
 
 use super::{
     fixture::{Host, invocation, until},
-    web::{Asked, EVERYWHERE, Server, fetcher, granting},
+    web::{EVERYWHERE, ReceivedRequest, Server, fetcher, granting},
 };
 use crate::{
     BatchItem, BatchOptions, BatchRequest, Invocation, NewApiKey, NewBatch, Role, RunHandle, RuntimeError,
@@ -54,7 +54,7 @@ async fn many(host: &Host, server: &Server, count: usize) -> Vec<RunHandle> {
 
 /// Answers the small tenant's request. Earlier requests of others stay open while the returned
 /// value is kept.
-async fn answer_small(server: &mut Server) -> Vec<Asked> {
+async fn answer_small(server: &mut Server) -> Vec<ReceivedRequest> {
     let mut others = Vec::new();
     loop {
         let asked = server.next().await;
@@ -84,7 +84,7 @@ async fn a_tenant_with_many_turns_of_an_agent_leaves_some_for_others() {
 }
 
 #[tokio::test]
-async fn a_tenant_with_many_turns_leaves_places_for_instances() {
+async fn a_tenant_with_many_turns_leaves_instance_slots_for_others() {
     let (host, mut server) = start(|options| options.max_instances = 4, "").await;
     let _turns = many(&host, &server, 6).await;
     let small = waiting(&host, &server, "small", 0).await.expect("taken");
@@ -110,7 +110,7 @@ fn batch(server: &Server, tenant: &str, items: usize) -> NewBatch {
 }
 
 #[tokio::test]
-async fn a_tenant_with_a_large_batch_leaves_places_for_others() {
+async fn a_tenant_with_a_large_batch_leaves_slots_for_others() {
     let batches = BatchOptions { max_running: 4, ..BatchOptions::default() };
     let (host, mut server) = start(|options| options.batch = batches, "").await;
     host.agents.queue_batch(batch(&server, "greedy", 20)).await.expect("room");

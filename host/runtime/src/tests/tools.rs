@@ -332,10 +332,10 @@ struct Bank {
     called: Notify,
 }
 
-type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, ToolServerError>> + Send + 'a>>;
+type ToolFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ToolServerError>> + Send + 'a>>;
 
 impl ToolServer for Bank {
-    fn tools(&self) -> Answer<'_, Arc<[ServedTool]>> {
+    fn tools(&self) -> ToolFuture<'_, Arc<[ServedTool]>> {
         let tool = |name: &str, read_only| ServedTool {
             name: name.into(),
             description: String::new(),
@@ -346,7 +346,7 @@ impl ToolServer for Bank {
         Box::pin(ready(Ok([tool("pay", false), tool("look", true), tool("fuse", true)].into())))
     }
 
-    fn call<'a>(&'a self, tool: &'a str, arguments: Value) -> Answer<'a, Value> {
+    fn call<'a>(&'a self, tool: &'a str, arguments: Value) -> ToolFuture<'a, Value> {
         Box::pin(async move {
             if tool == "fuse" {
                 return Err(ToolServerError::Unavailable("the line is cut".into()));

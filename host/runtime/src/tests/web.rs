@@ -51,7 +51,7 @@ const FETCH_ONCE: &str = r#"
         (else (local.set $text (i32.load (i32.const 624))) (local.set $length (i32.load (i32.const 628)))))"#;
 
 /// A request on a connection that waits for its answer.
-pub(super) struct Asked {
+pub(super) struct ReceivedRequest {
     pub(super) head: String,
     pub(super) body: String,
     stream: TcpStream,
@@ -60,7 +60,7 @@ pub(super) struct Asked {
 /// A server that hands every request to the test, which may answer it.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
-    pub(super) asked: mpsc::Receiver<Asked>,
+    pub(super) asked: mpsc::Receiver<ReceivedRequest>,
     task: JoinHandle<()>,
 }
 
@@ -83,7 +83,7 @@ impl Server {
                         }
                     };
                     // The receiver is gone only when the test is over.
-                    let _ = sender.send(Asked { head, body, stream }).await;
+                    let _ = sender.send(ReceivedRequest { head, body, stream }).await;
                 });
             }
         });
@@ -101,7 +101,7 @@ impl Server {
         address
     }
 
-    pub(super) async fn next(&mut self) -> Asked {
+    pub(super) async fn next(&mut self) -> ReceivedRequest {
         self.asked.recv().await.expect("the server runs")
     }
 }
@@ -120,7 +120,7 @@ impl Drop for Server {
     }
 }
 
-impl Asked {
+impl ReceivedRequest {
     pub(super) async fn answer(mut self, text: &str) {
         let length = text.len();
         let answer =

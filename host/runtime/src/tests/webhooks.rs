@@ -3,7 +3,7 @@
 use super::{
     fixture::{Host, invocation, until},
     receiver::Receiver,
-    store_faults::now_and_then,
+    store_faults::every_third_time,
     waker::waker,
 };
 use crate::{Clock, DeadLetterTarget, Event, Invocation, NewWebhook, RuntimeOptions, TopicPattern};
@@ -83,7 +83,7 @@ async fn each_event_is_sent_once_despite_database_faults() {
         let receiver = Receiver::answering(["503"]).await;
         let (host, clock) = start(&receiver).await;
         host.agents.add_webhook(to(receiver.url(), "order.*")).await.expect("added");
-        host.store().faults().choose(now_and_then(at));
+        host.store().faults().choose(every_third_time(at));
         for id in ["1", "2", "3", "4"] {
             // The publisher sees the fault and publishes again.
             until(async || {
@@ -190,16 +190,16 @@ async fn webhooks_survive_a_restart_and_configured_ones_follow_the_file() {
         host.agents.remove_webhook(&of_config.id).await.expect_err("the webhook is configured in the file");
     assert!(refused.to_string().contains("skep.toml"), "{refused}");
     host.answer("w", "s", "n").await;
-    let told = receiver.received(1).await.remove(0);
-    told.verify(&secret);
-    let told = told.json();
-    assert_eq!((&told["type"], &told["data"]["agent"]), (&json!("skep.turn.done"), &json!("w")));
-    assert_eq!((&told["data"]["tenant"], &told["data"]["session"]), (&json!("local"), &json!("s")));
+    let payload = receiver.received(1).await.remove(0);
+    payload.verify(&secret);
+    let payload = payload.json();
+    assert_eq!((&payload["type"], &payload["data"]["agent"]), (&json!("skep.turn.done"), &json!("w")));
+    assert_eq!((&payload["data"]["tenant"], &payload["data"]["session"]), (&json!("local"), &json!("s")));
     let of_tenant = Invocation { principal: "acme".into(), ..invocation("w", "acme/s", "n") };
     let handle = host.agents.invoke(of_tenant).await.expect("taken");
     handle.outcome().await.expect("the turn succeeds");
-    let told = receiver.received(2).await.remove(1).json();
-    assert_eq!((&told["data"]["tenant"], &told["data"]["session"]), (&json!("acme"), &json!("s")));
+    let payload = receiver.received(2).await.remove(1).json();
+    assert_eq!((&payload["data"]["tenant"], &payload["data"]["session"]), (&json!("acme"), &json!("s")));
     let host = host.restart_with(options).await;
     assert_eq!(host.agents.webhooks().len(), 1, "the webhook is no longer in the file");
     host.agents.remove_webhook(&added.id).await.expect("the webhook exists");
@@ -264,12 +264,12 @@ async fn a_test_event_is_signed_sent_once_and_returns_the_response() {
     let (webhook, secret) = host.agents.add_webhook(to(receiver.url(), "order.*")).await.expect("added");
     let taken = host.agents.test_webhook(&webhook.id).await.expect("sent");
     assert_eq!((taken.status, &taken.error), (Some(200), &None));
-    let told = receiver.received(1).await.remove(0);
-    told.verify(&secret);
-    assert_eq!(told.header("webhook-id"), taken.event_id);
-    let told = told.json();
-    assert_eq!((&told["type"], &told["id"]), (&json!("skep.webhook.test"), &json!(taken.event_id)));
-    assert_eq!(told["data"], json!({"webhook": webhook.id}));
+    let payload = receiver.received(1).await.remove(0);
+    payload.verify(&secret);
+    assert_eq!(payload.header("webhook-id"), taken.event_id);
+    let payload = payload.json();
+    assert_eq!((&payload["type"], &payload["id"]), (&json!("skep.webhook.test"), &json!(taken.event_id)));
+    assert_eq!(payload["data"], json!({"webhook": webhook.id}));
     for status in [500, 410] {
         let refused = host.agents.test_webhook(&webhook.id).await.expect("sent");
         assert_eq!(refused.status, Some(status));

@@ -24,7 +24,7 @@ pub(crate) type Example = Vec<ChatMessage>;
 /// An example of a tool. An example without a call shows when the tool is not called.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct OfTool {
+struct ToolExampleJson {
     user: String,
     #[serde(default, deserialize_with = "present")]
     call: Option<Value>,
@@ -36,7 +36,7 @@ struct OfTool {
 /// An example of an output.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct OfOutput {
+struct OutputExampleJson {
     user: String,
     answer: Value,
 }
@@ -47,19 +47,19 @@ pub(crate) fn take(schema: &mut Value) -> Option<Value> {
 }
 
 /// Returns the examples of a tool, checked against its schemas. The error names the invalid one and the reason.
-pub(crate) fn of_tool(tool: &Tool, written: Value) -> Result<Vec<Example>, String> {
+pub(crate) fn tool_examples(tool: &Tool, written: Value) -> Result<Vec<Example>, String> {
     let name = &tool.definition.name;
-    let examples: Vec<OfTool> = read(written)?;
-    let show = |(index, OfTool { user, call, result, answer }): (usize, OfTool)| {
+    let examples: Vec<ToolExampleJson> = read(written)?;
+    let show = |(index, ToolExampleJson { user, call, result, answer }): (usize, ToolExampleJson)| {
         let wrong = |why: &str| format!("its example {} ({user:?}): {why}", index + 1);
         let mut shown = vec![ChatMessage::user(user.clone())];
         match (call, result) {
             (Some(call), Some(result)) => {
                 tool.check_arguments(&call).map_err(|why| wrong(&why))?;
                 tool.check_result(&Json::from(&result)).map_err(|why| wrong(&why))?;
-                let arguments = spelled(&in_order(&call, &tool.definition.input_schema));
+                let arguments = canonical_json(&in_schema_order(&call, &tool.definition.input_schema));
                 let result = match &tool.definition.output_schema {
-                    Some(schema) => in_order(&result, schema),
+                    Some(schema) => in_schema_order(&result, schema),
                     None => result,
                 };
                 let id = format!("example_{}_{name}", index + 1);
@@ -79,15 +79,15 @@ pub(crate) fn of_tool(tool: &Tool, written: Value) -> Result<Vec<Example>, Strin
 }
 
 /// Returns the examples of an output, checked against its schema.
-pub(crate) fn of_output(schema: &Value, written: Value) -> Result<Vec<ChatMessage>, String> {
-    let examples: Vec<OfOutput> = read(written)?;
+pub(crate) fn output_examples(schema: &Value, written: Value) -> Result<Vec<ChatMessage>, String> {
+    let examples: Vec<OutputExampleJson> = read(written)?;
     let validator = SchemaValidator::compile(schema, Dialect::Linear)?;
     let mut shown = Vec::with_capacity(2 * examples.len());
-    for (index, OfOutput { user, answer }) in examples.into_iter().enumerate() {
+    for (index, OutputExampleJson { user, answer }) in examples.into_iter().enumerate() {
         check(&answer, &validator)
             .map_err(|why| format!("example {} ({user:?}): its answer is not valid {why}", index + 1))?;
         shown.push(ChatMessage::user(user));
-        shown.push(ChatMessage::assistant(spelled(&in_order(&answer, schema))));
+        shown.push(ChatMessage::assistant(canonical_json(&in_schema_order(&answer, schema))));
     }
     Ok(shown)
 }
@@ -115,27 +115,27 @@ fn present<'a, D: serde::Deserializer<'a>>(from: D) -> Result<Option<Value>, D::
 }
 
 /// Returns the value with the properties of its objects in the order of the schema, in which a model has to write them.
-fn in_order(value: &Value, schema: &Value) -> Value {
+fn in_schema_order(value: &Value, schema: &Value) -> Value {
     match value {
         Value::Object(object) => {
             let none = serde_json::Map::new();
             let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
-            let described = properties
-                .iter()
-                .filter_map(|(name, schema)| Some((name.clone(), in_order(object.get(name)?, schema))));
+            let described = properties.iter().filter_map(|(name, schema)| {
+                Some((name.clone(), in_schema_order(object.get(name)?, schema)))
+            });
             let others = object.iter().filter(|(name, _)| !properties.contains_key(*name));
             described.chain(others.map(|(name, value)| (name.clone(), value.clone()))).collect()
         }
         Value::Array(items) => {
             let schema = schema.get("items").unwrap_or(&Value::Null);
-            items.iter().map(|item| in_order(item, schema)).collect()
+            items.iter().map(|item| in_schema_order(item, schema)).collect()
         }
         other => other.clone(),
     }
 }
 
 /// Writes JSON as models do, with a space after `:` and `,`.
-fn spelled(value: &Value) -> String {
+fn canonical_json(value: &Value) -> String {
     let mut text = Vec::new();
     let mut writer = serde_json::Serializer::with_formatter(&mut text, Spaced);
     value.serialize(&mut writer).expect("a JSON value can be written to memory");
@@ -242,10 +242,11 @@ mod tests {
         let schema =
             json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}});
         let answer = json!({"age": 36, "name": "Ada"});
-        let shown = of_output(&schema, json!([{"user": "I am Ada, 36.", "answer": answer}])).expect("right");
+        let shown =
+            output_examples(&schema, json!([{"user": "I am Ada, 36.", "answer": answer}])).expect("right");
         assert_eq!(shown[1].content, r#"{"name": "Ada", "age": 36}"#);
-        let why =
-            of_output(&schema, json!([{"user": "x", "answer": {"age": "old"}}])).expect_err("no number");
+        let why = output_examples(&schema, json!([{"user": "x", "answer": {"age": "old"}}]))
+            .expect_err("no number");
         assert!(why.contains("example 1") && why.contains("/age"), "{why}");
     }
 }

@@ -153,7 +153,7 @@ impl Tool {
         let written = examples::take(&mut definition.input_schema);
         let mut tool = Tool::new(definition)?;
         if let Some(written) = written {
-            tool.examples = examples::of_tool(&tool, written)?;
+            tool.examples = examples::tool_examples(&tool, written)?;
         }
         Ok(tool)
     }
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_and_results_are_validated_and_the_place_is_named() {
+    fn arguments_and_results_are_validated_and_errors_name_the_location() {
         let tool = tool(
             r#"{"type":"object","properties":{"id":{"type":"integer"}},"required":["id"]}"#,
             Some(r#"{"type":"string"}"#),

@@ -23,8 +23,8 @@ impl Store {
     }
 
     /// Makes copies and deletions run in the smallest possible chunks.
-    pub fn in_small_pieces(self) -> Store {
-        Store { piece: Duration::ZERO, ..self }
+    pub fn in_small_chunks(self) -> Store {
+        Store { chunk_time: Duration::ZERO, ..self }
     }
 
     /// Returns the result of a query that counts.

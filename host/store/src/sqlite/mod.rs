@@ -9,7 +9,7 @@ mod fault_injection;
 
 use crate::{
     StoreError, schema,
-    writer::{Line, Work, Writer},
+    writer::{Work, WriteConnection, Writer},
 };
 use sqlx::{
     ConnectOptions as _, SqlitePool,
@@ -23,9 +23,9 @@ use std::{
 use tokio::sync::Semaphore;
 
 /// Maximum number of copies and deletions in progress. Each has one chunk at a time among the writes.
-const PIECEWORK: usize = 2;
+const MAX_CHUNKED_WRITES: usize = 2;
 /// Time limit of a chunk. After it, other writes get their turn.
-pub(crate) const PIECE: Duration = Duration::from_millis(10);
+pub(crate) const CHUNK_TIME: Duration = Duration::from_millis(10);
 
 /// Whether a commit waits for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -40,9 +40,9 @@ pub enum Durability {
 
 /// The handling of a schema that is older than this build's.
 #[derive(Clone, Copy)]
-enum Schema {
-    IsBroughtUpToDate,
-    StaysAsItIs,
+enum SchemaMode {
+    Migrate,
+    Check,
 }
 
 /// Handle to the tables. Clones share the connections.
@@ -54,9 +54,9 @@ pub struct Store {
     /// The queue of all writes. Several writes share a transaction.
     pub(crate) writer: Writer,
     /// Permits for writes in chunks.
-    pub(crate) piecework: Arc<Semaphore>,
+    pub(crate) chunked_writes: Arc<Semaphore>,
     /// Time limit of one chunk.
-    pub(crate) piece: Duration,
+    pub(crate) chunk_time: Duration,
     /// Path of the database file; `None` for an in-memory database.
     pub(crate) path: Option<Arc<PathBuf>>,
 }
@@ -66,22 +66,22 @@ impl Store {
     /// Migrates its schema, so no other process may be using it.
     pub async fn open(path: &Path, durability: Durability) -> Result<Store, StoreError> {
         make_for_its_owner(path).map_err(|error| StoreError::opening(path, error.into()))?;
-        Self::open_with(path, durability, Schema::IsBroughtUpToDate).await
+        Self::open_with(path, durability, SchemaMode::Migrate).await
     }
 
     /// Opens a database file that a host may be using. A file with another schema is refused and stays
     /// unchanged.
     pub async fn open_beside(path: &Path, durability: Durability) -> Result<Store, StoreError> {
-        Self::open_with(path, durability, Schema::StaysAsItIs).await
+        Self::open_with(path, durability, SchemaMode::Check).await
     }
 
-    async fn open_with(path: &Path, durability: Durability, schema: Schema) -> Result<Store, StoreError> {
+    async fn open_with(path: &Path, durability: Durability, schema: SchemaMode) -> Result<Store, StoreError> {
         let options = connect_options(durability).filename(path);
         let failed = |source| StoreError::opening(path, source);
         let mut connection = options.clone().connect().await.map_err(failed)?;
         let schema = match schema {
-            Schema::IsBroughtUpToDate => schema::migrate(&mut connection).await,
-            Schema::StaysAsItIs => schema::check(&mut connection).await,
+            SchemaMode::Migrate => schema::migrate(&mut connection).await,
+            SchemaMode::Check => schema::check(&mut connection).await,
         };
         schema.map_err(|error| error.of_file(path))?;
         let reading = options.read_only(true);
@@ -90,9 +90,9 @@ impl Store {
         Ok(Store {
             readers,
             key_reader,
-            writer: Writer::start(Line::Own(Box::new(connection))),
-            piecework: Arc::new(Semaphore::new(PIECEWORK)),
-            piece: PIECE,
+            writer: Writer::start(WriteConnection::Own(Box::new(connection))),
+            chunked_writes: Arc::new(Semaphore::new(MAX_CHUNKED_WRITES)),
+            chunk_time: CHUNK_TIME,
             path: Some(Arc::new(path.to_owned())),
         })
     }
@@ -108,11 +108,11 @@ impl Store {
         schema::migrate(&mut connection).await?;
         drop(connection);
         Ok(Store {
-            writer: Writer::start(Line::Shared(readers.clone())),
+            writer: Writer::start(WriteConnection::Shared(readers.clone())),
             key_reader: readers.clone(),
             readers,
-            piecework: Arc::new(Semaphore::new(PIECEWORK)),
-            piece: PIECE,
+            chunked_writes: Arc::new(Semaphore::new(MAX_CHUNKED_WRITES)),
+            chunk_time: CHUNK_TIME,
             path: None,
         })
     }

@@ -197,7 +197,7 @@ async fn turns_of(host: &AgentHost, kind: Kind, session: &str, turns: u32) -> Re
     for _ in 0..turns {
         let started = Instant::now();
         let reply = match kind {
-            Kind::Rehearsed => host.rehearse(AGENT, "ping").await?,
+            Kind::Rehearsed => host.dry_run(AGENT, "ping").await?,
             Kind::Committed => turn(host, session).await?,
         };
         times.push(started.elapsed());

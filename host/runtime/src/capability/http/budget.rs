@@ -24,9 +24,9 @@ struct Spent {
     bytes: usize,
 }
 
-/// A reservation for one request and its response. Dropping it without [`FetchPlace::settle`] returns the response's bytes.
+/// A reservation for one request and its response. Dropping it without [`FetchReservation::settle`] returns the response's bytes.
 #[derive(Debug)]
-pub(in crate::capability) struct FetchPlace<'a> {
+pub(in crate::capability) struct FetchReservation<'a> {
     budget: &'a FetchBudget,
     pub(in crate::capability) response_bytes: usize,
     received: usize,
@@ -39,7 +39,7 @@ impl FetchBudget {
     }
 
     /// Reserves the budget for a request of `request_bytes`. The error names the setting that would allow it.
-    pub(in crate::capability) fn begin(&self, request_bytes: usize) -> Result<FetchPlace<'_>, String> {
+    pub(in crate::capability) fn begin(&self, request_bytes: usize) -> Result<FetchReservation<'_>, String> {
         let mut spent = self.lock();
         if spent.fetches >= self.fetches {
             return Err(format!(
@@ -63,7 +63,7 @@ impl FetchBudget {
         spent.fetches += 1;
         spent.running += 1;
         spent.bytes += request_bytes + response_bytes;
-        Ok(FetchPlace { budget: self, response_bytes, received: 0 })
+        Ok(FetchReservation { budget: self, response_bytes, received: 0 })
     }
 
     fn lock(&self) -> MutexGuard<'_, Spent> {
@@ -71,14 +71,14 @@ impl FetchBudget {
     }
 }
 
-impl FetchPlace<'_> {
+impl FetchReservation<'_> {
     /// Records the size of the response, and returns the rest of its reservation.
     pub(in crate::capability) fn settle(mut self, received: usize) {
         self.received = received.min(self.response_bytes);
     }
 }
 
-impl Drop for FetchPlace<'_> {
+impl Drop for FetchReservation<'_> {
     fn drop(&mut self) {
         let mut spent = self.budget.lock();
         spent.running -= 1;
@@ -106,11 +106,11 @@ mod tests {
     #[test]
     fn bytes_are_counted_in_both_directions_and_unused_ones_are_returned() {
         let budget = budget(10, 3);
-        let place = budget.begin(1_024).expect("1 of 3 KiB");
-        assert_eq!(place.response_bytes, 2_048);
+        let reservation = budget.begin(1_024).expect("1 of 3 KiB");
+        assert_eq!(reservation.response_bytes, 2_048);
         let error = budget.begin(0).expect_err("everything is reserved");
         assert!(error.contains("`fetch_kb` under [limits]"), "{error}");
-        place.settle(1_024);
+        reservation.settle(1_024);
         assert!(budget.begin(1_024).is_err(), "1 KiB is left, which leaves nothing for a response");
         assert_eq!(budget.begin(1_000).expect("24 bytes are left").response_bytes, 24);
     }
@@ -118,9 +118,10 @@ mod tests {
     #[test]
     fn the_number_of_concurrent_requests_is_bounded() {
         let budget = budget(100, 32_768);
-        let places = (0..MAX_AT_ONCE).map(|_| budget.begin(0).expect("within the bound")).collect::<Vec<_>>();
+        let reservations =
+            (0..MAX_AT_ONCE).map(|_| budget.begin(0).expect("within the bound")).collect::<Vec<_>>();
         assert!(budget.begin(0).expect_err("one too many").contains("wait for one"));
-        drop(places);
+        drop(reservations);
         assert!(budget.begin(0).is_ok());
     }
 }

@@ -59,8 +59,8 @@ impl Host for TurnContext {
 /// Returns the recorded response, or makes the request.
 async fn fetch(turn: &Arc<Turn>, request: Request) -> Result<Result<Response, HttpError>, Stopped> {
     let mut call = turn.journal.begin(Identity::new("fetch", &request)).await?;
-    if let Some((record, place)) = turn.journal.recorded::<FetchRecord>(&mut call)? {
-        place.reached().await;
+    if let Some((record, position)) = turn.journal.recorded::<FetchRecord>(&mut call)? {
+        position.reached().await;
         turn.fetched_before(request.bytes(), record.body_bytes());
         return Ok(record.into_result());
     }

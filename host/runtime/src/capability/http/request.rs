@@ -65,17 +65,17 @@ impl Turn {
         request: Request,
         timeout: Option<Duration>,
     ) -> Result<Response, FetchError> {
-        let place = self.fetches.begin(request.size()).map_err(FetchError::Limit)?;
+        let reservation = self.fetches.begin(request.size()).map_err(FetchError::Limit)?;
         let bounds = Bounds {
             deadline: Instant::now() + timeout.unwrap_or(DEFAULT_TIMEOUT),
             request_bytes: MAX_REQUEST_BYTES,
-            response_bytes: place.response_bytes,
+            response_bytes: reservation.response_bytes,
             redirects: MAX_REDIRECTS,
         };
         let policy = self.egress.policy(&self.agent.manifest, |name| self.placeholder(name)).await;
         let policy = policy.map_err(|error| FetchError::Host(error.to_string()))?;
         let response = self.egress.send(&self.affinity.tenant, request, &policy, &bounds).await?;
-        place.settle(response.body.len());
+        reservation.settle(response.body.len());
         Ok(response)
     }
 
@@ -93,8 +93,8 @@ impl Turn {
     /// Counts a request that was made before a restart.
     pub(crate) fn fetched_before(&self, request_bytes: usize, response_bytes: usize) {
         // A request that did not fit was refused then, and is not counted now either.
-        if let Ok(place) = self.fetches.begin(request_bytes) {
-            place.settle(response_bytes);
+        if let Ok(reservation) = self.fetches.begin(request_bytes) {
+            reservation.settle(response_bytes);
         }
     }
 }

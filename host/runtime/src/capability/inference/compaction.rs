@@ -14,14 +14,14 @@ use crate::{
     capability::{
         inference::{
             conversation::{Conversation, Generating},
-            generation::{check_model, end, generate, refuse, repeat, told},
-            options::asked,
+            generation::{check_model, end, generate, generation_of, refuse, repeat},
+            options::tokens_to_reserve,
             progress::{Progress, follow},
             record::{GenerationRecord, WrittenUsage},
         },
-        turn::{Beginning, Reservation, Turn},
+        turn::{GenerationStart, Reservation, Turn},
     },
-    journal::{Call, Identity, Place, SUMMARISE, Stopped},
+    journal::{Call, Identity, ReplayPosition, SUMMARISE, Stopped},
 };
 use skep_engine::{
     Cancel, Engine, EngineError, Sampling,
@@ -69,15 +69,15 @@ enum Source {
     /// The model generated the summary before a restart.
     Recorded {
         record: GenerationRecord,
-        place: Place,
+        position: ReplayPosition,
         reservation: Reservation,
     },
 }
 
 /// A compaction that the agent requested. `None`: there is nothing to summarise.
-pub(crate) struct Asked(Option<AskedCut>);
+pub(crate) struct RequestedCompaction(Option<RequestedCut>);
 
-struct AskedCut {
+struct RequestedCut {
     turn: Arc<Turn>,
     generating: Generating,
     engine: Engine,
@@ -87,7 +87,7 @@ struct AskedCut {
 }
 
 /// A started compaction that the agent requested.
-struct Begun(Option<(Generating, Engine, Compacting)>);
+struct StartedCompaction(Option<(Generating, Engine, Compacting)>);
 
 impl Cut {
     /// Returns the cut that keeps at most `messages` messages in addition to the system message. `None`: there is nothing to
@@ -240,12 +240,13 @@ impl Compacting {
         };
         let mut call = turn.journal.call_of_host(identity, parent)?;
         let recorded = turn.journal.recorded(&mut call)?;
-        let reservation = match turn.reserve(asked(Some(most)), Beginning::of(&call, &recorded)) {
-            Ok(reservation) => reservation,
-            Err(error) => return Ok(Err(refuse(turn, &call, error))),
-        };
-        if let Some((record, place)) = recorded {
-            let source = Source::Recorded { record, place, reservation };
+        let reservation =
+            match turn.reserve(tokens_to_reserve(Some(most)), GenerationStart::of(&call, &recorded)) {
+                Ok(reservation) => reservation,
+                Err(error) => return Ok(Err(refuse(turn, &call, error))),
+            };
+        if let Some((record, position)) = recorded {
+            let source = Source::Recorded { record, position, reservation };
             return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
         }
         if let Err(error) = check_model(&call, engine) {
@@ -283,8 +284,8 @@ impl Compacting {
         let Compacting { turn, cut, source } = self;
         let (mut summary, usage) = match source {
             Source::Agent(summary) => (summary, None),
-            Source::Recorded { record, place, reservation } => {
-                place.reached().await;
+            Source::Recorded { record, position, reservation } => {
+                position.reached().await;
                 let usage = record.usage();
                 (repeat(record, reservation, None)?.text, Some(usage))
             }
@@ -297,7 +298,7 @@ impl Compacting {
                     Err(error) => return Err(end(&turn, &call, error, None, None)),
                 };
                 let (usage, timing) = (outcome.usage, outcome.timing);
-                let generation = told(outcome);
+                let generation = generation_of(outcome);
                 let record = GenerationRecord::Ended {
                     result: Ok(generation.clone()),
                     usage: Some(WrittenUsage(usage)),
@@ -326,7 +327,7 @@ pub(crate) fn ask(
     turn: &Arc<Turn>,
     conversation: &Conversation,
     options: CompactOptions,
-) -> Result<Asked, Error> {
+) -> Result<RequestedCompaction, Error> {
     let CompactOptions { keep_recent, summary, max_tokens } = options;
     if max_tokens == Some(0) {
         return Err(Error::InvalidArgument("max-tokens: must be at least 1".into()));
@@ -339,22 +340,29 @@ pub(crate) fn ask(
     let keep = keep_recent.map_or(KEEP_RECENT, |keep| keep as usize);
     let cut = Cut::keeping(&Arc::new(before), keep);
     let (turn, engine) = (turn.clone(), conversation.engine.clone());
-    Ok(Asked(cut.map(|cut| AskedCut { turn, generating, engine, cut, summary, max_tokens })))
+    Ok(RequestedCompaction(cut.map(|cut| RequestedCut {
+        turn,
+        generating,
+        engine,
+        cut,
+        summary,
+        max_tokens,
+    })))
 }
 
-impl Asked {
+impl RequestedCompaction {
     pub(crate) async fn finish(self) -> Result<Result<Compaction, Error>, Stopped> {
-        let Some(AskedCut { turn, generating, engine, cut, summary, max_tokens }) = self.0 else {
-            return Ok(Begun(None).finish().await);
+        let Some(RequestedCut { turn, generating, engine, cut, summary, max_tokens }) = self.0 else {
+            return Ok(StartedCompaction(None).finish().await);
         };
         Ok(match Compacting::begin(&turn, &engine, cut, &[], summary, max_tokens, None).await? {
-            Ok(compacting) => Begun(Some((generating, engine, compacting))).finish().await,
+            Ok(compacting) => StartedCompaction(Some((generating, engine, compacting))).finish().await,
             Err(error) => Err(error),
         })
     }
 }
 
-impl Begun {
+impl StartedCompaction {
     async fn finish(self) -> Result<Compaction, Error> {
         let Some((generating, engine, compacting)) = self.0 else {
             return Ok(Compaction { dropped: 0, summary: String::new() });

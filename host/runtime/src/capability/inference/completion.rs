@@ -9,11 +9,11 @@ use crate::{
     capability::{
         inference::{
             generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat, timing, usage},
-            options::{asked, chat_options},
+            options::{chat_options, tokens_to_reserve},
             progress::Progress,
             record::{GenerationRecord, WrittenUsage},
         },
-        turn::{Beginning, Reservation, Turn},
+        turn::{GenerationStart, Reservation, Turn},
     },
     journal::Identity,
 };
@@ -56,16 +56,17 @@ pub(crate) async fn complete(
     let identity = turn.compute(prompt.len() <= QUICK_HASH_BYTES, identify).await;
     let mut call = turn.journal.identify(made, identity)?;
     let recorded = turn.journal.recorded(&mut call)?;
-    if let Some((GenerationRecord::Refused(error), place)) = recorded {
-        place.reached().await;
+    if let Some((GenerationRecord::Refused(error), position)) = recorded {
+        position.reached().await;
         return Ok(Err(error));
     }
-    let reservation = match turn.reserve(asked(chat.max_tokens), Beginning::of(&call, &recorded)) {
-        Ok(reservation) => reservation,
-        Err(error) => return Ok(Err(refuse(&turn, &call, error))),
-    };
-    if let Some((record, place)) = recorded {
-        place.reached().await;
+    let reservation =
+        match turn.reserve(tokens_to_reserve(chat.max_tokens), GenerationStart::of(&call, &recorded)) {
+            Ok(reservation) => reservation,
+            Err(error) => return Ok(Err(refuse(&turn, &call, error))),
+        };
+    if let Some((record, position)) = recorded {
+        position.reached().await;
         return Ok(repeat(record, reservation, None));
     }
     if let Err(error) = check_model(&call, &engine) {

@@ -14,14 +14,14 @@ use crate::{
         inference::{
             compaction::{Compacting, Cut},
             conversation::{Conversation, Generating, ModelChange},
-            options::{asked as asked_tokens, chat_options},
+            options::{chat_options, tokens_to_reserve},
             progress::{Progress, follow},
             record::{GenerationRecord, Message, WrittenUsage},
-            text_stream::{Telling, TextSink, TextSource, text_stream},
+            text_stream::{CollectingSink, TextSink, TextSource, text_stream},
         },
-        turn::{Beginning, Reservation, Turn},
+        turn::{GenerationStart, Reservation, Turn},
     },
-    journal::{Call, Identity, Made, Place, Reads, Stopped},
+    journal::{Call, Identity, Made, Reads, ReplayPosition, Stopped},
 };
 use skep_engine::{
     Cancel, Engine, EngineError, Timing, Usage,
@@ -33,7 +33,7 @@ use std::sync::Arc;
 pub(in crate::capability) const QUICK_HASH_BYTES: usize = 256 << 10;
 
 /// A requested generation, with its position among the guest's calls.
-pub(crate) struct Asked {
+pub(crate) struct RequestedGeneration {
     turn: Arc<Turn>,
     generating: Generating,
     /// The conversation's transcript at the time of the request.
@@ -46,7 +46,7 @@ pub(crate) struct Asked {
 }
 
 /// A started generation of a conversation's next message.
-pub(crate) struct Begun {
+pub(crate) struct StartedGeneration {
     turn: Arc<Turn>,
     generating: Generating,
     /// The conversation's transcript before the generation.
@@ -74,13 +74,13 @@ enum Work {
     /// The generation finished before a restart.
     Recorded {
         record: GenerationRecord,
-        place: Place,
+        position: ReplayPosition,
         compacting: Option<(Compacting, Engine)>,
     },
 }
 
 /// A running generation, with the transcript that it continues.
-struct Started {
+struct RunningGeneration {
     call: Call,
     stream: Box<ChatStream>,
     visible: bool,
@@ -96,7 +96,7 @@ pub(crate) fn ask(
     turn: Arc<Turn>,
     conversation: &Conversation,
     options: GenerateOptions,
-) -> Result<Result<Asked, Error>, Stopped> {
+) -> Result<Result<RequestedGeneration, Error>, Stopped> {
     let taken = chat_options(&turn, &options).and_then(|chat| Ok((chat, conversation.begin()?)));
     let (chat, (generating, before)) = match taken {
         Ok(taken) => taken,
@@ -105,18 +105,18 @@ pub(crate) fn ask(
     let made = turn.journal.make()?;
     let (before, engine) = (Arc::new(before), conversation.engine.clone());
     let policy = policy(&turn, conversation);
-    Ok(Ok(Asked { turn, generating, before, engine, policy, options, chat, made }))
+    Ok(Ok(RequestedGeneration { turn, generating, before, engine, policy, options, chat, made }))
 }
 
-impl Asked {
+impl RequestedGeneration {
     /// Submits the request.
-    pub(crate) async fn begin(self) -> Result<Result<Begun, Error>, Stopped> {
-        let Asked { turn, generating, before, engine, policy, options, mut chat, made } = self;
+    pub(crate) async fn begin(self) -> Result<Result<StartedGeneration, Error>, Stopped> {
+        let RequestedGeneration { turn, generating, before, engine, policy, options, mut chat, made } = self;
         let visible = options.visible;
         let bytes = bytes(&before, &chat);
         let is_quick = bytes <= QUICK_BYTES && chat.tools.is_empty() && chat.output.is_none();
-        let asked = before.clone();
-        let identify = move |_: &Cancel| Identity::new("generate", &(&options, asked.messages()));
+        let requested = before.clone();
+        let identify = move |_: &Cancel| Identity::new("generate", &(&options, requested.messages()));
         let identity = turn.compute(bytes <= QUICK_HASH_BYTES, identify).await;
         let mut call = turn.journal.identify(made, identity)?;
         if call.shown() > 0 {
@@ -126,15 +126,16 @@ impl Asked {
         let parent = Some(call.number());
         let reads = Some(Reads::of(&turn.journal, &mut call));
         let recorded = turn.journal.recorded(&mut call)?;
-        if let Some((GenerationRecord::Refused(error), place)) = recorded {
-            place.reached().await;
+        if let Some((GenerationRecord::Refused(error), position)) = recorded {
+            position.reached().await;
             return Ok(Err(error));
         }
-        let reservation = match turn.reserve(asked_tokens(chat.max_tokens), Beginning::of(&call, &recorded)) {
-            Ok(reservation) => reservation,
-            Err(error) => return Ok(Err(refuse(&turn, &call, error))),
-        };
-        if let Some((record, place)) = recorded {
+        let reservation =
+            match turn.reserve(tokens_to_reserve(chat.max_tokens), GenerationStart::of(&call, &recorded)) {
+                Ok(reservation) => reservation,
+                Err(error) => return Ok(Err(refuse(&turn, &call, error))),
+            };
+        if let Some((record, position)) = recorded {
             let cut = record.compacted_at().map(|at| Cut::again(&before, at));
             let compacting = match cut {
                 None => None,
@@ -147,8 +148,8 @@ impl Asked {
                     }
                 }
             };
-            let work = Work::Recorded { record, place, compacting };
-            return Ok(Ok(Begun { turn, generating, before, reservation, work, reads }));
+            let work = Work::Recorded { record, position, compacting };
+            return Ok(Ok(StartedGeneration { turn, generating, before, reservation, work, reads }));
         }
         if let Err(error) = check_model(&call, &engine) {
             return Ok(Err(refuse(&turn, &call, error)));
@@ -162,7 +163,7 @@ impl Asked {
             Ok(stream) => {
                 turn.journal.forget_children(call.number());
                 let work = Work::Live { call, stream: Box::new(stream), visible };
-                return Ok(Ok(Begun { turn, generating, before, reservation, work, reads }));
+                return Ok(Ok(StartedGeneration { turn, generating, before, reservation, work, reads }));
             }
             Err(error @ EngineError::ContextOverflow { .. }) if policy.is_on() => Error::from(error),
             Err(error) => return Ok(Err(refuse(&turn, &call, Error::from(error)))),
@@ -185,7 +186,7 @@ impl Asked {
         Ok(match Compacting::begin(&turn, &engine, cut, &chat.tools, summary, None, parent).await? {
             Ok(compacting) => {
                 let work = Work::Compacting { call, compacting, engine, chat: Box::new(chat), visible };
-                Ok(Begun { turn, generating, before, reservation, work, reads })
+                Ok(StartedGeneration { turn, generating, before, reservation, work, reads })
             }
             Err(error) => Err(end(&turn, &call, error, None, Some(at))),
         })
@@ -255,19 +256,19 @@ impl CompactionPolicy {
     }
 }
 
-impl Begun {
-    /// Returns a sink for [`Begun::finish`], and the source from which a streaming guest reads the text.
+impl StartedGeneration {
+    /// Returns a sink for [`StartedGeneration::finish`], and the source from which a streaming guest reads the text.
     pub(crate) fn text(&mut self) -> (TextSink, TextSource) {
         text_stream(self.reads.take().expect("the text is streamed only once"))
     }
 
     /// Generates the message and appends it. The text is also written to `sink` as it is produced.
     pub(crate) async fn finish(self, sink: Option<TextSink>) -> Generated {
-        let Begun { turn, generating, before, reservation, work, reads } = self;
+        let StartedGeneration { turn, generating, before, reservation, work, reads } = self;
         drop(reads);
         let started = match work {
             Work::Live { call, stream, visible } => {
-                Started { call, stream, visible, before, compacted_at: None }
+                RunningGeneration { call, stream, visible, before, compacted_at: None }
             }
             Work::Compacting { call, compacting, engine, chat, visible } => {
                 match compact(&turn, call, compacting, &engine, *chat, visible).await {
@@ -275,16 +276,16 @@ impl Begun {
                     Err(error) => return Ok(Err(error)),
                 }
             }
-            Work::Recorded { record, place, compacting } => {
-                return Ok(recall(record, place, compacting, generating, before, reservation, sink).await);
+            Work::Recorded { record, position, compacting } => {
+                return Ok(recall(record, position, compacting, generating, before, reservation, sink).await);
             }
         };
-        let Started { call, stream, visible, before, compacted_at } = started;
-        let mut telling = sink.map(Telling::new);
+        let RunningGeneration { call, stream, visible, before, compacted_at } = started;
+        let mut collecting = sink.map(CollectingSink::new);
         let progress = Progress::new(&turn, &call, generating.engine(), visible);
-        let followed = follow(progress, *stream, reservation, telling.as_mut()).await;
+        let followed = follow(progress, *stream, reservation, collecting.as_mut()).await;
         turn.journal.caught_up().await;
-        let read = telling.map(Telling::end).unwrap_or_default();
+        let read = collecting.map(CollectingSink::end).unwrap_or_default();
         let end = |error, figures| end_read(&turn, &call, error, figures, compacted_at, read.clone());
         let outcome = match followed {
             Ok(outcome) => outcome,
@@ -312,7 +313,7 @@ impl Begun {
             arguments,
         }));
         let usage = outcome.usage;
-        let generation = told(outcome);
+        let generation = generation_of(outcome);
         let record = GenerationRecord::Ended {
             result: Ok(generation.clone()),
             usage: Some(WrittenUsage(usage)),
@@ -333,9 +334,9 @@ async fn compact(
     engine: &Engine,
     chat: ChatOptions,
     visible: bool,
-) -> Result<Started, Error> {
+) -> Result<RunningGeneration, Error> {
     let compacted_at = Some(compacting.at());
-    let begun = match compacting.finish(engine).await {
+    let started = match compacting.finish(engine).await {
         Ok((before, _summary)) => {
             let before = Arc::new(before);
             let stream = generate(turn, false, &before, engine, chat).await;
@@ -343,8 +344,10 @@ async fn compact(
         }
         Err(error) => Err(error),
     };
-    match begun {
-        Ok((before, stream)) => Ok(Started { call, stream: Box::new(stream), visible, before, compacted_at }),
+    match started {
+        Ok((before, stream)) => {
+            Ok(RunningGeneration { call, stream: Box::new(stream), visible, before, compacted_at })
+        }
         Err(error) => Err(end(turn, &call, error, None, compacted_at)),
     }
 }
@@ -352,7 +355,7 @@ async fn compact(
 /// Repeats the recorded effect of a generation on its conversation.
 async fn recall(
     record: GenerationRecord,
-    place: Place,
+    position: ReplayPosition,
     compacting: Option<(Compacting, Engine)>,
     generating: Generating,
     mut before: Arc<Transcript>,
@@ -372,7 +375,7 @@ async fn recall(
     }
     // As in the original run, the result is not available without yielding once.
     tokio::task::yield_now().await;
-    place.reached().await;
+    position.reached().await;
     if record.compacted_at().is_some() && record.is_ok() {
         generating.rewrite(&before)?;
     }
@@ -380,7 +383,7 @@ async fn recall(
 }
 
 /// Converts a generated message to the guest's result.
-pub(in crate::capability) fn told(outcome: ChatOutcome) -> inference::Generation {
+pub(in crate::capability) fn generation_of(outcome: ChatOutcome) -> inference::Generation {
     inference::Generation {
         text: outcome.text,
         tool_calls: outcome.tool_calls.into_iter().map(tool_call).collect(),

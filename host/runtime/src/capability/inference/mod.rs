@@ -15,7 +15,7 @@ mod sync;
 mod text_stream;
 
 use conversation::Conversation;
-use generation::{Asked, Begun};
+use generation::{RequestedGeneration, StartedGeneration};
 
 pub(crate) use conversation_set::{
     CommittedConversations, ConversationSet, StoredConversation, check_conversation, is_quick_conversation,
@@ -54,7 +54,7 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
         match accessor.with(|mut access| access.get().ask(&conversation, options))? {
-            Ok(asked) => generated(asked).await,
+            Ok(requested) => generated(requested).await,
             Err(error) => Ok(Err(error)),
         }
     }
@@ -65,7 +65,7 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
         options: CompactOptions,
     ) -> wasmtime::Result<Result<Compaction, Error>> {
         match accessor.with(|mut access| access.get().ask_compaction(&conversation, options))? {
-            Ok(asked) => Ok(asked.finish().await?),
+            Ok(requested) => Ok(requested.finish().await?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -75,12 +75,12 @@ impl HostConversationWithStore<TurnContext> for Capabilities {
         conversation: Resource<ConversationHandle>,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Streamed, Error>> {
-        let asked = match accessor.with(|mut access| access.get().ask(&conversation, options))? {
-            Ok(asked) => asked,
+        let requested = match accessor.with(|mut access| access.get().ask(&conversation, options))? {
+            Ok(requested) => requested,
             Err(error) => return Ok(Err(error)),
         };
-        match asked.begin().await? {
-            Ok(begun) => accessor.with(|access| stream(access, begun)).map(Ok),
+        match requested.begin().await? {
+            Ok(started) => accessor.with(|access| stream(access, started)).map(Ok),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -247,7 +247,7 @@ impl TurnContext {
         &mut self,
         conversation: &Resource<ConversationHandle>,
         options: GenerateOptions,
-    ) -> wasmtime::Result<Result<Asked, Error>> {
+    ) -> wasmtime::Result<Result<RequestedGeneration, Error>> {
         self.charge(options.stop.iter().map(String::len).sum())?;
         while self.streams.try_join_next().is_some() {}
         let conversation = self.conversation(conversation)?;
@@ -261,7 +261,7 @@ impl TurnContext {
         &mut self,
         conversation: &Resource<ConversationHandle>,
         options: CompactOptions,
-    ) -> wasmtime::Result<Result<compaction::Asked, Error>> {
+    ) -> wasmtime::Result<Result<compaction::RequestedCompaction, Error>> {
         self.charge(options.summary.as_ref().map_or(0, String::len))?;
         let conversation = self.conversation(conversation)?;
         Ok(self.turn().and_then(|turn| compaction::ask(&turn, conversation, options)))
@@ -294,19 +294,24 @@ impl TurnContext {
 }
 
 /// Runs a generation to its end.
-pub(in crate::capability) async fn generated(asked: Asked) -> wasmtime::Result<Result<Generation, Error>> {
-    match asked.begin().await? {
-        Ok(begun) => Ok(begun.finish(None).await?),
+pub(in crate::capability) async fn generated(
+    requested: RequestedGeneration,
+) -> wasmtime::Result<Result<Generation, Error>> {
+    match requested.begin().await? {
+        Ok(started) => Ok(started.finish(None).await?),
         Err(error) => Ok(Err(error)),
     }
 }
 
 /// Runs a generation concurrently with the guest. It stops with the turn at the latest.
-fn stream(mut access: Access<'_, TurnContext, Capabilities>, mut begun: Begun) -> wasmtime::Result<Streamed> {
-    let (sink, source) = begun.text();
+fn stream(
+    mut access: Access<'_, TurnContext, Capabilities>,
+    mut started: StartedGeneration,
+) -> wasmtime::Result<Streamed> {
+    let (sink, source) = started.text();
     let (done, result) = oneshot::channel();
     access.get().streams.spawn(async move {
-        let generated = begun.finish(Some(sink)).await;
+        let generated = started.finish(Some(sink)).await;
         // The send fails if the guest dropped the future, and then nobody needs the result.
         let _ = done.send(generated);
     });

@@ -51,9 +51,9 @@ pub(in crate::capability) fn chat_options(
         return Err(Error::InvalidArgument("max-tokens: must be at least 1".into()));
     }
     let (sampling, seed) = sampling(&options.sampling)?;
-    let (output, of_output) = output(&options.output)?;
+    let (output, output_examples) = output(&options.output)?;
     let mut examples = examples::in_turn(&tools);
-    examples.extend(of_output);
+    examples.extend(output_examples);
     Ok(ChatOptions {
         tools: tools.iter().map(|tool| tool.spec()).collect(),
         examples,
@@ -117,8 +117,8 @@ fn output(output: &OutputFormat) -> Result<(Option<Constraint>, Vec<ChatMessage>
                 Error::SchemaInvalid(format!("output: the JSON Schema is not JSON: {error}"))
             })?;
             if let Some(written) = examples::take(&mut schema) {
-                let of_output = examples::of_output(&schema, written);
-                examples = of_output.map_err(|why| Error::SchemaInvalid(format!("output: {why}")))?;
+                let output_examples = examples::output_examples(&schema, written);
+                examples = output_examples.map_err(|why| Error::SchemaInvalid(format!("output: {why}")))?;
             }
             Some(Constraint::JsonSchema(schema))
         }
@@ -128,6 +128,6 @@ fn output(output: &OutputFormat) -> Result<(Option<Constraint>, Vec<ChatMessage>
     Ok((constraint, examples))
 }
 
-pub(in crate::capability) fn asked(max_tokens: Option<usize>) -> Option<u32> {
+pub(in crate::capability) fn tokens_to_reserve(max_tokens: Option<usize>) -> Option<u32> {
     max_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
 }

@@ -3,7 +3,7 @@
 use crate::{
     bindings::types::Error,
     capability::{
-        inference::text_stream::Telling,
+        inference::text_stream::CollectingSink,
         turn::{Reservation, Turn},
     },
     journal::Call,
@@ -58,15 +58,15 @@ pub(in crate::capability) async fn follow(
     mut progress: Progress<'_>,
     mut stream: ChatStream,
     mut reservation: Reservation,
-    mut telling: Option<&mut Telling>,
+    mut collecting: Option<&mut CollectingSink>,
 ) -> Result<ChatOutcome, Error> {
     while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());
         match event.map_err(Error::from)? {
             ChatEvent::Text { delta, .. } => {
                 progress.note(stream.produced(), stream.rolled_back(), &delta);
-                if let Some(telling) = &mut telling {
-                    telling.push(&delta);
+                if let Some(collecting) = &mut collecting {
+                    collecting.push(&delta);
                 }
             }
             ChatEvent::ToolCallArguments { .. } => {

@@ -96,7 +96,7 @@ impl HostConversation for TurnContext {
         options: CompactOptions,
     ) -> wasmtime::Result<Result<Compaction, Error>> {
         match self.ask_compaction(&conversation, options)? {
-            Ok(asked) => Ok(asked.finish().await?),
+            Ok(requested) => Ok(requested.finish().await?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -107,7 +107,7 @@ impl HostConversation for TurnContext {
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
         match self.ask(&conversation, options)? {
-            Ok(asked) => generated(asked).await,
+            Ok(requested) => generated(requested).await,
             Err(error) => Ok(Err(error)),
         }
     }

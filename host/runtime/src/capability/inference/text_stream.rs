@@ -18,7 +18,7 @@ use wasmtime::{
 pub(crate) struct TextSink(Arc<Mutex<Unread>>);
 
 /// A sink that also collects the whole text.
-pub(crate) struct Telling {
+pub(crate) struct CollectingSink {
     sink: TextSink,
     text: String,
 }
@@ -58,9 +58,9 @@ impl TextSink {
     }
 }
 
-impl Telling {
+impl CollectingSink {
     pub(crate) fn new(sink: TextSink) -> Self {
-        Telling { sink, text: String::new() }
+        CollectingSink { sink, text: String::new() }
     }
 
     pub(crate) fn push(&mut self, delta: &str) {

@@ -32,15 +32,15 @@ const MAX_SESSION_BYTES: usize = 128;
 pub(crate) struct CalledTurns(Mutex<BTreeMap<u32, String>>);
 
 /// Registers that a called turn is waited for.
-struct Waited<'a> {
+struct WaitRegistration<'a> {
     called: &'a CalledTurns,
     call: u32,
 }
 
 impl CalledTurns {
-    fn wait(&self, call: u32, turn_id: &str) -> Waited<'_> {
+    fn wait(&self, call: u32, turn_id: &str) -> WaitRegistration<'_> {
         self.lock().insert(call, turn_id.to_owned());
-        Waited { called: self, call }
+        WaitRegistration { called: self, call }
     }
 
     /// Cancels the called turns that nobody waits for any more, because the caller's turn has finished.
@@ -65,7 +65,7 @@ impl CalledTurns {
     }
 }
 
-impl Waited<'_> {
+impl WaitRegistration<'_> {
     /// Records that the called turn has finished.
     fn ended(self) {
         self.called.lock().remove(&self.call);
@@ -105,7 +105,7 @@ pub(in crate::capability) async fn call(
         Err(circle) => return Ok(Err(circle)),
     };
     let host = &turn.tools.host;
-    let Some(invoke) = host.invoke.upgrade() else { return Err(goes_on_later(turn)) };
+    let Some(invoke) = host.invoke.upgrade() else { return Err(stop_until_restart(turn)) };
     let invocation = Invocation {
         principal: turn.affinity.tenant.clone(),
         agent: callee.clone(),
@@ -141,13 +141,13 @@ pub(in crate::capability) async fn call(
         Ok(outcome) => {
             Ok(outcome.data.ok_or_else(|| ToolError::Failed(format!("agent {callee} returned no result"))))
         }
-        Err(error) if error.code() == RuntimeError::ShuttingDown.code() => Err(goes_on_later(turn)),
+        Err(error) if error.code() == RuntimeError::ShuttingDown.code() => Err(stop_until_restart(turn)),
         Err(error) => Ok(Err(refusal(&callee, error))),
     }
 }
 
 /// Stops this turn without an answer for the guest: when the host restarts, the called turn and this one are both resumed.
-fn goes_on_later(turn: &Turn) -> Stopped {
+fn stop_until_restart(turn: &Turn) -> Stopped {
     turn.journal.fail(RuntimeError::ShuttingDown);
     Stopped
 }
@@ -177,7 +177,7 @@ async fn wait(
         turn.approvals.wait_for_called(call, &parked);
         let _waits = turn.journal.waits();
         parked.ends().await;
-        turn.approvals.called_goes_on(call);
+        turn.approvals.called_turn_resumed(call);
     }
 }
 

@@ -128,10 +128,10 @@ pub(crate) async fn call(
     options: &CallOptions,
 ) -> Result<Result<String, ToolError>, Stopped> {
     let mut call = turn.journal.begin(Identity::new("tools.call", &(name, arguments, options))).await?;
-    if let Some((result, place)) = turn.journal.recorded(&mut call)? {
-        place.reached().await;
+    if let Some((result, position)) = turn.journal.recorded(&mut call)? {
+        position.reached().await;
         if let Ok(ToolName::Host { .. }) = resolve(turn, name) {
-            fetch::made_before(turn, arguments, &result);
+            fetch::count_replayed_fetch(turn, arguments, &result);
         }
         return Ok(result);
     }
@@ -235,7 +235,7 @@ async fn attempt_once(
         Target::Server { server, tool } => {
             let called = server.call(&tool.definition.name, arguments.value());
             let called = async {
-                let _place = turn.egress.tool_place(&turn.affinity.tenant).await;
+                let _permit = turn.egress.tool_call_permit(&turn.affinity.tenant).await;
                 called.await.map(Json::from).map_err(|error| server_error(error, tool))
             };
             Ok(match timeout {
@@ -369,8 +369,8 @@ fn code(error: &ToolError) -> &'static str {
 pub(crate) async fn list(turn: &Arc<Turn>) -> Result<Vec<ToolInfo>, Stopped> {
     let mut call = turn.journal.begin(Identity::new("tools.list", &())).await?;
     let listed = match turn.journal.recorded(&mut call)? {
-        Some((listed, place)) => {
-            place.reached().await;
+        Some((listed, position)) => {
+            position.reached().await;
             listed
         }
         None => {

@@ -37,7 +37,7 @@ struct Arguments {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Answer {
+struct FetchResult {
     status: u16,
     url: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -117,15 +117,19 @@ pub(in crate::capability) async fn call(
         Err(error) => return Ok(Err(ToolError::InvalidArguments(error.to_string()))),
     };
     Ok(match make_request(turn, call, request).await? {
-        Ok(response) => Ok(json!(Answer::from(response))),
+        Ok(response) => Ok(json!(FetchResult::from(response))),
         Err(error) => Err(refusal(error, timeout)),
     })
 }
 
 /// Counts a request that was made before a restart, with the response size that the journal holds.
-pub(in crate::capability) fn made_before(turn: &Turn, arguments: &str, result: &Result<String, ToolError>) {
+pub(in crate::capability) fn count_replayed_fetch(
+    turn: &Turn,
+    arguments: &str,
+    result: &Result<String, ToolError>,
+) {
     let received = match result {
-        Ok(answer) => serde_json::from_str(answer).map_or(0, |answer: Answer| answer.bytes),
+        Ok(result) => serde_json::from_str(result).map_or(0, |result: FetchResult| result.bytes),
         Err(ToolError::Failed(_) | ToolError::TimedOut(_) | ToolError::Interrupted(_)) => 0,
         // No request left the host.
         Err(_) => return,
@@ -141,13 +145,13 @@ fn request(arguments: Value, timeout_ms: Option<u32>) -> Result<Request, serde_j
     Ok(Request { method, url, headers: headers.into_iter().collect(), body, timeout_ms })
 }
 
-impl From<Response> for Answer {
+impl From<Response> for FetchResult {
     fn from(response: Response) -> Self {
         let Response { status, url, headers, body } = response;
         let content_type =
             headers.into_iter().find(|(name, _)| name == "content-type").map(|(_, value)| value);
         let (text, note) = readable(&body, content_type.as_deref());
-        Answer { status, url, content_type, bytes: body.len(), text, note }
+        FetchResult { status, url, content_type, bytes: body.len(), text, note }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Closing: the guest is gone, and what it left is checked before anything of it counts.
+//! Closing: the guest has exited, and its reply and its changes are checked before they are committed.
 
 use super::{Run, State, committing::Committing, ended::Ended, failing::Failing, opened::Opened};
 use crate::{Json, RuntimeError, capability::TurnContext, feed::Hold};
@@ -9,7 +9,7 @@ use crate::{Json, RuntimeError, capability::TurnContext, feed::Hold};
 /// everything that the guest changed are only in memory.
 pub(super) struct Closing {
     pub(super) opened: Opened,
-    pub(super) answer: Result<Replied, NoReply>,
+    pub(super) answer: Result<Replied, FailedReply>,
 }
 
 /// The guest's reply, with what the guest changed.
@@ -20,7 +20,7 @@ pub(super) struct Replied {
 }
 
 /// The reason why a turn has no reply that can be committed.
-pub(super) struct NoReply {
+pub(super) struct FailedReply {
     pub(super) error: RuntimeError,
     /// The guest's log and changes. `None` if the turn was suspended.
     pub(super) context: Option<Box<TurnContext>>,
@@ -45,7 +45,7 @@ impl Closing {
             }
             (Ok(_), Err(no_reply)) => Err(no_reply),
             // If the journal stopped, its error is the reason why the guest was stopped.
-            (Err(error), Err(no_reply)) => Err(NoReply { error, ..no_reply }),
+            (Err(error), Err(no_reply)) => Err(FailedReply { error, ..no_reply }),
         };
         let called = &opened.turn.tools.called;
         match answer {
@@ -53,11 +53,11 @@ impl Closing {
                 called.cancel(&run.actor.host.live);
                 State::Committing(Committing { opened, replied, last_id })
             }
-            Err(NoReply { error, .. }) if continues_later(run, &opened, &error) => {
+            Err(FailedReply { error, .. }) if continues_later(run, &opened, &error) => {
                 // The turn is resumed when the host starts again.
                 Ended::LeftOpen(run.actor.host.shutdown.admit().err().unwrap_or(error)).into()
             }
-            Err(NoReply { error, mut context }) => {
+            Err(FailedReply { error, mut context }) => {
                 called.cancel(&run.actor.host.live);
                 let logs = context.as_mut().map(|context| context.log.take()).unwrap_or_default();
                 State::Failing(Failing::opened(opened, logs, error))
@@ -68,10 +68,10 @@ impl Closing {
 
 impl Replied {
     /// Returns the reply with the result of a check, or no reply if the check failed.
-    fn when<T>(self, check: Result<T, RuntimeError>) -> Result<(T, Self), NoReply> {
+    fn when<T>(self, check: Result<T, RuntimeError>) -> Result<(T, Self), FailedReply> {
         match check {
             Ok(checked) => Ok((checked, self)),
-            Err(error) => Err(NoReply { error, context: Some(self.context) }),
+            Err(error) => Err(FailedReply { error, context: Some(self.context) }),
         }
     }
 }

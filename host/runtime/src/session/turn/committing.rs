@@ -11,7 +11,7 @@ use crate::{
     metric,
     name::tenant_of,
     session::actor::Actor,
-    token_budget::Spend,
+    token_budget::TokenSpend,
 };
 use skep_store::{ConversationRow, NewEvent, TurnCommit, TurnKey, TurnState};
 use std::sync::Arc;
@@ -29,14 +29,14 @@ pub(super) struct Committing {
 }
 
 /// A turn that succeeded, before its commit.
-struct Answer {
+struct UncommittedTurn {
     outcome: Outcome,
     context: Box<TurnContext>,
     key: TurnKey,
     /// Limit on the stored size of the session.
     session_kb: u32,
     idempotency_key: Option<String>,
-    spend: Spend,
+    spend: TokenSpend,
 }
 
 impl Committing {
@@ -49,7 +49,7 @@ impl Committing {
         let spend = turn.spend();
         let (usage, elapsed_us) = (turn.usage(), time.elapsed_us());
         drop(turn);
-        let answer = Answer {
+        let uncommitted = UncommittedTurn {
             outcome: Outcome { text, data, turn: number, usage, elapsed_us },
             context,
             key,
@@ -57,7 +57,7 @@ impl Committing {
             idempotency_key: invocation.idempotency_key,
             spend: spend.clone(),
         };
-        match run.actor.commit(answer, &ending).await {
+        match run.actor.commit(uncommitted, &ending).await {
             Ok(outcome) => Ended::Done { last_id, outcome }.into(),
             Err(error) => {
                 let (spend, ending) = (Some(spend), Some(ending));
@@ -69,8 +69,12 @@ impl Committing {
 
 impl Actor {
     /// Commits what the turn changed and updates the session in memory.
-    async fn commit(&mut self, answer: Answer, ending: &TurnEnding) -> Result<Outcome, RuntimeError> {
-        let Answer { outcome, mut context, key, session_kb, idempotency_key, spend } = answer;
+    async fn commit(
+        &mut self,
+        uncommitted: UncommittedTurn,
+        ending: &TurnEnding,
+    ) -> Result<Outcome, RuntimeError> {
+        let UncommittedTurn { outcome, mut context, key, session_kb, idempotency_key, spend } = uncommitted;
         let conversations = context.conversations.take();
         let rows = conversations.rows(&self.host.reach.compute, tenant_of(&self.key.session)).await?;
         self.check_stored_size(&context, &rows, session_kb)?;
@@ -78,7 +82,7 @@ impl Actor {
         let at_ms = now_ms();
         let events = self.events(&mut context, &outcome, ending, at_ms).await?;
         let schedules = context.schedules.take().map(ScheduleView::into_changes).unwrap_or_default();
-        let occasion = ending.occasion();
+        let trigger = ending.trigger();
         let commit = TurnCommit {
             agent: self.key.agent.clone(),
             session: self.key.session.clone(),
@@ -91,10 +95,10 @@ impl Actor {
             // A turn that an alarm or event started is settled in this commit, and nobody looks it
             // up by its key.
             outcome: Some(skep_store::Outcome {
-                idempotency_key: idempotency_key.filter(|_| occasion.is_none()),
+                idempotency_key: idempotency_key.filter(|_| trigger.is_none()),
                 body,
             }),
-            occasion,
+            trigger,
             schedules,
             events,
             token_use: spend.row(),

@@ -7,7 +7,7 @@ use crate::{
     event::turn_events::TurnEnding,
     name::SessionKey,
     session::{Settlement, StoredFailure},
-    token_budget::Spend,
+    token_budget::TokenSpend,
 };
 use skep_store::{LogEntry, NewEvent, TurnFailure, TurnKey};
 
@@ -22,7 +22,7 @@ pub(super) struct Failing {
     pub(super) number: u64,
     pub(super) logs: Vec<LogEntry>,
     /// `None` if the turn was not opened.
-    pub(super) spend: Option<Spend>,
+    pub(super) spend: Option<TokenSpend>,
     /// `None` if the turn's message cannot be read.
     pub(super) ending: Option<TurnEnding>,
     pub(super) error: RuntimeError,
@@ -61,7 +61,7 @@ impl Failing {
             keeps_key,
             logs,
             events,
-            token_use: spend.as_ref().and_then(Spend::row),
+            token_use: spend.as_ref().and_then(TokenSpend::row),
         };
         Settlement { failure, spend, _live: run.live.clone() }.write(host).await;
         Ended::Failed(error).into()

@@ -30,7 +30,7 @@ impl Resuming {
             () = host.shutdown.begun() => return Ended::LeftOpen(RuntimeError::ShuttingDown).into(),
         };
         // From here on, the death of this process counts as a loss of the turn.
-        if let Err(error) = host.store.take_up_turn(key).await {
+        if let Err(error) = host.store.mark_turn_running_here(key).await {
             return Ended::LeftOpen(error.into()).into();
         }
         let accepted = match host.store.turn_by_key(key).await {

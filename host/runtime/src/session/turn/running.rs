@@ -2,7 +2,7 @@
 
 use super::{
     Run, State,
-    closing::{Closing, NoReply, Replied},
+    closing::{Closing, FailedReply, Replied},
     opened::Opened,
     suspended::Suspended,
 };
@@ -10,7 +10,7 @@ use crate::{
     Json, RuntimeError,
     bindings::tool_handler,
     capability::{Turn, TurnContext},
-    guest::{self, Entry, Left},
+    guest::{self, CallEnd, Entry},
     journal::{Identity, Journal, Stopped},
 };
 use std::{pin::pin, sync::Arc, time::Instant};
@@ -45,15 +45,15 @@ impl Running {
         let Running { opened, context, entry } = self;
         let (left, context) = call(run, &opened, context, entry).await;
         let answer = match left {
-            Left::Stopped(Stop::OnlyWaits) => {
+            CallEnd::Stopped(Stop::OnlyWaits) => {
                 drop(context);
                 return State::Suspended(Suspended { opened, since: Instant::now() });
             }
-            Left::Stopped(Stop::Abandoned | Stop::Gone) => {
-                Err(NoReply { error: RuntimeError::Cancelled, context: Some(context) })
+            CallEnd::Stopped(Stop::Abandoned | Stop::Gone) => {
+                Err(FailedReply { error: RuntimeError::Cancelled, context: Some(context) })
             }
-            Left::Returned(Ok((text, data))) => Ok(Replied { text, data, context }),
-            Left::Returned(Err(error)) => Err(NoReply { error, context: Some(context) }),
+            CallEnd::Returned(Ok((text, data))) => Ok(Replied { text, data, context }),
+            CallEnd::Returned(Err(error)) => Err(FailedReply { error, context: Some(context) }),
         };
         State::Closing(Closing { opened, answer })
     }
@@ -64,13 +64,13 @@ async fn call(
     opened: &Opened,
     context: Box<TurnContext>,
     entry: Entry,
-) -> (Left<Reply, Stop>, Box<TurnContext>) {
+) -> (CallEnd<Reply, Stop>, Box<TurnContext>) {
     let Opened { agent, turn, journal, .. } = opened;
     let host = &run.actor.host;
     let mut stop = pin!(stopped(run, journal));
     let approved = tokio::select! {
         approved = approved(&entry, turn) => approved,
-        why = &mut stop => return (Left::Stopped(why), context),
+        why = &mut stop => return (CallEnd::Stopped(why), context),
     };
     let refused = match approved {
         Ok(Ok(())) => None,
@@ -79,24 +79,24 @@ async fn call(
         Err(Stopped) => Some(RuntimeError::Cancelled),
     };
     if let Some(error) = refused {
-        return (Left::Returned(Err(error)), context);
+        return (CallEnd::Returned(Err(error)), context);
     }
     let instance = host.instances.slot(turn.tools.callers.len(), &turn.affinity.tenant);
     let instance = tokio::select! {
         instance = tokio::time::timeout_at(turn.deadline.into(), instance) => instance,
-        why = &mut stop => return (Left::Stopped(why), context),
+        why = &mut stop => return (CallEnd::Stopped(why), context),
     };
     let Ok(_instance) = instance else {
-        return (Left::Returned(Err(RuntimeError::DeadlineExceeded)), context);
+        return (CallEnd::Returned(Err(RuntimeError::DeadlineExceeded)), context);
     };
     let (left, context) =
         guest::take_turn(agent.code(&host.instances.wasm), turn.deadline, stop, *context, entry).await;
     let left = match left {
-        Left::Returned(reply) => {
+        CallEnd::Returned(reply) => {
             let reply = reply.and_then(|reply| reply.into_outcome(turn.deadline));
-            Left::Returned(reply.map_err(|error| turn.explain(error)))
+            CallEnd::Returned(reply.map_err(|error| turn.explain(error)))
         }
-        Left::Stopped(why) => Left::Stopped(why),
+        CallEnd::Stopped(why) => CallEnd::Stopped(why),
     };
     (left, Box::new(context))
 }

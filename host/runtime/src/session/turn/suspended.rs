@@ -2,7 +2,7 @@
 
 use super::{
     Run, State,
-    closing::{Closing, NoReply},
+    closing::{Closing, FailedReply},
     opened::Opened,
     opening::Opening,
 };
@@ -32,7 +32,9 @@ impl Suspended {
         run.actor.pauses.send_replace(None);
         match decided {
             Ok(()) => State::Opening(interrupted(opened, since)),
-            Err(error) => State::Closing(Closing { opened, answer: Err(NoReply { error, context: None }) }),
+            Err(error) => {
+                State::Closing(Closing { opened, answer: Err(FailedReply { error, context: None }) })
+            }
         }
     }
 }

@@ -179,7 +179,7 @@ async fn resuming_a_turn_that_succeeded_meanwhile_returns_its_outcome() {
             idempotency_key: None,
             body: serde_json::to_vec(&outcome()).expect("JSON"),
         }),
-        occasion: None,
+        trigger: None,
         schedules: Vec::new(),
         events: Vec::new(),
         token_use: None,

@@ -24,7 +24,7 @@ struct Alarm {
 
 impl Scenario for Alarm {
     /// Whether the alarm is due.
-    type Told = bool;
+    type Observed = bool;
 
     fn outside(&self) -> &Outside {
         &self.outside
@@ -86,13 +86,13 @@ fn event() -> Event {
 }
 
 /// An event for a session, published by a client or emitted by another session.
-struct Told {
+struct SessionEvent {
     outside: Outside,
     by_a_client: bool,
 }
 
-impl Scenario for Told {
-    type Told = ();
+impl Scenario for SessionEvent {
+    type Observed = ();
 
     fn outside(&self) -> &Outside {
         &self.outside
@@ -120,13 +120,13 @@ impl Scenario for Told {
 
 #[test]
 fn an_event_of_a_client_survives_every_crash() {
-    let tally = cut_off_at_every_write(&Told { outside: Outside::start(), by_a_client: true });
+    let tally = cut_off_at_every_write(&SessionEvent { outside: Outside::start(), by_a_client: true });
     assert!(tally.crashes > 9 && tally.interrupted > 0, "{tally:?}");
 }
 
 #[test]
 fn an_event_of_an_agent_survives_every_crash() {
-    let tally = cut_off_at_every_write(&Told { outside: Outside::start(), by_a_client: false });
+    let tally = cut_off_at_every_write(&SessionEvent { outside: Outside::start(), by_a_client: false });
     assert!(tally.crashes > 15 && tally.interrupted > 0, "{tally:?}");
 }
 
@@ -134,7 +134,7 @@ fn an_event_of_an_agent_survives_every_crash() {
 struct Webhook(Outside);
 
 impl Scenario for Webhook {
-    type Told = ();
+    type Observed = ();
 
     fn outside(&self) -> &Outside {
         &self.0
@@ -155,8 +155,8 @@ impl Scenario for Webhook {
 
     async fn check(&self, host: &Host, (): &()) -> usize {
         assert!(host.agents.dead_letters(None, 10).await.expect("listed").is_empty());
-        let told: Vec<String> = self.0.webhooks("/hook").into_iter().map(|(_, topic)| topic).collect();
-        let mut sorted = told.clone();
+        let observed: Vec<String> = self.0.webhooks("/hook").into_iter().map(|(_, topic)| topic).collect();
+        let mut sorted = observed.clone();
         sorted.sort();
         assert_eq!(sorted, ["order.paid", "skep.turn.done"], "each event has one id");
         did(host, &self.0, "s", "/message", 1).await
@@ -195,7 +195,7 @@ impl Batches {
 }
 
 impl Scenario for Batches {
-    type Told = Queued;
+    type Observed = Queued;
 
     fn outside(&self) -> &Outside {
         &self.0
@@ -207,19 +207,19 @@ impl Scenario for Batches {
         host.deploy("doer", &manifest, doer(&self.0)).await.expect("valid");
     }
 
-    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Queued) {
+    async fn act(&self, host: &Host, _clock: &Clock, observed: &mut Queued) {
         let item = |request| BatchItem { request, form: String::new(), reference: None };
         let turn = item(BatchRequest::Turn { text: "post".into(), data: None });
-        Batches::queue(host, "agent:doer", turn, &mut told.turns).await;
+        Batches::queue(host, "agent:doer", turn, &mut observed.turns).await;
         let options = ChatOptions { max_tokens: Some(2), ignore_eos: true, ..ChatOptions::default() };
         let (messages, options) = (vec![ChatMessage::user("hi")], Box::new(options));
         let chat = item(BatchRequest::Chat { messages, options });
-        Batches::queue(host, "tiny", chat, &mut told.chats).await;
+        Batches::queue(host, "tiny", chat, &mut observed.chats).await;
     }
 
-    async fn check(&self, host: &Host, told: &Queued) -> usize {
+    async fn check(&self, host: &Host, observed: &Queued) -> usize {
         let (mut batches, mut interrupted, mut told_ends) = (0, 0, 0);
-        for id in [&told.turns, &told.chats].into_iter().flatten().flatten() {
+        for id in [&observed.turns, &observed.chats].into_iter().flatten().flatten() {
             let (_, results) =
                 host.agents.batch_results(PRINCIPAL, id).await.expect("a reported batch is kept");
             let items = results.expect("the batch has ended").items;
@@ -231,7 +231,7 @@ impl Scenario for Batches {
         let sessions = host.agents.sessions(&crate::Tenant::local(), "doer", None, 10).await.expect("listed");
         let of_items: Vec<_> = sessions.iter().filter(|session| session.id.starts_with("batch-")).collect();
         // All items of a batch exist or none; a batch that was never reported may exist or not.
-        let is_known = matches!(told.turns, Some(Some(_)));
+        let is_known = matches!(observed.turns, Some(Some(_)));
         assert!(of_items.len() == ITEMS || of_items.is_empty() && !is_known, "{sessions:?}");
         for session in &of_items {
             assert_eq!(session.turns, 1);

@@ -34,7 +34,7 @@ const WRITES_OF_A_RESTART: u32 = 6;
 /// The actions of clients, and the expected result.
 trait Scenario {
     /// The responses that clients have received. They outlive the host.
-    type Told: Default;
+    type Observed: Default;
 
     fn outside(&self) -> &Outside;
 
@@ -45,13 +45,13 @@ trait Scenario {
     /// Prepares a host before there are any crashes.
     async fn prepare(&self, host: &Host);
 
-    /// Performs all actions of the clients, until they are told that everything is done. After a
+    /// Performs all actions of the clients, until they know that everything is done. After a
     /// crash they start over.
-    async fn act(&self, host: &Host, clock: &Clock, told: &mut Self::Told);
+    async fn act(&self, host: &Host, clock: &Clock, observed: &mut Self::Observed);
 
     /// Checks the result after everything has settled. Returns how many effects were reported as
     /// interrupted, each of which may or may not have happened.
-    async fn check(&self, host: &Host, told: &Self::Told) -> usize;
+    async fn check(&self, host: &Host, observed: &Self::Observed) -> usize;
 }
 
 /// Statistics of a scenario.
@@ -112,15 +112,15 @@ fn cut_off_at_every_write(scenario: &impl Scenario) -> Tally {
 /// and how many effects were reported as interrupted.
 fn round<S: Scenario>(scenario: &S, models: &ModelSet, prepared: &Path, crashes: &[Crash]) -> (u32, usize) {
     scenario.outside().forget();
-    let (clock, mut told) = (Clock::at(now_ms()), S::Told::default());
+    let (clock, mut observed) = (Clock::at(now_ms()), S::Observed::default());
     let mut folder = copy_of(prepared);
     let lives = crashes.iter().copied().map(Some).chain([None]);
     for (cut, crash) in (0..).zip(lives) {
         let options = RuntimeOptions { clock: clock.clone(), ..scenario.options() };
         let life = live(folder.path(), models, options, crash, async |host| {
-            scenario.act(host, &clock, &mut told).await;
+            scenario.act(host, &clock, &mut observed).await;
             settled(host, &clock).await;
-            scenario.check(host, &told).await
+            scenario.check(host, &observed).await
         });
         match life {
             Life::Whole(interrupted) => return (cut, interrupted),
@@ -147,7 +147,7 @@ fn live<T>(
     let runtime = runtime.expect("a runtime");
     let life = runtime.block_on(async {
         let store = Store::open(&folder.join("skep.db"), Durability::Process).await.expect("the database opens");
-        let store = store.in_small_pieces();
+        let store = store.in_small_chunks();
         store.faults().separate_writes();
         let crashed = crash.map(|crash| crash.arm(store.faults()));
         let mut living = pin!(async {

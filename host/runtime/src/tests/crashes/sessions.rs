@@ -28,7 +28,7 @@ async fn value_of(host: &Host, session: &str) -> Option<Vec<u8>> {
 }
 
 /// Checks that no rows of interrupted operations are left.
-async fn nothing_is_half_done(host: &Host) {
+async fn assert_all_or_nothing(host: &Host) {
     let left =
         "SELECT (SELECT COUNT(*) FROM erasures) + (SELECT COUNT(*) FROM sessions WHERE session IS NULL)
         + (SELECT COUNT(*) FROM state WHERE session NOT IN (SELECT key FROM sessions))
@@ -60,8 +60,8 @@ impl Change {
 }
 
 impl Scenario for Change {
-    /// Whether the client was told that the operation is done.
-    type Told = bool;
+    /// Whether the client learned that the operation is done.
+    type Observed = bool;
 
     fn outside(&self) -> &Outside {
         &self.outside
@@ -77,7 +77,7 @@ impl Scenario for Change {
         }
     }
 
-    async fn act(&self, host: &Host, _clock: &Clock, told: &mut bool) {
+    async fn act(&self, host: &Host, _clock: &Clock, observed: &mut bool) {
         let agents = &host.agents;
         let code = match self.deed {
             Deed::Fork => agents.fork_session("count", "s", "t").await.map(drop),
@@ -99,12 +99,12 @@ impl Scenario for Change {
         if let Err(error) = code {
             assert_eq!(error.code(), done_before, "{error}");
         }
-        *told = true;
+        *observed = true;
     }
 
-    async fn check(&self, host: &Host, told: &bool) -> usize {
-        assert!(told);
-        nothing_is_half_done(host).await;
+    async fn check(&self, host: &Host, observed: &bool) -> usize {
+        assert!(observed);
+        assert_all_or_nothing(host).await;
         let expected = match self.deed {
             Deed::Fork => [Some("old"), Some("old")],
             Deed::Import => [None, Some("new")],

@@ -28,7 +28,7 @@ struct Message {
 }
 
 impl Scenario for Message {
-    type Told = Option<Outcome>;
+    type Observed = Option<Outcome>;
 
     fn outside(&self) -> &Outside {
         &self.outside
@@ -38,15 +38,15 @@ impl Scenario for Message {
         host.deploy("doer", MANIFEST, doer(&self.outside)).await.expect("valid");
     }
 
-    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Self::Told) {
+    async fn act(&self, host: &Host, _clock: &Clock, observed: &mut Self::Observed) {
         let message = if self.has_key { keyed } else { invocation };
-        *told = Some(ask(host, message("doer", "s", "post")).await);
+        *observed = Some(ask(host, message("doer", "s", "post")).await);
     }
 
-    async fn check(&self, host: &Host, told: &Self::Told) -> usize {
+    async fn check(&self, host: &Host, observed: &Self::Observed) -> usize {
         let interrupted = did(host, &self.outside, "s", "/message", 1).await;
         let session = host.agents.session("doer", "s").await.expect("the session exists");
-        assert_eq!((session.summary.turns, told.as_ref().map(|outcome| outcome.turn)), (1, Some(1)));
+        assert_eq!((session.summary.turns, observed.as_ref().map(|outcome| outcome.turn)), (1, Some(1)));
         interrupted
     }
 }
@@ -77,7 +77,7 @@ struct Sent {
 }
 
 impl Scenario for Unsure {
-    type Told = Sent;
+    type Observed = Sent;
 
     fn outside(&self) -> &Outside {
         &self.outside
@@ -87,10 +87,10 @@ impl Scenario for Unsure {
         host.deploy("doer", MANIFEST, doer(&self.outside)).await.expect("valid");
     }
 
-    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Sent) {
-        let mut handle = match &told.turn_id {
-            _ if !told.is_sent => {
-                told.is_sent = true;
+    async fn act(&self, host: &Host, _clock: &Clock, observed: &mut Sent) {
+        let mut handle = match &observed.turn_id {
+            _ if !observed.is_sent => {
+                observed.is_sent = true;
                 let message = Invocation { detached: self.detached, ..invocation("doer", "s", "post") };
                 host.agents.invoke(message).await.expect("taken")
             }
@@ -98,23 +98,23 @@ impl Scenario for Unsure {
             None => return,
         };
         if self.detached {
-            told.turn_id = Some(handle.turn_id().to_owned());
+            observed.turn_id = Some(handle.turn_id().to_owned());
         }
         while let Some(event) = handle.next().await {
             let event = event.expect("the turn succeeds");
             // The turn is durable by the time anybody sees an event.
-            told.turn_id = Some(handle.turn_id().to_owned());
-            told.is_done = matches!(event, RunEvent::Done(_));
+            observed.turn_id = Some(handle.turn_id().to_owned());
+            observed.is_done = matches!(event, RunEvent::Done(_));
         }
     }
 
-    async fn check(&self, host: &Host, told: &Sent) -> usize {
+    async fn check(&self, host: &Host, observed: &Sent) -> usize {
         let Ok(session) = host.agents.session("doer", "s").await else {
-            assert!(told.turn_id.is_none(), "an accepted message is lost");
+            assert!(observed.turn_id.is_none(), "an accepted message is lost");
             assert_eq!(self.outside.count("/message"), 0, "a message that was not accepted has no effects");
             return 0;
         };
-        assert!(told.is_done || told.turn_id.is_none());
+        assert!(observed.is_done || observed.turn_id.is_none());
         assert_eq!(session.summary.turns, 1);
         did(host, &self.outside, "s", "/message", 1).await
     }
@@ -134,7 +134,7 @@ struct Generation(Outside);
 
 impl Scenario for Generation {
     /// The events that the client received last, with their numbers.
-    type Told = Vec<(u64, RunEvent)>;
+    type Observed = Vec<(u64, RunEvent)>;
 
     fn outside(&self) -> &Outside {
         &self.0
@@ -144,21 +144,21 @@ impl Scenario for Generation {
         host.deploy("chat", "", chatter()).await.expect("valid");
     }
 
-    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Self::Told) {
+    async fn act(&self, host: &Host, _clock: &Clock, observed: &mut Self::Observed) {
         let mut handle = host.agents.invoke(keyed("chat", "s", "hello")).await.expect("taken");
         for number in 0.. {
             let Some(event) = handle.next().await else { break };
             let event = (handle.last_id().expect("a number"), event.expect("the turn succeeds"));
-            match told.get(number) {
+            match observed.get(number) {
                 Some(known) => assert_eq!(*known, event, "received events do not change"),
-                None => told.push(event),
+                None => observed.push(event),
             }
         }
     }
 
-    async fn check(&self, host: &Host, told: &Self::Told) -> usize {
-        let Some((_, RunEvent::Done(outcome))) = told.last() else { panic!("{told:?}") };
-        let said: String = told
+    async fn check(&self, host: &Host, observed: &Self::Observed) -> usize {
+        let Some((_, RunEvent::Done(outcome))) = observed.last() else { panic!("{observed:?}") };
+        let said: String = observed
             .iter()
             .filter_map(|(_, event)| match event {
                 RunEvent::Delta { text } => Some(text.as_str()),
@@ -201,7 +201,7 @@ impl ToolCall {
 }
 
 impl Scenario for ToolCall {
-    type Told = Called;
+    type Observed = Called;
 
     fn outside(&self) -> &Outside {
         &self.outside
@@ -215,8 +215,8 @@ impl Scenario for ToolCall {
         host.deploy("desk", &manifest, caller()).await.expect("valid");
     }
 
-    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Called) {
-        let asked = &mut told.asked;
+    async fn act(&self, host: &Host, _clock: &Clock, observed: &mut Called) {
+        let asked = &mut observed.asked;
         let outcome = beside(ask(host, keyed("desk", "s", self.tool)), async || {
             for waiting in host.agents.approvals(None, 10).await.expect("listed") {
                 assert!(self.asks, "{waiting:?}");
@@ -225,12 +225,12 @@ impl Scenario for ToolCall {
                 let _ = host.agents.decide(&waiting.id, true, None, "ann").await;
             }
         });
-        told.outcome = Some(outcome.await);
+        observed.outcome = Some(outcome.await);
     }
 
-    async fn check(&self, host: &Host, told: &Called) -> usize {
-        let outcome = told.outcome.as_ref().expect("told");
-        assert_eq!(told.asked.len(), usize::from(self.asks), "{:?}", told.asked);
+    async fn check(&self, host: &Host, observed: &Called) -> usize {
+        let outcome = observed.outcome.as_ref().expect("the client got an outcome");
+        assert_eq!(observed.asked.len(), usize::from(self.asks), "{:?}", observed.asked);
         assert!(host.agents.approvals(None, 10).await.expect("listed").is_empty());
         let session = host.agents.session("desk", "s").await.expect("the session exists");
         assert_eq!(session.summary.turns, 1);
@@ -280,7 +280,7 @@ fn an_approved_call_of_another_agent_survives_every_crash() {
 struct Fetch(Outside);
 
 impl Scenario for Fetch {
-    type Told = Option<String>;
+    type Observed = Option<String>;
 
     fn outside(&self) -> &Outside {
         &self.0
@@ -290,17 +290,21 @@ impl Scenario for Fetch {
         host.deploy("web", fetch_tool::GRANTS, fetch_tool::fetcher()).await.expect("valid");
     }
 
-    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Self::Told) {
+    async fn act(&self, host: &Host, _clock: &Clock, observed: &mut Self::Observed) {
         let arguments = json!({"method": "POST", "url": self.0.url("/order")}).to_string();
         let message = Invocation { idempotency_key: Some("k".into()), ..invocation("web", "s", &arguments) };
-        *told = Some(ask(host, message).await.text);
+        *observed = Some(ask(host, message).await.text);
     }
 
-    async fn check(&self, _host: &Host, told: &Self::Told) -> usize {
-        let (told, came) = (told.as_ref().expect("told"), self.0.count("/order"));
-        let is_interrupted = told.contains("it is unknown whether the server acted on it");
-        assert!(is_interrupted || told.contains("\"text\":\"well\""), "{told}");
-        assert!(came == 1 || came == 0 && is_interrupted, "{came} requests arrived, and the reply is {told}");
+    async fn check(&self, _host: &Host, observed: &Self::Observed) -> usize {
+        let (observed, came) =
+            (observed.as_ref().expect("the client got an outcome"), self.0.count("/order"));
+        let is_interrupted = observed.contains("it is unknown whether the server acted on it");
+        assert!(is_interrupted || observed.contains("\"text\":\"well\""), "{observed}");
+        assert!(
+            came == 1 || came == 0 && is_interrupted,
+            "{came} requests arrived, and the reply is {observed}"
+        );
         usize::from(is_interrupted)
     }
 }
@@ -316,7 +320,7 @@ fn a_fetch_tool_call_survives_every_crash() {
 struct Cancelled(Outside);
 
 impl Scenario for Cancelled {
-    type Told = Option<String>;
+    type Observed = Option<String>;
 
     fn outside(&self) -> &Outside {
         &self.0
@@ -328,12 +332,12 @@ impl Scenario for Cancelled {
         host.deploy("desk", &granted("\"agent:*/*\""), caller()).await.expect("valid");
     }
 
-    async fn act(&self, host: &Host, _clock: &Clock, told: &mut Self::Told) {
-        let id = match told {
+    async fn act(&self, host: &Host, _clock: &Clock, observed: &mut Self::Observed) {
+        let id = match observed {
             Some(id) => id.clone(),
             None => {
                 let handle = host.agents.invoke(keyed("desk", "s", "agent:doer/find")).await.expect("taken");
-                told.insert(handle.turn_id().to_owned()).clone()
+                observed.insert(handle.turn_id().to_owned()).clone()
             }
         };
         let is_over = async || {
@@ -346,7 +350,7 @@ impl Scenario for Cancelled {
         eventually(is_over).await;
     }
 
-    async fn check(&self, host: &Host, _told: &Self::Told) -> usize {
+    async fn check(&self, host: &Host, _observed: &Self::Observed) -> usize {
         for (agent, session) in [("desk", "s"), ("doer", "desk~s")] {
             host.agents.session(agent, session).await.expect_err("no turn of it was committed");
         }

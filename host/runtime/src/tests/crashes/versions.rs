@@ -26,7 +26,7 @@ struct Change {
 }
 
 impl Scenario for Change {
-    type Told = ();
+    type Observed = ();
 
     fn outside(&self) -> &Outside {
         &self.outside
@@ -61,9 +61,9 @@ impl Scenario for Change {
 async fn consistent(host: &Host) -> u64 {
     assert!(host.agents.failed_agents().is_empty(), "{:?}", host.agents.failed_agents());
     let versions = host.agents.versions("w").await.expect("the agent exists");
-    let in_force: Vec<u64> =
+    let active: Vec<u64> =
         versions.iter().filter(|version| version.is_in_force).map(|version| version.version).collect();
-    let [version] = in_force[..] else { panic!("{versions:?}") };
+    let [version] = active[..] else { panic!("{versions:?}") };
     assert_eq!(host.agents.agent("w").expect("the agent can be called").summary.version, version);
     let schedules = host.agents.schedules(None, 10).await.expect("listed");
     let names: Vec<&str> = schedules.iter().map(|schedule| schedule.name.as_str()).collect();

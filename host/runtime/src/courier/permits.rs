@@ -8,32 +8,32 @@ use crate::{courier::Context, tenancy::Shares};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Number of permits for each kind: alarms, events for sessions, and events for webhooks.
-const PLACES: usize = 64;
+const PERMITS: usize = 64;
 
 /// The permits of one kind.
 #[derive(Clone, Default)]
-pub(super) struct Places(Arc<Mutex<Shares>>);
+pub(super) struct Permits(Arc<Mutex<Shares>>);
 
 /// One permit. When it is dropped, the courier looks for deliveries that it can start.
-pub(super) struct Place {
-    places: Places,
+pub(super) struct Permit {
+    permits: Permits,
     tenant: String,
     context: Arc<Context>,
 }
 
-impl Places {
+impl Permits {
     /// Takes a permit, or returns `None` if none is available to the tenant now.
-    pub(super) fn take(&self, tenant: &str, context: &Arc<Context>) -> Option<Place> {
+    pub(super) fn take(&self, tenant: &str, context: &Arc<Context>) -> Option<Permit> {
         // Shares always apply, regardless of the number of tenants, because one permit more or less
         // costs nothing.
-        let may_take = self.lock().may_take(tenant, 1, PLACES, true);
+        let may_take = self.lock().may_take(tenant, 1, PERMITS, true);
         may_take.then(|| self.take_again(tenant, context))
     }
 
     /// Takes a permit for a row that was started before, regardless of the limit.
-    pub(super) fn take_again(&self, tenant: &str, context: &Arc<Context>) -> Place {
+    pub(super) fn take_again(&self, tenant: &str, context: &Arc<Context>) -> Permit {
         self.lock().take(tenant, 1);
-        Place { places: self.clone(), tenant: tenant.to_owned(), context: context.clone() }
+        Permit { permits: self.clone(), tenant: tenant.to_owned(), context: context.clone() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Shares> {
@@ -41,9 +41,9 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        self.places.lock().give_back(&self.tenant, 1);
+        self.permits.lock().give_back(&self.tenant, 1);
         self.context.outbox.ring();
     }
 }

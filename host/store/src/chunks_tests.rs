@@ -227,7 +227,7 @@ async fn crashed_everywhere(
         let folder = tempfile::tempdir().unwrap();
         let mut store = with_session(folder.path(), 1_200).await;
         // Make every statement a chunk.
-        store.piece = Duration::ZERO;
+        store.chunk_time = Duration::ZERO;
         let mut transactions = 0;
         store.faults().choose(move |moment| {
             transactions += u64::from(moment == Moment::Begin);
@@ -320,7 +320,7 @@ async fn an_agent_whose_deletion_was_cut_off_is_gone_and_can_be_redeployed() {
     for crash_at in 0.. {
         let folder = tempfile::tempdir().unwrap();
         let mut store = with_session(folder.path(), 600).await;
-        store.piece = Duration::ZERO;
+        store.chunk_time = Duration::ZERO;
         let mut transactions = 0;
         store.faults().choose(move |moment| {
             transactions += u64::from(moment == Moment::Begin);

@@ -5,7 +5,7 @@ use crate::{ScheduleRow, Store, StoreError, rows, schedules};
 use sqlx::{Row, query, query_scalar};
 
 /// Number of rows that one statement changes.
-const PIECE_ROWS: i64 = 500;
+const CHUNK_ROWS: i64 = 500;
 
 /// The state of the clock that the previous host recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Store {
     }
 
     /// Resets sessions of an agent that were used after `now_ms` to `now_ms`. Returns their number.
-    pub async fn bring_sessions_back(&self, agent: &str, now_ms: u64) -> Result<u64, StoreError> {
+    pub async fn clamp_session_times(&self, agent: &str, now_ms: u64) -> Result<u64, StoreError> {
         let later: bool =
             query_scalar("SELECT EXISTS (SELECT 1 FROM sessions WHERE agent = ? AND updated_at_ms > ?)")
                 .bind(agent)
@@ -68,7 +68,7 @@ impl Store {
         if !later {
             return Ok(0);
         }
-        self.in_pieces((agent.to_owned(), now_ms), |connection, (agent, now_ms)| {
+        self.in_chunks((agent.to_owned(), now_ms), |connection, (agent, now_ms)| {
             Box::pin(async move {
                 let moved = query(
                     "UPDATE sessions SET updated_at_ms = ?2 WHERE key IN
@@ -76,7 +76,7 @@ impl Store {
                 )
                 .bind(agent.as_str())
                 .bind(*now_ms as i64)
-                .bind(PIECE_ROWS)
+                .bind(CHUNK_ROWS)
                 .execute(connection)
                 .await
                 .map_err(StoreError::while_it("reset sessions with a time in the future"))?;
@@ -134,15 +134,15 @@ impl Store {
     }
 
     /// Resets approval requests that were created after `now_ms` to `now_ms`.
-    pub async fn bring_approvals_back(&self, now_ms: u64) -> Result<(), StoreError> {
-        self.in_pieces(now_ms, |connection, now_ms| {
+    pub async fn clamp_approval_times(&self, now_ms: u64) -> Result<(), StoreError> {
+        self.in_chunks(now_ms, |connection, now_ms| {
             Box::pin(async move {
                 let moved = query(
                     "UPDATE approvals SET created_at_ms = ?1, expires_at_ms = ?1 + expires_at_ms - created_at_ms
                      WHERE id IN (SELECT id FROM approvals WHERE verdict IS NULL AND created_at_ms > ?1 LIMIT ?2)",
                 )
                 .bind(*now_ms as i64)
-                .bind(PIECE_ROWS)
+                .bind(CHUNK_ROWS)
                 .execute(connection)
                 .await
                 .map_err(StoreError::while_it("reset approvals with a time in the future"))?;
@@ -154,19 +154,19 @@ impl Store {
     }
 
     /// Sets the next attempt of deliveries and batch items that wait until after `latest_ms` to `now_ms`.
-    pub async fn bring_tries_back(&self, latest_ms: u64, now_ms: u64) -> Result<(), StoreError> {
+    pub async fn clamp_retry_times(&self, latest_ms: u64, now_ms: u64) -> Result<(), StoreError> {
         for sql in [
             "UPDATE deliveries SET wake_ms = ?2 WHERE key IN
                  (SELECT key FROM deliveries WHERE state = 0 AND wake_ms > ?1 LIMIT ?3)",
             "UPDATE batch_items SET wake_ms = ?2 WHERE rowid IN
                  (SELECT rowid FROM batch_items WHERE state = 0 AND wake_ms > ?1 LIMIT ?3)",
         ] {
-            self.in_pieces((sql, latest_ms, now_ms), |connection, (sql, latest_ms, now_ms)| {
+            self.in_chunks((sql, latest_ms, now_ms), |connection, (sql, latest_ms, now_ms)| {
                 Box::pin(async move {
                     let moved = query(*sql)
                         .bind(*latest_ms as i64)
                         .bind(*now_ms as i64)
-                        .bind(PIECE_ROWS)
+                        .bind(CHUNK_ROWS)
                         .execute(connection)
                         .await
                         .map_err(StoreError::while_it("reset attempts with a time in the future"))?;

@@ -9,7 +9,7 @@ use skep_store::NewEvent;
 
 /// The state of a batch that an event announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Announcement {
     Queued,
     /// At least one of the items was answered.
     Succeeded,
@@ -25,12 +25,12 @@ pub(super) struct BatchName<'a> {
     pub(super) principal: &'a str,
 }
 
-impl Told {
+impl Announcement {
     fn name(self) -> &'static str {
         match self {
-            Told::Queued => "queued",
-            Told::Succeeded => "succeeded",
-            Told::Failed { .. } => "failed",
+            Announcement::Queued => "queued",
+            Announcement::Succeeded => "succeeded",
+            Announcement::Failed { .. } => "failed",
         }
     }
 
@@ -41,7 +41,7 @@ impl Told {
             return None;
         }
         let mut payload = json!({"requestId": batch.id});
-        if let Told::Failed { cancelled } = self {
+        if let Announcement::Failed { cancelled } = self {
             let (message, internal, http) = match cancelled {
                 true => ("the batch was cancelled", 3008, 408),
                 false => ("no request of the batch succeeded; the results give the reasons", 500, 500),

@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 use tokio::sync::SemaphorePermit;
 
 /// The time limit of one chunk, and its progress.
-pub(crate) struct Piece {
+pub(crate) struct Chunk {
     until: Instant,
     /// Number of rows that the chunk removed.
     pub(crate) removed: u64,
 }
 
-/// Progress of a chunk.
+/// ChunkProgress of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum ChunkProgress {
     Done { removed: u64 },
     More { removed: u64 },
 }
 
-impl Piece {
-    pub(crate) fn of(time: Duration) -> Self {
-        Piece { until: Instant::now() + time, removed: 0 }
+impl Chunk {
+    pub(crate) fn new(time: Duration) -> Self {
+        Chunk { until: Instant::now() + time, removed: 0 }
     }
 
     /// Repeats a statement that removes a limited number of rows until it removes none. Returns `false` if
@@ -60,12 +60,12 @@ impl Piece {
         Instant::now() >= self.until
     }
 
-    pub(crate) fn done(&self) -> Progress {
-        Progress::Done { removed: self.removed }
+    pub(crate) fn done(&self) -> ChunkProgress {
+        ChunkProgress::Done { removed: self.removed }
     }
 
-    pub(crate) fn more(&self) -> Progress {
-        Progress::More { removed: self.removed }
+    pub(crate) fn more(&self) -> ChunkProgress {
+        ChunkProgress::More { removed: self.removed }
     }
 }
 
@@ -102,29 +102,29 @@ impl Store {
     }
 
     /// Waits for a permit to write in chunks.
-    pub(crate) async fn piecework(&self) -> Result<SemaphorePermit<'_>, StoreError> {
-        self.piecework.acquire().await.map_err(|_closed| StoreError::Closed)
+    pub(crate) async fn chunked_write_permit(&self) -> Result<SemaphorePermit<'_>, StoreError> {
+        self.chunked_writes.acquire().await.map_err(|_closed| StoreError::Closed)
     }
 
     /// Removes a session without a name, with its content. A session that has a name after all is kept,
     /// because it may be unknown whether the last chunk of a copy was written.
     pub(crate) async fn remove_unnamed(&self, session: i64) -> Result<(), StoreError> {
-        let _permit = self.piecework().await?;
+        let _permit = self.chunked_write_permit().await?;
         loop {
             let progress = self
-                .write((session, self.piece), |connection, (session, time)| {
+                .write((session, self.chunk_time), |connection, (session, time)| {
                     Box::pin(async move {
-                        let mut piece = Piece::of(*time);
+                        let mut chunk = Chunk::new(*time);
                         let unnamed = "SELECT 1 FROM sessions WHERE key = ? AND session IS NULL";
                         if !is_there(connection, unnamed, *session).await? {
-                            return Ok(piece.done());
+                            return Ok(chunk.done());
                         }
-                        let done = remove_content(connection, &mut piece, *session).await?;
-                        Ok(if done { piece.done() } else { piece.more() })
+                        let done = remove_content(connection, &mut chunk, *session).await?;
+                        Ok(if done { chunk.done() } else { chunk.more() })
                     })
                 })
                 .await?;
-            if let Progress::Done { .. } = progress {
+            if let ChunkProgress::Done { .. } = progress {
                 return Ok(());
             }
         }
@@ -134,11 +134,11 @@ impl Store {
 impl Store {
     /// Repeats a statement that changes a limited number of rows until it changes none, with the writes of
     /// others in between. Returns the number of changed rows.
-    pub(crate) async fn in_pieces<D>(&self, data: D, work: Work<D, u64>) -> Result<u64, StoreError>
+    pub(crate) async fn in_chunks<D>(&self, data: D, work: Work<D, u64>) -> Result<u64, StoreError>
     where
         D: Clone + Send + Sync + 'static,
     {
-        let _permit = self.piecework().await?;
+        let _permit = self.chunked_write_permit().await?;
         let mut changed = 0;
         loop {
             match self.write(data.clone(), work).await? {
@@ -162,7 +162,7 @@ pub(crate) async fn is_there(
 /// Removes the content of a session, and then the session. Returns `false` if the time is over before that.
 pub(crate) async fn remove_content(
     connection: &mut SqliteConnection,
-    piece: &mut Piece,
+    chunk: &mut Chunk,
     session: i64,
 ) -> Result<bool, StoreError> {
     for sql in [
@@ -170,7 +170,7 @@ pub(crate) async fn remove_content(
         "DELETE FROM conversations WHERE rowid IN (SELECT rowid FROM conversations WHERE session = ?1 LIMIT 1)",
         "DELETE FROM outcomes WHERE rowid IN (SELECT rowid FROM outcomes WHERE session = ?1 LIMIT 50)",
     ] {
-        if !piece.remove(connection, sql, &[Bind::Key(session)]).await? {
+        if !chunk.remove(connection, sql, &[Bind::Key(session)]).await? {
             return Ok(false);
         }
     }
@@ -183,7 +183,7 @@ pub(crate) async fn remove_content(
 /// some of them. Returns `false` if the time is over before that.
 pub(crate) async fn remove_turns(
     connection: &mut SqliteConnection,
-    piece: &mut Piece,
+    chunk: &mut Chunk,
     which: &'static str,
     bind: &[Bind<'_>],
 ) -> Result<bool, StoreError> {
@@ -200,12 +200,12 @@ pub(crate) async fn remove_turns(
         let Some(turn) = turn.map(|row| row.get::<i64, _>(0)) else { return Ok(true) };
         let records = "DELETE FROM turn_records WHERE turn = ?1 AND position IN
              (SELECT position FROM turn_records WHERE turn = ?1 LIMIT 50)";
-        if !piece.remove(connection, records, &[Bind::Key(turn)]).await? {
+        if !chunk.remove(connection, records, &[Bind::Key(turn)]).await? {
             return Ok(false);
         }
         let row = query("DELETE FROM turns WHERE key = ?").bind(turn).execute(&mut *connection).await;
-        piece.removed += row.map_err(StoreError::while_it("removed a turn"))?.rows_affected();
-        if piece.is_over() {
+        chunk.removed += row.map_err(StoreError::while_it("removed a turn"))?.rows_affected();
+        if chunk.is_over() {
             return Ok(false);
         }
     }
