@@ -24,12 +24,12 @@ pub trait TokenMeter: fmt::Debug + Send + Sync {
 }
 
 impl Weights {
-    pub(crate) fn of_tenant(&self, tenant: &str) -> f64 {
+    pub(crate) fn tenant_weight(&self, tenant: &str) -> f64 {
         number(self.tenants.get(tenant).copied().or(self.other_tenants))
     }
 
     /// Returns the weight of an agent. All requests that name a model themselves count as one agent.
-    pub(crate) fn of_agent(&self, agent: Option<&str>) -> f64 {
+    pub(crate) fn agent_weight(&self, agent: Option<&str>) -> f64 {
         number(agent.and_then(|agent| self.agents.get(agent)).copied())
     }
 }

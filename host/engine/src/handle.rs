@@ -13,7 +13,7 @@ use crate::constraint::{CompileShares, ConstraintCompiler};
 use crate::draft::GrammarDrafter;
 use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
-use crate::replica::{Replica, Unsent};
+use crate::replica::{Replica, SendError};
 use crate::rollback::ChecksCache;
 use crate::router::{Placement, Router};
 use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
@@ -174,8 +174,8 @@ impl Engine {
         loop {
             submission = match shared.replicas[replica].submit(submission) {
                 Ok(()) => return Ok(Queued { events: received, spent, warnings }),
-                Err(Unsent::Full) => return Err(EngineError::Busy { retry_after_ms: FULL_CHANNEL_MS }),
-                Err(Unsent::Gone(returned)) => returned,
+                Err(SendError::Full) => return Err(EngineError::Busy { retry_after_ms: FULL_CHANNEL_MS }),
+                Err(SendError::Gone(returned)) => returned,
             };
             shared.router.forget(replica);
             let placement = shared.router.place(&submission.request)?;

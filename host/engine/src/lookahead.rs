@@ -38,7 +38,7 @@ impl Lookahead {
         }
         let sequences = uses.iter().zip(&batch.sequences).map(|(used, rows)| {
             let start = rows.start + rows.tokens.len();
-            let pages = scheduler.pages_ahead(used.id).filter(|_| used.draws_freely())?;
+            let pages = scheduler.pages_ahead(used.id).filter(|_| used.draws_one_unmasked())?;
             Some(BatchSequence { tokens: vec![0], start, pages, logits: LogitsWanted::Tail(1) })
         });
         Some(Batch { sequences: sequences.collect::<Option<_>>()? })

@@ -100,10 +100,10 @@ impl MaskJob {
 
     fn run_with(
         self,
-        masks: impl FnOnce(&mut OutputConstraint, &Draft, &Barred) -> Result<Vec<TokenMask>, EngineError>,
+        masks: impl FnOnce(&mut OutputConstraint, &Draft, &ForbiddenTokens) -> Result<Vec<TokenMask>, EngineError>,
     ) -> Masked {
         let MaskJob { id, mut constraint, draft, banned, excluded } = self;
-        let barred = Barred { banned, excluded };
+        let barred = ForbiddenTokens { banned, excluded };
         let computed = catch_unwind(AssertUnwindSafe(move || {
             let masks = masks(&mut constraint, &draft, &barred);
             (constraint, masks)
@@ -119,12 +119,12 @@ impl MaskJob {
 }
 
 /// Tokens that are not drawn although the constraint allows them.
-struct Barred {
+struct ForbiddenTokens {
     banned: Vec<u32>,
     excluded: Vec<(usize, u32)>,
 }
 
-impl Barred {
+impl ForbiddenTokens {
     /// Returns the mask without these tokens, after the first `after` tokens of the draft, or `None` if nothing
     /// is left to draw.
     fn applied_to(&self, mut mask: TokenMask, after: usize) -> Option<TokenMask> {
@@ -139,7 +139,7 @@ impl Barred {
 fn masks(
     constraint: &mut OutputConstraint,
     draft: &Draft,
-    barred: &Barred,
+    barred: &ForbiddenTokens,
 ) -> Result<Vec<TokenMask>, EngineError> {
     let Some(first) = barred.applied_to(constraint.mask()?, 0) else { return Ok(Vec::new()) };
     let mut masks = vec![first];

@@ -11,10 +11,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const SHARE: usize = 3;
 
 #[derive(Debug, Default)]
-pub(crate) struct QueueShares(Mutex<Taken>);
+pub(crate) struct QueueShares(Mutex<SlotCounts>);
 
 #[derive(Debug, Default)]
-struct Taken {
+struct SlotCounts {
     all: usize,
     by_tenant: HashMap<String, usize>,
     /// The tenant that came first.
@@ -55,7 +55,7 @@ impl QueueShares {
         self.lock().all
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, SlotCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

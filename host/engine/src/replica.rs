@@ -22,7 +22,7 @@ use crate::telemetry::Telemetry;
 use crate::{EngineError, EngineOptions, EngineStats, ModelInfo, Priority};
 
 /// The reason that a request did not reach the loop.
-pub(crate) enum Unsent {
+pub(crate) enum SendError {
     Full,
     /// The loop has terminated; another replica may serve the request.
     Gone(Box<Submission>),
@@ -94,12 +94,12 @@ impl Replica {
     }
 
     /// Hands a request, which already has its slot in the queue, to the loop.
-    pub fn submit(&self, submission: Box<Submission>) -> Result<(), Unsent> {
+    pub fn submit(&self, submission: Box<Submission>) -> Result<(), SendError> {
         match self.commands().try_send(Command::Submit(submission)) {
             Err(mpsc::TrySendError::Disconnected(Command::Submit(submission))) => {
-                Err(Unsent::Gone(submission))
+                Err(SendError::Gone(submission))
             }
-            Err(_) => Err(Unsent::Full),
+            Err(_) => Err(SendError::Full),
             Ok(()) => Ok(()),
         }
     }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use skep_model::{Batch, BatchSequence, LogitRow, LogitsWanted, RowOutput, SampleRow, ScoreRow};
 
 use crate::constraint::TokenMask;
-use crate::draft::{Draft, DraftToken, Tried};
+use crate::draft::{Draft, DraftOutcome, DraftToken};
 use crate::kv::pages_for;
 use crate::mask_worker::{MaskJob, Masked};
 use crate::scheduler::{Ending, PlannedSequence, Scheduler};
@@ -61,7 +61,7 @@ pub(crate) struct Committed {
 pub(crate) struct CheckedDraft {
     /// The draft tokens that a row had to draw: those that were accepted, and the one in whose place another
     /// was drawn.
-    pub tried: Vec<Tried>,
+    pub tried: Vec<DraftOutcome>,
     /// Number of drafted tokens that were computed but rejected.
     pub rejected: usize,
 }
@@ -167,7 +167,7 @@ impl RowUse {
     }
 
     /// Returns whether exactly one token is drawn, without a mask.
-    pub fn draws_freely(&self) -> bool {
+    pub fn draws_one_unmasked(&self) -> bool {
         let free = |rows: &[DrawnRow]| matches!(rows, [DrawnRow { mask: None, .. }]);
         self.scores.is_empty() && matches!(&self.next, Next::Draw(rows) if free(rows))
     }
@@ -201,9 +201,9 @@ impl RowUse {
         let refuted = agreed < draft.len() && agreed < came.len();
         let tokens = &self.draft.tokens;
         let tried = tokens.iter().take(agreed + usize::from(refuted)).enumerate();
-        let tried: Vec<Tried> = tried
+        let tried: Vec<DraftOutcome> = tried
             .filter(|(_, token)| !token.forced)
-            .map(|(at, token)| Tried { source: token.source, accepted: at < agreed })
+            .map(|(at, token)| DraftOutcome { source: token.source, accepted: at < agreed })
             .collect();
         let checked = CheckedDraft { tried, rejected: drawn(tokens) - drawn(&tokens[..agreed]) };
         let cut = sequence.tokens.len() < known;

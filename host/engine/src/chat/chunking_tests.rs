@@ -141,14 +141,14 @@ fn well_formed_calls_are_found_with_their_arguments() {
 }
 
 /// The joined events of a stream: the text, and the id, name and arguments of each call that was started.
-struct Told {
+struct Joined {
     text: String,
     calls: Vec<ToolCall>,
     finished: Vec<ToolCall>,
     outcome: ChatOutcome,
 }
 
-async fn told(mut stream: ChatStream) -> Told {
+async fn collect_stream(mut stream: ChatStream) -> Joined {
     let (mut text, mut calls, mut finished) = (String::new(), Vec::<ToolCall>::new(), Vec::new());
     while let Some(event) = stream.next().await {
         match event.unwrap() {
@@ -165,7 +165,7 @@ async fn told(mut stream: ChatStream) -> Told {
             }
             ChatEvent::Finished(outcome) => {
                 assert!(stream.next().await.is_none());
-                return Told { text, calls, finished, outcome };
+                return Joined { text, calls, finished, outcome };
             }
         }
     }
@@ -193,11 +193,12 @@ async fn random_answers_stream_the_same_as_their_outcome() {
             stop: draws.pick(&stops).clone(),
             ..ChatOptions::default()
         };
-        let told = told(chat(&engine, &[ChatMessage::user(format!("{seed}"))], options).unwrap()).await;
-        let outcome = &told.outcome;
+        let joined =
+            collect_stream(chat(&engine, &[ChatMessage::user(format!("{seed}"))], options).unwrap()).await;
+        let outcome = &joined.outcome;
         let shown = format!("seed {seed}: {:?} {:?}", outcome.finish, outcome.raw);
-        assert_eq!((&told.text, &told.finished), (&outcome.text, &outcome.tool_calls), "{shown}");
-        let begun = told.calls.len() - told.finished.len();
+        assert_eq!((&joined.text, &joined.finished), (&outcome.text, &outcome.tool_calls), "{shown}");
+        let begun = joined.calls.len() - joined.finished.len();
         assert!(begun == 0 || (begun == 1 && outcome.cut_off), "{shown}");
         assert!(!outcome.cut_off || outcome.finish == ChatFinish::Length, "{shown}");
         assert_eq!(
@@ -205,7 +206,7 @@ async fn random_answers_stream_the_same_as_their_outcome() {
             !outcome.tool_calls.is_empty() && outcome.finish != ChatFinish::Length,
             "{shown}"
         );
-        assert!(told.calls.iter().all(|call| ids.insert(call.id.clone())), "{shown}");
+        assert!(joined.calls.iter().all(|call| ids.insert(call.id.clone())), "{shown}");
     }
 }
 
@@ -224,13 +225,13 @@ async fn calls_of_concurrent_requests_never_mix() {
             max_tokens: Some(300),
             ..ChatOptions::default()
         };
-        told(chat(&engine, &[ChatMessage::user(format!("{n}"))], options).unwrap())
+        collect_stream(chat(&engine, &[ChatMessage::user(format!("{n}"))], options).unwrap())
     });
     let mut ids = HashSet::new();
-    for (n, told) in join_all(requests).await.into_iter().enumerate() {
-        assert!(!told.finished.is_empty() && told.text.is_empty(), "{n}: {}", told.outcome.raw);
-        assert_eq!(told.finished, told.outcome.tool_calls);
-        for call in &told.calls {
+    for (n, joined) in join_all(requests).await.into_iter().enumerate() {
+        assert!(!joined.finished.is_empty() && joined.text.is_empty(), "{n}: {}", joined.outcome.raw);
+        assert_eq!(joined.finished, joined.outcome.tool_calls);
+        for call in &joined.calls {
             assert!(ids.insert(call.id.clone()));
             assert_eq!(call.name, format!("tool_{n}"));
             let dense = |text: &str| text.split_whitespace().collect::<String>();

@@ -9,7 +9,7 @@ use crate::{DraftLimits, EngineOptions, Speculation};
 
 /// Returns the events that a caller receives, without the call ids, which are new each time, and the number of
 /// accepted tokens.
-async fn told(script: &str, speculation: Speculation) -> (Vec<String>, u32) {
+async fn observed(script: &str, speculation: Speculation) -> (Vec<String>, u32) {
     let options = EngineOptions { speculation, ..EngineOptions::default() };
     let engine = fixture::engine_with(ChatTemplate::chatml_default(), &[script], options);
     let tools = vec![ToolSpec {
@@ -49,9 +49,9 @@ async fn bundled_tokens_stream_like_single_ones() {
         "Almost <tool_ca a call, almost <tool_ca a call".to_string(),
     ];
     for script in &scripts {
-        let (expected, _) = told(script, Speculation::Off).await;
+        let (expected, _) = observed(script, Speculation::Off).await;
         let eager = Speculation::PromptLookup(DraftLimits { max_tokens: 12, adaptive: false });
-        let (found, accepted) = told(script, eager).await;
+        let (found, accepted) = observed(script, eager).await;
         assert_eq!(found, expected, "{script}");
         assert!(accepted > 5, "{accepted} tokens of {script:?} came in a shared step");
     }

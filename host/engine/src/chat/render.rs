@@ -39,8 +39,8 @@ pub(super) fn render(
         return Err(invalid("the list is empty; give at least one message".into()));
     }
     // Examples come after the system message and before every real message of the conversation.
-    let (system, said) = messages.split_at(usize::from(messages[0].role == Role::System));
-    let messages: Vec<&ChatMessage> = system.iter().chain(examples).chain(said).collect();
+    let (system, rest) = messages.split_at(usize::from(messages[0].role == Role::System));
+    let messages: Vec<&ChatMessage> = system.iter().chain(examples).chain(rest).collect();
     let mut guard = Guard::new(tokenizer);
     let native = template.knows_tools() && template.source().contains(OPEN);
     let described = (!tools.is_empty()).then(|| describe(tools, &mut guard));
@@ -66,7 +66,7 @@ fn describe(tools: &[ToolSpec], guard: &mut Guard) -> Vec<Value> {
 
 fn native_messages(messages: &[&ChatMessage], guard: &mut Guard) -> Vec<Value> {
     let native = |message: &&ChatMessage| {
-        let mut json = json!({"role": message.role.as_str(), "content": said(message, guard)});
+        let mut json = json!({"role": message.role.as_str(), "content": plain_text(message, guard)});
         for (key, value) in [("tool_call_id", &message.tool_call_id), ("name", &message.name)] {
             if let Some(value) = value {
                 json[key] = guard.protect(value).into();
@@ -90,7 +90,7 @@ fn plain_messages(messages: &[&ChatMessage], tools: Option<Vec<Value>>, guard: &
             continue;
         }
         flush_results(&mut results, &mut out);
-        let mut content = said(message, guard);
+        let mut content = plain_text(message, guard);
         if let Some(text) = instructions.take() {
             content = format!("{content}\n\n{text}");
         }
@@ -108,7 +108,7 @@ fn flush_results(results: &mut Vec<String>, out: &mut Vec<Value>) {
     }
 }
 
-fn said(message: &ChatMessage, guard: &mut Guard) -> String {
+fn plain_text(message: &ChatMessage, guard: &mut Guard) -> String {
     if message.role != Role::Assistant {
         return guard.protect(&message.content).into_owned();
     }

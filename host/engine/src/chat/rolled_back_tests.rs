@@ -24,10 +24,10 @@ async fn arguments_are_checked_before_a_client_sees_them() {
         let engine = fixture::engine(ChatTemplate::chatml_default(), &[&script]);
         let options = ChatOptions { tools: tools.clone(), max_tokens: Some(400), ..ChatOptions::default() };
         let mut stream = chat(&engine, &[ChatMessage::user("hi")], options).unwrap();
-        let (mut told, mut outcome) = (String::new(), None);
+        let (mut reported, mut outcome) = (String::new(), None);
         while let Some(event) = stream.next().await {
             match event.unwrap() {
-                ChatEvent::ToolCallArguments { delta, .. } => told += &delta,
+                ChatEvent::ToolCallArguments { delta, .. } => reported += &delta,
                 ChatEvent::Finished(finished) => outcome = Some(finished),
                 _ => {}
             }
@@ -36,8 +36,8 @@ async fn arguments_are_checked_before_a_client_sees_them() {
         assert_eq!(outcome.tool_calls.len(), 1, "{}", outcome.raw);
         let found: Value = serde_json::from_str(&outcome.tool_calls[0].arguments).unwrap();
         assert!(jsonschema::validator_for(&parameters).unwrap().is_valid(&found), "{found}");
-        let told: Value = serde_json::from_str(&told).unwrap();
-        assert_eq!(told, found, "the reported arguments are those of the outcome");
+        let reported: Value = serde_json::from_str(&reported).unwrap();
+        assert_eq!(reported, found, "the reported arguments are those of the outcome");
         assert_eq!(outcome.usage.rolled_back_tokens > 0, is_wrong, "{:?}", outcome.usage);
     }
 }

@@ -206,7 +206,7 @@ impl Transcript {
 
     /// Returns the messages. An answer of another model is reduced to its text and its calls, however that
     /// model spelled it.
-    fn spelt_for_this_model(&self) -> Cow<'_, [ChatMessage]> {
+    fn messages_for_model(&self) -> Cow<'_, [ChatMessage]> {
         let mut messages = Cow::Borrowed(self.messages.as_slice());
         // Imported data may contain any value.
         let foreign = self.foreign.min(messages.len());
@@ -218,7 +218,7 @@ impl Transcript {
 
     fn prompt(&self, engine: &Engine, opening: Opening<'_>, cancel: &Cancel) -> Result<Prompt, EngineError> {
         cancel.check()?;
-        let messages = self.spelt_for_this_model();
+        let messages = self.messages_for_model();
         let rendering = render::render(engine.template(), engine.tokenizer(), &messages, opening)?;
         cancel.check()?;
         let known = self.tokens.iter().all(|&id| engine.tokenizer().token_bytes(id).is_some());

@@ -91,14 +91,14 @@ pub(super) fn standing_alone(part: &Value, document: &Value) -> Value {
 pub(super) fn children<'a>(schema: &'a Value, at: &str) -> Vec<(&'a str, String, &'a Value)> {
     let mut found = Vec::new();
     for (key, value) in schema.as_object().into_iter().flatten() {
-        let place = pointer(at, key);
+        let location = pointer(at, key);
         match (key.as_str(), value) {
             ("properties" | "patternProperties" | "$defs" | "dependentSchemas", Value::Object(schemas)) => {
-                found.extend(schemas.iter().map(|(name, s)| (key.as_str(), pointer(&place, name), s)));
+                found.extend(schemas.iter().map(|(name, s)| (key.as_str(), pointer(&location, name), s)));
             }
             ("prefixItems" | "anyOf" | "oneOf" | "allOf", Value::Array(schemas)) => {
                 found.extend(
-                    schemas.iter().enumerate().map(|(n, s)| (key.as_str(), format!("{place}/{n}"), s)),
+                    schemas.iter().enumerate().map(|(n, s)| (key.as_str(), format!("{location}/{n}"), s)),
                 );
             }
             (
@@ -113,7 +113,7 @@ pub(super) fn children<'a>(schema: &'a Value, at: &str) -> Vec<(&'a str, String,
                 | "then"
                 | "else",
                 schema,
-            ) => found.push((key.as_str(), place, schema)),
+            ) => found.push((key.as_str(), location, schema)),
             _ => {}
         }
     }
@@ -173,12 +173,12 @@ impl Writer<'_> {
     }
 
     fn keyword(&mut self, key: &str, value: &Value, members: &Members, at: &str, written: &mut Members) {
-        let place = pointer(at, key);
+        let location = pointer(at, key);
         let draft = self.checked.draft;
         let mut put = |key: &str, value: Value| _ = written.insert(key.to_string(), value);
         match key {
             "properties" | "patternProperties" | "dependentSchemas" => {
-                put(key, self.each_member(value, &place))
+                put(key, self.each_member(value, &location))
             }
             "dependencies" => {
                 let entries = value.as_object().into_iter().flatten();
@@ -193,21 +193,21 @@ impl Writer<'_> {
                     let schemas = schemas.into_iter();
                     put(
                         "dependentSchemas",
-                        schemas.map(|(k, v)| (k.clone(), self.schema(v, &pointer(&place, k)))).collect(),
+                        schemas.map(|(k, v)| (k.clone(), self.schema(v, &pointer(&location, k)))).collect(),
                     );
                 }
             }
             "items" => match value {
-                Value::Array(list) if !list.is_empty() => put("prefixItems", self.each_item(list, &place)),
+                Value::Array(list) if !list.is_empty() => put("prefixItems", self.each_item(list, &location)),
                 Value::Array(_) => {}
-                schema => put("items", self.schema(schema, &place)),
+                schema => put("items", self.schema(schema, &location)),
             },
             "additionalItems" if members.get("items").is_some_and(Value::is_array) => {
-                put("items", self.schema(value, &place));
+                put("items", self.schema(value, &location));
             }
             "prefixItems" if !draft.has_prefix_items() => {}
             "prefixItems" | "anyOf" | "oneOf" | "allOf" => {
-                put(key, self.each_item(value.as_array().map_or(&[], Vec::as_slice), &place));
+                put(key, self.each_item(value.as_array().map_or(&[], Vec::as_slice), &location));
             }
             "if" | "then" | "else" if draft < Draft::Draft7 => {}
             "additionalProperties"
@@ -218,7 +218,7 @@ impl Writer<'_> {
             | "not"
             | "if"
             | "then"
-            | "else" => put(key, self.schema(value, &place)),
+            | "else" => put(key, self.schema(value, &location)),
             "exclusiveMinimum" | "exclusiveMaximum" if value.is_boolean() => {
                 let bound = if key == "exclusiveMinimum" { "minimum" } else { "maximum" };
                 if let Some(limit) = members.get(bound).filter(|_| value == &Value::Bool(true)) {
@@ -242,14 +242,14 @@ impl Writer<'_> {
         }
     }
 
-    fn each_member(&mut self, schemas: &Value, place: &str) -> Value {
+    fn each_member(&mut self, schemas: &Value, location: &str) -> Value {
         let schemas = schemas.as_object().into_iter().flatten();
-        schemas.map(|(name, schema)| (name.clone(), self.schema(schema, &pointer(place, name)))).collect()
+        schemas.map(|(name, schema)| (name.clone(), self.schema(schema, &pointer(location, name)))).collect()
     }
 
-    fn each_item(&mut self, schemas: &[Value], place: &str) -> Value {
+    fn each_item(&mut self, schemas: &[Value], location: &str) -> Value {
         let numbered = schemas.iter().enumerate();
-        numbered.map(|(index, schema)| self.schema(schema, &format!("{place}/{index}"))).collect()
+        numbered.map(|(index, schema)| self.schema(schema, &format!("{location}/{index}"))).collect()
     }
 
     /// Returns the canonical reference to the schema at `target`, which becomes a definition.

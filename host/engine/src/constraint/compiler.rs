@@ -44,11 +44,11 @@ pub(crate) struct ConstraintCompiler {
     /// Number of constraints that were found in the cache.
     pub(super) hits: AtomicU64,
     /// Cached constraints, most recently used last.
-    cache: Mutex<Vec<Kept>>,
+    cache: Mutex<Vec<CachedConstraint>>,
 }
 
 /// A cached constraint, and the tenant that was the first to request it.
-struct Kept {
+struct CachedConstraint {
     key: CacheKey,
     tenant: String,
     slot: Arc<Slot>,
@@ -279,7 +279,7 @@ impl ConstraintCompiler {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = match cache.iter().position(|kept| kept.key == *key) {
             Some(at) => cache.remove(at),
-            None => Kept { key: key.clone(), tenant: tenant.to_string(), slot: Arc::default() },
+            None => CachedConstraint { key: key.clone(), tenant: tenant.to_string(), slot: Arc::default() },
         };
         let slot = kept.slot.clone();
         cache.push(kept);
@@ -312,7 +312,7 @@ impl ConstraintCompiler {
 
 /// Removes the least recently used constraint of the tenant that has the most, so that no tenant's new
 /// constraints push out those of others.
-fn evict(cache: &mut Vec<Kept>) {
+fn evict(cache: &mut Vec<CachedConstraint>) {
     let count = |tenant: &str| cache.iter().filter(|kept| kept.tenant == tenant).count();
     let most = cache.iter().map(|kept| count(&kept.tenant)).max();
     if let Some(at) = cache.iter().position(|kept| Some(count(&kept.tenant)) == most) {

@@ -13,7 +13,7 @@ use llguidance::{GrammarBuilder, JsonCompileOptions};
 use serde_json::{Map, Value, json};
 
 use super::drafts::Draft;
-use super::relaxed::{Abilities, Relaxations, RelaxedSchema, relaxed};
+use super::relaxed::{CompilerSupport, Relaxations, RelaxedSchema, relaxed};
 use super::schema_keywords::Members;
 use super::spelling::AcceptedSpelling;
 use super::unenforced::UnenforcedValue;
@@ -97,7 +97,7 @@ impl Document {
                 continue;
             }
             let late = || round >= MAX_ROUNDS || began.elapsed() > MAX_SEARCH;
-            let place = match late() {
+            let location = match late() {
                 true => String::new(),
                 false => error_location::find(&self.canonical, &error, |part| match late() {
                     true => None,
@@ -105,20 +105,21 @@ impl Document {
                 }),
             };
             // If the search stops at a location that is already relaxed, the whole document is relaxed.
-            let place = if self.relaxations.locations.contains(&place) { String::new() } else { place };
-            self.relaxations.locations.insert(place);
+            let location =
+                if self.relaxations.locations.contains(&location) { String::new() } else { location };
+            self.relaxations.locations.insert(location);
         }
         Ok(true)
     }
 
     /// Adds the location to an error.
     fn placed(&self, error: String) -> String {
-        let place = error_location::find(&self.canonical, &error, |part| self.compile_error(&part));
-        if place.is_empty() { error } else { format!("at `{place}`: {error}") }
+        let location = error_location::find(&self.canonical, &error, |part| self.compile_error(&part));
+        if location.is_empty() { error } else { format!("at `{location}`: {error}") }
     }
 
     fn relax(&self, document: &Value) -> RelaxedSchema {
-        let abilities = Abilities {
+        let abilities = CompilerSupport {
             pattern: &|pattern| self.compiles_pattern(pattern),
             names: &|names| self.tells_apart(names),
         };

@@ -12,14 +12,14 @@ use super::drafts::Draft;
 /// The identified locations in one document.
 pub(super) struct Anchors {
     /// The pointer of each schema, by its absolute identifier, with `#name` for an anchor.
-    places: HashMap<String, String>,
+    locations: HashMap<String, String>,
     /// The base identifier of each schema that has its own, with the schema's pointer.
     bases: Vec<(String, String)>,
 }
 
 impl Anchors {
     pub fn new() -> Self {
-        Anchors { places: HashMap::new(), bases: Vec::new() }
+        Anchors { locations: HashMap::new(), bases: Vec::new() }
     }
 
     /// Records the identifiers that the schema at `at` gives itself.
@@ -32,21 +32,21 @@ impl Anchors {
         let mut base = base;
         match id.filter(|_| !ignored) {
             Some(id) if id.starts_with('#') => {
-                self.places.insert(format!("{base}{id}"), at.to_string());
+                self.locations.insert(format!("{base}{id}"), at.to_string());
             }
             Some(id) => {
                 base = join(&base, id.trim_end_matches('#'));
-                self.places.entry(base.clone()).or_insert_with(|| at.to_string());
+                self.locations.entry(base.clone()).or_insert_with(|| at.to_string());
                 self.bases.push((at.to_string(), base.clone()));
             }
             None if at.is_empty() => {
-                self.places.insert(String::new(), String::new());
+                self.locations.insert(String::new(), String::new());
             }
             None => {}
         }
         for key in ["$anchor", "$dynamicAnchor"] {
             if let Some(name) = text(key) {
-                self.places.entry(format!("{base}#{name}")).or_insert_with(|| at.to_string());
+                self.locations.entry(format!("{base}#{name}")).or_insert_with(|| at.to_string());
             }
         }
     }
@@ -57,8 +57,8 @@ impl Anchors {
         let (document, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let base = self.base_of(at);
         let target = if document.is_empty() { base.to_string() } else { join(base, document) };
-        let root = match self.places.get(&target) {
-            Some(place) => place.as_str(),
+        let root = match self.locations.get(&target) {
+            Some(location) => location.as_str(),
             None if document.is_empty() && target.is_empty() => "",
             None => return None,
         };
@@ -68,7 +68,7 @@ impl Anchors {
         if fragment.starts_with('/') {
             return Some(format!("{root}{}", percent_decoded(fragment)));
         }
-        self.places.get(&format!("{target}#{}", percent_decoded(fragment))).cloned()
+        self.locations.get(&format!("{target}#{}", percent_decoded(fragment))).cloned()
     }
 
     /// Returns the target of a `$dynamicRef`: the root's own anchor of that name, if it has one, or else the
@@ -79,10 +79,14 @@ impl Anchors {
     }
 
     fn base_of(&self, at: &str) -> &str {
-        let encloses =
-            |place: &str| at == place || at.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
-        let nearest =
-            self.bases.iter().filter(|(place, _)| encloses(place)).max_by_key(|(place, _)| place.len());
+        let encloses = |location: &str| {
+            at == location || at.strip_prefix(location).is_some_and(|rest| rest.starts_with('/'))
+        };
+        let nearest = self
+            .bases
+            .iter()
+            .filter(|(location, _)| encloses(location))
+            .max_by_key(|(location, _)| location.len());
         nearest.map_or("", |(_, base)| base)
     }
 }

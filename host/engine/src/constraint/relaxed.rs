@@ -23,7 +23,7 @@ const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
 const LARGEST_BOUND: f64 = 9e18;
 
 /// Checks of parts of a document that can be made before the whole is compiled.
-pub(super) struct Abilities<'a> {
+pub(super) struct CompilerSupport<'a> {
     /// Whether the compiler accepts the regular expression.
     pub pattern: &'a dyn Fn(&str) -> bool,
     /// Whether the compiler can tell the `patternProperties` of this object apart.
@@ -56,7 +56,7 @@ pub(super) struct RelaxedSchema {
 pub(super) fn relaxed(
     document: &Value,
     relaxations: &Relaxations,
-    abilities: &Abilities<'_>,
+    abilities: &CompilerSupport<'_>,
 ) -> RelaxedSchema {
     let mut relaxer = Relaxer {
         document,
@@ -134,7 +134,7 @@ fn says_nothing(schema: &Value) -> bool {
 struct Relaxer<'a> {
     document: &'a Value,
     relaxations: &'a Relaxations,
-    abilities: &'a Abilities<'a>,
+    abilities: &'a CompilerSupport<'a>,
     cycles: HashSet<String>,
     multiples_fit: bool,
     unicode_escapes: bool,
@@ -177,11 +177,13 @@ impl Relaxer<'_> {
 
     /// Returns the keyword's value for the compiler, or `None` if the keyword has to be dropped.
     fn keyword(&mut self, key: &str, value: &Value, members: &Members, at: &str) -> Option<Value> {
-        let place = pointer(at, key);
+        let location = pointer(at, key);
         let is_array = value.is_array();
         let kept = match key {
-            "$defs" | "properties" => Some(self.each_member(value, &place)),
-            "patternProperties" if self.tells_names_apart(members) => Some(self.each_member(value, &place)),
+            "$defs" | "properties" => Some(self.each_member(value, &location)),
+            "patternProperties" if self.tells_names_apart(members) => {
+                Some(self.each_member(value, &location))
+            }
             "patternProperties" => None,
             // Without the patterns, it would forbid the properties that they describe.
             "additionalProperties"
@@ -189,8 +191,8 @@ impl Relaxer<'_> {
             {
                 None
             }
-            "items" | "additionalProperties" => Some(self.schema(value, &place)),
-            "prefixItems" | "allOf" | "anyOf" | "oneOf" if is_array => Some(self.each_item(value, &place)),
+            "items" | "additionalProperties" => Some(self.schema(value, &location)),
+            "prefixItems" | "allOf" | "anyOf" | "oneOf" if is_array => Some(self.each_item(value, &location)),
             "minItems" | "maxItems" | "minLength" | "maxLength" => within_count(value),
             "minProperties" | "maxProperties" if counts_properties(members) => within_count(value),
             "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => exact_bound(key, value),
@@ -212,14 +214,14 @@ impl Relaxer<'_> {
         kept
     }
 
-    fn each_member(&mut self, schemas: &Value, place: &str) -> Value {
+    fn each_member(&mut self, schemas: &Value, location: &str) -> Value {
         let schemas = schemas.as_object().into_iter().flatten();
-        schemas.map(|(name, schema)| (name.clone(), self.schema(schema, &pointer(place, name)))).collect()
+        schemas.map(|(name, schema)| (name.clone(), self.schema(schema, &pointer(location, name)))).collect()
     }
 
-    fn each_item(&mut self, schemas: &Value, place: &str) -> Value {
+    fn each_item(&mut self, schemas: &Value, location: &str) -> Value {
         let schemas = schemas.as_array().into_iter().flatten().enumerate();
-        schemas.map(|(index, schema)| self.schema(schema, &format!("{place}/{index}"))).collect()
+        schemas.map(|(index, schema)| self.schema(schema, &format!("{location}/{index}"))).collect()
     }
 
     fn tells_names_apart(&self, members: &Members) -> bool {

@@ -402,20 +402,20 @@ fn literal(text: &str) -> String {
 pub(super) fn order_warnings(schema: &Value, at: &str, has_rules: bool, found: &mut Vec<String>) {
     if let Some(members) = schema.as_object().filter(|members| members.contains_key(KEY_ORDER)) {
         let count = members.get("properties").and_then(Value::as_object).map_or(0, Map::len);
-        let place = format!("`{KEY_ORDER}` at `{at}/{KEY_ORDER}`");
+        let location = format!("`{KEY_ORDER}` at `{at}/{KEY_ORDER}`");
         if count > MAX_IN_ANY_ORDER {
             found.push(format!(
-                "{place} is possible only for at most {MAX_IN_ANY_ORDER} properties, but there are {count}; \
+                "{location} is possible only for at most {MAX_IN_ANY_ORDER} properties, but there are {count}; \
                  they come in the order of the schema"
             ));
         } else if !has_rules {
             found.push(format!(
-                "{place} is possible only if nothing but `properties`, `required`, `additionalProperties`, \
+                "{location} is possible only if nothing but `properties`, `required`, `additionalProperties`, \
                  `items`, `anyOf` and `$ref` leads to it; the properties come in the order of the schema"
             ));
         }
     }
-    for (_, place, child) in children(schema, at) {
-        order_warnings(child, &place, has_rules, found);
+    for (_, location, child) in children(schema, at) {
+        order_warnings(child, &location, has_rules, found);
     }
 }

@@ -103,7 +103,7 @@ pub(super) fn check(root: &Value, takes_pattern: &dyn Fn(&str) -> bool) -> Resul
     // too.
     while let Some(reference) = walk.references.pop() {
         let Reference { keyword, at, to } = &reference;
-        let place = pointer(at, keyword);
+        let location = pointer(at, keyword);
         let found = match *keyword {
             "$dynamicRef" => walk.anchors.resolve_dynamic(at, to),
             _ => walk.anchors.resolve(at, to),
@@ -111,7 +111,7 @@ pub(super) fn check(root: &Value, takes_pattern: &dyn Fn(&str) -> bool) -> Resul
         let target = found.and_then(|target| Some((root.pointer(&target)?, target)));
         let Some((schema, target)) = target else {
             return Err(format!(
-                "`{keyword}` at `{place}` is {to:?}, which is not a schema in this document, and no other document \
+                "`{keyword}` at `{location}` is {to:?}, which is not a schema in this document, and no other document \
                  is fetched; put it into `$defs` and refer to it as `#/$defs/NAME`"
             ));
         };
@@ -177,9 +177,9 @@ impl Walk<'_> {
     }
 
     fn keyword(&mut self, key: &str, value: &Value, at: &str) -> Result<(), String> {
-        let place = pointer(at, key);
+        let location = pointer(at, key);
         let wrong =
-            |wanted: &str| Err(format!("`{key}` at `{place}` must be {wanted}, but is {}", brief(value)));
+            |wanted: &str| Err(format!("`{key}` at `{location}` must be {wanted}, but is {}", brief(value)));
         match key {
             "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas" => {
                 let Value::Object(schemas) = value else {
@@ -187,9 +187,9 @@ impl Walk<'_> {
                 };
                 for (name, schema) in schemas {
                     if key == "patternProperties" {
-                        self.pattern(key, name, &place)?;
+                        self.pattern(key, name, &location)?;
                     }
-                    self.schema(schema, &pointer(&place, name))?;
+                    self.schema(schema, &pointer(&location, name))?;
                 }
                 Ok(())
             }
@@ -198,7 +198,7 @@ impl Walk<'_> {
                 for (name, entry) in entries {
                     match entry {
                         Value::Array(names) if names.iter().all(Value::is_string) => {}
-                        entry if key == "dependencies" => self.schema(entry, &pointer(&place, name))?,
+                        entry if key == "dependencies" => self.schema(entry, &pointer(&location, name))?,
                         _ => return wrong("an object whose values are lists of names"),
                     }
                 }
@@ -206,15 +206,15 @@ impl Walk<'_> {
             }
             "prefixItems" if !self.draft.has_prefix_items() => {
                 self.warnings.push(format!(
-                    "`prefixItems` at `{place}` belongs to draft 2020-12, but the schema names an older one, \
+                    "`prefixItems` at `{location}` belongs to draft 2020-12, but the schema names an older one, \
                      in which it has no effect; use a list of `items`"
                 ));
-                self.list(key, value, &place)
+                self.list(key, value, &location)
             }
-            "items" if !value.is_array() => self.schema(value, &place),
+            "items" if !value.is_array() => self.schema(value, &location),
             // An empty list of `items` asserts nothing.
             "items" if value.as_array().is_some_and(Vec::is_empty) => Ok(()),
-            "items" | "prefixItems" | "anyOf" | "oneOf" | "allOf" => self.list(key, value, &place),
+            "items" | "prefixItems" | "anyOf" | "oneOf" | "allOf" => self.list(key, value, &location),
             "additionalProperties"
             | "additionalItems"
             | "unevaluatedProperties"
@@ -224,7 +224,7 @@ impl Walk<'_> {
             | "not"
             | "if"
             | "then"
-            | "else" => self.schema(value, &place),
+            | "else" => self.schema(value, &location),
             "$ref" => self.reference("$ref", value, at, wrong),
             "$dynamicRef" => self.reference("$dynamicRef", value, at, wrong),
             "$recursiveRef" => self.reference("$recursiveRef", value, at, wrong),
@@ -261,20 +261,20 @@ impl Walk<'_> {
                 _ => wrong("a number greater than 0"),
             },
             "pattern" => match value {
-                Value::String(pattern) => self.pattern(key, pattern, &place),
+                Value::String(pattern) => self.pattern(key, pattern, &location),
                 _ => wrong("a string"),
             },
             "format" if !value.is_string() => wrong("a string"),
             "nullable" if value == &Value::Bool(true) => {
                 self.warnings.push(format!(
-                    "`nullable` at `{place}` is an OpenAPI keyword and has no effect in JSON Schema; \
+                    "`nullable` at `{location}` is an OpenAPI keyword and has no effect in JSON Schema; \
                      to allow null, write `\"type\": [\"…\", \"null\"]`"
                 ));
                 Ok(())
             }
             "x-key-order" if value != "any" => wrong("\"any\""),
             _ => {
-                self.warn_of_misspelling(key, &place);
+                self.warn_of_misspelling(key, &location);
                 Ok(())
             }
         }
@@ -292,33 +292,33 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn list(&mut self, key: &str, value: &Value, place: &str) -> Result<(), String> {
+    fn list(&mut self, key: &str, value: &Value, location: &str) -> Result<(), String> {
         let Some(schemas) = value.as_array().filter(|list| !list.is_empty()) else {
             return Err(format!(
-                "`{key}` at `{place}` must be a non-empty list of schemas, but is {}",
+                "`{key}` at `{location}` must be a non-empty list of schemas, but is {}",
                 brief(value)
             ));
         };
         schemas
             .iter()
             .enumerate()
-            .try_for_each(|(index, schema)| self.schema(schema, &format!("{place}/{index}")))
+            .try_for_each(|(index, schema)| self.schema(schema, &format!("{location}/{index}")))
     }
 
     /// Refuses a pattern that neither a mask nor a check could follow.
-    fn pattern(&self, key: &str, pattern: &str, place: &str) -> Result<(), String> {
+    fn pattern(&self, key: &str, pattern: &str, location: &str) -> Result<(), String> {
         if (self.takes_pattern)(pattern) {
             return Ok(());
         }
         let fault = schema_bounds::check_pattern(pattern).err().unwrap_or_default();
         Err(format!(
-            "`{key}` at `{place}`: {:?} is not a regular expression that can be enforced or checked{}{fault}",
+            "`{key}` at `{location}`: {:?} is not a regular expression that can be enforced or checked{}{fault}",
             brief(&Value::from(pattern)),
             if fault.is_empty() { "" } else { ": " },
         ))
     }
 
-    fn warn_of_misspelling(&mut self, key: &str, place: &str) {
+    fn warn_of_misspelling(&mut self, key: &str, location: &str) {
         let is_vendors = key.starts_with("x-") || key.starts_with(|c: char| !c.is_alphabetic() && c != '$');
         if KNOWN.contains(&key) || MEANT.contains(&key) || key.len() < 4 || is_vendors {
             return;
@@ -327,7 +327,7 @@ impl Walk<'_> {
             |known: &&&str| strsim::osa_distance(key, known) == 1 || key.eq_ignore_ascii_case(known);
         if let Some(known) = KNOWN.iter().find(is_near) {
             self.warnings.push(format!(
-                "`{key}` at `{place}` is not a keyword and has no effect; did you mean `{known}`?"
+                "`{key}` at `{location}` is not a keyword and has no effect; did you mean `{known}`?"
             ));
         }
     }

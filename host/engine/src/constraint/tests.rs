@@ -63,8 +63,8 @@ fn malformed_schemas_are_refused_with_keyword_and_pointer() {
     ];
     for (schema, keyword) in cases {
         let message = refusal(&compiler, Constraint::JsonSchema(nested(schema.clone()))).unwrap_or_default();
-        let place = format!("/properties/a~1b/items/{keyword}");
-        assert!(message.contains(keyword) && message.contains(&place), "{schema}: {message}");
+        let location = format!("/properties/a~1b/items/{keyword}");
+        assert!(message.contains(keyword) && message.contains(&location), "{schema}: {message}");
     }
     for (schema, named) in [
         (json!({"type": "object", "x-guidance": {"lenient": true}}), "x-guidance"),

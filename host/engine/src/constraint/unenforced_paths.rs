@@ -88,9 +88,9 @@ impl Walk<'_> {
             self.follow(reference, anchor, hidden);
         }
         let has = |key: &str| schema.get(key).is_some();
-        for (key, place, child) in children(schema, at) {
+        for (key, location, child) in children(schema, at) {
             let step = match key {
-                "properties" => place
+                "properties" => location
                     .rsplit('/')
                     .next()
                     .map(|name| PathStep::Property(name.replace("~1", "/").replace("~0", "~"))),
@@ -100,20 +100,20 @@ impl Walk<'_> {
                 }
                 "items" if !has("prefixItems") => Some(PathStep::AnyItem),
                 "prefixItems" => {
-                    place.rsplit('/').next().and_then(|index| index.parse().ok()).map(PathStep::Item)
+                    location.rsplit('/').next().and_then(|index| index.parse().ok()).map(PathStep::Item)
                 }
                 _ => None,
             };
             match (key, step) {
                 // A schema in `allOf` describes the same value.
                 ("allOf", _) if !hidden => {
-                    let beside = Anchor { path: anchor.path.clone(), at: place.clone() };
-                    self.visit(child, &place, &beside, false);
+                    let beside = Anchor { path: anchor.path.clone(), at: location.clone() };
+                    self.visit(child, &location, &beside, false);
                 }
                 ("properties" | "additionalProperties" | "items" | "prefixItems", Some(step)) if !hidden => {
                     let mut path = anchor.path.clone();
                     path.push(step);
-                    self.visit(child, &place, &Anchor { path, at: place.clone() }, false);
+                    self.visit(child, &location, &Anchor { path, at: location.clone() }, false);
                 }
                 (
                     "properties"
@@ -125,7 +125,7 @@ impl Walk<'_> {
                     | "anyOf"
                     | "oneOf",
                     _,
-                ) => self.visit(child, &place, anchor, true),
+                ) => self.visit(child, &location, anchor, true),
                 // Definitions are visited where they are referred to; the other keywords are not compiled.
                 _ => {}
             }
@@ -138,8 +138,8 @@ impl Walk<'_> {
         if !self.cycles.contains(reference) {
             // The referenced schema gets an anchor with the same path. The anchor of the reference itself
             // covers its siblings.
-            let place = Anchor { path: anchor.path.clone(), at: at.clone() };
-            let anchor = if hidden { anchor } else { &place };
+            let location = Anchor { path: anchor.path.clone(), at: at.clone() };
+            let anchor = if hidden { anchor } else { &location };
             return self.visit(schema, &at, anchor, hidden);
         }
         // Anything that is lost in the cycle can be anywhere within the value.
@@ -164,7 +164,7 @@ impl Walk<'_> {
             || refers.is_some_and(|reference| self.loses_something(reference, seen))
             || children(schema, at)
                 .iter()
-                .any(|(key, place, child)| *key != "$defs" && self.loses_within(child, place, seen))
+                .any(|(key, location, child)| *key != "$defs" && self.loses_within(child, location, seen))
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Proposal {
 
 /// The source of a drafted token, and whether the draw produced it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tried {
+pub(crate) struct DraftOutcome {
     pub source: Source,
     pub accepted: bool,
 }

@@ -27,9 +27,9 @@ pub(crate) struct Checks {
 
 /// An error in a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Flaw {
+pub(super) struct InvalidInstance {
     /// The JSON pointer to the innermost invalid instance, relative to the value.
-    pub place: String,
+    pub pointer: String,
     pub reason: String,
     /// The byte after that instance.
     pub end: usize,
@@ -50,31 +50,31 @@ impl Checks {
     }
 
     /// Returns the error that comes first in the text of a value, if there is one.
-    pub(super) fn flaw(&self, check: Check, text: &[u8]) -> Option<Flaw> {
+    pub(super) fn flaw(&self, check: Check, text: &[u8]) -> Option<InvalidInstance> {
         match check {
             Check::Schema(entry) => self.flaw_by_schema(entry, text),
             Check::FiniteNumber => infinity(text),
         }
     }
 
-    fn flaw_by_schema(&self, entry: usize, text: &[u8]) -> Option<Flaw> {
+    fn flaw_by_schema(&self, entry: usize, text: &[u8]) -> Option<InvalidInstance> {
         let value: Value = match serde_json::from_slice(text) {
             Ok(value) => value,
             Err(error) => {
                 let reason = format!("it cannot be read: {error}");
-                return Some(Flaw { place: String::new(), reason, end: text.len() });
+                return Some(InvalidInstance { pointer: String::new(), reason, end: text.len() });
             }
         };
-        let repeated = repeated_key(text).map(|repeated| Flaw {
+        let repeated = repeated_key(text).map(|repeated| InvalidInstance {
             reason: format!("the key {:?} is there twice", repeated.key),
-            place: repeated.place,
+            pointer: repeated.pointer,
             end: repeated.end,
         });
         let flaws = match self.validators[entry].check_all(&value) {
             Ok(()) => Vec::new(),
             Err(Invalid::Errors(errors)) => errors.iter().map(|error| flaw_of(error, &value, text)).collect(),
             Err(unknown) => {
-                vec![Flaw { place: String::new(), reason: unknown.to_string(), end: text.len() }]
+                vec![InvalidInstance { pointer: String::new(), reason: unknown.to_string(), end: text.len() }]
             }
         };
         flaws.into_iter().chain(repeated).min_by_key(|flaw| flaw.end)
@@ -82,19 +82,19 @@ impl Checks {
 }
 
 /// Rejects numbers that overflow a double: JSON allows numbers of any size, but most readers use doubles.
-fn infinity(text: &[u8]) -> Option<Flaw> {
+fn infinity(text: &[u8]) -> Option<InvalidInstance> {
     let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
     let is_finite = number.is_some_and(f64::is_finite);
-    (!is_finite).then(|| Flaw {
-        place: String::new(),
+    (!is_finite).then(|| InvalidInstance {
+        pointer: String::new(),
         reason: "the number is too large for a double".to_string(),
         end: text.len(),
     })
 }
 
-fn flaw_of(error: &ValidationError<'_>, value: &Value, text: &[u8]) -> Flaw {
-    let place = error.instance_path().to_string();
-    let instance = value.pointer(&place);
+fn flaw_of(error: &ValidationError<'_>, value: &Value, text: &[u8]) -> InvalidInstance {
+    let pointer = error.instance_path().to_string();
+    let instance = value.pointer(&pointer);
     let repeated_item = match (error.kind(), instance) {
         (ValidationErrorKind::UniqueItems, Some(Value::Array(items))) => second_equal(items),
         _ => None,
@@ -105,16 +105,16 @@ fn flaw_of(error: &ValidationError<'_>, value: &Value, text: &[u8]) -> Flaw {
         _ => None,
     };
     let end = match (repeated_item, surplus) {
-        (Some(item), _) => end_of(text, &format!("{place}/{item}")),
-        (None, Some(key)) => end_of_key(text, &place, key),
-        (None, None) => end_of(text, &place),
+        (Some(item), _) => end_of(text, &format!("{pointer}/{item}")),
+        (None, Some(key)) => end_of_key(text, &pointer, key),
+        (None, None) => end_of(text, &pointer),
     };
     let mut reason = format!("`{}`: {}", error.kind().keyword(), error.masked());
     if let Some((cut, _)) = reason.char_indices().nth(LONGEST_REASON) {
         reason.truncate(cut);
         reason.push('…');
     }
-    Flaw { place, reason, end }
+    InvalidInstance { pointer, reason, end }
 }
 
 /// The validators of the constraints that were used last.
@@ -152,14 +152,14 @@ mod tests {
         let checks = ChecksCache::default().of(&values).unwrap();
         checks
             .flaw(Check::Schema(0), text.as_bytes())
-            .map(|flaw| (flaw.place, flaw.reason, text[..flaw.end].to_string()))
+            .map(|flaw| (flaw.pointer, flaw.reason, text[..flaw.end].to_string()))
     }
 
     #[test]
     fn the_first_instance_that_is_wrong_is_named_with_its_end() {
         let schema = json!({"properties": {"a": {"uniqueItems": true}, "b": {"not": {"const": 5}}},
                             "dependentRequired": {"b": ["a"]}, "unevaluatedProperties": false});
-        for (text, place, end) in [
+        for (text, pointer, end) in [
             (r#"{"a": [1, 2, 1.0, 1], "b": 5}"#, "/a", r#"{"a": [1, 2, 1.0"#),
             (r#"{"a": [1], "b": 5}"#, "/b", r#"{"a": [1], "b": 5"#),
             (r#"{"b": 6}"#, "", r#"{"b": 6}"#),
@@ -168,7 +168,7 @@ mod tests {
         ] {
             let (found, reason, until) =
                 flaw(schema.clone(), text).unwrap_or_else(|| panic!("{text} passes"));
-            assert_eq!((found.as_str(), until.as_str()), (place, end), "{reason}");
+            assert_eq!((found.as_str(), until.as_str()), (pointer, end), "{reason}");
         }
         assert_eq!(flaw(schema, r#"{"a": [1, "1", [1]], "b": 6}"#), None);
     }

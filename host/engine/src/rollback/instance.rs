@@ -17,7 +17,7 @@ pub(super) struct Spans<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RepeatedKey {
     pub key: String,
-    pub place: String,
+    pub pointer: String,
     pub end: usize,
 }
 
@@ -145,10 +145,10 @@ impl Spans<'_> {
         }
     }
 
-    fn skip_value(&mut self, repeated: &mut Option<&mut Option<RepeatedKey>>, place: &str) {
+    fn skip_value(&mut self, repeated: &mut Option<&mut Option<RepeatedKey>>, pointer: &str) {
         match self.byte() {
             Some(b'"') => self.skip_text(),
-            Some(b'{' | b'[') => self.skip_container(repeated, place),
+            Some(b'{' | b'[') => self.skip_container(repeated, pointer),
             _ => {
                 while self
                     .byte()
@@ -160,7 +160,7 @@ impl Spans<'_> {
         }
     }
 
-    fn skip_container(&mut self, repeated: &mut Option<&mut Option<RepeatedKey>>, place: &str) {
+    fn skip_container(&mut self, repeated: &mut Option<&mut Option<RepeatedKey>>, pointer: &str) {
         let is_object = self.byte() == Some(b'{');
         self.at += 1;
         let mut keys = Vec::new();
@@ -180,11 +180,11 @@ impl Spans<'_> {
                         if is_object && first.is_none() && keys.contains(&step) {
                             **first = Some(RepeatedKey {
                                 key: step.clone(),
-                                place: place.to_string(),
+                                pointer: pointer.to_string(),
                                 end: self.at,
                             });
                         }
-                        inner = format!("{place}/{}", step.replace('~', "~0").replace('/', "~1"));
+                        inner = format!("{pointer}/{}", step.replace('~', "~0").replace('/', "~1"));
                         keys.push(step);
                     } else if is_object {
                         self.skip_text();
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(repeated_key(TEXT.as_bytes()), None);
         let text = r#"[{"a": 1, "b": {"a": 2}}, {"x": 0, "\u0078": 1}]"#;
         let repeated = repeated_key(text.as_bytes()).unwrap();
-        assert_eq!((repeated.key.as_str(), repeated.place.as_str()), ("x", "/1"));
+        assert_eq!((repeated.key.as_str(), repeated.pointer.as_str()), ("x", "/1"));
         assert!(text[..repeated.end].ends_with(r#""\u0078""#));
     }
 

@@ -38,7 +38,7 @@ pub(super) struct Found {
     /// Offset of the value's first byte in the output.
     pub start: usize,
     /// The JSON pointer to the value, from the document or from the call's arguments.
-    pub place: String,
+    pub pointer: String,
 }
 
 /// A found value that is complete.
@@ -253,8 +253,8 @@ impl JsonValues {
     /// complete.
     fn begin_large_number(&mut self, start: usize) {
         let Some((tool, frames)) = self.inside() else { return };
-        let place = frames.iter().map(Frame::pointer).collect();
-        let found = Found { check: Check::FiniteNumber, tool: tool.cloned(), start, place };
+        let pointer = frames.iter().map(Frame::pointer).collect();
+        let found = Found { check: Check::FiniteNumber, tool: tool.cloned(), start, pointer };
         self.open.push((found, self.frames.len()));
     }
 
@@ -271,13 +271,13 @@ impl JsonValues {
         if here.is_empty() {
             return false;
         }
-        let place: String = frames.iter().map(Frame::pointer).collect();
+        let pointer: String = frames.iter().map(Frame::pointer).collect();
         let depth = self.frames.len();
         let start = self.offset;
         let tool = tool.cloned();
         let found = here.into_iter().map(|entry| {
             let check = Check::Schema(entry);
-            (Found { check, tool: tool.clone(), start, place: place.clone() }, depth)
+            (Found { check, tool: tool.clone(), start, pointer: pointer.clone() }, depth)
         });
         self.open.extend(found);
         true
@@ -358,14 +358,14 @@ mod tests {
         complete.extend(following.finish(output.as_bytes()));
         assert!(!following.is_within());
         let shown = |Complete { found, end }: Complete| {
-            (found.check, found.place, output[found.start..end].to_string())
+            (found.check, found.pointer, output[found.start..end].to_string())
         };
         complete.into_iter().map(shown).collect()
     }
 
     fn check(wanted: &[UnenforcedValue], output: &str, expected: &[(usize, &str, &str)]) {
         let expected: Vec<_> =
-            expected.iter().map(|(entry, place, text)| (Check::Schema(*entry), *place, *text)).collect();
+            expected.iter().map(|(entry, pointer, text)| (Check::Schema(*entry), *pointer, *text)).collect();
         check_all(wanted, output, &expected);
     }
 
@@ -373,14 +373,14 @@ mod tests {
         for piece in 1..=output.len() {
             let found = values(wanted, output, piece);
             let found: Vec<_> =
-                found.iter().map(|(e, place, text)| (*e, place.as_str(), text.as_str())).collect();
+                found.iter().map(|(e, pointer, text)| (*e, pointer.as_str(), text.as_str())).collect();
             assert_eq!(found, expected, "{output} in chunks of {piece}");
         }
     }
 
     #[test]
     fn numbers_that_may_be_too_large_are_found_from_their_exponent_on() {
-        let large = |place, text| (Check::FiniteNumber, place, text);
+        let large = |pointer, text| (Check::FiniteNumber, pointer, text);
         let document = r#"{"a": [1.5, -1e5, true, "1e999"], "b": 2E+400 , "e": false}"#;
         check_all(&[], document, &[large("/a/1", "-1e5"), large("/b", "2E+400")]);
         check_all(&[], "1e999", &[large("", "1e999")]);
@@ -405,7 +405,7 @@ mod tests {
             ),
             (vec![property("missing")], vec![]),
         ] {
-            let expected: Vec<_> = expected.into_iter().map(|(place, text)| (0, place, text)).collect();
+            let expected: Vec<_> = expected.into_iter().map(|(pointer, text)| (0, pointer, text)).collect();
             check(&[wanted(None, &path)], document, &expected);
         }
         let every = [wanted(None, &[]), wanted(None, &[PathStep::AnyProperty])];

@@ -17,7 +17,7 @@ use crate::detokenise::Detokeniser;
 use crate::request::BeforeCalls;
 use crate::{Constraint, EngineError, RolledBack, Token};
 
-use checks::Flaw;
+use checks::InvalidInstance;
 pub(crate) use checks::{Checks, ChecksCache};
 use json_values::{Check, Complete, JsonValues, Layout};
 
@@ -40,7 +40,7 @@ pub(crate) struct CheckedOutput {
     bytes: Vec<u8>,
     /// The offset of the byte after each token of the output.
     ends: Vec<usize>,
-    held: Option<Held>,
+    held: Option<HeldTokens>,
     /// Tokens that are not drawn again at their position in the output.
     excluded: Vec<(usize, u32)>,
     /// Number of failures of each held value, by its check and its first byte.
@@ -53,15 +53,15 @@ pub(crate) struct CheckedOutput {
 }
 
 /// Tokens that have not been reported yet.
-struct Held {
+struct HeldTokens {
     /// The position of the first held token in the output.
     from: usize,
-    before: Before,
+    before: StateBefore,
     tokens: Vec<HeldToken>,
 }
 
 /// The state of the sequence before the first held token.
-pub(crate) struct Before {
+pub(crate) struct StateBefore {
     pub constraint: OutputConstraint,
     pub text: Detokeniser,
 }
@@ -78,7 +78,7 @@ pub(crate) struct HeldToken {
 
 /// The decision about tokens.
 #[derive(Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum RollbackDecision {
     Hold,
     Report(Vec<Token>),
     /// Rolls back the output from this position on.
@@ -126,28 +126,28 @@ impl CheckedOutput {
 
     /// Takes the bytes of the next token. `before` returns the sequence's state without that token, in case it
     /// has to be kept.
-    pub fn follow(&mut self, bytes: &[u8], before: impl FnOnce() -> Before) -> Following {
+    pub fn follow(&mut self, bytes: &[u8], before: impl FnOnce() -> StateBefore) -> Following {
         self.bytes.extend_from_slice(bytes);
         self.ends.push(self.bytes.len());
         let (complete, began) = self.values.follow(&self.bytes, self.checks.values());
         if began && self.held.is_none() {
-            self.held = Some(Held { from: self.ends.len() - 1, before: before(), tokens: Vec::new() });
+            self.held = Some(HeldTokens { from: self.ends.len() - 1, before: before(), tokens: Vec::new() });
         }
         Following { complete }
     }
 
     /// Decides about the token that was followed. With `is_last`, it completes a number at the end of the
     /// output.
-    pub fn judge(
+    pub fn decide(
         &mut self,
         following: Following,
         token: HeldToken,
         is_last: bool,
-    ) -> Result<Verdict, EngineError> {
+    ) -> Result<RollbackDecision, EngineError> {
         let Some(held) = &mut self.held else {
             let mut token = token.token;
             token.rolled_back = self.rolled_back;
-            return Ok(Verdict::Report(vec![token]));
+            return Ok(RollbackDecision::Report(vec![token]));
         };
         held.tokens.push(token);
         let mut complete = following.complete;
@@ -158,7 +158,7 @@ impl CheckedOutput {
     }
 
     /// Decides about an output that ended with the previous token.
-    pub fn complete(&mut self) -> Result<Verdict, EngineError> {
+    pub fn complete(&mut self) -> Result<RollbackDecision, EngineError> {
         let complete = self.values.finish(&self.bytes);
         self.check(complete)
     }
@@ -179,7 +179,7 @@ impl CheckedOutput {
 
     /// Drops the output from `position` on, which is held. Returns the state before the held tokens, the
     /// position of the first of them, and the dropped tokens.
-    pub fn rollback(&mut self, position: usize) -> Option<(&Before, usize, Vec<HeldToken>)> {
+    pub fn rollback(&mut self, position: usize) -> Option<(&StateBefore, usize, Vec<HeldToken>)> {
         let held = self.held.as_mut()?;
         let dropped = held.tokens.split_off(position.checked_sub(held.from)?);
         self.ends.truncate(position);
@@ -198,15 +198,15 @@ impl CheckedOutput {
         (!self.expected.is_empty()).then_some(held.from)
     }
 
-    fn check(&mut self, complete: Vec<Complete>) -> Result<Verdict, EngineError> {
+    fn check(&mut self, complete: Vec<Complete>) -> Result<RollbackDecision, EngineError> {
         for complete in complete {
             let text = &self.bytes[complete.found.start..complete.end];
             if let Some(flaw) = self.checks.flaw(complete.found.check, text) {
-                return self.retreat(&complete, flaw).map(Verdict::RollBack);
+                return self.retreat(&complete, flaw).map(RollbackDecision::RollBack);
             }
         }
         if self.values.is_within() {
-            return Ok(Verdict::Hold);
+            return Ok(RollbackDecision::Hold);
         }
         let tokens = self.release();
         let expected = std::mem::take(&mut self.expected);
@@ -215,12 +215,12 @@ impl CheckedOutput {
                 "the output to resume from differs from the output that is generated again".to_string();
             return Err(EngineError::Failed(message));
         }
-        Ok(Verdict::Report(tokens))
+        Ok(RollbackDecision::Report(tokens))
     }
 
     /// Returns the position from which the output is generated again. The token that was drawn there is
     /// excluded from now on.
-    fn retreat(&mut self, complete: &Complete, flaw: Flaw) -> Result<usize, EngineError> {
+    fn retreat(&mut self, complete: &Complete, flaw: InvalidInstance) -> Result<usize, EngineError> {
         let Complete { found, .. } = complete;
         let value = (found.check, found.start);
         let earlier = self.failures.iter().position(|(known, _)| *known == value);
@@ -252,8 +252,8 @@ impl CheckedOutput {
         Some(positions.take(back).last().unwrap_or(latest))
     }
 
-    fn unsatisfied(&self, found: &json_values::Found, flaw: Flaw) -> EngineError {
-        let inside = format!("{}{}", found.place, flaw.place);
+    fn unsatisfied(&self, found: &json_values::Found, flaw: InvalidInstance) -> EngineError {
+        let inside = format!("{}{}", found.pointer, flaw.pointer);
         let inside = if inside.is_empty() { "the whole".to_string() } else { format!("`{inside}`") };
         let place = match &found.tool {
             Some(tool) => format!("{inside} of the arguments of `{tool}`"),

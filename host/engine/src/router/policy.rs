@@ -1,4 +1,4 @@
-//! The routing policy, as a function of what is known of the replicas: no clock, no randomness, no state.
+//! The routing policy: a pure function of the replicas' published state, without clock, randomness or memory.
 //!
 //! All costs are counted in prompt tokens that must be computed before the request gets its first token, or
 //! that another request must compute again because of it: the work that a replica already has, the part of the

@@ -92,9 +92,9 @@ impl Accounts {
     pub fn charge(&mut self, affinity: &Affinity, service: Service) {
         let cost = (service.prompt + OUTPUT_COST * service.output) as f64;
         let (tenant, agent) = (affinity.tenant.as_str(), affinity.agent.as_deref());
-        self.tenants.charge(tenant, cost / self.weights.of_tenant(tenant));
+        self.tenants.charge(tenant, cost / self.weights.tenant_weight(tenant));
         if let Some(agents) = self.agents.get_mut(tenant) {
-            agents.charge(name(agent), cost / self.weights.of_agent(agent));
+            agents.charge(name(agent), cost / self.weights.agent_weight(agent));
         }
     }
 }

@@ -170,7 +170,7 @@ impl Scheduler {
             let id = next.id;
             let Some(mut sequence) = self.waiting.take(id) else { return };
             let admitted = sequence.admit(pages);
-            bill(&mut sequence, &mut self.waiting, self.meter.as_deref());
+            charge_tokens(&mut sequence, &mut self.waiting, self.meter.as_deref());
             self.running.push(sequence);
             match admitted {
                 Ok(None) => {}
@@ -212,14 +212,14 @@ impl Scheduler {
         let computed = &sequence.tokens[..sequence.settled()];
         self.kv.share(&sequence.request.affinity.tenant, &mut sequence.computed.pages, computed);
         self.kv.shrink(&mut sequence.computed.pages, pages_for(sequence.tokens.len()));
-        bill(sequence, &mut self.waiting, self.meter.as_deref());
+        charge_tokens(sequence, &mut self.waiting, self.meter.as_deref());
     }
 
     /// Removes a running sequence, keeps its computed pages for the next turn, and sends its caller the ending.
     pub fn end(&mut self, id: SequenceId, ending: Ending) {
         let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else { return };
         let mut sequence = self.running.remove(at);
-        bill(&mut sequence, &mut self.waiting, self.meter.as_deref());
+        charge_tokens(&mut sequence, &mut self.waiting, self.meter.as_deref());
         self.release_pages(&mut sequence);
         match ending {
             Ok(reason) => sequence.finish(reason),
@@ -385,7 +385,7 @@ impl Scheduler {
 }
 
 /// Reports the service that a sequence got since the last report.
-fn bill(sequence: &mut Sequence, waiting: &mut Waiting, meter: Option<&dyn TokenMeter>) {
+fn charge_tokens(sequence: &mut Sequence, waiting: &mut Waiting, meter: Option<&dyn TokenMeter>) {
     let service = sequence.take_service();
     if service.tokens() == 0 {
         return;

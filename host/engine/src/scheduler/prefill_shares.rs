@@ -19,13 +19,13 @@ pub(super) fn shares<'a>(
     }
     let mut agents_of: HashMap<&str, f64> = HashMap::new();
     for (tenant, agent) in in_agent.keys() {
-        *agents_of.entry(tenant).or_default() += weights.of_agent(*agent);
+        *agents_of.entry(tenant).or_default() += weights.agent_weight(*agent);
     }
-    let tenants: f64 = agents_of.keys().map(|tenant| weights.of_tenant(tenant)).sum();
+    let tenants: f64 = agents_of.keys().map(|tenant| weights.tenant_weight(tenant)).sum();
     let share = |sequence: &Sequence| {
         let (tenant, agent) = agent(&sequence.request.affinity);
-        let of_tenant = weights.of_tenant(tenant) / tenants;
-        of_tenant * weights.of_agent(agent) / agents_of[tenant] / in_agent[&(tenant, agent)]
+        let tenant_share = weights.tenant_weight(tenant) / tenants;
+        tenant_share * weights.agent_weight(agent) / agents_of[tenant] / in_agent[&(tenant, agent)]
     };
     sequences.map(share).collect()
 }

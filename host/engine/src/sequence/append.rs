@@ -9,7 +9,7 @@ use skep_model::RowOutput;
 
 use super::state::Constrained;
 use super::{Sequence, logprob};
-use crate::rollback::{Before, HeldToken, Verdict};
+use crate::rollback::{HeldToken, RollbackDecision, StateBefore};
 use crate::telemetry::TokenKind;
 use crate::{EngineError, FinishReason, Token, TokenEvent, TokenLogprob};
 
@@ -79,15 +79,15 @@ impl Sequence {
     pub fn end_complete(&mut self) -> Result<Option<FinishReason>, EngineError> {
         let verdict = match &mut self.form.checked {
             Some(checked) => checked.complete()?,
-            None => Verdict::Hold,
+            None => RollbackDecision::Hold,
         };
         match verdict {
-            Verdict::RollBack(position) => self.rollback(position).map(|()| None),
-            Verdict::Report(tokens) => {
+            RollbackDecision::RollBack(position) => self.rollback(position).map(|()| None),
+            RollbackDecision::Report(tokens) => {
                 self.report(tokens);
                 Ok(Some(FinishReason::ConstraintDone))
             }
-            Verdict::Hold => Ok(Some(FinishReason::ConstraintDone)),
+            RollbackDecision::Hold => Ok(Some(FinishReason::ConstraintDone)),
         }
     }
 
@@ -167,7 +167,8 @@ impl Sequence {
         let following = match (&mut self.form.checked, &self.form.constraint) {
             (Some(checked), Constrained::By(constraint)) => {
                 let bytes = if ends { &[] } else { spelling(&self.context.tokenizer, id) };
-                let before = || Before { constraint: constraint.fork(), text: self.delivery.text.clone() };
+                let before =
+                    || StateBefore { constraint: constraint.fork(), text: self.delivery.text.clone() };
                 Some(checked.follow(bytes, before))
             }
             _ => None,
@@ -204,17 +205,17 @@ impl Sequence {
         let is_complete = reason.as_ref().is_some_and(|reason| !reason.cuts_off());
         let verdict = match (&mut self.form.checked, following) {
             (Some(checked), Some(following)) => {
-                checked.judge(following, HeldToken { token, choices, accepted }, is_complete)?
+                checked.decide(following, HeldToken { token, choices, accepted }, is_complete)?
             }
-            _ => Verdict::Report(vec![token]),
+            _ => RollbackDecision::Report(vec![token]),
         };
         match verdict {
-            Verdict::RollBack(position) => {
+            RollbackDecision::RollBack(position) => {
                 self.rollback(position)?;
                 return Ok(Appended::RolledBack);
             }
-            Verdict::Report(tokens) => self.report(tokens),
-            Verdict::Hold => {}
+            RollbackDecision::Report(tokens) => self.report(tokens),
+            RollbackDecision::Hold => {}
         }
         Ok(reason.map_or(Appended::Continues, Appended::Ends))
     }

@@ -19,7 +19,7 @@ mod prompt_lookup;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::draft::{Draft, Proposal, Tried};
+use crate::draft::{Draft, DraftOutcome, Proposal};
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 use crate::{DraftLimits, Speculation};
@@ -82,7 +82,7 @@ impl Speculator {
         let pace = &mut self.pace;
         let history = self.histories.entry(sequence.id).or_insert_with(|| pace.new_history());
         if self.limits.adaptive {
-            draft.tokens.truncate(pace.worth(&draft, history, load));
+            draft.tokens.truncate(pace.best_length(&draft, history, load));
         }
         load.rows += draft.tokens.len();
         load.tokens += history.expected(&draft.tokens);
@@ -108,7 +108,7 @@ impl Speculator {
     }
 
     /// Records the result of a sequence's draft.
-    pub fn record_draft(&mut self, id: SequenceId, tried: &[Tried]) {
+    pub fn record_draft(&mut self, id: SequenceId, tried: &[DraftOutcome]) {
         if let Some(history) = self.histories.get_mut(&id) {
             history.record(tried);
             self.pace.record_draft(tried);

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use crate::draft::{Draft, DraftToken, Source, Tried};
+use crate::draft::{Draft, DraftOutcome, DraftToken, Source};
 
 /// Maximum rows of a step with drafts from earlier text. Steps with more rows are bound by arithmetic, where a
 /// row costs its full price.
@@ -94,9 +94,9 @@ impl Pace {
     }
 
     /// Returns the number of the draft's tokens that gives the most tokens per second in a step of that load.
-    pub fn worth(&mut self, draft: &Draft, history: &History, load: &Load) -> usize {
+    pub fn best_length(&mut self, draft: &Draft, history: &History, load: &Load) -> usize {
         if load.rows >= LONG_STEP_ROWS && self.step_s(load.rows).is_none_or(|_| load.rows > MAX_ROWS) {
-            return worth_in_long_step(draft, history);
+            return best_length_in_long_step(draft, history);
         }
         let rate = |count: usize| {
             let tokens = load.tokens + history.expected(&draft.tokens[..count]);
@@ -121,7 +121,7 @@ impl Pace {
         counts.take_while(|count| *count <= PROBE_TOKENS).last().unwrap_or(0)
     }
 
-    pub fn record_draft(&mut self, tried: &[Tried]) {
+    pub fn record_draft(&mut self, tried: &[DraftOutcome]) {
         if tried.iter().any(|tried| tried.accepted) {
             self.probe_after = FIRST_PROBE_AFTER;
         }
@@ -159,7 +159,7 @@ impl Pace {
 
 /// Returns the number of leading tokens that are the grammar's and likely. Drafts from earlier text are not
 /// worth a long step's row.
-fn worth_in_long_step(draft: &Draft, history: &History) -> usize {
+fn best_length_in_long_step(draft: &Draft, history: &History) -> usize {
     let mut expected = 1.0;
     let likely = draft.tokens.iter().take_while(|token| {
         expected *= if token.forced { 1.0 } else { history.acceptance(token.source) };
@@ -186,7 +186,7 @@ impl History {
         likely.sum()
     }
 
-    pub fn record(&mut self, tried: &[Tried]) {
+    pub fn record(&mut self, tried: &[DraftOutcome]) {
         for tried in tried {
             let stats = &mut self.0[tried.source as usize];
             stats.accepted = stats.accepted * HISTORY_DECAY + f64::from(u8::from(tried.accepted));
@@ -236,10 +236,10 @@ mod tests {
             let (mut run, end) = (Run::default(), self.position + tokens);
             while self.position < end {
                 let draft = Draft { tokens: vec![token(false); 15] };
-                let drafted = self.pace.worth(&draft, &self.history, &Load { rows: 1, tokens: 1.0 });
+                let drafted = self.pace.best_length(&draft, &self.history, &Load { rows: 1, tokens: 1.0 });
                 let right =
                     (0..drafted).take_while(|n| !(self.position + n).is_multiple_of(self.period)).count();
-                let tried = |accepted| Tried { source: Source::Lookup, accepted };
+                let tried = |accepted| DraftOutcome { source: Source::Lookup, accepted };
                 let mut all = vec![tried(true); right];
                 all.extend((right < drafted).then(|| tried(false)));
                 self.history.record(&all);
@@ -256,37 +256,37 @@ mod tests {
     }
 
     /// The machine is memory-bound: rows are nearly free up to sixteen.
-    fn cheap_rows(rows: usize) -> u64 {
+    fn flat_row_cost_us(rows: usize) -> u64 {
         5000 + 50 * rows as u64
     }
 
-    fn fair_rows(rows: usize) -> u64 {
+    fn moderate_row_cost_us(rows: usize) -> u64 {
         5000 + 500 * rows as u64
     }
 
     /// The machine is compute-bound: a row costs as much as a step.
-    fn dear_rows(rows: usize) -> u64 {
+    fn linear_row_cost_us(rows: usize) -> u64 {
         5000 * rows as u64
     }
 
     #[test]
     fn correct_guesses_are_used_where_rows_are_cheap() {
-        let run = Scripted::new(cheap_rows, 1000).run(2000);
-        assert!(run.us < 2000 * cheap_rows(1) / 8, "{run:?}");
+        let run = Scripted::new(flat_row_cost_us, 1000).run(2000);
+        assert!(run.us < 2000 * flat_row_cost_us(1) / 8, "{run:?}");
     }
 
     #[test]
     fn expensive_rows_switch_drafting_off_however_good_the_guesses_are() {
-        let mut scripted = Scripted::new(dear_rows, 1000);
+        let mut scripted = Scripted::new(linear_row_cost_us, 1000);
         scripted.run(200);
         let run = scripted.run(4000);
-        assert!(run.us < 4000 * dear_rows(1) * 21 / 20, "{run:?}");
+        assert!(run.us < 4000 * linear_row_cost_us(1) * 21 / 20, "{run:?}");
         assert!(run.steps_with_drafts > 0, "drafting is tried again: {run:?}");
     }
 
     #[test]
     fn wrong_guesses_switch_drafting_off() {
-        let mut scripted = Scripted::new(fair_rows, 1);
+        let mut scripted = Scripted::new(moderate_row_cost_us, 1);
         scripted.run(200);
         let run = scripted.run(4000);
         assert!(run.drafted < 200, "{run:?}");
@@ -295,30 +295,30 @@ mod tests {
 
     #[test]
     fn drafting_resumes_when_the_text_starts_to_repeat() {
-        let mut scripted = Scripted::new(fair_rows, 1);
+        let mut scripted = Scripted::new(moderate_row_cost_us, 1);
         scripted.run(2000);
         scripted.period = 1000;
         scripted.run(600);
         let run = scripted.run(1000);
-        assert!(run.us < 1000 * fair_rows(1) / 2, "{run:?}");
+        assert!(run.us < 1000 * moderate_row_cost_us(1) / 2, "{run:?}");
     }
 
     #[test]
     fn short_sequences_together_detect_that_steps_became_cheap() {
-        let mut scripted = Scripted::new(dear_rows, 1000);
+        let mut scripted = Scripted::new(linear_row_cost_us, 1000);
         scripted.run(2000);
-        scripted.step_us = cheap_rows;
+        scripted.step_us = flat_row_cost_us;
         let mut run = Run::default();
         for _ in 0..200 {
             scripted.history = scripted.pace.new_history();
             run = scripted.run(12);
         }
-        assert!(run.us < 12 * cheap_rows(1) / 2, "{run:?}");
+        assert!(run.us < 12 * flat_row_cost_us(1) / 2, "{run:?}");
     }
 
     #[test]
     fn a_new_sequence_starts_from_the_experience_of_others() {
-        let mut scripted = Scripted::new(fair_rows, 1);
+        let mut scripted = Scripted::new(moderate_row_cost_us, 1);
         for _ in 0..10 {
             scripted.history = scripted.pace.new_history();
             scripted.run(50);
@@ -333,7 +333,7 @@ mod tests {
         let mut pace = Pace::default();
         let draft = Draft { tokens: vec![token(false); 4] };
         let history = pace.new_history();
-        assert_eq!(pace.worth(&draft, &history, &Load { rows: 1, tokens: 1.0 }), 0);
+        assert_eq!(pace.best_length(&draft, &history, &Load { rows: 1, tokens: 1.0 }), 0);
     }
 
     #[test]
@@ -345,7 +345,7 @@ mod tests {
         (4..=MAX_ROWS).for_each(|rows| pace.record_step(rows, Duration::from_millis(50)));
         let draft = Draft { tokens: [false, false, true, true, false].map(token).to_vec() };
         let history = pace.new_history();
-        assert_eq!(pace.worth(&draft, &history, &Load { rows: 1, tokens: 1.0 }), 1);
+        assert_eq!(pace.best_length(&draft, &history, &Load { rows: 1, tokens: 1.0 }), 1);
     }
 
     #[test]
@@ -355,8 +355,8 @@ mod tests {
         let grammar = DraftToken { source: Source::Grammar, ..token(false) };
         let draft = Draft { tokens: [vec![grammar; 3], vec![token(false)]].concat() };
         let load = Load { rows: 300, tokens: 1.0 };
-        assert_eq!(pace.worth(&draft, &history, &load), 3);
-        history.record(&[Tried { source: Source::Grammar, accepted: false }; 6]);
-        assert_eq!(pace.worth(&draft, &history, &load), 0);
+        assert_eq!(pace.best_length(&draft, &history, &load), 3);
+        history.record(&[DraftOutcome { source: Source::Grammar, accepted: false }; 6]);
+        assert_eq!(pace.best_length(&draft, &history, &load), 0);
     }
 }

@@ -95,7 +95,7 @@ async fn a_number_completed_by_the_end_of_the_output_is_checked() {
 }
 
 /// Returns everything that a caller receives, except the times.
-fn told(run: &Generated) -> (&str, &[u32], &FinishReason, u32) {
+fn observed(run: &Generated) -> (&str, &[u32], &FinishReason, u32) {
     (&run.text, &run.ids, run.reason(), run.finished.usage.rolled_back_tokens)
 }
 
@@ -111,7 +111,7 @@ async fn drafts_other_requests_and_scarce_pages_change_nothing() {
     for engine in [eager(), engine_with(512, EngineOptions::default())] {
         let found = together(&engine, &requests).await;
         for (found, expected) in found.iter().zip(&expected) {
-            assert_eq!(told(found), told(expected));
+            assert_eq!(observed(found), observed(expected));
         }
     }
 }
@@ -130,7 +130,7 @@ async fn tokens_that_span_two_values_are_rolled_back_whole() {
         let expected = generate(&engines[0], request(schema.clone(), seed)).await.unwrap();
         assert_valid(&schema, &expected.text);
         let found = generate(&engines[1], request(schema.clone(), seed)).await.unwrap();
-        assert_eq!(told(&found), told(&expected));
+        assert_eq!(observed(&found), observed(&expected));
         rolled_back += expected.finished.usage.rolled_back_tokens;
     }
     assert!(rolled_back > 0);
@@ -173,21 +173,21 @@ async fn a_resumed_generation_repeats_its_rollbacks() {
     for seed in 0..4 {
         let request = request(record(), seed);
         let mut stream = engine.generate(request.clone()).unwrap();
-        let mut told = Vec::new();
+        let mut observed = Vec::new();
         let mut finished = None;
         while let Some(event) = stream.next().await {
             match event.unwrap() {
-                TokenEvent::Token(token) => told.push((token.id, token.rolled_back)),
+                TokenEvent::Token(token) => observed.push((token.id, token.rolled_back)),
                 TokenEvent::Finished(end) => finished = Some(end),
                 _ => {}
             }
         }
         let finished = finished.unwrap();
         rolled_back += finished.usage.rolled_back_tokens;
-        for known in 0..=told.len() {
+        for known in 0..=observed.len() {
             let resumed = GenerateRequest {
-                resume: told[..known].iter().map(|(id, _)| *id).collect(),
-                resume_rolled_back: known.checked_sub(1).map(|last| told[last].1).unwrap_or_default(),
+                resume: observed[..known].iter().map(|(id, _)| *id).collect(),
+                resume_rolled_back: known.checked_sub(1).map(|last| observed[last].1).unwrap_or_default(),
                 ..request.clone()
             };
             let resumed = generate(&engine, resumed).await.unwrap();
@@ -219,7 +219,7 @@ fn unsatisfiable() -> Value {
 }
 
 #[tokio::test]
-async fn an_unsatisfiable_schema_is_an_error_with_place_and_reason() {
+async fn an_unsatisfiable_schema_is_an_error_with_location_and_reason() {
     let engine = engine();
     match generate(&engine, request(unsatisfiable(), 1)).await {
         Err(EngineError::SchemaUnsatisfied { place, reason, rolled_back }) => {

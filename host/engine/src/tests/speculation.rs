@@ -41,7 +41,7 @@ fn drawn(seed: u64) -> GenerateRequest {
 }
 
 /// Returns everything that a caller receives, except the times and the counts of drafts.
-fn told(run: &Generated) -> (&str, &[u32], &FinishReason, u32, Vec<Option<u32>>) {
+fn observed(run: &Generated) -> (&str, &[u32], &FinishReason, u32, Vec<Option<u32>>) {
     let logprobs = run.logprobs.iter().map(|l| l.as_ref().map(|l| l.id)).collect();
     (&run.text, &run.ids, run.reason(), run.finished.usage.forced_tokens, logprobs)
 }
@@ -52,7 +52,7 @@ async fn assert_same_alone(requests: &[GenerateRequest]) -> EngineStats {
     for request in requests {
         let expected = generate(&without, request.clone()).await.unwrap();
         let found = generate(&with, request.clone()).await.unwrap();
-        assert_eq!(told(&found), told(&expected), "{request:?}");
+        assert_eq!(observed(&found), observed(&expected), "{request:?}");
         for (found, expected) in found.logprobs.iter().flatten().zip(expected.logprobs.iter().flatten()) {
             assert!((found.logprob - expected.logprob).abs() < 1e-3, "{found:?} {expected:?}");
         }
@@ -169,7 +169,7 @@ async fn logprobs_are_those_of_every_row() {
     let (with, without) = (speculating(4096), plain(4096));
     let found = generate(&with, scored.clone()).await.unwrap();
     let expected = generate(&without, scored).await.unwrap();
-    assert_eq!(told(&found), told(&expected));
+    assert_eq!(observed(&found), observed(&expected));
     assert_eq!(found.prompt_logprobs.unwrap().len(), expected.prompt_logprobs.unwrap().len());
 }
 
@@ -193,7 +193,7 @@ async fn other_requests_in_the_batch_change_nothing() {
     }
     let engine = speculating(4096);
     for (found, expected) in together(&engine, &mixed()).await.iter().zip(&expected) {
-        assert_eq!(told(found), told(expected));
+        assert_eq!(observed(found), observed(expected));
     }
     assert!(engine.stats().accepted_tokens > 0);
     let options = EngineOptions {
@@ -203,7 +203,7 @@ async fn other_requests_in_the_batch_change_nothing() {
     };
     let narrow = engine_with(4096, options);
     for (found, expected) in together(&narrow, &mixed()).await.iter().zip(&expected) {
-        assert_eq!(told(found), told(expected));
+        assert_eq!(observed(found), observed(expected));
     }
 }
 
@@ -217,7 +217,7 @@ async fn drafts_change_nothing_while_pages_run_out() {
     }
     let engine = speculating(288);
     for (found, expected) in together(&engine, &requests).await.iter().zip(&expected) {
-        assert_eq!(told(found), told(expected));
+        assert_eq!(observed(found), observed(expected));
     }
     let stats = engine.stats();
     assert!(stats.preemptions > 0 && stats.accepted_tokens > 0, "{stats:?}");
@@ -267,7 +267,7 @@ async fn consecutive_forced_tokens_take_one_step_even_beside_drafts() {
     let (with, without) = (speculating(4096), plain(4096));
     let expected = generate(&without, request.clone()).await.unwrap();
     let found = generate(&with, request).await.unwrap();
-    assert_eq!(told(&found), told(&expected));
+    assert_eq!(observed(&found), observed(&expected));
     assert!(with.stats().steps <= without.stats().steps, "{:?}", with.stats());
 }
 

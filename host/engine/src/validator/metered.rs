@@ -36,7 +36,7 @@ pub(super) struct Rates {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Exhausted;
 
-/// The steps that a validation may still take, and what it pays for a look.
+/// The remaining steps of a validation, and the cost of one lookup.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Budget {
     left: usize,
