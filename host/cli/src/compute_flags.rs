@@ -1,7 +1,7 @@
 //! Flags for how a model is computed, shared by all commands that load a model to serve it or to measure it.
 
 use skep_kernels::Isa;
-use skep_model::{Activation, ExecutorOptions, KvDtype, Placement};
+use skep_model::{Activation, CpuAffinity, ExecutorOptions, KvDtype};
 
 use crate::device_flag::DeviceFlag;
 
@@ -31,7 +31,7 @@ impl ComputeFlags {
         options.activations = self.activations.or(options.activations);
         options.kv = self.kv.unwrap_or(options.kv);
         if self.pin {
-            options.placement = Placement::Pinned(0);
+            options.affinity = CpuAffinity::Pinned(0);
         }
     }
 }

@@ -67,15 +67,15 @@ pub enum ModelError {
 #[non_exhaustive]
 pub enum RankFault {
     #[error("made no progress for {} ms while others waited for it", .deadline.as_millis())]
-    Stalled { deadline: Duration },
+    TimedOut { deadline: Duration },
     #[error("is at {found} where rank {other} is at {expected}; all ranks must make the same calls")]
-    Disagrees { other: usize, expected: String, found: String },
+    CallMismatch { other: usize, expected: String, found: String },
     #[error("failed: {reason}")]
     Failed { reason: String },
     #[error("has terminated, but the other ranks need it")]
-    Ended,
+    Terminated,
     #[error("is not one of the {ranks} ranks of the group")]
-    Unknown { ranks: usize },
+    NoSuchRank { ranks: usize },
 }
 
 impl ModelError {

@@ -37,8 +37,8 @@ pub use config::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
 pub use digest::ModelDigest;
 pub use error::{ModelError, RankFault};
 pub use executor::{
-    CPU_KV_TOKENS, CpuExecutor, DeviceChoice, Executor, ExecutorLimits, ExecutorOptions, KernelFolders,
-    KvDtype, MemoryPlan, ModelWeights, Ordinals, PlacedExecutor, Placement, physical_cores,
+    CPU_KV_TOKENS, CpuAffinity, CpuExecutor, DeviceChoice, Executor, ExecutorLimits, ExecutorOptions,
+    KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PlacedExecutor, physical_cores,
 };
 pub use loaded::LoadedModel;
 pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};

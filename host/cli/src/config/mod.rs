@@ -28,7 +28,7 @@ use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use skep_engine::{Routing, Speculation};
-use skep_model::{Activation, DeviceChoice, KvDtype, Placement};
+use skep_model::{Activation, CpuAffinity, DeviceChoice, KvDtype};
 use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
@@ -280,7 +280,7 @@ impl Config {
             options.executor.isa = Some(isa);
         }
         if engine.pin_threads == Some(true) {
-            options.executor.placement = Placement::Pinned(0);
+            options.executor.affinity = CpuAffinity::Pinned(0);
         }
         set(&mut options.runtime.max_agents, &self.runtime.max_agents);
         set(&mut options.runtime.max_sessions_loaded, &self.runtime.max_sessions_loaded);
@@ -401,8 +401,8 @@ mod tests {
         let executor =
             apply("[engine]\nkv = \"i8\"\nisa = \"portable\"\npin_threads = true\n").expect("known");
         assert_eq!(
-            (executor.kv, executor.isa, executor.placement),
-            (KvDtype::I8, Some(Isa::Portable), Placement::Pinned(0))
+            (executor.kv, executor.isa, executor.affinity),
+            (KvDtype::I8, Some(Isa::Portable), CpuAffinity::Pinned(0))
         );
         let error = apply("[engine]\nisa = \"sse9\"\n").expect_err("unknown").to_string();
         assert!(error.contains("sse9") && error.contains("avx2"), "{error}");

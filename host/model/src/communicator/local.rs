@@ -127,7 +127,8 @@ impl Local {
             return Ok(());
         }
         let found = found.map_or_else(|| "nothing".to_owned(), |found| found.to_string());
-        let fault = RankFault::Disagrees { other: self.number(self.rank), expected: call.to_string(), found };
+        let fault =
+            RankFault::CallMismatch { other: self.number(self.rank), expected: call.to_string(), found };
         Err(self.world.fail(self.number(other), fault))
     }
 
@@ -144,7 +145,7 @@ impl Local {
         let ranks = self.ranks();
         if from.max(to) >= ranks || from == to {
             let rank = if from == self.rank { to } else { from };
-            return Err(ModelError::Rank { rank, fault: RankFault::Unknown { ranks } });
+            return Err(ModelError::Rank { rank, fault: RankFault::NoSuchRank { ranks } });
         }
         Ok(&self.group.mailboxes[from * ranks + to])
     }
@@ -184,7 +185,7 @@ impl Communicator for Local {
         let gathered: usize = (0..self.ranks()).map(|rank| self.posting(rank).values.len()).sum();
         if gathered != total {
             let (expected, found) = (format!("{total} gathered values"), format!("{gathered}"));
-            let fault = RankFault::Disagrees { other: self.number(0), expected, found };
+            let fault = RankFault::CallMismatch { other: self.number(0), expected, found };
             return Err(self.world.fail(self.number(self.rank), fault));
         }
         (0..self.ranks()).for_each(|rank| see(rank, &self.posting(rank).values));
@@ -219,7 +220,7 @@ impl Communicator for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        self.world.fail(self.number(self.rank), RankFault::Ended);
+        self.world.fail(self.number(self.rank), RankFault::Terminated);
     }
 }
 

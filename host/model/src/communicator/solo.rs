@@ -48,5 +48,5 @@ impl Communicator for Solo {
 }
 
 fn nobody(rank: usize) -> ModelError {
-    ModelError::Rank { rank, fault: RankFault::Unknown { ranks: 1 } }
+    ModelError::Rank { rank, fault: RankFault::NoSuchRank { ranks: 1 } }
 }

@@ -99,9 +99,9 @@ fn a_terminated_rank_is_an_error_on_all_others() {
     std::thread::scope(|scope| {
         for (rank, mut links) in links.into_iter().enumerate() {
             scope.spawn(move || match rank {
-                0 => assert_eq!(fault(links.tensor.all_reduce(&mut [1.0])), (1, RankFault::Ended)),
+                0 => assert_eq!(fault(links.tensor.all_reduce(&mut [1.0])), (1, RankFault::Terminated)),
                 1 => drop(links),
-                _ => assert_eq!(fault(links.pipeline.receive(0, &mut [1.0])), (1, RankFault::Ended)),
+                _ => assert_eq!(fault(links.pipeline.receive(0, &mut [1.0])), (1, RankFault::Terminated)),
             });
         }
     });
@@ -131,7 +131,7 @@ fn ranks_that_make_different_calls_get_an_error_that_names_both() {
         0 => links.pipeline.send(1, &[1.0, 2.0]).map(|()| None).unwrap(),
         _ => Some(fault(links.pipeline.receive(0, &mut [0.0; 3]))),
     });
-    assert!(matches!(faults[1], Some((0, RankFault::Disagrees { .. }))), "{faults:?}");
+    assert!(matches!(faults[1], Some((0, RankFault::CallMismatch { .. }))), "{faults:?}");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn parts_that_do_not_add_up_to_the_total_are_an_error() {
     let faults = on_ranks(2, 1, PATIENT, |_, links| {
         fault(links.tensor.all_gather(&[1.0, 2.0], 5, |_, _| panic!("must not be seen")))
     });
-    assert!(faults.iter().all(|(_, fault)| matches!(fault, RankFault::Disagrees { .. })), "{faults:?}");
+    assert!(faults.iter().all(|(_, fault)| matches!(fault, RankFault::CallMismatch { .. })), "{faults:?}");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_stalled_rank_is_an_error_after_the_deadline() {
     world.set_idle(0, false);
     let threads: Vec<_> = links.map(|links| std::thread::spawn(move || reduce_once(links))).collect();
     for thread in threads {
-        assert_eq!(fault(thread.join().unwrap()), (0, RankFault::Stalled { deadline }));
+        assert_eq!(fault(thread.join().unwrap()), (0, RankFault::TimedOut { deadline }));
     }
     drop(stalled);
 }
@@ -185,7 +185,7 @@ fn a_slow_rank_is_not_an_error_while_any_rank_makes_progress() {
 #[test]
 fn ranks_outside_the_group_are_errors() {
     on_ranks(1, 1, PATIENT, |_, links| {
-        assert!(matches!(fault(links.pipeline.send(1, &[])), (1, RankFault::Unknown { ranks: 1 })));
+        assert!(matches!(fault(links.pipeline.send(1, &[])), (1, RankFault::NoSuchRank { ranks: 1 })));
         assert!(links.pipeline.receive(0, &mut []).is_err(), "a rank cannot receive from itself");
     });
     assert!(Solo.send(1, &[]).is_err() && Solo.receive(1, &mut []).is_err());

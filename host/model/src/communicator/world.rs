@@ -93,7 +93,7 @@ impl World {
             return Ok(());
         }
         let busy = self.idle.iter().position(|idle| !idle.load(Ordering::SeqCst));
-        Err(self.fail(busy.unwrap_or(awaited), RankFault::Stalled { deadline: self.deadline }))
+        Err(self.fail(busy.unwrap_or(awaited), RankFault::TimedOut { deadline: self.deadline }))
     }
 
     /// Waits as rank `me` until `ready`, a condition that `awaited` brings about.
@@ -199,10 +199,10 @@ mod tests {
     fn the_first_failure_is_permanent() {
         let world = World::new(2, Duration::from_secs(1));
         world.check().unwrap();
-        world.fail(1, RankFault::Ended);
+        world.fail(1, RankFault::Terminated);
         world.fail(0, RankFault::Failed { reason: "because of rank 1".into() });
         let error = world.check().unwrap_err();
-        assert!(matches!(error, ModelError::Rank { rank: 1, fault: RankFault::Ended }), "{error}");
+        assert!(matches!(error, ModelError::Rank { rank: 1, fault: RankFault::Terminated }), "{error}");
         assert!(world.wait(0, 1, || false).is_err());
     }
 }

@@ -44,8 +44,8 @@ impl CpuExecutor {
         plan.weight_bytes = weights.bytes;
         plan.activation_bytes = plan.activation_bytes.saturating_add(StepLogits::byte_len(&limits));
         let (page_count, head_size) = (limits.page_count, config.head_size);
-        let ExecutorOptions { kv, placement, .. } = options;
-        let options = RankOptions { isa, threads, placement, kv, page_count, head_size };
+        let ExecutorOptions { kv, affinity, .. } = options;
+        let options = RankOptions { isa, threads, affinity, kv, page_count, head_size };
         let rank = Rank::new(model, options, Links::SOLO)?;
         Ok(CpuExecutor { rank, isa, logits: StepLogits::new(config.vocabulary_size), limits, plan })
     }

@@ -3,7 +3,7 @@
 use super::super::fixture::{MODELS, expected, folder, load, options, relative_error, sequence, supported};
 use super::*;
 use crate::batch::{BatchSequence, LogitsWanted, PageId};
-use crate::executor::{KvDtype, Placement};
+use crate::executor::{CpuAffinity, KvDtype};
 use crate::sampling::ScoreRow;
 
 #[test]
@@ -167,8 +167,8 @@ fn replicas_share_weights_and_nothing_else() {
 fn pinned_executors_compute_the_same_and_need_a_cpu_for_each_thread() {
     let (ids, exact) = expected("llama-gqa");
     let pinned = |threads: usize| {
-        let placement = Placement::Pinned(0);
-        load("llama-gqa", ExecutorOptions { placement, threads: Some(threads), ..options(Isa::detect()) })
+        let affinity = CpuAffinity::Pinned(0);
+        load("llama-gqa", ExecutorOptions { affinity, threads: Some(threads), ..options(Isa::detect()) })
     };
     let mut executor = pinned(skep_kernels::affinity::cpus().len()).unwrap();
     let rows = sequence(&ids, 0, 9, LogitsWanted::Last);

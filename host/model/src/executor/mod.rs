@@ -119,9 +119,9 @@ impl FromStr for KvDtype {
 
 /// The CPUs that the threads of an executor run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
+pub enum CpuAffinity {
     /// The operating system chooses the CPUs.
-    Free,
+    Unpinned,
     /// Each worker is pinned to a separate CPU, chosen from those after the first n CPUs of this process.
     Pinned(usize),
 }
@@ -155,8 +155,8 @@ pub struct ExecutorOptions {
     pub threads: Option<usize>,
     /// `None` means the fastest instruction set that the machine supports.
     pub isa: Option<Isa>,
-    /// Placement of the threads. A model that is loaded for several executors gives each executor separate CPUs.
-    pub placement: Placement,
+    /// CPU affinity of the threads. A model that is loaded for several executors gives each executor separate CPUs.
+    pub affinity: CpuAffinity,
     pub kv: KvDtype,
     /// Format of the activations on a CUDA device. `None` means the format of the weights, or else bf16.
     pub activations: Option<Activation>,
@@ -186,7 +186,7 @@ impl Default for ExecutorOptions {
             kernels: KernelFolders::default(),
             threads: None,
             isa: None,
-            placement: Placement::Free,
+            affinity: CpuAffinity::Unpinned,
             kv: KvDtype::F16,
             activations: None,
             kv_tokens: None,

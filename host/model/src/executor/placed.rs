@@ -16,7 +16,7 @@ use crate::error::ModelError;
 pub struct PlacedExecutor {
     pub executor: Box<dyn Executor>,
     /// The devices that the executor runs on; never `Auto`. They are those of all replicas.
-    pub place: DeviceChoice,
+    pub devices: DeviceChoice,
     /// Human-readable name of the device: `cpu`, or `cuda:0 (NVIDIA H200)`.
     pub device: String,
     /// Why the executor runs on the CPU although the machine may have a usable device.
@@ -52,15 +52,15 @@ fn on_processor(
 ) -> Result<Vec<PlacedExecutor>, ModelError> {
     let weights = ModelWeights::load(checkpoint, &options)?;
     let threads = options.threads.unwrap_or_else(physical_cores);
-    let mut placement = options.placement;
+    let mut affinity = options.affinity;
     (0..replicas.get())
         .map(|replica| {
             let threads = share_of(threads, replica, replicas.get());
-            let options = ExecutorOptions { threads: Some(threads), placement, ..options };
-            placement = placement.after(threads);
+            let options = ExecutorOptions { threads: Some(threads), affinity, ..options };
+            affinity = affinity.after(threads);
             let executor = weights.executor(options)?;
-            let (place, device) = (DeviceChoice::Cpu, "cpu".to_owned());
-            Ok(PlacedExecutor { executor, place, device, fallback: fallback.clone() })
+            let (devices, device) = (DeviceChoice::Cpu, "cpu".to_owned());
+            Ok(PlacedExecutor { executor, devices, device, fallback: fallback.clone() })
         })
         .collect()
 }
@@ -78,8 +78,8 @@ fn on_devices(
         .map(|replica| {
             let executor = model.executor(replica)?;
             let device = executor.devices();
-            let place = DeviceChoice::Cuda(devices);
-            Ok(PlacedExecutor { executor: Box::new(executor), place, device, fallback: None })
+            let devices = DeviceChoice::Cuda(devices);
+            Ok(PlacedExecutor { executor: Box::new(executor), devices, device, fallback: None })
         })
         .collect()
 }
@@ -120,7 +120,7 @@ mod tests {
         assert!(error.contains("no CUDA device"), "{error}");
         // No device stores keys and values in 32 bits.
         let auto = placed("auto", KvDtype::F32).unwrap().remove(0);
-        assert_eq!((auto.place, auto.device.as_str()), (DeviceChoice::Cpu, "cpu"));
+        assert_eq!((auto.devices, auto.device.as_str()), (DeviceChoice::Cpu, "cpu"));
         assert!(auto.fallback.is_some_and(|reason| !reason.is_empty()));
         assert!(placed("cpu", KvDtype::F32).unwrap()[0].fallback.is_none());
     }

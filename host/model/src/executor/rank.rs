@@ -6,7 +6,7 @@ use skep_kernels::Isa;
 use skep_kernels::kv::{KvFormat, KvLayer};
 use skep_kernels::matmul::Activations;
 
-use super::{ExecutorLimits, ExecutorOptions, KvDtype, Placement, option};
+use super::{CpuAffinity, ExecutorLimits, ExecutorOptions, KvDtype, option};
 use crate::batch::Batch;
 use crate::communicator::{Communicator, Links};
 use crate::error::ModelError;
@@ -27,7 +27,7 @@ pub(super) struct Rank<C> {
 pub(super) struct RankOptions {
     pub(super) isa: Isa,
     pub(super) threads: usize,
-    pub(super) placement: Placement,
+    pub(super) affinity: CpuAffinity,
     pub(super) kv: KvDtype,
     pub(super) page_count: usize,
     pub(super) head_size: usize,
@@ -40,12 +40,12 @@ impl<C: Communicator> Rank<C> {
         options: RankOptions,
         links: Links<C>,
     ) -> Result<Self, ModelError> {
-        let RankOptions { isa, threads, placement, page_count, head_size, .. } = options;
+        let RankOptions { isa, threads, affinity, page_count, head_size, .. } = options;
         let kv = model
             .kv_heads()
             .map(|heads| KvLayer::new(options.kv.format(), page_count, heads, head_size))
             .collect::<Result<_, _>>()?;
-        let compute = Compute { pool: placement.pool(threads)?, isa, activations: Activations::default() };
+        let compute = Compute { pool: affinity.pool(threads)?, isa, activations: Activations::default() };
         Ok(Rank { model, workspace: Workspace::default(), compute, kv, links })
     }
 

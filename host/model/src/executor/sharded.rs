@@ -30,7 +30,7 @@ use crate::sampling::{LogitRow, RowOutput};
 pub(super) type Connected<C> = (Arc<World>, Vec<Links<C>>);
 
 pub(super) struct ShardedExecutor<C: Communicator> {
-    leader: Seat<C>,
+    leader: NumberedRank<C>,
     /// The other ranks, in the order of their numbers.
     followers: Vec<Follower<C>>,
     reports: Receiver<Done>,
@@ -47,7 +47,7 @@ pub(super) struct ShardedExecutor<C: Communicator> {
 }
 
 /// A rank and its position among the others.
-struct Seat<C> {
+struct NumberedRank<C> {
     number: usize,
     world: Arc<World>,
     rank: Rank<C>,
@@ -55,11 +55,11 @@ struct Seat<C> {
 
 struct Follower<C> {
     number: usize,
-    orders: SyncSender<Order<C>>,
+    commands: SyncSender<RankCommand<C>>,
     thread: JoinHandle<()>,
 }
 
-enum Order<C> {
+enum RankCommand<C> {
     Step(Arc<[Batch]>),
     /// Replaces the connections after a failure.
     Reconnect(Arc<World>, Box<Links<C>>),
@@ -86,24 +86,24 @@ impl<C: Communicator> ShardedExecutor<C> {
         let (done, reports) = channel();
         let mut leader = None;
         let mut followers = Vec::with_capacity(ranks - 1);
-        let mut placement = options.placement;
+        let mut affinity = options.affinity;
         for (number, (model, links)) in weights.parts.iter().zip(links).enumerate() {
             let own_threads = share_of(threads, number, ranks);
             let options = RankOptions {
                 isa,
                 threads: own_threads,
-                placement,
+                affinity,
                 kv: options.kv,
                 page_count: limits.page_count,
                 head_size: config.head_size,
             };
-            placement = placement.after(own_threads);
+            affinity = affinity.after(own_threads);
             let rank = Rank::new(model.clone(), options, links)?;
-            let seat = Seat { number, world: world.clone(), rank };
+            let numbered = NumberedRank { number, world: world.clone(), rank };
             if number == leader_number {
-                leader = Some(seat);
+                leader = Some(numbered);
             } else {
-                followers.push(Follower::start(seat, done.clone())?);
+                followers.push(Follower::start(numbered, done.clone())?);
             }
         }
         let leader = leader.ok_or_else(|| {
@@ -130,10 +130,10 @@ impl<C: Communicator> ShardedExecutor<C> {
     /// Runs the micro-batches on all ranks.
     fn step(&mut self, micro_batches: Arc<[Batch]>, rows: usize) -> Result<(), ModelError> {
         for follower in &self.followers {
-            match follower.orders.send(Order::Step(micro_batches.clone())) {
+            match follower.commands.send(RankCommand::Step(micro_batches.clone())) {
                 Ok(()) => self.missing += 1,
                 Err(_) => {
-                    self.leader.world.fail(follower.number, RankFault::Ended);
+                    self.leader.world.fail(follower.number, RankFault::Terminated);
                 }
             }
         }
@@ -155,7 +155,7 @@ impl<C: Communicator> ShardedExecutor<C> {
                     world.endure(&mut patience, before.elapsed(), self.leader.number)?;
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(world.fail(self.leader.number, RankFault::Ended));
+                    return Err(world.fail(self.leader.number, RankFault::Terminated));
                 }
             }
         }
@@ -176,7 +176,7 @@ impl<C: Communicator> ShardedExecutor<C> {
                 (self.leader.world, self.leader.rank.links) = (world.clone(), links);
             } else if let Some(follower) = followers.next() {
                 // A thread that has terminated in the meantime fails the next step.
-                let _ = follower.orders.send(Order::Reconnect(world.clone(), Box::new(links)));
+                let _ = follower.commands.send(RankCommand::Reconnect(world.clone(), Box::new(links)));
             }
         }
         Ok(())
@@ -219,8 +219,8 @@ impl<C: Communicator> Executor for ShardedExecutor<C> {
 impl<C: Communicator> Drop for ShardedExecutor<C> {
     fn drop(&mut self) {
         let stuck = self.missing > 0;
-        for Follower { orders, thread, .. } in self.followers.drain(..) {
-            drop(orders);
+        for Follower { commands, thread, .. } in self.followers.drain(..) {
+            drop(commands);
             // A rank that never returned is not joined. It terminates when it finds that no other rank waits for it.
             if !stuck && thread.join().is_err() {
                 tracing::error!("a rank's thread panicked");
@@ -229,7 +229,7 @@ impl<C: Communicator> Drop for ShardedExecutor<C> {
     }
 }
 
-impl<C: Communicator> Seat<C> {
+impl<C: Communicator> NumberedRank<C> {
     /// Runs the rank's part of a step. Any error or panic fails all ranks.
     fn take_part(&mut self, micro_batches: &[Batch], logits: Option<&mut [f32]>) -> Result<(), ModelError> {
         self.world.check()?;
@@ -251,27 +251,29 @@ impl<C: Communicator> Seat<C> {
 }
 
 impl<C: Communicator> Follower<C> {
-    fn start(mut seat: Seat<C>, done: Sender<Done>) -> Result<Self, ModelError> {
-        let number = seat.number;
-        let (orders, queue) = sync_channel(2);
+    fn start(mut numbered: NumberedRank<C>, done: Sender<Done>) -> Result<Self, ModelError> {
+        let number = numbered.number;
+        let (commands, queue) = sync_channel(2);
         let follow = move || {
-            for order in queue {
-                match order {
-                    Order::Step(micro_batches) => {
+            for command in queue {
+                match command {
+                    RankCommand::Step(micro_batches) => {
                         // The world holds the failure, and the leader reads it there.
-                        let _ = seat.take_part(&micro_batches, None);
+                        let _ = numbered.take_part(&micro_batches, None);
                         if done.send(Done).is_err() {
                             return;
                         }
                     }
-                    Order::Reconnect(world, links) => (seat.world, seat.rank.links) = (world, *links),
+                    RankCommand::Reconnect(world, links) => {
+                        (numbered.world, numbered.rank.links) = (world, *links)
+                    }
                 }
             }
         };
         let thread = std::thread::Builder::new().name(format!("skep-rank-{number}")).spawn(follow).map_err(
             |error| option("tensor_parallel", format!("cannot start the thread of rank {number}: {error}")),
         )?;
-        Ok(Follower { number, orders, thread })
+        Ok(Follower { number, commands, thread })
     }
 }
 

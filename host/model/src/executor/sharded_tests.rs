@@ -126,7 +126,7 @@ fn the_largest_step_stays_within_the_plan() {
         let rank_options = RankOptions {
             isa: Isa::detect(),
             threads: 1,
-            placement: options.placement,
+            affinity: options.affinity,
             kv: options.kv,
             page_count: limits.page_count,
             head_size: weights.config.head_size,
@@ -324,7 +324,7 @@ fn a_stalled_rank_is_an_error_until_it_returns() {
         plot.armed.store(true, Ordering::SeqCst);
         for _ in 0..3 {
             let error = executor.forward(&decode(&ids)).unwrap_err();
-            let ModelError::Rank { rank: found, fault: RankFault::Stalled { .. } } = error else {
+            let ModelError::Rank { rank: found, fault: RankFault::TimedOut { .. } } = error else {
                 panic!("{error}")
             };
             assert_eq!(found, rank);

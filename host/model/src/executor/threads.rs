@@ -3,7 +3,7 @@
 use skep_kernels::pool::MAX_THREADS;
 use skep_kernels::{Isa, WorkerPool};
 
-use super::{ExecutorOptions, Placement, option};
+use super::{CpuAffinity, ExecutorOptions, option};
 use crate::error::ModelError;
 
 /// Returns the number of cores, not counting additional hardware threads, which do not help arithmetic
@@ -41,20 +41,20 @@ fn tier(isa: Isa, supported: impl Fn(Isa) -> bool) -> Result<Isa, ModelError> {
     Err(option("isa", format!("this machine does not support {isa}; it supports {}", known.join(", "))))
 }
 
-impl Placement {
+impl CpuAffinity {
     /// Starts a pool of `threads` threads.
     pub(super) fn pool(self, threads: usize) -> Result<WorkerPool, ModelError> {
         Ok(match self {
-            Placement::Free => WorkerPool::new(threads)?,
-            Placement::Pinned(first) => WorkerPool::pinned(threads, first)?,
+            CpuAffinity::Unpinned => WorkerPool::new(threads)?,
+            CpuAffinity::Pinned(first) => WorkerPool::pinned(threads, first)?,
         })
     }
 
-    /// Returns the placement of the threads that come after `threads` threads.
+    /// Returns the affinity of the threads that come after `threads` threads.
     pub(crate) fn after(self, threads: usize) -> Self {
         match self {
-            Placement::Free => Placement::Free,
-            Placement::Pinned(first) => Placement::Pinned(first + threads),
+            CpuAffinity::Unpinned => CpuAffinity::Unpinned,
+            CpuAffinity::Pinned(first) => CpuAffinity::Pinned(first + threads),
         }
     }
 }

@@ -253,7 +253,7 @@ impl CudaExecutor {
         let rank = missing as usize - 1;
         self.stalled.set(Some(rank));
         let deadline = std::time::Duration::from_micros(self.leader().shape.rank_deadline_us);
-        Err(ModelError::Rank { rank, fault: RankFault::Stalled { deadline } })
+        Err(ModelError::Rank { rank, fault: RankFault::TimedOut { deadline } })
     }
 
     /// Resets the ranks' meeting state, after all ranks have returned from the failed step.

@@ -35,7 +35,7 @@ fn spare(total: u64) -> u64 {
 }
 
 /// Maximum number of queues that a device processes at the same time.
-const MOST_SEATS: usize = 8;
+const MAX_RANKS_PER_DEVICE: usize = 8;
 /// Number of rows with which the products of a step keep a device busy.
 const STEP_TOKENS: usize = 2048;
 /// Maximum memory that a driver takes for the launches of a step with a few dozen layers.
@@ -54,20 +54,20 @@ pub(crate) struct CudaModel<'a> {
     replicas: usize,
     ordinals: Vec<usize>,
     open: Open<'a>,
-    loaded: HashMap<Seat, Arc<DeviceWeights>>,
+    loaded: HashMap<RankPosition, Arc<DeviceWeights>>,
 }
 
 /// The part of a model that a rank holds, and its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Seat {
+struct RankPosition {
     ordinal: usize,
     stage: usize,
     rank: usize,
 }
 
 /// A rank before its number of pages is known.
-struct Begun {
-    seat: Seat,
+struct PreparedRank {
+    position: RankPosition,
     device: Device,
     blas: Option<Blas>,
     weights: Arc<DeviceWeights>,
@@ -114,10 +114,10 @@ impl<'a> CudaModel<'a> {
         }
         let ordinals = devices.iter().collect();
         let model = CudaModel { checkpoint, options, replicas, ordinals, open, loaded: HashMap::new() };
-        let seats = model.most_seats();
-        if options.tensor_parallel > 1 && seats > MOST_SEATS {
+        let positions = model.max_ranks_per_device();
+        if options.tensor_parallel > 1 && positions > MAX_RANKS_PER_DEVICE {
             let problem = format!(
-                "{seats} ranks on one device would wait for each other; a device runs {MOST_SEATS} at once"
+                "{positions} ranks on one device would wait for each other; a device runs {MAX_RANKS_PER_DEVICE} at once"
             );
             return Err(option("device", problem));
         }
@@ -126,24 +126,25 @@ impl<'a> CudaModel<'a> {
 
     /// Creates the executor of a replica. Executors must be created in the order of the replicas.
     pub(crate) fn executor(&mut self, replica: usize) -> Result<CudaExecutor, ModelError> {
-        let stages: Vec<Vec<Begun>> = (0..self.options.pipeline_parallel)
+        let stages: Vec<Vec<PreparedRank>> = (0..self.options.pipeline_parallel)
             .map(|stage| {
                 (0..self.options.tensor_parallel)
-                    .map(|rank| self.begin(self.seat(replica, stage, rank)))
+                    .map(|rank| self.begin(self.position(replica, stage, rank)))
                     .collect()
             })
             .collect::<Result<_, ModelError>>()?;
         // Ranks of a stage add up in each other's memory; between stages, the driver copies.
         for ranks in &stages {
-            for (begun, other) in ranks.iter().flat_map(|begun| ranks.iter().map(move |other| (begun, other)))
+            for (prepared, other) in
+                ranks.iter().flat_map(|prepared| ranks.iter().map(move |other| (prepared, other)))
             {
-                begun.device.enable_peer_access(&other.device)?;
+                prepared.device.enable_peer_access(&other.device)?;
             }
         }
-        for begun in stages.iter().flatten() {
+        for prepared in stages.iter().flatten() {
             // Kernels take memory too, so they are loaded before the pages are counted.
-            let Loaded { shipped, cached, compiled } = begun.device.ready()?;
-            tracing::debug!(device = begun.device.name(), shipped, cached, compiled, "loaded kernels");
+            let Loaded { shipped, cached, compiled } = prepared.device.ready()?;
+            tracing::debug!(device = prepared.device.name(), shipped, cached, compiled, "loaded kernels");
         }
         let pages = self.page_count(replica, &stages)?;
         let options = ExecutorOptions { kv_tokens: Some(pages * PAGE_TOKENS), ..self.options };
@@ -160,13 +161,13 @@ impl<'a> CudaModel<'a> {
         );
         // Every rank has room for as many splits as the smallest device runs at once.
         let multiprocessors =
-            stages.iter().flatten().map(|begun| begun.device.multiprocessors()).min().unwrap_or(1);
+            stages.iter().flatten().map(|prepared| prepared.device.multiprocessors()).min().unwrap_or(1);
         cuts.blocks = multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
         let meeting_blocks = self.meeting_blocks(multiprocessors);
         let mut finished = Vec::new();
-        for (stage, begun) in stages.into_iter().enumerate() {
-            let ranks = begun.into_iter().enumerate().map(|(rank, begun)| {
-                self.finish(begun, pages, stage == last && rank == 0, meeting_blocks, &mut plan)
+        for (stage, prepared) in stages.into_iter().enumerate() {
+            let ranks = prepared.into_iter().enumerate().map(|(rank, prepared)| {
+                self.finish(prepared, pages, stage == last && rank == 0, meeting_blocks, &mut plan)
             });
             finished.push(ranks.collect::<Result<Vec<_>, _>>()?);
         }
@@ -207,16 +208,16 @@ impl<'a> CudaModel<'a> {
     }
 
     /// Assigns devices in order, rank by rank and replica by replica, starting over after the last device.
-    fn seat(&self, replica: usize, stage: usize, rank: usize) -> Seat {
+    fn position(&self, replica: usize, stage: usize, rank: usize) -> RankPosition {
         let ranks = self.options.tensor_parallel * self.options.pipeline_parallel;
         let number = replica * ranks + stage * self.options.tensor_parallel + rank;
-        Seat { ordinal: self.ordinals[number % self.ordinals.len()], stage, rank }
+        RankPosition { ordinal: self.ordinals[number % self.ordinals.len()], stage, rank }
     }
 
-    fn begin(&mut self, seat: Seat) -> Result<Begun, ModelError> {
-        let Seat { ordinal, stage, rank } = seat;
+    fn begin(&mut self, position: RankPosition) -> Result<PreparedRank, ModelError> {
+        let RankPosition { ordinal, stage, rank } = position;
         let device = (self.open)(ordinal)?;
-        let weights = match self.loaded.get(&seat) {
+        let weights = match self.loaded.get(&position) {
             Some(weights) => weights.clone(),
             None => {
                 let shard = Shard { rank, ranks: self.options.tensor_parallel };
@@ -224,7 +225,7 @@ impl<'a> CudaModel<'a> {
                 let activation = asked.unwrap_or_else(|| activation_of(self.checkpoint));
                 let layout = Layout::new(self.checkpoint, shard, self.layers(stage), activation)?;
                 let weights = Arc::new(DeviceWeights::load(&device, self.checkpoint, layout)?);
-                self.loaded.insert(seat, weights.clone());
+                self.loaded.insert(position, weights.clone());
                 weights
             }
         };
@@ -242,7 +243,7 @@ impl<'a> CudaModel<'a> {
             draws,
         );
         let blas = blas(&device, &weights.layout, self.options.deterministic);
-        Ok(Begun { seat, device, blas, weights, sizes, offsets })
+        Ok(PreparedRank { position, device, blas, weights, sizes, offsets })
     }
 
     fn attention(&self) -> Attention {
@@ -259,20 +260,20 @@ impl<'a> CudaModel<'a> {
 
     /// Returns the number of pages that every rank can hold: the requested number, or what fits into the memory that
     /// the devices have left after everything else that all replicas need.
-    fn page_count(&self, replica: usize, stages: &[Vec<Begun>]) -> Result<usize, ModelError> {
+    fn page_count(&self, replica: usize, stages: &[Vec<PreparedRank>]) -> Result<usize, ModelError> {
         let mut most = usize::MAX;
-        for begun in stages.iter().flatten() {
-            let memory = begun.device.memory()?;
+        for prepared in stages.iter().flatten() {
+            let memory = prepared.device.memory()?;
             let here = |replicas: Range<usize>| {
-                let seats = replicas.flat_map(|replica| self.seats(replica));
-                seats.filter(|seat| seat.ordinal == begun.seat.ordinal).count() as u64
+                let positions = replicas.flat_map(|replica| self.positions(replica));
+                positions.filter(|position| position.ordinal == prepared.position.ordinal).count() as u64
             };
             let users = here(replica..self.replicas);
-            let workspace = self.workspace_bytes(begun) as u64;
+            let workspace = self.workspace_bytes(prepared) as u64;
             // No rank uses the reserve, so the reserve of replicas that already run is still free.
             let spare = spare(memory.total).saturating_mul(here(0..self.replicas));
             let left = memory.free.saturating_sub(spare).saturating_sub(workspace.saturating_mul(users));
-            let pages = left / users.max(1) / begun.sizes.page_bytes().max(1) as u64;
+            let pages = left / users.max(1) / prepared.sizes.page_bytes().max(1) as u64;
             most = most.min(usize::try_from(pages).unwrap_or(usize::MAX));
         }
         // One page is for padding rows, which are never read.
@@ -297,39 +298,39 @@ impl<'a> CudaModel<'a> {
     /// Returns the number of blocks in which a rank may wait. Half of a device is left for what ranks still compute
     /// while others wait for them.
     fn meeting_blocks(&self, multiprocessors: u32) -> u32 {
-        (multiprocessors / 2 / self.most_seats() as u32).max(1)
+        (multiprocessors / 2 / self.max_ranks_per_device() as u32).max(1)
     }
 
     /// Returns the number of ranks, over all replicas, on the device that has the most of them.
-    fn most_seats(&self) -> usize {
-        let seats = || (0..self.replicas).flat_map(|replica| self.seats(replica));
-        let on = |ordinal: usize| seats().filter(|seat| seat.ordinal == ordinal).count();
+    fn max_ranks_per_device(&self) -> usize {
+        let positions = || (0..self.replicas).flat_map(|replica| self.positions(replica));
+        let on = |ordinal: usize| positions().filter(|position| position.ordinal == ordinal).count();
         self.ordinals.iter().map(|ordinal| on(*ordinal)).max().unwrap_or(1)
     }
 
-    fn seats(&self, replica: usize) -> impl Iterator<Item = Seat> {
+    fn positions(&self, replica: usize) -> impl Iterator<Item = RankPosition> {
         (0..self.options.pipeline_parallel).flat_map(move |stage| {
-            (0..self.options.tensor_parallel).map(move |rank| self.seat(replica, stage, rank))
+            (0..self.options.tensor_parallel).map(move |rank| self.position(replica, stage, rank))
         })
     }
 
-    fn workspace_bytes(&self, begun: &Begun) -> usize {
-        let draws = begun.offsets.draw.is_some();
-        let logits = begun.sizes.logit_rows.saturating_mul(self.checkpoint.config().vocabulary_size) * 4;
-        begun.offsets.bytes.saturating_add(if draws { logits } else { 0 })
+    fn workspace_bytes(&self, prepared: &PreparedRank) -> usize {
+        let draws = prepared.offsets.draw.is_some();
+        let logits = prepared.sizes.logit_rows.saturating_mul(self.checkpoint.config().vocabulary_size) * 4;
+        prepared.offsets.bytes.saturating_add(if draws { logits } else { 0 })
     }
 
     /// Allocates the memory of a rank.
     fn finish(
         &self,
-        begun: Begun,
+        prepared: PreparedRank,
         pages: usize,
         draws: bool,
         meeting_blocks: u32,
         plan: &mut MemoryPlan,
     ) -> Result<Rank, ModelError> {
-        let workspace_bytes = self.workspace_bytes(&begun);
-        let Begun { device, blas, weights, mut sizes, offsets, .. } = begun;
+        let workspace_bytes = self.workspace_bytes(&prepared);
+        let PreparedRank { device, blas, weights, mut sizes, offsets, .. } = prepared;
         sizes.page_count = pages + 1;
         // Signals and the failure word must start as zeros. Everything else is written before it is read.
         let workspace = Arc::new(device.zeroed(offsets.bytes)?);

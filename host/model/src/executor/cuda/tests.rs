@@ -376,7 +376,7 @@ fn a_stalled_rank_fails_the_step_and_the_next_step_succeeds() {
     max_polls(&mut executor, 0);
     executor.forward(&batch(20)).unwrap();
     let error = executor.sample(&[LogitRow::Sample(SampleRow::plain(0, &greedy))]).unwrap_err();
-    assert!(matches!(error, ModelError::Rank { fault: RankFault::Stalled { .. }, .. }), "{error}");
+    assert!(matches!(error, ModelError::Rank { fault: RankFault::TimedOut { .. }, .. }), "{error}");
     max_polls(&mut executor, usual);
     executor.forward(&batch(21)).unwrap();
     executor.sample(&[LogitRow::Sample(SampleRow::plain(0, &greedy))]).unwrap();

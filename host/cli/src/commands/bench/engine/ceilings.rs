@@ -31,7 +31,7 @@ type Shapes = [(usize, usize); 4];
 impl Ceilings {
     /// Measures the device that the model runs on, with steps of `rows` rows.
     pub(super) fn of(loaded: &Loaded, options: &ExecutorOptions, rows: usize) -> Result<Self> {
-        match loaded.place {
+        match loaded.devices {
             DeviceChoice::Cuda(devices) => Ok(Self::of_devices(devices, loaded, options, rows)?),
             DeviceChoice::Cpu | DeviceChoice::Auto => {
                 let threads = options.threads.unwrap_or_else(physical_cores);

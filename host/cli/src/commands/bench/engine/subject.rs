@@ -23,7 +23,7 @@ pub(super) enum Subject {
 pub(super) struct Loaded {
     pub name: String,
     /// The device that it runs on: never `Auto`.
-    pub place: DeviceChoice,
+    pub devices: DeviceChoice,
     /// The same device, as text for people.
     pub device: String,
     pub config: ModelConfig,
@@ -56,7 +56,7 @@ impl Subject {
         };
         let placed = PlacedExecutor::replicas(&checkpoint, options, NonZeroUsize::MIN)
             .with_context(|| format!("cannot load {name}"))?;
-        let Some(PlacedExecutor { executor, place, device, fallback }) = placed.into_iter().next() else {
+        let Some(PlacedExecutor { executor, devices, device, fallback }) = placed.into_iter().next() else {
             bail!("cannot run {name}");
         };
         report_fallback(&name, fallback.as_deref());
@@ -65,7 +65,7 @@ impl Subject {
         let embedding = checkpoint.tensor("model.embed_tokens.weight")?.data.len() as u64;
         Ok(Loaded {
             name,
-            place,
+            devices,
             device,
             dtype: checkpoint.tensor("model.layers.0.mlp.down_proj.weight")?.dtype,
             looked_up_bytes: if config.tied_head { 0 } else { embedding },
