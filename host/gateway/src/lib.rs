@@ -176,8 +176,8 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/v1/agents/{agent}", get(routes::agents::show).delete(routes::agents::delete))
         .route("/v1/agents/{agent}/versions", get(routes::versions::list))
         .route("/v1/agents/{agent}/rollback", post(routes::versions::rollback))
-        .route("/v1/agents/{agent}/logs", get(routes::logs::of_agent))
-        .route("/v1/logs", get(routes::logs::of_all))
+        .route("/v1/agents/{agent}/logs", get(routes::logs::agent_logs))
+        .route("/v1/logs", get(routes::logs::all_logs))
         .route("/v1/agents/{agent}/sessions", get(routes::sessions::list))
         .route(
             "/v1/agents/{agent}/sessions/{session}",

@@ -19,7 +19,7 @@ use crate::{
     ApiError, Gateway,
     caller::{Caller, Requester},
     client_address::ClientAddress,
-    rates::{Refusal, Standing},
+    rates::{RateStatus, Refusal},
     spent::Spent,
     workers_ai::failure::Failure,
 };
@@ -93,9 +93,9 @@ async fn caller_by_key(gateway: &Gateway, headers: &HeaderMap) -> Result<Caller,
 pub(crate) async fn authorize(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
     let (request, act) = act_of(request).await;
     let mut response = match admit(&gateway, request).await {
-        Ok((request, standing)) => {
+        Ok((request, status)) => {
             let mut response = next.run(request).await;
-            standing.tell(response.headers_mut());
+            status.write_headers(response.headers_mut());
             response
         }
         Err(refusal) => refusal,
@@ -117,7 +117,7 @@ async fn act_of(request: Request) -> (Request, Option<Act>) {
     (Request::from_parts(parts, body), act)
 }
 
-async fn admit(gateway: &Gateway, request: Request) -> Result<(Request, Standing), Response> {
+async fn admit(gateway: &Gateway, request: Request) -> Result<(Request, RateStatus), Response> {
     let (mut parts, body) = request.into_parts();
     let route = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let identity = parts.extensions.remove::<Identity>();
@@ -125,7 +125,7 @@ async fn admit(gateway: &Gateway, request: Request) -> Result<(Request, Standing
         .map_or_else(|| Err(ApiError::internal("the request was not authenticated")), |found| found.0);
     let need = roles::need(&parts.method, route.as_deref(), &gateway.options.access);
     let Some(role) = need else {
-        return Ok((Request::from_parts(parts, body), Standing::default()));
+        return Ok((Request::from_parts(parts, body), RateStatus::default()));
     };
     let caller = identity.map_err(IntoResponse::into_response)?;
     caller.must_be(role).map_err(IntoResponse::into_response)?;
@@ -141,24 +141,24 @@ async fn admit(gateway: &Gateway, request: Request) -> Result<(Request, Standing
         };
         narrowed.map_err(IntoResponse::into_response)?;
     }
-    let mut standing = Standing::default();
+    let mut status = RateStatus::default();
     if roles::is_counted(&parts.method, route.as_deref(), &gateway.options.access) {
         let address = parts.extensions.get::<ClientAddress>().map(|client| client.0);
         let counted = gateway.options.rates.admit(&caller, address);
-        standing = counted.map_err(|refusal| over_limit(refusal, route.as_deref()))?;
+        status = counted.map_err(|refusal| over_limit(refusal, route.as_deref()))?;
     }
     parts.extensions.insert(caller);
-    Ok((Request::from_parts(parts, body), standing))
+    Ok((Request::from_parts(parts, body), status))
 }
 
 /// Returns the response to a request over a rate limit, in the shape of its route.
 fn over_limit(refusal: Refusal, route: Option<&str>) -> Response {
-    let standing = refusal.standing;
+    let status = refusal.status;
     let error = refusal.into_error();
     let mut response = match roles::is_of_workers_ai(route) {
         true => Failure::from(error).into_response(),
         false => error.into_response(),
     };
-    standing.tell(response.headers_mut());
+    status.write_headers(response.headers_mut());
     response
 }

@@ -27,20 +27,20 @@ const CODE: &str = "skep.dev/code";
 const TELLING: Duration = Duration::from_secs(10);
 
 /// The state of a call when it is answered.
-pub(super) enum Answer {
+pub(super) enum CallOutcome {
     Outcome(Outcome),
-    Asked(Asked),
+    PendingApproval(PendingApproval),
 }
 
 /// An approval that is still pending.
-pub(super) struct Asked {
+pub(super) struct PendingApproval {
     approval_id: String,
     tool: String,
     expires_at_ms: u64,
 }
 
 /// The key and the id by which the client finds a turn that continues without it.
-pub(super) struct Again {
+pub(super) struct RetryKey {
     pub(super) key: String,
     pub(super) turn_id: String,
 }
@@ -50,24 +50,24 @@ pub(super) async fn follow(
     mut run: RunHandle,
     mut progress: Option<Progress>,
     patience: Option<Duration>,
-) -> Result<Answer, RuntimeError> {
-    let mut waits: Option<(Asked, Instant)> = None;
+) -> Result<CallOutcome, RuntimeError> {
+    let mut waits: Option<(PendingApproval, Instant)> = None;
     loop {
         // Text that arrived in the meantime is sent in one notification.
         let event = match run.next().now_or_never() {
             Some(event) => event,
             None => {
-                if let Some(telling) = &mut progress
-                    && telling.tell().await.is_err()
+                if let Some(notifier) = &mut progress
+                    && notifier.notify().await.is_err()
                 {
                     progress = None;
                 }
                 match waits.take() {
                     None => run.next().await,
-                    Some((asked, until)) => match tokio::time::timeout_at(until, run.next()).await {
-                        Err(_elapsed) => return Ok(Answer::Asked(asked)),
+                    Some((approval, until)) => match tokio::time::timeout_at(until, run.next()).await {
+                        Err(_elapsed) => return Ok(CallOutcome::PendingApproval(approval)),
                         Ok(event) => {
-                            waits = Some((asked, until));
+                            waits = Some((approval, until));
                             event
                         }
                     },
@@ -77,18 +77,18 @@ pub(super) async fn follow(
         match event {
             Some(Ok(RunEvent::Delta { text })) => {
                 if let Some(progress) = &mut progress {
-                    progress.unsaid.push_str(&text);
+                    progress.unsent.push_str(&text);
                 }
             }
             Some(Ok(RunEvent::ApprovalRequired { id, tool, expires_at_ms, .. })) => {
                 if let Some(progress) = &mut progress {
-                    progress.unsaid.push_str(&format!("{tool} is waiting for approval {id}\n"));
+                    progress.unsent.push_str(&format!("{tool} is waiting for approval {id}\n"));
                 }
-                let asked = Asked { approval_id: id, tool, expires_at_ms };
-                waits = patience.map(|patience| (asked, Instant::now() + patience));
+                let approval = PendingApproval { approval_id: id, tool, expires_at_ms };
+                waits = patience.map(|patience| (approval, Instant::now() + patience));
             }
             Some(Ok(RunEvent::ApprovalDecided { .. })) => waits = None,
-            Some(Ok(RunEvent::Done(outcome))) => return Ok(Answer::Outcome(outcome)),
+            Some(Ok(RunEvent::Done(outcome))) => return Ok(CallOutcome::Outcome(outcome)),
             Some(Ok(_)) => {}
             Some(Err(error)) => return Err(error),
             None => return Err(RuntimeError::Cancelled),
@@ -118,9 +118,14 @@ pub(super) fn result(outcome: Outcome, session: String, is_tool: bool, is_object
 
 /// Returns an error result for a pending approval. The turn has not failed, but there is no result yet, and clients
 /// validate results that are not errors against the tool's output schema.
-pub(super) fn not_yet(asked: &Asked, target: &Target<'_>, session: &str, again: &Again) -> CallToolResult {
-    let Asked { approval_id, tool, expires_at_ms } = asked;
-    let Again { key, turn_id } = again;
+pub(super) fn not_yet(
+    approval: &PendingApproval,
+    target: &Target<'_>,
+    session: &str,
+    again: &RetryKey,
+) -> CallToolResult {
+    let PendingApproval { approval_id, tool, expires_at_ms } = approval;
+    let RetryKey { key, turn_id } = again;
     let text = format!(
         "{tool} has not been called yet: a person must approve it first, with `skep approval approve {approval_id}` or a POST of \
          {{\"decision\": \"approve\"}} to /v1/approvals/{approval_id}. Make the same call with {KEY:?}: {key:?} and \
@@ -156,26 +161,26 @@ fn meta_object(meta: Value) -> Option<MetaObject> {
 pub(super) struct Progress {
     token: ProgressToken,
     peer: Peer<RoleServer>,
-    unsaid: String,
+    unsent: String,
     /// Number of characters sent so far.
-    said: usize,
+    sent_chars: usize,
 }
 
 impl Progress {
     pub(super) fn new(token: ProgressToken, peer: Peer<RoleServer>) -> Self {
-        Progress { token, peer, unsaid: String::new(), said: 0 }
+        Progress { token, peer, unsent: String::new(), sent_chars: 0 }
     }
 
     /// Sends the pending text. Fails if the client does not read it.
-    async fn tell(&mut self) -> Result<(), ()> {
-        if self.unsaid.is_empty() {
+    async fn notify(&mut self) -> Result<(), ()> {
+        if self.unsent.is_empty() {
             return Ok(());
         }
-        let text = std::mem::take(&mut self.unsaid);
-        self.said += text.chars().count();
+        let text = std::mem::take(&mut self.unsent);
+        self.sent_chars += text.chars().count();
         let progress =
-            ProgressNotificationParam::new(self.token.clone(), self.said as f64).with_message(text);
-        let told = tokio::time::timeout(TELLING, self.peer.notify_progress(progress)).await;
-        told.map_err(|_elapsed| ())?.map_err(|_closed| ())
+            ProgressNotificationParam::new(self.token.clone(), self.sent_chars as f64).with_message(text);
+        let notified = tokio::time::timeout(TELLING, self.peer.notify_progress(progress)).await;
+        notified.map_err(|_elapsed| ())?.map_err(|_closed| ())
     }
 }

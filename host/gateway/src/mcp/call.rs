@@ -8,9 +8,9 @@
 
 use super::{
     RequestSpan,
-    answer::{self, Again, Answer, KEY, Progress, SESSION},
+    answer::{self, CallOutcome, KEY, Progress, RetryKey, SESSION},
     catalog::{self, Target},
-    durable::{DurableCalls, Turn},
+    durable::{DurableCalls, DurableTurn},
 };
 use crate::{caller::Caller, metrics::MCP_CALLS};
 use axum::http::request::Parts;
@@ -97,11 +97,11 @@ async fn make(
     let run = client.host.invoke(invocation).await?;
     let token = context.meta.get_progress_token();
     let progress = token.map(|token| Progress::new(token, context.peer.clone()));
-    let again = key.map(|key| Again { key, turn_id: run.turn_id().to_owned() });
+    let again = key.map(|key| RetryKey { key, turn_id: run.turn_id().to_owned() });
     let answered = match &again {
         None => answer::follow(run, progress, None).await?,
-        Some(Again { turn_id, .. }) => {
-            let turn = Turn { agent: target.agent.to_owned(), session: place, id: turn_id.clone() };
+        Some(RetryKey { turn_id, .. }) => {
+            let turn = DurableTurn { agent: target.agent.to_owned(), session: place, id: turn_id.clone() };
             client.durable.begin(&context.id, turn);
             let answered = answer::follow(run, progress, Some(client.approval_wait)).await;
             client.durable.end(&context.id);
@@ -109,13 +109,13 @@ async fn make(
         }
     };
     Ok(match (answered, again) {
-        (Answer::Outcome(outcome), _) => {
+        (CallOutcome::Outcome(outcome), _) => {
             caller.spent().add(&outcome.usage);
             answer::result(outcome, session, target.tool.is_some(), shape.is_object)
         }
-        (Answer::Asked(asked), again) => {
+        (CallOutcome::PendingApproval(approval), again) => {
             let again = again.expect("only durable turns, which have a key, limit how long the client waits");
-            answer::not_yet(&asked, target, &session, &again)
+            answer::not_yet(&approval, target, &session, &again)
         }
     })
 }

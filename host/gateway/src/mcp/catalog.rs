@@ -77,7 +77,7 @@ fn conversation(name: &str, description: &str) -> Tool {
                 "type": "string",
                 "minLength": 1,
                 "maxLength": 128,
-                "description": "The session to go on with. Left out, it is the one of this connection.",
+                "description": "The session to continue. Defaults to the session of this connection.",
             },
         },
         "required": ["text"],

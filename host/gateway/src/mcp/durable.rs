@@ -10,9 +10,9 @@ use std::{
 
 /// The durable calls that one client is waiting for, and their turns.
 #[derive(Default)]
-pub(super) struct DurableCalls(Mutex<HashMap<RequestId, Turn>>);
+pub(super) struct DurableCalls(Mutex<HashMap<RequestId, DurableTurn>>);
 
-pub(super) struct Turn {
+pub(super) struct DurableTurn {
     pub(super) agent: String,
     /// The host's id of the session.
     pub(super) session: String,
@@ -20,7 +20,7 @@ pub(super) struct Turn {
 }
 
 impl DurableCalls {
-    pub(super) fn begin(&self, call: &RequestId, turn: Turn) {
+    pub(super) fn begin(&self, call: &RequestId, turn: DurableTurn) {
         self.lock().insert(call.clone(), turn);
     }
 
@@ -30,13 +30,13 @@ impl DurableCalls {
 
     /// Cancels the turn of a call that the client has cancelled.
     pub(super) async fn cancel(&self, host: &AgentHost, call: &RequestId) {
-        let Some(Turn { agent, session, id }) = self.lock().remove(call) else { return };
+        let Some(DurableTurn { agent, session, id }) = self.lock().remove(call) else { return };
         if let Err(error) = host.cancel_turn(&agent, &session, &id).await {
             tracing::debug!(agent, turn = id, "the turn of a cancelled call cannot be cancelled: {error}");
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RequestId, Turn>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<RequestId, DurableTurn>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

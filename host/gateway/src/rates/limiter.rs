@@ -5,8 +5,8 @@
 
 use super::{
     RateOptions,
-    answer::{Refusal, Standing},
     bucket::{Bucket, Rate},
+    status::{RateStatus, Refusal},
 };
 use crate::{caller::Caller, client_address::network, metrics::RATE_LIMITED};
 use skep_engine::TokenMeter;
@@ -64,12 +64,12 @@ impl RateLimiter {
     }
 
     /// Counts a request if it is within the limits, and refuses it otherwise.
-    pub(crate) fn admit(&self, caller: &Caller, address: Option<IpAddr>) -> Result<Standing, Refusal> {
+    pub(crate) fn admit(&self, caller: &Caller, address: Option<IpAddr>) -> Result<RateStatus, Refusal> {
         let now = (self.clock)();
         let requests = self.requests_of(caller, address);
         let tokens = self.tokens_of(caller.tenant.as_str());
         if requests.is_empty() && tokens.is_none() {
-            return Ok(Standing::default());
+            return Ok(RateStatus::default());
         }
         let mut accounts = self.accounts();
         let requests: Vec<(Account, Rate)> = requests
@@ -90,15 +90,15 @@ impl RateLimiter {
             }
         }
         let window = |(account, rate): &(Account, Rate)| accounts.get(account, now).window(*rate, now);
-        let standing = Standing {
+        let status = RateStatus {
             requests: requests.iter().map(window).min_by_key(|window| window.remaining),
             tokens: tokens.as_ref().map(window),
         };
         match refused {
-            None => Ok(standing),
+            None => Ok(status),
             Some((account, rate, retry_after)) => {
                 ::metrics::counter!(RATE_LIMITED, "limit" => account.limit()).increment(1);
-                Err(Refusal { message: account.refusal(caller, *rate, retry_after), retry_after, standing })
+                Err(Refusal { message: account.refusal(caller, *rate, retry_after), retry_after, status })
             }
         }
     }

@@ -5,14 +5,14 @@
 //! tenant's limit applies to all its keys together; a key may have a lower limit. Without keys, each client address
 //! is counted separately.
 
-mod answer;
 mod bucket;
 mod limiter;
+mod status;
 
-pub(crate) use answer::{Refusal, Standing};
 #[cfg(test)]
 pub(crate) use limiter::Clock;
 pub use limiter::RateLimiter;
+pub(crate) use status::{RateStatus, Refusal};
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 

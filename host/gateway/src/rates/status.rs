@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// The remaining allowance of a caller. If several limits apply, the one with the least remaining is reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct RateStatus {
     pub requests: Option<Window>,
     pub tokens: Option<Window>,
 }
@@ -18,7 +18,7 @@ pub(crate) struct Refusal {
     /// Names the limit, its owner, and the setting that changes it.
     pub message: String,
     pub retry_after: Duration,
-    pub standing: Standing,
+    pub status: RateStatus,
 }
 
 const REQUESTS: [HeaderName; 3] = [
@@ -32,8 +32,8 @@ const TOKENS: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset-tokens"),
 ];
 
-impl Standing {
-    pub fn tell(&self, headers: &mut HeaderMap) {
+impl RateStatus {
+    pub fn write_headers(&self, headers: &mut HeaderMap) {
         for (names, window) in [(REQUESTS, self.requests), (TOKENS, self.tokens)] {
             let Some(window) = window else { continue };
             let values = [window.limit.into(), window.remaining.into(), duration(window.reset)];
@@ -43,7 +43,7 @@ impl Standing {
 }
 
 impl Refusal {
-    /// Returns the error that reports the refusal, without the headers of [`Standing::tell`].
+    /// Returns the error that reports the refusal, without the headers of [`RateStatus::write_headers`].
     pub fn into_error(self) -> ApiError {
         let retry_after_ms = u32::try_from(milliseconds(self.retry_after)).unwrap_or(u32::MAX);
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", self.message);

@@ -1,7 +1,7 @@
 //! `/ai/run/{model}`: inference as in Workers AI, with responses in its schema or OpenAI's, immediate or from a
 //! queue.
 
-use super::{ai_batches, chat_completions::Begun};
+use super::{ai_batches, chat_completions::StartedChat};
 use crate::{
     ApiError, Gateway,
     body::{self, run_on_compute},
@@ -98,13 +98,14 @@ pub(crate) async fn run(
     if rejects_if_busy && engine.free_slots(Priority::Interactive) == 0 {
         return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
     }
-    let begun = Begun::start(&gateway, &caller, engine, headers::affinity(&headers, &caller)?, &body).await?;
-    let warnings = begun.warnings.clone();
+    let chat =
+        StartedChat::start(&gateway, &caller, engine, headers::affinity(&headers, &caller)?, &body).await?;
+    let warnings = chat.warnings.clone();
     let response = match (schema, body.parameters.streams()) {
-        (Schema::OpenAi, true) => begun.stream(body.parameters.streams_usage()),
-        (Schema::OpenAi, false) => Json(success(begun.whole().await?)).into_response(),
-        (Schema::Native, true) => native_stream(begun),
-        (Schema::Native, false) => native_whole(begun, body.wants_json()).await?,
+        (Schema::OpenAi, true) => chat.stream(body.parameters.streams_usage()),
+        (Schema::OpenAi, false) => Json(success(chat.whole().await?)).into_response(),
+        (Schema::Native, true) => native_stream(chat),
+        (Schema::Native, false) => native_whole(chat, body.wants_json()).await?,
     };
     Ok(headers::warned(response, &warnings))
 }
@@ -145,8 +146,8 @@ fn model_of(gateway: &Gateway, path: &str) -> Result<Model, ApiError> {
     Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message))
 }
 
-async fn native_whole(begun: Begun, is_json: bool) -> Result<Response, Failure> {
-    let Begun { mut choices, .. } = begun;
+async fn native_whole(chat: StartedChat, is_json: bool) -> Result<Response, Failure> {
+    let StartedChat { mut choices, .. } = chat;
     let outcome = choices.remove(0).outcome().await.map_err(ApiError::from)?;
     if outcome.cut_off {
         return Err(ApiError::from(EngineError::Truncated).into());
@@ -155,8 +156,8 @@ async fn native_whole(begun: Begun, is_json: bool) -> Result<Response, Failure> 
     Ok(Json(success(result)).into_response())
 }
 
-fn native_stream(begun: Begun) -> Response {
-    let Begun { first, mut choices, .. } = begun;
+fn native_stream(chat: StartedChat) -> Response {
+    let StartedChat { first, mut choices, .. } = chat;
     let events = stream::iter([Ok::<ChatEvent, EngineError>(first)]).chain(choices.remove(0));
     sse::respond(events, NativeWriter)
 }

@@ -65,17 +65,17 @@ async fn with_model(
 ) -> Result<Response, ApiError> {
     caller.may_reach_models()?;
     let engine = engine_of(gateway, body.parameters.model.as_deref())?;
-    let begun = Begun::start(gateway, caller, engine, headers::affinity(headers, caller)?, body).await?;
-    let warnings = begun.warnings.clone();
+    let chat = StartedChat::start(gateway, caller, engine, headers::affinity(headers, caller)?, body).await?;
+    let warnings = chat.warnings.clone();
     let response = match body.parameters.streams() {
-        true => begun.stream(body.parameters.streams_usage()),
-        false => Json(begun.whole().await?).into_response(),
+        true => chat.stream(body.parameters.streams_usage()),
+        false => Json(chat.whole().await?).into_response(),
     };
     Ok(headers::warned(response, &warnings))
 }
 
 /// A completion that was admitted. Invalid requests, and those for which there is no room, have been refused before.
-pub(super) struct Begun {
+pub(super) struct StartedChat {
     pub engine: Engine,
     /// The first event of choice 0.
     pub first: ChatEvent,
@@ -85,14 +85,14 @@ pub(super) struct Begun {
     pub warnings: Arc<[String]>,
 }
 
-impl Begun {
+impl StartedChat {
     pub(super) async fn start(
         gateway: &Gateway,
         caller: &Caller,
         engine: Engine,
         affinity: Affinity,
         body: &Arc<ChatBody>,
-    ) -> Result<Begun, ApiError> {
+    ) -> Result<StartedChat, ApiError> {
         let (tenant, spent) = (caller.tenant.as_str(), caller.spent());
         let budget = gateway.host.tenant_budget(tenant)?;
         let bytes = if body.is_constrained() { LONG } else { body.text_bytes() };
@@ -116,7 +116,7 @@ impl Begun {
         let mut choices: Vec<_> = metered.collect();
         // A refusal is a status, not an event, so the first event is awaited before the response starts.
         let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
-        Ok(Begun { engine, first, choices, wants_logprobs, warnings })
+        Ok(StartedChat { engine, first, choices, wants_logprobs, warnings })
     }
 
     /// Returns a streamed response.
@@ -136,7 +136,7 @@ impl Begun {
 
     /// Returns the whole response.
     pub(super) async fn whole(self) -> Result<Value, ApiError> {
-        let Begun { engine, choices, wants_logprobs, .. } = self;
+        let StartedChat { engine, choices, wants_logprobs, .. } = self;
         let mut usage = Usage::default();
         let mut answers = Vec::new();
         for (index, stream) in choices.into_iter().enumerate() {

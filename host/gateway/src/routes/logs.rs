@@ -33,7 +33,7 @@ pub(crate) struct LogQuery {
     since_ms: Option<u64>,
 }
 
-pub(crate) async fn of_agent(
+pub(crate) async fn agent_logs(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(agent): Path<String>,
@@ -43,7 +43,7 @@ pub(crate) async fn of_agent(
     answer(gateway, caller, Some(agent), query, headers).await
 }
 
-pub(crate) async fn of_all(
+pub(crate) async fn all_logs(
     State(gateway): State<Gateway>,
     caller: Caller,
     Query(query): Query<LogQuery>,

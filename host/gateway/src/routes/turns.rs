@@ -13,7 +13,7 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use skep_runtime::{Outcome, TurnDetail, TurnPhase, plain_session};
 
-type Place = Path<(String, String, String)>;
+type TurnPath = Path<(String, String, String)>;
 
 /// Returns the response to a message whose turn continues on its own.
 pub(super) fn accepted(agent: &str, session: &str, turn_id: &str) -> Response {
@@ -39,7 +39,7 @@ pub(super) fn accepted(agent: &str, session: &str, turn_id: &str) -> Response {
 pub(crate) async fn show(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Path((agent, session, turn)): Place,
+    Path((agent, session, turn)): TurnPath,
 ) -> Result<Json<Value>, ApiError> {
     let mut value = detail_json(gateway.host.turn(&agent, &session, &turn).await?);
     value["session"] = json!(caller.name_of(&session));
@@ -49,7 +49,7 @@ pub(crate) async fn show(
 /// Streams the turn's events, starting after `Last-Event-ID` if it is sent, until the turn has ended.
 pub(crate) async fn events(
     State(gateway): State<Gateway>,
-    Path((agent, session, turn)): Place,
+    Path((agent, session, turn)): TurnPath,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let last_id = headers::last_event_id(&headers)?;
@@ -69,7 +69,7 @@ pub(crate) async fn events(
 
 pub(crate) async fn cancel(
     State(gateway): State<Gateway>,
-    Path((agent, session, turn)): Place,
+    Path((agent, session, turn)): TurnPath,
 ) -> Result<StatusCode, ApiError> {
     gateway.host.cancel_turn(&agent, &session, &turn).await?;
     Ok(StatusCode::ACCEPTED)

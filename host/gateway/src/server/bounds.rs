@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// The connection counts of one server. Dropping a [`Place`] frees its slot.
+/// The connection counts of one server. Dropping a [`Slot`] frees its slot.
 #[derive(Debug)]
 pub(super) struct Bounds {
     max: usize,
@@ -32,7 +32,7 @@ pub(super) enum Exceeded {
 
 /// The slot of a connection, or of a request that a proxy forwards.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Slot {
     bounds: Arc<Bounds>,
     is_connection: bool,
     client: Option<IpAddr>,
@@ -44,16 +44,16 @@ impl Bounds {
     }
 
     /// Reserves a slot for a connection, counted for `client` unless it comes from a proxy.
-    pub(super) fn admit_connection(self: &Arc<Self>, client: Option<IpAddr>) -> Result<Place, Exceeded> {
+    pub(super) fn admit_connection(self: &Arc<Self>, client: Option<IpAddr>) -> Result<Slot, Exceeded> {
         self.admit(true, client)
     }
 
     /// Reserves a slot for a request that a proxy forwards for `client`.
-    pub(super) fn admit_request(self: &Arc<Self>, client: IpAddr) -> Result<Place, Exceeded> {
+    pub(super) fn admit_request(self: &Arc<Self>, client: IpAddr) -> Result<Slot, Exceeded> {
         self.admit(false, Some(client))
     }
 
-    fn admit(self: &Arc<Self>, is_connection: bool, client: Option<IpAddr>) -> Result<Place, Exceeded> {
+    fn admit(self: &Arc<Self>, is_connection: bool, client: Option<IpAddr>) -> Result<Slot, Exceeded> {
         let client = client.map(network);
         let mut open = self.open();
         let of_client = client.and_then(|client| open.by_client.get(&client)).copied().unwrap_or(0);
@@ -68,7 +68,7 @@ impl Bounds {
             *open.by_client.entry(client).or_default() += 1;
         }
         drop(open);
-        Ok(Place { bounds: self.clone(), is_connection, client })
+        Ok(Slot { bounds: self.clone(), is_connection, client })
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -76,7 +76,7 @@ impl Bounds {
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         let mut open = self.bounds.open();
         open.connections -= usize::from(self.is_connection);

@@ -2,7 +2,7 @@
 
 use super::{
     Counted, Server,
-    bounds::{Exceeded, Place},
+    bounds::{Exceeded, Slot},
     pace::{Overdue, Pace},
     paced_body::PacedBody,
     paced_stream::PacedStream,
@@ -32,7 +32,7 @@ pub(super) struct Connection {
     server: Arc<Server>,
     peer: SocketAddr,
     pace: Arc<Pace>,
-    _place: Place,
+    _slot: Slot,
     _counted: Counted,
 }
 
@@ -46,8 +46,8 @@ enum End {
 }
 
 impl Connection {
-    pub(super) fn new(server: Arc<Server>, peer: SocketAddr, place: Place) -> Self {
-        Connection { server, peer, pace: Arc::new(Pace::new()), _place: place, _counted: Counted::new() }
+    pub(super) fn new(server: Arc<Server>, peer: SocketAddr, slot: Slot) -> Self {
+        Connection { server, peer, pace: Arc::new(Pace::new()), _slot: slot, _counted: Counted::new() }
     }
 
     /// Drives the connection to its end. Dropping the future cancels the request in flight and everything that its
@@ -97,11 +97,11 @@ impl Connection {
 
     async fn answer(&self, request: Request<Incoming>) -> Result<Response<PacedBody>, Infallible> {
         self.pace.request_began();
-        let (place, response) = match self.place_of(&request) {
-            Ok(place) => (place, self.route(request).await),
+        let (slot, response) = match self.slot_for(&request) {
+            Ok(slot) => (slot, self.route(request).await),
             Err(exceeded) => (None, refusal::of(exceeded).into_response()),
         };
-        Ok(response.map(|body| PacedBody::new(body, self.pace.clone(), place)))
+        Ok(response.map(|body| PacedBody::new(body, self.pace.clone(), slot)))
     }
 
     async fn route(&self, request: Request<Incoming>) -> Response<Body> {
@@ -112,7 +112,7 @@ impl Connection {
     }
 
     /// Reserves a slot for the client that a trusted proxy forwards the request for.
-    fn place_of(&self, request: &Request<Incoming>) -> Result<Option<Place>, Exceeded> {
+    fn slot_for(&self, request: &Request<Incoming>) -> Result<Option<Slot>, Exceeded> {
         let proxies = &self.server.trusted_proxies;
         if !is_trusted(self.peer.ip(), proxies) {
             return Ok(None);

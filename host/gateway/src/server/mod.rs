@@ -18,7 +18,7 @@ use crate::{
     metrics::{CONNECTIONS, CONNECTIONS_ENDED, CONNECTIONS_REFUSED},
 };
 use axum::Router;
-use bounds::{Bounds, Exceeded, Place};
+use bounds::{Bounds, Exceeded, Slot};
 use connection::Connection;
 use ipnet::IpNet;
 use pace::Overdue;
@@ -98,9 +98,9 @@ pub(crate) async fn serve(
         };
         match accepted {
             Ok((stream, peer)) => match server.admit(peer) {
-                Ok(place) => {
+                Ok(slot) => {
                     prepare(&stream, server.options.send_timeout);
-                    let connection = Connection::new(server.clone(), peer, place);
+                    let connection = Connection::new(server.clone(), peer, slot);
                     connections.spawn(connection.run(stream, stopping.clone()));
                 }
                 Err(exceeded) => refusals.refuse(stream, peer, exceeded),
@@ -127,7 +127,7 @@ struct Server {
 }
 
 impl Server {
-    fn admit(&self, peer: SocketAddr) -> Result<Place, Exceeded> {
+    fn admit(&self, peer: SocketAddr) -> Result<Slot, Exceeded> {
         let client = (!is_trusted(peer.ip(), &self.trusted_proxies)).then(|| peer.ip());
         self.bounds.admit_connection(client)
     }

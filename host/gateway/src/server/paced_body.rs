@@ -1,6 +1,6 @@
 //! A response body that marks its request as finished when it is dropped.
 
-use super::{bounds::Place, pace::Pace};
+use super::{bounds::Slot, pace::Pace};
 use axum::body::{Body, Bytes, HttpBody};
 use http_body::{Frame, SizeHint};
 use std::{
@@ -13,12 +13,12 @@ pub(super) struct PacedBody {
     body: Body,
     pace: Arc<Pace>,
     /// The slot of the client for whom a proxy forwarded the request.
-    _place: Option<Place>,
+    _slot: Option<Slot>,
 }
 
 impl PacedBody {
-    pub(super) fn new(body: Body, pace: Arc<Pace>, place: Option<Place>) -> Self {
-        PacedBody { body, pace, _place: place }
+    pub(super) fn new(body: Body, pace: Arc<Pace>, slot: Option<Slot>) -> Self {
+        PacedBody { body, pace, _slot: slot }
     }
 }
 

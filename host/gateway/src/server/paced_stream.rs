@@ -22,7 +22,7 @@ impl PacedStream {
         PacedStream { stream, pace }
     }
 
-    fn told(&self, sent: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn record(&self, sent: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match &sent {
             Poll::Pending => self.pace.send_blocked(),
             Poll::Ready(Ok(bytes)) => self.pace.sent(*bytes),
@@ -54,7 +54,7 @@ impl AsyncWrite for PacedStream {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let sent = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.told(sent)
+        self.record(sent)
     }
 
     fn poll_write_vectored(
@@ -63,7 +63,7 @@ impl AsyncWrite for PacedStream {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let sent = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
-        self.told(sent)
+        self.record(sent)
     }
 
     fn is_write_vectored(&self) -> bool {
