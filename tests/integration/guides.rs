@@ -97,7 +97,7 @@ fn run(folder: &str, name: &str) {
         fs::create_dir_all(made).unwrap();
     }
     for kept in ["models", "toolchain"] {
-        let folder = skep_cli::places::cache_subdir(kept).unwrap();
+        let folder = skep_cli::paths::cache_subdir(kept).unwrap();
         std::os::unix::fs::symlink(folder, cache.join(kept)).unwrap();
     }
     let text = fs::read_to_string(&page).unwrap();

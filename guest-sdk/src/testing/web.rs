@@ -10,11 +10,11 @@ use crate::{FetchRequest, HttpError, HttpResponse};
 /// If the agent makes a request that has no response, the test panics with a message that says so.
 #[derive(Debug, Clone, Default)]
 pub struct ScriptedWeb {
-    answers: Vec<Answer>,
+    responses: Vec<ScriptedResponse>,
 }
 
 #[derive(Debug, Clone)]
-struct Answer {
+struct ScriptedResponse {
     method: String,
     url: String,
     outcome: Result<HttpResponse, HttpError>,
@@ -47,15 +47,15 @@ impl ScriptedWeb {
 
     /// Adds a response, or an error.
     pub fn answer(mut self, method: &str, url: &str, outcome: Result<HttpResponse, HttpError>) -> Self {
-        self.answers.push(Answer { method: method.to_owned(), url: url.to_owned(), outcome });
+        self.responses.push(ScriptedResponse { method: method.to_owned(), url: url.to_owned(), outcome });
         self
     }
 
     /// Takes the response to a request. The error describes the mistake in the script.
     pub(super) fn take(&mut self, request: &FetchRequest) -> Result<Result<HttpResponse, HttpError>, String> {
         let FetchRequest { method, url, .. } = request;
-        match self.answers.iter().position(|answer| answer.method == *method && answer.url == *url) {
-            Some(at) => Ok(self.answers.remove(at).outcome),
+        match self.responses.iter().position(|answer| answer.method == *method && answer.url == *url) {
+            Some(at) => Ok(self.responses.remove(at).outcome),
             None => {
                 Err(format!("the agent requests {method} {url}, but the script has no response left for it"))
             }

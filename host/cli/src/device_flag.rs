@@ -11,7 +11,7 @@ use clap::{Arg, Command};
 use skep_kernels::gpu;
 use skep_model::{DeviceChoice, ExecutorOptions, KernelFolders};
 
-use crate::places;
+use crate::paths;
 
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct DeviceFlag {
@@ -41,9 +41,9 @@ pub fn kernel_folders() -> Result<KernelFolders> {
         return Ok(*folders);
     }
     let kept = |folder: PathBuf| -> &'static Path { Box::leak(folder.into_boxed_path()) };
-    let shipped = places::shipped_cubins()?.map(kept);
+    let shipped = paths::shipped_cubins()?.map(kept);
     // If there is no folder for a cache, kernels are compiled at every start.
-    let cache = places::cubin_cache().ok().map(kept);
+    let cache = paths::cubin_cache().ok().map(kept);
     Ok(*FOLDERS.get_or_init(|| KernelFolders { cache, shipped }))
 }
 

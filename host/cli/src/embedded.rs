@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use include_dir::{Dir, include_dir};
 use sha2::{Digest as _, Sha256};
 
-use crate::places;
+use crate::paths;
 
 static SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../guest-sdk");
 static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
@@ -58,7 +58,7 @@ impl SourceTree {
         if let Some(checkout) = checkout() {
             return Ok(Self { root: checkout });
         }
-        unpack(&places::cache_subdir("sdk")?)
+        unpack(&paths::cache_subdir("sdk")?)
     }
 
     /// Returns the folder of `skep-sdk`.
@@ -97,7 +97,7 @@ pub fn vendor_sdk(folder: &Path) -> Result<PathBuf> {
 
 /// Writes the files of a benchmark agent that depends on `tree`'s SDK, and returns its folder.
 pub fn unpack_bench_agent(agent: &BenchAgent, tree: &SourceTree) -> Result<PathBuf> {
-    let dir = places::cache_subdir("bench")?.join(agent.name);
+    let dir = paths::cache_subdir("bench")?.join(agent.name);
     for (path, text) in [("Cargo.toml", agent.cargo_toml), ("src/lib.rs", agent.lib_rs)] {
         write_if_changed(&dir.join(path), &text.replace("{{sdk}}", &toml_path(&tree.sdk())))?;
     }
@@ -126,7 +126,7 @@ fn unpack(parent: &Path) -> Result<SourceTree> {
     }
     let key: String = hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let root = parent.join(key);
-    let _lock = places::lock(&parent.join("unpack.lock"), || {})?;
+    let _lock = paths::lock(&parent.join("unpack.lock"), || {})?;
     if root.exists() {
         return Ok(SourceTree { root });
     }

@@ -20,7 +20,7 @@ pub mod failure;
 pub mod guest_build;
 pub mod logging;
 mod open_files;
-pub mod places;
+pub mod paths;
 pub mod progress;
 pub mod registry;
 pub mod server;

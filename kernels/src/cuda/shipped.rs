@@ -115,13 +115,13 @@ mod tests {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
-        let told = AtomicUsize::new(0);
+        let shipped_count = AtomicUsize::new(0);
         let count = |shipped: Shipped| {
             assert!(shipped.architecture == SM90A && shipped.cubin_bytes > 1000, "{shipped:?}");
-            told.fetch_add(1, Ordering::Relaxed);
+            shipped_count.fetch_add(1, Ordering::Relaxed);
         };
         ship(&on_device::compiler(), folder.path(), &[SM90A], count).unwrap();
-        assert_eq!(told.into_inner(), SOURCES.len());
+        assert_eq!(shipped_count.into_inner(), SOURCES.len());
         folder
     }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-use crate::places;
+use crate::paths;
 use crate::progress::Progress;
 
 /// The model that is used when none is given.
@@ -90,7 +90,7 @@ pub fn entry(name: &str) -> Option<&'static CatalogEntry> {
 
 /// Returns the path of the model of `entry` if it is in the cache.
 pub fn present(entry: &CatalogEntry) -> Result<Option<PathBuf>> {
-    let path = places::cache_dir()?.join("models").join(format!("{}.gguf", entry.name));
+    let path = paths::cache_dir()?.join("models").join(format!("{}.gguf", entry.name));
     let here =
         std::fs::metadata(&path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == entry.bytes);
     Ok(here.then_some(path))
@@ -110,9 +110,9 @@ fn pull(entry: &CatalogEntry, progress: &dyn Progress) -> Result<PathBuf> {
     if let Some(path) = present(entry)? {
         return Ok(path);
     }
-    let models = places::cache_subdir("models")?;
+    let models = paths::cache_subdir("models")?;
     let waiting = || eprintln!("  - another process is pulling {}; waiting for it", entry.name);
-    let _lock = places::lock(&models.join(format!("{}.lock", entry.name)), waiting)?;
+    let _lock = paths::lock(&models.join(format!("{}.lock", entry.name)), waiting)?;
     if let Some(path) = present(entry)? {
         return Ok(path);
     }

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::out;
 use crate::progress::Terminal;
-use crate::{backup, places};
+use crate::{backup, paths};
 
 /// Back up a data folder, whether or not its host is running
 ///
@@ -31,7 +31,7 @@ pub struct Args {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let data = args.data.map_or_else(places::data_dir, Ok)?;
+    let data = args.data.map_or_else(paths::data_dir, Ok)?;
     let manifest = backup::take(&data, &args.dir, &Terminal).await?;
     if args.json {
         return out::json(&manifest);

@@ -41,14 +41,14 @@ pub fn run(args: &Args) -> Result<()> {
     {
         let started = Instant::now();
         let source = AgentSource::load(&args.dir, None, &Terminal)?;
-        return told(args, &path, source.component.len(), started.elapsed().as_secs_f64());
+        return print(args, &path, source.component.len(), started.elapsed().as_secs_f64());
     }
     let target = args.example.clone().map_or(GuestTarget::Library, GuestTarget::Example);
     let built = guest_build::build(&BuildRequest { dir: args.dir.clone(), target }, &Terminal)?;
-    told(args, &built.path, built.component.len(), built.seconds)
+    print(args, &built.path, built.component.len(), built.seconds)
 }
 
-fn told(args: &Args, path: &Path, bytes: usize, seconds: f64) -> Result<()> {
+fn print(args: &Args, path: &Path, bytes: usize, seconds: f64) -> Result<()> {
     if args.json {
         return out::json(&json!({"path": path, "bytes": bytes, "seconds": seconds}));
     }

@@ -11,7 +11,7 @@ use skep_kernels::gpu::GpuInfo;
 use super::out;
 use crate::guest_build;
 use crate::style::{self, Painter};
-use crate::{catalog, places};
+use crate::{catalog, paths};
 
 /// Check what this machine has and what is missing
 ///
@@ -126,9 +126,9 @@ fn available_mib(meminfo: &str) -> Option<u64> {
 }
 
 fn cache() -> Check {
-    let writable = places::cache_subdir("models").and_then(|dir| {
+    let writable = paths::cache_subdir("models").and_then(|dir| {
         tempfile::NamedTempFile::new_in(&dir)?;
-        Ok(places::cache_dir()?.display().to_string())
+        Ok(paths::cache_dir()?.display().to_string())
     });
     match writable {
         Ok(dir) => ok("cache folder", dir),
@@ -244,7 +244,7 @@ fn described(device: &GpuInfo) -> (String, bool) {
 /// Checks for NVRTC, which compiles the kernels for a GPU, unless they were shipped.
 fn kernel_compiler() -> Check {
     const NAME: &str = "CUDA compiler";
-    let shipped = match places::shipped_cubins() {
+    let shipped = match paths::shipped_cubins() {
         Ok(folder) => folder,
         Err(error) => {
             let found = error.to_string().lines().next().unwrap_or_default().to_owned();

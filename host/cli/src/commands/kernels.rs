@@ -14,7 +14,7 @@ use skep_kernels::cuda::source::SOURCES;
 use skep_kernels::cuda::usage;
 
 use super::out;
-use crate::places;
+use crate::paths;
 use crate::progress::{Progress as _, Terminal};
 
 /// Compile the GPU kernels ahead of time, and list them
@@ -94,7 +94,7 @@ fn build(args: BuildArgs) -> Result<()> {
     }
     architectures.sort_unstable();
     architectures.dedup();
-    let compiler = Compiler::when_needed(nvrtc, Some(places::cubin_cache()?));
+    let compiler = Compiler::when_needed(nvrtc, Some(paths::cubin_cache()?));
     let nvrtc = compiler.nvrtc();
     let version = nvrtc
         .map_err(|error| anyhow!("{error}\n  hint: pass the path of the library with --nvrtc FILE"))?
@@ -129,7 +129,7 @@ fn build(args: BuildArgs) -> Result<()> {
 fn list(args: ListArgs) -> Result<()> {
     let folder = match args.dir {
         Some(dir) => dir,
-        None => places::shipped_cubins()?.context(
+        None => paths::shipped_cubins()?.context(
             "no kernels were shipped with this binary\n  hint: build them with `skep kernels build --out DIR`, then \
              pass the folder with --dir or SKEP_CUBINS",
         )?,

@@ -60,7 +60,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "N")]
     requests_per_minute: Option<NonZeroU32>,
     #[command(flatten)]
-    place: Place,
+    store: KeyStoreArgs,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -75,7 +75,7 @@ Examples:
   skep key list --json | jq -r '.[] | select(.revoked_at_ms == null) | .id'")]
 pub struct ListArgs {
     #[command(flatten)]
-    place: Place,
+    store: KeyStoreArgs,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -91,12 +91,12 @@ pub struct RevokeArgs {
     /// Id of the key, as `skep key list` prints it
     id: String,
     #[command(flatten)]
-    place: Place,
+    store: KeyStoreArgs,
 }
 
-/// The place where the keys are stored.
+/// The data folder or the host that stores the keys.
 #[derive(Debug, clap::Args)]
-struct Place {
+struct KeyStoreArgs {
     #[command(flatten)]
     host: HostArgs,
     /// Use the data folder of a host on this machine, whether or not the host runs; no key is needed
@@ -138,7 +138,7 @@ async fn create(args: CreateArgs) -> Result<()> {
     };
     // The key is checked before a folder is created for it.
     new.check().map_err(usage)?;
-    let made = Keys::at(&args.place, Absent::IsMade).await?.create(new).await?;
+    let made = Keys::at(&args.store, Absent::IsMade).await?.create(new).await?;
     if args.json {
         return out::json(&made);
     }
@@ -151,7 +151,7 @@ async fn create(args: CreateArgs) -> Result<()> {
 }
 
 async fn list(args: ListArgs) -> Result<()> {
-    let keys = Keys::at(&args.place, Absent::IsAnError).await?.list().await?;
+    let keys = Keys::at(&args.store, Absent::IsAnError).await?.list().await?;
     if args.json {
         return out::json(&keys);
     }
@@ -173,15 +173,15 @@ async fn list(args: ListArgs) -> Result<()> {
 }
 
 async fn revoke(args: RevokeArgs) -> Result<()> {
-    let key = Keys::at(&args.place, Absent::IsAnError).await?.revoke(&args.id).await?;
+    let key = Keys::at(&args.store, Absent::IsAnError).await?.revoke(&args.id).await?;
     out::line(&format!("{} of tenant {} is refused from now on", key.id, key.tenant))
 }
 
 impl Keys {
-    async fn at(place: &Place, absent: Absent) -> Result<Self> {
-        match &place.data {
+    async fn at(store: &KeyStoreArgs, absent: Absent) -> Result<Self> {
+        match &store.data {
             Some(dir) => Self::in_folder(dir, absent).await,
-            None => Ok(Keys::OfHost(Box::new(place.host.client()?))),
+            None => Ok(Keys::OfHost(Box::new(store.host.client()?))),
         }
     }
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::out;
 use crate::progress::Terminal;
-use crate::{backup, places};
+use crate::{backup, paths};
 
 /// Restore a backup to a data folder
 ///
@@ -31,7 +31,7 @@ pub struct Args {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let data = args.data.map_or_else(places::data_dir, Ok)?;
+    let data = args.data.map_or_else(paths::data_dir, Ok)?;
     let restored = backup::restore(&args.dir, &data, args.force, &Terminal).await?;
     let backup::Restored { manifest, held, moved } = restored;
     if let Some(moved) = moved {

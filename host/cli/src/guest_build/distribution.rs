@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::bounded_command::{self, Finished};
 use super::{TARGET, environment, toolchain};
-use crate::places;
+use crate::paths;
 use crate::progress::Progress;
 
 /// Has to change whenever the steps below change what they leave behind.
@@ -25,7 +25,7 @@ const MINIMUM_VERSION: (u32, u32) = (1, 95);
 
 /// Returns the newest toolchain that was unpacked before, with its version.
 pub fn unpacked() -> Result<Option<(PathBuf, String)>> {
-    let Ok(entries) = std::fs::read_dir(places::cache_dir()?.join("toolchain")) else { return Ok(None) };
+    let Ok(entries) = std::fs::read_dir(paths::cache_dir()?.join("toolchain")) else { return Ok(None) };
     let newest = entries
         .flatten()
         .map(|entry| entry.path())
@@ -53,7 +53,7 @@ pub fn select(command: &mut Command, root: &Path) {
 
 /// Downloads, unpacks and completes the toolchain. Returns its folder and version. The caller holds the lock.
 pub fn install(progress: &dyn Progress) -> Result<(PathBuf, String)> {
-    let parent = places::cache_subdir("toolchain")?;
+    let parent = paths::cache_subdir("toolchain")?;
     let work = tempfile::Builder::new().prefix("preparing-").tempdir_in(&parent)?;
     let apt = Apt::new(work.path())?;
 

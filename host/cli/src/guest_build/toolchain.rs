@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::{TARGET, bounded_command, distribution, environment};
-use crate::places;
+use crate::paths;
 use crate::progress::Progress;
 
 /// Environment variable that skips the options before the distribution's packages, to try these on a machine
@@ -72,9 +72,9 @@ pub fn prepare(dir: &Path, progress: &dyn Progress) -> Result<Toolchain> {
     if let Some(toolchain) = probe(dir)? {
         return Ok(toolchain);
     }
-    let lock_path = places::cache_subdir("toolchain")?.join("prepare.lock");
+    let lock_path = paths::cache_subdir("toolchain")?.join("prepare.lock");
     let waiting = || eprintln!("  - another process is preparing the toolchain; waiting for it");
-    let _lock = places::lock(&lock_path, waiting)?;
+    let _lock = paths::lock(&lock_path, waiting)?;
     if let Some(toolchain) = probe(dir)? {
         return Ok(toolchain);
     }

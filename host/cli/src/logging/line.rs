@@ -16,22 +16,22 @@ const SHOWN: [(&str, &str); 3] =
     [("gen_ai.agent.name", "agent"), ("gen_ai.conversation.id", "session"), ("skep.turn.number", "turn")];
 
 /// Formats the span fields that identify an agent, a session and a turn.
-pub(super) struct Whose;
+pub(super) struct TurnFields;
 
-impl<'writer> FormatFields<'writer> for Whose {
+impl<'writer> FormatFields<'writer> for TurnFields {
     fn format_fields<R: RecordFields>(&self, writer: Writer<'writer>, fields: R) -> fmt::Result {
-        let mut shown = Shown { writer, result: Ok(()) };
+        let mut shown = FieldWriter { writer, result: Ok(()) };
         fields.record(&mut shown);
         shown.result
     }
 }
 
-struct Shown<'writer> {
+struct FieldWriter<'writer> {
     writer: Writer<'writer>,
     result: fmt::Result,
 }
 
-impl Visit for Shown<'_> {
+impl Visit for FieldWriter<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if let Some((_, name)) = SHOWN.iter().find(|(known, _)| *known == field.name()) {
             self.result = self.result.and_then(|()| write!(self.writer, " {name}={value:?}"));
@@ -40,9 +40,9 @@ impl Visit for Shown<'_> {
 }
 
 /// Formats a whole line.
-pub(super) struct Line;
+pub(super) struct HumanFormat;
 
-impl<S, N> FormatEvent<S, N> for Line
+impl<S, N> FormatEvent<S, N> for HumanFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -65,7 +65,7 @@ where
             true => write!(writer, " \x1b[{colour}m{level:>5}\x1b[0m")?,
             false => write!(writer, " {level:>5}")?,
         }
-        for field in whose(context) {
+        for field in turn_fields(context) {
             write!(writer, " {field}")?;
         }
         writer.write_char(' ')?;
@@ -75,7 +75,7 @@ where
 }
 
 /// Returns each field once, from the innermost span that has it: a turn may run inside another one.
-fn whose<S, N>(context: &FmtContext<'_, S, N>) -> Vec<String>
+fn turn_fields<S, N>(context: &FmtContext<'_, S, N>) -> Vec<String>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -132,7 +132,8 @@ mod tests {
     #[test]
     fn a_text_line_shows_agent_session_and_turn_and_no_other_span_fields() {
         let written = Written::default();
-        let lines = tracing_subscriber::fmt().with_ansi(false).fmt_fields(Whose).event_format(Line);
+        let lines =
+            tracing_subscriber::fmt().with_ansi(false).fmt_fields(TurnFields).event_format(HumanFormat);
         tracing::subscriber::with_default(lines.with_writer(written.clone()).finish(), || {
             let request = tracing::info_span!("request", otel.kind = "server", request_id = "r1").entered();
             let turn = tracing::info_span!(

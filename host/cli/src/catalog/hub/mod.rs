@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 
 use self::client::HubClient;
 use super::ResolvedModel;
-use crate::places;
+use crate::paths;
 use crate::progress::Progress;
 
 /// Small files that are pulled with a safetensors model if the repository has them.
@@ -33,10 +33,10 @@ pub fn resolve(reference: &str, progress: &dyn Progress) -> Result<ResolvedModel
     if let Some(path) = recorded(&record) {
         return Ok(ResolvedModel { name, path });
     }
-    let folder = places::cache_subdir("hub")?.join(repository.replace('/', "--"));
+    let folder = paths::cache_subdir("hub")?.join(repository.replace('/', "--"));
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let waiting = || eprintln!("  - another process is pulling {repository}; waiting for it");
-    let _lock = places::lock(&folder.with_extension("lock"), waiting)?;
+    let _lock = paths::lock(&folder.with_extension("lock"), waiting)?;
     let hub = HubClient::from_environment()?;
     let path = on_its_own_thread(pull(&hub, repository, file, &folder, progress))?;
     std::fs::write(&record, format!("hf:{reference}\n{}\n", path.display()))
@@ -53,7 +53,7 @@ pub fn name_of(reference: &str) -> Result<String> {
 
 /// Returns the references that were pulled before, with their paths.
 pub fn pulled() -> Result<Vec<ResolvedModel>> {
-    let Ok(entries) = std::fs::read_dir(places::cache_dir()?.join("hub/resolved")) else {
+    let Ok(entries) = std::fs::read_dir(paths::cache_dir()?.join("hub/resolved")) else {
         return Ok(Vec::new());
     };
     let mut models: Vec<_> = entries
@@ -153,7 +153,7 @@ fn on_its_own_thread<T: Send>(work: impl Future<Output = Result<T>> + Send) -> R
 }
 
 fn record_path(reference: &str) -> Result<PathBuf> {
-    Ok(places::cache_subdir("hub/resolved")?.join(reference.replace(['/', ':'], "--")))
+    Ok(paths::cache_subdir("hub/resolved")?.join(reference.replace(['/', ':'], "--")))
 }
 
 fn recorded(record: &Path) -> Option<PathBuf> {

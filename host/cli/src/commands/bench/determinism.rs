@@ -100,7 +100,7 @@ struct Setting {
 }
 
 /// Tokens with their log-probabilities.
-type Answer = Vec<(u32, f32)>;
+type ScoredTokens = Vec<(u32, f32)>;
 
 pub async fn run(args: Args) -> Result<()> {
     let model = tokio::task::block_in_place(|| catalog::resolve(&args.model, &Terminal))?;
@@ -170,7 +170,7 @@ async fn answers(
     path: &Path,
     setting: &Setting,
     args: &Args,
-) -> Result<(Vec<Answer>, skep_engine::EngineStats)> {
+) -> Result<(Vec<ScoredTokens>, skep_engine::EngineStats)> {
     let replicas = NonZeroUsize::new(setting.replicas).unwrap_or(NonZeroUsize::MIN);
     let models = tokio::task::block_in_place(|| {
         LoadedModel::open_replicas("model", path, setting.executor, replicas)
@@ -206,7 +206,7 @@ fn requests(tokenizer: &Tokenizer, args: &Args) -> Result<Vec<GenerateRequest>> 
     prompts.into_iter().step_by(step).take(args.prompts.into()).map(request).collect()
 }
 
-async fn answer(engine: &Engine, request: GenerateRequest) -> Result<Answer> {
+async fn answer(engine: &Engine, request: GenerateRequest) -> Result<ScoredTokens> {
     let mut stream = engine.generate(request)?;
     let mut answer = Vec::new();
     while let Some(event) = stream.next().await {
@@ -219,10 +219,11 @@ async fn answer(engine: &Engine, request: GenerateRequest) -> Result<Answer> {
 }
 
 impl Compared {
-    fn new(setting: String, expected: &[Answer], found: &[Answer]) -> Self {
+    fn new(setting: String, expected: &[ScoredTokens], found: &[ScoredTokens]) -> Self {
         let pairs = || expected.iter().zip(found);
-        let tokens = |answer: &Answer| answer.iter().map(|(id, _)| *id).collect::<Vec<_>>();
-        let bits = |answer: &Answer| answer.iter().map(|(id, x)| (*id, x.to_bits())).collect::<Vec<_>>();
+        let tokens = |answer: &ScoredTokens| answer.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+        let bits =
+            |answer: &ScoredTokens| answer.iter().map(|(id, x)| (*id, x.to_bits())).collect::<Vec<_>>();
         let differences = pairs().flat_map(|(a, b)| {
             let shared = a.iter().zip(b).take_while(|((a, _), (b, _))| a == b);
             shared.map(|((_, a), (_, b))| (a - b).abs())

@@ -17,7 +17,7 @@ use crate::agent_source::AgentSource;
 use crate::compute_flags::ComputeFlags;
 use crate::config::{self, AuthFlag, Config, SpeculationConfig};
 use crate::open_files;
-use crate::places;
+use crate::paths;
 use crate::progress::Terminal;
 use crate::source_watch::SourceWatch;
 use crate::style;
@@ -152,7 +152,7 @@ fn mismatch_line(ModelMismatch { model, is_served, sessions }: &ModelMismatch) -
 fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     let mut options = ServerOptions::default();
     if !args.ephemeral {
-        options.data = DataDir::Path(places::data_dir()?);
+        options.data = DataDir::Path(paths::data_dir()?);
     }
     let in_file = || args.config.as_deref().map_or_else(String::new, config::is_invalid);
     config.apply(&mut options).with_context(in_file)?;

@@ -1,4 +1,4 @@
-//! Compares what was ordered, and what clients were told, with what happened outside.
+//! Compares what was ordered, and what the host reported to clients, with what happened outside.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use super::outside::Outside;
 
 /// Outcome of an order, as its client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum Reported {
     Done,
     /// The host reports that it does not know whether the effect happened.
     Interrupted,
@@ -19,9 +19,9 @@ pub enum Told {
     Unsure,
 }
 
-/// The place where an effect is counted.
+/// The source of the count of an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Evidence {
     Effect,
     Hook,
     /// Found by looking at the host itself.
@@ -32,8 +32,8 @@ pub enum Place {
 struct Order {
     kind: &'static str,
     id: String,
-    told: Told,
-    place: Place,
+    reported: Reported,
+    evidence: Evidence,
     /// Number of times that the effect was found by looking at the host.
     seen: usize,
 }
@@ -49,13 +49,13 @@ pub struct Books {
 pub struct Sum {
     pub orders: usize,
     pub effects: usize,
-    /// The client was told that the order is done, but nothing happened.
+    /// The host reported that the order is done, but nothing happened.
     pub lost: usize,
     /// The effect happened more than once.
     pub doubled: usize,
-    /// The client was told that the outcome is unknown.
+    /// The host reported that the outcome is unknown.
     pub interrupted: usize,
-    /// The client was told that the turn failed.
+    /// The host reported that the turn failed.
     pub failed: usize,
     /// The order was sent without a key, and the answer was lost with the host.
     pub unsure: usize,
@@ -74,13 +74,13 @@ pub struct Account {
 const FAULTS_SHOWN: usize = 20;
 
 impl Books {
-    pub fn enter(&self, kind: &'static str, place: Place, id: &str, told: Told) {
-        self.push(Order { kind, id: id.to_owned(), told, place, seen: 0 });
+    pub fn enter(&self, kind: &'static str, evidence: Evidence, id: &str, reported: Reported) {
+        self.push(Order { kind, id: id.to_owned(), reported, evidence, seen: 0 });
     }
 
     /// Records what was found by looking at the host: `seen` times, although it should be there once.
-    pub fn found(&self, kind: &'static str, id: &str, told: Told, seen: usize) {
-        self.push(Order { kind, id: id.to_owned(), told, place: Place::Host, seen });
+    pub fn found(&self, kind: &'static str, id: &str, reported: Reported, seen: usize) {
+        self.push(Order { kind, id: id.to_owned(), reported, evidence: Evidence::Host, seen });
     }
 
     fn push(&self, order: Order) {
@@ -93,7 +93,9 @@ impl Books {
         orders
             .iter()
             .filter(|order| {
-                order.told == Told::Done && order.place != Place::Host && order.count(outside) == 0
+                order.reported == Reported::Done
+                    && order.evidence != Evidence::Host
+                    && order.count(outside) == 0
             })
             .count()
     }
@@ -106,17 +108,17 @@ impl Books {
             let sum = account.kinds.entry(order.kind).or_default();
             sum.orders += 1;
             sum.effects += count;
-            match &order.told {
-                Told::Done => {}
-                Told::Interrupted => sum.interrupted += 1,
-                Told::Unsure => sum.unsure += 1,
-                Told::Failed(code) => {
+            match &order.reported {
+                Reported::Done => {}
+                Reported::Interrupted => sum.interrupted += 1,
+                Reported::Unsure => sum.unsure += 1,
+                Reported::Failed(code) => {
                     sum.failed += 1;
                     *account.failures.entry(code.clone()).or_default() += 1;
                 }
             }
             let fault = match count {
-                0 if order.told == Told::Done => {
+                0 if order.reported == Reported::Done => {
                     sum.lost += 1;
                     "lost"
                 }
@@ -127,8 +129,8 @@ impl Books {
                 }
             };
             if account.faults.len() < FAULTS_SHOWN {
-                let Order { kind, id, told, .. } = order;
-                account.faults.push(format!("{kind} {id}: {fault} ({count} times, told {told:?})"));
+                let Order { kind, id, reported, .. } = order;
+                account.faults.push(format!("{kind} {id}: {fault} ({count} times, reported {reported:?})"));
             }
         }
         account
@@ -137,10 +139,10 @@ impl Books {
 
 impl Order {
     fn count(&self, outside: &Outside) -> usize {
-        match self.place {
-            Place::Effect => outside.effects(self.kind, &self.id),
-            Place::Hook => outside.hooks(&self.id),
-            Place::Host => self.seen,
+        match self.evidence {
+            Evidence::Effect => outside.effects(self.kind, &self.id),
+            Evidence::Hook => outside.hooks(&self.id),
+            Evidence::Host => self.seen,
         }
     }
 }
@@ -189,14 +191,14 @@ mod tests {
             let request = reqwest::Client::new().post(format!("{}{path}", outside.url));
             async move { request.header("idempotency-key", key).send().await.expect("an answer") }
         };
-        for (id, told, keys) in [
-            ("once", Told::Done, ["k", "k"].as_slice()),
-            ("never", Told::Done, &[]),
-            ("twice", Told::Done, &["k", "l"]),
-            ("perhaps", Told::Interrupted, &[]),
-            ("perhaps-twice", Told::Interrupted, &["k", "l"]),
+        for (id, reported, keys) in [
+            ("once", Reported::Done, ["k", "k"].as_slice()),
+            ("never", Reported::Done, &[]),
+            ("twice", Reported::Done, &["k", "l"]),
+            ("perhaps", Reported::Interrupted, &[]),
+            ("perhaps-twice", Reported::Interrupted, &["k", "l"]),
         ] {
-            books.enter("keyed", Place::Effect, id, told);
+            books.enter("keyed", Evidence::Effect, id, reported);
             for key in keys {
                 post(format!("/effect/keyed/{id}"), key).await;
             }

@@ -66,14 +66,14 @@ pub struct Storm {
 }
 
 /// An answer, no matter how often the request was sent.
-pub struct Answer {
+pub struct Response {
     pub status: u16,
     pub body: Value,
     /// Whether an earlier answer was lost with the host, or with the connection.
     pub is_repeated: bool,
 }
 
-impl Answer {
+impl Response {
     fn code(&self) -> String {
         self.body["error"]["code"].as_str().map_or_else(|| self.status.to_string(), str::to_owned)
     }
@@ -169,7 +169,7 @@ impl Storm {
         )
     }
 
-    async fn deploy(&self, manifest: &str) -> Answer {
+    async fn deploy(&self, manifest: &str) -> Response {
         self.ask(|http, url| {
             let component = reqwest::multipart::Part::bytes(self.component.clone()).file_name("agent.wasm");
             let form = reqwest::multipart::Form::new()
@@ -235,7 +235,7 @@ impl Storm {
     }
 
     /// Sends a request until a host has answered it. A host that has no room is asked again.
-    pub async fn ask(&self, request: impl Fn(&reqwest::Client, &str) -> RequestBuilder) -> Answer {
+    pub async fn ask(&self, request: impl Fn(&reqwest::Client, &str) -> RequestBuilder) -> Response {
         let mut is_repeated = false;
         let began = Instant::now();
         loop {
@@ -255,7 +255,7 @@ impl Storm {
                     is_repeated |= !error.is_connect();
                     if began.elapsed() > ANSWER {
                         self.trouble(format!("no answer within {} s: {error}", ANSWER.as_secs()));
-                        return Answer { status: 0, body: json!({}), is_repeated };
+                        return Response { status: 0, body: json!({}), is_repeated };
                     }
                     tokio::time::sleep(PAUSE).await;
                     continue;
@@ -273,7 +273,7 @@ impl Storm {
                 continue;
             }
             let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
-            return Answer { status, body, is_repeated };
+            return Response { status, body, is_repeated };
         }
     }
 

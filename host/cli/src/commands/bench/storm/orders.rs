@@ -7,9 +7,9 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 
-use super::books::{Place, Told};
+use super::books::{Evidence, Reported};
 use super::sessions::Ledger;
-use super::{AGENT, Answer, Storm};
+use super::{AGENT, Response, Storm};
 
 /// Orders per session; there are few, so that prompts stay short.
 const ORDERS: usize = 8;
@@ -91,42 +91,42 @@ impl Storm {
         let answer = self
             .ask(|http, url| http.post(format!("{url}{path}")).header("idempotency-key", id).json(&body))
             .await;
-        let told = self.told(&answer, id);
-        ledger.enter(id, &told);
+        let reported = self.reported(&answer, id);
+        ledger.enter(id, &reported);
         match op {
-            "alarm" => ledger.awaits("alarm", id, &told),
-            "emit" => ledger.awaits("event", id, &told),
+            "alarm" => ledger.awaits("alarm", id, &reported),
+            "emit" => ledger.awaits("event", id, &reported),
             _ => {}
         }
-        self.enter(op, id, told);
+        self.enter(op, id, reported);
     }
 
     /// Records where the effects of an order are counted.
-    fn enter(&self, op: &'static str, id: &str, told: Told) {
+    fn enter(&self, op: &'static str, id: &str, reported: Reported) {
         match op {
             // Its effect is in the ledger.
             "generate" => {}
             "emit" => {
                 // The event goes to a session and to the webhook.
-                self.books.enter("event", Place::Effect, id, told.clone());
-                self.books.enter("webhook", Place::Hook, id, told);
+                self.books.enter("event", Evidence::Effect, id, reported.clone());
+                self.books.enter("webhook", Evidence::Hook, id, reported);
             }
-            op => self.books.enter(op, Place::Effect, id, told),
+            op => self.books.enter(op, Evidence::Effect, id, reported),
         }
     }
 
-    fn told(&self, answer: &Answer, id: &str) -> Told {
+    fn reported(&self, answer: &Response, id: &str) -> Reported {
         match (answer.status, answer.body["data"]["told"].as_str()) {
-            (200, Some("done")) => Told::Done,
-            (200, Some("interrupted")) => Told::Interrupted,
-            (200, Some(told)) => Told::Failed(told.to_owned()),
-            (0, _) => Told::Failed("no answer".to_owned()),
+            (200, Some("done")) => Reported::Done,
+            (200, Some("interrupted")) => Reported::Interrupted,
+            (200, Some(reported)) => Reported::Failed(reported.to_owned()),
+            (0, _) => Reported::Failed("no answer".to_owned()),
             _ => {
                 let code = answer.code();
                 if !matches!(code.as_str(), "turn_lost" | "cancelled" | "interrupted") {
                     self.trouble(format!("order {id}: {} {}", answer.status, answer.body));
                 }
-                Told::Failed(code)
+                Reported::Failed(code)
             }
         }
     }
@@ -135,13 +135,13 @@ impl Storm {
         let data = self.data("", id, ledger)["data"].take();
         let body = json!({"topic": "storm.sent", "id": id, "source": "bench", "data": data});
         let answer = self.ask(|http, url| http.post(format!("{url}/v1/events")).json(&body)).await;
-        let told = match answer.status {
-            200..=299 => Told::Done,
-            _ => self.told(&answer, id),
+        let reported = match answer.status {
+            200..=299 => Reported::Done,
+            _ => self.reported(&answer, id),
         };
-        ledger.awaits("event", id, &told);
-        self.books.enter("event", Place::Effect, id, told.clone());
-        self.books.enter("webhook", Place::Hook, id, told);
+        ledger.awaits("event", id, &reported);
+        self.books.enter("event", Evidence::Effect, id, reported.clone());
+        self.books.enter("webhook", Evidence::Hook, id, reported);
     }
 
     async fn batch(&self, id: &str) {
@@ -154,23 +154,23 @@ impl Storm {
         // A batch has no key: it is not sent again if its answer is lost.
         let url = self.host().await;
         let path = format!("{url}/ai/run/agent:{AGENT}?queueRequest=true");
-        let told = match self.http.post(path).json(&body).send().await {
+        let reported = match self.http.post(path).json(&body).send().await {
             Ok(answer) if answer.status().is_success() => match answer.bytes().await {
-                Ok(_) => Told::Done,
-                Err(_) => Told::Unsure,
+                Ok(_) => Reported::Done,
+                Err(_) => Reported::Unsure,
             },
             Ok(answer) => {
                 let (status, text) = (answer.status(), answer.text().await.unwrap_or_default());
                 if !matches!(status.as_u16(), 429 | 503) {
                     self.trouble(format!("batch {id}: {status} {text}"));
                 }
-                Told::Failed(status.as_u16().to_string())
+                Reported::Failed(status.as_u16().to_string())
             }
-            Err(_) => Told::Unsure,
+            Err(_) => Reported::Unsure,
         };
         self.outside.tick();
         for id in ids {
-            self.books.enter("batch", Place::Effect, &id, told.clone());
+            self.books.enter("batch", Evidence::Effect, &id, reported.clone());
         }
     }
 
@@ -183,24 +183,24 @@ impl Storm {
             })
             .await;
         let Some(turn) = accepted.body["turn_id"].as_str() else {
-            let told = self.told(&accepted, id);
-            ledger.enter(id, &told);
-            return self.books.enter("keyed", Place::Effect, id, told);
+            let reported = self.reported(&accepted, id);
+            ledger.enter(id, &reported);
+            return self.books.enter("keyed", Evidence::Effect, id, reported);
         };
         tokio::time::sleep(Duration::from_millis(draws.random_range(0..30))).await;
         let turn = format!("{}/turns/{turn}", ledger.path());
         self.ask(|http, url| http.delete(format!("{url}{turn}"))).await;
-        let told = loop {
+        let reported = loop {
             let answer = self.ask(|http, url| http.get(format!("{url}{turn}"))).await;
             match answer.body["state"].as_str() {
-                Some("done") => break Told::Done,
+                Some("done") => break Reported::Done,
                 Some("waiting" | "running") => tokio::time::sleep(Duration::from_millis(20)).await,
-                Some(_) => break Told::Failed("cancelled".to_owned()),
-                None => break Told::Failed(answer.code()),
+                Some(_) => break Reported::Failed("cancelled".to_owned()),
+                None => break Reported::Failed(answer.code()),
             }
         };
-        ledger.enter(id, &told);
-        self.books.enter("keyed", Place::Effect, id, told);
+        ledger.enter(id, &reported);
+        self.books.enter("keyed", Evidence::Effect, id, reported);
     }
 
     /// Sends a message and disconnects. The turn ends with its client, unless it has finished before.
@@ -212,25 +212,25 @@ impl Storm {
             let _ = stream.chunk().await;
         }
         self.outside.tick();
-        ledger.enter(id, &Told::Unsure);
+        ledger.enter(id, &Reported::Unsure);
     }
 
     async fn plain(&self, id: &str, ledger: &mut Ledger) {
         let (path, body) = (ledger.messages(), self.data("post", id, ledger));
         let url = self.host().await;
-        let told = match self.http.post(format!("{url}{path}")).json(&body).send().await {
+        let reported = match self.http.post(format!("{url}{path}")).json(&body).send().await {
             Ok(answer) => {
                 let status = answer.status().as_u16();
                 match answer.json::<Value>().await {
-                    Ok(body) => self.told(&Answer { status, body, is_repeated: false }, id),
-                    Err(_) => Told::Unsure,
+                    Ok(body) => self.reported(&Response { status, body, is_repeated: false }, id),
+                    Err(_) => Reported::Unsure,
                 }
             }
-            Err(_) => Told::Unsure,
+            Err(_) => Reported::Unsure,
         };
         self.outside.tick();
-        ledger.enter(id, &told);
-        self.books.enter("post", Place::Effect, id, told);
+        ledger.enter(id, &reported);
+        self.books.enter("post", Evidence::Effect, id, reported);
     }
 
     /// Plays the person who approves every call.

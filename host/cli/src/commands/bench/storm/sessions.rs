@@ -7,8 +7,8 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use serde_json::{Value, json};
 
-use super::books::Told;
-use super::{AGENT, Answer, CALLEE, Storm};
+use super::books::Reported;
+use super::{AGENT, CALLEE, Response, Storm};
 
 /// Time after which an alarm or an event counts as lost.
 const LATEST: Duration = Duration::from_secs(120);
@@ -35,19 +35,19 @@ impl Ledger {
         format!("{}/messages", self.path())
     }
 
-    pub fn enter(&mut self, id: &str, told: &Told) {
-        match told {
+    pub fn enter(&mut self, id: &str, reported: &Reported) {
+        match reported {
             // A failed turn changes nothing, unless the answer that reported the failure was not its own.
-            Told::Failed(_) => {}
-            Told::Unsure => self.orders.push((id.to_owned(), true)),
-            // The agent was told about the interruption, and has recorded the order all the same.
-            Told::Done | Told::Interrupted => self.orders.push((id.to_owned(), false)),
+            Reported::Failed(_) => {}
+            Reported::Unsure => self.orders.push((id.to_owned(), true)),
+            // The agent learned of the interruption, and has recorded the order all the same.
+            Reported::Done | Reported::Interrupted => self.orders.push((id.to_owned(), false)),
         }
     }
 
     /// Records an effect that happens by itself, after its order was accepted.
-    pub fn awaits(&mut self, kind: &'static str, id: &str, told: &Told) {
-        if *told == Told::Done {
+    pub fn awaits(&mut self, kind: &'static str, id: &str, reported: &Reported) {
+        if *reported == Reported::Done {
             self.awaited.push((kind, id.to_owned()));
         }
     }
@@ -81,7 +81,7 @@ impl Storm {
         let Some(entries) = self.entries(&ledger.session).await else { return };
         let (found, strange) = ledger.compare(&entries);
         for (id, times) in found {
-            self.books.found("turn", &id, Told::Done, times);
+            self.books.found("turn", &id, Reported::Done, times);
         }
         if !strange.is_empty() {
             self.trouble(format!(
@@ -127,17 +127,17 @@ impl Storm {
         &self,
         kind: &'static str,
         copy: String,
-        answer: Answer,
+        answer: Response,
         entries: &[String],
     ) -> Option<String> {
         // A copy whose answer was lost may have been made.
         if answer.status != 201 && !(answer.status == 409 && answer.is_repeated) {
             self.trouble(format!("{kind} {copy}: {} {}", answer.status, answer.body));
-            self.books.found(kind, &copy, Told::Failed(answer.code()), 0);
+            self.books.found(kind, &copy, Reported::Failed(answer.code()), 0);
             return None;
         }
         let copied = self.entries(&copy).await?;
-        self.books.found(kind, &copy, Told::Done, usize::from(copied == entries));
+        self.books.found(kind, &copy, Reported::Done, usize::from(copied == entries));
         Some(copy)
     }
 
@@ -176,7 +176,7 @@ impl Storm {
         let is_event_session = session.starts_with("e-");
         // An event in flight may create that session again.
         if !is_event_session {
-            self.books.found("delete", session, Told::Done, usize::from(gone.status == 404));
+            self.books.found("delete", session, Reported::Done, usize::from(gone.status == 404));
         }
     }
 
@@ -204,10 +204,10 @@ mod tests {
     #[test]
     fn a_ledger_reports_lost_doubled_unknown_and_misordered_entries() {
         let mut ledger = Ledger::new("s".to_owned());
-        for (id, told) in [("a", Told::Done), ("b", Told::Unsure), ("c", Told::Interrupted)] {
-            ledger.enter(id, &told);
+        for (id, reported) in [("a", Reported::Done), ("b", Reported::Unsure), ("c", Reported::Interrupted)] {
+            ledger.enter(id, &reported);
         }
-        ledger.enter("failed", &Told::Failed("x".to_owned()));
+        ledger.enter("failed", &Reported::Failed("x".to_owned()));
         let compare = |entries: &[&str]| {
             let entries: Vec<String> = entries.iter().map(|entry| (*entry).to_owned()).collect();
             let (found, strange) = ledger.compare(&entries);

@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::Value;
 
-use super::books::Told;
+use super::books::Reported;
 use super::{AGENT, Storm, TURN_MS};
 
 impl Storm {
@@ -37,7 +37,7 @@ impl Storm {
         let in_force = self.in_force().await;
         let text = in_force["manifest"].as_str().unwrap_or_default();
         let is_it = text.contains(&format!("turn_ms = {turn_ms}\n"));
-        self.books.found("deploy", &number.to_string(), Told::Done, usize::from(is_it));
+        self.books.found("deploy", &number.to_string(), Reported::Done, usize::from(is_it));
     }
 
     /// Rolls back by one version. Nobody else changes versions, so a rollback whose answer was lost can be
@@ -56,7 +56,7 @@ impl Storm {
             return;
         }
         let is_it = self.in_force().await["version"].as_u64() == Some(version - 1);
-        self.books.found("rollback", &format!("{}", version - 1), Told::Done, usize::from(is_it));
+        self.books.found("rollback", &format!("{}", version - 1), Reported::Done, usize::from(is_it));
     }
 
     async fn in_force(&self) -> Value {

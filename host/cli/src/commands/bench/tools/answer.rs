@@ -13,7 +13,7 @@ pub const CALL_OPENS: &str = "<tool_call>";
 
 /// The answer in one column.
 #[derive(Debug, Clone, Serialize)]
-pub struct Answer {
+pub struct ModelAnswer {
     /// The text without its calls.
     pub text: String,
     pub calls: Vec<WrittenCall>,
@@ -40,7 +40,7 @@ impl WrittenCall {
 
 impl Case {
     /// Returns whether `answer` is right.
-    pub fn is_answered_by(&self, answer: &Answer) -> bool {
+    pub fn is_answered_by(&self, answer: &ModelAnswer) -> bool {
         match &self.right {
             Right::Json(right) => {
                 let value = serde_json::from_str::<Value>(answer.text.trim());
@@ -74,12 +74,12 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn answer(text: &str, calls: &[(&str, &str)]) -> Answer {
+    fn answer(text: &str, calls: &[(&str, &str)]) -> ModelAnswer {
         let calls = calls.iter().map(|(name, arguments)| WrittenCall {
             name: (*name).to_owned(),
             arguments: (*arguments).to_owned(),
         });
-        Answer { text: text.to_owned(), calls: calls.collect(), ended: true, ms: 1.0, tokens: 1 }
+        ModelAnswer { text: text.to_owned(), calls: calls.collect(), ended: true, ms: 1.0, tokens: 1 }
     }
 
     fn case(right: Right) -> Case {

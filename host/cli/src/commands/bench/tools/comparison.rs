@@ -145,7 +145,7 @@ fn trimmed(pieces: &[Vec<u8>]) -> Vec<&[u8]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::answer::{Answer, WrittenCall};
+    use super::super::answer::{ModelAnswer, WrittenCall};
     use super::super::cases::{AskedSpelling, Group, of_group};
     use super::*;
 
@@ -157,7 +157,7 @@ mod tests {
             name: (*name).to_owned(),
             arguments: (*arguments).to_owned(),
         });
-        let answer = Answer { text, calls: calls.collect(), ended: true, ms: 1.0, tokens: 1 };
+        let answer = ModelAnswer { text, calls: calls.collect(), ended: true, ms: 1.0, tokens: 1 };
         let pieces = pieces.iter().map(|piece| piece.as_bytes().to_vec()).collect();
         Produced { answer, raw, pieces, prompt_tokens: 1 }
     }

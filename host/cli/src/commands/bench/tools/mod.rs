@@ -27,7 +27,7 @@ use crate::catalog;
 use crate::device_flag::DeviceFlag;
 use crate::progress::{Progress as _, Terminal};
 use crate::server;
-use answer::Answer;
+use answer::ModelAnswer;
 use cases::{AskedSpelling, Case, Group};
 use ours::Pair;
 use peer::Peer;
@@ -146,7 +146,7 @@ async fn of_engine(engine: &Engine, cases: &[Case], concurrency: usize) -> Resul
     Ok(pairs)
 }
 
-async fn of_peer(peer: &Peer, cases: &[Case], concurrency: usize) -> Result<Vec<Answer>> {
+async fn of_peer(peer: &Peer, cases: &[Case], concurrency: usize) -> Result<Vec<ModelAnswer>> {
     let step = Terminal.count(&format!("peer {}", peer.url), cases.len() as u64);
     let answers = stream::iter(cases).map(|case| peer.answer(case)).buffered(concurrency);
     let answers = answers.enumerate().map(|(index, answer)| {

@@ -7,7 +7,7 @@ use skep_engine::chat::{ChatFinish, ChatOptions, ChatOutcome, chat};
 use skep_engine::{Constraint, Engine, EngineError};
 use skep_model::Sampling;
 
-use super::answer::{Answer, WrittenCall};
+use super::answer::{ModelAnswer, WrittenCall};
 use super::cases::Case;
 
 /// Maximum number of tokens of an answer: the longest right one fits twice.
@@ -16,7 +16,7 @@ pub const MAX_TOKENS: usize = 256;
 /// An answer of the engine, with the text and the tokens that it was made of.
 #[derive(Debug, Clone)]
 pub struct Produced {
-    pub answer: Answer,
+    pub answer: ModelAnswer,
     /// The text, including the markup of calls.
     pub raw: String,
     /// The bytes of each token of `raw`.
@@ -59,7 +59,7 @@ async fn produce(engine: &Engine, case: &Case, options: ChatOptions) -> Result<(
     let outcome = outcome(engine, case, options).await?;
     let ms = started.elapsed().as_secs_f64() * 1e3;
     let calls = outcome.tool_calls.into_iter();
-    let answer = Answer {
+    let answer = ModelAnswer {
         text: outcome.text,
         calls: calls.map(|call| WrittenCall { name: call.name, arguments: call.arguments }).collect(),
         ended: outcome.finish != ChatFinish::Length,

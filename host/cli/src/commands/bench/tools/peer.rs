@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::answer::{Answer, WrittenCall};
+use super::answer::{ModelAnswer, WrittenCall};
 use super::cases::Case;
 use super::ours::MAX_TOKENS;
 use crate::client::ChatClient;
@@ -70,7 +70,7 @@ impl Peer {
     }
 
     /// Answers a case, after its prompt was computed once.
-    pub async fn answer(&self, case: &Case) -> Result<Answer> {
+    pub async fn answer(&self, case: &Case) -> Result<ModelAnswer> {
         self.complete(case, 1).await?;
         let started = Instant::now();
         let completion = self.complete(case, MAX_TOKENS).await?;
@@ -84,7 +84,7 @@ impl Peer {
                 Arguments::Object(value) => value.to_string(),
             },
         });
-        Ok(Answer {
+        Ok(ModelAnswer {
             text: choice.message.content.unwrap_or_default(),
             calls: calls.collect(),
             ended: choice.finish_reason.as_deref() != Some("length"),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::super::median;
-use super::answer::Answer;
+use super::answer::ModelAnswer;
 use super::cases::{Case, Group, Right, Spelling};
 use super::comparison::{Change, compare};
 use super::ours::Pair;
@@ -83,7 +83,7 @@ pub struct Judged {
     /// The text with the markup of calls, if it is known.
     pub raw: Option<String>,
     #[serde(flatten)]
-    pub answer: Answer,
+    pub answer: ModelAnswer,
 }
 
 impl Report {
@@ -92,7 +92,7 @@ impl Report {
         peer: Option<String>,
         cases: &[Case],
         pairs: Vec<Pair>,
-        peers: Vec<Answer>,
+        peers: Vec<ModelAnswer>,
     ) -> Self {
         let prompt_tokens = pairs.iter().map(|pair| pair.free.prompt_tokens).sum();
         let mut peers = peers.into_iter();
@@ -265,9 +265,9 @@ impl Cost {
 }
 
 impl Row {
-    fn new(case: &Case, pair: Pair, peer: Option<Answer>) -> Self {
+    fn new(case: &Case, pair: Pair, peer: Option<ModelAnswer>) -> Self {
         let change = compare(case, &pair);
-        let judged = |answer: Answer, raw: Option<String>| Judged {
+        let judged = |answer: ModelAnswer, raw: Option<String>| Judged {
             is_right: case.is_answered_by(&answer),
             raw,
             answer,
@@ -297,7 +297,7 @@ mod tests {
     use super::super::ours::Produced;
     use super::*;
 
-    fn answer(case: &Case, is_right: bool) -> Answer {
+    fn answer(case: &Case, is_right: bool) -> ModelAnswer {
         let (mut text, mut calls) = ("I cannot.".to_owned(), Vec::new());
         match &case.right {
             Right::Json(value) if is_right => text = value.to_string(),
@@ -311,7 +311,7 @@ mod tests {
             }
             _ => {}
         }
-        Answer { text, calls, ended: true, ms: 2.0, tokens: 4 }
+        ModelAnswer { text, calls, ended: true, ms: 2.0, tokens: 4 }
     }
 
     fn produced(case: &Case, is_right: bool) -> Produced {
