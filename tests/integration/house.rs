@@ -61,6 +61,31 @@ fn one_file_of_the_runtime_contains_unsafe_code() {
     assert_eq!(files, [runtime.join("component/artifact.rs")]);
 }
 
+/// A metric that is recorded under a name of its own is in no list, so neither the exporter nor METRICS.md knows it.
+#[test]
+fn every_recorded_metric_is_in_the_list() {
+    let listed = fs::read_to_string(repository().join("host/gateway/METRICS.md")).unwrap();
+    let (mut faults, mut names) = (Vec::new(), 0);
+    for path in rust_sources(&repository().join("host")) {
+        let text = fs::read_to_string(&path).unwrap();
+        for call in ["counter!(", "gauge!(", "histogram!("] {
+            let literal = text.split(call).skip(1).find(|after| after.trim_start().starts_with('"'));
+            if literal.is_some() {
+                faults.push(format!("{}: {call} gets a text; use a constant of the list", path.display()));
+            }
+        }
+        for line in text.lines().filter(|line| line.contains("const ") && line.contains(": &str = \"skep_")) {
+            let name = line.split('"').nth(1).unwrap();
+            names += usize::from(name != "skep_");
+            if name != "skep_" && !listed.contains(&format!("| `{name}` |")) {
+                faults.push(format!("{}: METRICS.md does not describe {name}", path.display()));
+            }
+        }
+    }
+    assert!(names > 30, "found only {names} names");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
 /// A second program in the workspace would make `cargo run -- demo` ambiguous.
 #[test]
 fn skep_is_the_only_program_in_the_workspace() {

@@ -39,6 +39,8 @@ pub(crate) const TOKENS: &str = "skep_engine_tokens_total";
 pub(crate) const ROLLED_BACK: &str = "skep_engine_taken_back_tokens_total";
 pub(crate) const PREEMPTIONS: &str = "skep_engine_preemptions_total";
 pub(crate) const ROUTED: &str = "skep_engine_routed_total";
+pub(crate) const CONSTRAINTS: &str = "skep_engine_constraints_total";
+pub(crate) const CONSTRAINT_COMPILE: &str = "skep_engine_constraint_compile_seconds";
 pub(crate) const QUEUE: &str = "skep_engine_queue_seconds";
 pub(crate) const FIRST_TOKEN: &str = "skep_engine_first_token_seconds";
 pub(crate) const INTER_TOKEN: &str = "skep_engine_inter_token_seconds";
@@ -67,6 +69,8 @@ pub const METRICS: &[MetricSpec] = &[
     ),
     counter(PREEMPTIONS, "Sequences that gave up their KV pages to older ones and were resumed later"),
     counter(ROUTED, "Requests placed by the router, by replica and reason"),
+    counter(CONSTRAINTS, "Constraints that requests asked for, by whether their compiled form was cached"),
+    histogram(CONSTRAINT_COMPILE, Unit::Seconds, SECONDS, "Time to compile a constraint that was not cached"),
     histogram(QUEUE, Unit::Seconds, SECONDS, "Time from submission to admission"),
     histogram(FIRST_TOKEN, Unit::Seconds, SECONDS, "Time from submission to the first sampled token"),
     histogram(INTER_TOKEN, Unit::Seconds, STEP_SECONDS, "Time between sampled tokens of one sequence"),

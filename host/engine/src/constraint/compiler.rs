@@ -22,6 +22,7 @@ use super::spelling::{AcceptedSpelling, Spelling};
 use super::token_env::TokenizerWithTrie;
 use super::unenforced::UnenforcedValue;
 use super::{OutputConstraint, PARAMETER, schema_bounds};
+use crate::metric;
 use crate::request::BeforeCalls;
 use crate::{Constraint, EngineError};
 
@@ -292,16 +293,13 @@ impl ConstraintCompiler {
     fn record_miss(&self, compiling: Duration) {
         self.misses.fetch_add(1, Relaxed);
         let model = self.model.clone();
-        histogram!("skep_engine_constraint_compile_seconds", "model" => model)
-            .record(compiling.as_secs_f64());
-        counter!("skep_engine_constraints_total", "model" => self.model.clone(), "cache" => "miss")
-            .increment(1);
+        histogram!(metric::CONSTRAINT_COMPILE, "model" => model).record(compiling.as_secs_f64());
+        counter!(metric::CONSTRAINTS, "model" => self.model.clone(), "cache" => "miss").increment(1);
     }
 
     fn record_hit(&self) {
         self.hits.fetch_add(1, Relaxed);
-        counter!("skep_engine_constraints_total", "model" => self.model.clone(), "cache" => "hit")
-            .increment(1);
+        counter!(metric::CONSTRAINTS, "model" => self.model.clone(), "cache" => "hit").increment(1);
     }
 
     fn forget(&self, key: &CacheKey) {
