@@ -112,6 +112,31 @@ async fn a_full_disk_is_reported_to_callers_and_the_host_recovers() {
     until(async || host.agents.store_ready().await.ok()).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_whose_acceptance_is_not_confirmed_does_not_run_after_its_caller_got_the_error() {
+    let host = Host::start().await;
+    host.deploy("count", "", counter()).await.expect("valid");
+    assert_eq!(host.answer("count", "s", "go").await, "x");
+    host.store().faults().choose(once(Moment::Committed));
+    let error = host.ask("count", "s", "go").await.expect_err("nobody knows whether it was written");
+    assert_eq!(error.code(), "store_failed", "{error}");
+    host.store().faults().end();
+    until(async || (host.open_turns().await == 0).then_some(())).await;
+    let host = host.restart().await;
+    assert_eq!(host.open_turns().await, 0, "the next host has no turn to resume");
+    assert_eq!(host.answer("count", "s", "go").await, "xx", "only confirmed turns have counted");
+}
+
+/// Returns a hook that fails the first of these moments with an I/O error.
+fn once(at: Moment) -> impl FnMut(Moment) -> Option<Fault> + Send {
+    let mut is_done = false;
+    move |moment| {
+        let fails = moment == at && !is_done;
+        is_done |= fails;
+        fails.then_some(Fault::Fails(10))
+    }
+}
+
 /// Returns a hook that fails about every third of these moments, in a pattern unrelated to what is
 /// written.
 pub(super) fn every_third_time(at: Moment) -> impl FnMut(Moment) -> Option<Fault> + Send {

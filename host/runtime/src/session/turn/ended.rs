@@ -26,11 +26,12 @@ pub(super) enum Ended {
 }
 
 impl Ended {
-    /// Returns the end of a turn that another owner ran to completion.
-    pub(super) fn of_row(state: TurnState) -> Self {
+    /// Returns the end of a turn that another owner ran to completion. `last_id` is the number of the last event before
+    /// the end.
+    pub(super) fn of_row(state: TurnState, last_id: u64) -> Self {
         match state {
             TurnState::Done { outcome, .. } => match decode_outcome(&outcome) {
-                Ok(outcome) => Ended::Done { last_id: 0, outcome },
+                Ok(outcome) => Ended::Done { last_id, outcome },
                 Err(error) => Ended::Failed(error),
             },
             TurnState::Failed { error, .. } => Ended::Failed(match StoredFailure::decode(&error) {
@@ -71,12 +72,12 @@ mod tests {
         let outcome =
             Outcome { text: "hi".into(), data: None, turn: 3, usage: Default::default(), elapsed_us: 1 };
         let body = serde_json::to_vec(&outcome).expect("JSON");
-        let ended = Ended::of_row(TurnState::Done { number: 3, outcome: body, ended_at_ms: 1 });
+        let ended = Ended::of_row(TurnState::Done { number: 3, outcome: body, ended_at_ms: 1 }, 5);
         assert_eq!((ended.label(), ended.error().is_none()), ("ok", true));
-        assert!(matches!(ended, Ended::Done { outcome: stored, .. } if stored == outcome));
+        assert!(matches!(ended, Ended::Done { last_id: 5, outcome: stored } if stored == outcome));
 
         let error = StoredFailure::encode(&RuntimeError::DeadlineExceeded);
-        let ended = Ended::of_row(TurnState::Failed { error, ended_at_ms: 1 });
+        let ended = Ended::of_row(TurnState::Failed { error, ended_at_ms: 1 }, 0);
         assert_eq!(ended.label(), "deadline_exceeded");
         assert!(matches!(ended, Ended::Failed(RuntimeError::TurnFailed { .. })), "{ended:?}");
     }
@@ -88,11 +89,11 @@ mod tests {
             TurnState::Done { number: 1, outcome: body.clone(), ended_at_ms: 1 },
             TurnState::Failed { error: body, ended_at_ms: 1 },
         ] {
-            let ended = Ended::of_row(state);
+            let ended = Ended::of_row(state, 0);
             assert!(matches!(ended, Ended::Failed(RuntimeError::Internal { .. })), "{ended:?}");
         }
         for state in [TurnState::Waiting, TurnState::Running { number: 1 }] {
-            let ended = Ended::of_row(state);
+            let ended = Ended::of_row(state, 0);
             assert!(matches!(ended, Ended::LeftOpen(RuntimeError::Cancelled)), "{ended:?}");
         }
     }

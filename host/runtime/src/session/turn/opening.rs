@@ -26,12 +26,13 @@ use crate::{
     journal::{self, Journal},
     name::SessionKey,
     session::{
+        Settlement,
         actor::Actor,
         message::{Accepted, Input, StoredState},
     },
 };
 use skep_engine::Affinity;
-use skep_store::{Acceptance, NewTurn, Record, StoreError, TurnKey};
+use skep_store::{Acceptance, NewTurn, Record, StoreError, TurnKey, TurnRow};
 use std::{sync::Arc, time::Instant};
 
 /// A turn whose message is in memory.
@@ -71,7 +72,12 @@ impl Opening {
     pub(super) async fn open(self, run: &mut Run<'_>) -> State {
         match (self.make_durable(run).await, self.state.key()) {
             (Ok(durable), _) => State::Running(self.equip(run, durable)),
-            (Err(error), None) => Ended::Failed(error).into(),
+            (Err(error), None) => {
+                if let RuntimeError::Store(error @ StoreError::Unconfirmed { .. }) = &error {
+                    end_unconfirmed(run, error.clone().into()).await;
+                }
+                Ended::Failed(error).into()
+            }
             (Err(error), Some(_)) if stays_open(run.actor, &error) => Ended::LeftOpen(error).into(),
             (Err(error), Some(key)) => {
                 State::Failing(Failing::unopened(key, Some(self.assignment.ending), error))
@@ -160,6 +166,36 @@ impl Opening {
         let entry = Entry::new(Invocation::clone(&assignment.invocation), number, assignment.received_at_ms);
         let opened = Opened { agent, number, key, journal, turn, assignment };
         Running { opened, context: Box::new(context), entry }
+    }
+}
+
+/// Ends a turn that nobody waits for anymore, because it is not known whether its row was written. If it was, the host
+/// would run the turn although its caller got an error.
+async fn end_unconfirmed(run: &Run<'_>, error: RuntimeError) {
+    let (host, place, live) = (run.actor.host.clone(), run.actor.key.clone(), run.live.clone());
+    let id = run.end.feed().turn_id().to_owned();
+    let read = {
+        let (store, place) = (host.store.clone(), place.clone());
+        move || {
+            let (store, place, id) = (store.clone(), place.clone(), id.clone());
+            async move { store.turn(&place.agent, &place.session, &id).await }
+        }
+    };
+    let settle = async move |row: Option<TurnRow>| {
+        let Some(row) = row.filter(TurnRow::is_open) else { return };
+        Settlement::for_unstarted_turn(row.key, place, &error, false, live).write(&host).await;
+    };
+    match read().await {
+        Ok(row) => settle(row).await,
+        Err(error) => {
+            tracing::error!("cannot look for a turn whose row may have been written, will retry: {error}");
+            let shutdown = run.actor.host.shutdown.clone();
+            tokio::spawn(async move {
+                if let Some(row) = shutdown.stored("the end of a turn", read).await {
+                    settle(row).await;
+                }
+            });
+        }
     }
 }
 

@@ -46,7 +46,7 @@ impl Actor {
         let agent = self.key.agent.clone();
         metrics::counter!(metric::TURNS, "agent" => agent.clone(), "outcome" => label).increment(1);
         metrics::histogram!(metric::TURN_TIME, "agent" => agent).record(started.elapsed());
-        span::end(&span, ended.error());
+        span::end(&span, &ended);
         // A caller that sees the turn end can rely on the message's memory being released.
         drop(held);
         match ended {

@@ -1,8 +1,8 @@
 //! Resuming: the actor owns a turn that only the store holds, and reads its message.
 
 use super::{Run, State, ended::Ended, failing::Failing, opening::Opening};
-use crate::{RuntimeError, session::message::Accepted};
-use skep_store::{StoreError, TurnKey};
+use crate::{RuntimeError, journal, session::message::Accepted};
+use skep_store::{StoreError, TurnKey, TurnRow, TurnState};
 use std::time::Instant;
 
 /// A turn whose message is in the store.
@@ -35,7 +35,7 @@ impl Resuming {
         }
         let accepted = match host.store.turn_by_key(key).await {
             Ok(None) => return Ended::Failed(RuntimeError::Cancelled).into(),
-            Ok(Some(row)) if !row.is_open() => return Ended::of_row(row.state).into(),
+            Ok(Some(row)) if !row.is_open() => return run.ended_elsewhere(row).await.into(),
             Ok(Some(row)) => Accepted::read(row),
             Err(error @ StoreError::Unreadable { .. }) => Err(error.into()),
             Err(error) => return Ended::LeftOpen(error.into()).into(),
@@ -49,6 +49,19 @@ impl Resuming {
                 tracing::error!("the turn cannot be resumed and has failed: {error}");
                 State::Failing(Failing::unopened(key, None, error))
             }
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Shows the followers the events of a turn that another owner ran to completion, and returns its end.
+    async fn ended_elsewhere(&self, row: TurnRow) -> Ended {
+        let TurnState::Done { number, .. } = row.state else { return Ended::of_row(row.state, 0) };
+        let records = self.actor.host.store.records(row.key).await.map_err(RuntimeError::from);
+        let shown = records.and_then(|records| journal::show_again(self.end.feed(), number, records));
+        match shown {
+            Ok(last_id) => Ended::of_row(row.state, last_id),
+            Err(error) => Ended::Failed(error),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! conventions for generative AI. Everything the turn does happens inside it, so spans of
 //! generations are its children.
 
+use super::ended::Ended;
 use crate::{RuntimeError, name::SessionKey};
 use tracing::{Span, field::Empty};
 
@@ -30,12 +31,18 @@ pub(super) fn set_number(number: u64) {
 }
 
 /// Records how the turn ended.
-pub(super) fn end(span: &Span, error: Option<&RuntimeError>) {
-    let Some(error) = error else {
-        span.in_scope(|| tracing::debug!("the turn ended"));
-        return;
-    };
-    span.record("error.type", error.code());
-    span.record("otel.status_code", "ERROR");
-    span.in_scope(|| tracing::warn!(code = error.code(), "the turn failed: {error}"));
+pub(super) fn end(span: &Span, ended: &Ended) {
+    match ended {
+        Ended::Done { .. } => span.in_scope(|| tracing::debug!("the turn ended")),
+        Ended::LeftOpen(RuntimeError::ShuttingDown) => {
+            span.in_scope(|| {
+                tracing::info!("the turn is suspended, and resumes at the next start of the host")
+            });
+        }
+        Ended::Failed(error) | Ended::LeftOpen(error) => {
+            span.record("error.type", error.code());
+            span.record("otel.status_code", "ERROR");
+            span.in_scope(|| tracing::warn!(code = error.code(), "the turn failed: {error}"));
+        }
+    }
 }

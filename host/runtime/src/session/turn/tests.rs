@@ -2,7 +2,7 @@
 
 use super::{Ended, Run, State, failing::Failing, opening::Opening, resuming::Resuming};
 use crate::{
-    AgentHost, Invocation, Outcome, RuntimeError, RuntimeOptions,
+    AgentHost, Invocation, Outcome, RunEvent, RuntimeError, RuntimeOptions,
     event::turn_events::TurnEnding,
     feed::{Feed, Hold, Live, TurnEnd},
     name::SessionKey,
@@ -11,7 +11,8 @@ use crate::{
 };
 use skep_engine::ModelSet;
 use skep_store::{
-    Acceptance, AgentRow, NewTurn, Outcome as StoredOutcome, Store, TurnCommit, TurnKey, TurnRow, TurnState,
+    Acceptance, AgentRow, NewTurn, Outcome as StoredOutcome, Record, Store, TurnCommit, TurnKey, TurnRow,
+    TurnState,
 };
 use std::{
     sync::{Arc, Weak},
@@ -166,6 +167,10 @@ async fn resuming_a_turn_that_succeeded_meanwhile_returns_its_outcome() {
     let mut stage = Stage::new().await;
     let key = stage.readable().await;
     stage.store().start_turn(key, 1, "d".into()).await.expect("started");
+    let delta = RunEvent::Delta { text: "hi".into() };
+    let body = serde_json::to_vec(&serde_json::json!({"event": delta})).expect("JSON");
+    let record = Record { position: 7, call: 1, shown: true, body };
+    stage.store().append_records(key, vec![record]).await.expect("stored");
     let commit = TurnCommit {
         agent: "a".into(),
         session: "s".into(),
@@ -186,9 +191,12 @@ async fn resuming_a_turn_that_succeeded_meanwhile_returns_its_outcome() {
     };
     stage.store().commit_turn(commit).await.expect("committed");
     match ended(stage.resume(key).await) {
-        Ended::Done { outcome: stored, .. } => assert_eq!(stored, outcome()),
+        Ended::Done { last_id, outcome: stored } => assert_eq!((last_id, stored), (7, outcome())),
         ended => panic!("{ended:?}"),
     }
+    let mut follower = stage.end.feed().follow(Hold::Watches);
+    assert_eq!(follower.next().await.expect("told").expect("well"), RunEvent::Started { turn: 1 });
+    assert_eq!(follower.next().await.expect("told").expect("well"), delta);
 }
 
 #[tokio::test]
