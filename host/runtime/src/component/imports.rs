@@ -6,6 +6,8 @@
 use crate::Grants;
 use wasmtime::{Engine, component::Component};
 
+/// The versions of the WIT package `skep:agent` that this host has, oldest first.
+const VERSIONS: [&str; 1] = ["0.1.0"];
 /// Interfaces of `skep:agent` that every agent may import. Grants are checked on each call.
 const OF_AGENTS: [&str; 10] =
     ["types", "inference", "inference-sync", "state", "tools", "http", "timer", "schedule", "events", "log"];
@@ -19,6 +21,10 @@ enum Verdict {
 
 pub(super) fn check(component: &Component, engine: &Engine, grants: &Grants) -> Result<(), String> {
     let kind = component.component_type();
+    let names = kind.imports(engine).chain(kind.exports(engine)).map(|(name, _)| name);
+    if let Some(version) = names.filter_map(version).find(|version| !is_served(version)) {
+        return Err(other_version(version));
+    }
     for (name, _) in kind.imports(engine) {
         match verdict(name, grants) {
             Verdict::Allowed => {}
@@ -38,6 +44,42 @@ pub(super) fn check(component: &Component, engine: &Engine, grants: &Grants) -> 
     Ok(())
 }
 
+/// Explains why a component cannot be linked. If it was built for a version of `skep:agent` that is newer than this
+/// host's, this is the cause, although the versions are compatible.
+pub(super) fn unlinkable(component: &Component, engine: &Engine, error: &wasmtime::Error) -> String {
+    let kind = component.component_type();
+    let names = kind.imports(engine).chain(kind.exports(engine)).map(|(name, _)| name);
+    match names.filter_map(version).find(|version| !VERSIONS.contains(version)) {
+        Some(version) => format!("{}: {error:#}", other_version(version)),
+        None => format!("{error:#}"),
+    }
+}
+
+/// Returns the version of `skep:agent` that an import or an export belongs to.
+fn version(name: &str) -> Option<&str> {
+    name.strip_prefix("skep:agent/")?.split_once('@').map(|(_, version)| version)
+}
+
+/// Whether this host has the version, or one that may replace it by the rules of semantic versioning.
+fn is_served(version: &str) -> bool {
+    VERSIONS.iter().any(|known| series(known) == series(version))
+}
+
+/// Returns the part of a version that compatible versions share: the major number, or 0 with the minor one.
+fn series(version: &str) -> (&str, &str) {
+    let mut parts = version.split('.');
+    let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    if major == "0" { (major, minor) } else { (major, "") }
+}
+
+fn other_version(version: &str) -> String {
+    let known = VERSIONS.join(", ");
+    format!(
+        "it was built for skep:agent {version}, and this host has {known}; upgrade Skep on the host, or build the component \
+         for {known}, which `skep wit` prints"
+    )
+}
+
 fn verdict(import: &str, grants: &Grants) -> Verdict {
     let Some((package, interface)) = import.split_once('/') else { return Verdict::Unknown };
     let (interface, version) = interface.split_once('@').unwrap_or((interface, ""));
@@ -55,6 +97,29 @@ fn verdict(import: &str, grants: &Grants) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_versions_are_those_of_the_wit_package() {
+        let wit = include_str!("../../../../wit/skep-agent/types.wit");
+        let newest = VERSIONS.last().expect("there is one");
+        assert!(wit.contains(&format!("package skep:agent@{newest};")), "{newest}");
+    }
+
+    #[test]
+    fn only_compatible_versions_replace_each_other() {
+        for (version, expected) in [
+            ("0.1.0", true),
+            ("0.1.7", true),
+            ("0.2.0", false),
+            ("1.0.0", false),
+            ("9.9.0", false),
+            ("", false),
+        ] {
+            assert_eq!(is_served(version), expected, "{version}");
+        }
+        assert_eq!(version("skep:agent/log@9.9.0"), Some("9.9.0"));
+        assert_eq!((version("skep:agent/log"), version("wasi:cli/stdout@0.2.0")), (None, None));
+    }
 
     #[test]
     fn only_harmless_and_granted_interfaces_may_be_imported() {

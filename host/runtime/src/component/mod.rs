@@ -101,7 +101,8 @@ impl Compiler {
                 CompileError::Refused(message) => broken(message),
                 CompileError::Host(error) => error,
             })?;
-        let pre = self.linker.instantiate_pre(&component).map_err(|error| broken(format!("{error:#}")))?;
+        let pre = self.linker.instantiate_pre(&component);
+        let pre = pre.map_err(|error| broken(imports::unlinkable(&component, &self.wasm.engine, &error)))?;
         let pre = AgentPre::new(pre).map_err(broken)?;
         check_triggers(manifest, &pre).map_err(broken)?;
         Ok(Loaded { pre, digest, bytes })

@@ -71,6 +71,23 @@ async fn an_unknown_import_is_named() {
 }
 
 #[tokio::test]
+async fn a_component_for_another_version_of_the_interface_is_refused_by_its_version() {
+    let host = Host::start().await;
+    let imports = "(component (import \"skep:agent/log@9.9.0\" (instance)))";
+    let exports = "(component (instance $h) (export \"skep:agent/handler@0.2.0\" (instance $h)))";
+    // A compatible version, with a function that this host lacks.
+    let newer = "(component (import \"skep:agent/log@0.1.9\" (instance (export \"flush\" (func)))))";
+    for (text, version) in [(imports, "9.9.0"), (exports, "0.2.0"), (newer, "0.1.9")] {
+        let manifest = Manifest::from_toml("name = \"x\"").expect("valid");
+        let bytes = wat::parse_str(text).expect("valid");
+        let message = host.agents.deploy(manifest, bytes, "tester").await.expect_err(version).to_string();
+        let expected =
+            format!("it was built for skep:agent {version}, and this host has 0.1.0; upgrade Skep");
+        assert!(message.contains(&expected), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn invalid_components_are_rejected_with_the_reason() {
     let host = Host::start().await;
     let empty = wat::parse_str("(component)").expect("valid");
