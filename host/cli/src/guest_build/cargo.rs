@@ -4,6 +4,7 @@
 //! build of the host that may be running. It always has the same release profile, so that a component does
 //! not depend on who built it.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,13 +14,17 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::{GuestTarget, TARGET, Toolchain, bounded_command};
+use crate::places;
 use crate::progress::Step;
 
 /// The package that is built.
 pub struct Package {
     pub name: String,
-    /// The target folder of its workspace.
+    /// The target folder of its workspace, which several workspaces may share.
     pub target_dir: PathBuf,
+    manifest: PathBuf,
+    /// Name of its library, if it has one.
+    library: Option<String>,
 }
 
 /// Reads the package in `dir`.
@@ -39,7 +44,14 @@ pub fn describe(toolchain: &Toolchain, dir: &Path) -> Result<Package> {
         .into_iter()
         .find(|package| package.manifest_path.canonicalize().is_ok_and(|path| path == canonical));
     match package {
-        Some(package) => Ok(Package { name: package.name, target_dir: metadata.target_directory }),
+        Some(MetadataPackage { name, targets, .. }) => {
+            let library = targets.into_iter().find(|target| {
+                let is_module = target.crate_types.iter().any(|kind| kind == "cdylib");
+                is_module && target.kind.iter().all(|kind| kind != "example")
+            });
+            let library = library.map(|target| target.name);
+            Ok(Package { name, target_dir: metadata.target_directory, manifest: canonical, library })
+        }
         None => bail!(
             "{} is a workspace, not a package; pass the folder of one of its packages",
             canonical.display()
@@ -47,17 +59,25 @@ pub fn describe(toolchain: &Toolchain, dir: &Path) -> Result<Package> {
     }
 }
 
-/// Builds `target` and returns the path of its core module.
+/// A core module, and the file that it was read from.
+pub struct CoreModule {
+    pub path: PathBuf,
+    pub bytes: Vec<u8>,
+}
+
+/// Builds `target` and returns its core module.
 pub fn build(
     toolchain: &Toolchain,
     dir: &Path,
     package: &Package,
     target: &GuestTarget,
     step: &dyn Step,
-) -> Result<PathBuf> {
+) -> Result<CoreModule> {
+    let folder = package.target_dir.join("skep-guest");
+    let _lock = make_ours(&folder, package, target, step)?;
     let mut command = toolchain.command("cargo");
     command.current_dir(dir).args(["build", "--release", "--target", TARGET]);
-    command.arg("--target-dir").arg(package.target_dir.join("skep-guest"));
+    command.arg("--target-dir").arg(&folder);
     command.args(["--message-format", "json-render-diagnostics"]);
     command.args(["--color", if std::io::stderr().is_terminal() { "always" } else { "never" }]);
     for setting in
@@ -78,12 +98,47 @@ pub fn build(
         GuestTarget::Example(name) => Some(name.as_str()),
     };
     match messages.lines().filter_map(|line| wasm_of(line, dir, wanted)).next_back() {
-        Some(path) => Ok(path),
+        Some(path) => {
+            let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            Ok(CoreModule { path, bytes })
+        }
         None => bail!(
             "{} builds, but produces no .wasm file; its Cargo.toml needs `crate-type = [\"cdylib\"]`",
             package.name
         ),
     }
+}
+
+/// Makes sure that cargo does not take the module of another package for this one's. Cargo writes the module of a library
+/// to a file with the library's name alone, and trusts it as long as the sources are older. In a target folder that
+/// workspaces share, the file may be that of a package of the same name, so it is removed, and cargo links it again.
+/// The file belongs to this package until the result is dropped.
+fn make_ours(folder: &Path, package: &Package, target: &GuestTarget, step: &dyn Step) -> Result<File> {
+    let name = match target {
+        GuestTarget::Library => package.library.as_ref().unwrap_or(&package.name),
+        GuestTarget::Example(name) => name,
+    };
+    let file = format!("{}.wasm", name.replace('-', "_"));
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let lock = places::lock(&folder.join(format!("{file}.lock")), || step.note("waiting for another build"))?;
+    let owner = folder.join(format!("{file}.owner"));
+    let manifest = package.manifest.to_string_lossy();
+    if std::fs::read_to_string(&owner).is_ok_and(|before| before == manifest) {
+        return Ok(lock);
+    }
+    let built = folder.join(TARGET).join("release");
+    for place in ["deps", "examples"] {
+        let stale = built.join(place).join(&file);
+        match std::fs::remove_file(&stale) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", stale.display()));
+            }
+            _ => {}
+        }
+    }
+    std::fs::write(&owner, manifest.as_bytes())
+        .with_context(|| format!("cannot write {}", owner.display()))?;
+    Ok(lock)
 }
 
 /// Runs cargo, and reports in `step` what it compiles. Returns whether it succeeded, its JSON messages, and
@@ -143,6 +198,14 @@ struct Metadata {
 struct MetadataPackage {
     name: String,
     manifest_path: PathBuf,
+    targets: Vec<MetadataTarget>,
+}
+
+#[derive(Deserialize)]
+struct MetadataTarget {
+    name: String,
+    crate_types: Vec<String>,
+    kind: Vec<String>,
 }
 
 #[derive(Deserialize)]

@@ -63,11 +63,9 @@ pub fn build(request: &BuildRequest, progress: &dyn Progress) -> Result<BuiltGue
         GuestTarget::Example(example) => example.clone(),
     };
     let step = progress.begin(&format!("building {name} for WebAssembly"), None);
-    let module_path = cargo::build(&toolchain, &dir, &package, &request.target, step.as_ref())?;
-    let module =
-        std::fs::read(&module_path).with_context(|| format!("cannot read {}", module_path.display()))?;
-    let component = component::encode(&module)
-        .with_context(|| format!("cannot turn {} into a component", module_path.display()))?;
+    let module = cargo::build(&toolchain, &dir, &package, &request.target, step.as_ref())?;
+    let component = component::encode(&module.bytes)
+        .with_context(|| format!("cannot turn {} into a component", module.path.display()))?;
     let path = package.target_dir.join("skep").join(format!("{name}.wasm"));
     write_atomically(&path, &component)?;
     step.finish(&indicatif::HumanBytes(component.len() as u64).to_string());
