@@ -102,3 +102,22 @@ fn a_tool_passes_the_error_of_a_host_tool_to_the_model() {
     let outcome = with_orders(model).send("ask").unwrap();
     assert_eq!(outcome.tool_calls[0].outcome, Err("there is no such order".to_owned()));
 }
+
+/// Offers tools of each kind to the model.
+#[agent]
+async fn curious(cx: &mut Context, message: Message) -> Result<Reply, AgentError> {
+    let tools = ["http/fetch", "mcp:files/read", "agent:orders/find"];
+    cx.conversation().user(message.text).host_tools(tools).run().await
+}
+
+#[test]
+fn the_model_sees_the_names_that_a_host_gives() {
+    let calls = ["host_fetch", "mcp_files_read", "agent_orders_find"].map(|name| (name, json!({})));
+    let mut harness = Harness::new(curious).model(ScriptedModel::new().calls(calls).text("Done."));
+    for name in ["http/fetch", "mcp:files/read", "agent:orders/find"] {
+        harness = harness.host_tool(name, json!({"type": "object"}), move |_| Ok(json!(name)));
+    }
+    let outcome = harness.send("go").unwrap();
+    let outcomes: Vec<_> = outcome.tool_calls.into_iter().map(|call| call.outcome).collect();
+    assert_eq!(outcomes, ["http/fetch", "mcp:files/read", "agent:orders/find"].map(|name| Ok(json!(name))));
+}

@@ -85,8 +85,9 @@ impl Harness {
         self.world.borrow_mut().steps = model.steps;
     }
 
-    /// Grants a tool of others, such as `agent:orders/find_order`, that runs `call`. The name for the model
-    /// has `_` in place of every `:`, `/` and `.`: `agent_orders_find_order`.
+    /// Grants a tool of others, such as `agent:orders/find_order`, that runs `call`. Its name for the model is the one
+    /// that a host gives it: `agent_orders_find_order` here, `mcp_files_read` for `mcp:files/read`, and `host_fetch` for
+    /// `http/fetch`. A host shortens a name that has other characters or is longer than 64, and adds digits to it.
     pub fn host_tool(
         self,
         name: &str,
@@ -95,7 +96,7 @@ impl Harness {
     ) -> Self {
         let tool = HostToolInfo {
             name: name.to_owned(),
-            model_name: Some(name.replace([':', '/', '.'], "_")),
+            model_name: Some(model_name(name)),
             description: format!("{name}, of the test"),
             input_schema,
             output_schema: None,
@@ -332,4 +333,13 @@ impl Harness {
         }
         result
     }
+}
+
+/// Returns the name of a host tool for the model, with its kind first: `http/fetch` is a tool of the host itself.
+fn model_name(name: &str) -> String {
+    let name = match name.strip_prefix("http/") {
+        Some(tool) => format!("host_{tool}"),
+        None => name.to_owned(),
+    };
+    name.replace([':', '/', '.'], "_")
 }
