@@ -279,8 +279,11 @@ ttl_h = 720
             ("name = \"a\"\n[grants]\nclock = true", "did you mean `clocks`?"),
             ("name = \"a\"\n[limit]\ncpu_ms = 1", "did you mean `limits`?"),
             ("name = \"a\"\n[limits]\nmemory_mib = 1", "did you mean `memory_mb`?"),
-            ("name = \"a\"\n[limits]\ncpu_ms = -1", "[limits] cpu_ms is -1; it must be 1 to"),
-            ("name = \"a\"\n[limits]\nmemory_mb = 5000", "it must be 1 to 4096"),
+            (
+                "name = \"a\"\n[limits]\ncpu_ms = -1",
+                "line 3: [limits] cpu_ms: -1 is out of range; it must be between 1 and",
+            ),
+            ("name = \"a\"\n[limits]\nmemory_mb = 5000", "it must be between 1 and 4096"),
             ("name = \"a\"\n[sessions]\nttl_h = 0", "it may be 1 to"),
             ("name = \"a\"\n[session]\nttl_h = 1", "did you mean `sessions`?"),
             ("name = \"A b\"", "an agent's name has"),

@@ -459,9 +459,15 @@ mod tests {
                 "[mcp.files]\ntimeout_ms = 0\n",
                 "[mcp.files] timeout_ms: 0 is out of range; it must be between 1 and",
             ),
-            ("[limits]\nmemory_mb = 0\n", "line 1: [limits] memory_mb is 0; it must be 1 to 4096"),
-            ("[limits]\nfetch_kb = 99999999\n", "[limits] fetch_kb is 99999999; it must be 0 to"),
-            ("[limits]\ncpu_ms = -1\n", "[limits] cpu_ms is -1; it must be 1 to"),
+            (
+                "[limits]\nstate_kb = 1\nmemory_mb = 0\n",
+                "line 3: [limits] memory_mb: 0 is out of range; it must be between 1 and 4096",
+            ),
+            (
+                "[limits]\nfetch_kb = 99999999\n",
+                "line 2: [limits] fetch_kb: 99999999 is out of range; it must be between 0 and",
+            ),
+            ("[limits]\ncpu_ms = -1\n", "[limits] cpu_ms: -1 is out of range; it must be between 1 and"),
             (
                 "[runtime]\nstack_kb = 63\n",
                 "[runtime] stack_kb: 63 is out of range; it must be between 64 and 16384",
@@ -483,7 +489,10 @@ mod tests {
     #[test]
     fn unknown_field_names_the_nearest_one() {
         let error = Config::parse("[limits]\nmemroy_mb = 1\n").expect_err("misspelt").to_string();
-        assert!(error.contains("memroy_mb") && error.contains("did you mean `memory_mb`?"), "{error}");
+        assert!(
+            error.starts_with("line 2: unknown field `memroy_mb`; did you mean `memory_mb`? ("),
+            "{error}"
+        );
         let error = Config::parse("lisen = \"127.0.0.1:1\"\n").expect_err("misspelt").to_string();
         assert!(error.contains("did you mean `listen`?"), "{error}");
     }

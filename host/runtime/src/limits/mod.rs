@@ -26,22 +26,21 @@ macro_rules! limits {
         /// The `[limits]` table of an `agent.toml`, which holds the agent's requests, or of `skep.toml`, which holds the
         /// operator's ceilings. Omitted limits take their default.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(try_from = "AnyNumbers")]
+        #[serde(from = "Written")]
         pub struct LimitsToml {
             $(#[serde(skip_serializing_if = "Option::is_none")] pub $name: Option<u32>,)*
         }
 
-        /// The numbers as written, so that an error about an out-of-range number can state the limit's bounds.
+        /// The numbers as written. Each is checked where it is read, so that an error names its line and its bounds.
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct AnyNumbers {
-            $($name: Option<i64>,)*
+        struct Written {
+            $($name: Option<Bounded<$least, $most>>,)*
         }
 
-        impl TryFrom<AnyNumbers> for LimitsToml {
-            type Error = String;
-            fn try_from(written: AnyNumbers) -> Result<Self, String> {
-                Ok(LimitsToml { $($name: checked(stringify!($name), written.$name, $least, $most)?,)* })
+        impl From<Written> for LimitsToml {
+            fn from(written: Written) -> Self {
+                LimitsToml { $($name: written.$name.map(|number| number.0),)* }
             }
         }
 
@@ -75,7 +74,10 @@ macro_rules! limits {
 
             /// Checks the absolute bounds, which apply to developers and operators alike.
             pub fn check(&self) -> Result<(), String> {
-                $(checked(stringify!($name), self.$name.map(i64::from), $least, $most)?;)*
+                $(if let Some(number) = self.$name {
+                    Bounded::<$least, $most>::try_from(i64::from(number))
+                        .map_err(|message| format!("[limits] {}: {message}", stringify!($name)))?;
+                })*
                 Ok(())
             }
         }
@@ -123,11 +125,19 @@ limits! {
     events: 64, at most 1_000, within 0..=10_000;
 }
 
-fn checked(name: &str, value: Option<i64>, least: u32, most: u32) -> Result<Option<u32>, String> {
-    let Some(value) = value else { return Ok(None) };
-    match u32::try_from(value) {
-        Ok(value) if (least..=most).contains(&value) => Ok(Some(value)),
-        _ => Err(format!("[limits] {name} is {value}; it must be {least} to {most}")),
+/// A number from `LEAST` to `MOST`.
+#[derive(Deserialize)]
+#[serde(try_from = "i64")]
+struct Bounded<const LEAST: u32, const MOST: u32>(u32);
+
+impl<const LEAST: u32, const MOST: u32> TryFrom<i64> for Bounded<LEAST, MOST> {
+    type Error = String;
+
+    fn try_from(number: i64) -> Result<Self, String> {
+        match u32::try_from(number) {
+            Ok(number) if (LEAST..=MOST).contains(&number) => Ok(Bounded(number)),
+            _ => Err(format!("{number} is out of range; it must be between {LEAST} and {MOST}")),
+        }
     }
 }
 
@@ -148,7 +158,10 @@ mod tests {
     fn an_out_of_range_limit_is_reported_with_its_bounds() {
         let zero = LimitsToml { cpu_ms: Some(0), ..LimitsToml::default() };
         let message = zero.check().expect_err("0 ms of CPU time is not a valid limit");
-        assert!(message.contains("[limits] cpu_ms is 0; it must be 1 to"), "{message}");
+        assert!(
+            message.contains("[limits] cpu_ms: 0 is out of range; it must be between 1 and"),
+            "{message}"
+        );
     }
 
     #[test]
