@@ -21,6 +21,8 @@ pub struct Snapshot {
     pub open_turns: u64,
     /// Number of events in flight.
     pub deliveries: u64,
+    /// Number of batches that had not ended.
+    pub batches: u64,
 }
 
 /// Returns the newest schema that this build can read.
@@ -50,10 +52,11 @@ async fn inspect(path: &Path) -> Result<Snapshot, StoreError> {
     let mut copy = open(path).await?;
     let failed = || StoreError::while_it("checked the copy of the database");
     let schema = schema::version(&mut copy).await?;
-    let (agents, sessions, open_turns, deliveries): (i64, i64, i64, i64) = query_as(
+    let (agents, sessions, open_turns, deliveries, batches): (i64, i64, i64, i64, i64) = query_as(
         "SELECT (SELECT COUNT(*) FROM agents), (SELECT COUNT(*) FROM sessions),
              (SELECT COUNT(*) FROM turns WHERE ended_at_ms IS NULL),
-             (SELECT COUNT(*) FROM deliveries WHERE state IN (0, 1))",
+             (SELECT COUNT(*) FROM deliveries WHERE state IN (0, 1)),
+             (SELECT COUNT(*) FROM batches WHERE ended_at_ms IS NULL)",
     )
     .fetch_one(&mut copy)
     .await
@@ -66,6 +69,7 @@ async fn inspect(path: &Path) -> Result<Snapshot, StoreError> {
         sessions: count(sessions),
         open_turns: count(open_turns),
         deliveries: count(deliveries),
+        batches: count(batches),
     })
 }
 

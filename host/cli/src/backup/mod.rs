@@ -46,6 +46,9 @@ pub struct Manifest {
     pub sessions: u64,
     pub open_turns: u64,
     pub deliveries: u64,
+    /// Batches that had not ended. Backups of the first format did not count them.
+    #[serde(default)]
+    pub batches: u64,
     files: Vec<BackupFile>,
 }
 

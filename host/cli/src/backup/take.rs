@@ -51,7 +51,7 @@ pub async fn take(data: &Path, to: &Path, progress: &dyn Progress) -> Result<Man
             Err(_) => step.advance_to(length(&target).min(expected)),
         }
     };
-    let Snapshot { schema, agents, sessions, open_turns, deliveries } = snapshot;
+    let Snapshot { schema, agents, sessions, open_turns, deliveries, batches } = snapshot;
     let manifest = tokio::task::block_in_place(|| {
         let (bytes, sha256) = digest(&target)?;
         std::fs::File::open(&target).and_then(|file| file.sync_all()).context("cannot write to the disk")?;
@@ -90,6 +90,7 @@ pub async fn take(data: &Path, to: &Path, progress: &dyn Progress) -> Result<Man
             sessions,
             open_turns,
             deliveries,
+            batches,
             files,
         };
         let path = folder.path().join(MANIFEST);

@@ -4,7 +4,7 @@ use super::*;
 use crate::data_lock::DataLock;
 use crate::progress::Silent;
 use crate::server;
-use skep_store::{ApiKeyRow, Durability, Store};
+use skep_store::{ApiKeyRow, BatchRoom, Durability, NewBatch, NewItem, Queued, Store};
 
 async fn data_folder(folder: &Path) -> PathBuf {
     let data = folder.join("data");
@@ -24,6 +24,15 @@ async fn data_folder(folder: &Path) -> PathBuf {
         requests_per_minute: None,
     };
     store.put_api_key(&key).await.expect("a row");
+    let batch = NewBatch {
+        id: "b".into(),
+        principal: "local".into(),
+        model: "m".into(),
+        at_ms: 1,
+        items: vec![NewItem { request: "{}".into(), reference: None }],
+    };
+    let room = BatchRoom { bytes: 1_000, batches: 1, share: None };
+    assert_eq!(store.queue_batch(batch, room, None).await.expect("a row"), Queued::New);
     store.close().await;
     std::fs::write(data.join(KEY), "the key").expect("a file");
     std::fs::write(data.join(ARTIFACTS).join("one"), "code").expect("a file");
@@ -43,7 +52,7 @@ async fn a_restored_backup_is_the_same_data_folder_and_an_existing_one_is_moved_
     let data = data_folder(folder.path()).await;
     let backup = folder.path().join("backups/monday");
     let manifest = take(&data, &backup, &Silent).await.expect("a backup");
-    assert_eq!(manifest.files.len(), 3, "{manifest:?}");
+    assert_eq!((manifest.files.len(), manifest.batches), (3, 1), "{manifest:?}");
     #[cfg(unix)]
     for file in [DATABASE, KEY, MANIFEST] {
         let mode = std::fs::metadata(backup.join(file)).expect("a file").permissions();

@@ -36,9 +36,10 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json {
         return out::json(&manifest);
     }
-    let backup::Manifest { agents, sessions, open_turns, deliveries, .. } = &manifest;
+    let backup::Manifest { agents, sessions, open_turns, deliveries, batches, .. } = &manifest;
     out::line(&format!(
-        "{} contains {agents} agents, {sessions} sessions, {open_turns} open turns, {deliveries} undelivered events; {} MB",
+        "{} contains {agents} agents, {sessions} sessions, {open_turns} open turns, {deliveries} undelivered events, {batches} \
+         open batches; {} MB",
         args.dir.display(),
         manifest.bytes().div_ceil(1 << 20)
     ))
