@@ -35,7 +35,8 @@ impl Drop for AccessLine {
         let client = client.map(tracing::field::display);
         let route = route.as_deref().unwrap_or("(other)");
         let status = status.map_or(0, |status| status.as_u16());
-        let ms = began.elapsed().as_secs_f64() * 1_000.0;
+        // To a tenth of a millisecond.
+        let ms = (began.elapsed().as_secs_f64() * 10_000.0).round() / 10.0;
         let tokens = spent.tokens();
         let (prompt_tokens, output_tokens) = (tokens.map(|tokens| tokens.0), tokens.map(|tokens| tokens.1));
         // The line has no parent, because the fields of the request's span would appear in it a second time.

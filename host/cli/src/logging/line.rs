@@ -6,7 +6,7 @@ use std::fmt;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::field::RecordFields;
-use tracing_subscriber::fmt::format::{DefaultFields, Writer};
+use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
@@ -65,12 +65,45 @@ where
             true => write!(writer, " \x1b[{colour}m{level:>5}\x1b[0m")?,
             false => write!(writer, " {level:>5}")?,
         }
-        for field in turn_fields(context) {
+        let shown = turn_fields(context);
+        for field in &shown {
             write!(writer, " {field}")?;
         }
-        writer.write_char(' ')?;
-        DefaultFields::new().format_fields(writer.by_ref(), event)?;
+        let mut rest = Rest { writer: writer.by_ref(), shown: &shown, result: Ok(()) };
+        event.record(&mut rest);
+        rest.result?;
         writeln!(writer)
+    }
+}
+
+/// Writes the message and the fields of an event, except those that the line has shown already.
+struct Rest<'a> {
+    writer: Writer<'a>,
+    shown: &'a [String],
+    result: fmt::Result,
+}
+
+impl Visit for Rest<'_> {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.record_debug(field, &((value * 10.0).round() / 10.0));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let written = match field.name() {
+            "message" => format!("{value:?}"),
+            name => format!("{name}={value:?}"),
+        };
+        // Lines of other libraries come with fields about their origin.
+        if self.shown.contains(&written) || field.name().starts_with("log.") {
+            return;
+        }
+        let name = written.strip_prefix(field.name()).and_then(|rest| rest.strip_prefix('='));
+        self.result = self.result.and_then(|()| match name {
+            Some(value) if self.writer.has_ansi_escapes() => {
+                write!(self.writer, " \x1b[3m{}\x1b[0m\x1b[2m=\x1b[0m{value}", field.name())
+            }
+            _ => write!(self.writer, " {written}"),
+        });
     }
 }
 
@@ -150,6 +183,14 @@ mod tests {
                     gen_ai.request.model = "tiny",
                 );
                 generation.in_scope(|| tracing::warn!(code = "busy", "it waits"));
+                tracing::info!(
+                    agent = "desk",
+                    session = "room-7",
+                    turn = 3,
+                    ms = 1153.3120669999998,
+                    "logged"
+                );
+                tracing::info!(agent = "orders", "about another");
                 let inner = tracing::info_span!("turn", gen_ai.agent.name = "orders", skep.turn.number = 1);
                 inner.in_scope(|| tracing::info!("hello"));
             });
@@ -164,6 +205,8 @@ mod tests {
             lines,
             [
                 " WARN agent=\"desk\" session=\"room-7\" turn=3 it waits code=\"busy\"",
+                " INFO agent=\"desk\" session=\"room-7\" turn=3 logged ms=1153.3",
+                " INFO agent=\"desk\" session=\"room-7\" turn=3 about another agent=\"orders\"",
                 " INFO agent=\"orders\" session=\"room-7\" turn=1 hello",
                 " INFO nobody's",
             ]

@@ -212,7 +212,8 @@ fn announce(
     let agents = server.host.agents();
     for agent in &agents {
         let offers: Vec<&str> = agent.tools.iter().chain(&agent.routes).map(String::as_str).collect();
-        out::line(&format!("  agent   {}: {}", agent.name, offers.join(", ")))?;
+        let offers = if offers.is_empty() { String::new() } else { format!(": {}", offers.join(", ")) };
+        out::line(&format!("  agent   {}{offers}", agent.name))?;
     }
     for failed in server.host.failed_agents() {
         out::line(&format!("  {}  {}: {}", paint.red("broken"), failed.name, failed.reason))?;
