@@ -27,7 +27,9 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Gateway> for JsonBody<T> 
     async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, ApiError> {
         let tenant = tenant(&request);
         let bytes = read(request, gateway).await?;
-        run_on_compute(gateway, &tenant, bytes.len(), move |_| parse(&bytes).map(JsonBody)).await
+        let size = bytes.len();
+        let read = move |_: &Cancel| parse_object(&bytes).map(JsonBody);
+        run_on_compute(gateway, &tenant, size, read).await
     }
 }
 
@@ -131,6 +133,15 @@ pub(crate) async fn read_within(
     })
 }
 
+/// Parses a JSON object. A list is refused, because serde would take its entries for the fields in their order.
+fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        let message = "the body is not valid: it is a list, and must be an object";
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", message));
+    }
+    parse(bytes)
+}
+
 /// Parses JSON; errors name the field. `serde_json` bounds the nesting.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
@@ -209,6 +220,13 @@ mod tests {
             let error = parse::<Shape>(body.as_bytes()).unwrap_err().body();
             assert_eq!(error["error"]["message"], expected);
         }
+    }
+
+    #[test]
+    fn a_list_is_not_taken_for_an_object() {
+        let error = parse_object::<Shape>(b" [[1], null]").unwrap_err().body();
+        assert_eq!(error["error"]["code"], "invalid_json");
+        assert!(parse_object::<Shape>(b" {\"numbers\": [1]}").is_ok());
     }
 
     #[test]

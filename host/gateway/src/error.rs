@@ -168,7 +168,8 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::WaitingForApproval { .. }
             | RuntimeError::HeldSinceRestore { .. }
             | RuntimeError::TurnDropped { .. }
-            | RuntimeError::NothingHeld => StatusCode::CONFLICT,
+            | RuntimeError::NothingHeld
+            | RuntimeError::HostFull { .. } => StatusCode::CONFLICT,
             RuntimeError::KeyRefused { .. } => StatusCode::UNAUTHORIZED,
             RuntimeError::Route { .. }
             | RuntimeError::SessionExists { .. }
@@ -185,8 +186,9 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::InvalidKey { .. }
             | RuntimeError::InvalidSession { .. }
             | RuntimeError::ToolFailed { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            RuntimeError::SessionTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             RuntimeError::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
-            RuntimeError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            RuntimeError::ShuttingDown | RuntimeError::StoreStalled { .. } => StatusCode::SERVICE_UNAVAILABLE,
             RuntimeError::Cancelled => CLIENT_CLOSED,
             // The error may come from this turn or from another one that the request follows.
             _ if code == "store_full" => {

@@ -137,9 +137,10 @@ impl Deployments {
         self.outbox.router.check_room(Some(name), manifest.trigger.event.len())?;
         if !agents.contains_key(name) && agents.len() >= max_agents {
             let message = format!(
-                "{max_agents} agents are already deployed, which is the host's maximum; delete one first"
+                "{max_agents} agents are already deployed, which is the host's maximum; delete one first, or raise `max_agents` \
+                 under [runtime] in skep.toml"
             );
-            return Err(RuntimeError::LimitExceeded { limit: "max_agents", message });
+            return Err(RuntimeError::HostFull { message });
         }
         for other in
             agents.values().filter_map(Slot::ready).filter(|other| other.manifest.name.as_str() != name)

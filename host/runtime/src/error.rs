@@ -123,6 +123,14 @@ pub enum RuntimeError {
     /// `limit` names the setting in `agent.toml`, or the host's own bound.
     #[error("limit {limit} exceeded: {message}")]
     LimitExceeded { limit: &'static str, message: String },
+    /// The host has as many of something as it may have.
+    #[error("{message}")]
+    HostFull { message: String },
+    #[error(
+        "session {agent}/{session} has {bytes} bytes; a session of at most {limit} bytes can be exported, so delete state or \
+         conversations that are not needed"
+    )]
+    SessionTooLarge { agent: String, session: String, bytes: u64, limit: u64 },
     #[error(
         "the turn did not finish before its deadline; `turn_ms` under [limits] in agent.toml sets the agent's deadline"
     )]
@@ -204,6 +212,8 @@ impl RuntimeError {
             Self::DeadLetterNotFound { .. } => "dead_letter_not_found",
             Self::OutboxFull { .. } => "outbox_full",
             Self::LimitExceeded { .. } => "limit_exceeded",
+            Self::HostFull { .. } => "host_full",
+            Self::SessionTooLarge { .. } => "session_too_large",
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::TurnLost { .. } => "turn_lost",
             Self::HeldSinceRestore { .. } => "held_since_restore",

@@ -48,7 +48,7 @@ pub(crate) async fn send(
 ) -> Result<Response, ApiError> {
     if body.text.is_empty() && body.data.is_none() {
         let message = "the message is empty; send `text`, or `data`, or both";
-        return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_message", message));
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_message", message));
     }
     let spent = caller.spent().clone();
     let invocation = Invocation {

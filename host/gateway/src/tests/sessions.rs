@@ -169,3 +169,25 @@ async fn errors_in_a_document_are_described() {
     assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (422, &json!("invalid_session")));
     assert_eq!(server.get("/v1/agents/echo/sessions/new").await.status, 404);
 }
+
+#[tokio::test]
+async fn a_session_that_is_too_large_to_export_is_refused_with_its_size() {
+    let server = Server::start().await;
+    let manifest = Manifest::from_toml("name = \"echo\"\n[limits]\nsession_kb = 131072").unwrap();
+    server.host.deploy(manifest, echo(), "tester").await.unwrap();
+    let conversation = |number: usize| {
+        let mut transcript = Transcript::new();
+        transcript.push(ChatMessage::user("x".repeat(7 << 20)));
+        PortableConversation { name: format!("c{number}"), model: "tiny".into(), digest: None, transcript }
+    };
+    let session = PortableSession {
+        summary: SessionSummary { id: "s".into(), turns: 1, created_at_ms: 5, updated_at_ms: 6 },
+        state: [].into(),
+        conversations: (0..5).map(conversation).collect(),
+    };
+    server.host.import_session("echo", session, false).await.unwrap();
+    let refused = server.get(&format!("{SESSION}/export")).await;
+    let error = refused.error();
+    assert_eq!((refused.status.as_u16(), &error["code"]), (413, &json!("session_too_large")), "{error}");
+    assert!(error["message"].as_str().unwrap().starts_with("session echo/s has "), "{error}");
+}

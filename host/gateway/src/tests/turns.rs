@@ -116,8 +116,10 @@ async fn an_empty_message_is_refused() {
     for body in [json!({}), json!({"text": ""}), json!({"data": null})] {
         let refused = server.post(MESSAGES, &body).await;
         let code = refused.error()["code"].take();
-        assert_eq!((refused.status.as_u16(), code), (400, json!("invalid_message")), "{body}");
+        assert_eq!((refused.status.as_u16(), code), (422, json!("invalid_message")), "{body}");
     }
+    let list = server.post(MESSAGES, &json!(["hi", {}])).await;
+    assert_eq!((list.status.as_u16(), &list.error()["code"]), (400, &json!("invalid_json")), "{}", list.text);
     let chat = json!({"model": "agent:echo", "user": "s", "messages": [{"role": "user", "content": ""}]});
     assert_eq!(server.post("/v1/chat/completions", &chat).await.error()["param"], "messages");
     server.ok(MESSAGES, &json!({"data": {}})).await;

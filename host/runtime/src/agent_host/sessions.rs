@@ -124,10 +124,8 @@ impl AgentHost {
         let store = &self.host().store;
         let bytes = store.session_bytes(agent, session).await?;
         if let Some(bytes) = bytes.filter(|bytes| *bytes > MAX_PORTABLE_BYTES) {
-            let message = format!(
-                "session {agent}/{session} has {bytes} bytes; sessions of at most {MAX_PORTABLE_BYTES} bytes can be exported"
-            );
-            return Err(RuntimeError::LimitExceeded { limit: "session_bytes", message });
+            let (agent, session) = (agent.to_owned(), plain_session(session).to_owned());
+            return Err(RuntimeError::SessionTooLarge { agent, session, bytes, limit: MAX_PORTABLE_BYTES });
         }
         let snapshot = store.session(agent, session).await?;
         let snapshot = snapshot.ok_or_else(|| session_not_found(agent, session))?;

@@ -100,7 +100,7 @@ impl EventRouter {
                  so remove some first",
                 others + count
             );
-            return Err(RuntimeError::LimitExceeded { limit: "subscriptions", message });
+            return Err(RuntimeError::HostFull { message });
         }
         Ok(())
     }
