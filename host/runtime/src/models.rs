@@ -25,6 +25,12 @@ impl GrantedModels {
         &self.set
     }
 
+    /// Returns the models that a manifest asks for and this host does not serve.
+    pub(crate) fn unserved<'a>(&self, manifest: &'a Manifest) -> Vec<&'a str> {
+        let names = manifest.grants.models.iter().filter_map(ModelGrant::name);
+        names.filter(|name| !self.set.iter().any(|engine| engine.info().name == *name)).collect()
+    }
+
     /// Returns the engine of a model that the agent may use; without a name, that of the agent's own model.
     pub(crate) fn engine(&self, agent: &Agent, model: Option<&str>) -> Result<Engine, Error> {
         let engine = self.set.get(Some(model.unwrap_or(&agent.model))).map_err(Error::from)?;

@@ -9,6 +9,7 @@ use crate::agent_source::AgentSource;
 use crate::failure::Usage;
 use crate::progress::Terminal;
 use crate::registry::{ArtifactName, Registry};
+use crate::style;
 
 /// Deploy an agent to a running host
 ///
@@ -46,6 +47,9 @@ pub async fn run(args: Args) -> Result<()> {
         .deploy(&source.manifest_toml, source.component)
         .await
         .with_context(|| format!("deploying {}", source.manifest.name.as_str()))?;
+    for warning in &agent.warnings {
+        eprintln!("{} {warning}", style::stderr().yellow("warning:"));
+    }
     if args.json {
         return out::json(&agent);
     }

@@ -45,8 +45,11 @@ pub(crate) async fn deploy(
         let message = format!("the form was not received within {} s", FORM_TIMEOUT.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     })??;
+    let warnings = gateway.host.deployment_warnings(&manifest);
     let deployed = gateway.host.deploy(manifest, component.into(), &caller.name()).await?;
-    Ok((StatusCode::CREATED, Extension(version_details(&deployed)), Json(summary_json(&deployed))))
+    let mut value = summary_json(&deployed);
+    value["warnings"] = json!(warnings);
+    Ok((StatusCode::CREATED, Extension(version_details(&deployed)), Json(value)))
 }
 
 async fn read(mut form: Multipart) -> Result<(Manifest, Bytes), ApiError> {

@@ -22,6 +22,9 @@ impl AgentHost {
         let host = self.host();
         host.shutdown.admit()?;
         manifest.check()?;
+        for warning in self.deployment_warnings(&manifest) {
+            tracing::warn!(agent = manifest.name.as_str(), "{warning}");
+        }
         let mut prepared = host.deployments.prepare(manifest, Source::Sent(component)).await?;
         let bytes = prepared.bytes.take().expect("the bytes were sent with the deployment");
 
@@ -53,6 +56,20 @@ impl AgentHost {
         // Some turns may have waited for the agent to become callable.
         self.inner.dispatch.adopt_turns(Some(&row.name)).await?;
         Ok(summary)
+    }
+
+    /// Returns what is likely a mistake in a manifest, although an agent can be deployed with it.
+    pub fn deployment_warnings(&self, manifest: &Manifest) -> Vec<String> {
+        let models = &self.host().reach.models;
+        let unserved = models.unserved(manifest).into_iter().map(|name| {
+            let served: Vec<String> = models.set().iter().map(|engine| engine.info().name.clone()).collect();
+            format!(
+                "[grants] models in agent.toml names {name:?}, which this host does not serve, so calls of that model will fail; \
+                 it serves: {}",
+                served.join(", ")
+            )
+        });
+        unserved.collect()
     }
 
     /// Reactivates a kept version. Without a number, this is the version before the active one.

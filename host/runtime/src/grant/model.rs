@@ -15,6 +15,11 @@ impl ModelGrant {
         ModelGrant(model)
     }
 
+    /// Returns the name of the one model that is granted; `None` if all are.
+    pub(crate) fn name(&self) -> Option<&str> {
+        Some(self.0.as_str()).filter(|name| *name != "*")
+    }
+
     /// Returns whether the grant allows a model.
     pub(crate) fn covers(&self, model: &str) -> bool {
         self.0 == "*" || self.0 == model
