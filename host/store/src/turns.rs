@@ -200,6 +200,27 @@ impl Store {
         row.map(|row| rows::one(&row, "turn", turn_row)).transpose()
     }
 
+    /// Returns the turn of a session with this number, if it is still stored. A turn that failed leaves its number to the
+    /// next one; the later turn is returned.
+    pub async fn turn_by_number(
+        &self,
+        agent: &str,
+        session: &str,
+        number: u64,
+    ) -> Result<Option<TurnRow>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM turns WHERE agent = ? AND session = ? AND number = ? ORDER BY key DESC LIMIT 1"
+        );
+        let row = query(sqlx::AssertSqlSafe(sql))
+            .bind(agent)
+            .bind(session)
+            .bind(i64::try_from(number).unwrap_or(i64::MAX))
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(StoreError::while_it("read a turn"))?;
+        row.map(|row| rows::one(&row, "turn", turn_row)).transpose()
+    }
+
     /// Returns the session's turn with this idempotency key, if it is still stored.
     pub async fn turn_with_idempotency_key(
         &self,

@@ -47,6 +47,9 @@ pub struct Agent {
     pub deployed_at_ms: u64,
     pub tools: Vec<String>,
     pub routes: Vec<String>,
+    /// Likely mistakes in its manifest, which only a deployment reports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// A version of an agent.
@@ -80,6 +83,7 @@ pub struct Turn {
     pub data: Option<Value>,
     pub session: String,
     pub turn: u64,
+    pub turn_id: String,
     pub tool_calls: Vec<ToolCall>,
     pub usage: Usage,
     pub timing: TurnTiming,
@@ -145,15 +149,7 @@ pub struct AcceptedTurn {
 }
 
 /// State of a turn.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct TurnStatus {
-    pub turn_id: String,
-    pub session: String,
-    #[serde(flatten)]
-    pub state: TurnState,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub enum TurnState {
     Waiting,

@@ -35,7 +35,7 @@ pub struct Args {
     idempotency_key: Option<String>,
     #[command(flatten)]
     host: HostArgs,
-    /// Print the whole answer as JSON: text, data, tool calls, usage, timing
+    /// Print the whole answer as JSON: text, data, the turn's number and id, tool calls, usage, timing
     #[arg(long)]
     json: bool,
 }

@@ -1,9 +1,9 @@
 //! `skep turn`: shows, follows or cancels a turn.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::{HostArgs, out, turn_printer};
-use crate::client::{TurnState, TurnStatus};
+use crate::client::TurnState;
 use crate::style;
 
 /// Show the state of a turn, or follow it to its end
@@ -14,6 +14,7 @@ use crate::style;
 #[command(after_help = "\
 Examples:
   skep turn concierge room-7 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f
+  skep turn concierge room-7 3                    the third turn of the session
   skep turn concierge room-7 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f --follow
   skep turn concierge room-7 0199f3c2b7a87d3e9d1c4a5b6c7d8e9f --cancel
   skep turn concierge room-7 $(skep invoke concierge 'A taxi, please' -s room-7 --detach) --follow")]
@@ -22,7 +23,9 @@ pub struct Args {
     agent: String,
     /// Session that the turn belongs to
     session: String,
-    /// Id of the turn, as `skep invoke --detach` prints it
+    /// Id of the turn, as `skep invoke --detach` prints it, or its number in the session. A turn that failed leaves its
+    /// number to the next one; the number then means the later turn
+    #[arg(value_name = "ID|NUMBER")]
     turn: String,
     /// Print the turn's events from its start, and wait for its end
     #[arg(long, short, conflicts_with_all = ["cancel", "json"])]
@@ -53,12 +56,13 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json {
         return out::json(&status);
     }
-    show(&status)
+    let unknown = "the host answered in a format that this `skep` does not know";
+    show(&serde_json::from_value(status).context(unknown)?)
 }
 
-fn show(status: &TurnStatus) -> Result<()> {
+fn show(state: &TurnState) -> Result<()> {
     let paint = style::stdout();
-    match &status.state {
+    match state {
         TurnState::Waiting => out::line("waiting: other turns of its session come first"),
         TurnState::Running { turn } => out::line(&format!("running as turn {turn} of its session")),
         TurnState::Done { turn, text } => {

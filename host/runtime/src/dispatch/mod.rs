@@ -23,6 +23,8 @@ use tracing::Instrument as _;
 
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 const MAX_IDEMPOTENCY_KEY_BYTES: usize = 128;
+/// Number of digits in the id of a turn. A shorter one of decimal digits is the turn's number.
+const TURN_ID_LENGTH: usize = 32;
 /// Retry delay reported to a caller whose turn is waiting for its agent.
 const RETRY_AFTER_MS: u32 = 1_000;
 
@@ -257,9 +259,14 @@ impl Dispatch {
         Ok(feed.follow(Hold::Watches))
     }
 
+    /// Returns a turn by its id or by its number in the session.
     async fn row(&self, agent: &str, session: &str, turn: &str) -> Result<TurnRow, RuntimeError> {
         self.host.deployments.known(agent)?;
-        let row = self.host.store.turn(agent, session, turn).await?;
+        let store = &self.host.store;
+        let row = match turn.parse() {
+            Ok(number) if turn.len() < TURN_ID_LENGTH => store.turn_by_number(agent, session, number).await?,
+            _ => store.turn(agent, session, turn).await?,
+        };
         row.ok_or_else(|| RuntimeError::TurnNotFound {
             agent: agent.to_owned(),
             session: plain_session(session).chars().take(80).collect(),
