@@ -255,11 +255,21 @@ fn state(key: &Key, now_ms: u64) -> String {
     match (key.revoked_at_ms, key.expires_at_ms) {
         (Some(_), _) => "revoked".to_owned(),
         (None, Some(at)) if at <= now_ms => "expired".to_owned(),
-        (None, Some(at)) => match (at - now_ms) / 3_600_000 {
-            hours @ 0..48 => format!("valid for {hours} h"),
-            hours => format!("valid for {} days", hours / 24),
-        },
+        (None, Some(at)) => format!("valid for {}", rounded(at - now_ms)),
         (None, None) => "valid".to_owned(),
+    }
+}
+
+/// Describes a time to the nearest minute, hour or day. A key of 30 days has a second less when it is listed.
+fn rounded(ms: u64) -> String {
+    const MINUTE_MS: u64 = 60_000;
+    const HOUR_MS: u64 = 60 * MINUTE_MS;
+    const DAY_MS: u64 = 24 * HOUR_MS;
+    match ms {
+        ..MINUTE_MS => "less than a minute".to_owned(),
+        ms if ms < 2 * HOUR_MS - MINUTE_MS / 2 => format!("{} min", (ms + MINUTE_MS / 2) / MINUTE_MS),
+        ms if ms < 2 * DAY_MS - HOUR_MS / 2 => format!("{} h", (ms + HOUR_MS / 2) / HOUR_MS),
+        ms => format!("{} days", (ms + DAY_MS / 2) / DAY_MS),
     }
 }
 
@@ -314,6 +324,22 @@ mod tests {
         assert!(error.contains("in use by another host"), "{error}");
         assert_eq!(std::fs::read(&database).expect("a file")[60..64], older.to_be_bytes());
         drop(lock);
+    }
+
+    #[test]
+    fn a_remaining_time_is_rounded_to_its_unit() {
+        let hour = 3_600_000;
+        for (ms, expected) in [
+            (30 * 24 * hour - 900, "30 days"),
+            (29 * 24 * hour + 11 * hour, "29 days"),
+            (2 * 24 * hour - 1, "2 days"),
+            (36 * hour - 1, "36 h"),
+            (2 * hour - 1, "2 h"),
+            (45 * 60_000 - 1, "45 min"),
+            (59_000, "less than a minute"),
+        ] {
+            assert_eq!(rounded(ms), expected, "{ms}");
+        }
     }
 
     #[test]
