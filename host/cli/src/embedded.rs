@@ -85,6 +85,19 @@ pub fn sdk_beside(folder: &Path) -> Option<PathBuf> {
     Some(std::iter::repeat_n("..", depth).collect::<PathBuf>().join("guest-sdk"))
 }
 
+/// Returns the files of the WIT package of agents: the one that names the package first, so that all of them one after
+/// the other are a document, and the others in the order of their names.
+pub fn wit() -> Vec<(&'static str, &'static str)> {
+    let package = WIT.get_dir("skep-agent").into_iter().flat_map(Dir::files);
+    let mut files: Vec<_> = package
+        .filter_map(|file| Some((file.path().file_name()?.to_str()?, file.contents_utf8()?)))
+        .filter(|(name, _)| name.ends_with(".wit"))
+        .collect();
+    let names_package = |text: &str| text.lines().any(|line| line.starts_with("package "));
+    files.sort_by_key(|(name, text)| (!names_package(text), *name));
+    files
+}
+
 /// Copies the embedded SDK, and the WIT that it is built with, into a folder. Returns the folder of the SDK.
 pub fn vendor_sdk(folder: &Path) -> Result<PathBuf> {
     for (name, dir) in [("guest-sdk", &SDK), ("wit", &WIT)] {
