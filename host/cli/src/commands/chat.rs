@@ -1,12 +1,13 @@
 //! `skep chat`: a conversation with an agent in the terminal.
 
 use std::io::IsTerminal as _;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use rustyline::error::ReadlineError;
 
-use super::{HostArgs, turn_printer};
-use crate::client::Client;
+use super::{HostArgs, out, turn_printer};
+use crate::client::{Client, Session};
 use crate::failure::{self, Refused};
 use crate::style;
 
@@ -18,6 +19,7 @@ const HELP: &str = "  /session NAME  switch to another session\n  /help         
 Examples:
   skep chat concierge
   skep chat concierge --session room-7
+  skep chat concierge --new                       in a session of its own
   printf 'My name is Ada.\\nWhat is my name?\\n' | skep chat concierge")]
 pub struct Args {
     /// Name of the agent
@@ -25,6 +27,9 @@ pub struct Args {
     /// Session to talk in; the agent remembers each session separately
     #[arg(long, short, default_value = "chat")]
     session: String,
+    /// Start a session of its own instead of continuing one; its name begins with chat-
+    #[arg(long, conflicts_with = "session")]
+    new: bool,
     #[command(flatten)]
     host: HostArgs,
 }
@@ -33,14 +38,33 @@ pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     // A wrong name is reported before anything is typed.
     client.find_agent(&args.agent).await?;
-    let mut chat = Chat { client, agent: args.agent, session: args.session };
+    let session = if args.new { new_session() } else { args.session };
+    let mut chat = Chat { client, agent: args.agent, session };
+    chat.tell_session().await?;
     if std::io::stdin().is_terminal() { chat.interactive().await } else { chat.piped().await }
+}
+
+/// Returns the name of a session that did not exist a second ago: the time in it sorts the sessions by age.
+fn new_session() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("chat-{}", now.as_millis())
 }
 
 struct Chat {
     client: Client,
     agent: String,
     session: String,
+}
+
+fn greeting(agent: &str, session: &str, known: Option<&Session>) -> String {
+    match known {
+        None => format!("talking to {agent} in the new session {session}"),
+        Some(Session { turns, updated_at_ms, .. }) => format!(
+            "talking to {agent}; continuing session {session}: {}, the last {} (--new starts another session)",
+            out::count(*turns, "turn"),
+            out::ago(*updated_at_ms)
+        ),
+    }
 }
 
 /// The meaning of a line that was typed.
@@ -67,15 +91,23 @@ fn parse(line: &str) -> Line<'_> {
 }
 
 impl Chat {
+    /// Prints whether the session is a new one, or how much has been said in it.
+    async fn tell_session(&self) -> Result<()> {
+        let known = match self.client.session(&self.agent, &self.session).await {
+            Ok(detail) => Some(detail.session),
+            Err(error)
+                if error.downcast_ref().is_some_and(|Refused { code, .. }| code == "session_not_found") =>
+            {
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        eprintln!("{}", style::stderr().dim(&greeting(&self.agent, &self.session, known.as_ref())));
+        Ok(())
+    }
+
     async fn interactive(&mut self) -> Result<()> {
-        let paint = style::stderr();
-        eprintln!(
-            "{}",
-            paint.dim(&format!(
-                "talking to {} in session {}; /help shows help, Ctrl-D leaves",
-                self.agent, self.session
-            ))
-        );
+        eprintln!("{}", style::stderr().dim("/help shows help, Ctrl-D leaves"));
         let mut editor = rustyline::DefaultEditor::new().context("cannot use this terminal")?;
         loop {
             let line = match tokio::task::block_in_place(|| editor.readline("you> ")) {
@@ -91,8 +123,11 @@ impl Chat {
                 Line::Help => eprintln!("{HELP}"),
                 Line::Quit => return Ok(()),
                 Line::Session(name) => {
-                    self.session = name.to_owned();
-                    eprintln!("{}", paint.dim(&format!("session {name}")));
+                    let before = std::mem::replace(&mut self.session, name.to_owned());
+                    if let Err(error) = self.tell_session().await {
+                        failure::report(&error);
+                        self.session = before;
+                    }
                 }
                 Line::Unknown(command) => eprintln!("unknown command {command}\n{HELP}"),
                 Line::Say(text) => self.say_or_cancel(text).await?,
@@ -104,7 +139,10 @@ impl Chat {
     async fn piped(&mut self) -> Result<()> {
         for line in std::io::stdin().lines() {
             match parse(&line.context("cannot read stdin")?) {
-                Line::Session(name) => self.session = name.to_owned(),
+                Line::Session(name) => {
+                    self.session = name.to_owned();
+                    self.tell_session().await?;
+                }
                 Line::Quit => return Ok(()),
                 Line::Say(text) => self.say(text).await?,
                 Line::Nothing | Line::Help => {}
@@ -143,6 +181,19 @@ impl Chat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chat_says_whether_it_continues_a_session() {
+        assert_eq!(greeting("desk", "chat", None), "talking to desk in the new session chat");
+        let known = Session { id: "chat".into(), turns: 2, created_at_ms: 0, updated_at_ms: 0 };
+        let said = greeting("desk", "chat", Some(&known));
+        let expected = "talking to desk; continuing session chat: 2 turns, the last ";
+        assert!(
+            said.starts_with(expected) && said.ends_with(" days ago (--new starts another session)"),
+            "{said}"
+        );
+        assert!(new_session().starts_with("chat-1"), "{}", new_session());
+    }
 
     #[test]
     fn a_slash_starts_a_command_and_everything_else_is_a_message() {

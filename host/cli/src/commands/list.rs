@@ -34,6 +34,8 @@ pub struct Args {
     json: bool,
 }
 
+const NO_AGENTS: &str = "no agents yet; deploy one with: skep deploy DIR";
+
 pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     if let Some(name) = &args.agent {
@@ -57,7 +59,7 @@ pub async fn run(args: Args) -> Result<()> {
         return out::json(&agents);
     }
     match (agents.is_empty(), broken.is_empty()) {
-        (true, true) => return out::line("no agents yet; deploy one with: skep deploy DIR"),
+        (true, true) => return out::line(NO_AGENTS),
         (true, false) => return Ok(()),
         (false, _) => {}
     }
@@ -107,12 +109,15 @@ async fn versions(client: &Client, agents: Vec<String>, json: bool) -> Result<()
             })
         })
         .collect();
+    if rows.is_empty() {
+        return out::line(NO_AGENTS);
+    }
     out::table(["AGENT", "VERSION", "", "DIGEST", "DEPLOYED", "BY"], &rows)
 }
 
-async fn tools(client: &Client, agents: Vec<String>, json: bool) -> Result<()> {
+async fn tools(client: &Client, names: Vec<String>, json: bool) -> Result<()> {
     let mut listed = Vec::new();
-    for agent in agents {
+    for agent in names.clone() {
         let tools = client.tools(&agent).await?;
         listed.push((agent, tools));
     }
@@ -132,7 +137,11 @@ async fn tools(client: &Client, agents: Vec<String>, json: bool) -> Result<()> {
         })
         .collect();
     if rows.is_empty() {
-        return out::line("no tools");
+        return out::line(&match names.as_slice() {
+            [] => NO_AGENTS.to_owned(),
+            [name] => format!("agent {name:?} has no tools"),
+            _ => "no agent has tools".to_owned(),
+        });
     }
     out::table(["AGENT", "TOOL", "HINTS", "APPROVAL", "DESCRIPTION"], &rows)
 }

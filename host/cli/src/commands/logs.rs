@@ -76,10 +76,14 @@ pub async fn run(args: Args) -> Result<()> {
     if args.follow {
         return follow(&client, &query, &printer).await;
     }
-    for line in client.logs(&query).await? {
-        printer.print(&line)?;
+    let lines = client.logs(&query).await?;
+    if lines.is_empty() && !args.json {
+        return out::line(&match &query.agent {
+            Some(agent) => format!("no log lines of agent {agent:?} for this query"),
+            None => "no log lines for this query".to_owned(),
+        });
     }
-    Ok(())
+    lines.iter().try_for_each(|line| printer.print(line))
 }
 
 /// Follows the log until it is interrupted. A host that is gone may come back; one that was never there is an

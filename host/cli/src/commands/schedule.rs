@@ -80,6 +80,9 @@ async fn list(args: ListArgs) -> Result<()> {
         return out::json(&schedules);
     }
     if schedules.is_empty() {
+        if let Some(agent) = &args.agent {
+            return out::line(&format!("no schedules of agent {agent:?}"));
+        }
         return out::line("no schedules; agents set them in a turn, or with [[schedule]] in agent.toml");
     }
     let rows: Vec<_> = schedules.into_iter().map(row).collect();

@@ -188,7 +188,15 @@ async fn list(args: ListArgs) -> Result<()> {
         return out::json(&sessions);
     }
     let Some(last) = sessions.last().map(|session| session.id.clone()) else {
-        return out::line("no sessions; the first message to a session creates it: skep invoke AGENT TEXT");
+        return out::line(&match (&after, &tenant) {
+            (Some(after), _) => format!("no sessions of agent {agent:?} after {after:?}"),
+            (None, Some(tenant)) => format!("no sessions of agent {agent:?} for tenant {tenant:?}"),
+            (None, None) => {
+                format!(
+                    "no sessions of agent {agent:?}; the first message creates one: skep invoke {agent} TEXT"
+                )
+            }
+        });
     };
     let rows: Vec<_> = sessions
         .into_iter()
@@ -228,6 +236,12 @@ async fn show(args: ShowArgs) -> Result<()> {
     for message in &messages {
         out::line(&for_people(message))?;
     }
+    if messages.is_empty() {
+        out::line(&match after {
+            0 => format!("no messages in conversation {conversation:?}"),
+            after => format!("no messages in conversation {conversation:?} after number {after}"),
+        })?;
+    }
     if let Some(last) = messages.last().filter(|_| has_more) {
         let more = format!("message {} of {total}; the next page: --after {}", last.number, last.number);
         eprintln!("{}", style::stderr().dim(&more));
@@ -250,7 +264,7 @@ fn summary(detail: &SessionDetail) -> Result<()> {
     out::line(&paint.bold(&session.id))?;
     out::line(&format!(
         "  {}, the first {}, the last {}",
-        turns(session.turns),
+        out::count(session.turns, "turn"),
         out::ago(session.created_at_ms),
         out::ago(session.updated_at_ms)
     ))?;
@@ -307,7 +321,7 @@ async fn import(args: ImportArgs) -> Result<()> {
     if args.json {
         return out::json(&imported);
     }
-    out::line(&format!("imported {} with {}", imported.id, turns(imported.turns)))
+    out::line(&format!("imported {} with {}", imported.id, out::count(imported.turns, "turn")))
 }
 
 async fn fork(args: ForkArgs) -> Result<()> {
@@ -315,7 +329,7 @@ async fn fork(args: ForkArgs) -> Result<()> {
     if args.json {
         return out::json(&fork);
     }
-    out::line(&format!("{} is a copy of {} after {}", fork.id, args.session, turns(fork.turns)))
+    out::line(&format!("{} is a copy of {} after {}", fork.id, args.session, out::count(fork.turns, "turn")))
 }
 
 async fn delete(args: DeleteArgs) -> Result<()> {
@@ -326,10 +340,6 @@ async fn delete(args: DeleteArgs) -> Result<()> {
     }
     client.delete_session(agent, session).await?;
     out::line(&format!("deleted {session}"))
-}
-
-fn turns(count: u64) -> String {
-    format!("{count} {}", if count == 1 { "turn" } else { "turns" })
 }
 
 fn read(file: &Path) -> Result<Vec<u8>> {
