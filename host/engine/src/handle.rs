@@ -202,6 +202,11 @@ impl Engine {
         &self.shared.template
     }
 
+    /// Returns the number of requests that may wait at all replicas together.
+    pub fn queue_limit(&self) -> usize {
+        self.shared.options.max_queue * self.shared.replicas.len()
+    }
+
     /// Returns the statistics of all replicas together.
     pub fn stats(&self) -> EngineStats {
         self.replica_stats().into_iter().fold(EngineStats::default(), EngineStats::plus)

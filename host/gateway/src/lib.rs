@@ -37,7 +37,14 @@ use axum::{
 };
 use ipnet::IpNet;
 use skep_runtime::AgentHost;
-use std::{collections::BTreeMap, future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    net::SocketAddr,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -103,12 +110,16 @@ struct Gateway {
     /// Becomes true when the server starts to shut down, which terminates endless streams.
     draining: Arc<watch::Sender<bool>>,
     mcp: Arc<mcp::Mcp>,
+    started: Instant,
+    /// The address that the server listens on. `None` if the routes are served by another program.
+    address: Option<SocketAddr>,
 }
 
 impl Gateway {
     fn new(host: AgentHost, options: GatewayOptions) -> Self {
         let mcp = Arc::new(mcp::Mcp::new(host.clone(), &options.mcp, options.max_body_bytes));
-        Gateway { host, options: Arc::new(options), draining: Arc::default(), mcp }
+        let started = Instant::now();
+        Gateway { host, options: Arc::new(options), draining: Arc::default(), mcp, started, address: None }
     }
 }
 
@@ -128,7 +139,7 @@ pub async fn serve(
     let (connections, trusted_proxies) = (options.connections.clone(), options.trusted_proxies.clone());
     let mut beside = tokio::task::JoinSet::new();
     beside.spawn(metrics::upkeep());
-    let gateway = Gateway::new(host.clone(), options);
+    let gateway = Gateway { address: listener.local_addr().ok(), ..Gateway::new(host.clone(), options) };
     let (draining, mcp) = (gateway.draining.clone(), gateway.mcp.clone());
     let mut began = draining.subscribe();
     let router = routes_of(gateway);
@@ -208,6 +219,7 @@ fn routes_of(gateway: Gateway) -> Router {
         .route("/v1/webhooks/{webhook}/test", post(routes::webhooks::test))
         .route("/v1/webhooks/dead-letters", get(routes::webhooks::dead_letters))
         .route("/v1/webhooks/dead-letters/{id}/redeliver", post(routes::webhooks::redeliver))
+        .route("/v1/status", get(routes::status::show))
         .route("/v1/held", get(routes::held::show).post(routes::held::decide))
         .route("/v1/chat/completions", post(routes::chat_completions::create))
         .route("/v1/completions", post(routes::completions::create))

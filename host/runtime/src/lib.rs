@@ -66,7 +66,7 @@ mod vault;
 mod webhook;
 
 pub use access::{ApiKey, KeyRing, NewApiKey, Role};
-pub use agent_host::{AgentHost, ModelMismatch};
+pub use agent_host::{AgentHost, LimitUse, ModelMismatch, Standing};
 pub use agent_log::LogFollower;
 pub use approvals::Approval;
 pub use batch::{
@@ -98,7 +98,7 @@ pub use session_policy::{CompactionMode, SessionsToml};
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::Origins;
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
-pub use skep_store::{DiskUse, Held, LogFilter, OpenWork};
+pub use skep_store::{DiskUse, Held, LogFilter, OpenWork, QueuedWork};
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage,
     SessionDetail, SessionSummary, ToolDefinition, TurnDetail, TurnPhase,

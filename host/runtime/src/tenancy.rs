@@ -123,6 +123,11 @@ impl TenantPermits {
         TenantPermits { inner: Arc::new(inner) }
     }
 
+    /// Returns how many permits are taken, and how many there are.
+    pub(crate) fn taken(&self) -> (usize, usize) {
+        (self.line().shares.all(), self.inner.limit)
+    }
+
     /// Waits for a permit, behind earlier waiters that may have one. Dropping the future abandons
     /// the wait without taking a permit.
     pub(crate) async fn take(&self, tenant: &str) -> TenantPermit {

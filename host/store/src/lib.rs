@@ -75,7 +75,7 @@ pub use faults::{Fault, Faults, Moment};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use keys::{SessionFolder, TurnKey};
 pub use logs::{LogEntry, LogFilter, LogRow};
-pub use open_work::{DiskUse, OpenWork, table_rows};
+pub use open_work::{DiskUse, OpenWork, QueuedWork, table_rows};
 pub use restored::{Held, HeldTurn, Release};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;

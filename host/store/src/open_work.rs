@@ -2,7 +2,8 @@
 
 use crate::{Store, StoreError};
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, query_as, query_scalar, sqlite::SqliteConnectOptions,
+    AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, query, query_as, query_scalar,
+    sqlite::SqliteConnectOptions,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -15,6 +16,28 @@ pub struct OpenWork {
     pub approvals: u64,
     /// Number of deliveries that failed permanently.
     pub dead_letters: u64,
+}
+
+/// The sessions of a database and the work in its queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueuedWork {
+    pub sessions: u64,
+    /// Number of turns that run, including those that wait for a person.
+    pub running_turns: u64,
+    /// Number of open turns that wait for a person's decision.
+    pub parked_turns: u64,
+    /// Number of sessions that accept nothing, because the host was restored and a turn of theirs is held.
+    pub held_sessions: u64,
+    /// Number of alarms that are due or whose turn runs.
+    pub alarms: u64,
+    /// Number of events that are on their way to sessions.
+    pub events: u64,
+    /// Number of events that are on their way to webhooks.
+    pub webhooks: u64,
+    /// Number of batches that have not ended.
+    pub batches: u64,
+    /// Number of requests of these batches that have no result.
+    pub batch_requests: u64,
 }
 
 /// Disk usage in bytes.
@@ -41,6 +64,53 @@ impl Store {
         .map_err(StoreError::while_it("counted open work"))?;
         let count = |count: i64| count.max(0) as u64;
         Ok(OpenWork { turns: count(turns), approvals: count(approvals), dead_letters: count(dead_letters) })
+    }
+
+    /// Counts the sessions and the work in the queues. Alarms are due if their time is `now_ms` or earlier.
+    pub async fn queued_work(&self, now_ms: u64) -> Result<QueuedWork, StoreError> {
+        let counts: [i64; 9] = query(
+            "SELECT
+                (SELECT COUNT(*) FROM sessions WHERE session IS NOT NULL),
+                (SELECT COUNT(*) FROM turns WHERE ended_at_ms IS NULL AND state = 1 AND NOT held),
+                (SELECT COUNT(DISTINCT turns.key) FROM approvals JOIN turns ON turns.key = turn
+                 WHERE verdict IS NULL AND turns.ended_at_ms IS NULL),
+                (SELECT COUNT(*) FROM (SELECT DISTINCT agent, session FROM turns
+                 WHERE held AND ended_at_ms IS NULL)),
+                (SELECT COUNT(*) FROM schedules WHERE state = 0 AND wake_ms <= ?)
+                    + (SELECT COUNT(*) FROM schedules WHERE state = 1),
+                (SELECT COUNT(*) FROM deliveries WHERE state IN (0, 1) AND webhook IS NULL),
+                (SELECT COUNT(*) FROM deliveries WHERE state IN (0, 1) AND webhook IS NOT NULL),
+                (SELECT COUNT(*) FROM batches WHERE ended_at_ms IS NULL AND complete),
+                (SELECT COUNT(*) FROM batch_items WHERE state = 0)
+                    + (SELECT COUNT(*) FROM batch_items WHERE state = 1)",
+        )
+        .bind(now_ms as i64)
+        .fetch_one(&self.readers)
+        .await
+        .map(|row| std::array::from_fn(|column| row.get(column)))
+        .map_err(StoreError::while_it("counted the work in its queues"))?;
+        let [
+            sessions,
+            running_turns,
+            parked_turns,
+            held_sessions,
+            alarms,
+            events,
+            webhooks,
+            batches,
+            requests,
+        ] = counts.map(|count| count.max(0) as u64);
+        Ok(QueuedWork {
+            sessions,
+            running_turns,
+            parked_turns,
+            held_sessions,
+            alarms,
+            events,
+            webhooks,
+            batches,
+            batch_requests: requests,
+        })
     }
 
     /// Returns the disk usage, or `None` for an in-memory database.
@@ -77,7 +147,7 @@ pub async fn table_rows(path: &Path) -> Result<BTreeMap<String, u64>, StoreError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Durability;
+    use crate::{AgentRow, Durability, NewDelivery, NewEvent, NewSchedule, NewTurn, Target, TurnCommit};
 
     #[tokio::test]
     async fn a_file_database_reports_its_disk_use_and_open_work() {
@@ -90,5 +160,69 @@ mod tests {
         assert!(after.free > Some(0) || cfg!(not(unix)));
         assert_eq!(store.open_work().await.unwrap(), OpenWork { turns: 0, approvals: 0, dead_letters: 0 });
         assert_eq!(Store::in_memory().await.unwrap().disk_use(), None);
+    }
+
+    #[tokio::test]
+    async fn the_work_in_each_queue_is_counted() {
+        let store = Store::in_memory().await.unwrap();
+        assert_eq!(store.queued_work(10).await.unwrap(), QueuedWork::default());
+        let agent = AgentRow {
+            name: "a".into(),
+            manifest: String::new(),
+            digest: "d".into(),
+            deployed_at_ms: 1,
+            deployed_by: "ann".into(),
+        };
+        let schedule = |name: &str, due_ms| NewSchedule {
+            id: name.into(),
+            name: name.into(),
+            target: "s".into(),
+            principal: "p".into(),
+            timing: String::new(),
+            repeats: false,
+            data: None,
+            tries: 1,
+            due_ms,
+        };
+        let schedules = [schedule("due", 10), schedule("later", 11)];
+        store.put_agent(&agent, b"component", &schedules).await.unwrap();
+        let turn = |id: &str, number| NewTurn {
+            id: id.into(),
+            agent: "a".into(),
+            session: id.into(),
+            idempotency_key: None,
+            digest: "d".into(),
+            input: Vec::new(),
+            seed: Vec::new(),
+            accepted_at_ms: 1,
+            number,
+        };
+        for (id, number) in [("waits", None), ("runs", Some(1)), ("runs too", Some(1))] {
+            store.accept_turn(turn(id, number)).await.unwrap();
+        }
+        let commit = TurnCommit { agent: "a".into(), session: "s".into(), turn: 1, ..Default::default() };
+        store.commit_turn(commit).await.unwrap();
+        let to = |target| NewDelivery { target, undeliverable: None };
+        let session = || Target::Session { agent: "a".into(), session: "s".into() };
+        let event = NewEvent {
+            source: "shop".into(),
+            id: "1".into(),
+            topic: "t".into(),
+            data: None,
+            principal: "p".into(),
+            hops: 0,
+            at_ms: 1,
+            deliveries: vec![to(session()), to(session()), to(Target::Webhook("w".into()))],
+        };
+        store.publish(&event, 1).await.unwrap();
+        let expected = QueuedWork {
+            sessions: 1,
+            running_turns: 2,
+            alarms: 1,
+            events: 2,
+            webhooks: 1,
+            ..QueuedWork::default()
+        };
+        assert_eq!(store.queued_work(10).await.unwrap(), expected);
     }
 }

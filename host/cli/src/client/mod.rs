@@ -10,6 +10,7 @@ mod logs;
 mod outbox;
 mod secrets;
 mod sessions;
+mod status;
 mod tools;
 mod wire;
 
@@ -31,10 +32,11 @@ pub use keys::Key;
 pub use logs::{LogQuery, LogStream};
 pub use outbox::{DeadLetter, Event, Schedule, SentEvent, Webhook};
 pub use sessions::{Conversation, ImportOptions, Message, MessagePage, Session, SessionDetail};
+pub use status::{DiskStatus, HostStatus, LimitStatus, ModelStatus};
 pub use tools::{McpServer, McpTool, Tool, ToolHints};
 pub use wire::{
     AcceptedTurn, Agent, AgentVersion, Agents, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState,
-    TurnStatus, Usage as TokenUsage,
+    Usage as TokenUsage,
 };
 
 /// Environment variable with the address of the host.
@@ -119,8 +121,8 @@ impl Client {
         self.json(with_key(request, idempotency_key)).await
     }
 
-    /// Returns the state of a turn.
-    pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStatus> {
+    /// Returns the state of a turn, as the host describes it. `turn` is its id or its number.
+    pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<serde_json::Value> {
         self.json(self.request(Method::GET, &turn_path(agent, session, turn))?).await
     }
 

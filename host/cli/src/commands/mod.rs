@@ -31,10 +31,12 @@ mod rollback;
 mod schedule;
 mod secret;
 mod session;
+mod status;
 mod turn;
 mod turn_printer;
 mod up;
 mod webhook;
+mod wit;
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
@@ -88,6 +90,7 @@ enum Command {
     Demo(demo::Args),
     Up(up::Args),
     New(new::Args),
+    Wit(wit::Args),
     Build(build::Args),
     Deploy(deploy::Args),
     Push(push::Args),
@@ -95,6 +98,7 @@ enum Command {
     Rollback(rollback::Args),
     Delete(delete::Args),
     List(list::Args),
+    Status(status::Args),
     Invoke(invoke::Args),
     Turn(turn::Args),
     #[command(subcommand)]
@@ -198,6 +202,7 @@ impl Command {
             Command::Demo(args) => demo::run(args).await,
             Command::Up(args) => up::run(args, config).await,
             Command::New(args) => new::run(&args),
+            Command::Wit(args) => wit::run(&args),
             Command::Build(args) => build::run(&args),
             Command::Deploy(args) => deploy::run(args).await,
             Command::Push(args) => push::run(args).await,
@@ -205,6 +210,7 @@ impl Command {
             Command::Rollback(args) => rollback::run(args).await,
             Command::Delete(args) => delete::run(args).await,
             Command::List(args) => list::run(args).await,
+            Command::Status(args) => status::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
             Command::Turn(args) => turn::run(args).await,
             Command::Session(command) => session::run(command).await,

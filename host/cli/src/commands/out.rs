@@ -49,14 +49,29 @@ pub fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> Result<
     Ok(())
 }
 
+/// Returns a number with its noun, in the plural unless it is 1.
+pub fn count(number: u64, noun: &str) -> String {
+    let ending = match number {
+        1 => "",
+        _ if noun.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{number} {noun}{ending}")
+}
+
+/// Describes a length of time in its largest whole unit.
+pub fn duration(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
 /// Describes how long ago a time was.
 pub fn ago(at_ms: u64) -> String {
     let since =
         SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at_ms)).unwrap_or_default();
-    match since.as_secs() {
-        seconds @ 0..120 => format!("{seconds} s ago"),
-        seconds @ 120..7_200 => format!("{} min ago", seconds / 60),
-        seconds @ 7_200..172_800 => format!("{} h ago", seconds / 3_600),
-        seconds => format!("{} days ago", seconds / 86_400),
-    }
+    format!("{} ago", duration(since.as_secs()))
 }

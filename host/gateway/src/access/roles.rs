@@ -38,6 +38,7 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::POST, "/v1/webhooks/{webhook}/test", Admin),
     (Method::GET, "/v1/webhooks/dead-letters", Admin),
     (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", Admin),
+    (Method::GET, "/v1/status", Admin),
     (Method::GET, "/v1/held", Admin),
     (Method::POST, "/v1/held", Admin),
     (Method::GET, "/v1/mcp", Admin),

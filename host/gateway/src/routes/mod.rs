@@ -18,6 +18,7 @@ pub(crate) mod schedules;
 pub(crate) mod secrets;
 pub(crate) mod session_exports;
 pub(crate) mod sessions;
+pub(crate) mod status;
 pub(crate) mod triggers;
 pub(crate) mod turns;
 pub(crate) mod versions;

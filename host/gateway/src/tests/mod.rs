@@ -16,6 +16,7 @@ mod mcp_servers;
 mod rates;
 mod request_logs;
 mod sessions;
+mod status;
 mod streaming;
 mod streams;
 mod token_budgets;

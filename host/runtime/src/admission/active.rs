@@ -14,6 +14,12 @@ pub(super) struct ActiveTurns {
     of_agent: HashMap<String, Shares>,
 }
 
+impl ActiveTurns {
+    pub(super) fn total(&self) -> usize {
+        self.total
+    }
+}
+
 /// An accepted turn. Dropped when the turn has ended.
 pub(crate) struct Active {
     turns: Arc<watch::Sender<ActiveTurns>>,

@@ -86,6 +86,11 @@ impl Intake {
         Ok(self.hold(&mut held, principal.clone(), session, bytes))
     }
 
+    /// Returns how many bytes are reserved on the host, and how many there are.
+    pub(crate) fn taken(&self) -> (usize, usize) {
+        (self.lock().host, self.limits.host)
+    }
+
     /// Counts a message that was accepted earlier, regardless of the limits.
     pub(crate) fn take_again(self: &Arc<Self>, tenant: String, session: SessionKey, bytes: usize) -> Held {
         self.hold(&mut self.lock(), tenant, session, bytes)

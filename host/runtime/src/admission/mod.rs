@@ -56,6 +56,16 @@ impl Admission {
         Admitted { active, held: self.intake.take_again(tenant.to_owned(), session.clone(), bytes) }
     }
 
+    /// Returns the number of accepted turns that have not ended.
+    pub(crate) fn open_turns(&self) -> usize {
+        self.active.borrow().total()
+    }
+
+    /// Returns how many bytes of messages are waiting or running, and how many may be.
+    pub(crate) fn taken_bytes(&self) -> (usize, usize) {
+        self.intake.taken()
+    }
+
     #[cfg(test)]
     pub(crate) fn waiting_bytes(&self) -> usize {
         self.intake.bytes()

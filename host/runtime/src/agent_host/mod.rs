@@ -20,6 +20,7 @@ mod turns;
 mod webhooks;
 
 pub use model_use::ModelMismatch;
+pub use standing::{LimitUse, Standing};
 
 use crate::{
     AgentDetail, AgentSummary, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
@@ -70,6 +71,7 @@ struct Inner {
     batches: BatchQueue,
     keys: KeyRing,
     max_agents: usize,
+    disk_warning_bytes: u64,
     /// Serializes deployments, so that only one at a time becomes active.
     deploying: tokio::sync::Mutex<()>,
     expiry: Expiry,
@@ -178,6 +180,7 @@ impl AgentHost {
             batches,
             keys,
             max_agents: options.max_agents,
+            disk_warning_bytes: options.disk_warning_bytes,
             deploying: tokio::sync::Mutex::default(),
             expiry,
             store_health,

@@ -14,7 +14,7 @@ pub(crate) mod topic;
 pub(crate) mod turn_events;
 
 pub use dead_letter::{DeadLetter, DeadLetterTarget};
-pub(crate) use outbox::Outbox;
+pub(crate) use outbox::{MAX_WAITING_DELIVERIES, Outbox};
 pub(crate) use router::EventRouter;
 pub use session_template::SessionTemplate;
 pub use skep_store::WebhookTry;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, Notify};
 
 /// Maximum number of waiting deliveries over all targets.
-const MAX_WAITING: usize = 100_000;
+pub(crate) const MAX_WAITING_DELIVERIES: usize = 100_000;
 /// Retry delay reported to a caller that finds the outbox full.
 const RETRY_AFTER_MS: u32 = 5_000;
 /// Minimum time between two counts for refused callers, because counting many deliveries takes
@@ -40,7 +40,7 @@ struct Waiting {
 impl Outbox {
     pub(crate) fn new(store: Store, tenancy: Tenancy) -> Self {
         let (router, waiting, bell) = (EventRouter::default(), Mutex::default(), Notify::new());
-        let (max_waiting, count_interval) = (MAX_WAITING, COUNT_INTERVAL);
+        let (max_waiting, count_interval) = (MAX_WAITING_DELIVERIES, COUNT_INTERVAL);
         Outbox { router, store, waiting, max_waiting, count_interval, tenancy, bell }
     }
 

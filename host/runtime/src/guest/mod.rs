@@ -78,6 +78,11 @@ impl Instances {
     pub(crate) async fn slot(&self, depth: usize, tenant: &str) -> InstanceSlot {
         self.slots.take(depth, tenant).await
     }
+
+    /// Returns how many of the slots that all turns share are taken, and how many there are.
+    pub(crate) fn taken(&self) -> (usize, usize) {
+        self.slots.taken()
+    }
 }
 
 /// Asks a component to describe itself.

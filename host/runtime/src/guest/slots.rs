@@ -42,6 +42,11 @@ impl InstanceSlots {
         }
     }
 
+    /// Returns how many of the shared slots are taken, and how many there are.
+    pub(crate) fn taken(&self) -> (usize, usize) {
+        self.shared.taken()
+    }
+
     /// Waits for a slot for a tenant's turn that `depth` other turns wait for.
     pub(crate) async fn take(&self, depth: usize, tenant: &str) -> InstanceSlot {
         let shared = self.shared.take(tenant);
