@@ -186,3 +186,32 @@ async fn a_pending_approval_survives_a_kill_and_its_call_is_made_once() {
     );
     process.kill();
 }
+
+#[tokio::test]
+async fn a_shutdown_while_a_turn_waits_for_approval_is_not_logged_as_a_failure() {
+    let data = tempfile::tempdir().expect("a folder");
+    let mut server = Command::new(env!("CARGO_BIN_EXE_skep"));
+    server.args(["up", "--listen", "127.0.0.1:0", "--data"]).arg(data.path());
+    server.arg("--model").arg(model_path());
+    server.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut server = server.spawn().expect("it starts");
+    let mut lines = BufReader::new(server.stdout.take().expect("piped")).lines();
+    let url = lines.find_map(|line| {
+        let line = line.expect("readable");
+        line.split_whitespace().find(|word| word.starts_with("http://127.0.0.1")).map(str::to_owned)
+    });
+    let host = Host::elsewhere(url.expect("`skep up` prints its address"));
+    let events = start(&host, "parked", "s").await;
+    event(&host, &events, "approval_required").await;
+    let pid = server.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill").success());
+    let output = tokio::task::spawn_blocking(move || server.wait_with_output()).await.expect("no panic");
+    let log = String::from_utf8(output.expect("it ends").stderr).expect("UTF-8");
+    assert!(!log.contains("the turn failed"), "{log}");
+    let line =
+        log.lines().find(|line| line.contains("the turn is suspended")).unwrap_or_else(|| panic!("{log}"));
+    assert!(
+        line.contains(" INFO agent=\"parked\" session=\"local/s\" turn=1 ") || line.contains("session=\"s\""),
+        "{line}"
+    );
+}

@@ -1,14 +1,30 @@
 //! The `skep` binary: help, exit codes, `new`, `model verify`, and a server that drains on SIGTERM.
 
-use crate::harness::{client, model_path, repository, shared};
+use crate::harness::{Host, MODEL, client, model_path, repository, shared};
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeSet,
     io::{BufRead, BufReader, Write},
     process::{Command, Output, Stdio},
 };
 
 fn skep(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_skep")).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Runs a command against a host.
+async fn against(host: &Host, arguments: &[&str]) -> Output {
+    let arguments: Vec<String> =
+        arguments.iter().chain(&["--url", &host.url]).map(ToString::to_string).collect();
+    let run = move || skep(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    tokio::task::spawn_blocking(run).await.unwrap()
+}
+
+/// Runs a command against a host, which must succeed, and returns what it printed.
+async fn printed(host: &Host, arguments: &[&str]) -> String {
+    let output = against(host, arguments).await;
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -22,6 +38,7 @@ fn every_command_explains_itself() {
         "demo",
         "up",
         "new",
+        "wit",
         "build",
         "deploy",
         "push",
@@ -29,6 +46,7 @@ fn every_command_explains_itself() {
         "rollback",
         "delete",
         "list",
+        "status",
         "invoke",
         "turn",
         "session",
@@ -193,6 +211,16 @@ async fn chat_shows_the_tool_calls_of_an_agent() {
     });
     let output = output.await.unwrap();
     let said = text(&output.stdout);
+    let told = text(&output.stderr);
+    for session in ["a", "b"] {
+        let expected = format!("talking to talked-to in the new session {session}\n");
+        assert!(told.contains(&expected), "{told}");
+    }
+    let again = against(host, &["chat", "talked-to", "--session", "a"]).await;
+    let told = text(&again.stderr);
+    assert!(told.starts_with("talking to talked-to; continuing session a: 1 turn, the last "), "{told}");
+    let new = text(&against(host, &["chat", "talked-to", "--new"]).await.stderr);
+    assert!(new.starts_with("talking to talked-to in the new session chat-1"), "{new}");
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!((said.matches("→ add(").count(), said.matches("← {\"sum\":").count()), (2, 2), "{said}");
     for session in ["a", "b"] {
@@ -207,12 +235,7 @@ async fn deleting_an_agent_needs_confirmation_and_removes_it_for_all_commands() 
     for session in ["a", "b"] {
         assert_eq!(host.message("short-lived", session, "hello").await.0, 200);
     }
-    let run = async |arguments: &[&str]| {
-        let arguments: Vec<String> =
-            arguments.iter().chain(&["--url", &host.url]).map(ToString::to_string).collect();
-        let run = move || skep(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        tokio::task::spawn_blocking(run).await.unwrap()
-    };
+    let run = async |arguments: &[&str]| against(host, arguments).await;
     let unasked = run(&["delete", "short-lived"]).await;
     assert_eq!(unasked.status.code(), Some(2));
     assert!(text(&unasked.stderr).contains("--yes"), "{}", text(&unasked.stderr));
@@ -229,5 +252,139 @@ async fn deleting_an_agent_needs_confirmation_and_removes_it_for_all_commands() 
     }
     for agent in ["..", "a\nb"] {
         assert_eq!(run(&["delete", agent, "--yes"]).await.status.code(), Some(2), "{agent:?}");
+    }
+}
+
+#[tokio::test]
+async fn status_shows_the_host_on_one_screen() {
+    let host = shared();
+    assert_eq!(host.deploy_guest("noop", "in-status", "").await.0, 201);
+    assert_eq!(host.message("in-status", "s", "hello").await.0, 200);
+    let screen = printed(host, &["status"]).await;
+    assert!(screen.lines().count() <= 24 && screen.lines().all(|line| line.len() <= 140), "{screen}");
+    let line = |label: &str| {
+        let found = screen.lines().find(|line| line.starts_with(&format!("{label:<9} ")));
+        found.unwrap_or_else(|| panic!("no {label} in\n{screen}"))[10..].to_owned()
+    };
+    assert!(line("host").starts_with(&format!("skep {} (", env!("CARGO_PKG_VERSION"))), "{screen}");
+    assert_eq!(line("address"), host.url);
+    assert!(line("model").starts_with(&format!("{MODEL} on cpu, context ")), "{screen}");
+    assert!(line("agents").ends_with(" deployed") && line("sessions").contains(" active"), "{screen}");
+    assert_eq!(
+        (line("held").as_str(), line("data").as_str()),
+        ("nothing", "in memory, lost when the host stops")
+    );
+
+    let status: Value = serde_json::from_str(&printed(host, &["status", "--json"]).await).unwrap();
+    let answered = host.get("/v1/status").await.1;
+    let names = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    let all = names(&answered);
+    assert_eq!(all.difference(&names(&status)).collect::<Vec<_>>(), ["object"]);
+    assert!(status["sessions"]["total"].as_u64() >= Some(1), "{status}");
+
+    let absent = skep(&["status", "--url", "http://127.0.0.1:9"]);
+    assert_eq!(absent.status.code(), Some(3));
+    assert!(text(&absent.stderr).contains("hint: start one with `skep up`"), "{}", text(&absent.stderr));
+}
+
+#[tokio::test]
+async fn a_turn_is_found_by_its_id_and_by_its_number() {
+    let host = shared();
+    assert_eq!(host.deploy_guest("noop", "numbered", "").await.0, 201);
+    let mut ids = Vec::new();
+    for number in 1..=2 {
+        let answer = printed(host, &["invoke", "numbered", "hello", "-s", "s", "--json"]).await;
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer["turn"], number);
+        ids.push(answer["turn_id"].as_str().expect("the turn's id").to_owned());
+    }
+    for turn in [ids[1].as_str(), "2"] {
+        let shown = printed(host, &["turn", "numbered", "s", turn, "--json"]).await;
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        let path = format!("/v1/agents/numbered/sessions/s/turns/{}", ids[1]);
+        assert_eq!(shown, host.get(&path).await.1);
+        for field in ["accepted_at_ms", "ended_at_ms", "usage", "timing", "text", "data", "turn_id"] {
+            assert!(shown.get(field).is_some(), "no {field} in {shown}");
+        }
+    }
+    assert!(
+        printed(host, &["turn", "numbered", "s", "1"]).await.starts_with("done as turn 1 of its session\n")
+    );
+    let missing = against(host, &["turn", "numbered", "s", "3"]).await;
+    assert_eq!(missing.status.code(), Some(4));
+    assert!(text(&missing.stderr).contains("turn_not_found"), "{}", text(&missing.stderr));
+}
+
+#[tokio::test]
+async fn every_empty_listing_says_so() {
+    let host = Host::start(None);
+    let commands: [(&[&str], &str); 10] = [
+        (&["list"], "no agents yet"),
+        (&["approval", "list"], "no calls wait"),
+        (&["schedule", "list"], "no schedules"),
+        (&["event", "list"], "no events yet"),
+        (&["webhook", "list"], "no webhooks yet"),
+        (&["webhook", "dead-letters"], "no dead letters"),
+        (&["secret", "list"], "no secrets yet"),
+        (&["key", "list"], "no keys yet"),
+        (&["mcp", "list"], "no MCP servers"),
+        (&["logs"], "no log lines"),
+    ];
+    for (command, expected) in commands {
+        let said = printed(&host, command).await;
+        assert!(said.starts_with(expected) && said.lines().count() == 1, "{command:?}: {said}");
+        let json = printed(&host, &[command, &["--json"]].concat()).await;
+        let expected = if command == ["logs"] { "" } else { "[]" };
+        assert_eq!(json.trim_end(), expected, "{command:?}");
+    }
+    for kind in ["--versions", "--tools"] {
+        assert!(printed(&host, &["list", kind]).await.starts_with("no agents yet"), "{kind}");
+        assert_eq!(printed(&host, &["list", kind, "--json"]).await, "{}\n", "{kind}");
+    }
+    assert_eq!(host.deploy_guest("noop", "idle", "").await.0, 201);
+    for (command, expected) in [
+        (&["session", "list", "idle"][..], "no sessions of agent \"idle\"; "),
+        (&["session", "list", "idle", "--after", "s"][..], "no sessions of agent \"idle\" after \"s\""),
+        (&["schedule", "list", "idle"][..], "no schedules of agent \"idle\""),
+        (&["list", "--tools", "idle"][..], "agent \"idle\" has no tools"),
+        (&["logs", "idle", "--level", "error"][..], "no log lines of agent \"idle\""),
+    ] {
+        let said = printed(&host, command).await;
+        assert!(said.starts_with(expected) && said.lines().count() == 1, "{command:?}: {said}");
+    }
+    assert_eq!(printed(&host, &["session", "list", "idle", "--json"]).await, "[]\n");
+    host.stop();
+}
+
+#[test]
+fn crates_of_one_name_in_a_shared_target_folder_are_built_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let build = |place: &str| {
+        let dir = folder.path().join(place);
+        let mut build = Command::new(env!("CARGO_BIN_EXE_skep"));
+        build.arg("build").arg(&dir).env("CARGO_TARGET_DIR", folder.path().join("target"));
+        let output = build.stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        std::fs::read(text(&output.stdout).trim_end()).unwrap()
+    };
+    for (place, mark) in [("one", "the first crate"), ("two", "the second crate")] {
+        let source = folder.path().join(place).join("src");
+        std::fs::create_dir_all(&source).unwrap();
+        let manifest =
+            "[package]\nname = \"twin\"\nedition = \"2021\"\n[lib]\ncrate-type = [\"cdylib\"]\n[workspace]\n";
+        std::fs::write(folder.path().join(place).join("Cargo.toml"), manifest).unwrap();
+        let library = format!("#[no_mangle]\npub static MARK: [u8; {}] = *b{mark:?};\n", mark.len());
+        std::fs::write(source.join("lib.rs"), library).unwrap();
+    }
+    let has =
+        |component: &[u8], mark: &str| component.windows(mark.len()).any(|part| part == mark.as_bytes());
+    // The third build finds nothing changed, but the file of the second crate in its place.
+    for (place, own, other) in [
+        ("one", "the first crate", "the second crate"),
+        ("two", "the second crate", "the first crate"),
+        ("one", "the first crate", "the second crate"),
+    ] {
+        let component = build(place);
+        assert!(has(&component, own) && !has(&component, other), "{place} got another crate's component");
     }
 }
