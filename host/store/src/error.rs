@@ -26,6 +26,16 @@ pub enum StoreError {
          it; use the version of that host, or stop it first"
     )]
     OlderSchema { found: i64, known: i64 },
+    #[error(
+        "the tables of {path} are those of an older version of skep, and the copy that is made before they are changed needs \
+         {needed_mb} MB where {free_mb} MB are free; nothing was changed\n  hint: free space on the disk of the data folder"
+    )]
+    NoRoomForCopy { path: PathBuf, needed_mb: u64, free_mb: u64 },
+    #[error(
+        "cannot copy the database to {path} before its tables are changed: {source}; nothing was changed\n  hint: make the \
+         data folder writable"
+    )]
+    Copy { path: PathBuf, source: Arc<std::io::Error> },
     /// Another turn of the session was committed in the meantime. Nothing was written.
     #[error("turn {turn} of session {agent}/{session} has already been committed; nothing was written")]
     TurnConflict { agent: String, session: String, turn: u64 },

@@ -42,6 +42,7 @@ mod rows;
 mod schedule_tests;
 mod schedules;
 mod schema;
+mod schema_backup;
 mod schema_steps;
 mod secrets;
 mod session_reads;

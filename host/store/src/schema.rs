@@ -22,7 +22,7 @@ pub(crate) async fn check(connection: &mut SqliteConnection) -> Result<(), Store
     }
 }
 
-/// Migrates a database to the schema of this build.
+/// Migrates a database to the schema of this build, in one transaction.
 pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("brought the schema up to date");
     let known = KNOWN;
@@ -37,13 +37,15 @@ pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Sto
     if found > known {
         return Err(StoreError::NewerSchema { found, known });
     }
-    // A step that replaces a table must not delete the rows that refer to it.
-    query("PRAGMA foreign_keys = OFF").execute(&mut *connection).await.map_err(failed())?;
-    for (version, step) in STEPS.iter().enumerate().skip(found.max(0) as usize) {
-        let script = format!("BEGIN IMMEDIATE; {step} PRAGMA user_version = {}; COMMIT;", version + 1);
+    if found < known {
+        // A step that replaces a table must not delete the rows that refer to it.
+        query("PRAGMA foreign_keys = OFF").execute(&mut *connection).await.map_err(failed())?;
+        // In one transaction, because the backup from before has to fit to what is found after a crash.
+        let steps = STEPS[found.max(0) as usize..].concat();
+        let script = format!("BEGIN IMMEDIATE; {steps} PRAGMA user_version = {known}; COMMIT;");
         sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(&mut *connection).await.map_err(failed())?;
+        query("PRAGMA foreign_keys = ON").execute(&mut *connection).await.map_err(failed())?;
     }
-    query("PRAGMA foreign_keys = ON").execute(&mut *connection).await.map_err(failed())?;
     query("PRAGMA optimize").execute(connection).await.map_err(failed())?;
     Ok(())
 }

@@ -39,12 +39,16 @@ pub async fn snapshot(from: &Path, to: &Path) -> Result<Snapshot, StoreError> {
     if schema == 0 {
         return Err(StoreError::Foreign);
     }
-    query(AssertSqlSafe(format!("VACUUM INTO '{}'", to.to_string_lossy().replace('\'', "''"))))
-        .execute(&mut source)
-        .await
-        .map_err(StoreError::while_it("copied the database"))?;
+    copy_into(&mut source, to).await?;
     source.close().await.map_err(StoreError::while_it("closed the database"))?;
     inspect(to).await
+}
+
+/// Writes what a connection reads to the file `to`, which must be empty or not exist.
+pub(crate) async fn copy_into(connection: &mut SqliteConnection, to: &Path) -> Result<(), StoreError> {
+    let statement = format!("VACUUM INTO '{}'", to.to_string_lossy().replace('\'', "''"));
+    let copied = query(AssertSqlSafe(statement)).execute(connection).await;
+    copied.map(drop).map_err(StoreError::while_it("copied the database"))
 }
 
 /// Checks that a copy is intact, and counts its content.

@@ -8,7 +8,7 @@
 mod fault_injection;
 
 use crate::{
-    StoreError, schema,
+    StoreError, schema, schema_backup,
     writer::{Work, WriteConnection, Writer},
 };
 use sqlx::{
@@ -63,7 +63,7 @@ pub struct Store {
 
 impl Store {
     /// Opens the database file. If it does not exist, creates it with read access for its owner only.
-    /// Migrates its schema, so no other process may be using it.
+    /// Migrates its schema, after a copy of the file in its folder, so no other process may be using it.
     pub async fn open(path: &Path, durability: Durability) -> Result<Store, StoreError> {
         make_for_its_owner(path).map_err(|error| StoreError::opening(path, error.into()))?;
         Self::open_with(path, durability, SchemaMode::Migrate).await
@@ -80,7 +80,10 @@ impl Store {
         let failed = |source| StoreError::opening(path, source);
         let mut connection = options.clone().connect().await.map_err(failed)?;
         let schema = match schema {
-            SchemaMode::Migrate => schema::migrate(&mut connection).await,
+            SchemaMode::Migrate => match schema_backup::take(&mut connection, path).await {
+                Ok(()) => schema::migrate(&mut connection).await,
+                Err(error) => Err(error),
+            },
             SchemaMode::Check => schema::check(&mut connection).await,
         };
         schema.map_err(|error| error.of_file(path))?;
@@ -145,7 +148,7 @@ impl Store {
 
 /// Creates the file with mode 600, if it does not exist. SQLite gives the same mode to the files that it
 /// creates beside it.
-fn make_for_its_owner(path: &Path) -> std::io::Result<()> {
+pub(crate) fn make_for_its_owner(path: &Path) -> std::io::Result<()> {
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
