@@ -2,6 +2,8 @@
 
 mod help;
 mod redeploy;
+#[cfg(unix)]
+mod service_manager;
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -118,6 +120,10 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
     };
     let mismatches = server.host.model_mismatches().await?;
     announce(&server, &data, threads, &mismatches)?;
+    #[cfg(unix)]
+    let manager = service_manager::ServiceManager::new();
+    #[cfg(unix)]
+    manager.ready(&server.url());
     let watching = async {
         if let Some(sources) = watched {
             let Err(error) = redeploy::watch(sources, server.host.clone()).await;
@@ -129,6 +135,8 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         () = watching => {}
         () = signals.next() => {}
     }
+    #[cfg(unix)]
+    manager.stopping();
     eprintln!("  stopping: running requests may finish; press Ctrl-C again to stop at once");
     tokio::select! {
         () = server.shutdown() => Ok(()),
