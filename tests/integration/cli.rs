@@ -64,6 +64,7 @@ fn every_command_explains_itself() {
         "bench",
         "kernels",
         "doctor",
+        "health",
         "completions",
     ] {
         assert!(help.contains(command), "--help does not mention {command}");

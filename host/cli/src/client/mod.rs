@@ -76,6 +76,11 @@ impl Client {
         self.json(self.request(Method::POST, &["v1", "agents"])?.multipart(form)).await
     }
 
+    /// Checks that the host accepts work. The error says why it does not.
+    pub async fn check_ready(&self) -> Result<()> {
+        self.answer(self.request(Method::GET, &["readyz"])?).await.map(drop)
+    }
+
     pub async fn agents(&self) -> Result<Agents> {
         self.json(self.request(Method::GET, &["v1", "agents"])?).await
     }

@@ -13,6 +13,7 @@ pub mod demo;
 mod deploy;
 mod doctor;
 mod event;
+mod health;
 mod held;
 mod invoke;
 mod kernels;
@@ -132,6 +133,7 @@ enum Command {
     #[command(subcommand)]
     Kernels(kernels::Command),
     Doctor(doctor::Args),
+    Health(health::Args),
     Completions(completions::Args),
 }
 
@@ -231,6 +233,7 @@ impl Command {
             Command::Bench(command) => bench::run(command).await,
             Command::Kernels(command) => kernels::run(command),
             Command::Doctor(args) => doctor::run(&args),
+            Command::Health(args) => health::run(args).await,
             Command::Completions(args) => completions::run(&args),
         }
     }
