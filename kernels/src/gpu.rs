@@ -15,6 +15,10 @@ pub struct GpuInfo {
 
 /// Returns the devices of this machine, or the reason why there are none.
 pub fn probe() -> Result<Vec<GpuInfo>, String> {
+    if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
+        let reason = "a static build of skep cannot load the NVIDIA driver; use the build for glibc";
+        return Err(reason.to_owned());
+    }
     // SAFETY: only tries to open the driver library.
     if !unsafe { sys::is_culib_present() } {
         return Err("no NVIDIA driver: the CUDA driver library is not installed".to_owned());

@@ -27,6 +27,16 @@ pub fn skipped(why: &str) {
     eprintln!("skipped: {why}");
 }
 
+/// Programs that even the machine of `.ci/run` may lack, as it may lack a GPU: no user space can install them.
+const OPTIONAL: [&str; 2] = ["podman", "systemd-analyze"];
+
+/// Reports that a test is skipped because one of the [`OPTIONAL`] programs is missing or does not work, which is never a
+/// failure.
+pub fn skipped_without(program: &str) {
+    assert!(OPTIONAL.contains(&program), "{program} is required");
+    eprintln!("skipped: {program} does not work on this machine");
+}
+
 /// A running host.
 pub struct Host {
     pub url: String,

@@ -53,6 +53,8 @@ mod metrics;
 mod openai_client;
 /// OpenAI-compatible routes: shapes, streaming, batching, prefix reuse.
 mod openai_routes;
+/// The service manager, a machine without compilers, and what a release consists of.
+mod packages;
 /// Rate limits and weights of a `skep.toml`, on a host that uses it.
 mod rates;
 /// Token ids and log-probabilities of the default model against an independent implementation.
@@ -71,6 +73,8 @@ mod sharding;
 mod structure;
 /// Traces over OTLP, and the request ids of the log.
 mod traces;
+/// Data, sessions, backups and agents of earlier versions.
+mod upgrade;
 /// Agents that make HTTP requests, and the secrets that they send.
 mod web;
 /// Webhooks from the command line, and the log of a failing webhook.

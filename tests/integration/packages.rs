@@ -1,0 +1,230 @@
+//! What users get beside the sources: a binary that needs no compiler, messages to the service manager, and the files of a
+//! release. `.ci/release` makes a release and tries its binaries.
+
+use crate::{
+    durability::tiny_model,
+    harness::{repository, skipped, skipped_without},
+};
+use serde_json::Value;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{BufRead, BufReader},
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixDatagram},
+    },
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+/// Time within which the service manager has to hear something.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn package(file: &str) -> std::path::PathBuf {
+    repository().join(".ci/package").join(file)
+}
+
+/// Starts a host with this environment and nothing else, and returns it with its URL.
+fn host_alone(folder: &Path, environment: &[(&str, &str)]) -> (Child, String) {
+    let model = folder.join("tiny");
+    fs::create_dir(&model).unwrap();
+    tiny_model(&model);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
+        .args(["up", "--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "warn", "--model"])
+        .arg(model)
+        .env_clear()
+        .env("HOME", folder)
+        .envs(environment.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    let url =
+        lines.find_map(|line| line.split_once("http://").map(|(_, url)| format!("http://{}", url.trim())));
+    // The remaining output is discarded.
+    std::thread::spawn(move || lines.for_each(drop));
+    (child, url.expect("`skep up` prints its URL"))
+}
+
+/// Runs a command without any program in its reach, and returns what it prints.
+fn alone(folder: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+    command.args(arguments).env_clear().env("HOME", folder).env("PATH", "/nonexistent").stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    said
+}
+
+fn stop(child: &mut Child) {
+    let status = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+    assert!(child.wait().unwrap().success(), "the host stops cleanly");
+}
+
+#[test]
+fn a_machine_without_compilers_and_python_serves_deployed_components() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let component = repository().join("tests/fixtures/upgrade/0.1.0/hello.wasm");
+    let manifest = repository().join("examples/hello/agent.toml");
+    let (component, manifest) = (component.to_str().unwrap(), manifest.to_str().unwrap());
+    let (mut host, url) = host_alone(at, &[("PATH", "/nonexistent")]);
+    assert_eq!(alone(at, &["health", "--url", &url]), "ready\n");
+    alone(at, &["deploy", component, "--manifest", manifest, "--url", &url]);
+    let said = alone(at, &["invoke", "hello", "Hello.", "--url", &url]);
+    assert!(said.contains("(visit 1)"), "{said}");
+    stop(&mut host);
+    // Compilers and Python are optional, and the command says what for.
+    let said = alone(at, &["doctor"]);
+    for hint in ["needed to build agents, not to deploy .wasm files", "install gcc or clang", "--model PATH"]
+    {
+        assert!(said.contains(hint), "{said}");
+    }
+}
+
+#[test]
+fn health_has_the_exit_code_of_a_host_that_does_not_answer() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+    let output = command.args(["health", "--url", "http://127.0.0.1:9"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Returns the lines of the next message.
+fn told(socket: &UnixDatagram) -> Vec<String> {
+    let mut message = [0; 4096];
+    let length = socket.recv(&mut message).expect("the host tells the service manager something in time");
+    String::from_utf8(message[..length].to_vec()).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_service_manager_is_told_when_the_host_is_ready_alive_and_stopping() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify").display().to_string();
+    let abstract_name = format!("skep-test-{}", std::process::id());
+    let addresses = [
+        (path.clone(), SocketAddr::from_pathname(&path).unwrap()),
+        (format!("@{abstract_name}"), SocketAddr::from_abstract_name(&abstract_name).unwrap()),
+    ];
+    for (number, (name, address)) in addresses.into_iter().enumerate() {
+        let socket = UnixDatagram::bind_addr(&address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let home = folder.path().join(number.to_string());
+        fs::create_dir(&home).unwrap();
+        let environment = [("NOTIFY_SOCKET", name.as_str()), ("WATCHDOG_USEC", "200000")];
+        let (mut host, url) = host_alone(&home, &environment);
+        assert_eq!(told(&socket), ["READY=1".to_owned(), format!("STATUS=serving at {url}")]);
+        assert_eq!(alone(&home, &["health", "--url", &url]), "ready\n");
+        for _ in 0..3 {
+            assert_eq!(told(&socket), ["WATCHDOG=1"]);
+        }
+        stop(&mut host);
+        let stopping = std::iter::repeat_with(|| told(&socket)).find(|message| message[0] != "WATCHDOG=1");
+        assert_eq!(stopping.unwrap()[0], "STOPPING=1");
+    }
+}
+
+#[test]
+fn a_watchdog_of_another_process_hears_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify").display().to_string();
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let environment = [("NOTIFY_SOCKET", path.as_str()), ("WATCHDOG_USEC", "2000"), ("WATCHDOG_PID", "1")];
+    let (mut host, _) = host_alone(folder.path(), &environment);
+    assert_eq!(told(&socket)[0], "READY=1");
+    stop(&mut host);
+    assert_eq!(told(&socket)[0], "STOPPING=1", "nothing came in between");
+}
+
+#[test]
+fn systemd_accepts_the_unit() {
+    if !has("systemd-analyze", &["--version"]) {
+        return skipped_without("systemd-analyze");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let unit = folder.path().join("skep.service");
+    let text = fs::read_to_string(package("skep.service")).unwrap();
+    assert!(text.contains("Type=notify") && text.contains("WatchdogSec="));
+    // The program has to exist.
+    fs::write(&unit, text.replace("/usr/local/bin/skep", env!("CARGO_BIN_EXE_skep"))).unwrap();
+    let verified = Command::new("systemd-analyze").arg("verify").arg(&unit).output().unwrap();
+    let said = String::from_utf8_lossy(&verified.stderr);
+    assert!(verified.status.success() && !said.contains("skep.service"), "{said}");
+}
+
+#[test]
+fn a_container_engine_accepts_the_container_file() {
+    let engines = ["podman", "docker"];
+    let Some(engine) = engines.into_iter().find(|engine| has(engine, &["version"])) else {
+        return skipped_without("podman");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_skep"), folder.path().join("skep")).unwrap();
+    fs::write(folder.path().join("ca-certificates.crt"), "").unwrap();
+    let mut build = Command::new(engine);
+    build.args(["build", "--tag", "skep-test", "--file"]).arg(package("Containerfile")).arg(folder.path());
+    let output = build.output().unwrap();
+    assert!(output.status.success(), "{engine}: {}", String::from_utf8_lossy(&output.stderr));
+    Command::new(engine).args(["rmi", "--force", "skep-test"]).output().unwrap();
+}
+
+/// Returns whether a program is installed and works.
+fn has(program: &str, arguments: &[&str]) -> bool {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn the_bill_of_materials_lists_every_crate_of_the_binary_with_its_license() {
+    if !has("python3", &["--version"]) {
+        return skipped("Python 3 is not installed, which writes the bill of materials");
+    }
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let run = |command: &mut Command| {
+        let output = command.current_dir(repository()).env("CARGO_NET_OFFLINE", "true").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let bill: Value =
+        serde_json::from_str(&run(Command::new("python3").arg(package("sbom.py")).arg(&target))).unwrap();
+    assert_eq!((&bill["bomFormat"], &bill["specVersion"]), (&"CycloneDX".into(), &"1.5".into()));
+    let listed: BTreeMap<String, &Value> = bill["components"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|component| {
+            let field = |name: &str| component[name].as_str().unwrap();
+            (format!("{} v{}", field("name"), field("version")), component)
+        })
+        .collect();
+    for (name, component) in &listed {
+        let license = &component["licenses"][0];
+        let named = license["expression"].as_str().or(license["license"]["name"].as_str());
+        assert!(named.is_some_and(|license| !license.is_empty()), "{name}: {component}");
+        let is_ours = name.starts_with("skep-");
+        assert_eq!(component["hashes"][0]["content"].is_string(), !is_ours, "{name}: {component}");
+    }
+
+    // Cargo's own list of the same.
+    let tree =
+        ["tree", "-p", "skep-cli", "-e", "normal", "--prefix", "none", "-f", "{p}", "--target", &target];
+    let compiled_in: BTreeSet<String> = run(Command::new(env!("CARGO")).args(tree))
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split(' ');
+            Some(format!("{} {}", words.next()?, words.next()?))
+        })
+        .filter(|name| !name.starts_with("skep-cli "))
+        .collect();
+    assert!(compiled_in.len() > 300, "{}", compiled_in.len());
+    let missing: Vec<_> = compiled_in.iter().filter(|name| !listed.contains_key(*name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    let surplus = listed.len() - compiled_in.len();
+    println!("{} crates, {surplus} of them for other members of the workspace", listed.len());
+    assert!(surplus < 40, "{surplus} more than are compiled in");
+}
