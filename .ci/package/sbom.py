@@ -13,10 +13,6 @@ import sys
 import uuid
 
 
-def is_compiled_in(dependency):
-    return any(kind["kind"] is None for kind in dependency["dep_kinds"])
-
-
 def reference(package):
     return f"pkg:cargo/{package['name']}@{package['version']}"
 
@@ -47,6 +43,13 @@ def component(package, checksums):
     return described
 
 
+def compiled_in(target):
+    """Returns name and version of each crate; the metadata also has what only other crates of the workspace need."""
+    arguments = ["tree", "--locked", "-p", "skep-cli", "-e", "normal", "--target", target, "--prefix", "none", "-f", "{p}"]
+    lines = subprocess.check_output(["cargo", *arguments], text=True).splitlines()
+    return {tuple(line.split()[:2]) for line in lines}
+
+
 def main(target):
     arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", target]
     metadata = json.loads(subprocess.check_output(["cargo", *arguments]))
@@ -57,11 +60,14 @@ def main(target):
         entries = re.findall(r'name = "(.*)"\nversion = "(.*)"\nsource = .*\nchecksum = "(.*)"', lock.read())
     checksums = {(name, version): checksum for name, version, checksum in entries}
 
+    here = compiled_in(target)
+    is_here = {id: (package["name"], f"v{package['version']}") in here for id, package in packages.items()}
     needs, waiting = {}, [root]
     while waiting:
         id = waiting.pop()
         if id not in needs:
-            needs[id] = [found["pkg"] for found in nodes[id]["deps"] if is_compiled_in(found)]
+            found = [need["pkg"] for need in nodes[id]["deps"] if any(kind["kind"] is None for kind in need["dep_kinds"])]
+            needs[id] = [need for need in found if is_here[need]]
             waiting += needs[id]
     order = sorted(needs, key=lambda id: reference(packages[id]))
     seconds = int(os.environ.get("SOURCE_DATE_EPOCH", "0"))

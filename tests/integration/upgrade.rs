@@ -1,4 +1,4 @@
-//! What earlier versions left on their operators' disks, opened by the present host: data folders, exported sessions, backups,
+//! The present host opens what earlier versions left on their operators' disks: data folders, exported sessions, backups,
 //! manifests and components.
 //!
 //! `tests/fixtures/upgrade` has a folder for each version, which its own binary made with `make.sh`.

@@ -1,8 +1,7 @@
 //! The disk under the database: whether it accepts a write, and how much space it has.
 
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, files};
 use sqlx::{query, query_scalar};
-use std::path::Path;
 
 /// Size of a check write: more than the last free bytes that a small commit would still fit into.
 const CHECK_BYTES: i64 = 32 << 10;
@@ -35,7 +34,7 @@ impl Store {
     /// Returns the space that the file system of the database has left for it. `None` means that the database
     /// is in memory, or that the space is unknown.
     pub fn free_bytes(&self) -> Option<u64> {
-        free_bytes(self.path.as_ref()?)
+        files::free_bytes(self.path.as_ref()?)
     }
 
     /// Recognizes a full disk. Not every part of SQLite reports it as such; some only report that they could
@@ -49,12 +48,6 @@ impl Store {
             _ => error,
         }
     }
-}
-
-/// Returns the space that the file system of `path` has left, if it is known.
-pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
-    let room = rustix::fs::statvfs(path).ok()?;
-    Some(room.f_bavail.saturating_mul(room.f_frsize))
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ mod events;
 #[cfg(test)]
 mod fault_tests;
 mod faults;
+mod files;
 mod journal;
 mod keys;
 mod logs;

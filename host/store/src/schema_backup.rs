@@ -3,7 +3,7 @@
 //! It is the way back to the version that wrote the database. A copy appears under its name only when it is complete, and
 //! nothing is changed before it is.
 
-use crate::{StoreError, disk, schema, snapshot, sqlite::make_for_its_owner};
+use crate::{StoreError, files, schema, snapshot};
 use sqlx::SqliteConnection;
 use std::{
     fs::{self, File},
@@ -21,7 +21,7 @@ const SPARE_BYTES: u64 = 16 << 20;
 
 /// Copies the database at `path`, which the connection has open, if its schema is older than that of this build.
 pub(crate) async fn take(connection: &mut SqliteConnection, path: &Path) -> Result<(), StoreError> {
-    take_within(connection, path, disk::free_bytes(folder_of(path))).await
+    take_within(connection, path, files::free_bytes(folder_of(path))).await
 }
 
 /// Copies the database if `free` bytes are enough for the copy and the changes.
@@ -44,7 +44,7 @@ async fn take_within(
     }
     let partial = copy.with_extension("partial");
     let failed = |source: io::Error| StoreError::Copy { path: copy.clone(), source: Arc::new(source) };
-    remove_if_present(&partial).and_then(|()| make_for_its_owner(&partial)).map_err(failed)?;
+    remove_if_present(&partial).and_then(|()| files::make_for_its_owner(&partial)).map_err(failed)?;
     if let Err(error) = snapshot::copy_into(connection, &partial).await {
         // The error of the copy matters more than the rest of it.
         let _ = fs::remove_file(&partial);

@@ -8,7 +8,7 @@
 mod fault_injection;
 
 use crate::{
-    StoreError, schema, schema_backup,
+    StoreError, files, schema, schema_backup,
     writer::{Work, WriteConnection, Writer},
 };
 use sqlx::{
@@ -65,7 +65,7 @@ impl Store {
     /// Opens the database file. If it does not exist, creates it with read access for its owner only.
     /// Migrates its schema, after a copy of the file in its folder, so no other process may be using it.
     pub async fn open(path: &Path, durability: Durability) -> Result<Store, StoreError> {
-        make_for_its_owner(path).map_err(|error| StoreError::opening(path, error.into()))?;
+        files::make_for_its_owner(path).map_err(|error| StoreError::opening(path, error.into()))?;
         Self::open_with(path, durability, SchemaMode::Migrate).await
     }
 
@@ -143,19 +143,6 @@ impl Store {
             self.key_reader.close().await;
         }
         self.writer.close().await;
-    }
-}
-
-/// Creates the file with mode 600, if it does not exist. SQLite gives the same mode to the files that it
-/// creates beside it.
-pub(crate) fn make_for_its_owner(path: &Path) -> std::io::Result<()> {
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    match options.open(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
     }
 }
 

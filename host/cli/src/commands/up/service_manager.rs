@@ -1,4 +1,4 @@
-//! What this process tells the service manager that started it, in systemd's notification protocol: a datagram for each
+//! Messages to the service manager that started this process, in systemd's notification protocol: a datagram for each
 //! message, to the socket that `NOTIFY_SOCKET` names.
 //!
 //! Without that variable nothing is sent. A message that cannot be sent is logged and changes nothing else.
