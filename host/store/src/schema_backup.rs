@@ -124,7 +124,7 @@ mod tests {
     async fn older(path: &Path, steps: usize) {
         let mut old = connection(path).await;
         let script = format!(
-            "PRAGMA journal_mode = WAL; {} PRAGMA user_version = {steps};
+            "PRAGMA journal_mode = WAL; PRAGMA foreign_keys = OFF; {} PRAGMA user_version = {steps};
              INSERT INTO components VALUES ('d', x'00');
              INSERT INTO agents (name, version) VALUES ('a', 1);
              INSERT INTO deployments VALUES ('a', 1, 'name = \"a\"', 'd', 7, 'ann');",
