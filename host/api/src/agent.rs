@@ -1,0 +1,120 @@
+//! Agents and their tools.
+
+use crate::marker;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// The agents of a host.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Agents {
+    #[schema(inline)]
+    pub object: marker::List,
+    #[serde(rename = "data")]
+    pub ready: Vec<Agent>,
+    #[serde(rename = "failed", default)]
+    #[schema(required)]
+    pub broken: Vec<BrokenAgent>,
+}
+
+/// An agent that the host could not start again.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct BrokenAgent {
+    pub name: String,
+    pub reason: String,
+}
+
+/// A deployed agent.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Agent {
+    #[schema(inline)]
+    pub object: marker::Agent,
+    pub name: String,
+    /// The version in force.
+    pub version: u64,
+    pub description: String,
+    /// SHA-256 of the component, in hexadecimal digits.
+    pub digest: String,
+    /// The model that the agent uses by default.
+    pub model: String,
+    pub deployed_at_ms: u64,
+    /// Names of the agent's own tools.
+    pub tools: Vec<String>,
+    /// HTTP routes of the agent, such as `POST /hello/{session}`.
+    pub routes: Vec<String>,
+}
+
+/// A deployed agent with everything that its author specified.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct AgentDetail {
+    #[schema(inline)]
+    pub object: marker::Agent,
+    pub name: String,
+    /// The version in force.
+    pub version: u64,
+    pub description: String,
+    /// SHA-256 of the component, in hexadecimal digits.
+    pub digest: String,
+    /// The model that the agent uses by default.
+    pub model: String,
+    pub deployed_at_ms: u64,
+    pub tools: Vec<Tool>,
+    /// HTTP routes of the agent, such as `POST /hello/{session}`.
+    pub routes: Vec<String>,
+    /// The text of the agent's `agent.toml`.
+    pub manifest: String,
+    /// The limits in effect, by name.
+    #[schema(value_type = BTreeMap<String, u32>)]
+    pub limits: serde_json::Map<String, Value>,
+}
+
+/// A tool that an agent offers to its model.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Tool {
+    pub name: String,
+    pub description: String,
+    /// JSON Schema of the arguments.
+    pub input_schema: Value,
+    /// JSON Schema of the result, if the tool has one.
+    pub output_schema: Option<Value>,
+    pub hints: ToolHints,
+    /// Maximum duration of one call.
+    pub timeout_ms: Option<u32>,
+    /// Number of times that a failed call is retried.
+    pub retries: u32,
+    /// Whether a person decides on each call before it is made.
+    pub needs_approval: bool,
+}
+
+/// Hints of a tool's author about its effects.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ToolHints {
+    pub read_only: bool,
+    pub destructive: bool,
+    pub idempotent: bool,
+    pub open_world: bool,
+}
+
+/// The form that deploys an agent.
+#[derive(Debug, Clone, ToSchema)]
+pub struct Deployment {
+    /// The text of the `agent.toml`.
+    pub manifest: String,
+    /// The WebAssembly component.
+    #[schema(value_type = String, format = Binary, content_media_type = "application/wasm")]
+    pub component: Vec<u8>,
+}
+
+impl ToolHints {
+    /// Returns the hints as text for people; empty if there are none.
+    pub fn words(self) -> String {
+        let ToolHints { read_only, destructive, idempotent, open_world } = self;
+        let said = [
+            (read_only, "read-only"),
+            (destructive, "destructive"),
+            (idempotent, "idempotent"),
+            (open_world, "open world"),
+        ];
+        said.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect::<Vec<_>>().join(", ")
+    }
+}

@@ -1,0 +1,67 @@
+//! API keys.
+
+use crate::{marker, words::words};
+use serde::{Deserialize, Serialize};
+use std::num::NonZeroU32;
+use utoipa::ToSchema;
+
+/// The properties of an API key.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Key {
+    #[schema(inline)]
+    pub object: marker::ApiKey,
+    pub id: String,
+    pub tenant: String,
+    pub role: Role,
+    /// Agents that the key may use; `null` means all agents, and the models.
+    #[schema(required)]
+    pub agents: Option<Vec<String>>,
+    /// A label for people.
+    pub name: String,
+    pub created_at_ms: u64,
+    #[schema(required)]
+    pub expires_at_ms: Option<u64>,
+    #[schema(required)]
+    pub revoked_at_ms: Option<u64>,
+    /// Maximum number of requests per minute; `null` means that only the limit of its tenant applies.
+    #[schema(value_type = Option<u32>, minimum = 1, required)]
+    pub requests_per_minute: Option<NonZeroU32>,
+    /// Precise to the day.
+    #[schema(required)]
+    pub last_used_at_ms: Option<u64>,
+    /// The key itself, which only the response that creates it contains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub key: Option<String>,
+}
+
+/// An API key to create.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewKey {
+    pub tenant: String,
+    pub role: Role,
+    /// The agents that the key is for; the default is all agents, and the models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agents: Option<Vec<String>>,
+    /// A label for people.
+    #[serde(default)]
+    pub name: String,
+    /// The lifetime of the key; by default it does not expire.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_in_s: Option<u64>,
+    /// Maximum number of requests per minute; by default only the tenant's limit applies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>, minimum = 1)]
+    pub requests_per_minute: Option<NonZeroU32>,
+}
+
+words! {
+    /// The role of a key. Each of `read`, `invoke` and `admin` includes the ones before it; metrics are for `metrics` and `admin`.
+    pub enum Role {
+        Metrics = "metrics",
+        Read = "read",
+        Invoke = "invoke",
+        Admin = "admin",
+    }
+}

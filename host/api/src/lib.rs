@@ -1,0 +1,72 @@
+//! The JSON of Skep's HTTP API: what the gateway writes and a client reads, as one set of types.
+//!
+//! Each type describes itself as a JSON Schema, from which the OpenAPI document is made. Types that a host sends ignore unknown
+//! fields and accept unknown words, so that an older client can read what a newer host says. Types that a client sends refuse
+//! unknown fields, because a misspelled field would otherwise be ignored.
+//!
+//! JSON that belongs to agents, such as the arguments of a call, has the type parameter `J`. A client uses [`serde_json::Value`],
+//! and the host uses its own type, which keeps the text.
+#![forbid(unsafe_code)]
+
+mod agent;
+mod ai;
+mod approval;
+mod chat;
+mod completion;
+mod error;
+mod event;
+mod health;
+mod held;
+mod key;
+mod log;
+mod mcp_server;
+mod message;
+mod model;
+mod page;
+mod schedule;
+mod secret;
+mod session;
+mod turn;
+mod turn_event;
+mod usage;
+mod version;
+mod webhook;
+mod words;
+
+pub use agent::{Agent, AgentDetail, Agents, BrokenAgent, Deployment, Tool, ToolHints};
+pub use ai::{
+    AiAnswer, AiAnswerEnvelope, AiBatchAnswer, AiBatchAnswers, AiBatchAnswersEnvelope, AiChunk, AiEnvelope,
+    AiError, AiErrorSource, AiFailure, AiToolCall, BatchItems, BatchPhase, BatchStatus, BatchStatusEnvelope,
+    ChatCompletionEnvelope, QueuedBatch, QueuedBatchEnvelope,
+};
+pub use approval::{Approval, Decide, Decision};
+pub use chat::{
+    AssistantMessage, ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatLogprobs, ChunkChoice,
+    ChunkFunction, ChunkToolCall, FunctionCall, FunctionToolCall, LikelyToken, TokenLogprob,
+};
+pub use completion::{Completion, CompletionChoice, CompletionLogprobs};
+pub use error::{ErrorBody, ErrorDetail};
+pub use event::{CloudEvent, Event, NewEvent, PublishedEvent, PublishedState};
+pub use health::{Health, Readiness};
+pub use held::{DecideHeld, Held, HeldDecision};
+pub use key::{Key, NewKey, Role};
+pub use log::{LogLevel, LogLine};
+pub use mcp_server::{McpServer, McpState, McpTool};
+pub use message::{Message, MessagePage, NumberedMessage, SendMessage};
+pub use model::Model;
+pub use page::{
+    ApprovalList, DeadLetterPage, EventPage, KeyList, List, LogLineList, McpServerList, ModelList, Page,
+    SchedulePage, SecretList, SessionPage, VersionList, WebhookPage,
+};
+pub use schedule::{Schedule, ScheduleState, ScheduleTiming};
+pub use secret::{NewSecret, Secret};
+pub use session::{Conversation, ForkSession, Session, SessionDetail};
+pub use turn::{AcceptedTurn, ToolCall, TotalTime, Turn, TurnError, TurnState, TurnStatus, TurnTiming};
+pub use turn_event::{
+    ApprovalDecided, ApprovalRequired, Delta, Generation, ModelChanged, Timing, ToolResult, TurnEvent,
+    TurnStarted,
+};
+pub use usage::{CompletionTokens, PromptTokens, Usage};
+pub use version::{AgentVersion, Rollback};
+pub use webhook::{AddedWebhook, DeadLetter, NewWebhook, Webhook, WebhookState, WebhookTest, WebhookTry};
+pub use words::marker;

@@ -1,0 +1,54 @@
+//! Sessions of agents.
+
+use crate::{Message, Usage, marker};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Summary of a session.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Session {
+    #[schema(inline)]
+    pub object: marker::Session,
+    pub id: String,
+    /// Number of committed turns.
+    pub turns: u64,
+    pub created_at_ms: u64,
+    pub updated_at_ms: u64,
+}
+
+/// Contents of a session.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SessionDetail {
+    #[serde(flatten)]
+    pub session: Session,
+    /// Conversations ordered by name.
+    pub conversations: Vec<Conversation>,
+    /// The first messages, one conversation after the other, up to one page.
+    pub messages: Vec<Message>,
+    /// Whether there are more messages.
+    pub has_more: bool,
+    /// Sum over all conversations.
+    pub usage: Usage,
+    pub state_keys: Vec<String>,
+    /// Size of the state's keys and values.
+    pub state_bytes: u64,
+}
+
+/// Summary of a conversation of a session.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Conversation {
+    pub name: String,
+    pub model: String,
+    /// Number of messages.
+    pub messages: u64,
+    /// Size in the store.
+    pub bytes: u64,
+}
+
+/// A request to copy a session.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForkSession {
+    /// The id of the copy. A session with this id must not exist.
+    pub session: String,
+}

@@ -1,0 +1,30 @@
+//! Versions of an agent.
+
+use crate::marker;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A version of an agent that can be put into force.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct AgentVersion {
+    #[schema(inline)]
+    pub object: marker::Version,
+    /// Number of the version; 1 is the agent's first deployment.
+    pub version: u64,
+    pub in_force: bool,
+    /// SHA-256 of the component, in hexadecimal digits.
+    pub digest: String,
+    pub deployed_at_ms: u64,
+    /// The key or the tenant that deployed the version.
+    pub deployed_by: String,
+    /// The text of the version's `agent.toml`.
+    pub manifest: String,
+}
+
+/// A request to put a version into force.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rollback {
+    /// The version to put into force; the default is the one before the version in force.
+    pub version: Option<u64>,
+}
