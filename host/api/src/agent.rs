@@ -42,6 +42,9 @@ pub struct Agent {
     pub tools: Vec<String>,
     /// HTTP routes of the agent, such as `POST /hello/{session}`.
     pub routes: Vec<String>,
+    /// Likely mistakes in its manifest. Only the answer to a deployment has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// A deployed agent with everything that its author specified.
@@ -106,15 +109,29 @@ pub struct Deployment {
 }
 
 impl ToolHints {
-    /// Returns the hints as text for people; empty if there are none.
+    /// Returns the hints as text for people; empty if there are none. A tool that changes nothing destroys nothing: MCP
+    /// gives `destructive` a meaning only for tools that are not read-only.
     pub fn words(self) -> String {
         let ToolHints { read_only, destructive, idempotent, open_world } = self;
         let said = [
             (read_only, "read-only"),
-            (destructive, "destructive"),
+            (destructive && !read_only, "destructive"),
             (idempotent, "idempotent"),
             (open_world, "open world"),
         ];
         said.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_only_tool_is_not_called_destructive() {
+        let hints = |read_only, destructive| ToolHints { read_only, destructive, ..ToolHints::default() };
+        assert_eq!(hints(true, true).words(), "read-only");
+        assert_eq!(hints(false, true).words(), "destructive");
+        assert_eq!(hints(false, false).words(), "");
     }
 }

@@ -26,6 +26,7 @@ mod page;
 mod schedule;
 mod secret;
 mod session;
+mod status;
 mod turn;
 mod turn_event;
 mod usage;
@@ -61,6 +62,9 @@ pub use page::{
 pub use schedule::{Schedule, ScheduleState, ScheduleTiming};
 pub use secret::{NewSecret, Secret};
 pub use session::{Conversation, ForkSession, Session, SessionDetail};
+pub use status::{
+    AgentCounts, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths, SessionCounts,
+};
 pub use turn::{AcceptedTurn, ToolCall, TotalTime, Turn, TurnError, TurnState, TurnStatus, TurnTiming};
 pub use turn_event::{
     ApprovalDecided, ApprovalRequired, Delta, Generation, ModelChanged, Timing, ToolResult, TurnEvent,

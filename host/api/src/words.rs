@@ -117,6 +117,7 @@ pub mod marker {
         Schedule = "schedule",
         Secret = "secret",
         Session = "session",
+        Status = "status",
         TextCompletion = "text_completion",
         Turn = "turn",
         Accepted = "accepted",

@@ -6,7 +6,10 @@ use axum::{
     extract::{FromRequest, Request},
     http::{StatusCode, header},
 };
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, IntoDeserializer, value},
+};
 use skep_engine::Cancel;
 use skep_runtime::QUICK_BYTES;
 use std::time::Duration;
@@ -169,6 +172,21 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
+/// Converts a field of a body, which is read as plain JSON, to the type that checks it. Errors name the field.
+pub(crate) fn field<'de, T: Deserialize<'de>>(
+    name: &str,
+    value: impl IntoDeserializer<'de, value::Error>,
+) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(value.into_deserializer()).map_err(|error| {
+        let param = match error.path().to_string().as_str() {
+            path if path.starts_with('[') => format!("{name}{path}"),
+            _ => name.to_owned(),
+        };
+        let message = format!("`{param}`: {}", error.into_inner());
+        ApiError::parameter(param, message)
+    })
+}
+
 /// Describes the error in a field. The line and column are removed, because they say nothing that the path does not.
 fn about(path: &str, error: &serde_json::Error) -> String {
     let message = error.to_string();
@@ -205,9 +223,9 @@ mod tests {
 
     #[test]
     fn an_error_names_the_field() {
-        let error = parse::<Shape>(b"{\"numbers\": [1, \"x\"]}").unwrap_err().body();
-        assert_eq!(error["error"]["param"], "numbers[1]");
-        assert_eq!(error["error"]["type"], "invalid_request_error");
+        let error = parse::<Shape>(b"{\"numbers\": [1, \"x\"]}").unwrap_err().body().error;
+        assert_eq!(error.param.as_deref(), Some("numbers[1]"));
+        assert_eq!(error.kind, "invalid_request_error");
     }
 
     #[test]
@@ -217,8 +235,7 @@ mod tests {
             ("{\"txt\": 1}", "unknown field `txt`, expected `numbers` or `inner`"),
             ("{\"inner\": {\"txt\": 1}}", "`inner`: unknown field `txt`, expected `text`"),
         ] {
-            let error = parse::<Shape>(body.as_bytes()).unwrap_err().body();
-            assert_eq!(error["error"]["message"], expected);
+            assert_eq!(parse::<Shape>(body.as_bytes()).unwrap_err().message, expected);
         }
     }
 
@@ -230,10 +247,20 @@ mod tests {
     }
 
     #[test]
+    fn a_field_that_is_converted_later_is_named_in_the_same_way() {
+        let error = field::<u8>("role", "x").unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("role"));
+        assert_eq!(error.message, "`role`: invalid type: string \"x\", expected u8");
+        let error = field::<Vec<std::net::IpAddr>>("hosts", vec!["::1", "y"]).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("hosts[1]"));
+        assert!(error.message.starts_with("`hosts[1]`: "), "{}", error.message);
+    }
+
+    #[test]
     fn a_body_with_too_many_values_is_refused_before_parsing() {
         assert_eq!(values(br#"{"a": [1, "b,[\",", 3], "c": {}}"#), 7);
         let list = format!("{{\"prompt\": [{}0]}}", "0,".repeat(MAX_VALUES));
-        assert_eq!(parse_fields(list.as_bytes()).unwrap_err().body()["error"]["code"], "body_too_large");
+        assert_eq!(parse_fields(list.as_bytes()).unwrap_err().code, "body_too_large");
         let text = format!("{{\"prompt\": \"{}\"}}", ",".repeat(MAX_VALUES * 2));
         assert!(parse_fields(text.as_bytes()).is_ok());
     }
@@ -241,10 +268,7 @@ mod tests {
     #[test]
     fn deep_nesting_and_trailing_text_are_refused() {
         let deep = "[".repeat(100_000);
-        assert_eq!(
-            parse::<serde_json::Value>(deep.as_bytes()).unwrap_err().body()["error"]["code"],
-            "invalid_json"
-        );
+        assert_eq!(parse::<serde_json::Value>(deep.as_bytes()).unwrap_err().code, "invalid_json");
         assert!(parse::<serde_json::Value>(b"{} {}").is_err());
     }
 }

@@ -6,7 +6,7 @@ use axum::{
     http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
+use skep_api::{ErrorBody, ErrorDetail};
 use skep_engine::EngineError;
 use skep_runtime::{RuntimeError, TokensUsedUp};
 use std::any::Any;
@@ -68,7 +68,7 @@ impl ApiError {
     }
 
     /// Returns the response body, which is also used for errors in the middle of a stream.
-    pub(crate) fn body(&self) -> Value {
+    pub(crate) fn body(&self) -> ErrorBody {
         let kind = match self.status.as_u16() {
             401 | 403 => "permission_error",
             404 => "not_found_error",
@@ -76,7 +76,14 @@ impl ApiError {
             400..=499 => "invalid_request_error",
             _ => "server_error",
         };
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+        ErrorBody {
+            error: ErrorDetail {
+                message: self.message.clone(),
+                kind: kind.to_owned(),
+                param: self.param.clone(),
+                code: self.code.to_owned(),
+            },
+        }
     }
 
     fn busy(message: String, code: &'static str, retry_after_ms: u32) -> Self {

@@ -1,6 +1,7 @@
 //! The HTTP gateway: agents, their sessions and routes, OpenAI-compatible models, health and metrics.
 //!
-//! This crate alone defines the JSON shapes of the API. Every error has OpenAI's shape and a stable code, and every
+//! The JSON of the API is defined in `skep-api`; this crate converts the types of the runtime to it. A route and its
+//! description are one declaration, the handler; [`openapi`] is the document of all of them. Every error has OpenAI's shape and a stable code, and every
 //! body is bounded before it is read. A client that disconnects cancels its request, because the response body owns
 //! the run; the exceptions are turns requested with an idempotency key or `prefer: respond-async`, which continue
 //! without the client.
@@ -17,6 +18,7 @@ mod mcp;
 mod metered;
 mod metrics;
 mod openai;
+mod openapi;
 mod process_figures;
 mod rates;
 mod routes;
@@ -29,29 +31,30 @@ mod tests;
 mod trace;
 mod workers_ai;
 
-use axum::{
-    Router,
-    extract::DefaultBodyLimit,
-    middleware,
-    routing::{delete, get, post, put},
-};
+use axum::{Router, body::Bytes, extract::DefaultBodyLimit, middleware};
 use ipnet::IpNet;
+use serde_json::Value;
 use skep_runtime::AgentHost;
 use std::{
     collections::BTreeMap,
     future::Future,
     net::SocketAddr,
     pin::pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
+use utoipa_axum::{
+    router::{OpenApiRouter, UtoipaMethodRouterExt},
+    routes,
+};
 
 pub use access::AccessOptions;
 pub use error::ApiError;
 pub use mcp::McpOptions;
 pub use rates::{RateLimiter, RateOptions, TenantRates};
+pub use routes::keys::described as describe_key;
 pub use server::ConnectionOptions;
 pub use trace::RemoteParent;
 
@@ -113,19 +116,34 @@ struct Gateway {
     started: Instant,
     /// The address that the server listens on. `None` if the routes are served by another program.
     address: Option<SocketAddr>,
+    /// The text of the OpenAPI document, once somebody has asked for it.
+    openapi: Arc<OnceLock<Bytes>>,
 }
 
 impl Gateway {
     fn new(host: AgentHost, options: GatewayOptions) -> Self {
         let mcp = Arc::new(mcp::Mcp::new(host.clone(), &options.mcp, options.max_body_bytes));
-        let started = Instant::now();
-        Gateway { host, options: Arc::new(options), draining: Arc::default(), mcp, started, address: None }
+        Gateway {
+            host,
+            options: Arc::new(options),
+            draining: Arc::default(),
+            mcp,
+            started: Instant::now(),
+            address: None,
+            openapi: Arc::default(),
+        }
     }
 }
 
 /// Returns the routes as a router, for embedding and for tests.
 pub fn router(host: AgentHost, options: GatewayOptions) -> Router {
     routes_of(Gateway::new(host, options))
+}
+
+/// Returns the OpenAPI document of all routes.
+pub fn openapi() -> Value {
+    let routes = routes(&GatewayOptions::default());
+    openapi::document(routes.into_openapi())
 }
 
 /// Serves until `shutdown` resolves, then lets running requests finish for at most `options.drain`.
@@ -180,63 +198,8 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 fn routes_of(gateway: Gateway) -> Router {
     metrics::recorder();
     let body_limit = gateway.options.max_body_bytes;
-    let deploy_limit = gateway.options.max_component_bytes.saturating_add(1 << 20);
-    let routes = Router::new()
-        .route("/v1/agents", get(routes::agents::list))
-        .route("/v1/agents", post(routes::agents::deploy).layer(DefaultBodyLimit::max(deploy_limit)))
-        .route("/v1/agents/{agent}", get(routes::agents::show).delete(routes::agents::delete))
-        .route("/v1/agents/{agent}/versions", get(routes::versions::list))
-        .route("/v1/agents/{agent}/rollback", post(routes::versions::rollback))
-        .route("/v1/agents/{agent}/logs", get(routes::logs::agent_logs))
-        .route("/v1/logs", get(routes::logs::all_logs))
-        .route("/v1/agents/{agent}/sessions", get(routes::sessions::list))
-        .route(
-            "/v1/agents/{agent}/sessions/{session}",
-            get(routes::sessions::show).delete(routes::sessions::delete).merge(
-                put(routes::session_exports::import)
-                    .layer(DefaultBodyLimit::max(routes::session_exports::MAX_BYTES)),
-            ),
-        )
-        .route(
-            "/v1/agents/{agent}/sessions/{session}/messages",
-            get(routes::sessions::messages).post(routes::messages::send),
-        )
-        .route("/v1/agents/{agent}/sessions/{session}/fork", post(routes::sessions::fork))
-        .route("/v1/agents/{agent}/sessions/{session}/export", get(routes::session_exports::export))
-        .route(
-            "/v1/agents/{agent}/sessions/{session}/turns/{turn}",
-            get(routes::turns::show).delete(routes::turns::cancel),
-        )
-        .route("/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", get(routes::turns::events))
-        .route("/v1/approvals", get(routes::approvals::list))
-        .route("/v1/approvals/{id}", post(routes::approvals::decide))
-        .route("/v1/agents/{agent}/schedules/{id}", delete(routes::schedules::cancel))
-        .route("/v1/agents/{agent}/schedules/{id}/run", post(routes::schedules::run))
-        .route("/v1/schedules", get(routes::schedules::list))
-        .route("/v1/events", get(routes::events::list).post(routes::events::publish))
-        .route("/v1/webhooks", get(routes::webhooks::list).post(routes::webhooks::add))
-        .route("/v1/webhooks/{webhook}", delete(routes::webhooks::remove))
-        .route("/v1/webhooks/{webhook}/test", post(routes::webhooks::test))
-        .route("/v1/webhooks/dead-letters", get(routes::webhooks::dead_letters))
-        .route("/v1/webhooks/dead-letters/{id}/redeliver", post(routes::webhooks::redeliver))
-        .route("/v1/status", get(routes::status::show))
-        .route("/v1/held", get(routes::held::show).post(routes::held::decide))
-        .route("/v1/chat/completions", post(routes::chat_completions::create))
-        .route("/v1/completions", post(routes::completions::create))
-        .route("/ai/run/{*model}", post(routes::ai_run::run))
-        .route("/client/v4/accounts/{account}/ai/run/{*model}", post(routes::ai_run::run))
-        .route("/ai/batches/{id}", get(routes::ai_batches::show).delete(routes::ai_batches::cancel))
-        .route("/v1/secrets", get(routes::secrets::list))
-        .route("/v1/secrets/{name}", put(routes::secrets::set).delete(routes::secrets::delete))
-        .route("/v1/keys", get(routes::keys::list).post(routes::keys::create))
-        .route("/v1/keys/{key}", delete(routes::keys::revoke))
-        .route("/v1/models", get(routes::models::list))
-        .route("/v1/models/{model}", get(routes::models::show))
-        .route("/v1/mcp", get(routes::mcp_servers::list))
-        .route("/mcp", get(mcp::serve).post(mcp::serve).delete(mcp::serve))
-        .route("/healthz", get(routes::health::healthz))
-        .route("/readyz", get(routes::health::readyz))
-        .route("/metrics", get(routes::health::metrics))
+    let (routes, _) = routes(&gateway.options).split_for_parts();
+    let routes = routes
         .fallback(routes::triggers::run)
         .method_not_allowed_fallback(routes::health::method_not_allowed)
         .layer(DefaultBodyLimit::max(body_limit))
@@ -248,4 +211,61 @@ fn routes_of(gateway: Gateway) -> Router {
         .with_state(gateway.clone());
     // This layer wraps the whole router, because it must run before a request is matched to its route.
     Router::new().fallback_service(routes).layer(middleware::from_fn_with_state(gateway, access::identify))
+}
+
+/// Returns the table of routes. Each handler declares its path and its method beside its description.
+fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
+    use routes::{
+        agents, ai_batches, ai_run, approvals, chat_completions, completions, events, health, held, keys,
+        logs, mcp_servers, messages, models, openapi_document, schedules, secrets, session_exports, sessions,
+        status, turns, versions, webhooks,
+    };
+    let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
+    let import_limit = DefaultBodyLimit::max(session_exports::MAX_BYTES);
+    OpenApiRouter::new()
+        .routes(routes!(agents::list))
+        .routes(routes!(agents::deploy).layer(deploy_limit))
+        .routes(routes!(agents::show, agents::delete))
+        .routes(routes!(versions::list))
+        .routes(routes!(versions::rollback))
+        .routes(routes!(sessions::list))
+        .routes(routes!(sessions::show, sessions::delete))
+        .routes(routes!(session_exports::import).layer(import_limit))
+        .routes(routes!(session_exports::export))
+        .routes(routes!(sessions::fork))
+        .routes(routes!(sessions::messages, messages::send))
+        .routes(routes!(turns::show, turns::cancel))
+        .routes(routes!(turns::events))
+        .routes(routes!(approvals::list))
+        .routes(routes!(approvals::decide))
+        .routes(routes!(logs::agent_logs))
+        .routes(routes!(logs::all_logs))
+        .routes(routes!(schedules::list))
+        .routes(routes!(schedules::cancel))
+        .routes(routes!(schedules::run))
+        .routes(routes!(events::list, events::publish))
+        .routes(routes!(webhooks::list, webhooks::add))
+        .routes(routes!(webhooks::remove))
+        .routes(routes!(webhooks::test))
+        .routes(routes!(webhooks::dead_letters))
+        .routes(routes!(webhooks::redeliver))
+        .routes(routes!(models::list))
+        .routes(routes!(models::show))
+        .routes(routes!(chat_completions::create))
+        .routes(routes!(completions::create))
+        .routes(routes!(ai_run::run))
+        .routes(routes!(ai_run::run_of_account))
+        .routes(routes!(ai_batches::show, ai_batches::cancel))
+        .routes(routes!(mcp_servers::list))
+        .routes(routes!(mcp::send, mcp::listen, mcp::end))
+        .routes(routes!(secrets::list))
+        .routes(routes!(secrets::set, secrets::delete))
+        .routes(routes!(keys::list, keys::create))
+        .routes(routes!(keys::revoke))
+        .routes(routes!(held::show, held::decide))
+        .routes(routes!(status::show))
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::metrics))
+        .routes(routes!(openapi_document::show))
 }

@@ -6,7 +6,6 @@ use axum::response::{
 };
 use futures::{Stream, StreamExt};
 use serde::Serialize;
-use serde_json::Value;
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
 /// Converts the items of a stream into messages to send.
@@ -34,13 +33,12 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    pub(crate) fn data(value: &Value) -> Self {
-        Message { id: None, name: None, data: value.to_string() }
+    pub(crate) fn data(value: &impl Serialize) -> Self {
+        Message { id: None, name: None, data: text(value) }
     }
 
     pub(crate) fn named(name: &'static str, value: &impl Serialize) -> Self {
-        let data = serde_json::to_string(value).expect("strings, numbers and JSON always serialize");
-        Message::of_text(name, data)
+        Message::of_text(name, text(value))
     }
 
     /// Creates an event from JSON text. Line breaks are replaced, because an event's data must be on one line.
@@ -104,4 +102,8 @@ impl<W: Writer, S: Stream<Item = W::Item> + Unpin> Pump<S, W> {
             }
         }
     }
+}
+
+fn text(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("strings, numbers and JSON always serialize")
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// First path segments that the host itself uses.
-const RESERVED: [&str; 5] = ["v1", "mcp", "healthz", "readyz", "metrics"];
+const RESERVED: [&str; 6] = ["v1", "mcp", "healthz", "readyz", "metrics", "openapi.json"];
 const MAX_SEGMENTS: usize = 16;
 const MAX_BYTES: usize = 512;
 
@@ -182,6 +182,7 @@ mod tests {
             ("/", "must name a path"),
             ("/v1/agents", "would shadow the host's own /v1"),
             ("/metrics", "would shadow"),
+            ("/openapi.json", "would shadow"),
             ("/mcp", "would shadow the host's own /mcp"),
             ("/{session}", "starts with a parameter"),
             ("/a//b", "empty part"),

@@ -2,76 +2,18 @@
 
 use anyhow::{Context as _, Result, bail};
 use reqwest::{Method, RequestBuilder, Response};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use skep_api::{AiBatchAnswers, AiChunk, AiEnvelope, AiError, BatchStatus, QueuedBatch};
 
 use super::{Client, events::EventParser, send};
 use crate::failure::Refused;
-
-/// State of a batch.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct BatchStatus {
-    pub request_id: String,
-    pub model: String,
-    pub status: BatchPhase,
-    pub items: BatchItems,
-    pub created_at_ms: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ended_at_ms: Option<u64>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BatchPhase {
-    Queued,
-    Running,
-    Complete,
-    Cancelled,
-}
-
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct BatchItems {
-    pub total: u64,
-    pub waiting: u64,
-    pub running: u64,
-    pub done: u64,
-    pub failed: u64,
-    pub cancelled: u64,
-}
-
-/// A batch that the host accepted.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct QueuedBatch {
-    pub request_id: String,
-    pub model: String,
-}
-
-/// The answers of a finished batch, as the host reports them.
-#[derive(Debug, Clone, Deserialize)]
-pub struct BatchAnswers {
-    pub responses: Vec<Value>,
-}
 
 /// A streamed answer. Dropping it cancels the generation.
 pub struct AiReader {
     response: Response,
     parser: EventParser,
     done: bool,
-}
-
-#[derive(Deserialize)]
-struct Envelope {
-    success: bool,
-    #[serde(default)]
-    result: Value,
-    #[serde(default)]
-    errors: Vec<EnvelopeError>,
-}
-
-#[derive(Deserialize)]
-struct EnvelopeError {
-    code: u32,
-    message: String,
 }
 
 impl Client {
@@ -105,7 +47,7 @@ impl Client {
     }
 
     /// Returns the answers of a finished batch.
-    pub async fn ai_answers(&self, batch: &BatchStatus) -> Result<BatchAnswers> {
+    pub async fn ai_answers(&self, batch: &BatchStatus) -> Result<AiBatchAnswers> {
         let body = json!({"request_id": batch.request_id});
         self.envelope(self.request(Method::POST, &run_path(&batch.model))?.json(&body)).await
     }
@@ -126,14 +68,14 @@ fn run_path(model: &str) -> Vec<&str> {
 async fn open(base: &reqwest::Url, response: Response) -> Result<Value> {
     let status = response.status();
     let body = response.bytes().await.context("the host's answer broke off")?;
-    match serde_json::from_slice::<Envelope>(&body) {
-        Ok(Envelope { success: true, result, .. }) => Ok(result),
-        Ok(Envelope { errors, .. }) => refuse(errors),
+    match serde_json::from_slice::<AiEnvelope<Value>>(&body) {
+        Ok(AiEnvelope { success: true, result, .. }) => Ok(result),
+        Ok(AiEnvelope { errors, .. }) => refuse(errors),
         Err(_) => bail!("{base} answered {status}, but not as a Skep host does"),
     }
 }
 
-fn refuse<T>(errors: Vec<EnvelopeError>) -> Result<T> {
+fn refuse<T>(errors: Vec<AiError>) -> Result<T> {
     let first = errors.into_iter().next().context("the host refused the request and gave no reason")?;
     bail!(Refused { code: first.code.to_string(), message: first.message })
 }
@@ -141,26 +83,19 @@ fn refuse<T>(errors: Vec<EnvelopeError>) -> Result<T> {
 impl AiReader {
     /// Returns the next chunk of the answer's text; `None` after the last one.
     pub async fn next(&mut self) -> Result<Option<String>> {
-        #[derive(Deserialize)]
-        struct Chunk {
-            #[serde(default)]
-            response: String,
-            #[serde(default)]
-            errors: Vec<EnvelopeError>,
-        }
         loop {
             while let Some((_, data)) = self.parser.pop() {
                 if data == "[DONE]" {
                     self.done = true;
                     continue;
                 }
-                let chunk: Chunk = serde_json::from_str(&data)
+                let chunk: AiChunk = serde_json::from_str(&data)
                     .with_context(|| format!("not a chunk of an answer: {data}"))?;
                 if !chunk.errors.is_empty() {
                     return refuse(chunk.errors);
                 }
-                if !chunk.response.is_empty() {
-                    return Ok(Some(chunk.response));
+                if let Some(text) = chunk.response.filter(|text| !text.is_empty()) {
+                    return Ok(Some(text));
                 }
             }
             match self.response.chunk().await.context("the stream broke off")? {

@@ -7,9 +7,9 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use reqwest::{Response, StatusCode, Url, header};
 use serde::Deserialize;
 use serde_json::Value;
+use skep_api::{ErrorBody, ErrorDetail};
 
 use super::events::EventParser;
-use super::wire::{ErrorBody, ErrorDetail};
 use super::{address, http_client, send, under};
 use crate::failure::Refused;
 

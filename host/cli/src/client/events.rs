@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use serde::Deserialize;
+use skep_api::{ErrorBody, Turn, TurnEvent};
 
-use super::wire::{ErrorBody, Timing, Turn, TurnEvent, Usage};
 use crate::failure::Refused;
 
 /// A host's events are far smaller; a larger one means that something else answers.
@@ -53,8 +52,8 @@ impl TurnStream {
             if let Some((name, data)) = self.parser.pop() {
                 if let Some(event) = read(&name, &data)? {
                     self.ended |= matches!(event, TurnEvent::Done(_));
-                    if let TurnEvent::Started { turn_id } = &event {
-                        self.turn.id = Some(turn_id.clone());
+                    if let TurnEvent::Turn(started) = &event {
+                        self.turn.id = Some(started.turn_id.clone());
                     }
                     return Ok(Some(event));
                 }
@@ -84,44 +83,15 @@ impl TurnStream {
 }
 
 fn read(name: &str, data: &str) -> Result<Option<TurnEvent>> {
-    #[derive(Deserialize)]
-    struct Delta {
-        text: String,
-    }
-    #[derive(Deserialize)]
-    struct Generation {
-        usage: Usage,
-        timing: Timing,
-    }
-    #[derive(Deserialize)]
-    struct ModelChanged {
-        conversation: String,
-        from: String,
-        to: String,
-    }
-    #[derive(Deserialize)]
-    struct Started {
-        turn_id: String,
-    }
-    let event = match name {
-        "turn" => serde_json::from_str(data).map(|Started { turn_id }| TurnEvent::Started { turn_id }),
-        "delta" => serde_json::from_str(data).map(|delta: Delta| TurnEvent::Delta(delta.text)),
-        "tool_call" => serde_json::from_str(data).map(TurnEvent::ToolCall),
-        "tool_result" => serde_json::from_str(data).map(TurnEvent::ToolResult),
-        "model_changed" => serde_json::from_str(data).map(|ModelChanged { conversation, from, to }| {
-            TurnEvent::ModelChanged { conversation, from, to }
-        }),
-        "usage" => serde_json::from_str(data)
-            .map(|Generation { usage, timing }| TurnEvent::Generation { usage, timing }),
-        "done" => serde_json::from_str::<Turn>(data).map(TurnEvent::Done),
-        "error" => {
-            let body: ErrorBody = serde_json::from_str(data).context("an error event without an error")?;
-            bail!(Refused { code: body.error.code, message: body.error.message });
+    // A newer host may send events that this client does not know.
+    let event = TurnEvent::from_parts(name, data)
+        .with_context(|| format!("the event {name:?} has a format that this `skep` does not know"))?;
+    match event {
+        Some(TurnEvent::Error(ErrorBody { error })) => {
+            bail!(Refused { code: error.code, message: error.message })
         }
-        // A newer host may send events that this client does not know.
-        _ => return Ok(None),
-    };
-    event.map(Some).with_context(|| format!("the event {name:?} has a format that this `skep` does not know"))
+        event => Ok(event),
+    }
 }
 
 /// Splits bytes into events, regardless of how they are cut into chunks.

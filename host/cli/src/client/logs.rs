@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use reqwest::{RequestBuilder, header};
+use skep_api::{LogLine, LogLineList};
 
+use super::Client;
 use super::events::EventParser;
-use super::{Client, LogLine, wire};
 
 /// Timeout for a chunk of the stream; a host sends keep-alive messages more often than this.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -33,7 +34,7 @@ pub struct LogStream {
 impl Client {
     /// Returns the newest lines.
     pub async fn logs(&self, query: &LogQuery) -> Result<Vec<LogLine>> {
-        let list: wire::List<LogLine> = self.json(self.logs_request(query)?).await?;
+        let list: LogLineList = self.json(self.logs_request(query)?).await?;
         Ok(list.data)
     }
 

@@ -12,7 +12,6 @@ mod secrets;
 mod sessions;
 mod status;
 mod tools;
-mod wire;
 
 use std::time::Duration;
 
@@ -22,21 +21,15 @@ use serde::de::DeserializeOwned;
 use skep_runtime::SessionId;
 
 use crate::failure::{Refused, Unreachable, Usage};
-pub use ai::{AiReader, BatchAnswers, BatchItems, BatchPhase, BatchStatus, QueuedBatch};
-pub use approvals::Approval;
+pub use ai::AiReader;
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 use events::StreamedTurn;
 pub use events::TurnStream;
-pub use held::Held;
-pub use keys::Key;
 pub use logs::{LogQuery, LogStream};
-pub use outbox::{DeadLetter, Event, Schedule, SentEvent, Webhook};
-pub use sessions::{Conversation, ImportOptions, Message, MessagePage, Session, SessionDetail};
-pub use status::{DiskStatus, HostStatus, LimitStatus, ModelStatus};
-pub use tools::{McpServer, McpTool, Tool, ToolHints};
-pub use wire::{
-    AcceptedTurn, Agent, AgentVersion, Agents, LogLine, Timing, ToolCall, Turn, TurnEvent, TurnState,
-    Usage as TokenUsage,
+pub use sessions::ImportOptions;
+use skep_api::{
+    AcceptedTurn, Agent, AgentVersion, Agents, ErrorBody, Rollback, SendMessage, Turn, TurnStatus,
+    VersionList,
 };
 
 /// Environment variable with the address of the host.
@@ -99,14 +92,14 @@ impl Client {
     /// Returns the stored versions of an agent, newest first.
     pub async fn versions(&self, agent: &str) -> Result<Vec<AgentVersion>> {
         let request = self.request(Method::GET, &["v1", "agents", agent, "versions"])?;
-        let list: wire::List<AgentVersion> = self.json(request).await?;
+        let list: VersionList = self.json(request).await?;
         Ok(list.data)
     }
 
     /// Puts a version into force; without a number, the one before the version in force.
     pub async fn rollback(&self, agent: &str, version: Option<u64>) -> Result<Agent> {
         let request = self.request(Method::POST, &["v1", "agents", agent, "rollback"])?;
-        self.json(request.json(&serde_json::json!({"version": version}))).await
+        self.json(request.json(&Rollback { version })).await
     }
 
     /// Sends a message and waits for the whole answer.
@@ -127,7 +120,7 @@ impl Client {
     }
 
     /// Returns the state of a turn, as the host describes it. `turn` is its id or its number.
-    pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<serde_json::Value> {
+    pub async fn turn(&self, agent: &str, session: &str, turn: &str) -> Result<TurnStatus> {
         self.json(self.request(Method::GET, &turn_path(agent, session, turn))?).await
     }
 
@@ -164,7 +157,8 @@ impl Client {
 
     fn message(&self, agent: &str, session: &str, text: &str) -> Result<RequestBuilder> {
         let path = ["v1", "agents", agent, "sessions", session, "messages"];
-        Ok(self.request(Method::POST, &path)?.json(&serde_json::json!({"text": text})))
+        let message = SendMessage::<serde_json::Value> { text: text.to_owned(), data: None };
+        Ok(self.request(Method::POST, &path)?.json(&message))
     }
 
     fn request(&self, method: Method, path: &[&str]) -> Result<RequestBuilder> {
@@ -190,7 +184,7 @@ impl Client {
         }
         let status = response.status();
         let body = response.text().await.unwrap_or_default();
-        match serde_json::from_str::<wire::ErrorBody>(&body) {
+        match serde_json::from_str::<ErrorBody>(&body) {
             Ok(body) => bail!(Refused { code: body.error.code, message: body.error.message }),
             Err(_) => bail!("{} answered {status}, but not as a Skep host does", self.base),
         }

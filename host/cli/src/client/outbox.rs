@@ -2,104 +2,13 @@
 
 use anyhow::Result;
 use reqwest::Method;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
+use skep_api::{
+    AddedWebhook, DeadLetter, DeadLetterPage, Event, EventPage, NewEvent, NewWebhook, PublishedEvent,
+    Schedule, SchedulePage, WebhookPage, WebhookState, WebhookTest,
+};
 
-use super::{Client, wire};
-
-/// A schedule that wakes a session.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Schedule {
-    pub id: String,
-    pub agent: String,
-    pub session: String,
-    pub name: String,
-    /// Whether the manifest set the schedule, rather than the session.
-    pub manifest: bool,
-    pub timing: Value,
-    pub data: Value,
-    pub state: String,
-    pub due_at_ms: u64,
-    pub attempt: u32,
-    pub tries: u32,
-    pub last_error: Option<String>,
-}
-
-/// An event, and the state of its deliveries.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Event {
-    pub key: i64,
-    pub id: String,
-    pub source: String,
-    pub topic: String,
-    pub data: Value,
-    pub at_ms: u64,
-    pub published_at_ms: u64,
-    pub pending: u32,
-    pub dead: u32,
-}
-
-/// Result of sending an event.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct SentEvent {
-    pub id: String,
-    pub state: String,
-    pub deliveries: u32,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Webhook {
-    pub id: String,
-    pub url: String,
-    pub topics: Vec<String>,
-    pub configured: bool,
-    pub created_at_ms: u64,
-    pub disabled: Option<String>,
-    pub last_try: Option<WebhookTry>,
-    /// Number of events that wait for delivery to it; only in a list.
-    #[serde(default)]
-    pub waiting: u64,
-    #[serde(default)]
-    pub next_try_at_ms: Option<u64>,
-    /// Only in the response that adds the webhook.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub secret: Option<String>,
-}
-
-/// Result of the last attempt to send something.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct WebhookTry {
-    pub at_ms: u64,
-    pub status: Option<u16>,
-    pub error: Option<String>,
-}
-
-/// Result of a test event.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct WebhookTest {
-    pub webhook: String,
-    pub event_id: String,
-    pub delivered: bool,
-    pub status: Option<u16>,
-    pub error: Option<String>,
-    /// Beginning of the response body.
-    pub answer: String,
-    pub took_ms: u64,
-}
-
-/// A delivery that failed permanently.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct DeadLetter {
-    pub id: i64,
-    pub event_id: String,
-    pub topic: String,
-    pub at_ms: u64,
-    pub agent: Option<String>,
-    pub session: Option<String>,
-    pub webhook: Option<String>,
-    pub attempts: u32,
-    pub error: String,
-}
+use super::Client;
 
 impl Client {
     /// Returns the schedules of one agent, or of all agents.
@@ -109,7 +18,7 @@ impl Client {
         if let Some(agent) = agent {
             url.query_pairs_mut().append_pair("agent", agent);
         }
-        let list: wire::List<Schedule> = self.json(self.http.get(url)).await?;
+        let list: SchedulePage = self.json(self.http.get(url)).await?;
         Ok(list.data)
     }
 
@@ -124,32 +33,43 @@ impl Client {
         self.answer(request).await.map(drop)
     }
 
-    pub async fn send_event(&self, topic: &str, data: Option<&Value>, id: Option<&str>) -> Result<SentEvent> {
-        let mut body = json!({"topic": topic, "source": "cli"});
-        if let Some(data) = data {
-            body["data"] = data.clone();
-        }
-        if let Some(id) = id {
-            body["id"] = json!(id);
-        }
-        self.json(self.request(Method::POST, &["v1", "events"])?.json(&body)).await
+    pub async fn send_event(
+        &self,
+        topic: &str,
+        data: Option<&Value>,
+        id: Option<&str>,
+    ) -> Result<PublishedEvent> {
+        let event = NewEvent {
+            topic: topic.to_owned(),
+            data: data.cloned(),
+            id: id.map(str::to_owned),
+            time: None,
+            source: Some("cli".to_owned()),
+        };
+        self.json(self.request(Method::POST, &["v1", "events"])?.json(&event)).await
     }
 
     /// Returns the newest events.
     pub async fn events(&self, limit: u32) -> Result<Vec<Event>> {
         let mut url = self.url(&["v1", "events"])?;
         url.query_pairs_mut().append_pair("limit", &limit.to_string());
-        let list: wire::List<Event> = self.json(self.http.get(url)).await?;
+        let list: EventPage = self.json(self.http.get(url)).await?;
         Ok(list.data)
     }
 
-    pub async fn add_webhook(&self, url: &str, topics: &[String], secret: Option<&str>) -> Result<Webhook> {
-        let body = json!({"url": url, "topics": topics, "secret": secret});
+    pub async fn add_webhook(
+        &self,
+        url: &str,
+        topics: &[String],
+        secret: Option<&str>,
+    ) -> Result<AddedWebhook> {
+        let (url, topics) = (url.to_owned(), topics.to_vec());
+        let body = NewWebhook { url, topics, secret: secret.map(str::to_owned) };
         self.json(self.request(Method::POST, &["v1", "webhooks"])?.json(&body)).await
     }
 
-    pub async fn webhooks(&self) -> Result<Vec<Webhook>> {
-        let list: wire::List<Webhook> = self.json(self.request(Method::GET, &["v1", "webhooks"])?).await?;
+    pub async fn webhooks(&self) -> Result<Vec<WebhookState>> {
+        let list: WebhookPage = self.json(self.request(Method::GET, &["v1", "webhooks"])?).await?;
         Ok(list.data)
     }
 
@@ -165,7 +85,7 @@ impl Client {
     pub async fn dead_letters(&self, limit: u32) -> Result<Vec<DeadLetter>> {
         let mut url = self.url(&["v1", "webhooks", "dead-letters"])?;
         url.query_pairs_mut().append_pair("limit", &limit.to_string());
-        let list: wire::List<DeadLetter> = self.json(self.http.get(url)).await?;
+        let list: DeadLetterPage = self.json(self.http.get(url)).await?;
         Ok(list.data)
     }
 

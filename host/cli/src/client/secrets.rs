@@ -2,20 +2,9 @@
 
 use anyhow::Result;
 use reqwest::Method;
-use serde::{Deserialize, Serialize};
-use serde_json::json;
+use skep_api::{NewSecret, Secret, SecretList};
 
-use super::{Client, wire};
-
-/// A secret without its value.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Secret {
-    pub name: String,
-    /// `None` means that it belongs to every agent that is granted it.
-    pub agent: Option<String>,
-    pub hosts: Vec<String>,
-    pub updated_at_ms: u64,
-}
+use super::Client;
 
 impl Client {
     pub async fn set_secret(
@@ -25,12 +14,13 @@ impl Client {
         hosts: &[String],
         agent: Option<&str>,
     ) -> Result<()> {
-        let body = json!({"value": value, "hosts": hosts, "agent": agent});
+        let (value, hosts) = (value.to_owned(), hosts.to_vec());
+        let body = NewSecret { value, hosts, agent: agent.map(str::to_owned) };
         self.answer(self.request(Method::PUT, &["v1", "secrets", name])?.json(&body)).await.map(drop)
     }
 
     pub async fn secrets(&self) -> Result<Vec<Secret>> {
-        let list: wire::List<Secret> = self.json(self.request(Method::GET, &["v1", "secrets"])?).await?;
+        let list: SecretList = self.json(self.request(Method::GET, &["v1", "secrets"])?).await?;
         Ok(list.data)
     }
 

@@ -2,39 +2,9 @@
 
 use anyhow::Result;
 use reqwest::{Method, header};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use skep_api::{ForkSession, MessagePage, Session, SessionDetail, SessionPage};
 
-use super::{Client, wire};
-
-/// Summary of a session.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Session {
-    pub id: String,
-    pub turns: u64,
-    pub created_at_ms: u64,
-    pub updated_at_ms: u64,
-}
-
-/// Contents of a session, except its messages.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct SessionDetail {
-    #[serde(flatten)]
-    pub session: Session,
-    pub conversations: Vec<Conversation>,
-    pub usage: wire::Usage,
-    pub state_keys: Vec<String>,
-    pub state_bytes: u64,
-}
-
-/// Summary of a conversation of a session.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Conversation {
-    pub name: String,
-    pub model: String,
-    pub messages: u64,
-    pub bytes: u64,
-}
+use super::Client;
 
 /// Permissions of an import, all of them off by default.
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,30 +13,6 @@ pub struct ImportOptions {
     pub replace: bool,
     /// Accept a session of an agent with another name.
     pub from_other_agent: bool,
-}
-
-/// Messages of one conversation.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct MessagePage {
-    pub data: Vec<Message>,
-    pub total: u64,
-    pub has_more: bool,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Message {
-    pub number: u64,
-    pub role: String,
-    pub content: String,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tool_calls: Vec<Value>,
-}
-
-/// One page of a listing.
-#[derive(Debug, Deserialize)]
-struct Page<T> {
-    data: Vec<T>,
-    has_more: bool,
 }
 
 impl Client {
@@ -86,7 +32,7 @@ impl Client {
                 url.query_pairs_mut().append_pair(name, value);
             }
         }
-        let page: Page<Session> = self.json(self.http.get(url)).await?;
+        let page: SessionPage = self.json(self.http.get(url)).await?;
         Ok((page.data, page.has_more))
     }
 
@@ -114,7 +60,7 @@ impl Client {
     /// Creates the session `to` as a copy.
     pub async fn fork_session(&self, agent: &str, session: &str, to: &str) -> Result<Session> {
         let request = self.request(Method::POST, &["v1", "agents", agent, "sessions", session, "fork"])?;
-        self.json(request.json(&json!({"session": to}))).await
+        self.json(request.json(&ForkSession { session: to.to_owned() })).await
     }
 
     /// Returns the exported document of a session, byte for byte as the host wrote it.

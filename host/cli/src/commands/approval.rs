@@ -1,9 +1,9 @@
 //! `skep approval`: tool calls that wait for a person's decision.
 
 use anyhow::Result;
+use skep_api::{Approval, Decision};
 
 use super::{HostArgs, out};
-use crate::client::Approval;
 
 /// Approve or deny tool calls that wait for a person's decision
 #[derive(Debug, clap::Subcommand)]
@@ -61,11 +61,11 @@ pub async fn run(command: Command) -> Result<()> {
             if args.json { out::json(&approvals) } else { list(approvals) }
         }
         Command::Approve(args) => {
-            let approval = args.host.client()?.decide(&args.id, "approve", None).await?;
+            let approval = args.host.client()?.decide(&args.id, Decision::Approve, None).await?;
             out::line(&format!("approved: {} of {}", approval.tool, approval.agent))
         }
         Command::Deny(args) => {
-            let approval = args.host.client()?.decide(&args.id, "deny", args.reason.as_deref()).await?;
+            let approval = args.host.client()?.decide(&args.id, Decision::Deny, args.reason).await?;
             out::line(&format!("denied: {} of {}", approval.tool, approval.agent))
         }
     }

@@ -1,9 +1,9 @@
 //! `skep held`: decides about the work that a restored host holds.
 
 use anyhow::Result;
+use skep_api::{Held, HeldDecision};
 
 use super::{HostArgs, out};
-use crate::client::Held;
 
 /// Decide about the work that a restored host holds
 ///
@@ -73,11 +73,11 @@ pub async fn run(command: Command) -> Result<()> {
             }
         }
         Command::Resume(args) => {
-            let held = args.host.client()?.decide_held("resume").await?;
+            let held = args.host.client()?.decide_held(HeldDecision::Resume).await?;
             out::line(&format!("resumed {}", sum(&held)))
         }
         Command::Drop(args) => {
-            let held = args.host.client()?.decide_held("drop").await?;
+            let held = args.host.client()?.decide_held(HeldDecision::Drop).await?;
             out::line(&format!("dropped {}", sum(&held)))
         }
     }

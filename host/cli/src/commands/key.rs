@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
+use skep_api::Key;
 use skep_runtime::{AgentName, KeyRing, NewApiKey, Role, Tenant};
 use skep_store::{Durability, Store, StoreError};
 
 use super::{HostArgs, out};
-use crate::client::{Client, Key};
+use crate::client::Client;
 use crate::data_lock::DataLock;
 use crate::failure::Usage;
 use crate::{server, style};
@@ -166,7 +167,17 @@ async fn list(args: ListArgs) -> Result<()> {
             let agents = key.agents.map_or_else(|| "all".to_owned(), |agents| agents.join(", "));
             let rate = key.requests_per_minute.map_or_else(String::new, |rate| format!("{rate}/min"));
             let used = key.last_used_at_ms.map_or_else(|| "never".to_owned(), |day| used(day, now_ms));
-            [key.id, key.tenant, key.role, agents, rate, key.name, out::ago(key.created_at_ms), used, state]
+            [
+                key.id,
+                key.tenant,
+                key.role.to_string(),
+                agents,
+                rate,
+                key.name,
+                out::ago(key.created_at_ms),
+                used,
+                state,
+            ]
         })
         .collect();
     out::table(["KEY", "TENANT", "ROLE", "AGENTS", "RATE", "NAME", "CREATED", "USED", "STATE"], &rows)
@@ -217,7 +228,7 @@ impl Keys {
             Keys::InFolder { ring, store } => {
                 let (key, secret) = ring.create(new).await?;
                 store.close().await;
-                Ok(Key { key: Some(secret), ..Key::from(key) })
+                Ok(Key { key: Some(secret), ..skep_gateway::describe_key(key) })
             }
         }
     }
@@ -228,7 +239,7 @@ impl Keys {
             Keys::InFolder { ring, store } => {
                 let keys = ring.list().await?;
                 store.close().await;
-                Ok(keys.into_iter().map(Key::from).collect())
+                Ok(keys.into_iter().map(skep_gateway::describe_key).collect())
             }
         }
     }
@@ -239,7 +250,7 @@ impl Keys {
             Keys::InFolder { ring, store } => {
                 let key = ring.revoke(id).await?;
                 store.close().await;
-                Ok(key.into())
+                Ok(skep_gateway::describe_key(key))
             }
         }
     }

@@ -1,9 +1,10 @@
 //! `skep list`: lists agents, their versions and their tools.
 
 use anyhow::Result;
+use skep_api::Agents;
 
 use super::{HostArgs, deploy, out};
-use crate::client::{Agents, Client};
+use crate::client::Client;
 use crate::style;
 
 /// List the agents of a running host
@@ -41,7 +42,7 @@ pub async fn run(args: Args) -> Result<()> {
     if let Some(name) = &args.agent {
         client.find_agent(name).await?;
     }
-    let Agents { ready: mut agents, broken } = client.agents().await?;
+    let Agents { ready: mut agents, broken, .. } = client.agents().await?;
     agents.retain(|agent| args.agent.as_ref().is_none_or(|name| agent.name == *name));
     for agent in broken.iter().filter(|_| args.agent.is_none()) {
         eprintln!("  {} {}: {}", style::stderr().red("broken"), agent.name, agent.reason);

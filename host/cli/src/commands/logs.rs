@@ -4,10 +4,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use clap::ValueEnum;
+use skep_api::LogLine;
 use skep_runtime::for_terminal;
 
 use super::{HostArgs, out};
-use crate::client::{Client, LogLine, LogQuery, LogStream};
+use crate::client::{Client, LogQuery, LogStream};
 use crate::failure::Refused;
 use crate::style::{self, Painter};
 

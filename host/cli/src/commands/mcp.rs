@@ -1,9 +1,9 @@
 //! `skep mcp`: lists the MCP servers of a host.
 
 use anyhow::Result;
+use skep_api::McpTool;
 
 use super::{HostArgs, out};
-use crate::client::McpTool;
 
 /// List the MCP servers that skep.toml names
 #[derive(Debug, clap::Subcommand)]
@@ -53,7 +53,7 @@ pub async fn run(command: Command) -> Result<()> {
             words => format!("{name} ({words})"),
         });
         let tools: Vec<String> = tools.collect();
-        [server.name, server.state, server.error.unwrap_or_else(|| tools.join(", "))]
+        [server.name, server.state.to_string(), server.error.unwrap_or_else(|| tools.join(", "))]
     });
     out::table(["NAME", "STATE", "TOOLS"], &rows.collect::<Vec<_>>())
 }

@@ -3,10 +3,9 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
-use serde_json::Value;
+use skep_api::{Schedule, ScheduleTiming};
 
 use super::{HostArgs, out};
-use crate::client::Schedule;
 
 /// List, run and cancel the schedules that wake agents
 #[derive(Debug, clap::Subcommand)]
@@ -102,13 +101,11 @@ fn row(schedule: Schedule) -> [String; 7] {
     [schedule.agent, schedule.session, schedule.name, when, due, state, schedule.id]
 }
 
-fn when(timing: &Value) -> String {
-    if let Some(cron) = timing["cron"].as_str() {
-        return format!("{cron} {}", timing["time_zone"].as_str().unwrap_or_default());
-    }
-    match timing["every_ms"].as_u64() {
-        Some(every_ms) => format!("every {} s", every_ms as f64 / 1_000.0),
-        None => "once".to_owned(),
+fn when(timing: &ScheduleTiming) -> String {
+    match timing {
+        ScheduleTiming::At { .. } => "once".to_owned(),
+        ScheduleTiming::Every { every_ms } => format!("every {} s", *every_ms as f64 / 1_000.0),
+        ScheduleTiming::Cron { cron, time_zone } => format!("{cron} {time_zone}"),
     }
 }
 

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
+use skep_api::{Conversation, NumberedMessage, Session, SessionDetail};
 
 use super::{HostArgs, confirmation::confirmed, out};
-use crate::client::{Conversation, ImportOptions, Message, Session, SessionDetail};
+use crate::client::ImportOptions;
 use crate::style;
 
 /// Maximum size of a document that can be imported.
@@ -200,7 +201,7 @@ async fn list(args: ListArgs) -> Result<()> {
     };
     let rows: Vec<_> = sessions
         .into_iter()
-        .map(|Session { id, turns, created_at_ms, updated_at_ms }| {
+        .map(|Session { id, turns, created_at_ms, updated_at_ms, .. }| {
             [id, turns.to_string(), out::ago(created_at_ms), out::ago(updated_at_ms)]
         })
         .collect();
@@ -255,7 +256,7 @@ fn is_missing(error: &anyhow::Error) -> bool {
 }
 
 fn summary(detail: &SessionDetail) -> Result<()> {
-    let SessionDetail { session, conversations, usage, state_keys, state_bytes } = detail;
+    let SessionDetail { session, conversations, usage, state_keys, state_bytes, .. } = detail;
     let paint = style::stdout();
     let keys = match state_keys.len() {
         0 => "no state".to_owned(),
@@ -278,13 +279,13 @@ fn summary(detail: &SessionDetail) -> Result<()> {
     Ok(())
 }
 
-fn for_people(message: &Message) -> String {
+fn for_people(NumberedMessage { message, number }: &NumberedMessage) -> String {
     let calls = message.tool_calls.iter().map(|call| {
-        let name = call["function"]["name"].as_str().unwrap_or("?");
-        format!("\n     calls {name} {}", call["function"]["arguments"].as_str().unwrap_or_default())
+        let function = &call.function;
+        format!("\n     calls {} {}", function.name, function.arguments)
     });
     let role = style::stdout().bold(&message.role);
-    format!("{:>4} {role}: {}{}", message.number, message.content.trim_end(), calls.collect::<String>())
+    format!("{number:>4} {role}: {}{}", message.content.trim_end(), calls.collect::<String>())
 }
 
 async fn export(args: ExportArgs) -> Result<()> {

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use indicatif::HumanBytes;
+use skep_api::{DiskStatus, HostStatus, LimitStatus, ModelStatus};
 
 use super::{HostArgs, out};
-use crate::client::{DiskStatus, HostStatus, LimitStatus, ModelStatus};
 use crate::style::{self, Painter};
 
 /// Show a running host: its models, agents, sessions and queues, and limits that are nearly used up
@@ -51,6 +51,7 @@ fn lines(status: &HostStatus, paint: Painter) -> Vec<String> {
         held,
         disk,
         limits,
+        ..
     } = status;
     let mut screen = Screen { paint, lines: Vec::new() };
     let since = out::duration(*uptime_s);

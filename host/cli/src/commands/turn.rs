@@ -1,9 +1,9 @@
 //! `skep turn`: shows, follows or cancels a turn.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use skep_api::TurnState;
 
 use super::{HostArgs, out, turn_printer};
-use crate::client::TurnState;
 use crate::style;
 
 /// Show the state of a turn, or follow it to its end
@@ -56,8 +56,7 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json {
         return out::json(&status);
     }
-    let unknown = "the host answered in a format that this `skep` does not know";
-    show(&serde_json::from_value(status).context(unknown)?)
+    show(&status.state)
 }
 
 fn show(state: &TurnState) -> Result<()> {
@@ -65,11 +64,11 @@ fn show(state: &TurnState) -> Result<()> {
     match state {
         TurnState::Waiting => out::line("waiting: other turns of its session come first"),
         TurnState::Running { turn } => out::line(&format!("running as turn {turn} of its session")),
-        TurnState::Done { turn, text } => {
+        TurnState::Done { turn, text, .. } => {
             out::line(&paint.dim(&format!("done as turn {turn} of its session")))?;
             out::line(text.trim_end())
         }
-        TurnState::Failed { error } => {
+        TurnState::Failed { error, .. } => {
             out::line(&format!("{}: {} ({})", paint.red("failed"), error.message, error.code))
         }
     }

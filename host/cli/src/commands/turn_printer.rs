@@ -2,15 +2,17 @@
 //! figures.
 
 use anyhow::Result;
+use serde_json::Value;
+use skep_api::{Delta, Generation, ModelChanged, Timing, ToolCall, Turn, TurnEvent, Usage};
 
 use super::out;
-use crate::client::{Timing, TokenUsage, ToolCall, Turn, TurnEvent, TurnStream};
+use crate::client::TurnStream;
 use crate::style::{self, Painter};
 
 /// Result of a turn.
 pub struct TurnReport {
     pub turn: Turn,
-    pub generations: Vec<(TokenUsage, Timing)>,
+    pub generations: Vec<(Usage, Timing)>,
     pub tool_calls: Vec<ToolCall>,
 }
 
@@ -20,8 +22,7 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
     let (mut generations, mut tool_calls, mut done) = (Vec::new(), Vec::new(), None);
     while let Some(event) = stream.next().await? {
         match event {
-            TurnEvent::Started { .. } => {}
-            TurnEvent::Delta(text) => printer.text(&text)?,
+            TurnEvent::Delta(Delta { text }) => printer.text(&text)?,
             TurnEvent::ToolCall(call) => printer.aside(&format!("→ {}({})", call.name, call.arguments))?,
             TurnEvent::ToolResult(call) => {
                 let shown = match (&call.result, &call.error) {
@@ -30,9 +31,10 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
                     (None, None) => "nothing".to_owned(),
                 };
                 printer.aside(&format!("← {shown}"))?;
-                tool_calls.push(call);
+                let (id, name, result, error) = (call.id, call.name, call.result, call.error);
+                tool_calls.push(ToolCall { id, name, arguments: Value::Null, result, error });
             }
-            TurnEvent::ModelChanged { conversation, from, to } => {
+            TurnEvent::ModelChanged(ModelChanged { conversation, from, to }) => {
                 let with = if from == to {
                     format!("another model named {to}")
                 } else {
@@ -40,8 +42,12 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
                 };
                 printer.aside(&format!("conversation {conversation} continues with {with}"))?;
             }
-            TurnEvent::Generation { usage, timing } => generations.push((usage, timing)),
+            TurnEvent::Usage(Generation { usage, timing }) => generations.push((usage, timing)),
             TurnEvent::Done(turn) => done = Some(turn),
+            TurnEvent::Turn(_)
+            | TurnEvent::ApprovalRequired(_)
+            | TurnEvent::ApprovalDecided(_)
+            | TurnEvent::Error(_) => {}
         }
     }
     let turn = done.ok_or_else(|| anyhow::anyhow!("the stream ended without an answer"))?;

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
+use skep_api::{AddedWebhook, WebhookState};
 
 use super::{HostArgs, out};
 
@@ -134,14 +135,14 @@ pub async fn run(command: Command) -> Result<()> {
 }
 
 async fn add(args: AddArgs) -> Result<()> {
-    let webhook =
-        args.host.client()?.add_webhook(&args.address, &args.topics, args.secret.as_deref()).await?;
+    let added = args.host.client()?.add_webhook(&args.address, &args.topics, args.secret.as_deref()).await?;
     if args.json {
-        return out::json(&webhook);
+        return out::json(&added);
     }
+    let AddedWebhook { webhook, secret } = added;
     out::line(&format!("{} gets the events {}", webhook.url, webhook.topics.join(", ")))?;
     out::line(&format!("id      {}", webhook.id))?;
-    out::line(&format!("secret  {}", webhook.secret.unwrap_or_default()))
+    out::line(&format!("secret  {}", secret))
 }
 
 async fn list(args: ListArgs) -> Result<()> {
@@ -154,7 +155,7 @@ async fn list(args: ListArgs) -> Result<()> {
     }
     let rows: Vec<_> = webhooks
         .into_iter()
-        .map(|webhook| {
+        .map(|WebhookState { webhook, waiting, next_try_at_ms }| {
             let last = match &webhook.last_try {
                 None => "never".to_owned(),
                 Some(last) => {
@@ -163,9 +164,8 @@ async fn list(args: ListArgs) -> Result<()> {
                     format!("{status}, {}", out::ago(last.at_ms))
                 }
             };
-            let next = webhook
-                .next_try_at_ms
-                .map_or_else(String::new, |at_ms| format!("{} waiting, {}", webhook.waiting, until(at_ms)));
+            let next = next_try_at_ms
+                .map_or_else(String::new, |at_ms| format!("{waiting} waiting, {}", until(at_ms)));
             let state =
                 match (webhook.disabled, webhook.last_try.and_then(|last| last.error), webhook.configured) {
                     (Some(why), _, _) => format!("disabled: {why}"),

@@ -8,7 +8,7 @@
 
 mod audit;
 mod presented_key;
-mod roles;
+pub(crate) mod roles;
 mod session_path;
 mod web_pages;
 

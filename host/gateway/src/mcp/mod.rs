@@ -103,8 +103,62 @@ impl Drop for Mcp {
 const MAX_VALUES: usize = 1 << 18;
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
+/// Takes a message of the Model Context Protocol (streamable HTTP): agents and their tools are the server's tools.
+#[utoipa::path(post, path = "/mcp", tag = "mcp", operation_id = "send_mcp_message",
+    params(("mcp-session-id" = Option<String>, Header, description = "The session that the answer to `initialize` names")),
+    request_body(content = Value, description = "A message of JSON-RPC"),
+    responses(
+        (status = 200, description = "The answer, or a stream of messages that ends with it.",
+            content((Value = "application/json"), (Value = "text/event-stream"))),
+        (status = 202, description = "A message that needs no answer was taken."),
+        (status = 404, description = "`session_not_found`; or an error of the protocol, as JSON-RPC"),
+        (status = 406, description = "`accept` does not name both types of answers."),
+        (status = 415, description = "The body's type is not `application/json`."),
+    ))]
+pub(crate) async fn send(
+    gateway: State<Gateway>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, ApiError> {
+    serve(gateway, caller, request).await
+}
+
+/// Opens the stream of a session's notifications.
+#[utoipa::path(get, path = "/mcp", tag = "mcp", operation_id = "open_mcp_stream",
+    params(("mcp-session-id" = Option<String>, Header, description = "The session that the answer to `initialize` names"),
+        ("last-event-id" = Option<String>, Header, description = "Continues after this event")),
+    responses(
+        (status = 200, description = "Notifications, as messages of JSON-RPC.", body = Value, content_type = "text/event-stream"),
+        (status = 400, description = "The request names no session."),
+        (status = 404, description = "`session_not_found`"),
+        (status = 406, description = "`accept` does not name `text/event-stream`."),
+    ))]
+pub(crate) async fn listen(
+    gateway: State<Gateway>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, ApiError> {
+    serve(gateway, caller, request).await
+}
+
+/// Ends a session.
+#[utoipa::path(delete, path = "/mcp", tag = "mcp", operation_id = "end_mcp_session",
+    params(("mcp-session-id" = Option<String>, Header, description = "The session that the answer to `initialize` names")),
+    responses(
+        (status = 202, description = "The session has ended."),
+        (status = 400, description = "The request names no session."),
+        (status = 404, description = "`session_not_found`"),
+    ))]
+pub(crate) async fn end(
+    gateway: State<Gateway>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, ApiError> {
+    serve(gateway, caller, request).await
+}
+
 /// Serves a request. A session belongs to its caller, and to other callers it does not exist.
-pub(crate) async fn serve(
+async fn serve(
     State(gateway): State<Gateway>,
     caller: Caller,
     request: Request,

@@ -12,6 +12,7 @@ use skep_engine::{
     Affinity, Constraint,
     chat::{ChatMessage, ChatOptions, Role, ToolCall, ToolChoice, ToolSpec},
 };
+use utoipa::ToSchema;
 
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("functions", "use tools"),
@@ -35,8 +36,11 @@ pub(crate) struct ChatBody {
     pub parameters: Parameters,
 }
 
-#[derive(Debug, Deserialize)]
-struct MessageBody {
+/// A message of a chat.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ChatMessage)]
+pub(super) struct MessageBody {
+    /// `system`, `developer`, `user`, `assistant` or `tool`.
     role: String,
     #[serde(default)]
     content: Option<Content>,
@@ -48,7 +52,9 @@ struct MessageBody {
     tool_call_id: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+/// A text, or parts of type `text`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ChatContent)]
 #[serde(
     untagged,
     expecting = "the content must be a string or a list of parts such as {\"type\": \"text\", \"text\": …}"
@@ -58,34 +64,43 @@ enum Content {
     Parts(Vec<Value>),
 }
 
-#[derive(Debug, Deserialize)]
+/// A call that the model made.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ChatToolCall)]
 struct ToolCallBody {
     id: String,
     function: FunctionCallBody,
 }
 
-#[derive(Debug, Deserialize)]
+/// The function of a call.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ChatFunctionCall)]
 struct FunctionCallBody {
     name: String,
+    /// JSON as text.
     arguments: String,
 }
 
 /// A tool as OpenAI's `{type, function}`, or as the bare function.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ChatTool)]
 #[serde(
     untagged,
     expecting = "a tool must be {\"type\": \"function\", \"function\": {\"name\": …, \"description\": …, \"parameters\": …}}"
 )]
-enum ToolBody {
+pub(super) enum ToolBody {
     Wrapped { function: FunctionBody },
     Bare(FunctionBody),
 }
 
-#[derive(Debug, Deserialize)]
-struct FunctionBody {
+/// A function that the model may call.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ChatFunction)]
+pub(super) struct FunctionBody {
     name: String,
     #[serde(default)]
     description: Option<String>,
+    /// JSON Schema of the arguments; without one, the function has none.
     #[serde(default)]
     parameters: Option<Value>,
 }
@@ -347,7 +362,7 @@ mod tests {
             ),
             (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].tool_call_id"),
         ] {
-            assert_eq!(body(value).messages().unwrap_err().body()["error"]["param"], param);
+            assert_eq!(body(value).messages().unwrap_err().param.as_deref(), Some(param));
         }
         for (field, value) in [
             ("functions", json!([])),
@@ -365,7 +380,7 @@ mod tests {
             request[field] = value;
             let read = ChatBody::read(serde_json::from_value(request).unwrap());
             let error = read.and_then(|body| body.options(0, &Affinity::default())).unwrap_err();
-            assert_eq!(error.body()["error"]["param"], field);
+            assert_eq!(error.param.as_deref(), Some(field));
         }
     }
 
@@ -380,9 +395,9 @@ mod tests {
             (json!({"messages": [], "stop": 7}), "stop", "a string or a list of strings"),
             (json!({"messages": [], "tools": [7]}), "tools[0]", "a tool must be {"),
         ] {
-            let error = ChatBody::read(serde_json::from_value(request).unwrap()).unwrap_err().body();
-            let message = error["error"]["message"].as_str().unwrap();
-            assert_eq!(error["error"]["param"], param);
+            let error = ChatBody::read(serde_json::from_value(request).unwrap()).unwrap_err();
+            let message = error.message;
+            assert_eq!(error.param.as_deref(), Some(param));
             assert!(message.contains(rule) && !message.contains("variant"), "{message}");
         }
     }

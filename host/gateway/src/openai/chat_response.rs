@@ -1,17 +1,15 @@
 //! The whole response to a chat completion, and its choices.
 
-use super::{Envelope, tool_call_json, usage_json};
-use serde_json::{Value, json};
+use super::{Envelope, tool_call};
+use skep_api::{AssistantMessage, ChatChoice, ChatCompletion, ChatLogprobs, marker};
 use skep_engine::{
     Usage,
     chat::{ChatFinish, ToolCall},
 };
 
 /// Returns a whole response with these choices.
-pub(crate) fn completion(model: &str, choices: Vec<Value>, usage: &Usage) -> Value {
-    let mut answer = Envelope::new("chatcmpl", "chat.completion", model).with_choices(choices);
-    answer["usage"] = usage_json(usage);
-    answer
+pub(crate) fn completion(model: &str, choices: Vec<ChatChoice>, usage: &Usage) -> ChatCompletion {
+    Envelope::new("chatcmpl", model).chat(choices, usage)
 }
 
 /// Returns a whole response with one choice.
@@ -21,8 +19,8 @@ pub(crate) fn whole_answer(
     tool_calls: &[ToolCall],
     finish: ChatFinish,
     usage: &Usage,
-) -> Value {
-    completion(model, vec![choice(0, text, tool_calls, finish, Value::Null)], usage)
+) -> ChatCompletion {
+    completion(model, vec![choice(0, text, tool_calls, finish, None)], usage)
 }
 
 /// Returns one choice of a response.
@@ -31,16 +29,15 @@ pub(crate) fn choice(
     text: &str,
     tool_calls: &[ToolCall],
     finish: ChatFinish,
-    logprobs: Value,
-) -> Value {
-    let mut message = json!({"role": "assistant", "content": text});
-    if !tool_calls.is_empty() {
-        message["tool_calls"] = tool_calls.iter().map(tool_call_json).collect();
-        if text.is_empty() {
-            message["content"] = Value::Null;
-        }
-    }
-    json!({"index": index, "message": message, "finish_reason": finish_reason(finish), "logprobs": logprobs})
+    logprobs: Option<ChatLogprobs>,
+) -> ChatChoice {
+    let is_only_calls = text.is_empty() && !tool_calls.is_empty();
+    let message = AssistantMessage {
+        role: marker::Assistant,
+        content: (!is_only_calls).then(|| text.to_owned()),
+        tool_calls: tool_calls.iter().map(tool_call).collect(),
+    };
+    ChatChoice { index: index as u32, message, finish_reason: finish_reason(finish).to_owned(), logprobs }
 }
 
 /// Returns the name of the reason why a choice ended.

@@ -62,9 +62,10 @@ mod tests {
             #[expect(dead_code, reason = "only its type matters")]
             id: u32,
         }
-        assert_eq!(fields.take::<String>("stop").unwrap_err().body()["error"]["param"], "stop");
-        assert_eq!(fields.take::<Vec<Item>>("prompt").unwrap_err().body()["error"]["param"], "prompt[0].id");
+        let param = |error: ApiError| error.param.unwrap();
+        assert_eq!(param(fields.take::<String>("stop").unwrap_err()), "stop");
+        assert_eq!(param(fields.take::<Vec<Item>>("prompt").unwrap_err()), "prompt[0].id");
         assert_eq!(fields.take::<u32>("n").unwrap(), None);
-        assert_eq!(fields.take_required::<u32>("n").unwrap_err().body()["error"]["param"], "n");
+        assert_eq!(param(fields.take_required::<u32>("n").unwrap_err()), "n");
     }
 }

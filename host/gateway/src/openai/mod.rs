@@ -6,73 +6,70 @@ pub(crate) mod fields;
 pub(crate) mod logprobs;
 pub(crate) mod parameters;
 pub(crate) mod response_format;
+pub(crate) mod schema;
 
-use serde_json::{Value, json};
+use skep_api::{
+    ChatChoice, ChatChunk, ChatCompletion, ChunkChoice, Completion, CompletionChoice, CompletionTokens,
+    FunctionCall, FunctionToolCall, PromptTokens, marker,
+};
 use skep_engine::{Usage, chat::ToolCall};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub(crate) fn usage_json(usage: &Usage) -> Value {
-    let mut value = json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": usage.accepted_tokens,
-            "rejected_prediction_tokens": usage.rejected_tokens,
+pub(crate) fn usage(usage: &Usage) -> skep_api::Usage {
+    let (prompt_tokens, completion_tokens) =
+        (u64::from(usage.prompt_tokens), u64::from(usage.completion_tokens));
+    skep_api::Usage {
+        prompt_tokens,
+        completion_tokens,
+        total_tokens: prompt_tokens + completion_tokens,
+        prompt_tokens_details: PromptTokens { cached_tokens: usage.cached_tokens.into() },
+        completion_tokens_details: CompletionTokens {
+            accepted_prediction_tokens: usage.accepted_tokens.into(),
+            rejected_prediction_tokens: usage.rejected_tokens.into(),
+            taken_back_tokens: usage.rolled_back_tokens.into(),
         },
-    });
-    // OpenAI's shape has no such count, so it is added only if it is not 0.
-    if usage.rolled_back_tokens > 0 {
-        value["completion_tokens_details"]["taken_back_tokens"] = usage.rolled_back_tokens.into();
     }
-    value
 }
 
-pub(crate) fn tool_call_json(call: &ToolCall) -> Value {
-    json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
+pub(crate) fn tool_call(call: &ToolCall) -> FunctionToolCall {
+    let function = FunctionCall { name: call.name.clone(), arguments: call.arguments.clone() };
+    FunctionToolCall { id: call.id.clone(), kind: marker::Function, function }
 }
 
 /// The fields that all responses to one request share.
 #[derive(Clone)]
 pub(crate) struct Envelope {
     id: String,
-    object: &'static str,
     created_s: u64,
     model: String,
 }
 
 impl Envelope {
-    pub(crate) fn new(prefix: &str, object: &'static str, model: &str) -> Self {
+    pub(crate) fn new(prefix: &str, model: &str) -> Self {
         let created_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let id = format!("{prefix}-{}", uuid::Uuid::now_v7().simple());
-        Envelope { id, object, created_s, model: model.to_owned() }
+        Envelope { id, created_s, model: model.to_owned() }
     }
 
-    pub(crate) fn with_choices(&self, choices: Vec<Value>) -> Value {
-        json!({"id": self.id, "object": self.object, "created": self.created_s, "model": self.model, "choices": choices})
+    pub(crate) fn chat(self, choices: Vec<ChatChoice>, tokens: &Usage) -> ChatCompletion {
+        let Envelope { id, created_s: created, model } = self;
+        ChatCompletion { id, object: marker::ChatCompletion, created, model, choices, usage: usage(tokens) }
+    }
+
+    pub(crate) fn chunk(&self, choice: ChunkChoice) -> ChatChunk {
+        ChatChunk { choices: vec![choice], usage: None, ..self.last_chunk(&Usage::default()) }
     }
 
     /// Returns the last chunk of a stream whose client requested the usage.
-    pub(crate) fn with_usage(&self, usage: &Usage) -> Value {
-        let mut value = self.with_choices(Vec::new());
-        value["usage"] = usage_json(usage);
-        value
+    pub(crate) fn last_chunk(&self, tokens: &Usage) -> ChatChunk {
+        let Envelope { id, created_s: created, model } = self.clone();
+        let usage = Some(usage(tokens));
+        ChatChunk { id, object: marker::ChatChunk, created, model, choices: Vec::new(), usage }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn taken_back_tokens_are_reported_only_if_there_are_some() {
-        let details = |rolled_back_tokens| {
-            let usage = Usage { completion_tokens: 5, rolled_back_tokens, ..Usage::default() };
-            let value = usage_json(&usage);
-            assert_eq!((&value["completion_tokens"], &value["total_tokens"]), (&json!(5), &json!(5)));
-            value["completion_tokens_details"].get("taken_back_tokens").cloned()
-        };
-        assert_eq!((details(0), details(7)), (None, Some(json!(7))));
+    /// Returns a text completion, or a piece of one. Only whole ones and the last piece have a usage.
+    pub(crate) fn text(&self, choices: Vec<CompletionChoice>, tokens: Option<&Usage>) -> Completion {
+        let Envelope { id, created_s: created, model } = self.clone();
+        Completion { id, object: marker::TextCompletion, created, model, choices, usage: tokens.map(usage) }
     }
 }

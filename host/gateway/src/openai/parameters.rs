@@ -5,41 +5,62 @@ use crate::ApiError;
 use serde::Deserialize;
 use skep_engine::Sampling;
 use std::collections::HashMap;
+use utoipa::ToSchema;
 
 /// Maximum number of choices of one request; each is a sequence in the engine.
 const MAX_CHOICES: u32 = 16;
 const MAX_LOGIT_BIASES: usize = 1024;
 
-/// The parameters as sent. All are optional.
-#[derive(Debug)]
+/// Parameters that chat and text completions share. All are optional.
+#[derive(Debug, ToSchema)]
 pub(crate) struct Parameters {
+    /// Name of a model, or `agent:NAME`; the default is the host's default model.
     pub model: Option<String>,
+    /// Number of choices.
+    #[schema(minimum = 1, maximum = 16)]
     pub n: Option<u32>,
+    /// Must be equal to `n`.
     pub best_of: Option<u32>,
+    /// Whether the answer is a stream of events.
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub stop: Option<Stop>,
     pub seed: Option<i64>,
+    /// The default is 16 for text completions, 256 in the native schema of Workers AI, and otherwise what is left of the context.
     pub max_tokens: Option<u32>,
+    /// Whether the model's end of text is ignored.
     pub ignore_eos: Option<bool>,
+    /// The session, with an agent as the model.
     pub user: Option<String>,
+    #[schema(minimum = 0, maximum = 2)]
     temperature: Option<f32>,
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     top_p: Option<f32>,
+    /// 0 and -1 keep all tokens.
+    #[schema(minimum = -1)]
     top_k: Option<i64>,
+    #[schema(minimum = 0, maximum = 1)]
     min_p: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
     frequency_penalty: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
     presence_penalty: Option<f32>,
+    #[schema(minimum = 0.01, maximum = 10)]
     repetition_penalty: Option<f32>,
+    /// Biases of tokens by their ids, -100 to 100.
     logit_bias: Option<HashMap<String, f32>>,
 }
 
-#[derive(Debug, Deserialize)]
+/// Options of a stream.
+#[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct StreamOptions {
+    /// Whether the last chunk has the usage.
     #[serde(default)]
     include_usage: bool,
 }
 
-#[derive(Debug, Deserialize)]
+/// Texts that end the answer.
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "stop must be a string or a list of strings")]
 pub(crate) enum Stop {
     One(String),

@@ -7,32 +7,41 @@ use axum::{
     extract::{Multipart, Path, State, multipart::MultipartError},
     http::StatusCode,
 };
-use serde_json::{Value, json};
-use skep_runtime::{AgentDetail, AgentSummary, Manifest};
+use serde_json::Value;
+use skep_api::{Agent, AgentDetail, Agents, BrokenAgent, Deployment, Tool, marker};
+use skep_runtime::{AgentSummary, FailedAgent, Manifest, ToolDefinition, ToolHints};
 use std::time::Duration;
 
 const MAX_MANIFEST_BYTES: usize = 64 << 10;
 /// Timeout of receiving the form, which contains a component.
 const FORM_TIMEOUT: Duration = Duration::from_secs(600);
 
-pub(crate) async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
-    let agents = gateway.host.agents();
-    let agents: Vec<Value> =
-        agents.iter().filter(|agent| caller.reaches(&agent.name)).map(summary_json).collect();
-    let failed = gateway.host.failed_agents();
-    let failed = failed.iter().filter(|agent| caller.reaches(&agent.name));
-    let failed: Vec<Value> =
-        failed.map(|agent| json!({"name": agent.name, "reason": agent.reason})).collect();
-    Json(json!({"object": "list", "data": agents, "failed": failed}))
+/// Lists the agents that the caller may use.
+///
+/// `failed` has those that the host could not start again.
+#[utoipa::path(get, path = "/v1/agents", tag = "agents", operation_id = "list_agents", responses(
+    (status = 200, description = "The agents.", body = Agents),
+))]
+pub(crate) async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Agents> {
+    let agents = gateway.host.agents().into_iter().filter(|agent| caller.reaches(&agent.name));
+    let failed = gateway.host.failed_agents().into_iter().filter(|agent| caller.reaches(&agent.name));
+    let failed = failed.map(|FailedAgent { name, reason }| BrokenAgent { name, reason });
+    Json(Agents { object: marker::List, ready: agents.map(described).collect(), broken: failed.collect() })
 }
 
 /// Deploys an agent from `multipart/form-data` with the parts `manifest` (the text of an agent.toml) and `component`
 /// (its bytes).
+#[utoipa::path(post, path = "/v1/agents", tag = "agents", operation_id = "deploy_agent",
+    request_body(content = Deployment, content_type = "multipart/form-data"),
+    responses(
+        (status = 201, description = "The agent with the new version in force.", body = Agent),
+        (status = 409, description = "A route of the agent is taken or not allowed: `invalid_route`."),
+    ))]
 pub(crate) async fn deploy(
     State(gateway): State<Gateway>,
     caller: Caller,
     form: Result<Multipart, axum::extract::multipart::MultipartRejection>,
-) -> Result<(StatusCode, Extension<Details>, Json<Value>), ApiError> {
+) -> Result<(StatusCode, Extension<Details>, Json<Agent>), ApiError> {
     let form = form.map_err(|rejection| {
         let expected = "expected multipart/form-data with the parts `manifest` and `component`";
         ApiError::new(
@@ -47,9 +56,8 @@ pub(crate) async fn deploy(
     })??;
     let warnings = gateway.host.deployment_warnings(&manifest);
     let deployed = gateway.host.deploy(manifest, component.into(), &caller.name()).await?;
-    let mut value = summary_json(&deployed);
-    value["warnings"] = json!(warnings);
-    Ok((StatusCode::CREATED, Extension(version_details(&deployed)), Json(value)))
+    let details = version_details(&deployed);
+    Ok((StatusCode::CREATED, Extension(details), Json(Agent { warnings, ..described(deployed) })))
 }
 
 async fn read(mut form: Multipart) -> Result<(Manifest, Bytes), ApiError> {
@@ -85,13 +93,27 @@ async fn read(mut form: Multipart) -> Result<(Manifest, Bytes), ApiError> {
     Ok((manifest, component))
 }
 
+/// Shows an agent with everything that its author specified.
+#[utoipa::path(get, path = "/v1/agents/{agent}", tag = "agents", operation_id = "get_agent",
+    params(("agent" = String, Path, description = "Name of the agent")),
+    responses(
+        (status = 200, description = "The agent.", body = AgentDetail),
+        (status = 404, description = "`agent_not_found`"),
+    ))]
 pub(crate) async fn show(
     State(gateway): State<Gateway>,
     Path(agent): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    Ok(Json(detail_json(&gateway.host.agent(&agent)?)))
+) -> Result<Json<AgentDetail>, ApiError> {
+    Ok(Json(in_detail(gateway.host.agent(&agent)?)))
 }
 
+/// Deletes an agent with its sessions and everything else that belongs to it.
+#[utoipa::path(delete, path = "/v1/agents/{agent}", tag = "agents", operation_id = "delete_agent",
+    params(("agent" = String, Path, description = "Name of the agent")),
+    responses(
+        (status = 204, description = "The agent is deleted."),
+        (status = 404, description = "`agent_not_found`"),
+    ))]
 pub(crate) async fn delete(
     State(gateway): State<Gateway>,
     Path(agent): Path<String>,
@@ -105,44 +127,58 @@ pub(super) fn version_details(agent: &AgentSummary) -> Details {
     Details(format!("agent={} version={} digest={}", agent.name, agent.version, agent.digest))
 }
 
-pub(super) fn summary_json(agent: &AgentSummary) -> Value {
-    json!({
-        "object": "agent",
-        "name": agent.name,
-        "version": agent.version,
-        "description": agent.description,
-        "digest": agent.digest,
-        "model": agent.model,
-        "deployed_at_ms": agent.deployed_at_ms,
-        "tools": agent.tools,
-        "routes": agent.routes,
-    })
+pub(super) fn described(agent: AgentSummary) -> Agent {
+    let AgentSummary { name, version, description, digest, model, deployed_at_ms, tools, routes } = agent;
+    let warnings = Vec::new();
+    Agent {
+        object: marker::Agent,
+        name,
+        version,
+        description,
+        digest,
+        model,
+        deployed_at_ms,
+        tools,
+        routes,
+        warnings,
+    }
 }
 
-fn detail_json(agent: &AgentDetail) -> Value {
-    let mut value = summary_json(&agent.summary);
-    value["manifest"] = json!(agent.manifest_toml);
-    let limits = agent.limits.named().map(|(name, limit)| (name.to_owned(), json!(limit)));
-    value["limits"] = Value::Object(limits.collect());
-    let tools = agent.tools.iter().map(|tool| {
-        json!({
-            "name": tool.name,
-            "description": tool.description,
-            "input_schema": tool.input_schema,
-            "output_schema": tool.output_schema,
-            "hints": {
-                "read_only": tool.hints.read_only,
-                "destructive": tool.hints.destructive,
-                "idempotent": tool.hints.idempotent,
-                "open_world": tool.hints.open_world,
-            },
-            "timeout_ms": tool.timeout_ms,
-            "retries": tool.retries,
-            "needs_approval": tool.needs_approval,
-        })
-    });
-    value["tools"] = tools.collect();
-    value
+fn in_detail(agent: skep_runtime::AgentDetail) -> AgentDetail {
+    let AgentSummary { name, version, description, digest, model, deployed_at_ms, routes, .. } =
+        agent.summary;
+    let limits = agent.limits.named().map(|(name, limit)| (name.to_owned(), Value::from(limit)));
+    AgentDetail {
+        object: marker::Agent,
+        name,
+        version,
+        description,
+        digest,
+        model,
+        deployed_at_ms,
+        tools: agent.tools.into_iter().map(tool).collect(),
+        routes,
+        manifest: agent.manifest_toml,
+        limits: limits.collect(),
+    }
+}
+
+fn tool(tool: ToolDefinition) -> Tool {
+    Tool {
+        name: tool.name,
+        description: tool.description,
+        input_schema: tool.input_schema,
+        output_schema: tool.output_schema,
+        hints: hints(tool.hints),
+        timeout_ms: tool.timeout_ms,
+        retries: tool.retries,
+        needs_approval: tool.needs_approval,
+    }
+}
+
+pub(super) fn hints(hints: ToolHints) -> skep_api::ToolHints {
+    let ToolHints { read_only, destructive, idempotent, open_world } = hints;
+    skep_api::ToolHints { read_only, destructive, idempotent, open_world }
 }
 
 fn form_error(error: MultipartError) -> ApiError {

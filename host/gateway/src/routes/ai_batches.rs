@@ -5,7 +5,7 @@ use crate::{
     body::run_on_compute,
     caller::Caller,
     openai::fields::Fields,
-    workers_ai::{batch, failure::Failure, success},
+    workers_ai::{batch, failure::Failure},
 };
 use axum::{
     Json,
@@ -13,7 +13,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use serde_json::Value;
+use skep_api::{AiEnvelope, BatchStatusEnvelope};
 use skep_engine::Cancel;
 use skep_runtime::{AGENT_MODEL, BatchItem, NewBatch};
 
@@ -44,7 +44,7 @@ pub(super) async fn queue(
     let items = run_on_compute(gateway, caller.tenant.as_str(), body_bytes, read).await?;
     let batch = NewBatch { principal: caller.tenant.into(), model, items };
     let status = gateway.host.queue_batch(batch).await?;
-    Ok(Json(success(batch::standing(&status))).into_response())
+    Ok(Json(AiEnvelope::success(batch::standing(&status))).into_response())
 }
 
 /// Returns the results of a batch, or its status if it is not done.
@@ -60,28 +60,41 @@ pub(super) async fn fetch(
             format!("the batch {} belongs to the model {}; request it there", status.id, status.model);
         return Err(ApiError::parameter("request_id", message));
     }
-    let answer = match results {
-        Some(results) => batch::responses(results),
-        None => batch::standing(&status),
-    };
-    Ok(Json(success(answer)).into_response())
+    Ok(match results {
+        Some(results) => Json(AiEnvelope::success(batch::responses(results))).into_response(),
+        None => Json(AiEnvelope::success(batch::standing(&status))).into_response(),
+    })
 }
 
+/// Shows the state of a batch, without its answers.
+#[utoipa::path(get, path = "/ai/batches/{id}", tag = "batches", operation_id = "get_batch",
+    params(("id" = String, Path, description = "Id of the batch, which is the `request_id` of its answers")),
+    responses(
+        (status = 200, description = "The state of the batch.", body = BatchStatusEnvelope),
+        (status = 404, description = "There is no such batch of the caller's tenant."),
+    ))]
 pub(crate) async fn show(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Json<BatchStatusEnvelope>, Failure> {
     let status = gateway.host.batch(caller.tenant.as_str(), &id).await.map_err(ApiError::from)?;
-    Ok(Json(success(batch::detail(&status))))
+    Ok(Json(AiEnvelope::success(batch::detail(&status))))
 }
 
+/// Cancels a batch: items that have not been started are not answered.
+#[utoipa::path(delete, path = "/ai/batches/{id}", tag = "batches", operation_id = "cancel_batch",
+    params(("id" = String, Path, description = "Id of the batch, which is the `request_id` of its answers")),
+    responses(
+        (status = 200, description = "The state of the batch.", body = BatchStatusEnvelope),
+        (status = 404, description = "There is no such batch of the caller's tenant."),
+    ))]
 pub(crate) async fn cancel(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Json<BatchStatusEnvelope>, Failure> {
     gateway.host.cancel_batch(caller.tenant.as_str(), &id).await.map_err(ApiError::from)?;
     let status = gateway.host.batch(caller.tenant.as_str(), &id).await.map_err(ApiError::from)?;
-    Ok(Json(success(batch::detail(&status))))
+    Ok(Json(AiEnvelope::success(batch::detail(&status))))
 }

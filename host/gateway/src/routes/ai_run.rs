@@ -11,7 +11,6 @@ use crate::{
         failure::Failure,
         native::{self, NativeWriter},
         request::{RunRequest, Schema},
-        success,
     },
 };
 use axum::{
@@ -22,18 +21,44 @@ use axum::{
 };
 use futures::{StreamExt, stream};
 use serde::Deserialize;
+use skep_api::{
+    AiAnswerEnvelope, AiBatchAnswersEnvelope, AiChunk, AiEnvelope, ChatChunk, ChatCompletionEnvelope,
+    QueuedBatchEnvelope,
+};
 use skep_engine::{Cancel, Engine, EngineError, Priority, chat::ChatEvent};
 use skep_runtime::AGENT_MODEL;
 use std::sync::Arc;
+use utoipa::{IntoParams, ToSchema};
 
 /// Options that may be in the query, in the body, or in the body's `options`.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct RunOptions {
     /// Whether to refuse the request instead of waiting until there is room.
     reject_if_busy: bool,
     /// Whether to respond with the id of a batch and run the request when there is room.
     queue_request: bool,
+}
+
+/// The answer to a request, by what it asks for.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes the answer")]
+enum RunAnswer {
+    Native(AiAnswerEnvelope),
+    OpenAi(ChatCompletionEnvelope),
+    Queued(QueuedBatchEnvelope),
+    Batch(AiBatchAnswersEnvelope),
+}
+
+/// A piece of a streamed answer, in the native schema or in OpenAI's.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes the answer")]
+enum RunChunk {
+    Native(AiChunk),
+    OpenAi(ChatChunk),
 }
 
 /// The model that a path names.
@@ -49,10 +74,57 @@ pub(crate) struct ModelPath {
     model: String,
 }
 
+/// Runs a model in the shapes of Workers AI: answers at once, streams, queues a batch, or fetches the answers of a batch.
+#[utoipa::path(post, path = "/ai/run/{*model}", tag = "models", operation_id = "run_model",
+    params(("model" = String, Path,
+        description = "Name of a model, with any prefix such as `@cf/vendor/`; or `agent:NAME`, in a batch. It may contain slashes."),
+        RunOptions),
+    request_body = crate::openai::schema::AiRunRequest,
+    responses(
+        (status = 200, description = "The answer in Workers AI's native schema or in OpenAI's; a queued batch; or the answers of one.",
+            content((RunAnswer = "application/json"), (RunChunk = "text/event-stream"))),
+        (status = 405, description = "The request has `lora`, which no model supports."),
+        (status = 422, description = "The answer did not satisfy its schema, or was cut off."),
+    ))]
 pub(crate) async fn run(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(ModelPath { model }): Path<ModelPath>,
+    in_query: Result<Query<RunOptions>, QueryRejection>,
+    headers: HeaderMap,
+    request: Request,
+) -> Result<Response, Failure> {
+    answer(gateway, caller, model, in_query, headers, request).await
+}
+
+/// Does the same as `/ai/run/{model}`, for clients that name an account. The account is ignored.
+#[utoipa::path(post, path = "/client/v4/accounts/{account}/ai/run/{*model}", tag = "models", operation_id = "run_model_of_account",
+    params(
+        ("account" = String, Path, description = "Any name"), ("model" = String, Path,
+        description = "Name of a model, with any prefix such as `@cf/vendor/`; or `agent:NAME`, in a batch. It may contain slashes."),
+        RunOptions),
+    request_body = crate::openai::schema::AiRunRequest,
+    responses(
+        (status = 200, description = "The answer in Workers AI's native schema or in OpenAI's; a queued batch; or the answers of one.",
+            content((RunAnswer = "application/json"), (RunChunk = "text/event-stream"))),
+        (status = 405, description = "The request has `lora`, which no model supports."),
+        (status = 422, description = "The answer did not satisfy its schema, or was cut off."),
+    ))]
+pub(crate) async fn run_of_account(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(ModelPath { model }): Path<ModelPath>,
+    in_query: Result<Query<RunOptions>, QueryRejection>,
+    headers: HeaderMap,
+    request: Request,
+) -> Result<Response, Failure> {
+    answer(gateway, caller, model, in_query, headers, request).await
+}
+
+async fn answer(
+    gateway: Gateway,
+    caller: Caller,
+    model: String,
     in_query: Result<Query<RunOptions>, QueryRejection>,
     headers: HeaderMap,
     request: Request,
@@ -103,7 +175,7 @@ pub(crate) async fn run(
     let warnings = chat.warnings.clone();
     let response = match (schema, body.parameters.streams()) {
         (Schema::OpenAi, true) => chat.stream(body.parameters.streams_usage()),
-        (Schema::OpenAi, false) => Json(success(chat.whole().await?)).into_response(),
+        (Schema::OpenAi, false) => Json(AiEnvelope::success(chat.whole().await?)).into_response(),
         (Schema::Native, true) => native_stream(chat),
         (Schema::Native, false) => native_whole(chat, body.wants_json()).await?,
     };
@@ -153,7 +225,7 @@ async fn native_whole(chat: StartedChat, is_json: bool) -> Result<Response, Fail
         return Err(ApiError::from(EngineError::Truncated).into());
     }
     let result = native::result(&outcome.text, &outcome.tool_calls, &outcome.usage, is_json);
-    Ok(Json(success(result)).into_response())
+    Ok(Json(AiEnvelope::success(result)).into_response())
 }
 
 fn native_stream(chat: StartedChat) -> Response {

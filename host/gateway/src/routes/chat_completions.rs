@@ -11,7 +11,7 @@ use crate::{
         chat_request::ChatBody,
         chat_response::{choice, completion, finish_reason},
         fields::Fields,
-        logprobs, usage_json,
+        logprobs,
     },
     routes::messages::run_events,
     spent::Spent,
@@ -24,7 +24,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{StreamExt, stream};
-use serde_json::{Value, json};
+use skep_api::{
+    AssistantMessage, ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatLogprobs, ChunkChoice,
+    ChunkFunction, ChunkToolCall, marker,
+};
 use skep_engine::{
     Affinity, Cancel, Engine, EngineError, Priority, TokenLogprob, Usage,
     chat::{ChatEvent, ChatOptions, ChatStream, chat},
@@ -32,6 +35,27 @@ use skep_engine::{
 use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
 use std::sync::Arc;
 
+/// Chats with a model or with an agent, as OpenAI's route of this name does.
+///
+/// `"model": "agent:NAME"` talks to an agent, which answers the last user message. The header `x-session-affinity` or
+/// `x-session-id`, or the field `user`, names the agent's session.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "models", operation_id = "create_chat_completion",
+    params(
+        ("x-session-affinity" = Option<String>, Header, description = "The session, whose prefix is likely cached"),
+        ("x-session-id" = Option<String>, Header, description = "Another name of `x-session-affinity`"),
+        ("idempotency-key" = Option<String>, Header,
+            description = "With an agent: the same message under the same key is the same turn"),
+    ),
+    request_body = crate::openai::schema::ChatCompletionRequest,
+    responses(
+        (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one.",
+            content((ChatCompletion = "application/json"), (ChatChunk = "text/event-stream"))),
+        (status = 404, description = "`model_not_found`"),
+        (status = 409, description = "With an agent: `waiting_for_approval`, `model_gone`, `held_since_restore` or `turn_dropped`"),
+        (status = 422, description = "`schema_unsatisfied`, `truncated`; with an agent: `invalid_message` or `tool_failed`"),
+        (status = 499, description = "The turn of the agent was cancelled: `cancelled`."),
+        (status = 504, description = "`deadline_exceeded`"),
+    ))]
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -127,7 +151,7 @@ impl StartedChat {
         let events = stream::iter([(0, Ok(self.first))]).chain(stream::select_all(rest));
         let writer = ChunkWriter {
             engine: self.engine,
-            envelope: Envelope::new("chatcmpl", "chat.completion.chunk", &model),
+            envelope: Envelope::new("chatcmpl", &model),
             usage: Usage::default(),
             sends_usage,
         };
@@ -135,7 +159,7 @@ impl StartedChat {
     }
 
     /// Returns the whole response.
-    pub(super) async fn whole(self) -> Result<Value, ApiError> {
+    pub(super) async fn whole(self) -> Result<ChatCompletion, ApiError> {
         let StartedChat { engine, choices, wants_logprobs, .. } = self;
         let mut usage = Usage::default();
         let mut answers = Vec::new();
@@ -152,14 +176,14 @@ async fn whole_choice(
     mut stream: Metered<ChatStream>,
     wants_logprobs: bool,
     usage: &mut Usage,
-) -> Result<Value, ApiError> {
-    let mut scored: Vec<Value> = Vec::new();
+) -> Result<ChatChoice, ApiError> {
+    let mut scored = Vec::new();
     while let Some(event) = stream.next().await {
         match event? {
             ChatEvent::Text { logprobs, .. } => scored.extend(entries(engine, &logprobs)),
             ChatEvent::Finished(outcome) => {
                 usage.add(&outcome.usage);
-                let logprobs = if wants_logprobs { json!({"content": scored}) } else { Value::Null };
+                let logprobs = wants_logprobs.then_some(ChatLogprobs { content: scored });
                 return Ok(choice(index, &outcome.text, &outcome.tool_calls, outcome.finish, logprobs));
             }
             _ => {}
@@ -168,7 +192,7 @@ async fn whole_choice(
     Err(EngineError::Cancelled.into())
 }
 
-fn entries(engine: &Engine, logprobs: &[TokenLogprob]) -> Vec<Value> {
+fn entries(engine: &Engine, logprobs: &[TokenLogprob]) -> Vec<skep_api::TokenLogprob> {
     logprobs.iter().map(|token| logprobs::chat_entry(engine, token)).collect()
 }
 
@@ -180,9 +204,26 @@ struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    fn chunk(&self, index: usize, delta: Value, finish: Option<&str>) -> Value {
-        self.envelope.with_choices(vec![json!({"index": index, "delta": delta, "finish_reason": finish})])
+    fn chunk(&self, index: usize, delta: ChatDelta) -> ChatChunk {
+        self.envelope.chunk(piece(index, delta))
     }
+}
+
+fn piece(index: usize, delta: ChatDelta) -> ChunkChoice {
+    ChunkChoice { index: index as u32, delta, finish_reason: None, logprobs: None }
+}
+
+/// Returns the delta that begins a message.
+fn beginning() -> ChatDelta {
+    ChatDelta { role: Some(marker::Assistant), content: Some(String::new()), tool_calls: Vec::new() }
+}
+
+fn text(delta: String) -> ChatDelta {
+    ChatDelta { content: Some(delta), ..ChatDelta::default() }
+}
+
+fn part_of_call(call: ChunkToolCall) -> ChatDelta {
+    ChatDelta { tool_calls: vec![call], ..ChatDelta::default() }
 }
 
 impl Writer for ChunkWriter {
@@ -194,34 +235,34 @@ impl Writer for ChunkWriter {
             Err(error) => return Step::Break(vec![Message::data(&ApiError::from(error).body())]),
         };
         let chunk = match event {
-            ChatEvent::Started { .. } => self.chunk(index, json!({"role": "assistant", "content": ""}), None),
+            ChatEvent::Started { .. } => self.chunk(index, beginning()),
             ChatEvent::Text { delta, logprobs } => {
-                let mut chunk = self.chunk(index, json!({"content": delta}), None);
-                if !logprobs.is_empty() {
-                    chunk["choices"][0]["logprobs"] = json!({"content": entries(&self.engine, &logprobs)});
-                }
-                chunk
+                let content = entries(&self.engine, &logprobs);
+                let logprobs = (!content.is_empty()).then_some(ChatLogprobs { content });
+                self.envelope.chunk(ChunkChoice { logprobs, ..piece(index, text(delta)) })
             }
             ChatEvent::ToolCallStarted { index: call, id, name } => {
-                let function = json!({"name": name, "arguments": ""});
-                let call = json!({"index": call, "id": id, "type": "function", "function": function});
-                self.chunk(index, json!({"tool_calls": [call]}), None)
+                let function = ChunkFunction { name: Some(name), arguments: String::new() };
+                let (id, kind) = (Some(id), Some(marker::Function));
+                self.chunk(index, part_of_call(ChunkToolCall { index: call as u32, id, kind, function }))
             }
             ChatEvent::ToolCallArguments { index: call, delta } => {
-                let call = json!({"index": call, "function": {"arguments": delta}});
-                self.chunk(index, json!({"tool_calls": [call]}), None)
+                let function = ChunkFunction { name: None, arguments: delta };
+                let call = ChunkToolCall { index: call as u32, id: None, kind: None, function };
+                self.chunk(index, part_of_call(call))
             }
             ChatEvent::ToolCallFinished { .. } => return Step::Go(Vec::new()),
             ChatEvent::Finished(outcome) => {
                 self.usage.add(&outcome.usage);
-                self.chunk(index, json!({}), Some(finish_reason(outcome.finish)))
+                let finish_reason = Some(finish_reason(outcome.finish).to_owned());
+                self.envelope.chunk(ChunkChoice { finish_reason, ..piece(index, ChatDelta::default()) })
             }
         };
         Step::Go(vec![Message::data(&chunk)])
     }
 
     fn end(&mut self) -> Vec<Message> {
-        let usage = self.sends_usage.then(|| Message::data(&self.envelope.with_usage(&self.usage)));
+        let usage = self.sends_usage.then(|| Message::data(&self.envelope.last_chunk(&self.usage)));
         usage.into_iter().chain([Message::done()]).collect()
     }
 }
@@ -273,7 +314,7 @@ async fn with_agent(
             first => first,
         };
         let writer = AgentChunkWriter {
-            envelope: Envelope::new("chatcmpl", "chat.completion.chunk", &model),
+            envelope: Envelope::new("chatcmpl", &model),
             usage: Usage::default(),
             sends_usage: body.parameters.streams_usage(),
             said: String::new(),
@@ -284,10 +325,13 @@ async fn with_agent(
     while let Some(event) = events.next().await {
         if let RunEvent::Done(outcome) = event? {
             spent.add(&outcome.usage);
-            let message = json!({"role": "assistant", "content": outcome.text});
-            let choice = json!({"index": 0, "message": message, "finish_reason": "stop", "logprobs": null});
-            let mut answer = Envelope::new("chatcmpl", "chat.completion", &model).with_choices(vec![choice]);
-            answer["usage"] = usage_json(&outcome.usage);
+            let message = AssistantMessage {
+                role: marker::Assistant,
+                content: Some(outcome.text),
+                tool_calls: Vec::new(),
+            };
+            let choice = ChatChoice { index: 0, message, finish_reason: "stop".to_owned(), logprobs: None };
+            let answer = Envelope::new("chatcmpl", &model).chat(vec![choice], &outcome.usage);
             return Ok(Json(answer).into_response());
         }
     }
@@ -304,10 +348,9 @@ struct AgentChunkWriter {
 }
 
 impl AgentChunkWriter {
-    fn chunk(&self, delta: Value, finish: Option<&str>) -> Message {
-        Message::data(
-            &self.envelope.with_choices(vec![json!({"index": 0, "delta": delta, "finish_reason": finish})]),
-        )
+    fn chunk(&self, delta: ChatDelta, finish: Option<&str>) -> Message {
+        let finish_reason = finish.map(str::to_owned);
+        Message::data(&self.envelope.chunk(ChunkChoice { finish_reason, ..piece(0, delta) }))
     }
 }
 
@@ -317,11 +360,11 @@ impl Writer for AgentChunkWriter {
     fn write(&mut self, event: Self::Item) -> Step {
         Step::Go(match event {
             Ok(RunEvent::Started { .. }) => {
-                vec![self.chunk(json!({"role": "assistant", "content": ""}), None)]
+                vec![self.chunk(beginning(), None)]
             }
-            Ok(RunEvent::Delta { text }) => {
-                self.said.push_str(&text);
-                vec![self.chunk(json!({"content": text}), None)]
+            Ok(RunEvent::Delta { text: delta }) => {
+                self.said.push_str(&delta);
+                vec![self.chunk(text(delta), None)]
             }
             Ok(RunEvent::Done(outcome)) => {
                 self.spent.add(&outcome.usage);
@@ -333,8 +376,8 @@ impl Writer for AgentChunkWriter {
                     None if self.said.ends_with(&outcome.text) => "",
                     None => &outcome.text,
                 };
-                let rest = (!rest.is_empty()).then(|| self.chunk(json!({"content": rest}), None));
-                rest.into_iter().chain([self.chunk(json!({}), Some("stop"))]).collect()
+                let rest = (!rest.is_empty()).then(|| self.chunk(text(rest.to_owned()), None));
+                rest.into_iter().chain([self.chunk(ChatDelta::default(), Some("stop"))]).collect()
             }
             Ok(_) => Vec::new(),
             Err(error) => return Step::Break(vec![Message::data(&ApiError::from(error).body())]),
@@ -342,7 +385,7 @@ impl Writer for AgentChunkWriter {
     }
 
     fn end(&mut self) -> Vec<Message> {
-        let usage = self.sends_usage.then(|| Message::data(&self.envelope.with_usage(&self.usage)));
+        let usage = self.sends_usage.then(|| Message::data(&self.envelope.last_chunk(&self.usage)));
         usage.into_iter().chain([Message::done()]).collect()
     }
 }

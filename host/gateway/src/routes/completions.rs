@@ -12,7 +12,6 @@ use crate::{
         logprobs::TextLogprobs,
         parameters::Parameters,
         response_format::{self, Form},
-        usage_json,
     },
     routes::chat_completions::engine_of,
     sse::{self, Message, Step, Writer},
@@ -25,11 +24,12 @@ use axum::{
 };
 use futures::{StreamExt, stream};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use skep_api::CompletionChoice;
 use skep_engine::{
     Affinity, Cancel, Engine, EngineError, FinishReason, GenerateRequest, TokenEvent, TokenStream, Usage,
     chat::encode_prompt,
 };
+use utoipa::ToSchema;
 
 const MAX_PROMPTS: usize = 64;
 const MAX_LOGPROBS: u32 = 20;
@@ -44,18 +44,29 @@ pub(crate) struct CompletionBody {
     parameters: Parameters,
 }
 
-#[derive(Debug, Deserialize)]
+/// One prompt or several, each as text or as token ids.
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(
     untagged,
     expecting = "the prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
 )]
-enum Prompt {
+pub(crate) enum Prompt {
     Text(String),
     Texts(Vec<String>),
     Ids(Vec<u32>),
     IdLists(Vec<Vec<u32>>),
 }
 
+/// Continues texts or token ids, as OpenAI's route of this name does.
+#[utoipa::path(post, path = "/v1/completions", tag = "models", operation_id = "create_completion",
+    request_body = crate::openai::schema::CompletionRequest,
+    responses(
+        (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one.",
+            content((skep_api::Completion = "application/json"), (skep_api::Completion = "text/event-stream"))),
+        (status = 404, description = "`model_not_found`"),
+        (status = 422, description = "`schema_unsatisfied` or `truncated`"),
+        (status = 504, description = "`deadline_exceeded`"),
+    ))]
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -80,7 +91,7 @@ pub(crate) async fn create(
     let first = choices[0].1.next().await.unwrap_or(Err(EngineError::Cancelled))?;
     choices[0].0.take(first);
     let model = engine.info().name.clone();
-    let envelope = Envelope::new("cmpl", "text_completion", &model);
+    let envelope = Envelope::new("cmpl", &model);
     if body.parameters.streams() {
         let response = streamed(choices, envelope, body.parameters.streams_usage());
         return Ok(headers::warned(response, &warnings));
@@ -90,8 +101,7 @@ pub(crate) async fn create(
     for (choice, stream) in choices {
         answers.push(choice.whole(stream, &mut usage).await?);
     }
-    let mut answer = envelope.with_choices(answers);
-    answer["usage"] = usage_json(&usage);
+    let answer = envelope.text(answers, Some(&usage));
     Ok(headers::warned(Json(answer).into_response(), &warnings))
 }
 
@@ -247,19 +257,26 @@ impl Choice {
         }
     }
 
-    /// Returns the JSON of everything generated since the last call.
-    fn json(&mut self) -> Value {
-        let logprobs = self.logprobs.as_mut().map_or(Value::Null, TextLogprobs::take);
-        let text = std::mem::take(&mut self.text);
-        json!({"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": self.finish})
+    /// Returns everything generated since the last call.
+    fn piece(&mut self) -> CompletionChoice {
+        CompletionChoice {
+            index: self.index as u32,
+            text: std::mem::take(&mut self.text),
+            logprobs: self.logprobs.as_mut().map(TextLogprobs::take),
+            finish_reason: self.finish.map(str::to_owned),
+        }
     }
 
-    async fn whole(mut self, mut stream: Metered<TokenStream>, usage: &mut Usage) -> Result<Value, ApiError> {
+    async fn whole(
+        mut self,
+        mut stream: Metered<TokenStream>,
+        usage: &mut Usage,
+    ) -> Result<CompletionChoice, ApiError> {
         while let Some(event) = stream.next().await {
             self.take(event?);
         }
         usage.add(&self.usage);
-        Ok(self.json())
+        Ok(self.piece())
     }
 }
 
@@ -292,14 +309,14 @@ impl Writer for ChunkWriter {
         if choice.text.is_empty() && choice.finish.is_none() {
             return Step::Go(Vec::new());
         }
-        let chunk = choice.json();
-        Step::Go(vec![Message::data(&self.envelope.with_choices(vec![chunk]))])
+        let piece = choice.piece();
+        Step::Go(vec![Message::data(&self.envelope.text(vec![piece], None))])
     }
 
     fn end(&mut self) -> Vec<Message> {
         let mut usage = Usage::default();
         self.choices.iter().for_each(|choice| usage.add(&choice.usage));
-        let usage = self.sends_usage.then(|| Message::data(&self.envelope.with_usage(&usage)));
+        let usage = self.sends_usage.then(|| Message::data(&self.envelope.text(Vec::new(), Some(&usage))));
         usage.into_iter().chain([Message::done()]).collect()
     }
 }

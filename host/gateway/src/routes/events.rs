@@ -12,13 +12,23 @@ use axum::{
     http::StatusCode,
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use skep_api::{CloudEvent, Event, EventPage, NewEvent, PublishedEvent, PublishedState, marker};
 use skep_engine::Cancel;
-use skep_runtime::{Event, EventSummary, unix_ms};
+use skep_runtime::{EventSummary, Json as RawJson, unix_ms};
+use utoipa::{IntoParams, ToSchema};
 
 /// The source of events that do not specify one.
 const SOURCE: &str = "http";
 const SPECIFICATION: &str = "1.0";
+
+/// A body of `POST /v1/events`. [`Envelope`] tells which one it is.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes the body")]
+enum EventBody {
+    Plain(NewEvent),
+    Cloud(CloudEvent),
+}
 
 /// The field that distinguishes a CloudEvent from a plain event.
 #[derive(Deserialize)]
@@ -26,42 +36,27 @@ struct Envelope {
     specversion: Option<String>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PlainEvent {
-    topic: String,
-    data: Option<skep_runtime::Json>,
-    /// The event's unique id. Publishing it again refers to the same event.
-    id: Option<String>,
-    /// A time in RFC 3339.
-    time: Option<String>,
-    source: Option<String>,
-}
-
-/// A CloudEvent. Extensions are allowed and ignored.
-#[derive(Deserialize)]
-struct CloudEvent {
-    id: String,
-    source: String,
-    #[serde(rename = "type")]
-    kind: String,
-    time: Option<String>,
-    data: Option<skep_runtime::Json>,
-    data_base64: Option<String>,
-}
-
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct ListQuery {
     /// Lists only events older than the one with this key.
     before: Option<i64>,
+    /// Number of entries, 1 to 1000; the default is 100.
     limit: Option<u32>,
 }
 
+/// Publishes an event, as a plain object or as a CloudEvent.
+///
+/// A body with the field `specversion` is a CloudEvent.
+#[utoipa::path(post, path = "/v1/events", tag = "events", operation_id = "publish_event", request_body = EventBody, responses(
+    (status = 200, description = "The same event was published before, and nothing was done.", body = PublishedEvent),
+    (status = 202, description = "The event is stored and is being delivered.", body = PublishedEvent),
+))]
 pub(crate) async fn publish(
     State(gateway): State<Gateway>,
     caller: Caller,
     request: Request,
-) -> Result<(StatusCode, Json<Value>), ApiError> {
+) -> Result<(StatusCode, Json<PublishedEvent>), ApiError> {
     let principal = caller.tenant.to_string();
     let bytes = body::read(request, &gateway).await?;
     let size = bytes.len();
@@ -80,40 +75,44 @@ pub(crate) async fn publish(
         event.source = format!("{}/{}", caller.tenant, event.source);
     }
     let published = gateway.host.publish(event).await?;
-    let body = json!({
-        "object": "event",
-        "id": published.id,
-        "state": if published.is_known { "known" } else { "accepted" },
-        "deliveries": published.deliveries,
-    });
+    let body = PublishedEvent {
+        object: marker::Event,
+        id: published.id,
+        state: if published.is_known { PublishedState::Known } else { PublishedState::Accepted },
+        deliveries: published.deliveries as u64,
+    };
     Ok((if published.is_known { StatusCode::OK } else { StatusCode::ACCEPTED }, Json(body)))
 }
 
+/// Lists events, newest first, and the state of their deliveries.
+#[utoipa::path(get, path = "/v1/events", tag = "events", operation_id = "list_events", params(ListQuery), responses(
+    (status = 200, description = "A page of events.", body = EventPage),
+))]
 pub(crate) async fn list(
     State(gateway): State<Gateway>,
     Query(query): Query<ListQuery>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<EventPage<RawJson>>, ApiError> {
     let limit = page_limit(query.limit)?;
     let events = gateway.host.events(query.before, limit).await?;
     let has_more = events.len() as u32 == limit;
-    let events: Vec<Value> = events.iter().map(event_json).collect();
-    Ok(Json(json!({"object": "list", "data": events, "has_more": has_more})))
+    Ok(Json(EventPage::new(events.into_iter().map(described), has_more)))
 }
 
-fn plain(event: PlainEvent, principal: String) -> Result<Event, ApiError> {
-    let PlainEvent { topic, data, id, time, source } = event;
+fn plain(event: NewEvent<RawJson>, principal: String) -> Result<skep_runtime::Event, ApiError> {
+    let NewEvent { topic, data, id, time, source } = event;
     let source = source.unwrap_or_else(|| SOURCE.to_owned());
-    Ok(Event { id, source, topic, data, at_ms: time.as_deref().map(at_ms).transpose()?, principal })
+    let at_ms = time.as_deref().map(at_ms).transpose()?;
+    Ok(skep_runtime::Event { id, source, topic, data, at_ms, principal })
 }
 
-fn cloud(event: CloudEvent, principal: String) -> Result<Event, ApiError> {
-    let CloudEvent { id, source, kind, time, data, data_base64 } = event;
+fn cloud(event: CloudEvent<RawJson>, principal: String) -> Result<skep_runtime::Event, ApiError> {
+    let CloudEvent { id, source, kind, time, data, data_base64, .. } = event;
     if data_base64.is_some() {
         let message = "data_base64 is not supported; send JSON in data";
         return Err(ApiError::parameter("data_base64", message));
     }
     let at_ms = time.as_deref().map(at_ms).transpose()?;
-    Ok(Event { id: Some(id), source, topic: kind, data, at_ms, principal })
+    Ok(skep_runtime::Event { id: Some(id), source, topic: kind, data, at_ms, principal })
 }
 
 fn at_ms(time: &str) -> Result<u64, ApiError> {
@@ -123,17 +122,7 @@ fn at_ms(time: &str) -> Result<u64, ApiError> {
     })
 }
 
-fn event_json(event: &EventSummary) -> Value {
-    json!({
-        "object": "event",
-        "key": event.key,
-        "id": event.id,
-        "source": event.source,
-        "topic": event.topic,
-        "data": event.data,
-        "at_ms": event.at_ms,
-        "published_at_ms": event.published_at_ms,
-        "pending": event.pending,
-        "dead": event.dead,
-    })
+fn described(event: EventSummary) -> Event<RawJson> {
+    let EventSummary { key, id, source, topic, data, at_ms, published_at_ms, pending, dead } = event;
+    Event { object: marker::Event, key, id, source, topic, data, at_ms, published_at_ms, pending, dead }
 }

@@ -7,15 +7,22 @@ use axum::{
     http::{Method, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
+use skep_api::{Health, Readiness, marker};
 
 /// Responds as long as the process is alive.
-pub(crate) async fn healthz() -> Json<Value> {
-    Json(json!({"status": "ok"}))
+#[utoipa::path(get, path = "/healthz", tag = "host", operation_id = "get_health", responses(
+    (status = 200, description = "The process is alive.", body = Health),
+))]
+pub(crate) async fn healthz() -> Json<Health> {
+    Json(Health { status: marker::Ok })
 }
 
 /// Reports whether the server accepts work. It does not while it drains, while a model fails, or while the store is
 /// not writable.
+#[utoipa::path(get, path = "/readyz", tag = "host", operation_id = "get_readiness", responses(
+    (status = 200, description = "The server accepts work.", body = Readiness),
+    (status = 503, description = "The server accepts no work: `shutting_down`, `model_failing` or an error of the store."),
+))]
 pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
     if *gateway.draining.borrow() {
         let error =
@@ -33,9 +40,16 @@ pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
         return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.code(), message).into_response();
     }
     let models: Vec<String> = gateway.host.models().iter().map(|engine| engine.info().name.clone()).collect();
-    Json(json!({"status": "ready", "models": models, "agents": gateway.host.agents().len()})).into_response()
+    let agents = gateway.host.agents().len() as u64;
+    Json(Readiness { status: marker::Ready, models, agents }).into_response()
 }
 
+/// Returns the host's metrics.
+///
+/// The host's configuration decides whether the route needs a key.
+#[utoipa::path(get, path = "/metrics", tag = "host", operation_id = "get_metrics", responses(
+    (status = 200, description = "Metrics in the text format of Prometheus.", body = String, content_type = "text/plain"),
+))]
 pub(crate) async fn metrics(State(gateway): State<Gateway>) -> Response {
     process_figures::record();
     store_figures::record(&gateway.host).await;

@@ -16,23 +16,36 @@ use axum::{
 };
 use futures::{Stream, StreamExt};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use skep_api::{LogLevel, LogLineList};
 use skep_runtime::{LogFilter, LogFollower, LogLine};
+use utoipa::IntoParams;
 
 /// The levels, in ascending order.
 const LEVELS: [&str; 4] = ["debug", "info", "warn", "error"];
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct LogQuery {
     /// Returns lines after this id; the default is the newest ones.
     after: Option<i64>,
+    /// Number of lines, 1 to 1000; the default is 100.
     limit: Option<u32>,
+    /// Returns only lines of this session.
     session: Option<String>,
-    /// The lowest level to return.
+    /// The lowest level to return: `debug`, `info`, `warn` or `error`.
     level: Option<String>,
+    /// Returns only lines since this time.
     since_ms: Option<u64>,
 }
 
+/// Returns log lines of an agent, as a page or as a stream of new lines.
+#[utoipa::path(get, path = "/v1/agents/{agent}/logs", tag = "logs", operation_id = "list_agent_logs",
+    params(("agent" = String, Path, description = "Name of the agent"), LogQuery, ("last-event-id" = Option<u64>, Header, description = "In a stream, continues after this line")),
+    responses(
+        (status = 200, description = "A page of lines; or with `accept: text/event-stream`, events with the name `log`, whose \
+                                      data is a line, without an end.",
+            content((LogLineList = "application/json"), (skep_api::LogLine = "text/event-stream"))),
+    ))]
 pub(crate) async fn agent_logs(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -43,6 +56,13 @@ pub(crate) async fn agent_logs(
     answer(gateway, caller, Some(agent), query, headers).await
 }
 
+/// Returns log lines of all agents, as a page or as a stream of new lines.
+#[utoipa::path(get, path = "/v1/logs", tag = "logs", operation_id = "list_logs", params(LogQuery, ("last-event-id" = Option<u64>, Header, description = "In a stream, continues after this line")),
+    responses(
+        (status = 200, description = "A page of lines; or with `accept: text/event-stream`, events with the name `log`, whose \
+                                      data is a line, without an end.",
+            content((LogLineList = "application/json"), (skep_api::LogLine = "text/event-stream"))),
+    ))]
 pub(crate) async fn all_logs(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -70,8 +90,8 @@ async fn answer(
     let limit = page_limit(limit)?;
     if !headers::wants_events(&headers) {
         let lines = gateway.host.logs(&filter, after.filter(|id| *id > 0), limit).await?;
-        let lines: Vec<Value> = lines.iter().map(|line| log_json(line, &caller)).collect();
-        return Ok(Json(json!({"object": "list", "data": lines})).into_response());
+        let lines = LogLineList::new(lines.into_iter().map(|line| described(line, &caller)));
+        return Ok(Json(lines).into_response());
     }
     let last_seen = headers::last_event_id(&headers)?.and_then(|id| i64::try_from(id).ok()).or(after);
     let page = match last_seen {
@@ -112,12 +132,11 @@ impl Writer for LogEvents {
     type Item = Vec<LogLine>;
 
     fn write(&mut self, lines: Vec<LogLine>) -> Step {
-        let event = |line: &LogLine| Message {
+        let event = |line: LogLine| Message {
             id: u64::try_from(line.id).ok(),
-            name: Some("log"),
-            data: log_json(line, &self.caller).to_string(),
+            ..Message::named("log", &described(line, &self.caller))
         };
-        Step::Go(lines.iter().map(event).collect())
+        Step::Go(lines.into_iter().map(event).collect())
     }
 
     fn end(&mut self) -> Vec<Message> {
@@ -135,14 +154,14 @@ fn at_least(level: &str) -> Result<Vec<&'static str>, ApiError> {
     }
 }
 
-fn log_json(line: &LogLine, caller: &Caller) -> Value {
-    json!({
-        "id": line.id,
-        "agent": line.agent,
-        "session": caller.name_of(&line.session),
-        "turn": line.turn,
-        "at_ms": line.at_ms,
-        "level": line.level,
-        "message": line.message,
-    })
+fn described(line: LogLine, caller: &Caller) -> skep_api::LogLine {
+    skep_api::LogLine {
+        id: line.id,
+        agent: line.agent,
+        session: caller.name_of(&line.session),
+        turn: line.turn,
+        at_ms: line.at_ms,
+        level: LogLevel::from(&*line.level),
+        message: line.message,
+    }
 }

@@ -1,33 +1,32 @@
 //! `/v1/mcp`: the MCP servers whose tools agents may be granted, and the tools that they currently offer.
 
+use super::agents::hints;
 use crate::Gateway;
 use axum::{Json, extract::State};
 use futures::future::join_all;
-use serde_json::{Value, json};
+use skep_api::{McpServer, McpServerList, McpState, McpTool, marker};
 use skep_runtime::{ServedTool, ToolServer};
 
-/// Queries all servers at once; each responds or fails within its bounds.
-pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<Value> {
+/// Lists the MCP servers and the tools that they offer now.
+///
+/// All servers are queried at once; each responds or fails within its bounds.
+#[utoipa::path(get, path = "/v1/mcp", tag = "mcp", operation_id = "list_mcp_servers", responses(
+    (status = 200, description = "All servers.", body = McpServerList),
+))]
+pub(crate) async fn list(State(gateway): State<Gateway>) -> Json<McpServerList> {
     let servers = gateway.host.tool_servers();
-    let data = join_all(servers.iter().map(|(name, server)| server_json(name, server.as_ref()))).await;
-    Json(json!({"object": "list", "data": data}))
+    let servers = join_all(servers.iter().map(|(name, server)| described(name, server.as_ref()))).await;
+    Json(McpServerList::new(servers))
 }
 
-async fn server_json(name: &str, server: &dyn ToolServer) -> Value {
+async fn described(name: &str, server: &dyn ToolServer) -> McpServer {
     let (state, error, tools) = match server.tools().await {
-        Ok(tools) => ("connected", None, tools.iter().map(tool_json).collect()),
-        Err(error) => ("unavailable", Some(error.to_string()), Vec::new()),
+        Ok(tools) => (McpState::Connected, None, tools.iter().map(tool).collect()),
+        Err(error) => (McpState::Unavailable, Some(error.to_string()), Vec::new()),
     };
-    json!({"object": "mcp_server", "name": name, "state": state, "error": error, "tools": tools})
+    McpServer { object: marker::McpServer, name: name.to_owned(), state, error, tools }
 }
 
-fn tool_json(tool: &ServedTool) -> Value {
-    json!({
-        "name": tool.name,
-        "description": tool.description,
-        "read_only": tool.hints.read_only,
-        "destructive": tool.hints.destructive,
-        "idempotent": tool.hints.idempotent,
-        "open_world": tool.hints.open_world,
-    })
+fn tool(tool: &ServedTool) -> McpTool {
+    McpTool { name: tool.name.clone(), description: tool.description.clone(), hints: hints(tool.hints) }
 }

@@ -5,7 +5,7 @@ use crate::{
     body::JsonBody,
     caller::Caller,
     headers,
-    openai::usage_json,
+    openai::usage,
     routes::turns,
     spent::Spent,
     sse::{self, Message, Step, Writer},
@@ -16,35 +16,53 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{Stream, StreamExt, stream};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde::Deserialize;
+use skep_api::{
+    AcceptedTurn, ApprovalDecided, ApprovalRequired, Decision, Delta, Generation, ModelChanged, SendMessage,
+    ToolCall, ToolResult, Turn, TurnEvent, TurnStarted, TurnTiming,
+};
 use skep_engine::Priority;
 use skep_runtime::{
     Invocation, Json, Origin, Outcome, RunEvent, RunHandle, RuntimeError, Timing, plain_session,
 };
+use utoipa::IntoParams;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct MessageBody {
-    #[serde(default)]
-    text: String,
-    data: Option<Json>,
-}
-
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct SendQuery {
     /// Whether to respond as soon as the message is durable and let the turn continue on its own.
     #[serde(default)]
     detach: bool,
 }
 
+/// Sends a message to a session of an agent, which runs a turn. The session exists from its first message on.
+///
+/// The answer is one object; or with `accept: text/event-stream`, the events of the turn. A turn ends with its client,
+/// unless the request has an idempotency key, `detach`, or the header `prefer: respond-async`; with the last two, the
+/// answer is the turn's id.
+#[utoipa::path(post, path = "/v1/agents/{agent}/sessions/{session}/messages", tag = "turns", operation_id = "send_message",
+    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session"), SendQuery,
+        ("idempotency-key" = Option<String>, Header, description = "The same message under the same key is the same turn"),
+        ("prefer" = Option<String>, Header, description = "`respond-async` does the same as `detach`")),
+    request_body = SendMessage,
+    responses(
+        (status = 200, description = "The answer, or the events of the turn, each with an id.",
+            content((Turn = "application/json"), (TurnEvent = "text/event-stream"))),
+        (status = 202, description = "The turn continues on its own.", body = AcceptedTurn,
+            headers(("location" = String, description = "Path of the turn"))),
+        (status = 404, description = "`agent_not_found`"),
+        (status = 409, description = "`waiting_for_approval`, `model_gone`, `held_since_restore` or `turn_dropped`"),
+        (status = 422, description = "`invalid_message`, `schema_unsatisfied`, `truncated` or `tool_failed`"),
+        (status = 499, description = "The turn was cancelled: `cancelled`."),
+        (status = 504, description = "`deadline_exceeded`"),
+    ))]
 pub(crate) async fn send(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((agent, session)): Path<(String, String)>,
     Query(query): Query<SendQuery>,
     headers: HeaderMap,
-    JsonBody(body): JsonBody<MessageBody>,
+    JsonBody(body): JsonBody<SendMessage<Json>>,
 ) -> Result<Response, ApiError> {
     if body.text.is_empty() && body.data.is_none() {
         let message = "the message is empty; send `text`, or `data`, or both";
@@ -119,7 +137,7 @@ pub(super) struct TurnJson {
     turn_id: String,
     /// The number of the last event that the client has seen.
     seen: Option<u64>,
-    tool_calls: Vec<ToolCallJson>,
+    tool_calls: Vec<ToolCall<Json>>,
     first_token_us: Option<u64>,
     spent: Spent,
 }
@@ -136,120 +154,69 @@ impl TurnJson {
 
     /// Returns the message for a stream and, when the turn is done, the whole response.
     fn take(&mut self, event: RunEvent) -> (Message, Option<String>) {
-        let message = match event {
+        let event = match event {
             RunEvent::Started { turn } => {
-                Message::named("turn", &json!({"turn": turn, "turn_id": self.turn_id}))
+                TurnEvent::Turn(TurnStarted { turn, turn_id: self.turn_id.clone() })
             }
-            RunEvent::Delta { text } => Message::named("delta", &json!({"text": text})),
+            RunEvent::Delta { text } => TurnEvent::Delta(Delta { text }),
             RunEvent::ToolCall { id, name, arguments } => {
-                let call = ToolCallJson { id, name, arguments, outcome: None };
-                let message = Message::named("tool_call", &call);
-                self.tool_calls.push(call);
-                message
+                let call = ToolCall { id, name, arguments, result: None, error: None };
+                self.tool_calls.push(call.clone());
+                TurnEvent::ToolCall(call)
             }
             RunEvent::ToolResult { id, name, outcome } => {
-                let outcome = OutcomeJson::from(outcome);
+                let (result, error) = match outcome {
+                    Ok(result) => (Some(result), None),
+                    Err(error) => (None, Some(error)),
+                };
                 if let Some(call) = self.tool_calls.iter_mut().find(|call| call.id == id) {
-                    call.outcome = Some(outcome.clone());
+                    (call.result, call.error) = (result.clone(), error.clone());
                 }
-                Message::named("tool_result", &ToolResultJson { id, name, outcome })
+                TurnEvent::ToolResult(ToolResult { id, name, result, error })
             }
             RunEvent::ApprovalRequired { id, tool, arguments, expires_at_ms } => {
-                Message::named("approval_required", &AskedJson { id, tool, arguments, expires_at_ms })
+                TurnEvent::ApprovalRequired(ApprovalRequired { id, tool, arguments, expires_at_ms })
             }
             RunEvent::ApprovalDecided { id, approved, reason } => {
-                let decision = if approved { "approve" } else { "deny" };
-                Message::named("approval_decided", &json!({"id": id, "decision": decision, "reason": reason}))
+                let decision = if approved { Decision::Approve } else { Decision::Deny };
+                TurnEvent::ApprovalDecided(ApprovalDecided { id, decision, reason })
             }
             RunEvent::ModelChanged { conversation, from, to } => {
-                let change = json!({"conversation": conversation, "from": from, "to": to});
-                Message::named("model_changed", &change)
+                TurnEvent::ModelChanged(ModelChanged { conversation, from, to })
             }
-            RunEvent::Generation { usage, timing } => {
+            RunEvent::Generation { usage: tokens, timing } => {
                 self.first_token_us.get_or_insert(timing.first_token_us);
-                Message::named("usage", &json!({"usage": usage_json(&usage), "timing": timing_json(&timing)}))
+                TurnEvent::Usage(Generation { usage: usage(&tokens), timing: times(&timing) })
             }
             RunEvent::Done(outcome) => {
                 self.spent.add(&outcome.usage);
-                let done = self.done(outcome);
-                return (Message::of_text("done", done.clone()), Some(done));
+                let (name, done) = TurnEvent::Done(self.done(outcome)).parts();
+                return (Message::of_text(name, done.clone()), Some(done));
             }
         };
-        (message, None)
+        (message(&event), None)
     }
 
-    fn done(&mut self, outcome: Outcome) -> String {
-        let done = DoneJson {
-            text: &outcome.text,
-            data: outcome.data.as_ref(),
-            session: &self.session,
+    fn done(&mut self, outcome: Outcome) -> Turn<Json> {
+        Turn {
+            text: outcome.text,
+            data: outcome.data,
+            session: self.session.clone(),
             turn: outcome.turn,
-            turn_id: &self.turn_id,
+            turn_id: self.turn_id.clone(),
             tool_calls: std::mem::take(&mut self.tool_calls),
-            usage: usage_json(&outcome.usage),
-            timing: json!({
-                "first_token_ms": self.first_token_us.map(milliseconds),
-                "total_ms": milliseconds(outcome.elapsed_us),
-            }),
-        };
-        serde_json::to_string(&done).expect("strings, numbers and JSON always serialize")
-    }
-}
-
-/// The whole response. It contains the data of agents exactly as they wrote it.
-#[derive(Serialize)]
-struct DoneJson<'a> {
-    text: &'a str,
-    data: Option<&'a Json>,
-    session: &'a str,
-    turn: u64,
-    turn_id: &'a str,
-    tool_calls: Vec<ToolCallJson>,
-    usage: Value,
-    timing: Value,
-}
-
-#[derive(Serialize)]
-struct ToolCallJson {
-    id: String,
-    name: String,
-    arguments: Json,
-    #[serde(flatten)]
-    outcome: Option<OutcomeJson>,
-}
-
-#[derive(Serialize)]
-struct ToolResultJson {
-    id: String,
-    name: String,
-    #[serde(flatten)]
-    outcome: OutcomeJson,
-}
-
-/// The outcome of a call, which has one of the two members.
-#[derive(Clone, Serialize)]
-struct OutcomeJson {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    result: Option<Json>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-}
-
-#[derive(Serialize)]
-struct AskedJson {
-    id: String,
-    tool: String,
-    arguments: Json,
-    expires_at_ms: u64,
-}
-
-impl From<Result<Json, String>> for OutcomeJson {
-    fn from(outcome: Result<Json, String>) -> Self {
-        match outcome {
-            Ok(result) => OutcomeJson { result: Some(result), error: None },
-            Err(error) => OutcomeJson { result: None, error: Some(error) },
+            usage: usage(&outcome.usage),
+            timing: TurnTiming {
+                first_token_ms: self.first_token_us.map(milliseconds),
+                total_ms: milliseconds(outcome.elapsed_us),
+            },
         }
     }
+}
+
+fn message(event: &TurnEvent<Json>) -> Message {
+    let (name, data) = event.parts();
+    Message::of_text(name, data)
 }
 
 impl Writer for TurnJson {
@@ -262,7 +229,7 @@ impl Writer for TurnJson {
                 let is_new = self.seen.is_none_or(|seen| id.is_none_or(|id| id > seen));
                 Step::Go(is_new.then_some(message).into_iter().collect())
             }
-            Err(error) => Step::Break(vec![Message::named("error", &ApiError::from(error).body())]),
+            Err(error) => Step::Break(vec![message(&TurnEvent::Error(ApiError::from(error).body()))]),
         }
     }
 
@@ -271,12 +238,12 @@ impl Writer for TurnJson {
     }
 }
 
-fn timing_json(timing: &Timing) -> Value {
-    json!({
-        "queue_ms": milliseconds(timing.queue_us),
-        "first_token_ms": milliseconds(timing.first_token_us),
-        "total_ms": milliseconds(timing.total_us),
-    })
+fn times(timing: &Timing) -> skep_api::Timing {
+    skep_api::Timing {
+        queue_ms: milliseconds(timing.queue_us),
+        first_token_ms: milliseconds(timing.first_token_us),
+        total_ms: milliseconds(timing.total_us),
+    }
 }
 
 fn milliseconds(microseconds: u64) -> f64 {

@@ -14,6 +14,7 @@ pub(crate) mod logs;
 pub(crate) mod mcp_servers;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod openapi_document;
 pub(crate) mod schedules;
 pub(crate) mod secrets;
 pub(crate) mod session_exports;
@@ -21,6 +22,7 @@ pub(crate) mod sessions;
 pub(crate) mod status;
 pub(crate) mod triggers;
 pub(crate) mod turns;
+mod unimplemented;
 pub(crate) mod versions;
 pub(crate) mod webhooks;
 

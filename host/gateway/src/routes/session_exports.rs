@@ -21,6 +21,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use skep_engine::{ModelDigest, chat::Transcript};
 use skep_runtime::{PortableConversation, PortableSession, SessionSummary, tenant_of};
 use std::{borrow::Cow, collections::BTreeMap};
+use utoipa::{IntoParams, ToSchema};
 
 /// Maximum size of a document to import. Every session that can be exported fits.
 pub(crate) const MAX_BYTES: usize = 64 << 20;
@@ -34,9 +35,13 @@ struct Header {
     version: u32,
 }
 
-#[derive(Serialize, Deserialize)]
+/// A session with everything that it needs to continue token for token.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = SessionExport)]
 #[serde(deny_unknown_fields)]
 struct Document {
+    /// `skep.session`
+    #[schema(value_type = String)]
     format: Cow<'static, str>,
     version: u32,
     agent: String,
@@ -44,26 +49,33 @@ struct Document {
     turns: u64,
     created_at_ms: u64,
     updated_at_ms: u64,
+    /// Values in base64, by their keys.
+    #[schema(value_type = BTreeMap<String, String>)]
     state: BTreeMap<String, Base64>,
     conversations: Vec<Conversation>,
 }
 
-#[derive(Serialize, Deserialize)]
+/// A conversation of an exported session.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = ExportedConversation)]
 #[serde(deny_unknown_fields)]
 struct Conversation {
     name: String,
     model: String,
     /// The model whose tokens these are. If it is missing, the tokens must spell the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     digest: Option<ModelDigest>,
     /// The messages, the tokens, the text that the tokens encode, and the total usage.
+    #[schema(value_type = Object)]
     transcript: Transcript,
 }
 
 /// Bytes, which may not be text, encoded as base64.
 struct Base64(Vec<u8>);
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct ImportQuery {
     /// Whether an existing session is replaced.
     #[serde(default)]
@@ -73,6 +85,13 @@ pub(crate) struct ImportQuery {
     from_other_agent: bool,
 }
 
+/// Exports a session as one document: state, messages and tokens.
+#[utoipa::path(get, path = "/v1/agents/{agent}/sessions/{session}/export", tag = "sessions", operation_id = "export_session",
+    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session")),
+    responses(
+        (status = 200, description = "The document.", body = Document),
+        (status = 404, description = "`agent_not_found` or `session_not_found`"),
+    ))]
 pub(crate) async fn export(
     State(gateway): State<Gateway>,
     Path((agent, session)): Path<(String, String)>,
@@ -96,6 +115,16 @@ pub(crate) async fn export(
 
 /// Imports a document under the ids in the path: the session may have a different name and, if `from_other_agent` is
 /// set, belong to a different agent.
+#[utoipa::path(put, path = "/v1/agents/{agent}/sessions/{session}", tag = "sessions", operation_id = "import_session",
+    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session"), ImportQuery),
+    request_body = Document,
+    responses(
+        (status = 201, description = "The session.", body = skep_api::Session,
+            headers(("location" = String, description = "Path of the session"))),
+        (status = 404, description = "`agent_not_found`"),
+        (status = 409, description = "`session_exists`, `other_agent` or `waiting_for_approval`"),
+        (status = 422, description = "`invalid_session`"),
+    ))]
 pub(crate) async fn import(
     State(gateway): State<Gateway>,
     Path((agent, session)): Path<(String, String)>,

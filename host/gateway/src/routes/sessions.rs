@@ -9,105 +9,136 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use skep_api::{
+    Conversation, ForkSession, Message, MessagePage, NumberedMessage, Session, SessionDetail, SessionPage,
+    marker,
+};
 use skep_engine::chat::ChatMessage;
 use skep_runtime::SessionSummary;
+use utoipa::IntoParams;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct ListQuery {
     /// The tenant whose sessions are listed; an admin may name any.
     tenant: Option<String>,
     /// Lists only sessions whose id comes after this one.
     after: Option<String>,
+    /// Number of entries, 1 to 1000; the default is 100.
     limit: Option<u32>,
 }
 
+/// Lists the sessions of an agent in the order of their ids.
+#[utoipa::path(get, path = "/v1/agents/{agent}/sessions", tag = "sessions", operation_id = "list_sessions",
+    params(("agent" = String, Path, description = "Name of the agent"), ListQuery),
+    responses(
+        (status = 200, description = "A page of sessions.", body = SessionPage),
+        (status = 404, description = "`agent_not_found`"),
+    ))]
 pub(crate) async fn list(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(agent): Path<String>,
     Query(query): Query<ListQuery>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<SessionPage>, ApiError> {
     let limit = page_limit(query.limit)?;
     let tenant = caller.tenant(query.tenant.as_deref())?;
     let sessions = gateway.host.sessions(&tenant, &agent, query.after.as_deref(), limit).await?;
     let has_more = sessions.len() as u32 == limit;
     let sessions = sessions.iter().map(|session| {
         let id = tenant.session(&session.id)?;
-        Ok(named_json(session, &caller.name_of(&id)))
+        Ok(named(session, caller.name_of(&id)))
     });
-    let sessions = sessions.collect::<Result<Vec<Value>, ApiError>>()?;
-    Ok(Json(json!({"object": "list", "data": sessions, "has_more": has_more})))
+    Ok(Json(SessionPage::new(sessions.collect::<Result<Vec<Session>, ApiError>>()?, has_more)))
 }
 
+/// Shows a session: its conversations, its first messages and what it holds.
+#[utoipa::path(get, path = "/v1/agents/{agent}/sessions/{session}", tag = "sessions", operation_id = "get_session",
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        ("session" = String, Path, description = "Id of the session"),
+    ),
+    responses(
+        (status = 200, description = "The session.", body = SessionDetail),
+        (status = 404, description = "`agent_not_found` or `session_not_found`"),
+    ))]
 pub(crate) async fn show(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((agent, session)): Path<(String, String)>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<SessionDetail>, ApiError> {
     let detail = gateway.host.session(&agent, &session).await?;
-    let mut value = named_json(&detail.summary, &caller.name_of(&session));
-    let conversations = detail.conversations.iter().map(|conversation| {
-        json!({
-            "name": conversation.name,
-            "model": conversation.model,
-            "messages": conversation.messages,
-            "bytes": conversation.bytes,
-        })
+    let conversations = detail.conversations.into_iter().map(|conversation| Conversation {
+        name: conversation.name,
+        model: conversation.model,
+        messages: conversation.messages,
+        bytes: conversation.bytes,
     });
-    value["conversations"] = conversations.collect();
-    value["messages"] = detail.messages.iter().map(message_json).collect();
-    value["has_more"] = json!(detail.has_more);
-    value["usage"] = openai::usage_json(&detail.usage);
-    value["state_keys"] = json!(detail.state_keys);
-    value["state_bytes"] = json!(detail.state_bytes);
-    Ok(Json(value))
+    Ok(Json(SessionDetail {
+        session: named(&detail.summary, caller.name_of(&session)),
+        conversations: conversations.collect(),
+        messages: detail.messages.into_iter().map(message).collect(),
+        has_more: detail.has_more,
+        usage: openai::usage(&detail.usage),
+        state_keys: detail.state_keys,
+        state_bytes: detail.state_bytes,
+    }))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct MessagesQuery {
     /// The conversation's name; the default is `main`.
     conversation: Option<String>,
     /// Lists only messages whose number is greater than this one.
     after: Option<u64>,
+    /// Number of entries, 1 to 1000; the default is 100.
     limit: Option<u32>,
 }
 
-/// Returns a page of one conversation's messages, with their numbers.
+/// Lists the messages of one conversation, with their numbers.
+#[utoipa::path(get, path = "/v1/agents/{agent}/sessions/{session}/messages", tag = "sessions",
+    operation_id = "list_messages",
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        ("session" = String, Path, description = "Id of the session"),
+        MessagesQuery,
+    ),
+    responses(
+        (status = 200, description = "A page of messages.", body = MessagePage),
+        (status = 404, description = "`agent_not_found`, `session_not_found` or `conversation_not_found`"),
+    ))]
 pub(crate) async fn messages(
     State(gateway): State<Gateway>,
     Path((agent, session)): Path<(String, String)>,
     Query(query): Query<MessagesQuery>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<MessagePage>, ApiError> {
     let limit = page_limit(query.limit)?;
     let conversation = query.conversation.as_deref().unwrap_or("main");
     let page = gateway.host.messages(&agent, &session, conversation, query.after.unwrap_or(0), limit).await?;
     let has_more = page.messages.last().is_some_and(|(number, _)| *number < page.total);
-    let messages = page.messages.iter().map(|(number, message)| {
-        let mut value = message_json(message);
-        value["number"] = json!(number);
-        value
-    });
-    Ok(Json(json!({
-        "object": "list",
-        "data": messages.collect::<Vec<_>>(),
-        "total": page.total,
-        "has_more": has_more,
-    })))
+    let data = page.messages.into_iter();
+    let data = data.map(|(number, content)| NumberedMessage { message: message(content), number });
+    Ok(Json(MessagePage { object: marker::List, data: data.collect(), total: page.total, has_more }))
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Fork {
-    /// The id of the copy. A session with this id must not exist.
-    session: String,
-}
-
+/// Copies a session. Both sessions share what the model has computed.
+#[utoipa::path(post, path = "/v1/agents/{agent}/sessions/{session}/fork", tag = "sessions", operation_id = "fork_session",
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        ("session" = String, Path, description = "Id of the session to copy"),
+    ),
+    request_body = ForkSession,
+    responses(
+        (status = 201, description = "The copy.", body = Session, headers(("location" = String, description = "Path of the copy"))),
+        (status = 404, description = "`agent_not_found` or `session_not_found`"),
+        (status = 409, description = "`session_exists`"),
+    ))]
 pub(crate) async fn fork(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((agent, session)): Path<(String, String)>,
-    JsonBody(Fork { session: to }): JsonBody<Fork>,
+    JsonBody(ForkSession { session: to }): JsonBody<ForkSession>,
 ) -> Result<Response, ApiError> {
     let summary = gateway.host.fork_session(&agent, &session, &caller.session(&to)?).await?;
     Ok(created(&agent, &summary))
@@ -115,7 +146,7 @@ pub(crate) async fn fork(
 
 /// Returns the response to a request that created a session.
 pub(super) fn created(agent: &str, session: &SessionSummary) -> Response {
-    let mut response = (StatusCode::CREATED, Json(summary_json(session))).into_response();
+    let mut response = (StatusCode::CREATED, Json(named(session, session.id.clone()))).into_response();
     // Names of agents and sessions are plain ASCII.
     if let Ok(path) = HeaderValue::from_str(&format!("/v1/agents/{agent}/sessions/{}", session.id)) {
         response.headers_mut().insert(header::LOCATION, path);
@@ -123,6 +154,16 @@ pub(super) fn created(agent: &str, session: &SessionSummary) -> Response {
     response
 }
 
+/// Deletes a session with its state, conversations, turns and log lines.
+#[utoipa::path(delete, path = "/v1/agents/{agent}/sessions/{session}", tag = "sessions", operation_id = "delete_session",
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        ("session" = String, Path, description = "Id of the session"),
+    ),
+    responses(
+        (status = 204, description = "The session is deleted."),
+        (status = 404, description = "`agent_not_found` or `session_not_found`"),
+    ))]
 pub(crate) async fn delete(
     State(gateway): State<Gateway>,
     Path((agent, session)): Path<(String, String)>,
@@ -131,28 +172,17 @@ pub(crate) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn summary_json(session: &SessionSummary) -> Value {
-    named_json(session, &session.id)
-}
-
 /// Returns the summary of a session under the name that the caller uses for it.
-fn named_json(session: &SessionSummary, id: &str) -> Value {
-    json!({
-        "object": "session",
-        "id": id,
-        "turns": session.turns,
-        "created_at_ms": session.created_at_ms,
-        "updated_at_ms": session.updated_at_ms,
-    })
+fn named(session: &SessionSummary, id: String) -> Session {
+    let SessionSummary { turns, created_at_ms, updated_at_ms, .. } = *session;
+    Session { object: marker::Session, id, turns, created_at_ms, updated_at_ms }
 }
 
-fn message_json(message: &ChatMessage) -> Value {
-    let mut value = json!({"role": message.role.as_str(), "content": message.content});
-    if !message.tool_calls.is_empty() {
-        value["tool_calls"] = message.tool_calls.iter().map(openai::tool_call_json).collect();
+fn message(message: ChatMessage) -> Message {
+    Message {
+        role: message.role.as_str().to_owned(),
+        tool_calls: message.tool_calls.iter().map(openai::tool_call).collect(),
+        content: message.content,
+        tool_call_id: message.tool_call_id,
     }
-    if let Some(id) = &message.tool_call_id {
-        value["tool_call_id"] = json!(id);
-    }
-    value
 }

@@ -2,82 +2,77 @@
 
 use crate::{ApiError, Gateway};
 use axum::{Json, extract::State};
-use serde::Serialize;
-use serde_json::{Value, json};
+use skep_api::{
+    AgentCounts, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
+    SessionCounts, marker,
+};
 use skep_engine::{Engine, EngineStats};
-use skep_runtime::{DiskUse, Held, LimitUse, QueuedWork, Standing};
+use skep_runtime::{DiskUse, Held, LimitUse, HostLoad};
 
 /// The profile that this process was built with.
 const PROFILE: &str = if cfg!(debug_assertions) { "debug" } else { "release" };
 
-pub(crate) async fn show(State(gateway): State<Gateway>) -> Result<Json<Value>, ApiError> {
+/// Shows what the host is, what it has to do, and how far its limits are used.
+#[utoipa::path(get, path = "/v1/status", tag = "host", operation_id = "get_status", responses(
+    (status = 200, description = "The status.", body = HostStatus),
+))]
+pub(crate) async fn show(State(gateway): State<Gateway>) -> Result<Json<HostStatus>, ApiError> {
     let host = &gateway.host;
-    let standing = host.standing().await?;
+    let report = host.load().await?;
     let held = host.held().await?;
-    let Standing { work, waiting_messages, dead_letters, disk, is_disk_low, mut limits } = standing;
-    let models: Vec<Value> = host.models().iter().map(model_json).collect();
+    let HostLoad { work, waiting_messages, dead_letters, disk, is_disk_low, mut limits } = report;
+    let models = host.models().iter().map(model_status).collect();
     for engine in host.models().iter() {
         limits.extend(limits_of(engine));
     }
-    let QueuedWork { sessions, running_turns, parked_turns, held_sessions, alarms, events, webhooks, .. } =
-        work;
-    Ok(Json(json!({
-        "object": "status",
-        "version": env!("CARGO_PKG_VERSION"),
-        "build": format!("{PROFILE}, {} {}", std::env::consts::ARCH, std::env::consts::OS),
-        "uptime_s": gateway.started.elapsed().as_secs(),
-        "address": gateway.address.map(|address| address.to_string()),
-        "models": models,
-        "agents": {"ready": host.agents().len(), "failed": host.failed_agents().len()},
-        "sessions": {
-            "total": sessions,
-            "active_turns": running_turns,
-            "waiting_for_approval": parked_turns,
+    Ok(Json(HostStatus {
+        object: marker::Status,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        build: format!("{PROFILE}, {} {}", std::env::consts::ARCH, std::env::consts::OS),
+        uptime_s: gateway.started.elapsed().as_secs(),
+        address: gateway.address.map(|address| address.to_string()),
+        models,
+        agents: AgentCounts { ready: host.agents().len() as u64, failed: host.failed_agents().len() as u64 },
+        sessions: SessionCounts {
+            total: work.sessions,
+            active_turns: work.running_turns,
+            waiting_for_approval: work.parked_turns,
         },
-        "queues": {
-            "messages": waiting_messages,
-            "alarms": alarms,
-            "events": events,
-            "webhooks": webhooks,
-            "dead_letters": dead_letters,
-            "batches": work.batches,
-            "batch_requests": work.batch_requests,
+        queues: QueueDepths {
+            messages: waiting_messages as u64,
+            alarms: work.alarms,
+            events: work.events,
+            webhooks: work.webhooks,
+            dead_letters,
+            batches: work.batches,
+            batch_requests: work.batch_requests,
         },
-        "held": held_json(held, held_sessions),
-        "disk": disk.map(|disk| disk_json(disk, is_disk_low)),
-        "limits": limits.into_iter().map(LimitJson::from).collect::<Vec<_>>(),
-    })))
+        held: held.map(|held| held_work(held, work.held_sessions)),
+        disk: disk.map(|disk| disk_status(disk, is_disk_low)),
+        limits: limits.into_iter().map(limit_status).collect(),
+    }))
 }
 
-#[derive(Serialize)]
-struct LimitJson {
-    name: String,
-    used: u64,
-    limit: u64,
+fn limit_status(LimitUse { name, used, limit }: LimitUse) -> LimitStatus {
+    LimitStatus { name: name.to_owned(), used, limit }
 }
 
-impl From<LimitUse> for LimitJson {
-    fn from(LimitUse { name, used, limit }: LimitUse) -> Self {
-        LimitJson { name: name.to_owned(), used, limit }
-    }
-}
-
-fn model_json(engine: &Engine) -> Value {
+fn model_status(engine: &Engine) -> ModelStatus {
     let (info, stats) = (engine.info(), engine.stats());
-    json!({
-        "name": info.name,
-        "device": info.device,
-        "replicas": info.replicas,
-        "context_length": info.context_length,
-        "kv_pages": {
-            "total": stats.pages_total,
-            "used": used_pages(&stats),
-            "cached": stats.pages_cached,
+    ModelStatus {
+        name: info.name.clone(),
+        device: info.device.to_string(),
+        replicas: info.replicas as u64,
+        context_length: info.context_length as u64,
+        kv_pages: KvPages {
+            total: stats.pages_total as u64,
+            used: used_pages(&stats) as u64,
+            cached: stats.pages_cached as u64,
         },
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "problem": engine.problem(),
-    })
+        running: stats.running as u64,
+        waiting: stats.waiting as u64,
+        problem: engine.problem().map(|problem| problem.to_string()),
+    }
 }
 
 /// Returns the number of pages that running sequences hold. Pages that are only cached can be had at any time.
@@ -94,17 +89,11 @@ fn limits_of(engine: &Engine) -> [LimitUse; 2] {
     ]
 }
 
-fn held_json(held: Option<Held>, sessions: u64) -> Option<Value> {
-    let Held { turns, deliveries, schedules, batches, .. } = held?;
-    Some(json!({
-        "sessions": sessions,
-        "turns": turns,
-        "deliveries": deliveries,
-        "schedules": schedules,
-        "batches": batches,
-    }))
+fn held_work(held: Held, sessions: u64) -> HeldWork {
+    let Held { turns, deliveries, schedules, batches, .. } = held;
+    HeldWork { sessions, turns, deliveries, schedules, batches }
 }
 
-fn disk_json(DiskUse { database, wal, free }: DiskUse, is_low: bool) -> Value {
-    json!({"database_bytes": database, "wal_bytes": wal, "free_bytes": free, "is_low": is_low})
+fn disk_status(DiskUse { database, wal, free }: DiskUse, is_low: bool) -> DiskStatus {
+    DiskStatus { database_bytes: database, wal_bytes: wal, free_bytes: free, is_low }
 }

@@ -1,6 +1,6 @@
 //! Handles the routes that agents' manifests declare, and responds with 404 to everything else.
 
-use super::messages;
+use super::{messages, unimplemented};
 use crate::{
     ApiError, Gateway,
     body::{self, run_on_compute},
@@ -16,12 +16,31 @@ use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess, Visitor},
 };
+use skep_api::{AcceptedTurn, Turn, TurnEvent};
 use skep_engine::{Cancel, Priority};
 use skep_runtime::{HttpOrigin, Invocation, Json, Origin};
 use std::fmt;
 
 /// Sends the request to its agent as a message. A JSON body is the message's data, and its `text` (or `message`)
 /// member, if it has one, is the message's text. Any other body is the text.
+#[utoipa::path(post, path = "/{route}", tag = "turns", operation_id = "call_agent_route",
+    params(
+        ("route" = String, Path, description = "Path of a route that an agent's manifest declares; the method is the declared one"),
+        ("idempotency-key" = Option<String>, Header, description = "The same message under the same key is the same turn"),
+        ("prefer" = Option<String>, Header, description = "`respond-async` lets the turn continue on its own"),
+    ),
+    request_body(content((Value = "application/json"), (String = "text/plain"))),
+    responses(
+        (status = 200, description = "The answer, or the events of the turn, each with an id.",
+            content((Turn = "application/json"), (TurnEvent = "text/event-stream"))),
+        (status = 202, description = "The turn continues on its own.", body = AcceptedTurn),
+        (status = 404, description = "`route_not_found`"),
+        (status = 405, description = "`method_not_allowed`"),
+        (status = 409, description = "`waiting_for_approval`, `model_gone`, `held_since_restore` or `turn_dropped`"),
+        (status = 422, description = "`invalid_message`, `schema_unsatisfied`, `truncated` or `tool_failed`"),
+        (status = 499, description = "The turn was cancelled: `cancelled`."),
+        (status = 504, description = "`deadline_exceeded`"),
+    ))]
 pub(crate) async fn run(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -35,6 +54,9 @@ pub(crate) async fn run(
         if others.iter().any(|method| gateway.host.match_route(method, path).is_some()) {
             let message = format!("{path} does not support the method {}", parts.method);
             return Err(ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
+        }
+        if let Some(refusal) = unimplemented::refusal(path) {
+            return Err(refusal);
         }
         let message = format!("no route matches {path}; /v1/agents lists the routes of agents");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "route_not_found", message));

@@ -2,7 +2,7 @@
 //! not wait or that lost their stream.
 
 use super::messages::{TurnJson, numbered_events};
-use crate::{ApiError, Gateway, caller::Caller, headers, openai::usage_json, spent::Spent, sse};
+use crate::{ApiError, Gateway, caller::Caller, headers, openai, spent::Spent, sse};
 use axum::{
     Json,
     extract::{Path, State},
@@ -10,22 +10,22 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::StreamExt;
-use serde_json::{Value, json};
-use skep_runtime::{Outcome, TurnDetail, TurnPhase, plain_session};
+use skep_api::{AcceptedTurn, TotalTime, TurnError, TurnState, TurnStatus, marker};
+use skep_runtime::{Json as RawJson, Outcome, TurnDetail, TurnPhase, plain_session};
 
 type TurnPath = Path<(String, String, String)>;
 
 /// Returns the response to a message whose turn continues on its own.
 pub(super) fn accepted(agent: &str, session: &str, turn_id: &str) -> Response {
     let path = format!("/v1/agents/{agent}/sessions/{session}/turns/{turn_id}");
-    let body = json!({
-        "object": "turn",
-        "turn_id": turn_id,
-        "session": session,
-        "state": "accepted",
-        "url": path,
-        "events_url": format!("{path}/events"),
-    });
+    let body = AcceptedTurn {
+        object: marker::Turn,
+        turn_id: turn_id.to_owned(),
+        session: session.to_owned(),
+        state: marker::Accepted,
+        url: path.clone(),
+        events_url: format!("{path}/events"),
+    };
     let mut response = (StatusCode::ACCEPTED, Json(body)).into_response();
     let headers = response.headers_mut();
     headers.insert(HeaderName::from_static("preference-applied"), HeaderValue::from_static("respond-async"));
@@ -36,17 +36,33 @@ pub(super) fn accepted(agent: &str, session: &str, turn_id: &str) -> Response {
     response
 }
 
+/// Shows the state of a turn, and its answer once it has ended.
+#[utoipa::path(get, path = "/v1/agents/{agent}/sessions/{session}/turns/{turn}", tag = "turns", operation_id = "get_turn",
+    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session"),("turn" = String, Path, description = "Id of the turn")),
+    responses(
+        (status = 200, description = "The turn.", body = TurnStatus),
+        (status = 404, description = "`agent_not_found`, `session_not_found` or `turn_not_found`"),
+    ))]
 pub(crate) async fn show(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((agent, session, turn)): TurnPath,
-) -> Result<Json<Value>, ApiError> {
-    let mut value = detail_json(gateway.host.turn(&agent, &session, &turn).await?);
-    value["session"] = json!(caller.name_of(&session));
-    Ok(Json(value))
+) -> Result<Json<TurnStatus<RawJson>>, ApiError> {
+    let detail = gateway.host.turn(&agent, &session, &turn).await?;
+    Ok(Json(described(detail, caller.name_of(&session))))
 }
 
 /// Streams the turn's events, starting after `Last-Event-ID` if it is sent, until the turn has ended.
+#[utoipa::path(get, path = "/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", tag = "turns",
+    operation_id = "follow_turn",
+    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session"),("turn" = String, Path, description = "Id of the turn"),
+        ("last-event-id" = Option<u64>, Header, description = "Continues after this event")),
+    responses(
+        (status = 200, description = "The events of the turn, each with an id.",
+            body = skep_api::TurnEvent, content_type = "text/event-stream"),
+        (status = 204, description = "The turn has ended, and the client has seen its last event."),
+        (status = 404, description = "`agent_not_found`, `session_not_found` or `turn_not_found`"),
+    ))]
 pub(crate) async fn events(
     State(gateway): State<Gateway>,
     Path((agent, session, turn)): TurnPath,
@@ -67,6 +83,14 @@ pub(crate) async fn events(
     Ok(sse::respond(numbered_events(run).boxed(), writer))
 }
 
+/// Cancels a turn. A turn that has ended stays as it is.
+#[utoipa::path(delete, path = "/v1/agents/{agent}/sessions/{session}/turns/{turn}", tag = "turns",
+    operation_id = "cancel_turn",
+    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session"),("turn" = String, Path, description = "Id of the turn")),
+    responses(
+        (status = 202, description = "The turn is being cancelled."),
+        (status = 404, description = "`agent_not_found`, `session_not_found` or `turn_not_found`"),
+    ))]
 pub(crate) async fn cancel(
     State(gateway): State<Gateway>,
     Path((agent, session, turn)): TurnPath,
@@ -75,37 +99,19 @@ pub(crate) async fn cancel(
     Ok(StatusCode::ACCEPTED)
 }
 
-fn detail_json(detail: TurnDetail) -> Value {
-    let TurnDetail { id, session, accepted_at_ms, phase } = detail;
-    let mut value = json!({
-        "object": "turn",
-        "turn_id": id,
-        "session": session,
-        "accepted_at_ms": accepted_at_ms,
-    });
-    let more = match phase {
-        TurnPhase::Waiting => json!({"state": "waiting"}),
-        TurnPhase::Running { turn } => json!({"state": "running", "turn": turn}),
+fn described(detail: TurnDetail, session: String) -> TurnStatus<RawJson> {
+    let TurnDetail { id, accepted_at_ms, phase, .. } = detail;
+    let state = match phase {
+        TurnPhase::Waiting => TurnState::Waiting,
+        TurnPhase::Running { turn } => TurnState::Running { turn },
         TurnPhase::Done { outcome, ended_at_ms } => {
             let Outcome { text, data, turn, usage, elapsed_us } = outcome;
-            json!({
-                "state": "done",
-                "turn": turn,
-                "ended_at_ms": ended_at_ms,
-                "text": text,
-                "data": data,
-                "usage": usage_json(&usage),
-                "timing": {"total_ms": elapsed_us as f64 / 1000.0},
-            })
+            let timing = TotalTime { total_ms: elapsed_us as f64 / 1000.0 };
+            TurnState::Done { turn, ended_at_ms, text, data, usage: openai::usage(&usage), timing }
         }
-        TurnPhase::Failed { code, message, ended_at_ms } => json!({
-            "state": "failed",
-            "ended_at_ms": ended_at_ms,
-            "error": {"code": code, "message": message},
-        }),
+        TurnPhase::Failed { code, message, ended_at_ms } => {
+            TurnState::Failed { ended_at_ms, error: TurnError { code, message } }
+        }
     };
-    if let (Value::Object(value), Value::Object(more)) = (&mut value, more) {
-        value.extend(more);
-    }
-    value
+    TurnStatus { object: marker::Turn, turn_id: id, session, accepted_at_ms, state }
 }

@@ -7,46 +7,51 @@ use axum::{
     Extension, Json,
     extract::{Path, Request, State},
 };
-use serde::Deserialize;
-use serde_json::{Value, json};
-use skep_runtime::AgentVersion;
+use skep_api::{Agent, AgentVersion, Rollback, VersionList, marker};
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Rollback {
-    /// The version to activate; the default is the one before the active version.
-    version: Option<u64>,
-}
-
+/// Lists the stored versions of an agent, newest first.
+#[utoipa::path(get, path = "/v1/agents/{agent}/versions", tag = "agents", operation_id = "list_versions",
+    params(("agent" = String, Path, description = "Name of the agent")),
+    responses(
+        (status = 200, description = "The versions.", body = VersionList),
+        (status = 404, description = "`agent_not_found`"),
+    ))]
 pub(crate) async fn list(
     State(gateway): State<Gateway>,
     Path(agent): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    let versions = gateway.host.versions(&agent).await?;
-    let versions: Vec<Value> = versions.iter().map(version_json).collect();
-    Ok(Json(json!({"object": "list", "data": versions})))
+) -> Result<Json<VersionList>, ApiError> {
+    Ok(Json(VersionList::new(gateway.host.versions(&agent).await?.into_iter().map(described))))
 }
 
-/// Rolls an agent back. The body is optional.
+/// Puts an earlier version of an agent into force. The body is optional.
+#[utoipa::path(post, path = "/v1/agents/{agent}/rollback", tag = "agents", operation_id = "rollback_agent",
+    params(("agent" = String, Path, description = "Name of the agent")),
+    request_body = Option<Rollback>,
+    responses(
+        (status = 200, description = "The agent with the version in force.", body = Agent),
+        (status = 404, description = "`agent_not_found` or `version_not_found`"),
+        (status = 409, description = "A route of the version is taken: `invalid_route`."),
+    ))]
 pub(crate) async fn rollback(
     State(gateway): State<Gateway>,
     Path(agent): Path<String>,
     request: Request,
-) -> Result<(Extension<Details>, Json<Value>), ApiError> {
+) -> Result<(Extension<Details>, Json<Agent>), ApiError> {
     let bytes = body::read(request, &gateway).await?;
     let version = if bytes.is_empty() { None } else { body::parse::<Rollback>(&bytes)?.version };
     let summary = gateway.host.rollback(&agent, version).await?;
-    Ok((Extension(agents::version_details(&summary)), Json(agents::summary_json(&summary))))
+    let details = agents::version_details(&summary);
+    Ok((Extension(details), Json(agents::described(summary))))
 }
 
-fn version_json(version: &AgentVersion) -> Value {
-    json!({
-        "object": "agent.version",
-        "version": version.version,
-        "in_force": version.is_in_force,
-        "digest": version.digest,
-        "deployed_at_ms": version.deployed_at_ms,
-        "deployed_by": version.deployed_by,
-        "manifest": version.manifest_toml,
-    })
+fn described(version: skep_runtime::AgentVersion) -> AgentVersion {
+    AgentVersion {
+        object: marker::Version,
+        version: version.version,
+        in_force: version.is_in_force,
+        digest: version.digest,
+        deployed_at_ms: version.deployed_at_ms,
+        deployed_by: version.deployed_by,
+        manifest: version.manifest_toml,
+    }
 }

@@ -124,7 +124,7 @@ async fn linger(mut stream: TcpStream) {
 /// Returns the bytes of the whole HTTP response.
 fn answer(exceeded: Exceeded) -> Vec<u8> {
     let error = of(exceeded);
-    let body = error.body().to_string();
+    let body = serde_json::to_string(&error.body()).expect("strings always serialize");
     let reason = error.status.canonical_reason().unwrap_or_default();
     let head = format!(
         "HTTP/1.1 {} {reason}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nretry-after: {}\r\n\

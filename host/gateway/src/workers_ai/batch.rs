@@ -6,9 +6,10 @@ use super::{
 };
 use crate::{
     ApiError,
-    openai::{chat_response::whole_answer, fields::Fields, usage_json},
+    openai::{chat_response::whole_answer, fields::Fields, usage},
 };
 use serde_json::{Value, json};
+use skep_api::{AiAnswer, AiBatchAnswer, AiBatchAnswers, BatchItems, QueuedBatch};
 use skep_engine::{Affinity, EngineError, Usage};
 use skep_runtime::{
     BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchRequest, BatchResult, BatchResults, BatchStatus,
@@ -67,48 +68,52 @@ pub(crate) fn item(mut fields: Fields, is_for_agent: bool) -> Result<BatchItem, 
 }
 
 /// Returns the status of a batch that is not done.
-pub(crate) fn standing(status: &BatchStatus) -> Value {
-    json!({"status": phase(status), "request_id": status.id, "model": status.model})
+pub(crate) fn standing(status: &BatchStatus) -> QueuedBatch {
+    QueuedBatch { status: phase(status), request_id: status.id.clone(), model: status.model.clone() }
 }
 
 /// Returns the detailed status of a batch, without its results.
-pub(crate) fn detail(status: &BatchStatus) -> Value {
-    let mut value = standing(status);
-    value["created_at_ms"] = status.created_at_ms.into();
-    if let BatchPhase::Ended { at_ms, .. } = status.phase {
-        value["ended_at_ms"] = at_ms.into();
-    }
+pub(crate) fn detail(status: &BatchStatus) -> skep_api::BatchStatus {
+    let QueuedBatch { status: phase, request_id, model } = standing(status);
     let items = &status.items;
-    value["items"] = json!({
-        "total": items.total(),
-        "waiting": items.waiting,
-        "running": items.running,
-        "done": items.done,
-        "failed": items.failed,
-        "cancelled": items.cancelled,
-    });
-    value
+    skep_api::BatchStatus {
+        status: phase,
+        request_id,
+        model,
+        created_at_ms: status.created_at_ms,
+        ended_at_ms: match status.phase {
+            BatchPhase::Ended { at_ms, .. } => Some(at_ms),
+            _ => None,
+        },
+        items: BatchItems {
+            total: items.total(),
+            waiting: items.waiting,
+            running: items.running,
+            done: items.done,
+            failed: items.failed,
+            cancelled: items.cancelled,
+        },
+    }
 }
 
-fn phase(status: &BatchStatus) -> &'static str {
+fn phase(status: &BatchStatus) -> skep_api::BatchPhase {
     match status.phase {
-        BatchPhase::Queued => "queued",
-        BatchPhase::Running => "running",
-        BatchPhase::Ended { cancelled: true, .. } => "cancelled",
-        BatchPhase::Ended { .. } => "complete",
+        BatchPhase::Queued => skep_api::BatchPhase::Queued,
+        BatchPhase::Running => skep_api::BatchPhase::Running,
+        BatchPhase::Ended { cancelled: true, .. } => skep_api::BatchPhase::Cancelled,
+        BatchPhase::Ended { .. } => skep_api::BatchPhase::Complete,
     }
 }
 
 /// Returns the results of a batch that is done.
-pub(crate) fn responses(results: BatchResults) -> Value {
-    let mut usage = Usage::default();
+pub(crate) fn responses(results: BatchResults) -> AiBatchAnswers {
+    let mut tokens = Usage::default();
     let model = results.status.model;
-    let responses: Vec<Value> =
-        results.items.into_iter().map(|item| response(&model, item, &mut usage)).collect();
-    json!({"responses": responses, "usage": usage_json(&usage)})
+    let responses = results.items.into_iter().map(|item| response(&model, item, &mut tokens)).collect();
+    AiBatchAnswers { responses, usage: usage(&tokens) }
 }
 
-fn response(model: &str, item: BatchResult, usage: &mut Usage) -> Value {
+fn response(model: &str, item: BatchResult, usage: &mut Usage) -> AiBatchAnswer {
     let outcome = match item.outcome {
         BatchOutcome::Done(answer) => {
             usage.add(&answer.usage);
@@ -119,28 +124,27 @@ fn response(model: &str, item: BatchResult, usage: &mut Usage) -> Value {
         }
         BatchOutcome::Cancelled => Err(ApiError::from(EngineError::Cancelled)),
     };
-    let mut response = json!({"id": item.index, "success": outcome.is_ok()});
-    if let Some(reference) = item.reference {
-        response["external_reference"] = reference.into();
+    let (result, error) = match outcome {
+        Ok(result) => (Some(result), None),
+        Err(error) => (None, Some(failure::described(&error))),
+    };
+    AiBatchAnswer {
+        id: item.index,
+        success: error.is_none(),
+        external_reference: item.reference,
+        result,
+        error,
     }
-    match outcome {
-        Ok(result) => response["result"] = result,
-        Err(error) => response["error"] = failure::error_json(&error),
-    }
-    response
 }
 
 fn result(model: &str, answer: &BatchAnswer) -> Result<Value, ApiError> {
     let BatchAnswer { form, text, data, tool_calls, finish, cut_off, usage } = answer;
     if form == OPENAI {
-        return Ok(whole_answer(model, text, tool_calls, *finish, usage));
+        return Ok(json!(whole_answer(model, text, tool_calls, *finish, usage)));
     }
     if *cut_off {
         return Err(EngineError::Truncated.into());
     }
-    let mut result = native::result(text, tool_calls, usage, form == NATIVE_JSON);
-    if let Some(data) = data {
-        result["data"] = data.value();
-    }
-    Ok(result)
+    let data = data.as_ref().map(skep_runtime::Json::value);
+    Ok(json!(AiAnswer { data, ..native::result(text, tool_calls, usage, form == NATIVE_JSON) }))
 }

@@ -7,15 +7,15 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
+use skep_api::{AiError, AiErrorSource, AiFailure};
 
 /// An error on the routes of Workers AI.
 #[derive(Debug)]
 pub(crate) struct Failure(ApiError);
 
 impl Failure {
-    pub(crate) fn body(&self) -> Value {
-        json!({"result": null, "success": false, "errors": [error_json(&self.0)], "messages": []})
+    pub(crate) fn body(&self) -> AiFailure {
+        AiFailure { result: (), success: false, errors: vec![described(&self.0)], messages: Vec::new() }
     }
 }
 
@@ -37,17 +37,17 @@ impl IntoResponse for Failure {
 }
 
 /// Returns one entry of `errors`.
-pub(crate) fn error_json(error: &ApiError) -> Value {
+pub(crate) fn described(error: &ApiError) -> AiError {
     let (number, _) = numbered(error);
     let message = match number {
         BUSY if error.code != "queue_full" => "Capacity temporarily exceeded, please try again.",
         _ => &error.message,
     };
-    let mut entry = json!({"code": number, "message": message});
-    if let Some(param) = &error.param {
-        entry["source"] = json!({"pointer": param});
+    AiError {
+        code: number.into(),
+        message: message.to_owned(),
+        source: error.param.clone().map(|pointer| AiErrorSource { pointer }),
     }
-    entry
 }
 
 /// Returns the Workers AI code and the HTTP status of an error.

@@ -7,10 +7,3 @@ pub(crate) mod batch;
 pub(crate) mod failure;
 pub(crate) mod native;
 pub(crate) mod request;
-
-use serde_json::{Value, json};
-
-/// Wraps a successful result in the envelope.
-pub(crate) fn success(result: Value) -> Value {
-    json!({"result": result, "success": true, "errors": [], "messages": []})
-}

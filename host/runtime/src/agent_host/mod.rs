@@ -20,7 +20,7 @@ mod turns;
 mod webhooks;
 
 pub use model_use::ModelMismatch;
-pub use standing::{LimitUse, Standing};
+pub use monitoring::{HostLoad, LimitUse};
 
 use crate::{
     AgentDetail, AgentSummary, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,

@@ -11,7 +11,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 
 /// The work of the host, and how far its limits are used.
 #[derive(Clone, Debug)]
-pub struct Standing {
+pub struct HostLoad {
     pub work: QueuedWork,
     /// Number of messages that wait for their turn to start.
     pub waiting_messages: u64,
@@ -44,7 +44,7 @@ impl AgentHost {
     }
 
     /// Returns the work of all tenants, and how far the limits of the host are used.
-    pub async fn standing(&self) -> Result<Standing, RuntimeError> {
+    pub async fn load(&self) -> Result<HostLoad, RuntimeError> {
         let host = self.host();
         let counted = async {
             let work = host.store.queued_work(host.clock.now_ms()).await?;
@@ -64,7 +64,7 @@ impl AgentHost {
         ];
         let limits =
             limits.map(|(name, (used, limit))| LimitUse { name, used: used as u64, limit: limit as u64 });
-        Ok(Standing {
+        Ok(HostLoad {
             work,
             waiting_messages: (admission.open_turns() as u64).saturating_sub(work.running_turns),
             dead_letters,

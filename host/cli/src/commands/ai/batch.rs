@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
+use skep_api::{BatchPhase, BatchStatus};
 
-use crate::client::{BatchPhase, BatchStatus, Client};
+use crate::client::Client;
 use crate::commands::{HostArgs, out};
 use crate::failure::Usage;
 use crate::progress::{Progress as _, Terminal};

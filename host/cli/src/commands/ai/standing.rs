@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use skep_api::{BatchPhase, BatchStatus};
 
 use super::batch::write_answers;
-use crate::client::{BatchPhase, BatchStatus};
 use crate::commands::{HostArgs, out};
 
 /// Show the state of a batch, or fetch its answers
@@ -56,7 +56,7 @@ pub async fn status(args: StatusArgs) -> Result<()> {
         BatchPhase::Complete | BatchPhase::Cancelled => {
             write_answers(&client, &status, args.output.as_deref()).await
         }
-        BatchPhase::Queued | BatchPhase::Running => {
+        BatchPhase::Queued | BatchPhase::Running | BatchPhase::Other(_) => {
             let left = status.items.waiting + status.items.running;
             bail!("{left} of {} requests are not answered yet; try again later", status.items.total)
         }
@@ -72,12 +72,7 @@ fn show(status: &BatchStatus, json: bool) -> Result<()> {
     if json {
         return out::json(status);
     }
-    let phase = match status.status {
-        BatchPhase::Queued => "queued",
-        BatchPhase::Running => "running",
-        BatchPhase::Complete => "complete",
-        BatchPhase::Cancelled => "cancelled",
-    };
+    let phase = &status.status;
     let items = &status.items;
     out::line(&format!(
         "{phase}: {} of {} answered, {} failed, {} running, {} waiting, {} cancelled ({})",

@@ -1,0 +1,184 @@
+//! Schemas of the requests that are read field by field, for the OpenAPI document.
+//!
+//! The readers take each field by itself, so that an error names its field; the structs here list the same fields. A test
+//! compares them with the readers' sources.
+
+use super::{
+    chat_request::{MessageBody, ToolBody},
+    parameters::Parameters,
+};
+use crate::routes::completions::Prompt;
+use serde_json::Value;
+use std::borrow::Cow;
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{
+        Ref, RefOr, Schema,
+        schema::{AllOfBuilder, Type},
+    },
+};
+
+/// The messages of a chat.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it only describes a request")]
+struct ChatMessages {
+    messages: Vec<MessageBody>,
+}
+
+/// Fields of a chat.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it only describes a request")]
+struct ChatFields {
+    tools: Option<Vec<ToolBody>>,
+    /// `auto`, `none`, `required`, or an object that names a function.
+    tool_choice: Option<Value>,
+    /// The default is true, unless `tool_choice` forces a call.
+    parallel_tool_calls: Option<bool>,
+    logprobs: Option<bool>,
+    /// Requires `logprobs`.
+    #[schema(maximum = 20)]
+    top_logprobs: Option<u32>,
+    /// Takes precedence over `max_tokens`.
+    #[schema(minimum = 1)]
+    max_completion_tokens: Option<u32>,
+    /// The only modality is `text`.
+    modalities: Option<Vec<String>>,
+}
+
+/// Fields that specify the form of the answer; at most one of them may be given.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it only describes a request")]
+struct OutputForm {
+    response_format: Option<ResponseFormat>,
+    /// A JSON Schema.
+    guided_json: Option<Value>,
+    /// A regular expression.
+    guided_regex: Option<String>,
+    /// A grammar in Lark's syntax.
+    guided_grammar: Option<String>,
+}
+
+/// The form of an answer, with the field that its type needs.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it only describes a request")]
+struct ResponseFormat {
+    /// `text`, `json_object`, `json_schema`, `regex` or `grammar`.
+    r#type: String,
+    /// A JSON Schema, or OpenAI's envelope around it.
+    json_schema: Option<Value>,
+    /// A JSON Schema; another name for `json_schema`.
+    schema: Option<Value>,
+    regex: Option<String>,
+    /// A grammar in Lark's syntax.
+    grammar: Option<String>,
+}
+
+/// Fields of a text completion.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it only describes a request")]
+struct CompletionFields {
+    prompt: Prompt,
+    /// Whether the answer begins with the prompt.
+    echo: Option<bool>,
+    #[schema(maximum = 20)]
+    logprobs: Option<u32>,
+}
+
+/// Fields of Workers AI: a request has `prompt` or `messages`; or `requests`, to queue a batch; or `request_id`, to fetch one.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it only describes a request")]
+#[schema(rename_all = "camelCase")]
+struct AiFields {
+    prompt: Option<String>,
+    messages: Option<Vec<MessageBody>>,
+    /// Requests of a batch, each with the fields of a request and `external_reference`.
+    requests: Option<Vec<Value>>,
+    /// Id of the batch whose answers are requested.
+    #[schema(rename = "request_id")]
+    request_id: Option<String>,
+    /// `rejectIfBusy` and `queueRequest` may be here, at the top of the body, or in the query.
+    options: Option<Value>,
+    reject_if_busy: Option<bool>,
+    queue_request: Option<bool>,
+}
+
+/// Defines a request as the sum of structs, which are parts of other requests too.
+macro_rules! request {
+    ($(#[doc = $about:literal])* $name:ident = $($part:ty)|+) => {
+        $(#[doc = $about])*
+        pub(crate) struct $name;
+
+        impl PartialSchema for $name {
+            fn schema() -> RefOr<Schema> {
+                let request = AllOfBuilder::new()$(.item(Ref::from_schema_name(<$part>::name())))+;
+                RefOr::T(Schema::AllOf(request.schema_type(Type::Object).description(Some(concat!($($about),*).trim())).build()))
+            }
+        }
+
+        impl ToSchema for $name {
+            fn name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+                $(
+                    schemas.push((<$part>::name().into_owned(), <$part>::schema()));
+                    <$part>::schemas(schemas);
+                )+
+            }
+        }
+    };
+}
+
+request! {
+    /// A request for a chat completion. Unknown fields are ignored, except those that would change the meaning of the answer.
+    ChatCompletionRequest = ChatMessages | ChatFields | OutputForm | Parameters
+}
+
+request! {
+    /// A request for a text completion. Unknown fields are ignored, except those that would change the meaning of the answer.
+    CompletionRequest = CompletionFields | OutputForm | Parameters
+}
+
+request! {
+    /// A request of Workers AI. A field that exists only in OpenAI's schema selects an answer in OpenAI's schema.
+    AiRunRequest = AiFields | ChatFields | OutputForm | Parameters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Returns the names of the fields that the source of a reader takes.
+    fn taken(source: &str) -> BTreeSet<String> {
+        let source = source.split("#[cfg(test)]").next().unwrap();
+        let calls = source.split(".take").skip(1);
+        let names = calls.filter_map(|call| {
+            let argument = call.split('(').nth(1)?.strip_prefix('"')?;
+            argument.split('"').next().map(str::to_owned)
+        });
+        names.collect()
+    }
+
+    fn properties<T: PartialSchema>() -> BTreeSet<String> {
+        let schema = serde_json::to_value(T::schema()).unwrap();
+        schema["properties"].as_object().unwrap().keys().cloned().collect()
+    }
+
+    #[test]
+    fn the_schemas_have_the_fields_that_the_readers_take() {
+        let chat = taken(include_str!("chat_request.rs"));
+        assert_eq!(chat, &properties::<ChatMessages>() | &properties::<ChatFields>());
+        assert_eq!(taken(include_str!("parameters.rs")), properties::<Parameters>());
+        assert_eq!(taken(include_str!("response_format.rs")), properties::<OutputForm>());
+        assert_eq!(taken(include_str!("../routes/completions.rs")), properties::<CompletionFields>());
+        let of_workers_ai = &taken(include_str!("../routes/ai_batches.rs"))
+            | &(&taken(include_str!("../routes/ai_run.rs"))
+                | &taken(include_str!("../workers_ai/request.rs")));
+        let described = properties::<AiFields>();
+        let undescribed: Vec<_> = of_workers_ai.difference(&described).collect();
+        // The first is never supported.
+        assert_eq!(undescribed, ["raw"]);
+    }
+}
