@@ -65,6 +65,7 @@ fn every_command_explains_itself() {
         "kernels",
         "doctor",
         "health",
+        "openapi",
         "completions",
     ] {
         assert!(help.contains(command), "--help does not mention {command}");
@@ -72,6 +73,18 @@ fn every_command_explains_itself() {
         assert!(output.status.success(), "{command} --help");
         assert!(text(&output.stdout).lines().count() > 3, "{command} --help is too short");
     }
+}
+
+#[test]
+fn openapi_prints_the_document_of_the_routes_without_a_host() {
+    let printed = skep(&["openapi"]);
+    assert!(printed.status.success(), "{}", text(&printed.stderr));
+    let document: Value = serde_json::from_slice(&printed.stdout).unwrap();
+    assert_eq!(document, skep_gateway::openapi_document());
+    assert_eq!(
+        document["paths"]["/v1/agents"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]["$ref"],
+        "#/components/schemas/Deployment"
+    );
 }
 
 #[test]

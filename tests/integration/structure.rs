@@ -10,9 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 11] = [
     "host/cli",
     "host/gateway",
+    "host/api",
     "host/runtime",
     "host/outbound",
     "host/store",

@@ -1,10 +1,10 @@
 //! The HTTP gateway: agents, their sessions and routes, OpenAI-compatible models, health and metrics.
 //!
-//! The JSON of the API is defined in `skep-api`; this crate converts the types of the runtime to it. A route and its
-//! description are one declaration, the handler; [`openapi`] is the document of all of them. Every error has OpenAI's shape and a stable code, and every
-//! body is bounded before it is read. A client that disconnects cancels its request, because the response body owns
-//! the run; the exceptions are turns requested with an idempotency key or `prefer: respond-async`, which continue
-//! without the client.
+//! The JSON of the API is defined in `skep-api`, and this crate converts the types of the runtime to it. A handler
+//! declares its route together with its description; [`openapi_document`] returns all descriptions. Every error has
+//! OpenAI's shape and a stable code, and every body is bounded before it is read. A client that disconnects cancels its
+//! request, because the response body owns the run; the exceptions are turns requested with an idempotency key or
+//! `prefer: respond-async`, which continue without the client.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -141,7 +141,7 @@ pub fn router(host: AgentHost, options: GatewayOptions) -> Router {
 }
 
 /// Returns the OpenAPI document of all routes.
-pub fn openapi() -> Value {
+pub fn openapi_document() -> Value {
     let routes = routes(&GatewayOptions::default());
     openapi::document(routes.into_openapi())
 }

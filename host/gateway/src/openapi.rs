@@ -7,6 +7,7 @@ use crate::{AccessOptions, access::roles, routes::triggers::__path_run};
 use axum::http::Method;
 use serde_json::{Map, Value, json};
 use skep_api::{AiFailure, ErrorBody};
+use std::collections::BTreeMap;
 use utoipa::{Path as _, ToSchema, openapi::OpenApi};
 
 const ABOUT: &str = "The HTTP API of a Skep host: agents with sessions, OpenAI's and Workers AI's routes for models, and \
@@ -72,20 +73,37 @@ pub(crate) fn document(declared: OpenApi) -> Value {
         paths.insert(route.replace("{*", "{"), methods);
     }
     document["paths"] = paths.into();
-    reflow(&mut document);
+    polish(&mut document);
     document
 }
 
 /// Adds to an operation what follows from its route. `None` is an agent's own route.
 fn complete(operation: &mut Value, method: &Method, route: Option<&str>) {
-    let is_open_to_all = AccessOptions { keys_required: true, ..AccessOptions::default() };
-    let mut about = text(&operation["summary"]);
-    for more in [text(&operation["description"])].into_iter().filter(|more| !more.is_empty()) {
-        about = format!("{about}\n{more}");
+    let with_keys = AccessOptions { keys_required: true, ..AccessOptions::default() };
+    let role = roles::need(method, route, &with_keys);
+    let mut about = format!("{}\n{}", text(&operation["summary"]), text(&operation["description"]));
+    match role {
+        Some(role) => about = format!("{about}\n\nNeeds the role `{role}`, where the host requires keys."),
+        None => operation["security"] = json!([]),
     }
-    let has_parameters = operation["parameters"].as_array().is_some_and(|given| !given.is_empty());
-    let has_body = operation["requestBody"].is_object();
-    let mut common = vec![
+    let (summary, description) = summarized(&about);
+    operation["summary"] = summary.into();
+    operation["description"] = description.into();
+    let is_counted = roles::is_counted(method, route, &with_keys);
+    let mut responses: BTreeMap<String, Value> = BTreeMap::new();
+    for (status, about) in common_errors(operation, role.is_some(), is_counted) {
+        responses.insert(status.to_owned(), json!({"description": about}));
+    }
+    responses.extend(operation["responses"].as_object().cloned().unwrap_or_default());
+    for (status, response) in responses.iter_mut().filter(|(status, _)| status.as_str() >= "400") {
+        response["content"] = json!({"application/json": {"schema": error_schema(status, route)}});
+    }
+    operation["responses"] = json!(responses);
+}
+
+/// Returns the errors that an operation gives because of what all operations have in common, with their codes.
+fn common_errors(operation: &Value, needs_key: bool, is_counted: bool) -> Vec<(&'static str, &'static str)> {
+    let mut errors = vec![
         ("403", "`origin_not_allowed`: the request comes from a web page that the operator has not granted."),
         ("421", "`host_not_allowed`: a host without keys answers only to names of its own machine."),
         (
@@ -93,55 +111,44 @@ fn complete(operation: &mut Value, method: &Method, route: Option<&str>) {
             "`internal`, `store_failed` or another error of the host; for a turn also an error of the agent.",
         ),
     ];
-    if has_parameters || has_body {
-        common.push(("400", "`invalid_value`, `invalid_name`, `invalid_json` or another error in the request; `param` names the field."));
+    if needs_key {
+        errors[0].1 = "`role_missing`, `key_is_for_agents`; or `origin_not_allowed`, for a request of a web page that the \
+                       operator has not granted.";
+        errors.push(("401", "`missing_api_key` or `invalid_api_key`, where the host requires keys."));
+        errors.push(("503", "`shutting_down`, `store_full` or `store_stalled`."));
+    }
+    let has_body = operation["requestBody"].is_object();
+    if has_body || operation["parameters"].is_array() {
+        errors.push((
+            "400",
+            "`invalid_value`, `invalid_name`, `invalid_json` or another error in the request; `param` names the field.",
+        ));
     }
     if has_body {
-        common.push(("408", "`body_timeout`"));
-        common.push(("413", "`body_too_large`"));
+        errors.extend([("408", "`body_timeout`"), ("413", "`body_too_large`")]);
     }
-    match roles::need(method, route, &is_open_to_all) {
-        None => operation["security"] = json!([]),
-        Some(role) => {
-            about = format!("{about}\n\nNeeds the role `{role}`, where the host requires keys.");
-            common[0].1 = "`role_missing`; `key_is_for_agents`; or `origin_not_allowed`, for a request of a web page that the \
-                           operator has not granted.";
-            common.push(("401", "`missing_api_key` or `invalid_api_key`, where the host requires keys."));
-            common.push(("503", "`shutting_down`, `store_full` or `store_stalled`."));
-        }
+    if is_counted {
+        errors.push((
+            "429",
+            "`rate_limit_exceeded`, `tokens_used_up`, `busy` or another limit; `retry-after` says when to try again.",
+        ));
     }
-    if roles::is_counted(method, route, &is_open_to_all) {
-        common.push(("429", "`rate_limit_exceeded`, `tokens_used_up`, `busy` or another limit; `retry-after` says when to try again."));
-    }
-    let (summary, description) = summarized(&about);
-    operation["summary"] = summary.into();
-    operation["description"] = description.into();
-    for (status, about) in common {
-        let response = &mut operation["responses"][status];
-        if response.is_null() {
-            *response = json!({"description": about});
-        }
-    }
+    errors
+}
+
+/// Returns the schema of an error.
+fn error_schema(status: &str, route: Option<&str>) -> Value {
+    let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
     let is_of_workers_ai = route.is_some_and(|route| route.contains("/ai/"));
-    let mut responses: Vec<(String, Value)> = Vec::new();
-    for (status, mut response) in operation["responses"].as_object().cloned().unwrap_or_default() {
-        if status.as_str() >= "400" {
-            let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
-            let body = match &*status {
-                // These are decided before a handler of Workers AI sees the request.
-                "401" | "403" | "421" => schema("ErrorBody"),
-                "500" if is_of_workers_ai => json!({"anyOf": [schema("AiFailure"), schema("ErrorBody")]}),
-                _ if is_of_workers_ai => schema("AiFailure"),
-                // Errors of the protocol are JSON-RPC or text, and the others have the shape of all errors.
-                _ if route == Some("/mcp") => json!({}),
-                _ => schema("ErrorBody"),
-            };
-            response["content"] = json!({"application/json": {"schema": body}});
-        }
-        responses.push((status, response));
+    match status {
+        // These are decided before a handler sees the request.
+        "401" | "403" | "421" => schema("ErrorBody"),
+        "500" if is_of_workers_ai => json!({"anyOf": [schema("AiFailure"), schema("ErrorBody")]}),
+        _ if is_of_workers_ai => schema("AiFailure"),
+        // Errors of the protocol are JSON-RPC, and the others have the shape of all errors.
+        _ if route == Some("/mcp") => json!({}),
+        _ => schema("ErrorBody"),
     }
-    responses.sort_by(|(one, _), (other, _)| one.cmp(other));
-    operation["responses"] = Value::Object(responses.into_iter().collect());
 }
 
 /// Splits a description after its first sentence.
@@ -167,17 +174,31 @@ fn joined(text: &str) -> String {
     paragraphs.collect::<Vec<_>>().join("\n\n")
 }
 
-/// Joins the lines of all descriptions, which are as long as the lines of the sources.
-fn reflow(value: &mut Value) {
+fn is_reference(shape: &Value) -> bool {
+    shape["$ref"].is_string() || shape["type"] == "null"
+}
+
+/// Joins the lines of all descriptions, which are as long as the lines of the sources, and lets untagged values have any of
+/// their shapes.
+fn polish(value: &mut Value) {
     match value {
         Value::Object(members) => {
             for (name, member) in members.iter_mut() {
                 match member {
                     Value::String(text) if name == "description" => *text = joined(text),
-                    member => reflow(member),
+                    member => polish(member),
                 }
             }
             members.retain(|name, member| name != "description" || *member != "");
+            // The shapes of an untagged value may overlap.
+            if members
+                .get("oneOf")
+                .and_then(Value::as_array)
+                .is_some_and(|shapes| shapes.iter().all(is_reference))
+                && let Some(shapes) = members.remove("oneOf")
+            {
+                members.insert("anyOf".to_owned(), shapes);
+            }
         }
         Value::Array(items) => items.iter_mut().for_each(reflow),
         _ => {}

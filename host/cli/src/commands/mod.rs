@@ -23,6 +23,7 @@ mod logs;
 mod mcp;
 mod model;
 mod new;
+mod openapi;
 mod out;
 mod pull;
 mod push;
@@ -134,6 +135,7 @@ enum Command {
     Kernels(kernels::Command),
     Doctor(doctor::Args),
     Health(health::Args),
+    Openapi(openapi::Args),
     Completions(completions::Args),
 }
 
@@ -234,6 +236,7 @@ impl Command {
             Command::Kernels(command) => kernels::run(command),
             Command::Doctor(args) => doctor::run(&args),
             Command::Health(args) => health::run(args).await,
+            Command::Openapi(args) => openapi::run(&args),
             Command::Completions(args) => completions::run(&args),
         }
     }

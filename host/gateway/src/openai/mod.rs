@@ -5,6 +5,7 @@ pub(crate) mod chat_response;
 pub(crate) mod fields;
 pub(crate) mod logprobs;
 pub(crate) mod parameters;
+pub(crate) mod prompt;
 pub(crate) mod response_format;
 pub(crate) mod schema;
 

@@ -6,8 +6,8 @@
 use super::{
     chat_request::{MessageBody, ToolBody},
     parameters::Parameters,
+    prompt::Prompt,
 };
-use crate::routes::completions::Prompt;
 use serde_json::Value;
 use std::borrow::Cow;
 use utoipa::{

@@ -23,7 +23,7 @@ use futures::{StreamExt, stream};
 use serde::Deserialize;
 use skep_api::{
     AiAnswerEnvelope, AiBatchAnswersEnvelope, AiChunk, AiEnvelope, ChatChunk, ChatCompletionEnvelope,
-    QueuedBatchEnvelope,
+    ErrorBody, QueuedBatchEnvelope,
 };
 use skep_engine::{Cancel, Engine, EngineError, Priority, chat::ChatEvent};
 use skep_runtime::AGENT_MODEL;
@@ -59,6 +59,7 @@ enum RunAnswer {
 enum RunChunk {
     Native(AiChunk),
     OpenAi(ChatChunk),
+    Broken(ErrorBody),
 }
 
 /// The model that a path names.

@@ -26,7 +26,7 @@ use axum::{
 use futures::{StreamExt, stream};
 use skep_api::{
     AssistantMessage, ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatLogprobs, ChunkChoice,
-    ChunkFunction, ChunkToolCall, marker,
+    ChunkFunction, ChunkToolCall, ErrorBody, marker,
 };
 use skep_engine::{
     Affinity, Cancel, Engine, EngineError, Priority, TokenLogprob, Usage,
@@ -34,6 +34,17 @@ use skep_engine::{
 };
 use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
 use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// An event of a streamed chat: a piece of the answer, or the error that breaks the stream off.
+#[derive(ToSchema)]
+#[schema(as = ChatStreamItem)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes the answer")]
+enum StreamItem {
+    Piece(ChatChunk),
+    Broken(ErrorBody),
+}
 
 /// Chats with a model or with an agent, as OpenAI's route of this name does.
 ///
@@ -49,7 +60,7 @@ use std::sync::Arc;
     request_body = crate::openai::schema::ChatCompletionRequest,
     responses(
         (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one.",
-            content((ChatCompletion = "application/json"), (ChatChunk = "text/event-stream"))),
+            content((ChatCompletion = "application/json"), (StreamItem = "text/event-stream"))),
         (status = 404, description = "`model_not_found`"),
         (status = 409, description = "With an agent: `waiting_for_approval`, `model_gone`, `held_since_restore` or `turn_dropped`"),
         (status = 422, description = "`schema_unsatisfied`, `truncated`; with an agent: `invalid_message` or `tool_failed`"),

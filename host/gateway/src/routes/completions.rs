@@ -11,6 +11,7 @@ use crate::{
         fields::Fields,
         logprobs::TextLogprobs,
         parameters::Parameters,
+        prompt::Prompt,
         response_format::{self, Form},
     },
     routes::chat_completions::engine_of,
@@ -23,8 +24,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{StreamExt, stream};
-use serde::Deserialize;
-use skep_api::CompletionChoice;
+use skep_api::{Completion, CompletionChoice, ErrorBody};
 use skep_engine::{
     Affinity, Cancel, Engine, EngineError, FinishReason, GenerateRequest, TokenEvent, TokenStream, Usage,
     chat::encode_prompt,
@@ -44,17 +44,14 @@ pub(crate) struct CompletionBody {
     parameters: Parameters,
 }
 
-/// One prompt or several, each as text or as token ids.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(
-    untagged,
-    expecting = "the prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
-)]
-pub(crate) enum Prompt {
-    Text(String),
-    Texts(Vec<String>),
-    Ids(Vec<u32>),
-    IdLists(Vec<Vec<u32>>),
+/// An event of a streamed completion: a piece of the answer, or the error that breaks the stream off.
+#[derive(ToSchema)]
+#[schema(as = CompletionStreamItem)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it only describes the answer")]
+enum StreamItem {
+    Piece(Completion),
+    Broken(ErrorBody),
 }
 
 /// Continues texts or token ids, as OpenAI's route of this name does.
@@ -62,7 +59,7 @@ pub(crate) enum Prompt {
     request_body = crate::openai::schema::CompletionRequest,
     responses(
         (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one.",
-            content((skep_api::Completion = "application/json"), (skep_api::Completion = "text/event-stream"))),
+            content((Completion = "application/json"), (StreamItem = "text/event-stream"))),
         (status = 404, description = "`model_not_found`"),
         (status = 422, description = "`schema_unsatisfied` or `truncated`"),
         (status = 504, description = "`deadline_exceeded`"),

@@ -40,7 +40,11 @@ pub(crate) struct LogQuery {
 
 /// Returns log lines of an agent, as a page or as a stream of new lines.
 #[utoipa::path(get, path = "/v1/agents/{agent}/logs", tag = "logs", operation_id = "list_agent_logs",
-    params(("agent" = String, Path, description = "Name of the agent"), LogQuery, ("last-event-id" = Option<u64>, Header, description = "In a stream, continues after this line")),
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        LogQuery,
+        ("last-event-id" = Option<u64>, Header, description = "In a stream, continues after this line"),
+    ),
     responses(
         (status = 200, description = "A page of lines; or with `accept: text/event-stream`, events with the name `log`, whose \
                                       data is a line, without an end.",
@@ -57,7 +61,11 @@ pub(crate) async fn agent_logs(
 }
 
 /// Returns log lines of all agents, as a page or as a stream of new lines.
-#[utoipa::path(get, path = "/v1/logs", tag = "logs", operation_id = "list_logs", params(LogQuery, ("last-event-id" = Option<u64>, Header, description = "In a stream, continues after this line")),
+#[utoipa::path(get, path = "/v1/logs", tag = "logs", operation_id = "list_logs",
+    params(
+        LogQuery,
+        ("last-event-id" = Option<u64>, Header, description = "In a stream, continues after this line"),
+    ),
     responses(
         (status = 200, description = "A page of lines; or with `accept: text/event-stream`, events with the name `log`, whose \
                                       data is a line, without an end.",

@@ -41,9 +41,13 @@ pub(crate) struct SendQuery {
 /// unless the request has an idempotency key, `detach`, or the header `prefer: respond-async`; with the last two, the
 /// answer is the turn's id.
 #[utoipa::path(post, path = "/v1/agents/{agent}/sessions/{session}/messages", tag = "turns", operation_id = "send_message",
-    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session"), SendQuery,
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        ("session" = String, Path, description = "Id of the session"),
+        SendQuery,
         ("idempotency-key" = Option<String>, Header, description = "The same message under the same key is the same turn"),
-        ("prefer" = Option<String>, Header, description = "`respond-async` does the same as `detach`")),
+        ("prefer" = Option<String>, Header, description = "`respond-async` does the same as `detach`"),
+    ),
     request_body = SendMessage,
     responses(
         (status = 200, description = "The answer, or the events of the turn, each with an id.",

@@ -12,6 +12,6 @@ use axum::{
     (status = 200, description = "An OpenAPI 3.1 document.", body = Value),
 ))]
 pub(crate) async fn show(State(gateway): State<Gateway>) -> Response {
-    let text = gateway.openapi.get_or_init(|| crate::openapi().to_string().into()).clone();
+    let text = gateway.openapi.get_or_init(|| crate::openapi_document().to_string().into()).clone();
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }

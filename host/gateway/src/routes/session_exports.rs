@@ -87,7 +87,10 @@ pub(crate) struct ImportQuery {
 
 /// Exports a session as one document: state, messages and tokens.
 #[utoipa::path(get, path = "/v1/agents/{agent}/sessions/{session}/export", tag = "sessions", operation_id = "export_session",
-    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session")),
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        ("session" = String, Path, description = "Id of the session"),
+    ),
     responses(
         (status = 200, description = "The document.", body = Document),
         (status = 404, description = "`agent_not_found` or `session_not_found`"),
@@ -116,7 +119,11 @@ pub(crate) async fn export(
 /// Imports a document under the ids in the path: the session may have a different name and, if `from_other_agent` is
 /// set, belong to a different agent.
 #[utoipa::path(put, path = "/v1/agents/{agent}/sessions/{session}", tag = "sessions", operation_id = "import_session",
-    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session"), ImportQuery),
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        ("session" = String, Path, description = "Id of the session"),
+        ImportQuery,
+    ),
     request_body = Document,
     responses(
         (status = 201, description = "The session.", body = skep_api::Session,

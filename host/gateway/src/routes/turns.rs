@@ -38,7 +38,11 @@ pub(super) fn accepted(agent: &str, session: &str, turn_id: &str) -> Response {
 
 /// Shows the state of a turn, and its answer once it has ended.
 #[utoipa::path(get, path = "/v1/agents/{agent}/sessions/{session}/turns/{turn}", tag = "turns", operation_id = "get_turn",
-    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session"),("turn" = String, Path, description = "Id of the turn")),
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        ("session" = String, Path, description = "Id of the session"),
+        ("turn" = String, Path, description = "Id of the turn"),
+    ),
     responses(
         (status = 200, description = "The turn.", body = TurnStatus),
         (status = 404, description = "`agent_not_found`, `session_not_found` or `turn_not_found`"),
@@ -55,8 +59,12 @@ pub(crate) async fn show(
 /// Streams the turn's events, starting after `Last-Event-ID` if it is sent, until the turn has ended.
 #[utoipa::path(get, path = "/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", tag = "turns",
     operation_id = "follow_turn",
-    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session"),("turn" = String, Path, description = "Id of the turn"),
-        ("last-event-id" = Option<u64>, Header, description = "Continues after this event")),
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        ("session" = String, Path, description = "Id of the session"),
+        ("turn" = String, Path, description = "Id of the turn"),
+        ("last-event-id" = Option<u64>, Header, description = "Continues after this event"),
+    ),
     responses(
         (status = 200, description = "The events of the turn, each with an id.",
             body = skep_api::TurnEvent, content_type = "text/event-stream"),
@@ -86,7 +94,11 @@ pub(crate) async fn events(
 /// Cancels a turn. A turn that has ended stays as it is.
 #[utoipa::path(delete, path = "/v1/agents/{agent}/sessions/{session}/turns/{turn}", tag = "turns",
     operation_id = "cancel_turn",
-    params(("agent" = String, Path, description = "Name of the agent"),("session" = String, Path, description = "Id of the session"),("turn" = String, Path, description = "Id of the turn")),
+    params(
+        ("agent" = String, Path, description = "Name of the agent"),
+        ("session" = String, Path, description = "Id of the session"),
+        ("turn" = String, Path, description = "Id of the turn"),
+    ),
     responses(
         (status = 202, description = "The turn is being cancelled."),
         (status = 404, description = "`agent_not_found`, `session_not_found` or `turn_not_found`"),

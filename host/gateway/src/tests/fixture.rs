@@ -1,5 +1,6 @@
 //! A server without a socket, and requests to it.
 
+use super::described;
 use crate::{GatewayOptions, router};
 use axum::{
     Router,
@@ -70,12 +71,16 @@ impl Server {
         Server { router: router(host.clone(), options), engine, host, store }
     }
 
+    /// Sends a request. The response must be one that the OpenAPI document describes.
     pub async fn send(&self, request: Request<Body>) -> Answer {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let response = self.router.clone().oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let bytes = to_bytes(body, usize::MAX).await.unwrap();
         let text = String::from_utf8(bytes.into()).unwrap();
-        Answer { status: parts.status, headers: parts.headers, text }
+        let answer = Answer { status: parts.status, headers: parts.headers, text };
+        described::check(&method, &path, &answer);
+        answer
     }
 
     pub async fn get(&self, path: &str) -> Answer {
