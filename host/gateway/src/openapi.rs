@@ -200,7 +200,7 @@ fn polish(value: &mut Value) {
                 members.insert("anyOf".to_owned(), shapes);
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(reflow),
+        Value::Array(items) => items.iter_mut().for_each(polish),
         _ => {}
     }
 }
