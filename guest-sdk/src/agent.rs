@@ -2,11 +2,13 @@
 
 use std::rc::Rc;
 
-use crate::context::TurnInfo;
+use crate::context::{Context, Tool, TurnInfo};
+use crate::error::{AgentError, ToolError};
 use crate::host::{Host, Task};
 use crate::instructions::Instructions;
-use crate::tool::Tool;
-use crate::{AgentError, Alarm, Context, Event, Message, Reply, ToolDefinition, ToolError};
+use crate::message::{Message, Reply};
+use crate::tool::ToolDefinition;
+use crate::trigger::{Alarm, Event};
 use serde_json::Value;
 
 /// The function that handles a turn. `#[agent]` wraps the author's function in one.

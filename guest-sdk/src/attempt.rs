@@ -6,9 +6,9 @@ use std::task::Poll;
 
 use serde_json::Value;
 
-use crate::Context;
+use crate::context::{Context, Tool};
+use crate::error::ToolError;
 use crate::host::Task;
-use crate::tool::Tool;
 
 const FIRST_WAIT_MS: u32 = 100;
 const LONGEST_WAIT_MS: u32 = 10_000;
@@ -34,7 +34,7 @@ pub(crate) async fn call(
 async fn with_timeout(
     cx: &Context,
     tool: &Tool,
-    call: Task<'_, Result<Value, crate::ToolError>>,
+    call: Task<'_, Result<Value, ToolError>>,
 ) -> Result<Value, String> {
     let call = async { call.await.map_err(|error| error.message().to_owned()) };
     let Some(timeout_ms) = tool.timeout_ms else { return call.await };

@@ -1,7 +1,9 @@
 //! Continuation of a text, without a conversation or a chat template.
 
+use crate::context::Context;
+use crate::error::InferenceError;
+use crate::generation::{GenerateOptions, Generation};
 use crate::options::option_methods;
-use crate::{Context, GenerateOptions, Generation, InferenceError};
 
 /// A text to continue. See [`Context::complete`].
 #[must_use = "a completion does nothing until generate is called"]
@@ -13,8 +15,15 @@ pub struct Completion<'a> {
     options: GenerateOptions,
 }
 
+impl Context {
+    /// Continues a text, without a conversation or a chat template.
+    pub fn complete(&self, prompt: impl Into<String>) -> Completion<'_> {
+        Completion::new(self, prompt.into(), self.model())
+    }
+}
+
 impl<'a> Completion<'a> {
-    pub(crate) fn new(cx: &'a Context, prompt: String, model: Option<&str>) -> Self {
+    fn new(cx: &'a Context, prompt: String, model: Option<&str>) -> Self {
         Self { cx, prompt, model: model.map(str::to_owned), options: GenerateOptions::default() }
     }
 

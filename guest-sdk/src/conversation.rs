@@ -11,15 +11,20 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::compaction::{CompactOptions, Compaction, CompactionPolicy};
+use crate::context::Context;
+use crate::error::{AgentError, InferenceError};
+use crate::example::OutputExample;
+use crate::generation::{Entry, GenerateOptions, Generation, Output, ToolCall, ToolChoice, Usage};
 use crate::host::{HostConversation, HostStream};
-use crate::host_tools::OfferedTools;
+use crate::host_tools::{OfferedTool, OfferedTools};
+use crate::join::join_all;
+use crate::message::Reply;
 use crate::options::option_methods;
-use crate::{
-    AgentError, CompactOptions, Compaction, CompactionPolicy, Context, Entry, GenerateOptions, Generation,
-    InferenceError, OfferedTool, Output, OutputExample, Reply, ToolCall, ToolChoice, Usage, attempt,
-    join_all, schema,
-};
+use crate::{attempt, schema};
 
+/// The name of the conversation that [`Context::conversation`] opens.
+const MAIN_CONVERSATION: &str = "main";
 const DEFAULT_MAX_ROUNDS: u32 = 8;
 
 /// A conversation of the session. Build it step by step, and end it with [`run`](Self::run),
@@ -52,8 +57,27 @@ pub struct Conversation<'a> {
 /// Computes the format of an answer from the results of the tools.
 type AnswerFormat<'a> = Rc<dyn Fn(&[Result<Value, String>]) -> Output + 'a>;
 
+impl Context {
+    /// Opens the session's main conversation. The host keeps its messages between turns, so append only new
+    /// ones.
+    pub fn conversation(&self) -> Conversation<'_> {
+        self.conversation_named(MAIN_CONVERSATION)
+    }
+
+    /// Opens the session's conversation with this name.
+    pub fn conversation_named(&self, name: &str) -> Conversation<'_> {
+        Conversation::open(self, name, self.model())
+    }
+
+    /// Same as [`conversation_named`](Self::conversation_named), but a conversation that does not exist yet
+    /// starts with this model.
+    pub fn conversation_with_model(&self, name: &str, model: &str) -> Conversation<'_> {
+        Conversation::open(self, name, Some(model))
+    }
+}
+
 impl<'a> Conversation<'a> {
-    pub(crate) fn open(cx: &'a Context, name: &str, model: Option<&str>) -> Self {
+    fn open(cx: &'a Context, name: &str, model: Option<&str>) -> Self {
         Self::new(cx, cx.host().open(name, model))
     }
 

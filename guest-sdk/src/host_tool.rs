@@ -12,7 +12,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{Context, HostToolError, HostTools};
+use crate::context::Context;
+use crate::error::HostToolError;
+use crate::host_tools::{HostTools, OfferedTool};
 
 /// A typed reference to a tool of another agent, of an MCP server, or of the host.
 ///
@@ -153,32 +155,6 @@ impl<Arguments, Outcome> Copy for HostTool<Arguments, Outcome> {}
 impl<Arguments, Outcome> fmt::Debug for HostTool<Arguments, Outcome> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostTool").field("name", &self.name).field("timeout_ms", &self.timeout_ms).finish()
-    }
-}
-
-/// A tool of others that the model may call: the name of one, such as `agent:orders/find_order`, a pattern
-/// such as `mcp:files/*`, or a [`HostTool`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OfferedTool {
-    pub(crate) name: String,
-    pub(crate) timeout_ms: Option<u32>,
-}
-
-impl From<String> for OfferedTool {
-    fn from(name: String) -> Self {
-        Self { name, timeout_ms: None }
-    }
-}
-
-impl From<&String> for OfferedTool {
-    fn from(name: &String) -> Self {
-        name.clone().into()
-    }
-}
-
-impl From<&str> for OfferedTool {
-    fn from(name: &str) -> Self {
-        name.to_owned().into()
     }
 }
 

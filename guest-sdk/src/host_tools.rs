@@ -3,14 +3,12 @@
 //! Each tool has to be granted under `[grants] tools` in `agent.toml`. A turn that is resumed after a restart
 //! gets the results that it got before, and no call is made twice.
 
-use std::fmt;
-
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::host::Host;
-use crate::{OfferedTool, ToolError};
+use crate::error::HostToolError;
+use crate::host::{Host, HostToolInfo};
 
 /// Access to the tools that the host can call for the agent. See
 /// [`Context::host_tools`](crate::Context::host_tools).
@@ -18,66 +16,6 @@ use crate::{OfferedTool, ToolError};
 pub struct HostTools<'a> {
     pub(crate) host: &'a dyn Host,
     pub(crate) timeout_ms: Option<u32>,
-}
-
-/// A tool that the agent was granted, as the host lists it. To call a tool whose types are known, see
-/// [`HostTool`](crate::HostTool).
-#[derive(Debug, Clone, PartialEq)]
-pub struct HostToolInfo {
-    /// The name: `agent:NAME/TOOL`, `mcp:SERVER/TOOL` or `http/fetch`.
-    pub name: String,
-    /// The name that the model uses; `None` if the tool's schema cannot be enforced on a model.
-    pub model_name: Option<String>,
-    /// The description that the tool's provider wrote.
-    pub description: String,
-    /// JSON Schema of the arguments.
-    pub input_schema: Value,
-    /// JSON Schema of the result, if the tool has one.
-    pub output_schema: Option<Value>,
-    /// Effects of the tool.
-    pub hints: ToolHints,
-}
-
-/// Effects of a tool, as declared by its author.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ToolHints {
-    /// The tool changes nothing.
-    pub read_only: bool,
-    /// The tool may destroy what it changes.
-    pub destructive: bool,
-    /// Repeating a call with the same arguments has no further effect.
-    pub idempotent: bool,
-    /// The tool reaches beyond the agent and its host.
-    pub open_world: bool,
-}
-
-/// Why a call returned no result.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HostToolError {
-    /// The tool does not exist.
-    Unknown(String),
-    /// The tool is not granted. The text names the line that would allow it.
-    Denied(String),
-    /// The arguments do not validate. The text names the position of the error.
-    InvalidArguments(String),
-    /// The tool failed. The text is the tool's own error.
-    Failed(String),
-    /// The tool returned no result in time. It is unknown whether it did its work.
-    TimedOut {
-        /// The time that the host waited, in milliseconds.
-        after_ms: u32,
-    },
-    /// The tool cannot be reached at present. Nothing was done.
-    Unavailable(String),
-    /// The host was restarted during the call. It is unknown whether the tool did its work.
-    Interrupted(String),
-    /// A person rejected the call, or nobody decided in time.
-    Refused(String),
-    /// The turn ran out of time, or its caller disconnected.
-    Cancelled,
-    /// The result or an argument does not fit the Rust type that the agent expects.
-    Json(String),
 }
 
 impl HostTools<'_> {
@@ -125,37 +63,29 @@ impl HostTools<'_> {
     }
 }
 
-impl HostToolError {
-    /// Whether the same call may succeed later without doing anything twice.
-    pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Unavailable(_))
+/// A tool of others that the model may call: the name of one, such as `agent:orders/find_order`, a pattern
+/// such as `mcp:files/*`, or a [`HostTool`](crate::HostTool).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfferedTool {
+    pub(crate) name: String,
+    pub(crate) timeout_ms: Option<u32>,
+}
+
+impl From<String> for OfferedTool {
+    fn from(name: String) -> Self {
+        Self { name, timeout_ms: None }
     }
 }
 
-impl fmt::Display for HostToolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown(why)
-            | Self::Denied(why)
-            | Self::Failed(why)
-            | Self::Refused(why)
-            | Self::Json(why) => f.write_str(why),
-            Self::InvalidArguments(why) => write!(f, "the arguments are not valid: {why}"),
-            Self::TimedOut { after_ms } => {
-                write!(f, "no result within {after_ms} ms; the tool may still have done its work")
-            }
-            Self::Unavailable(why) => write!(f, "not available at present: {why}"),
-            Self::Interrupted(why) => write!(f, "interrupted: {why}"),
-            Self::Cancelled => f.write_str("the turn was cancelled or ran out of time"),
-        }
+impl From<&String> for OfferedTool {
+    fn from(name: &String) -> Self {
+        name.clone().into()
     }
 }
 
-impl std::error::Error for HostToolError {}
-
-impl From<HostToolError> for ToolError {
-    fn from(error: HostToolError) -> Self {
-        ToolError::new(error.to_string())
+impl From<&str> for OfferedTool {
+    fn from(name: &str) -> Self {
+        name.to_owned().into()
     }
 }
 
@@ -223,7 +153,7 @@ impl OfferedTools {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::HostTool;
+    use crate::{HostTool, ToolHints};
     use std::time::Duration;
 
     fn listed(name: &str, model_name: Option<&str>) -> HostToolInfo {

@@ -9,9 +9,9 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
-use crate::host::Host;
+use crate::error::HttpError;
+use crate::host::{FetchRequest, Host, HttpResponse};
 
 /// Client for HTTP requests. See [`Context::http`](crate::Context::http).
 #[derive(Clone, Copy)]
@@ -26,34 +26,6 @@ pub struct Fetch<'a> {
     request: FetchRequest,
     /// The error, if the body could not be written.
     problem: Option<String>,
-}
-
-/// A request in the form that the host receives.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FetchRequest {
-    /// The method, such as `GET`.
-    pub method: String,
-    /// The URL with its query.
-    pub url: String,
-    /// The headers, in the order in which they were added.
-    pub headers: Vec<(String, String)>,
-    /// The body.
-    pub body: Option<Vec<u8>>,
-    /// Timeout of the whole exchange; `None` means 30 seconds.
-    pub timeout_ms: Option<u32>,
-}
-
-/// A server's response, with any status.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpResponse {
-    /// The status, such as 200.
-    pub status: u16,
-    /// The URL of the last request, after redirects.
-    pub url: String,
-    /// The headers, with names in lower case.
-    pub headers: Vec<(String, String)>,
-    /// The body as received. The host does not decompress it.
-    pub body: Vec<u8>,
 }
 
 impl<'a> Http<'a> {
@@ -157,103 +129,6 @@ impl Fetch<'_> {
         }
     }
 }
-
-impl HttpResponse {
-    /// Whether the status is 2xx.
-    pub fn is_success(&self) -> bool {
-        (200..300).contains(&self.status)
-    }
-
-    /// Returns the response if its status is 2xx, and an error otherwise.
-    pub fn error_for_status(self) -> Result<Self, HttpError> {
-        if self.is_success() {
-            Ok(self)
-        } else {
-            Err(HttpError::Status { status: self.status, url: self.url })
-        }
-    }
-
-    /// Returns the first header with this name, ignoring case.
-    pub fn header(&self, name: &str) -> Option<&str> {
-        let found = self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
-        found.map(|(_, value)| value.as_str())
-    }
-
-    /// Returns the body as text.
-    pub fn text(&self) -> Result<&str, HttpError> {
-        std::str::from_utf8(&self.body).map_err(|error| self.unexpected(&format!("is not UTF-8: {error}")))
-    }
-
-    /// Parses the body as JSON.
-    pub fn json<T: DeserializeOwned>(&self) -> Result<T, HttpError> {
-        serde_json::from_slice(&self.body)
-            .map_err(|error| self.unexpected(&format!("is not the expected JSON: {error}")))
-    }
-
-    fn unexpected(&self, problem: &str) -> HttpError {
-        HttpError::Failed(format!("the body of {} {problem}", self.url))
-    }
-}
-
-/// Why a request has no response, or not the expected one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HttpError {
-    /// The request is not granted. The text names the line that would allow it.
-    Denied(String),
-    /// The request itself is invalid.
-    InvalidRequest(String),
-    /// The server could not be reached, or its response is not what was expected.
-    Failed(String),
-    /// The response was not complete before the timeout.
-    Timeout,
-    /// The request or the response exceeds its size limit.
-    TooLarge(String),
-    /// The turn has used up its number of requests or its number of bytes.
-    LimitExceeded(String),
-    /// The host terminated while the request was in flight, and it is unknown whether the server acted on it.
-    /// Returned only for a POST or PATCH without an [`idempotency_key`](Fetch::idempotency_key). The host
-    /// repeats all other requests.
-    Interrupted,
-    /// The response has this status, and [`error_for_status`](HttpResponse::error_for_status) required 2xx.
-    Status {
-        /// The status, such as 404.
-        status: u16,
-        /// The URL that sent the response.
-        url: String,
-    },
-}
-
-impl HttpError {
-    /// Whether the same request may succeed later.
-    pub fn is_retryable(&self) -> bool {
-        match self {
-            Self::Failed(_) | Self::Timeout => true,
-            Self::Status { status, .. } => matches!(status, 408 | 429 | 500..),
-            _ => false,
-        }
-    }
-}
-
-impl fmt::Display for HttpError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Denied(why) => write!(f, "the request is not granted: {why}"),
-            Self::InvalidRequest(what) => write!(f, "the request is invalid: {what}"),
-            Self::Failed(what) => write!(f, "the request failed: {what}"),
-            Self::Timeout => f.write_str("the request timed out before the response was complete"),
-            Self::TooLarge(what) => write!(f, "the request exceeds a size limit: {what}"),
-            Self::LimitExceeded(which) => write!(f, "the request exceeds a limit of the turn: {which}"),
-            Self::Interrupted => f.write_str(
-                "the host terminated while the request was in flight, and it is unknown whether the server acted on it; \
-                 set an idempotency key to allow the host to repeat it",
-            ),
-            Self::Status { status, url } => write!(f, "{url} answered with status {status}"),
-        }
-    }
-}
-
-impl std::error::Error for HttpError {}
 
 /// Percent-encodes everything except letters, digits and `-._~`.
 fn escape(text: &str, into: &mut String) {

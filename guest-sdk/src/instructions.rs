@@ -3,7 +3,10 @@
 
 use serde_json::Value;
 
-use crate::{AgentError, Context, Message, OfferedTool, Reply};
+use crate::context::Context;
+use crate::error::AgentError;
+use crate::host_tools::OfferedTool;
+use crate::message::{Message, Reply};
 
 /// The settings with which the model of an agent without a function answers.
 #[doc(hidden)]

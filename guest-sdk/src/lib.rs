@@ -116,20 +116,22 @@ pub use compaction::{CompactOptions, Compaction, CompactionPolicy};
 pub use completion::Completion;
 pub use context::{Context, Log};
 pub use conversation::{Conversation, TextStream};
-pub use error::{AgentError, EmitError, InferenceError, ScheduleError, StateError, ToolError};
+pub use error::{
+    AgentError, EmitError, HostToolError, HttpError, InferenceError, ScheduleError, StateError, ToolError,
+};
 pub use example::{ExampleCall, OutputExample, ToolExample};
 pub use generation::{
     Entry, Finish, GenerateOptions, Generation, ModelInfo, Output, Sampling, Timing, ToolCall, ToolChoice,
     Usage,
 };
-pub use host::Level;
-pub use host_tool::{HostTool, OfferedTool};
-pub use host_tools::{HostToolError, HostToolInfo, HostTools, ToolHints};
-pub use http::{Fetch, FetchRequest, Http, HttpError, HttpResponse};
+pub use host::{FetchRequest, HostToolInfo, HttpResponse, Level, ScheduleTiming, Scheduled, ToolHints};
+pub use host_tool::HostTool;
+pub use host_tools::{HostTools, OfferedTool};
+pub use http::{Fetch, Http};
 pub use join::{join, join_all};
 pub use message::{HttpRequest, Message, Origin, Reply};
 pub use random::Random;
-pub use schedule::{Schedule, ScheduleTiming, Scheduled};
+pub use schedule::Schedule;
 pub use skep_sdk_macros::{agent, tool};
 pub use state::State;
 pub use tool::ToolDefinition;

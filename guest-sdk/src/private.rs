@@ -6,11 +6,11 @@ pub use serde;
 pub use serde_json;
 
 pub use crate::agent::{AlarmFunction, EventFunction, Turn, TurnFunction};
+pub use crate::context::{Tool, ToolFunction};
 pub use crate::example::Example;
 pub use crate::host::Task;
 pub use crate::instructions::Instructions;
 pub use crate::schema::{input_schema, output_schema};
-pub use crate::tool::{Tool, ToolFunction};
 
 #[cfg(target_arch = "wasm32")]
 pub use crate::component::{AgentSource, bindings, export};

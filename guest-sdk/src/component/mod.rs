@@ -1,7 +1,7 @@
 //! The agent as a component: the generated bindings, the implementation of the host traits over them, and the
 //! exports.
 //!
-//! Only this file and its submodules know the bindings. JSON is text on the interface and a parsed value in
+//! Only this file and its submodules know the bindings of `skep:agent`. JSON is text on the interface and a parsed value in
 //! the SDK; the conversion happens here.
 
 #[doc(hidden)]
@@ -17,7 +17,6 @@ pub mod bindings {
 }
 
 mod http;
-mod random;
 mod schedule;
 mod tools;
 
@@ -30,8 +29,7 @@ use self::bindings::exports::skep::agent::{alarm_handler, event_handler, handler
 use self::bindings::skep::agent::{inference as wit, log, state, timer, types};
 use crate::context::TurnInfo;
 use crate::example;
-use crate::host::{Host, HostConversation, HostStream, Level, Task};
-use crate::schedule::{ScheduleOptions, When};
+use crate::host::{Host, HostConversation, HostStream, Level, ScheduleOptions, Task, When};
 use crate::{
     Agent, AgentError, Alarm, CompactOptions, Compaction, CompactionPolicy, EmitError, Entry, Event,
     FetchRequest, Finish, GenerateOptions, Generation, HostToolError, HostToolInfo, HttpError, HttpRequest,
@@ -40,7 +38,6 @@ use crate::{
 };
 
 pub use self::bindings::export_agent as export;
-pub(crate) use self::random::random;
 
 /// Source of the agent for the exports. `#[agent]` implements it.
 pub trait AgentSource {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::bindings::skep::agent::{events, schedule};
-use crate::schedule::{ScheduleOptions, When};
+use crate::host::{ScheduleOptions, When};
 use crate::{EmitError, ScheduleError, ScheduleTiming, Scheduled};
 
 pub(super) fn set(name: &str, when: &When<'_>, options: ScheduleOptions) -> Result<(), ScheduleError> {

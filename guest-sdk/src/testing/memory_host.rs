@@ -17,8 +17,7 @@ use super::model::Step;
 use super::schedule::{self, Emitted};
 use super::validate::validate;
 use super::web::ScriptedWeb;
-use crate::host::{Host, HostConversation, Level, Task};
-use crate::schedule::{ScheduleOptions, When};
+use crate::host::{Host, HostConversation, Level, ScheduleOptions, Task, When};
 use crate::{
     EmitError, Entry, FetchRequest, Finish, GenerateOptions, Generation, HostToolError, HostToolInfo,
     HttpError, HttpResponse, InferenceError, ModelInfo, Output, ScheduleError, Scheduled, StateError, Timing,

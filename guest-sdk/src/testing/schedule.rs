@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::schedule::{ScheduleOptions, When};
+use crate::host::{ScheduleOptions, When};
 use crate::{EmitError, ScheduleError, ScheduleTiming, Scheduled};
 
 /// The limits of the WIT interface.

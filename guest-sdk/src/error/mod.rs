@@ -3,9 +3,13 @@
 //! Every message says what was wrong and, where possible, how to fix it. No type of the bindings appears
 //! here.
 
+mod host_tool;
+mod http;
+
 use std::fmt;
 
-use crate::{HostToolError, HttpError};
+pub use host_tool::HostToolError;
+pub use http::HttpError;
 
 /// Why an inference call failed, which determines what an agent can do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]

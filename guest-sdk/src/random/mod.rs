@@ -3,6 +3,10 @@
 //! They are drawn from the turn's seed, so that a turn that runs again after a restart draws the same
 //! numbers.
 
+#[cfg(target_arch = "wasm32")]
+#[allow(unsafe_code)]
+mod wasi;
+
 use std::ops::RangeInclusive;
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -25,7 +29,7 @@ impl Random<'_> {
         // This does not go through the host's trait: a component imports everything that its code can reach,
         // and an agent that draws no random numbers must not need the grant.
         #[cfg(target_arch = "wasm32")]
-        return crate::component::random();
+        return wasi::random();
     }
 
     /// Returns a uniformly random number of the range: `cx.random().number(1..=6)`.

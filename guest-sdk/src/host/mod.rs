@@ -1,7 +1,11 @@
 //! The interface between the SDK and its host: the bindings in a component, the harness in a test.
 //!
 //! It is object-safe and single-threaded, like a guest. The implementations know the SDK's types; the SDK
-//! knows neither of them.
+//! knows neither of them. The types that cross the interface are here or in modules that know nothing of it.
+
+mod http;
+mod schedule;
+mod tools;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,12 +13,12 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use crate::schedule::{ScheduleOptions, When};
-use crate::{
-    CompactOptions, Compaction, CompactionPolicy, EmitError, Entry, FetchRequest, GenerateOptions,
-    Generation, HostToolError, HostToolInfo, HttpError, HttpResponse, InferenceError, ModelInfo,
-    ScheduleError, Scheduled, StateError, Usage,
-};
+use crate::compaction::{CompactOptions, Compaction, CompactionPolicy};
+use crate::error::{EmitError, HostToolError, HttpError, InferenceError, ScheduleError, StateError};
+use crate::generation::{Entry, GenerateOptions, Generation, ModelInfo, Usage};
+pub use http::{FetchRequest, HttpResponse};
+pub use schedule::{ScheduleOptions, ScheduleTiming, Scheduled, When};
+pub use tools::{HostToolInfo, ToolHints};
 
 /// A boxed future that stays on its thread.
 pub type Task<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;

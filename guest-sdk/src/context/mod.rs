@@ -1,4 +1,8 @@
 //! Access to everything that an agent and its tools can use during a turn.
+//!
+//! The methods that open conversations and completions are beside those types, which know the context.
+
+mod tool;
 
 use std::fmt::Display;
 use std::rc::Rc;
@@ -6,14 +10,15 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::error::{EmitError, HttpError};
+use crate::generation::ModelInfo;
 use crate::host::{Host, Level};
-use crate::tool::Tool;
-use crate::{
-    Completion, Conversation, EmitError, HostTools, Http, HttpError, ModelInfo, Random, Schedule, State,
-};
-
-/// The name of the conversation that [`Context::conversation`] opens.
-const MAIN_CONVERSATION: &str = "main";
+use crate::host_tools::HostTools;
+use crate::http::Http;
+use crate::random::Random;
+use crate::schedule::Schedule;
+use crate::state::State;
+pub use tool::{Tool, ToolFunction};
 
 /// One turn of one session, with its conversations, state and log.
 pub struct Context {
@@ -45,28 +50,6 @@ impl Context {
         info: TurnInfo,
     ) -> Self {
         Self { host, tools, model, info }
-    }
-
-    /// Opens the session's main conversation. The host keeps its messages between turns, so append only new
-    /// ones.
-    pub fn conversation(&self) -> Conversation<'_> {
-        self.conversation_named(MAIN_CONVERSATION)
-    }
-
-    /// Opens the session's conversation with this name.
-    pub fn conversation_named(&self, name: &str) -> Conversation<'_> {
-        Conversation::open(self, name, self.model)
-    }
-
-    /// Same as [`conversation_named`](Self::conversation_named), but a conversation that does not exist yet
-    /// starts with this model.
-    pub fn conversation_with_model(&self, name: &str, model: &str) -> Conversation<'_> {
-        Conversation::open(self, name, Some(model))
-    }
-
-    /// Continues a text, without a conversation or a chat template.
-    pub fn complete(&self, prompt: impl Into<String>) -> Completion<'_> {
-        Completion::new(self, prompt.into(), self.model)
     }
 
     /// Returns the models that this agent may use.
@@ -154,6 +137,11 @@ impl Context {
 
     pub(crate) fn tools(&self) -> &'static [Tool] {
         self.tools
+    }
+
+    /// Returns the model of `#[agent(model = …)]`.
+    pub(crate) fn model(&self) -> Option<&'static str> {
+        self.model
     }
 }
 
