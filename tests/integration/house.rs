@@ -86,6 +86,32 @@ fn every_recorded_metric_is_in_the_list() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// A host has one injectable clock, so that a test can move the time of everything that the host does.
+#[test]
+fn the_runtime_reads_the_wall_clock_in_one_place() {
+    let runtime = repository().join("host/runtime/src");
+    let clock = runtime.join("clock.rs");
+    let mut faults = Vec::new();
+    for path in rust_sources(&runtime) {
+        if path == clock || path.starts_with(runtime.join("tests")) || path.ends_with("tests.rs") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        // Unit tests are at the end of a file.
+        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        for (index, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap();
+            let reads_system = ["SystemTime::now", "Timestamp::now", "Zoned::now", "UNIX_EPOCH"];
+            let mut reads = reads_system.into_iter().any(|call| code.contains(call));
+            reads |= code.match_indices("now_ms()").any(|(at, _)| !code[..at].ends_with('.'));
+            if reads {
+                faults.push(format!("{}:{}: use the host's clock", path.display(), index + 1));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
 /// A second program in the workspace would make `cargo run -- demo` ambiguous.
 #[test]
 fn skep_is_the_only_program_in_the_workspace() {

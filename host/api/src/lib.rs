@@ -63,7 +63,8 @@ pub use schedule::{Schedule, ScheduleState, ScheduleTiming};
 pub use secret::{NewSecret, Secret};
 pub use session::{Conversation, ForkSession, Session, SessionDetail};
 pub use status::{
-    AgentCounts, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths, SessionCounts,
+    AgentCounts, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
+    SessionCounts,
 };
 pub use turn::{AcceptedTurn, ToolCall, TotalTime, Turn, TurnError, TurnState, TurnStatus, TurnTiming};
 pub use turn_event::{

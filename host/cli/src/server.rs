@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, anyhow};
 use skep_engine::{Engine, EngineOptions, ModelSet};
 use skep_gateway::{GatewayOptions, RateLimiter};
 use skep_model::{ExecutorOptions, LoadedModel, ModelError};
-use skep_runtime::{AgentHost, RuntimeOptions};
+use skep_runtime::{AgentHost, HostParts, RuntimeOptions};
 use skep_store::{Durability, Store};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -88,9 +88,11 @@ pub async fn start_with(
         DataDir::InMemory => None,
     };
     let runtime = RuntimeOptions { artifact_dir, key_file, ..options.runtime };
-    let host = AgentHost::start(store.clone(), ModelSet::new(engine), runtime)
-        .await
-        .context("cannot start the agent host")?;
+    let parts = HostParts {
+        tool_servers: options.tool_servers,
+        ..HostParts::new(store.clone(), ModelSet::new(engine))
+    };
+    let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
     for agent in agents {
         let name = agent.manifest.name.as_str().to_owned();
         host.deploy(agent.manifest, agent.component, DEPLOYER)

@@ -2,15 +2,17 @@
 //!
 //! Configuration fills them in and the server reads them, so they depend on neither.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use skep_engine::EngineOptions;
 use skep_gateway::{AccessOptions, GatewayOptions, RateOptions};
 use skep_model::{DeviceChoice, ExecutorOptions};
-use skep_runtime::RuntimeOptions;
+use skep_runtime::{RuntimeOptions, ToolServer};
 use skep_store::Durability;
 
 use crate::catalog;
@@ -31,6 +33,8 @@ pub struct ServerOptions {
     pub executor: ExecutorOptions,
     pub engine: EngineOptions,
     pub runtime: RuntimeOptions,
+    /// MCP servers whose tools agents call, by name.
+    pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
     pub gateway: GatewayOptions,
     pub auth: AuthOptions,
     pub rates: RateOptions,
@@ -65,6 +69,7 @@ impl Default for ServerOptions {
             executor: ExecutorOptions { device: DeviceChoice::Auto, ..ExecutorOptions::default() },
             engine: EngineOptions::default(),
             runtime: RuntimeOptions::default(),
+            tool_servers: BTreeMap::new(),
             gateway: GatewayOptions::default(),
             auth: AuthOptions::default(),
             rates: RateOptions::default(),

@@ -1,6 +1,6 @@
 //! The interface of a server whose tools agents call as `mcp:SERVER/TOOL`.
 //!
-//! A server is plugged in by implementing [`ToolServer`] and adding it under its name to `RuntimeOptions::tool_servers`.
+//! A server is plugged in by implementing [`ToolServer`] and adding it under its name to `HostParts::tool_servers`.
 //! The runtime requests the tools whenever an agent lists or calls them, so an implementation caches the list
 //! and tracks changes itself. The runtime handles grants, validation of arguments and results, deadlines, the
 //! journal, spans and metrics. Dropping the future of a call cancels the call.

@@ -1,4 +1,4 @@
-//! The wall clock that schedules, deliveries and the age of sessions use. Tests use a clock that only they advance.
+//! The wall clock of a host. All times that it stores or compares come from it. Tests use a clock that only they advance.
 //!
 //! The system clock may be set at any time. A jump is detected by comparing it with a monotonic clock, which cannot be set.
 //! Schedules follow the new time at once. Time skipped by a jump forward does not age anything: [`Clock::elapsed_before`]
@@ -87,6 +87,15 @@ impl Clock {
     /// Returns the milliseconds since 1970-01-01 UTC.
     pub(crate) fn now_ms(&self) -> u64 {
         self.read().wall_ms
+    }
+
+    /// Returns the time since 1970-01-01 UTC, as precisely as the system reports it.
+    pub(crate) fn since_epoch(&self) -> Duration {
+        match &self.source {
+            TimeSource::System => since_epoch(),
+            #[cfg(test)]
+            TimeSource::Manual(manual) => Duration::from_millis(manual.borrow().wall_ms),
+        }
     }
 
     /// Checks whether the clock was set since the last check, and returns how many times it has been set back so far.
@@ -251,9 +260,12 @@ fn steady_ms() -> u64 {
 }
 
 /// Reads the system clock, in milliseconds since 1970-01-01 UTC.
-pub(crate) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+fn now_ms() -> u64 {
+    u64::try_from(since_epoch().as_millis()).unwrap_or(u64::MAX)
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! that would allow the request.
 
 use crate::{
-    Manifest, RuntimeError, RuntimeOptions, SecretGrant,
+    Clock, Manifest, RuntimeError, RuntimeOptions, SecretGrant,
     tenancy::{Tenancy, TenantPermit, TenantPermits},
     vault::{OpenSecret, Vault},
 };
@@ -25,7 +25,7 @@ pub(crate) struct Egress {
 }
 
 impl Egress {
-    pub(crate) fn new(store: Store, options: &RuntimeOptions, tenancy: Tenancy) -> Self {
+    pub(crate) fn new(store: Store, clock: Clock, options: &RuntimeOptions, tenancy: Tenancy) -> Self {
         let (client, granted) =
             (Client::new(options.outbound.clone()), Arc::new(options.granted_hosts.clone()));
         let request_permits = TenantPermits::new(options.outbound.max_running, tenancy.clone());
@@ -35,7 +35,7 @@ impl Egress {
             request_permits,
             tool_call_permits,
             granted,
-            vault: Vault::new(store, options.key_file.clone()),
+            vault: Vault::new(store, clock, options.key_file.clone()),
         }
     }
 

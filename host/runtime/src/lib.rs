@@ -66,7 +66,7 @@ mod vault;
 mod webhook;
 
 pub use access::{ApiKey, KeyRing, NewApiKey, Role};
-pub use agent_host::{AgentHost, LimitUse, ModelMismatch, HostLoad};
+pub use agent_host::{AgentHost, HostLoad, HostParts, LimitUse, ModelMismatch};
 pub use agent_log::LogFollower;
 pub use approvals::Approval;
 pub use batch::{

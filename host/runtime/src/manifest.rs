@@ -5,7 +5,7 @@
 
 use crate::{
     AgentName, EventTrigger, LimitsToml, ManifestSchedule, ModelGrant, RuntimeError, SecretGrant,
-    SessionsToml, ToolGrant, TopicPattern, clock::now_ms, route::Route, schedule, toml_text::parse_toml,
+    SessionsToml, ToolGrant, TopicPattern, route::Route, schedule, toml_text::parse_toml,
 };
 use serde::{Deserialize, Serialize};
 use skep_outbound::Origins;
@@ -134,7 +134,7 @@ impl Manifest {
         self.limits.check().map_err(|message| RuntimeError::Manifest { message })?;
         self.sessions.check()?;
         let invalid = |message: String| Err(RuntimeError::Manifest { message });
-        schedule::manifest::check(&self.schedule, now_ms())?;
+        schedule::manifest::check(&self.schedule)?;
         for (what, count, most) in [
             ("event triggers", self.trigger.event.len(), MAX_EVENT_TRIGGERS),
             ("topics under [grants] events", self.grants.events.len(), MAX_EVENT_GRANTS),

@@ -4,7 +4,7 @@
 //! Both take the same path as a turn with all limits applied, and leave nothing in the store.
 
 use crate::{
-    AgentHost, RuntimeError,
+    AgentHost, Clock, RuntimeError,
     bindings::handler,
     capability::{ConversationSet, TurnContext, log::TurnLog, state::StateView},
     component::Deployed,
@@ -29,7 +29,8 @@ impl AgentHost {
         let host = self.host();
         let agent = host.deployments.deployed(agent)?;
         let slot = host.instances.slot(0, OPERATOR).await;
-        let store = guest::instantiate(agent.code(&host.instances.wasm), empty_context(&agent)).await?;
+        let store =
+            guest::instantiate(agent.code(&host.instances.wasm), empty_context(&host.clock, &agent)).await?;
         Ok(HeldInstance { _store: store, _slot: slot })
     }
 
@@ -45,10 +46,10 @@ impl AgentHost {
             data: None,
             session: "rehearsal".to_owned(),
             turn: 1,
-            received_at_ms: crate::clock::now_ms(),
+            received_at_ms: host.clock.now_ms(),
             origin: handler::Origin::Direct,
         });
-        let context = empty_context(&agent);
+        let context = empty_context(&host.clock, &agent);
         let forever = std::future::pending::<Infallible>();
         let (CallEnd::Returned(reply), _) =
             guest::take_turn(agent.code(&host.instances.wasm), deadline, forever, context, message).await;
@@ -56,12 +57,12 @@ impl AgentHost {
     }
 }
 
-fn empty_context(agent: &Arc<Deployed>) -> TurnContext {
+fn empty_context(clock: &Clock, agent: &Arc<Deployed>) -> TurnContext {
     TurnContext::new(
         None,
         StateView::new(Arc::default(), agent.limits.state_kb),
         ConversationSet::default(),
-        TurnLog::new(agent.manifest.name.as_str(), "", 0),
+        TurnLog::new(clock, agent.manifest.name.as_str(), "", 0),
         &agent.limits,
     )
 }

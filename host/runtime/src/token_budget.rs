@@ -96,8 +96,11 @@ impl TokenSpend {
 
 impl TokenBudgets {
     /// Opens the budgets with the tokens used today.
-    pub(crate) async fn open(store: &Store, options: &RuntimeOptions) -> Result<Self, RuntimeError> {
-        let clock = options.clock.clone();
+    pub(crate) async fn open(
+        store: &Store,
+        clock: Clock,
+        options: &RuntimeOptions,
+    ) -> Result<Self, RuntimeError> {
         let mut today = Today { day: day_of(clock.now_ms()), tallies: HashMap::new() };
         for used in store.token_use(today.day).await? {
             today.count(&used);
@@ -261,9 +264,8 @@ mod tests {
 
     async fn budgets(store: &Store, clock: &Clock) -> TokenBudgets {
         let tenant_tokens_per_day = BTreeMap::from([("acme".to_owned(), 100), (ALL_OTHERS.to_owned(), 50)]);
-        let options =
-            RuntimeOptions { clock: clock.clone(), tenant_tokens_per_day, ..RuntimeOptions::default() };
-        TokenBudgets::open(store, &options).await.expect("readable")
+        let options = RuntimeOptions { tenant_tokens_per_day, ..RuntimeOptions::default() };
+        TokenBudgets::open(store, clock.clone(), &options).await.expect("readable")
     }
 
     async fn spend(store: &Store, share: &DayShare, tokens: u64) {

@@ -5,7 +5,7 @@
 //!
 //! No new key is created while something is sealed with a key that is missing, because the old key may be in a backup.
 
-use crate::{AgentName, RuntimeError, SecretName, clock::now_ms};
+use crate::{AgentName, Clock, RuntimeError, SecretName};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
@@ -25,6 +25,7 @@ const MAX_SECRETS: usize = 10_000;
 
 pub(crate) struct Vault {
     store: Store,
+    clock: Clock,
     /// `None`: the key lives as long as the process, as the in-memory store does.
     key_file: Option<PathBuf>,
     key: OnceCell<Key>,
@@ -62,8 +63,8 @@ pub(crate) struct OpenSecret {
 }
 
 impl Vault {
-    pub(crate) fn new(store: Store, key_file: Option<PathBuf>) -> Self {
-        Vault { store, key_file, key: OnceCell::new(), kept: OnceCell::new() }
+    pub(crate) fn new(store: Store, clock: Clock, key_file: Option<PathBuf>) -> Self {
+        Vault { store, clock, key_file, key: OnceCell::new(), kept: OnceCell::new() }
     }
 
     pub(crate) async fn set(
@@ -91,7 +92,8 @@ impl Vault {
         }
         let sealed = seal(self.lasting_key().await?, of_agent(agent.as_deref(), name.as_str()), value)?;
         let hosts = serde_json::to_string(hosts).expect("a list of strings always serializes to JSON");
-        let row = SecretRow { agent, name: name.to_string(), hosts, sealed, updated_at_ms: now_ms() };
+        let row =
+            SecretRow { agent, name: name.to_string(), hosts, sealed, updated_at_ms: self.clock.now_ms() };
         Ok(self.store.put_secret(&row).await?)
     }
 
@@ -359,14 +361,14 @@ mod tests {
     async fn a_secret_opens_only_with_its_key_and_is_not_readable_in_the_store() {
         let dir = tempfile::tempdir().expect("a folder");
         let (store, path) = (Store::in_memory().await.expect("a database"), dir.path().join("secrets.key"));
-        let vault = Vault::new(store.clone(), Some(path.clone()));
+        let vault = Vault::new(store.clone(), Clock::default(), Some(path.clone()));
         vault.set(None, &name("KEY"), "s3cret-value", &hosts()).await.expect("valid");
         let row = store.secrets().await.expect("read").remove(0);
         assert!(!row.sealed.windows(6).any(|window| window == b"s3cret"));
-        let again = Vault::new(store.clone(), Some(path.clone()));
+        let again = Vault::new(store.clone(), Clock::default(), Some(path.clone()));
         assert_eq!(opened(&again, "a").await.expect("the same key"), ["s3cret-value"]);
         std::fs::write(&path, [7; KEY_BYTES]).expect("the file exists");
-        let other = Vault::new(store, Some(path));
+        let other = Vault::new(store, Clock::default(), Some(path));
         let error = opened(&other, "a").await.expect_err("another key").to_string();
         assert!(error.contains("`skep secret set KEY`"), "{error}");
     }
@@ -375,12 +377,12 @@ mod tests {
     async fn no_key_is_created_while_a_secret_is_sealed_with_a_missing_key() {
         let dir = tempfile::tempdir().expect("a folder");
         let (store, path) = (Store::in_memory().await.expect("a database"), dir.path().join("secrets.key"));
-        let vault = Vault::new(store.clone(), Some(path.clone()));
+        let vault = Vault::new(store.clone(), Clock::default(), Some(path.clone()));
         vault.set(None, &name("KEY"), "s3cret-value", &hosts()).await.expect("valid");
         let backup = std::fs::read(&path).expect("the key is written");
         std::fs::remove_file(&path).expect("the file exists");
 
-        let without = Vault::new(store.clone(), Some(path.clone()));
+        let without = Vault::new(store.clone(), Clock::default(), Some(path.clone()));
         opened(&without, "a").await.expect_err("the key is missing");
         let error =
             without.set(None, &name("B"), "s3cret-value", &hosts()).await.expect_err("the key is missing");
@@ -401,14 +403,14 @@ mod tests {
             .await
             .expect("nothing sealed with the old key is left");
         assert_ne!(std::fs::read(&path).expect("a new key"), backup);
-        let again = Vault::new(store, Some(path));
+        let again = Vault::new(store, Clock::default(), Some(path));
         assert_eq!(opened(&again, "a").await.expect("the same key"), ["s3cret-value"]);
     }
 
     #[tokio::test]
     async fn a_row_moved_to_another_agent_does_not_open() {
         let store = Store::in_memory().await.expect("a database");
-        let vault = Vault::new(store.clone(), None);
+        let vault = Vault::new(store.clone(), Clock::default(), None);
         let owner = AgentName::new("owner").expect("valid");
         vault.set(Some(&owner), &name("KEY"), "s3cret-value", &hosts()).await.expect("valid");
         assert_eq!(opened(&vault, "owner").await.expect("the agent's own secret"), ["s3cret-value"]);
@@ -427,14 +429,14 @@ mod tests {
         let mode = std::fs::metadata(&path).expect("the file exists").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("the test owns the file");
-        let vault = Vault::new(Store::in_memory().await.expect("a database"), Some(path));
+        let vault = Vault::new(Store::in_memory().await.expect("a database"), Clock::default(), Some(path));
         let error = vault.set(None, &name("KEY"), "s3cret-value", &hosts()).await.expect_err("readable");
         assert!(error.to_string().contains("chmod 600"), "{error}");
     }
 
     #[tokio::test]
     async fn rejects_weak_values_and_secrets_without_hosts() {
-        let vault = Vault::new(Store::in_memory().await.expect("a database"), None);
+        let vault = Vault::new(Store::in_memory().await.expect("a database"), Clock::default(), None);
         for (value, hosts, expected) in [
             ("hunter2", hosts(), "12 to 4096"),
             (&*"x".repeat(4_097), hosts(), "12 to 4096"),

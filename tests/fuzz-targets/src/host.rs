@@ -7,7 +7,7 @@ use skep_gateway::GatewayOptions;
 use skep_model::{
     ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer,
 };
-use skep_runtime::{AgentHost, Manifest, RuntimeOptions};
+use skep_runtime::{AgentHost, HostParts, Manifest, RuntimeOptions};
 use skep_store::Store;
 use std::{
     path::Path,
@@ -42,8 +42,8 @@ pub(crate) fn host() -> &'static SharedHost {
 async fn start() -> AgentHost {
     let store = Store::in_memory().await.expect("a database in memory");
     let options = RuntimeOptions { max_instances: 32, ..RuntimeOptions::default() };
-    let agents =
-        AgentHost::start(store, ModelSet::new(engine().clone()), options).await.expect("the host starts");
+    let parts = HostParts::new(store, ModelSet::new(engine().clone()));
+    let agents = AgentHost::start(parts, options).await.expect("the host starts");
     for (name, more, component) in [("caller", EVERYTHING, guest::caller()), ("chat", "", guest::chatter())] {
         let manifest = Manifest::from_toml(&format!("name = \"{name}\"\n{more}")).expect("valid");
         agents.deploy(manifest, component, "fuzz").await.expect("the agent deploys");

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use skep_api::Key;
-use skep_runtime::{AgentName, KeyRing, NewApiKey, Role, Tenant};
+use skep_runtime::{AgentName, Clock, KeyRing, NewApiKey, Role, Tenant};
 use skep_store::{Durability, Store, StoreError};
 
 use super::{HostArgs, out};
@@ -219,7 +219,7 @@ impl Keys {
                 store
             }
         };
-        Ok(Keys::InFolder { ring: KeyRing::new(store.clone()), store })
+        Ok(Keys::InFolder { ring: KeyRing::new(store.clone(), Clock::default()), store })
     }
 
     async fn create(self, new: NewApiKey) -> Result<Key> {

@@ -9,7 +9,6 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use skep_outbound::header::{HeaderName, HeaderValue};
 use skep_outbound::{McpBounds, McpOptions, McpServer, McpTransport, ToolServer, Url};
-use skep_runtime::RuntimeOptions;
 
 use super::number::number;
 
@@ -40,11 +39,14 @@ pub struct McpConfig {
     pub folder: Option<PathBuf>,
 }
 
-pub(super) fn apply(servers: &BTreeMap<String, McpConfig>, options: &mut RuntimeOptions) -> Result<()> {
+pub(super) fn apply(
+    servers: &BTreeMap<String, McpConfig>,
+    tool_servers: &mut BTreeMap<String, Arc<dyn ToolServer>>,
+) -> Result<()> {
     let variable = |name: &str| std::env::var(name).ok();
     for (name, config) in servers {
         let server = config.server(name, variable).with_context(|| format!("[mcp.{name}]"))?;
-        options.tool_servers.insert(name.clone(), Arc::new(server) as Arc<dyn ToolServer>);
+        tool_servers.insert(name.clone(), Arc::new(server) as Arc<dyn ToolServer>);
     }
     Ok(())
 }
@@ -191,7 +193,7 @@ mod tests {
         let apply = |text: &str| {
             let mut options = ServerOptions::default();
             let applied = Config::parse(text).expect("valid").apply(&mut options);
-            applied.map(|()| options.runtime.tool_servers.into_keys().collect::<Vec<_>>())
+            applied.map(|()| options.tool_servers.into_keys().collect::<Vec<_>>())
         };
         let text = "[mcp.files]\ncommand = [\"a\"]\n[mcp.search]\nurl = \"https://a\"\n";
         assert_eq!(apply(text).expect("both"), ["files", "search"]);

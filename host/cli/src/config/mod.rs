@@ -304,7 +304,7 @@ impl Config {
         self.grants.apply(&mut options.runtime);
         tenants::apply(&self.tenants, options)?;
         agents::apply(&self.agents, &mut options.engine)?;
-        mcp::apply(&self.mcp, &mut options.runtime)?;
+        mcp::apply(&self.mcp, &mut options.tool_servers)?;
         self.batch.apply(&mut options.runtime.batch);
         self.outbound.apply(&mut options.runtime);
         webhook::apply(&self.webhook, &mut options.runtime)?;

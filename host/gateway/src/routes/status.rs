@@ -7,7 +7,7 @@ use skep_api::{
     SessionCounts, marker,
 };
 use skep_engine::{Engine, EngineStats};
-use skep_runtime::{DiskUse, Held, LimitUse, HostLoad};
+use skep_runtime::{DiskUse, Held, HostLoad, LimitUse};
 
 /// The profile that this process was built with.
 const PROFILE: &str = if cfg!(debug_assertions) { "debug" } else { "release" };

@@ -12,9 +12,9 @@ use skep_engine::{Engine, EngineOptions, ModelSet};
 use skep_model::{
     ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer,
 };
-use skep_runtime::{AgentHost, RuntimeOptions};
+use skep_runtime::{AgentHost, HostParts, RuntimeOptions, ToolServer};
 use skep_store::Store;
-use std::{path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 use tower::ServiceExt;
 
 pub struct Server {
@@ -64,10 +64,19 @@ impl Server {
     }
 
     pub async fn with_runtime(options: GatewayOptions, runtime: RuntimeOptions) -> Server {
+        Server::with_tool_servers(options, runtime, BTreeMap::new()).await
+    }
+
+    pub async fn with_tool_servers(
+        options: GatewayOptions,
+        runtime: RuntimeOptions,
+        tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
+    ) -> Server {
         let engine = Engine::start(tiny_model(), EngineOptions::default()).unwrap();
         let models = ModelSet::new(engine.clone());
         let store = Store::in_memory().await.unwrap();
-        let host = AgentHost::start(store.clone(), models, runtime).await.unwrap();
+        let parts = HostParts { tool_servers, ..HostParts::new(store.clone(), models) };
+        let host = AgentHost::start(parts, runtime).await.unwrap();
         Server { router: router(host.clone(), options), engine, host, store }
     }
 

@@ -46,8 +46,8 @@ async fn servers_are_listed_with_their_tools_or_their_error() {
         ("away".to_owned(), Arc::new(away) as Arc<dyn ToolServer>),
         ("there".to_owned(), Arc::new(there) as Arc<dyn ToolServer>),
     ];
-    let runtime = RuntimeOptions { tool_servers: tool_servers.into(), ..RuntimeOptions::default() };
-    let server = Server::with_runtime(GatewayOptions::default(), runtime).await;
+    let runtime = RuntimeOptions::default();
+    let server = Server::with_tool_servers(GatewayOptions::default(), runtime, tool_servers.into()).await;
     let listed = server.get("/v1/mcp").await.json();
     let (away, there) = (&listed["data"][0], &listed["data"][1]);
     assert_eq!((&away["name"], &away["state"]), (&json!("away"), &json!("unavailable")));

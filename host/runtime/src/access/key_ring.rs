@@ -7,7 +7,7 @@ use super::{
     ApiKey, NewApiKey,
     known_keys::{KeyDigest, KnownKey, KnownKeys},
 };
-use crate::{AgentName, RuntimeError, Tenant, clock::now_ms, tenancy::Tenancy};
+use crate::{AgentName, Clock, RuntimeError, Tenant, tenancy::Tenancy};
 use sha2::{Digest, Sha256};
 use skep_store::{ApiKeyRow, Store};
 use std::{num::NonZeroU32, sync::Arc};
@@ -22,11 +22,12 @@ const DAY_MS: u64 = 24 * 3600 * 1000;
 pub struct KeyRing {
     store: Store,
     known: KnownKeys,
+    clock: Clock,
 }
 
 impl KeyRing {
-    pub fn new(store: Store) -> Self {
-        KeyRing { known: KnownKeys::new(store.clone()), store }
+    pub fn new(store: Store, clock: Clock) -> Self {
+        KeyRing { known: KnownKeys::new(store.clone()), store, clock }
     }
 
     /// Returns the flag that tells whether there are keys of several tenants.
@@ -43,7 +44,7 @@ impl KeyRing {
     pub async fn create(&self, new: NewApiKey) -> Result<(ApiKey, String), RuntimeError> {
         new.check()?;
         let secret = format!("{PREFIX}{}", hex(&rand::random::<[u8; KEY_BYTES]>()));
-        let at_ms = now_ms();
+        let at_ms = self.clock.now_ms();
         let key = ApiKey {
             id: format!("key-{}", hex(&rand::random::<[u8; 6]>())),
             tenant: new.tenant,
@@ -83,7 +84,7 @@ impl KeyRing {
     /// Revokes a key, which stays listed. This host refuses it from now on; another host on the
     /// same folder refuses it within a second.
     pub async fn revoke(&self, id: &str) -> Result<ApiKey, RuntimeError> {
-        let row = self.store.revoke_api_key(id, now_ms()).await?;
+        let row = self.store.revoke_api_key(id, self.clock.now_ms()).await?;
         let row = row.ok_or_else(|| RuntimeError::KeyNotFound { id: id.chars().take(80).collect() })?;
         self.known.look_again().await;
         tracing::info!(key = id, "an API key was revoked");
@@ -97,7 +98,7 @@ impl KeyRing {
         }
         let found = self.known.find(&digest(presented)).await?;
         let found = found.ok_or_else(|| refused("it is not a key of this host"))?;
-        let now = now_ms();
+        let now = self.clock.now_ms();
         if found.key.revoked_at_ms.is_some() {
             return Err(refused("it was revoked"));
         }
@@ -191,7 +192,7 @@ mod tests {
     }
 
     async fn ring() -> KeyRing {
-        KeyRing::new(Store::in_memory().await.expect("a database in memory"))
+        KeyRing::new(Store::in_memory().await.expect("a database in memory"), Clock::default())
     }
 
     #[tokio::test]
@@ -245,7 +246,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let open = async || {
             let path = dir.path().join("skep.db");
-            KeyRing::new(Store::open(&path, Durability::Process).await.expect("a database"))
+            KeyRing::new(Store::open(&path, Durability::Process).await.expect("a database"), Clock::default())
         };
         let (host, other) = (open().await, open().await);
         host.authenticate(&bogus(0)).await.expect_err("no key");
@@ -259,7 +260,10 @@ mod tests {
     async fn bogus_keys_neither_delay_valid_ones_nor_are_cached() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("skep.db");
-        let ring = KeyRing::new(Store::open(&path, Durability::Process).await.expect("a database"));
+        let ring = KeyRing::new(
+            Store::open(&path, Durability::Process).await.expect("a database"),
+            Clock::default(),
+        );
         let (_, secret) = ring.create(new(None)).await.expect("made");
         let attack = tokio::spawn({
             let ring = ring.clone();

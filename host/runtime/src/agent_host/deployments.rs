@@ -5,8 +5,7 @@
 
 use super::AgentHost;
 use crate::{
-    AgentSummary, AgentVersion, Manifest, RuntimeError, Tenant, clock::now_ms, component::Source,
-    schedule::manifest::rows,
+    AgentSummary, AgentVersion, Manifest, RuntimeError, Tenant, component::Source, schedule::manifest::rows,
 };
 use skep_store::{AgentRow, VersionRow};
 
@@ -34,7 +33,7 @@ impl AgentHost {
             name: prepared.manifest.name.to_string(),
             manifest: prepared.manifest.to_toml(),
             digest: prepared.digest.clone(),
-            deployed_at_ms: now_ms(),
+            deployed_at_ms: host.clock.now_ms(),
             deployed_by: deployed_by.to_owned(),
         };
         // Sessions named by a manifest belong to the operator's tenant.

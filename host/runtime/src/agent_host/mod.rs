@@ -12,6 +12,7 @@ mod expiry;
 mod held;
 mod model_use;
 mod monitoring;
+mod parts;
 mod schedules;
 mod secrets;
 mod sessions;
@@ -21,6 +22,7 @@ mod webhooks;
 
 pub use model_use::ModelMismatch;
 pub use monitoring::{HostLoad, LimitUse};
+pub use parts::HostParts;
 
 use crate::{
     AgentDetail, AgentSummary, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
@@ -30,7 +32,6 @@ use crate::{
     approvals::ApprovalDesk,
     batch::{self, BatchQueue},
     capability::{Reach, tools::HostTools},
-    clock::now_ms,
     component::Compiler,
     courier::{self, Courier},
     deployment::Deployments,
@@ -48,7 +49,6 @@ use crate::{
 use expiry::Expiry;
 use skep_engine::ModelSet;
 use skep_outbound::ToolServer;
-use skep_store::Store;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Weak},
@@ -85,34 +85,31 @@ impl AgentHost {
     /// Starts the WebAssembly engine, compiles the stored agents and resumes the turns that were
     /// open. An agent that no longer compiles is listed by [`AgentHost::failed_agents`] and does
     /// not keep the others from starting; its turns wait until it is deployed again.
-    pub async fn start(
-        store: Store,
-        models: ModelSet,
-        options: RuntimeOptions,
-    ) -> Result<Self, RuntimeError> {
+    pub async fn start(parts: HostParts, options: RuntimeOptions) -> Result<Self, RuntimeError> {
+        let HostParts { store, models, tool_servers, clock } = parts;
         if let Err(error) = store.tidy().await {
             // The leftovers are invisible, and the next start tries again.
             tracing::warn!("cannot remove deleted data from the database yet: {error}");
         }
-        let keys = KeyRing::new(store.clone());
+        let keys = KeyRing::new(store.clone(), clock.clone());
         keys.load().await;
         let store_health = StoreHealth::new(store.clone());
         let watching = store_health::watch(store.clone(), options.disk_warning_bytes);
         let tenancy = keys.tenancy();
-        let (clock, shutdown, live) =
-            (options.clock.clone(), Shutdown::default(), Arc::<LiveTurns>::default());
+        let (shutdown, live) = (Shutdown::default(), Arc::<LiveTurns>::default());
         let log = AgentLog::new(store.clone(), shutdown.clone());
         let outbox = Arc::new(Outbox::new(store.clone(), tenancy.clone()));
-        let egress = Arc::new(Egress::new(store.clone(), &options, tenancy.clone()));
+        let egress = Arc::new(Egress::new(store.clone(), clock.clone(), &options, tenancy.clone()));
         let webhooks = Arc::new(Webhooks::new(store.clone(), clock.clone(), egress.clone()));
         webhooks.load(&outbox.router, &options.webhooks).await?;
         egress.vault.report_unreadable().await?;
         let wasm = WasmEngine::new(&options)?;
-        let compiler = Compiler::open(wasm.clone(), models.clone(), store.clone(), &options).await?;
+        let compiler =
+            Compiler::open(wasm.clone(), models.clone(), store.clone(), clock.clone(), &options).await?;
         let instances = Instances::new(wasm, options.max_instances, tenancy.clone());
         let (stored, routed, logged) = (store.clone(), outbox.clone(), log.clone());
         let deployments = Arc::new(Deployments::new(stored, routed, logged, compiler, instances.clone()));
-        let tokens = TokenBudgets::open(&store, &options).await?;
+        let tokens = TokenBudgets::open(&store, clock.clone(), &options).await?;
         let compute = Arc::new(Compute::new(tenancy.clone()));
         let batches = batch::Context {
             store: store.clone(),
@@ -137,7 +134,8 @@ impl AgentHost {
         let sessions = Arc::new(Sessions::new(&options));
         // A turn may call other agents, so what it reaches refers to what runs turns.
         let dispatch = Arc::new_cyclic(|dispatch: &Weak<Dispatch>| {
-            let tools = HostTools::new(&options, deployments.clone(), dispatch.clone(), live.clone());
+            let tools =
+                HostTools::new(tool_servers, &options, deployments.clone(), dispatch.clone(), live.clone());
             let admission = Admission::new(options.waiting_bytes, tokens.clone(), tenancy);
             let reach = Reach {
                 models: GrantedModels::new(models, &options),
@@ -315,7 +313,7 @@ impl AgentHost {
             tracing::warn!("turns are still running at the drain deadline; cancelling them");
         }
         self.inner.dispatch.sessions.end_all().await;
-        if let Err(error) = host.store.end_in_order(now_ms()).await {
+        if let Err(error) = host.store.end_in_order(host.clock.now_ms()).await {
             tracing::warn!(
                 "cannot record an orderly shutdown, so the interrupted turns will count as lost: {error}"
             );

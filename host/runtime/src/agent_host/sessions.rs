@@ -8,7 +8,6 @@ use crate::{
     ConversationSummary, MessagePage, PortableConversation, PortableSession, RuntimeError, SessionDetail,
     SessionId, SessionSummary, Tenant,
     capability::{StoredConversation, is_quick_conversation},
-    clock::now_ms,
     dispatch::session_not_found,
     name::{SessionKey, plain_session, tenant_of},
     portable::MAX_PORTABLE_BYTES,
@@ -164,7 +163,8 @@ impl AgentHost {
         let tenant = tenant_of(&export.summary.id).to_owned();
         let tenant = tenant.as_str();
         let models = host.reach.models.set().clone();
-        let check = move |_: &Cancel| export.into_snapshot(&limits, &models, now_ms());
+        let now_ms = host.clock.now_ms();
+        let check = move |_: &Cancel| export.into_snapshot(&limits, &models, now_ms);
         // Runs in the compute pool because every token is checked.
         let snapshot = Box::new(host.reach.compute.run(tenant, check).await?);
         let row = snapshot.row.clone();

@@ -3,9 +3,9 @@
 //! A turn writes a bounded number of lines of bounded length. Dropped lines are counted, and the last line states the count.
 
 use crate::{
+    Clock,
     bindings::log::{Host, Level},
     capability::TurnContext,
-    clock::now_ms,
     for_terminal,
     text::cut,
 };
@@ -17,6 +17,7 @@ pub(crate) const MAX_LINE_BYTES: usize = 4 << 10;
 /// The log lines of one turn, or of a description (then `session` is empty and `turn` is 0).
 #[derive(Debug, Default)]
 pub(crate) struct TurnLog {
+    clock: Clock,
     agent: String,
     session: String,
     turn: u64,
@@ -35,8 +36,9 @@ impl Host for TurnContext {
 }
 
 impl TurnLog {
-    pub(crate) fn new(agent: &str, session: &str, turn: u64) -> Self {
-        TurnLog { agent: agent.to_owned(), session: session.to_owned(), turn, ..TurnLog::default() }
+    pub(crate) fn new(clock: &Clock, agent: &str, session: &str, turn: u64) -> Self {
+        let (clock, agent, session) = (clock.clone(), agent.to_owned(), session.to_owned());
+        TurnLog { clock, agent, session, turn, ..TurnLog::default() }
     }
 
     /// Limits the total text to `limit_kb` KiB.
@@ -72,7 +74,11 @@ impl TurnLog {
                 "error"
             }
         };
-        self.lines.push(LogEntry { at_ms: now_ms(), level: name.to_owned(), message: message.to_owned() });
+        self.lines.push(LogEntry {
+            at_ms: self.clock.now_ms(),
+            level: name.to_owned(),
+            message: message.to_owned(),
+        });
     }
 
     /// Returns the last error line, which often says why the guest trapped.
@@ -88,7 +94,7 @@ impl TurnLog {
                 "{} more lines were dropped; a turn may write {MAX_LINES} lines with a total of {} KiB (`log_kb` under [limits])",
                 self.dropped, self.limit_kb
             );
-            lines.push(LogEntry { at_ms: now_ms(), level: "warn".to_owned(), message });
+            lines.push(LogEntry { at_ms: self.clock.now_ms(), level: "warn".to_owned(), message });
             self.dropped = 0;
         }
         lines
@@ -101,7 +107,7 @@ mod tests {
 
     #[test]
     fn long_lines_are_truncated_and_excess_lines_counted() {
-        let mut log = TurnLog::new("a", "s", 1).within(256);
+        let mut log = TurnLog::new(&Clock::default(), "a", "s", 1).within(256);
         log.write(Level::Error, &"é".repeat(MAX_LINE_BYTES));
         for _ in 0..MAX_LINES + 4 {
             log.write(Level::Info, "again");
@@ -115,7 +121,7 @@ mod tests {
 
     #[test]
     fn total_bytes_are_bounded_and_a_shorter_line_may_still_fit() {
-        let mut log = TurnLog::new("a", "s", 1).within(1);
+        let mut log = TurnLog::new(&Clock::default(), "a", "s", 1).within(1);
         log.write(Level::Info, &"x".repeat(1_000));
         log.write(Level::Info, &"y".repeat(100));
         log.write(Level::Info, "last words");

@@ -430,7 +430,14 @@ mod tests {
         };
         let read = async || {
             let records = store.records(key).await.expect("read");
-            let journal = Journal::open(store.clone(), key, vec![1; 32], Feed::new("t".into()), records);
+            let journal = Journal::open(
+                store.clone(),
+                Clock::default(),
+                key,
+                vec![1; 32],
+                Feed::new("t".into()),
+                records,
+            );
             let journal = journal.expect("readable");
             let seen = view
                 .read(&journal)

@@ -9,7 +9,7 @@ use crate::{
     RuntimeError,
     bindings::log::Level,
     capability::{TurnContext, log::TurnLog},
-    journal::{Journal, MonotonicClock, WallClock, random},
+    journal::{GuestMonotonicClock, GuestWallClock, Journal, random},
 };
 use std::sync::Arc;
 use wasmtime_wasi::{
@@ -85,8 +85,8 @@ impl Wasi {
             }
             if let Some(journal) = journal {
                 builder
-                    .wall_clock(WallClock(journal.clone()))
-                    .monotonic_clock(MonotonicClock::new(journal.clone()))
+                    .wall_clock(GuestWallClock(journal.clone()))
+                    .monotonic_clock(GuestMonotonicClock::new(journal.clone()))
                     .secure_random(random(journal, "random"))
                     .insecure_random(random(journal, "insecure random"))
                     .insecure_random_seed(u128::from_le_bytes(first_16(&journal.derive("insecure seed"))));

@@ -6,7 +6,7 @@
 //! compiles.
 #![allow(unsafe_code)]
 
-use crate::{RuntimeError, clock::now_ms, text::hex};
+use crate::{Clock, RuntimeError, text::hex};
 use sha2::{Digest, Sha256};
 use skep_store::{ArtifactRow, Store, StoreError};
 use std::{
@@ -28,6 +28,7 @@ pub(crate) struct ArtifactCache {
 
 struct Inner {
     store: Store,
+    clock: Clock,
     engine: Engine,
     dir: PathBuf,
     max_bytes: u64,
@@ -45,12 +46,20 @@ impl ArtifactCache {
     /// Creates the folder, accessible to this user only, and removes files without a row in the database.
     pub(crate) async fn open(
         store: Store,
+        clock: Clock,
         engine: Engine,
         dir: PathBuf,
         max_bytes: u64,
     ) -> Result<Self, RuntimeError> {
         let cache = ArtifactCache {
-            inner: Arc::new(Inner { store, engine, dir, max_bytes, writing: tokio::sync::Mutex::default() }),
+            inner: Arc::new(Inner {
+                store,
+                clock,
+                engine,
+                dir,
+                max_bytes,
+                writing: tokio::sync::Mutex::default(),
+            }),
         };
         let known = cache.inner.store.artifacts().await?.into_iter().map(|row| row.key).collect();
         let dir = cache.inner.dir.clone();
@@ -91,7 +100,7 @@ impl ArtifactCache {
     }
 
     async fn try_load(&self, key: &str) -> Result<Component, Miss> {
-        let row = self.inner.store.use_artifact(key, now_ms()).await;
+        let row = self.inner.store.use_artifact(key, self.inner.clock.now_ms()).await;
         let row = row.map_err(|error| Miss::Damaged(error.to_string()))?.ok_or(Miss::Absent)?;
         let (path, engine) = (self.path(key), self.inner.engine.clone());
         off_thread(move || load_verified(&engine, &path, &row)).await.map_err(Miss::Damaged)
@@ -109,7 +118,7 @@ impl ArtifactCache {
             Ok((hex(&Sha256::digest(&code)), bytes))
         });
         let (checksum, bytes) = written.await?;
-        let row = ArtifactRow { key: key.to_owned(), checksum, bytes, used_at_ms: now_ms() };
+        let row = ArtifactRow { key: key.to_owned(), checksum, bytes, used_at_ms: self.inner.clock.now_ms() };
         self.inner.store.put_artifact(&row).await.map_err(|error| error.to_string())?;
         self.evict(key).await.map_err(|error| error.to_string())
     }

@@ -4,7 +4,7 @@
 //! at a time, and callers wait with a timeout. A compilation that timed out keeps its slot until it finishes.
 
 use super::{artifact::ArtifactCache, imports, weight};
-use crate::{Grants, RuntimeError, RuntimeOptions, guest::WasmEngine, text::hex};
+use crate::{Clock, Grants, RuntimeError, RuntimeOptions, guest::WasmEngine, text::hex};
 use sha2::{Digest, Sha256};
 use skep_store::Store;
 use std::{sync::Arc, time::Duration};
@@ -43,11 +43,12 @@ pub(crate) enum CompileError {
 }
 
 impl ComponentCompiler {
-    pub(crate) async fn open(wasm: WasmEngine, store: Store, options: &RuntimeOptions) -> Self {
+    pub(crate) async fn open(wasm: WasmEngine, store: Store, clock: Clock, options: &RuntimeOptions) -> Self {
         let mut cache = None;
         if let Some(dir) = &options.artifact_dir {
             let engine = wasm.engine.clone();
-            match ArtifactCache::open(store.clone(), engine, dir.clone(), options.max_artifact_bytes).await {
+            let max_bytes = options.max_artifact_bytes;
+            match ArtifactCache::open(store.clone(), clock, engine, dir.clone(), max_bytes).await {
                 Ok(opened) => cache = Some(opened),
                 Err(error) => tracing::warn!("compiled code is not cached, so every start compiles: {error}"),
             }

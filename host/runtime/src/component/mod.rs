@@ -11,7 +11,7 @@ mod weight;
 pub(crate) use compiler::Source;
 
 use crate::{
-    Limits, Manifest, RuntimeError, RuntimeOptions,
+    Clock, Limits, Manifest, RuntimeError, RuntimeOptions,
     agent::Agent,
     bindings::handler,
     capability::{self, ConversationSet, TurnContext, log::TurnLog, state::StateView},
@@ -53,6 +53,7 @@ pub(crate) struct Compiler {
     components: ComponentCompiler,
     linker: Linker<TurnContext>,
     models: ModelSet,
+    clock: Clock,
     ceilings: Limits,
 }
 
@@ -83,14 +84,15 @@ impl Compiler {
         wasm: WasmEngine,
         models: ModelSet,
         store: Store,
+        clock: Clock,
         options: &RuntimeOptions,
     ) -> Result<Self, RuntimeError> {
         let mut linker = Linker::new(&wasm.engine);
         capability::add_to_linker(&mut linker).map_err(|error| RuntimeError::Internal {
             message: format!("the host's interfaces cannot be linked: {error:#}"),
         })?;
-        let components = ComponentCompiler::open(wasm.clone(), store, options).await;
-        Ok(Compiler { wasm, components, linker, models, ceilings: options.ceilings })
+        let components = ComponentCompiler::open(wasm.clone(), store, clock.clone(), options).await;
+        Ok(Compiler { wasm, components, linker, models, clock, ceilings: options.ceilings })
     }
 
     /// Loads or compiles the code of a component, links it, and checks its exports against the manifest.
@@ -123,7 +125,7 @@ impl Compiler {
             None,
             StateView::new(Arc::default(), 0),
             ConversationSet::default(),
-            TurnLog::new(manifest.name.as_str(), "", 0),
+            TurnLog::new(&self.clock, manifest.name.as_str(), "", 0),
             &limits,
         );
         let (described, mut context) =

@@ -31,7 +31,9 @@ impl Dispatch {
         // A dead letter that is redelivered starts another turn.
         let keeps_key = idempotency_key.is_some_and(|key| !key.starts_with(OWN_KEY));
         let error = RuntimeError::TurnDropped { turn: turn.id };
-        Settlement::for_unstarted_turn(turn.key, key, &error, keeps_key, live).write(&self.host).await;
+        Settlement::for_unstarted_turn(&self.host, turn.key, key, &error, keeps_key, live)
+            .write(&self.host)
+            .await;
     }
 }
 

@@ -203,7 +203,9 @@ impl Dispatch {
         match self.send(session.clone(), request) {
             Ok(session) => Ok(handle.in_session(session)),
             Err(error) => {
-                Settlement::for_unstarted_turn(key, session, &error, false, live).write(&self.host).await;
+                Settlement::for_unstarted_turn(&self.host, key, session, &error, false, live)
+                    .write(&self.host)
+                    .await;
                 Err(error)
             }
         }

@@ -14,8 +14,8 @@
 
 mod call;
 mod calls;
-mod clock;
 mod flight;
+mod guest_clocks;
 mod numbers;
 mod random;
 mod reads;
@@ -25,15 +25,15 @@ mod replay;
 mod tests;
 
 pub(crate) use call::{Call, Made};
-pub(crate) use clock::{MonotonicClock, WallClock};
 pub(crate) use flight::WaitingCall;
+pub(crate) use guest_clocks::{GuestMonotonicClock, GuestWallClock};
 use numbers::Numbers;
 pub(crate) use random::{random, seed};
 pub(crate) use reads::{NextRead, Reads};
 pub(crate) use record::{Identity, SUMMARISE};
 pub(crate) use replay::ReplayPosition;
 
-use crate::{Json, RunEvent, RuntimeError, feed::Feed};
+use crate::{Clock, Json, RunEvent, RuntimeError, feed::Feed};
 use flight::Flight;
 use record::{Record, first_u64};
 use replay::{Recorded, Replay, ReplayOrder};
@@ -54,6 +54,7 @@ const MAX_BYTES: usize = 64 << 20;
 /// The journal of a running turn.
 pub(crate) struct Journal {
     store: Store,
+    clock: Clock,
     turn: TurnKey,
     seed: Vec<u8>,
     feed: Arc<Feed>,
@@ -117,6 +118,7 @@ impl Journal {
     /// published to the feed again.
     pub(crate) fn open(
         store: Store,
+        clock: Clock,
         turn: TurnKey,
         seed: Vec<u8>,
         feed: Arc<Feed>,
@@ -136,6 +138,7 @@ impl Journal {
         };
         Ok(Arc::new(Journal {
             store,
+            clock,
             turn,
             seed,
             feed,

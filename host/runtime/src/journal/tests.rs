@@ -41,7 +41,8 @@ impl Turn {
     async fn open(&self) -> (Arc<Journal>, Arc<Feed>) {
         let feed = Feed::new("t".into());
         let records = self.store.records(self.key).await.expect("read");
-        let journal = Journal::open(self.store.clone(), self.key, vec![1; 32], feed.clone(), records);
+        let journal =
+            Journal::open(self.store.clone(), Clock::default(), self.key, vec![1; 32], feed.clone(), records);
         (journal.expect("readable"), feed)
     }
 }

@@ -6,11 +6,11 @@ mod waiting_bytes;
 pub use batch::BatchOptions;
 pub use waiting_bytes::WaitingBytes;
 
-use crate::{Clock, Limits, ModelGrant, NewWebhook, ToolGrant};
-use skep_outbound::{Origins, ToolServer};
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use crate::{Limits, ModelGrant, NewWebhook, ToolGrant};
+use skep_outbound::Origins;
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-/// Settings and bounds of the whole host. `Default` suits a single machine.
+/// Settings and bounds of the whole host, as plain data. `Default` suits a single machine.
 #[derive(Clone, Debug)]
 pub struct RuntimeOptions {
     /// Number of sessions kept in memory. The least recently used one is evicted first, and is read from the store when it
@@ -56,8 +56,6 @@ pub struct RuntimeOptions {
     pub key_file: Option<PathBuf>,
     /// Options for HTTP requests of agents and deliveries to webhooks.
     pub outbound: skep_outbound::Options,
-    /// MCP servers whose tools agents call as `mcp:NAME/TOOL`, by that name: 1 to 64 of the characters a-z, 0-9 and -.
-    pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
     /// External tools that agents may call if their manifests ask for them. Empty by default.
     pub granted_tools: Vec<ToolGrant>,
     /// Number of tokens that models may produce for a tenant on one UTC day, by tenant name; `default` applies to all
@@ -65,8 +63,6 @@ pub struct RuntimeOptions {
     pub tenant_tokens_per_day: BTreeMap<String, u32>,
     /// Webhooks that the operator configured.
     pub webhooks: Vec<NewWebhook>,
-    /// The clock that schedules and deliveries use.
-    pub clock: Clock,
     pub batch: BatchOptions,
 }
 
@@ -94,11 +90,9 @@ impl Default for RuntimeOptions {
             granted_hosts: Origins::default(),
             key_file: None,
             outbound: skep_outbound::Options::default(),
-            tool_servers: BTreeMap::new(),
             granted_tools: Vec::new(),
             tenant_tokens_per_day: BTreeMap::new(),
             webhooks: Vec::new(),
-            clock: Clock::default(),
             batch: BatchOptions::default(),
         }
     }

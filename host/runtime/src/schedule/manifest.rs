@@ -7,6 +7,9 @@ use serde_json::Value;
 use skep_store::NewSchedule;
 
 const MAX_SCHEDULES: usize = 64;
+/// The moment for which a manifest is checked, 2026-01-01 UTC. A manifest has no times of its own, so the result is the
+/// same for every other moment.
+const CHECKED_AT_MS: u64 = 1_767_225_600_000;
 
 /// A schedule of a manifest. Exactly one of `cron` and `every` must be set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,7 +61,7 @@ impl ManifestSchedule {
 }
 
 /// Checks the schedules of a manifest.
-pub(crate) fn check(schedules: &[ManifestSchedule], now_ms: u64) -> Result<(), RuntimeError> {
+pub(crate) fn check(schedules: &[ManifestSchedule]) -> Result<(), RuntimeError> {
     let invalid = |message: String| Err(RuntimeError::Manifest { message });
     if schedules.len() > MAX_SCHEDULES {
         return invalid(format!("{} schedules; at most {MAX_SCHEDULES} are allowed", schedules.len()));
@@ -67,7 +70,7 @@ pub(crate) fn check(schedules: &[ManifestSchedule], now_ms: u64) -> Result<(), R
         if schedules[..index].iter().any(|other| other.name == schedule.name) {
             return invalid(format!("schedule {:?} is defined twice; rename one", schedule.name));
         }
-        if let Err(why) = schedule.row("", now_ms) {
+        if let Err(why) = schedule.row("", CHECKED_AT_MS) {
             return invalid(format!("schedule {:?}: {why}", schedule.name));
         }
     }

@@ -10,7 +10,6 @@ use crate::{
         CommittedConversations,
         state::{State, state_bytes},
     },
-    clock::now_ms,
     feed::Pause,
     name::SessionKey,
     session::TurnHost,
@@ -157,8 +156,9 @@ impl Actor {
                 .await;
             }
             Command::Fork { from, responder } => {
+                let at_ms = self.host.clock.now_ms();
                 self.write(responder, async |store, SessionKey { agent, session }| {
-                    store.fork_session(agent, &from, session, now_ms()).await
+                    store.fork_session(agent, &from, session, at_ms).await
                 })
                 .await;
             }

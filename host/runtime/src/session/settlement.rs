@@ -4,8 +4,8 @@
 
 use super::{Accepted, StoredFailure};
 use crate::{
-    RuntimeError, clock::now_ms, event::turn_events::TurnEnding, feed::Live, name::SessionKey,
-    session::TurnHost, token_budget::TokenSpend,
+    RuntimeError, event::turn_events::TurnEnding, feed::Live, name::SessionKey, session::TurnHost,
+    token_budget::TokenSpend,
 };
 use skep_store::{StoreError, TurnFailure, TurnKey};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl Settlement {
         error: &RuntimeError,
         live: Arc<Live>,
     ) -> Self {
-        let mut settlement = Settlement::for_unstarted_turn(key, session, error, true, live);
+        let mut settlement = Settlement::for_unstarted_turn(host, key, session, error, true, live);
         // A turn that cannot be read has no recipient to publish to.
         if let Ok(Some(row)) = host.store.turn_by_key(key).await
             && let id = row.id.clone()
@@ -43,6 +43,7 @@ impl Settlement {
 
     /// Creates the settlement of a turn that never started.
     pub(crate) fn for_unstarted_turn(
+        host: &TurnHost,
         key: TurnKey,
         SessionKey { agent, session }: SessionKey,
         error: &RuntimeError,
@@ -54,7 +55,7 @@ impl Settlement {
             agent,
             session,
             number: 0,
-            at_ms: now_ms(),
+            at_ms: host.clock.now_ms(),
             error: StoredFailure::encode(error),
             keeps_key,
             logs: Vec::new(),

@@ -2,7 +2,7 @@
 
 use super::{
     doer::{MANIFEST, doer},
-    fixture::{Host, invocation, until},
+    fixture::{Host, Setup, invocation, until},
     guest::echo,
     outside::Outside,
     tools::{caller, echoing, granted, granting, relay},
@@ -27,7 +27,7 @@ pub(super) async fn start(more: &str) -> Host {
 
 /// Like [`start`], with a clock that the test moves.
 async fn start_at(clock: &Clock, more: &str) -> Host {
-    let host = Host::with(RuntimeOptions { clock: clock.clone(), ..granting(&["agent:*/*"]) }).await;
+    let host = Host::with(Setup::at(clock, granting(&["agent:*/*"]))).await;
     host.deploy("orders", ASKS, echoing()).await.expect("valid");
     host.deploy("desk", &format!("{}\n{more}", granted("\"agent:orders/find\"")), caller())
         .await
@@ -38,7 +38,7 @@ async fn start_at(clock: &Clock, more: &str) -> Host {
 /// Starts a host with the agent `orders`, whose tool sends a request to the outside and requires
 /// approval.
 async fn start_outside(outside: &Outside) -> Host {
-    let host = Host::with(outside.options()).await;
+    let host = Host::with(outside.setup()).await;
     host.deploy("orders", &format!("{MANIFEST}\n{ASKS}"), doer(outside)).await.expect("valid");
     host
 }
@@ -198,7 +198,7 @@ async fn a_waiting_turn_survives_a_restart_and_does_not_block_the_drain() {
     let turn = handle.turn_id().to_owned();
     // Nobody decides before the drain, so a drain that waited for the turn would never end.
     host.agents.drain(Duration::from_secs(86_400)).await;
-    let host = host.restart_with(outside.options()).await;
+    let host = host.restart_with(outside.setup()).await;
     assert_eq!(pending(&host).await.into_iter().map(|one| one.id).collect::<Vec<_>>(), [id.as_str()]);
     let phase = host.agents.turn("desk", "s", &turn).await.expect("kept").phase;
     assert!(matches!(phase, TurnPhase::Running { .. }), "{phase:?}");
@@ -255,7 +255,7 @@ async fn an_external_call_requires_approval_too_and_is_made_once() {
     host.agents.session("orders", "s").await.expect_err("nothing has run yet");
     assert_eq!(outside.count("/tool"), 0);
 
-    let host = host.restart_with(outside.options()).await;
+    let host = host.restart_with(outside.setup()).await;
     decide(&host, &id, true).await.expect("the approval is still open");
     let outcome = host.agents.follow("orders", "s", &turn).await.expect("kept").outcome().await;
     assert_eq!(outcome.expect("the turn succeeds").data, Some(json!({"id": 7}).into()));
@@ -329,7 +329,7 @@ async fn a_chain_of_parked_turns_survives_a_restart_and_ends_together() {
     let host = start_chain(&outside, "", "").await;
     let (handle, id) = asked_below(&host).await;
     let turn = handle.turn_id().to_owned();
-    let host = host.restart_with(outside.options()).await;
+    let host = host.restart_with(outside.setup()).await;
     decide(&host, &id, true).await.expect("the approval is still open");
     let outcome = host.agents.follow("desk", "s", &turn).await.expect("kept").outcome().await;
     assert_eq!(outcome.expect("the turn succeeds").text, r#"{"id":1}"#);

@@ -2,7 +2,7 @@
 
 use super::{
     durability::talker,
-    fixture::{Host, until},
+    fixture::{Host, Setup, until},
     guest::{Guest, echo},
     store_faults::every_third_time,
     waker::waker,
@@ -160,9 +160,8 @@ async fn an_item_waits_for_the_next_day_when_the_budget_is_used_up() {
     // The clock shows one millisecond before midnight until the test moves it.
     let clock = Clock::at(20_000 * 86_400_000 - 1);
     let tenant_tokens_per_day = [(PRINCIPAL.to_owned(), 4)].into();
-    let options =
-        RuntimeOptions { batch, clock: clock.clone(), tenant_tokens_per_day, ..RuntimeOptions::default() };
-    let host = Host::with(options).await;
+    let options = RuntimeOptions { batch, tenant_tokens_per_day, ..RuntimeOptions::default() };
+    let host = Host::with(Setup::at(&clock, options)).await;
     let first = queue(&host, "tiny", vec![short("one")]).await.expect("room");
     assert_eq!(results(&host, &first).await.status.items.done, 1);
     let second = queue(&host, "tiny", vec![short("two")]).await.expect("room");
@@ -337,7 +336,7 @@ async fn sessions_of_a_batch_are_deleted_with_its_results() {
         sessions.into_iter().map(|session| session.id).collect::<Vec<_>>()
     };
     assert_eq!(sessions().await.len(), 3);
-    let hours = |hours: u64| crate::clock::now_ms() + hours * 3_600_000;
+    let hours = |hours: u64| crate::Clock::default().now_ms() + hours * 3_600_000;
     host.agents.expire_sessions(hours(23)).await.expect("the call succeeds");
     assert_eq!(sessions().await.len(), 3);
     host.agents.expire_sessions(hours(25)).await.expect("the call succeeds");

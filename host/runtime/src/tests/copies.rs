@@ -1,12 +1,12 @@
 //! Tests of operations on whole sessions: forks, exports and imports, message pages, and expiry.
 
 use super::{
-    fixture::{Host, invocation, until},
+    fixture::{Host, Setup, invocation, until},
     guest::{counter, spinner},
     inference::chatter,
     waker::waker,
 };
-use crate::{Clock, Invocation, PortableSession, RuntimeOptions, Tenant, clock::now_ms};
+use crate::{Clock, Invocation, PortableSession, RuntimeOptions, Tenant};
 use std::time::Duration;
 
 const HOUR_MS: u64 = 3_600_000;
@@ -196,11 +196,10 @@ async fn a_deleted_session_leaves_nothing_in_memory_or_in_the_log() {
 async fn sessions_expire_by_the_shorter_ttl_but_not_during_turns_or_before_alarms() {
     let clock = Clock::at(1_800_000_000_000);
     let options = RuntimeOptions {
-        clock: clock.clone(),
         session_ttl: Some(Duration::from_millis(10 * HOUR_MS)),
         ..RuntimeOptions::default()
     };
-    let host = Host::with(options).await;
+    let host = Host::with(Setup::at(&clock, options)).await;
     host.deploy("short", "[sessions]\nttl_h = 2", counter()).await.expect("valid");
     host.deploy("long", "[sessions]\nttl_h = 20\n[limits]\ncpu_ms = 30000", spinner()).await.expect("valid");
     host.deploy("wakes", "[sessions]\nttl_h = 2", waker()).await.expect("valid");
@@ -238,9 +237,9 @@ async fn sessions_expire_by_the_shorter_ttl_but_not_during_turns_or_before_alarm
 #[tokio::test]
 async fn setting_the_clock_forward_expires_no_session_early() {
     const TEN_YEARS_MS: i64 = 10 * 366 * 24 * HOUR_MS as i64;
-    let clock = Clock::at(now_ms());
-    let options = || RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() };
-    let host = Host::with(options()).await;
+    let clock = Clock::at(Clock::default().now_ms());
+    let setup = || Setup::at(&clock, RuntimeOptions::default());
+    let host = Host::with(setup()).await;
     host.deploy("count", "[sessions]\nttl_h = 2", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
     let expire =
@@ -250,7 +249,7 @@ async fn setting_the_clock_forward_expires_no_session_early() {
     clock.jump(TEN_YEARS_MS);
     assert_eq!(expire(&host).await, 0);
     clock.advance(HOUR_MS / 2);
-    let host = host.restart_with(options()).await;
+    let host = host.restart_with(setup()).await;
     assert_eq!(expire(&host).await, 0, "skipped time is remembered across a restart");
     clock.advance(HOUR_MS);
     assert_eq!(expire(&host).await, 1, "two and a half hours have passed");
@@ -259,9 +258,9 @@ async fn setting_the_clock_forward_expires_no_session_early() {
 #[tokio::test]
 async fn a_session_used_before_the_clock_was_set_back_still_expires() {
     const YEAR_MS: u64 = 365 * 24 * HOUR_MS;
-    let clock = Clock::at(now_ms());
-    let options = || RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() };
-    let host = Host::with(options()).await;
+    let clock = Clock::at(Clock::default().now_ms());
+    let setup = || Setup::at(&clock, RuntimeOptions::default());
+    let host = Host::with(setup()).await;
     host.deploy("count", "[sessions]\nttl_h = 2", counter()).await.expect("valid");
     host.answer("count", "s", "go").await;
     let expire = async || host.agents.expire_sessions(clock.now_ms()).await.expect("the call succeeds");

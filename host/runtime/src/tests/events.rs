@@ -1,7 +1,7 @@
 //! Tests of events, from their publisher to the sessions that handle them.
 
 use super::{
-    fixture::{Host, until},
+    fixture::{Host, Setup, until},
     guest::{Guest, echo},
     store_faults::every_third_time,
     tools::{caller, finder, granting},
@@ -16,7 +16,7 @@ const TRIGGER: &str = "[grants]\nevents = [\"order.*\", \"ping.*\"]\n[[trigger.e
 
 async fn start(session: &str) -> (Host, Clock) {
     let clock = Clock::at(1_800_000_000_000);
-    let host = Host::with(RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() }).await;
+    let host = Host::with(Setup::at(&clock, RuntimeOptions::default())).await;
     host.deploy("w", &format!("{TRIGGER}session = \"{session}\""), waker()).await.expect("deploys");
     (host, clock)
 }

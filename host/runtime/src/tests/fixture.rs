@@ -2,14 +2,36 @@
 
 use super::{durability::QUESTION, guest::Guest};
 use crate::{
-    AgentHost, AgentSummary, Invocation, Manifest, Origin, Outcome, RunHandle, RuntimeError, RuntimeOptions,
+    AgentHost, AgentSummary, Clock, HostParts, Invocation, Manifest, Origin, Outcome, RunHandle,
+    RuntimeError, RuntimeOptions, ToolServer,
 };
 use skep_engine::{Engine, EngineOptions, ModelSet, Priority};
 use skep_model::{
     ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer,
 };
 use skep_store::{AgentRow, Store};
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+
+/// The options of a host, and the parts that a test replaces.
+#[derive(Clone, Default)]
+pub(super) struct Setup {
+    pub(super) options: RuntimeOptions,
+    pub(super) clock: Clock,
+    pub(super) tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
+}
+
+impl Setup {
+    /// Returns the setup of a host whose clock the test moves.
+    pub(super) fn at(clock: &Clock, options: RuntimeOptions) -> Self {
+        Setup { clock: clock.clone(), ..Setup::from(options) }
+    }
+}
+
+impl From<RuntimeOptions> for Setup {
+    fn from(options: RuntimeOptions) -> Self {
+        Setup { options, ..Setup::default() }
+    }
+}
 
 pub(super) struct Host {
     pub(super) agents: AgentHost,
@@ -22,18 +44,18 @@ impl Host {
         Host::with(RuntimeOptions::default()).await
     }
 
-    pub(super) async fn with(options: RuntimeOptions) -> Host {
-        Host::with_models(ModelSet::new(tiny_engine("tiny")), options).await
+    pub(super) async fn with(setup: impl Into<Setup>) -> Host {
+        Host::with_models(ModelSet::new(tiny_engine("tiny")), setup).await
     }
 
-    pub(super) async fn with_models(models: ModelSet, options: RuntimeOptions) -> Host {
+    pub(super) async fn with_models(models: ModelSet, setup: impl Into<Setup>) -> Host {
         let store = Store::in_memory().await.expect("a database in memory");
-        Host { agents: start(&store, &models, options).await, store, models }
+        Host::on(store, models, setup).await
     }
 
     /// Starts a host on an existing database.
-    pub(super) async fn on(store: Store, models: ModelSet, options: RuntimeOptions) -> Host {
-        Host { agents: start(&store, &models, options).await, store, models }
+    pub(super) async fn on(store: Store, models: ModelSet, setup: impl Into<Setup>) -> Host {
+        Host { agents: start(&store, &models, setup.into()).await, store, models }
     }
 
     /// Starts another host on the same store, as after a restart.
@@ -41,8 +63,8 @@ impl Host {
         self.restart_with(RuntimeOptions::default()).await
     }
 
-    pub(super) async fn restart_with(self, options: RuntimeOptions) -> Host {
-        self.stop().await.start(options).await
+    pub(super) async fn restart_with(self, setup: impl Into<Setup>) -> Host {
+        self.stop().await.start(setup).await
     }
 
     /// Shuts the host down and returns what is left of it.
@@ -75,7 +97,7 @@ impl Host {
         for _ in 0..versions {
             store.put_agent(&row, &guest.component(), &[]).await.expect("stored");
         }
-        Host { agents: start(&store, &models, RuntimeOptions::default()).await, store, models }
+        Host::on(store, models, Setup::default()).await
     }
 
     /// Restarts the host after the version that a turn ran with has been removed.
@@ -146,15 +168,14 @@ pub(super) struct Stopped {
 }
 
 impl Stopped {
-    pub(super) async fn start(self, options: RuntimeOptions) -> Host {
+    pub(super) async fn start(self, setup: impl Into<Setup>) -> Host {
         let models = self.models.clone();
-        self.start_with(models, options).await
+        self.start_with(models, setup).await
     }
 
     /// Starts the host with other models, as after they were exchanged.
-    pub(super) async fn start_with(self, models: ModelSet, options: RuntimeOptions) -> Host {
-        let store = self.store;
-        Host { agents: start(&store, &models, options).await, store, models }
+    pub(super) async fn start_with(self, models: ModelSet, setup: impl Into<Setup>) -> Host {
+        Host::on(self.store, models, setup).await
     }
 }
 
@@ -196,8 +217,10 @@ pub(crate) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
     }
 }
 
-async fn start(store: &Store, models: &ModelSet, options: RuntimeOptions) -> AgentHost {
-    AgentHost::start(store.clone(), models.clone(), small(options)).await.expect("the host starts")
+async fn start(store: &Store, models: &ModelSet, setup: Setup) -> AgentHost {
+    let Setup { options, clock, tool_servers } = setup;
+    let parts = HostParts { clock, tool_servers, ..HostParts::new(store.clone(), models.clone()) };
+    AgentHost::start(parts, small(options)).await.expect("the host starts")
 }
 
 /// Limits the instances per host, because tests run many hosts at once and each reserves address

@@ -1,6 +1,6 @@
 //! Servers outside of a host that outlive it: one for requests and webhooks, and one with tools.
 
-use super::{tools, web};
+use super::{fixture::Setup, tools, web};
 use crate::{RuntimeOptions, ServedTool, ToolHints, ToolServer, ToolServerError};
 use serde_json::{Value, json};
 use std::{
@@ -64,14 +64,14 @@ impl Outside {
         Outside { address, seen, bank: Arc::default() }
     }
 
-    /// Returns options with which hosts may reach the servers and agents may call each other.
-    pub(super) fn options(&self) -> RuntimeOptions {
+    /// Returns a setup with which hosts may reach the servers and agents may call each other.
+    pub(super) fn setup(&self) -> Setup {
         let bank: Arc<dyn ToolServer> = self.bank.clone();
-        RuntimeOptions {
-            tool_servers: [("bank".to_owned(), bank)].into(),
+        let options = RuntimeOptions {
             granted_tools: tools::granting(&["agent:*/*", "mcp:*/*", "http/fetch"]).granted_tools,
             ..web::granting(&["*"])
-        }
+        };
+        Setup { tool_servers: [("bank".to_owned(), bank)].into(), ..Setup::from(options) }
     }
 
     pub(super) fn url(&self, path: &str) -> String {

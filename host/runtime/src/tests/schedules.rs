@@ -2,7 +2,7 @@
 //! test moves.
 
 use super::{
-    fixture::{Host, until},
+    fixture::{Host, Setup, until},
     guest::{Guest, echo},
     store_faults::every_third_time,
     waker::waker,
@@ -13,13 +13,13 @@ use std::time::Duration;
 
 const START_MS: u64 = 1_800_000_000_000;
 
-fn options(clock: &Clock) -> RuntimeOptions {
-    RuntimeOptions { clock: clock.clone(), ..RuntimeOptions::default() }
+fn setup(clock: &Clock) -> Setup {
+    Setup::at(clock, RuntimeOptions::default())
 }
 
 async fn start() -> (Host, Clock) {
     let clock = Clock::at(START_MS);
-    (Host::with(options(&clock)).await, clock)
+    (Host::with(setup(&clock)).await, clock)
 }
 
 async fn schedules(host: &Host) -> Vec<ScheduleSummary> {
@@ -56,7 +56,7 @@ async fn an_alarm_is_delivered_once_when_it_is_due() {
     no_schedule(&host).await;
     assert_eq!(alarms(&host, "s").await, 1);
     clock.advance(3_600_000);
-    let host = host.restart_with(options(&clock)).await;
+    let host = host.restart_with(setup(&clock)).await;
     assert_eq!(alarms(&host, "s").await, 1);
 }
 
@@ -121,7 +121,7 @@ async fn times_missed_while_the_host_was_down_are_one_alarm() {
     let host = {
         let down = host.stop().await;
         clock.advance(10_500);
-        down.start(options(&clock)).await
+        down.start(setup(&clock)).await
     };
     let next = schedule(&host, |schedule| schedule.due_at_ms > START_MS + 10_000).await;
     assert_eq!((next.due_at_ms, next.state), (START_MS + 11_000, ScheduleState::Waiting));
@@ -209,7 +209,7 @@ async fn an_alarm_interrupted_by_a_restart_is_handled_once() {
         host.answer("w", session, "a").await;
     }
     clock.advance(1_000);
-    let host = host.restart_with(options(&clock)).await;
+    let host = host.restart_with(setup(&clock)).await;
     no_schedule(&host).await;
     for session in ["a", "b", "c"] {
         assert_eq!(alarms(&host, session).await, 1, "{session}");
@@ -238,7 +238,7 @@ async fn setting_the_clock_back_does_not_freeze_repeating_schedules() {
     }
     // A host that starts after its clock was set back notices it too.
     clock.jump(-(DAY_MS as i64));
-    let host = host.stop().await.start(options(&clock)).await;
+    let host = host.stop().await.start(setup(&clock)).await;
     clock.advance(1_000);
     until(async || (alarms(&host, "s").await == 4).then_some(())).await;
 }

@@ -1,7 +1,7 @@
 //! Tests of tools of others: who may call which, and which calls are made once or repeated.
 
 use super::{
-    fixture::{Host, invocation},
+    fixture::{Host, Setup, invocation},
     guest::Guest,
 };
 use crate::{
@@ -360,9 +360,9 @@ impl ToolServer for Bank {
     }
 }
 
-fn with_bank(bank: &Arc<Bank>) -> RuntimeOptions {
+fn with_bank(bank: &Arc<Bank>) -> Setup {
     let bank: Arc<dyn ToolServer> = bank.clone();
-    RuntimeOptions { tool_servers: [("bank".to_owned(), bank)].into(), ..granting(&["mcp:*/*"]) }
+    Setup { tool_servers: [("bank".to_owned(), bank)].into(), ..Setup::from(granting(&["mcp:*/*"])) }
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Tests of webhooks against a real receiver, which checks signatures and sends scripted responses.
 
 use super::{
-    fixture::{Host, invocation, until},
+    fixture::{Host, Setup, invocation, until},
     receiver::Receiver,
     store_faults::every_third_time,
     waker::waker,
@@ -15,13 +15,13 @@ use std::time::Duration;
 /// Starts a host that may reach `receiver`, and returns it with its clock.
 async fn start(receiver: &Receiver) -> (Host, Clock) {
     let clock = Clock::at(1_800_000_000_000);
-    (Host::with(options(receiver, &clock)).await, clock)
+    (Host::with(Setup::at(&clock, options(receiver))).await, clock)
 }
 
-fn options(receiver: &Receiver, clock: &Clock) -> RuntimeOptions {
+fn options(receiver: &Receiver) -> RuntimeOptions {
     let addresses = AddressPolicy { allow_private: vec![receiver.address().parse().expect("an address")] };
     let outbound = skep_outbound::Options { addresses, ..skep_outbound::Options::default() };
-    RuntimeOptions { clock: clock.clone(), outbound, ..RuntimeOptions::default() }
+    RuntimeOptions { outbound, ..RuntimeOptions::default() }
 }
 
 fn to(url: String, topic: &str) -> NewWebhook {
@@ -147,8 +147,8 @@ async fn non_public_addresses_are_not_connected_to() {
     let clock = Clock::at(1_800_000_000_000);
     // A configured webhook is only tried, because its name may resolve differently later.
     let webhooks = vec![to(receiver.url(), "*")];
-    let host =
-        Host::with(RuntimeOptions { clock: clock.clone(), webhooks, ..RuntimeOptions::default() }).await;
+    let options = RuntimeOptions { webhooks, ..RuntimeOptions::default() };
+    let host = Host::with(Setup::at(&clock, options)).await;
     publish(&host, "1").await;
     let dead = until(async || {
         clock.advance(4_000_000);
@@ -173,15 +173,15 @@ async fn webhooks_survive_a_restart_and_configured_ones_follow_the_file() {
     let (receiver, clock) = (Receiver::answering([]).await, Clock::at(1_800_000_000_000));
     let data = tempfile::tempdir().expect("a folder");
     let key_file = Some(data.path().join("secrets.key"));
-    let options = RuntimeOptions { key_file, ..options(&receiver, &clock) };
-    let host = Host::with(options.clone()).await;
+    let options = RuntimeOptions { key_file, ..options(&receiver) };
+    let host = Host::with(Setup::at(&clock, options.clone())).await;
     host.deploy("w", "", waker()).await.expect("deploys");
     let (added, secret) = host.agents.add_webhook(to(receiver.url(), "skep.turn.*")).await.expect("added");
     let stored = host.store().webhooks().await.expect("read").remove(0).sealed_secret;
     assert!(!stored.contains("whsec_"), "{stored}");
     let configured = to(format!("{}configured", receiver.url()), "order.*");
     let with = RuntimeOptions { webhooks: vec![configured.clone()], ..options.clone() };
-    let host = host.restart_with(with).await;
+    let host = host.restart_with(Setup::at(&clock, with)).await;
     let listed = host.agents.webhooks();
     assert_eq!(listed.len(), 2);
     let of_config =

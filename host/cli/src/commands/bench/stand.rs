@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use skep_engine::{ModelSet, Priority};
-use skep_runtime::{AgentHost, Invocation, Manifest, Origin, RuntimeError, RuntimeOptions};
+use skep_runtime::{AgentHost, HostParts, Invocation, Manifest, Origin, RuntimeError, RuntimeOptions};
 use skep_store::{Durability, Store};
 
 use crate::progress::Terminal;
@@ -24,7 +24,7 @@ pub async fn start(dir: &Path, models: ModelSet, options: RuntimeOptions) -> Res
     std::fs::create_dir_all(dir)?;
     let store = Store::open(&dir.join("skep.db"), Durability::Process).await?;
     let options = RuntimeOptions { artifact_dir: Some(dir.join("artifacts")), ..options };
-    Ok(AgentHost::start(store, models, options).await?)
+    Ok(AgentHost::start(HostParts::new(store, models), options).await?)
 }
 
 pub async fn deploy(host: &AgentHost, manifest: &str, component: &[u8]) -> Result<()> {

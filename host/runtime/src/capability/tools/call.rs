@@ -78,12 +78,13 @@ impl HostTools {
     }
 
     pub(crate) fn new(
+        servers: BTreeMap<String, Arc<dyn ToolServer>>,
         options: &RuntimeOptions,
         directory: Arc<dyn Directory>,
         invoke: Weak<dyn Invoke>,
         live: Arc<LiveTurns>,
     ) -> Self {
-        let (servers, ceiling) = (options.tool_servers.clone(), options.granted_tools.clone());
+        let ceiling = options.granted_tools.clone();
         let (catalog, fetch) = (Catalog::default(), Arc::new(fetch::tool()));
         HostTools { directory, invoke, live, servers, ceiling, catalog, fetch }
     }

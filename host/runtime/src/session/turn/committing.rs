@@ -6,7 +6,6 @@ use super::{
 use crate::{
     Outcome, RuntimeError,
     capability::{TurnContext, check_size, schedule::ScheduleView, state::apply},
-    clock::now_ms,
     event::turn_events::TurnEnding,
     metric,
     name::tenant_of,
@@ -79,7 +78,7 @@ impl Actor {
         let rows = conversations.rows(&self.host.reach.compute, tenant_of(&self.key.session)).await?;
         self.check_stored_size(&context, &rows, session_kb)?;
         let body = serde_json::to_vec(&outcome).expect("strings, numbers and JSON are always JSON");
-        let at_ms = now_ms();
+        let at_ms = self.host.clock.now_ms();
         let events = self.events(&mut context, &outcome, ending, at_ms).await?;
         let schedules = context.schedules.take().map(ScheduleView::into_changes).unwrap_or_default();
         let trigger = ending.trigger();

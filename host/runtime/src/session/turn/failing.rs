@@ -3,7 +3,6 @@
 use super::{Run, State, assignment::Assignment, ended::Ended, opened::Opened};
 use crate::{
     RuntimeError,
-    clock::now_ms,
     event::turn_events::TurnEnding,
     name::SessionKey,
     session::{Settlement, StoredFailure},
@@ -45,7 +44,7 @@ impl Failing {
         let Failing { key, number, logs, spend, ending, error } = self;
         let host = &run.actor.host;
         let SessionKey { agent, session } = run.actor.key.clone();
-        let at_ms = now_ms();
+        let at_ms = host.clock.now_ms();
         let event = ending.as_ref().and_then(|ending| ending.failed(&host.outbox, &error, at_ms));
         let events: Vec<NewEvent> = host.outbox.with_room(event).await.into_iter().collect();
         // If the calling turn is rerun, it must not repeat the call: part of it may already have

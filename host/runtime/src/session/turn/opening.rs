@@ -112,7 +112,7 @@ impl Opening {
         let (key, seed, records) = self.write_row(run, &agent, number).await?;
         let feed = run.end.feed().clone();
         feed.publish([(0, RunEvent::Started { turn: number })]);
-        let journal = Journal::open(host.store.clone(), key, seed, feed, records)?;
+        let journal = Journal::open(host.store.clone(), host.clock.clone(), key, seed, feed, records)?;
         Ok(Durable { agent, number, key, journal, state, conversations })
     }
 
@@ -159,7 +159,7 @@ impl Opening {
         let turn = turn_of(run, &assignment, &agent, &journal).resumed_in(resuming);
         let turn = Arc::new(turn);
         let SessionKey { agent: name, session } = &run.actor.key;
-        let log = TurnLog::new(name, session, number);
+        let log = TurnLog::new(&run.actor.host.clock, name, session, number);
         let mut context = TurnContext::new(Some(turn.clone()), state, conversations, log, &agent.limits);
         context.events = Some(events_of(run, &assignment.invocation, &agent));
         context.schedules = Some(schedules_of(run, &assignment.invocation, &agent));

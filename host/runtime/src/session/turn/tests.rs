@@ -2,7 +2,7 @@
 
 use super::{Ended, Run, State, failing::Failing, opening::Opening, resuming::Resuming};
 use crate::{
-    AgentHost, Invocation, Outcome, RunEvent, RuntimeError, RuntimeOptions,
+    AgentHost, HostParts, Invocation, Outcome, RunEvent, RuntimeError, RuntimeOptions,
     event::turn_events::TurnEnding,
     feed::{Feed, Hold, Live, TurnEnd},
     name::SessionKey,
@@ -37,7 +37,8 @@ impl Stage {
         let store = Store::in_memory().await.expect("a database in memory");
         let options = RuntimeOptions { max_instances: 1, ..RuntimeOptions::default() };
         let models = ModelSet::new(tiny_engine("tiny"));
-        let agents = AgentHost::start(store.clone(), models, options).await.expect("the host starts");
+        let agents =
+            AgentHost::start(HostParts::new(store.clone(), models), options).await.expect("the host starts");
         let row = AgentRow {
             name: "a".into(),
             manifest: "name = \"a\"".into(),
@@ -155,7 +156,7 @@ async fn resuming_a_turn_that_failed_meanwhile_returns_its_failure() {
     let error = RuntimeError::DeadlineExceeded;
     let live = stage.live.clone();
     let host = stage.host.host().clone();
-    Settlement::for_unstarted_turn(key, session, &error, false, live).write(&host).await;
+    Settlement::for_unstarted_turn(&host, key, session, &error, false, live).write(&host).await;
     match ended(stage.resume(key).await) {
         Ended::Failed(RuntimeError::TurnFailed { code, .. }) => assert_eq!(code, error.code()),
         ended => panic!("{ended:?}"),

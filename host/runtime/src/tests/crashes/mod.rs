@@ -14,10 +14,10 @@ mod turns;
 mod versions;
 
 use super::{
-    fixture::{Host, tiny_engine},
+    fixture::{Host, Setup, tiny_engine},
     outside::Outside,
 };
-use crate::{Clock, RuntimeOptions, clock::now_ms};
+use crate::Clock;
 use skep_engine::ModelSet;
 use skep_store::{Durability, Fault, Faults, Moment, Store};
 use std::{fs, future::Future, path::Path, pin::pin, time::Duration};
@@ -38,8 +38,8 @@ trait Scenario {
 
     fn outside(&self) -> &Outside;
 
-    fn options(&self) -> RuntimeOptions {
-        self.outside().options()
+    fn setup(&self) -> Setup {
+        self.outside().setup()
     }
 
     /// Prepares a host before there are any crashes.
@@ -81,7 +81,7 @@ enum Life<T> {
 fn cut_off_at_every_write(scenario: &impl Scenario) -> Tally {
     let models = ModelSet::new(tiny_engine("tiny"));
     let prepared = tempfile::tempdir().expect("a temporary folder");
-    let life = live(prepared.path(), &models, scenario.options(), None, async |host| {
+    let life = live(prepared.path(), &models, scenario.setup(), None, async |host| {
         scenario.prepare(host).await;
         host.agents.drain(Duration::ZERO).await;
         host.store().close().await;
@@ -112,12 +112,12 @@ fn cut_off_at_every_write(scenario: &impl Scenario) -> Tally {
 /// and how many effects were reported as interrupted.
 fn round<S: Scenario>(scenario: &S, models: &ModelSet, prepared: &Path, crashes: &[Crash]) -> (u32, usize) {
     scenario.outside().forget();
-    let (clock, mut observed) = (Clock::at(now_ms()), S::Observed::default());
+    let (clock, mut observed) = (Clock::at(Clock::default().now_ms()), S::Observed::default());
     let mut folder = copy_of(prepared);
     let lives = crashes.iter().copied().map(Some).chain([None]);
     for (cut, crash) in (0..).zip(lives) {
-        let options = RuntimeOptions { clock: clock.clone(), ..scenario.options() };
-        let life = live(folder.path(), models, options, crash, async |host| {
+        let setup = Setup { clock: clock.clone(), ..scenario.setup() };
+        let life = live(folder.path(), models, setup, crash, async |host| {
             scenario.act(host, &clock, &mut observed).await;
             settled(host, &clock).await;
             scenario.check(host, &observed).await
@@ -134,15 +134,13 @@ fn round<S: Scenario>(scenario: &S, models: &ModelSet, prepared: &Path, crashes:
 fn live<T>(
     folder: &Path,
     models: &ModelSet,
-    options: RuntimeOptions,
+    setup: impl Into<Setup>,
     crash: Option<Crash>,
     living: impl AsyncFnOnce(&Host) -> T,
 ) -> Life<T> {
-    let options = RuntimeOptions {
-        artifact_dir: Some(folder.join("artifacts")),
-        key_file: Some(folder.join("secrets.key")),
-        ..options
-    };
+    let mut setup = setup.into();
+    setup.options.artifact_dir = Some(folder.join("artifacts"));
+    setup.options.key_file = Some(folder.join("secrets.key"));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let life = runtime.block_on(async {
@@ -151,7 +149,7 @@ fn live<T>(
         store.faults().separate_writes();
         let crashed = crash.map(|crash| crash.arm(store.faults()));
         let mut living = pin!(async {
-            let host = Host::on(store, models.clone(), options).await;
+            let host = Host::on(store, models.clone(), setup).await;
             living(&host).await
         });
         let mut crashed = pin!(async {

@@ -85,7 +85,7 @@ impl Scenario for Change {
             Deed::Replace => agents.import_session("count", exported("s", b"new"), true).await.map(drop),
             Deed::Delete => agents.delete_session("count", "s").await,
             Deed::Expire => {
-                let now_ms = crate::clock::now_ms();
+                let now_ms = crate::Clock::default().now_ms();
                 agents.expire_sessions(now_ms + 2 * HOUR_MS).await.map(drop)
             }
             Deed::DeleteAgent => agents.delete("count").await,

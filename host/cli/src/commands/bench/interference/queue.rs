@@ -8,7 +8,7 @@ use skep_engine::{
     Engine, ModelSet,
     chat::{ChatMessage, ChatOptions},
 };
-use skep_runtime::{AgentHost, BatchItem, BatchPhase, BatchRequest, NewBatch, RuntimeOptions};
+use skep_runtime::{AgentHost, BatchItem, BatchPhase, BatchRequest, HostParts, NewBatch, RuntimeOptions};
 use skep_store::Store;
 
 use super::{Args, Decodes, Gaps, WARM_TOKENS};
@@ -34,9 +34,8 @@ struct Report {
 }
 
 pub(super) async fn run(engine: &Engine, args: &Args, rounds: u16) -> Result<()> {
-    let host =
-        AgentHost::start(Store::in_memory().await?, ModelSet::new(engine.clone()), RuntimeOptions::default())
-            .await?;
+    let parts = HostParts::new(Store::in_memory().await?, ModelSet::new(engine.clone()));
+    let host = AgentHost::start(parts, RuntimeOptions::default()).await?;
     let (mut empty, mut full) = (Vec::new(), Vec::new());
     let (mut answers, mut seconds) = (0, 0.0);
     for round in 0..rounds {

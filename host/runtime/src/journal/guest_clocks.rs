@@ -1,43 +1,42 @@
-//! The clocks of a guest. Every reading is journaled, so that a rerun of the turn reads the same
-//! times.
+//! The clocks of a guest. They show the host's time. Every reading is journaled, so that a rerun of
+//! the turn reads the same times.
 
 use super::{Identity, Journal};
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 use wasmtime_wasi::clocks::{HostMonotonicClock, HostWallClock};
 
 const RESOLUTION_NS: u64 = 1_000;
 
 /// The wall clock.
-pub(crate) struct WallClock(pub(crate) Arc<Journal>);
+pub(crate) struct GuestWallClock(pub(crate) Arc<Journal>);
 
 /// Nanoseconds since the turn started. After a restart it continues from the last reading and never
 /// runs backwards.
-pub(crate) struct MonotonicClock {
+pub(crate) struct GuestMonotonicClock {
     journal: Arc<Journal>,
     last: Mutex<(u64, Instant)>,
 }
 
-impl MonotonicClock {
+impl GuestMonotonicClock {
     pub(crate) fn new(journal: Arc<Journal>) -> Self {
-        MonotonicClock { journal, last: Mutex::new((0, Instant::now())) }
+        GuestMonotonicClock { journal, last: Mutex::new((0, Instant::now())) }
     }
 }
 
-impl HostWallClock for WallClock {
+impl HostWallClock for GuestWallClock {
     fn resolution(&self) -> Duration {
         Duration::from_nanos(RESOLUTION_NS)
     }
 
     fn now(&self) -> Duration {
-        let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        read(&self.0, "wall-clock.now", now)
+        read(&self.0, "wall-clock.now", || self.0.clock.since_epoch())
     }
 }
 
-impl HostMonotonicClock for MonotonicClock {
+impl HostMonotonicClock for GuestMonotonicClock {
     fn resolution(&self) -> u64 {
         RESOLUTION_NS
     }

@@ -1,0 +1,25 @@
+//! The parts that a host is built from.
+
+use crate::Clock;
+use skep_engine::ModelSet;
+use skep_outbound::ToolServer;
+use skep_store::Store;
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The parts of a host, beside its settings in [`RuntimeOptions`](crate::RuntimeOptions).
+#[derive(Clone)]
+pub struct HostParts {
+    pub store: Store,
+    pub models: ModelSet,
+    /// MCP servers whose tools agents call as `mcp:NAME/TOOL`, by that name: 1 to 64 of the characters a-z, 0-9 and -.
+    pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
+    /// The wall clock of everything that the host does.
+    pub clock: Clock,
+}
+
+impl HostParts {
+    /// Returns the parts of a host with the system's clock and without tool servers.
+    pub fn new(store: Store, models: ModelSet) -> Self {
+        HostParts { store, models, tool_servers: BTreeMap::new(), clock: Clock::default() }
+    }
+}
