@@ -1,6 +1,5 @@
 //! The folio: the hotel's record of a guest. It is the session's state, so it outlives turns and restarts.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use skep_sdk::{Context, StateError};
 
@@ -9,12 +8,10 @@ use crate::order::{OrderLine, in_words};
 const KEY: &str = "folio";
 
 /// Everything noted for one guest.
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Folio {
-    pub guest: Option<String>,
-    pub visits: u32,
     pub orders: Vec<OrderLine>,
-    /// The booked services, such as "a taxi tomorrow".
+    /// The booked services, such as "taxi, tomorrow".
     pub services: Vec<String>,
 }
 
@@ -25,11 +22,10 @@ impl Folio {
 
     /// Loads, changes and saves the folio. Tools of one round run concurrently, but none of them waits
     /// between load and save.
-    pub fn update<T>(cx: &Context, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
+    pub fn update(cx: &Context, change: impl FnOnce(&mut Self)) -> Result<(), StateError> {
         let mut folio = Self::load(cx)?;
-        let outcome = change(&mut folio);
-        cx.state().set(KEY, &folio)?;
-        Ok(outcome)
+        change(&mut folio);
+        cx.state().set(KEY, &folio)
     }
 
     /// Adds an order. Dishes that were ordered before are added up.
@@ -42,10 +38,10 @@ impl Folio {
         }
     }
 
-    /// Describes the orders and bookings: "a soup, 7 euros, and a taxi tomorrow".
+    /// Describes the orders and bookings: "1 soup, 7 euros; taxi, tomorrow".
     pub fn in_words(&self) -> String {
         let orders = (!self.orders.is_empty()).then(|| in_words(&self.orders));
         let all: Vec<String> = orders.into_iter().chain(self.services.iter().cloned()).collect();
-        if all.is_empty() { "nothing yet".to_owned() } else { all.join(", and ") }
+        if all.is_empty() { "nothing yet".to_owned() } else { all.join("; ") }
     }
 }

@@ -1,45 +1,50 @@
-//! The tools that the model can call for the guest. Each has a few example conversations that show when and
-//! how it is used.
-//!
-//! A tool's result is the text for the guest, so that the answer can be built from it.
+//! The tools that the model can call for the guest. Their comments and examples are what the model reads.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use skep_sdk::serde_json::{Value, json};
 use skep_sdk::{Context, ToolError, tool};
 
 use crate::folio::Folio;
-use crate::order::{Order, in_words};
+use crate::order::{OrderLine, in_words};
 
 /// Maximum number of dishes per order.
 const MAX_DISHES: u32 = 12;
 
-/// Orders food or drinks from the kitchen.
+/// A service of the hotel.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Service {
+    Taxi,
+    FreshTowels,
+    RoomCleaning,
+    WakeUpCall,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Time {
+    Now,
+    Tonight,
+    Tomorrow,
+}
+
+/// Orders food or drinks from the kitchen, when the guest asks for them.
 #[tool(
     example(
-        user = "A soup, please.",
-        call = {"order": "a soup"},
-        result = "a soup, 7 euros",
-        answer = "With pleasure: a soup, 7 euros.",
-    ),
-    example(
         user = "We would like three coffees and a pizza.",
-        call = {"order": "three coffees and a pizza"},
-        result = "three coffees and a pizza, 24 euros",
-        answer = "With pleasure: three coffees and a pizza, 24 euros.",
+        call = {"lines": [{"dish": "coffee", "count": 3}, {"dish": "pizza", "count": 1}]},
+        result = "3 coffee and 1 pizza, 24 euros",
+        answer = "With pleasure: three coffees and a pizza for 24 euros.",
     ),
-    example(
-        user = "Please send a pizza, two teas and a soup.",
-        call = {"order": "a pizza, two teas and a soup"},
-        result = "a pizza, two teas and a soup, 27 euros",
-        answer = "With pleasure: a pizza, two teas and a soup, 27 euros.",
-    ),
-    example(
-        user = "Can I get two salads?",
-        call = {"order": "two salads"},
-        result = "two salads, 18 euros",
-        answer = "With pleasure: two salads, 18 euros.",
-    ),
+    example(user = "Hi!", answer = "Hello! What may I do for you?"),
 )]
-pub fn order_food(cx: &Context, order: Order) -> Result<String, ToolError> {
-    let lines = order.lines();
+pub fn order_food(
+    cx: &Context,
+    /// What the guest orders, one entry for each dish.
+    #[schemars(length(min = 1, max = 5))]
+    lines: Vec<OrderLine>,
+) -> Result<String, ToolError> {
     let dishes: u32 = lines.iter().map(|line| line.count).sum();
     if dishes > MAX_DISHES {
         let why = format!("{dishes} dishes are too many for one order, please ask for at most {MAX_DISHES}");
@@ -50,66 +55,37 @@ pub fn order_food(cx: &Context, order: Order) -> Result<String, ToolError> {
     Ok(words)
 }
 
-/// Calls a service of the hotel.
+/// Books a service of the hotel, when the guest asks for it.
 #[tool(
     example(
-        user = "I need a taxi.",
-        call = {"request": "a taxi"},
-        result = "a taxi",
-        answer = "Of course: a taxi.",
-    ),
-    example(
-        user = "Please clean the room tomorrow.",
-        call = {"request": "room cleaning tomorrow"},
-        result = "room cleaning tomorrow",
-        answer = "Of course: room cleaning tomorrow.",
-    ),
-    example(
-        user = "Could I get some towels tonight?",
-        call = {"request": "fresh towels tonight"},
-        result = "fresh towels tonight",
-        answer = "Of course: fresh towels tonight.",
-    ),
-    example(
         user = "Wake me tomorrow.",
-        call = {"request": "a wake-up call tomorrow"},
-        result = "a wake-up call tomorrow",
+        call = {"service": "wake-up-call", "time": "tomorrow"},
+        result = "wake-up-call, tomorrow",
         answer = "Of course: a wake-up call tomorrow.",
     ),
+    example(user = "Thanks!", answer = "You are very welcome!"),
 )]
 pub fn call_service(
     cx: &Context,
-    #[schemars(regex(
-        pattern = r"^(a taxi|fresh towels|room cleaning|a wake-up call)( tonight| tomorrow)?$"
-    ))]
-    request: String,
+    service: Service,
+    /// When the guest wants it; now, if they do not say.
+    time: Time,
 ) -> Result<String, ToolError> {
-    Folio::update(cx, |folio| folio.services.push(request.clone()))?;
-    Ok(request)
+    let word = |value: Value| value.as_str().unwrap_or_default().to_owned();
+    let booked = format!("{}, {}", word(json!(service)), word(json!(time)));
+    Folio::update(cx, |folio| folio.services.push(booked.clone()))?;
+    Ok(booked)
 }
 
-/// Reads what the guest ordered and booked so far.
+/// Reads what the guest ordered and booked so far, and the amount of the bill.
 #[tool(
     read_only,
     example(
         user = "What have I ordered?",
         call = {},
-        result = "three coffees and a pizza, 24 euros",
-        answer = "So far you have three coffees and a pizza, 24 euros.",
+        result = "3 coffee and 1 pizza, 24 euros",
+        answer = "So far you have three coffees and a pizza for 24 euros.",
     ),
-    example(
-        user = "How much is my bill?",
-        call = {},
-        result = "nothing yet",
-        answer = "So far you have nothing yet.",
-    ),
-    // These examples show messages of guests who do not want anything.
-    example(
-        user = "Good morning, my name is Bob.",
-        answer = "Welcome to the Beehive Hotel, Bob! What may I bring you?"
-    ),
-    example(user = "Hi!", answer = "Hello! What may I do for you?"),
-    example(user = "Thanks!", answer = "You are very welcome!"),
 )]
 pub fn read_folio(cx: &Context) -> Result<String, ToolError> {
     Ok(Folio::load(cx)?.in_words())
