@@ -1,5 +1,6 @@
 //! The SDK, its WIT and the examples that are embedded in the binary, so that `skep new` and `skep demo` work
-//! without a checkout. If the checkout that this binary was built from exists, its files are used instead.
+//! without a checkout. If the checkout that this binary was built from exists, the demo and the builds of agents use
+//! its files instead.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,96 @@ use crate::paths;
 
 static SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../guest-sdk");
 static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
-static CONCIERGE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../examples/concierge");
+
+/// The example that `skep demo` talks to.
+const DEMO: &str = "room-service";
+
+/// An agent of the folder `examples` in Rust, which `skep new --example` copies.
+pub struct Example {
+    pub name: &'static str,
+    /// What it shows, in a few words.
+    pub summary: &'static str,
+    files: Dir<'static>,
+}
+
+/// The examples, from simple to special.
+pub static EXAMPLES: [Example; 11] = [
+    Example {
+        name: "hello",
+        summary: "a function, a conversation and a counter",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/hello"),
+    },
+    Example {
+        name: "bike-shop",
+        summary: "instructions and a tool, without a function",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/bike-shop"),
+    },
+    Example {
+        name: DEMO,
+        summary: "a tool for a small model, state, and answers that hold to the facts",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/room-service"),
+    },
+    Example {
+        name: "concierge",
+        summary: "several tools that the model chooses from, and a list of messages to measure it",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/concierge"),
+    },
+    Example {
+        name: "events",
+        summary: "events between sessions",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/events"),
+    },
+    Example {
+        name: "approval",
+        summary: "a tool that a person approves first",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/approval"),
+    },
+    Example {
+        name: "two-agents",
+        summary: "an agent that calls the tool of another agent, with types",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/two-agents"),
+    },
+    Example {
+        name: "http-secret",
+        summary: "requests to an API, with a key that the agent never sees",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/http-secret"),
+    },
+    Example {
+        name: "mcp-both-ways",
+        summary: "a tool of an MCP server, and a tool for MCP clients",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/mcp-both-ways"),
+    },
+    Example {
+        name: "extraction",
+        summary: "documents into a Rust type, with a measured accuracy",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/extraction"),
+    },
+    Example {
+        name: "code-reviewer",
+        summary: "a diff reviewed hunk by hunk in a batch",
+        files: include_dir!("$CARGO_MANIFEST_DIR/../../examples/code-reviewer"),
+    },
+];
+
+impl Example {
+    /// Returns the example with this name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        EXAMPLES.iter().find(|example| example.name == name)
+    }
+
+    /// Returns the text files of the example with their paths in its folder, sorted.
+    pub fn files(&'static self) -> Vec<(&'static Path, &'static str)> {
+        let mut files = Vec::new();
+        collect(&self.files, &mut files);
+        files.sort();
+        files
+    }
+}
+
+fn collect<'a>(dir: &'a Dir<'_>, into: &mut Vec<(&'a Path, &'a str)>) {
+    into.extend(dir.files().filter_map(|file| Some((file.path(), file.contents_utf8()?))));
+    dir.dirs().filter(|dir| !dir.path().ends_with("target")).for_each(|dir| collect(dir, into));
+}
 
 /// An agent for benchmarks: its name, and the text of its two files.
 pub struct BenchAgent {
@@ -66,9 +156,9 @@ impl SourceTree {
         self.root.join("guest-sdk")
     }
 
-    /// Returns the folder of the example `concierge`.
-    pub fn concierge(&self) -> PathBuf {
-        self.root.join("examples/concierge")
+    /// Returns the folder of the example that `skep demo` talks to.
+    pub fn demo(&self) -> PathBuf {
+        self.root.join("examples").join(DEMO)
     }
 }
 
@@ -124,13 +214,14 @@ pub fn toml_path(path: &Path) -> String {
 
 fn checkout() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().ok()?;
-    let complete = ["guest-sdk/Cargo.toml", "wit", "examples/concierge/Cargo.toml"];
+    let complete = ["guest-sdk/Cargo.toml", "wit", "examples/room-service/Cargo.toml"];
     complete.iter().all(|part| root.join(part).exists()).then_some(root)
 }
 
 /// Unpacks the embedded files, once, into a folder of `parent` that is named after their content.
 fn unpack(parent: &Path) -> Result<SourceTree> {
-    let parts = [("guest-sdk", &SDK), ("wit", &WIT), ("examples/concierge", &CONCIERGE)];
+    let demo = Example::named(DEMO).context("the binary has no demo")?;
+    let parts = [("guest-sdk", &SDK), ("wit", &WIT), ("examples/room-service", &demo.files)];
     let mut hasher = Sha256::new();
     hasher.update(WORKSPACE);
     for (name, dir) in parts {
@@ -186,7 +277,7 @@ mod tests {
         let parent = tempfile::tempdir().expect("temporary folder");
         let tree = unpack(parent.path()).expect("unpacked");
         for file in
-            ["guest-sdk/macros/Cargo.toml", "wit/skep-agent/agent.wit", "examples/concierge/agent.toml"]
+            ["guest-sdk/macros/Cargo.toml", "wit/skep-agent/agent.wit", "examples/room-service/agent.toml"]
         {
             assert!(tree.root.join(file).is_file(), "{file}");
         }

@@ -16,6 +16,7 @@ pub mod config;
 mod data_lock;
 pub mod device_flag;
 pub mod embedded;
+mod example_copy;
 pub mod failure;
 pub mod guest_build;
 pub mod logging;

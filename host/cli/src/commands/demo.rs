@@ -18,12 +18,12 @@ use crate::{
 };
 use turn_printer::TurnReport;
 
-/// Messages of the guest. The last one is about what was said before.
+/// Messages of the guest.
 pub const MESSAGES: [&str; 4] = [
-    "Good evening, my name is Ada.",
     "I would like to order two pizzas and a tea.",
-    "Please send a taxi tomorrow.",
-    "What did I order so far?",
+    "Could we get three coffees?",
+    "One pizza and one salad, please.",
+    "I would like a soup",
 ];
 
 /// See all of it work: model, agent, tools, cache
@@ -46,7 +46,7 @@ pub struct Args {
     threads: Option<usize>,
     #[command(flatten)]
     device: DeviceFlag,
-    /// Folder of an agent to use instead of the concierge
+    /// Folder of an agent to use instead of the room service
     #[arg(long, value_name = "DIR", requires = "say")]
     agent: Option<PathBuf>,
     /// Message to send instead of the usual ones; repeat it for more turns
@@ -62,7 +62,7 @@ pub async fn run(args: Args) -> Result<()> {
         crate::catalog::resolve(&args.model, &Terminal)?;
         let dir = match &args.agent {
             Some(dir) => dir.clone(),
-            None => SourceTree::locate()?.concierge(),
+            None => SourceTree::locate()?.demo(),
         };
         AgentSource::load(&dir, None, &Terminal)
     })?;

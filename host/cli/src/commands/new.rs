@@ -3,36 +3,42 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use skep_runtime::AgentName;
 
 use super::out;
-use crate::embedded;
+use crate::embedded::{self, EXAMPLES, Example};
+use crate::example_copy::{self, SDK};
 
 /// Each template with the file that it becomes.
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 4] = [
     ("Cargo.toml", include_str!("../../templates/agent/Cargo.toml.in")),
     ("agent.toml", include_str!("../../templates/agent/agent.toml.in")),
     ("src/lib.rs", include_str!("../../templates/agent/lib.rs.in")),
     ("README.md", include_str!("../../templates/agent/README.md.in")),
-    (".gitignore", include_str!("../../templates/agent/gitignore.in")),
 ];
+const GITIGNORE: &str = include_str!("../../templates/agent/gitignore.in");
 
 /// Folder for the crate's own copy of the SDK.
 const VENDOR: &str = "vendor";
 
 /// Create a crate for a new agent
 ///
-/// The crate compiles as it is: one agent with one tool, a test with a scripted model, and an agent.toml. It
-/// contains the SDK in `vendor/`, so that it compiles wherever it is copied to.
+/// The crate compiles as it is: one agent with one tool, a test with a scripted model, and an agent.toml; or a copy
+/// of one of the examples. It contains the SDK in `vendor/`, so that it compiles wherever it is copied to.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep new my-agent
   skep new my-agent --path agents/mine
+  skep new my-cafe --example events             a copy of an example
   skep new my-agent --sdk ../skep/guest-sdk     with an SDK that already exists")]
 pub struct Args {
     /// Name of the agent and of its crate: lower-case letters, digits and hyphens
     name: String,
+    /// Example to copy, instead of the agent with dice
+    #[arg(long, short, value_name = "EXAMPLE", value_parser = example_names())]
+    example: Option<String>,
     /// Folder to create [default: the name]
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
@@ -48,21 +54,73 @@ pub fn run(args: &Args) -> Result<()> {
     if dir.exists() && std::fs::read_dir(&dir).map_or(true, |mut entries| entries.next().is_some()) {
         bail!("{} exists already\n  hint: choose another name, or another folder with --path", dir.display());
     }
+    let example = args.example.as_deref().and_then(Example::named);
+    let mut files = match example {
+        Some(example) => example_copy::files(example, &args.name)?,
+        None => from_templates(&args.name),
+    };
+    files.push((PathBuf::from(".gitignore"), GITIGNORE.to_owned()));
     let sdk = sdk(args.sdk.as_deref(), &dir)?;
-    for (path, template) in FILES {
-        let target = dir.join(path);
+    for (path, text) in files {
+        let target = dir.join(&path);
         if let Some(parent) = target.parent() {
             std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         }
-        let text = template
-            .replace("{{name}}", &args.name)
-            .replace("{{ident}}", &args.name.replace('-', "_"))
-            .replace("{{sdk}}", &embedded::toml_path(&sdk));
+        let text = text.replace(SDK, &embedded::toml_path(&sdk_seen_from(&path, &sdk)));
         std::fs::write(&target, text).with_context(|| format!("cannot write {}", target.display()))?;
     }
-    out::line(&format!("created {}; next:", dir.display()))?;
-    out::line(&format!("  cargo test --manifest-path {}", dir.join("Cargo.toml").display()))?;
-    out::line(&format!("  skep up {}", dir.display()))
+    match example {
+        Some(example) => {
+            out::line(&format!("created {} from the example {}; next:", dir.display(), example.name))?
+        }
+        None => out::line(&format!("created {}; next:", dir.display()))?,
+    }
+    for command in next_commands(&dir, example) {
+        out::line(&format!("  {command}"))?;
+    }
+    Ok(())
+}
+
+/// Returns the commands that test and start a new agent.
+fn next_commands(dir: &Path, example: Option<&'static Example>) -> Vec<String> {
+    let files = example.map(Example::files).unwrap_or_default();
+    let inner = example_copy::inner_crates(&files);
+    let mut test = format!("cargo test --manifest-path {}", dir.join("Cargo.toml").display());
+    if !inner.is_empty() {
+        test.push_str(" --workspace");
+    }
+    let mut up = String::from("skep up");
+    if files.iter().any(|(path, _)| *path == Path::new("skep.toml")) {
+        up.push_str(&format!(" --config {}", dir.join("skep.toml").display()));
+    }
+    for agent in std::iter::once(dir.to_path_buf()).chain(inner.iter().map(|inner| dir.join(inner))) {
+        up.push_str(&format!(" {}", agent.display()));
+    }
+    vec![test, up]
+}
+
+/// Returns the files of the agent with dice.
+fn from_templates(name: &str) -> Vec<(PathBuf, String)> {
+    let filled =
+        |template: &str| template.replace("{{name}}", name).replace("{{ident}}", &name.replace('-', "_"));
+    FILES.map(|(path, template)| (PathBuf::from(path), filled(template))).into()
+}
+
+/// Returns the examples as the values of `--example`, for the help, the shell's completion and the error of a
+/// misspelt name.
+fn example_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(
+        EXAMPLES.iter().map(|example| PossibleValue::new(example.name).help(example.summary)),
+    )
+}
+
+/// Returns the path of the SDK as a file of the crate has to give it.
+fn sdk_seen_from(file: &Path, sdk: &Path) -> PathBuf {
+    if sdk.is_absolute() {
+        return sdk.to_path_buf();
+    }
+    let depth = file.parent().map_or(0, |parent| parent.components().count());
+    std::iter::repeat_n("..", depth).collect::<PathBuf>().join(sdk)
 }
 
 /// Returns the path of the SDK, as the manifest of the crate in `dir` gives it.
@@ -128,12 +186,18 @@ mod tests {
     fn folder_with_something_in_it_is_left_alone() {
         let dir = tempfile::tempdir().expect("temporary folder");
         std::fs::write(dir.path().join("mine"), b"x").expect("file");
-        let args = Args { name: "my-agent".into(), path: Some(dir.path().to_path_buf()), sdk: None };
+        let args =
+            Args { name: "my-agent".into(), example: None, path: Some(dir.path().to_path_buf()), sdk: None };
         assert!(run(&args).expect_err("not empty").to_string().contains("exists already"));
     }
 
     fn made(dir: &Path, sdk: Option<&Path>) -> String {
-        let args = Args { name: "a".into(), path: Some(dir.to_path_buf()), sdk: sdk.map(Path::to_path_buf) };
+        let args = Args {
+            name: "a".into(),
+            example: None,
+            path: Some(dir.to_path_buf()),
+            sdk: sdk.map(Path::to_path_buf),
+        };
         run(&args).expect("made");
         let text = std::fs::read_to_string(dir.join("Cargo.toml")).expect("it is there");
         let manifest: toml::Table = toml::from_str(&text).expect("valid TOML");
@@ -167,8 +231,12 @@ mod tests {
         let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-sdk");
         let real = sdk.canonicalize().expect("it is there");
         assert_eq!(made(&parent.path().join("a"), Some(&sdk)), real.to_str().expect("UTF-8"));
-        let args =
-            Args { name: "b".into(), path: Some(parent.path().join("b")), sdk: Some(parent.path().into()) };
+        let args = Args {
+            name: "b".into(),
+            example: None,
+            path: Some(parent.path().join("b")),
+            sdk: Some(parent.path().into()),
+        };
         let error = run(&args).expect_err("no SDK").to_string();
         assert!(error.contains("not the folder of `skep-sdk`"), "{error}");
         assert!(!parent.path().join("b").exists());
