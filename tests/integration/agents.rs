@@ -1,6 +1,6 @@
 //! Agents over HTTP: deployment, turns, state, conversations, tools, triggers, and restarts.
 
-use crate::harness::{Host, example, guest, repository, shared};
+use crate::harness::{Host, guest, shared};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -86,15 +86,12 @@ async fn a_session_survives_a_restart_with_its_exact_tokens() {
 }
 
 #[tokio::test]
-async fn the_concierge_calls_a_tool_and_remembers() {
+async fn room_service_calls_a_tool_and_remembers() {
     let folder = tempfile::tempdir().unwrap();
-    let manifest = std::fs::read_to_string(repository().join("examples/concierge/agent.toml")).unwrap();
-    let component = tokio::task::spawn_blocking(|| example("concierge")).await.unwrap();
     let host = Host::start(Some(folder.path()));
-    let (status, deployed) = host.deploy(&manifest, component.to_vec()).await;
-    assert_eq!(status, 201, "{deployed}");
-    let path = "/v1/agents/concierge/sessions/ada/messages";
-    let events = host.events(path, json!({"text": "Where is my order A-1042?"})).await;
+    host.deploy_example("room-service").await;
+    let path = "/v1/agents/room-service/sessions/ada/messages";
+    let events = host.events(path, json!({"text": "A salad and two teas, please."})).await;
     let of = |name: &str| {
         events.iter().filter(|(event, _)| event == name).map(|(_, data)| parse(data)).collect::<Vec<_>>()
     };
@@ -107,13 +104,13 @@ async fn the_concierge_calls_a_tool_and_remembers() {
     let done = &of("done")[0];
     assert!(!done["text"].as_str().unwrap().is_empty() && !text.is_empty());
     assert!(done["usage"]["total_tokens"].as_u64().unwrap() > 0);
-    let (_, session) = host.get("/v1/agents/concierge/sessions/ada").await;
+    let (_, session) = host.get("/v1/agents/room-service/sessions/ada").await;
     assert!(session["state_keys"].as_array().is_some_and(|keys| !keys.is_empty()), "{session}");
     host.stop();
     let host = Host::start(Some(folder.path()));
-    let (_, after) = host.get("/v1/agents/concierge/sessions/ada").await;
+    let (_, after) = host.get("/v1/agents/room-service/sessions/ada").await;
     assert_eq!(after["messages"], session["messages"]);
-    let again = host.ok(path, json!({"text": "Thank you."})).await;
+    let again = host.ok(path, json!({"text": "And a soup."})).await;
     assert_eq!(again["turn"], 2);
 }
 

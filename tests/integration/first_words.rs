@@ -2,7 +2,7 @@
 //!
 //! The messages vary as people vary them, and none of them is an example that the agents show their model.
 
-use crate::harness::{Host, example, repository, shared};
+use crate::harness::{Host, repository, shared};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
@@ -31,6 +31,10 @@ const ORDERS: [(&str, Dishes, &str); 10] = [
     ("please send up a tea and a soup", &[("tea", 1), ("soup", 1)], "a tea and a soup, 11 euros"),
 ];
 
+/// Least number of messages after which the default model calls the right tool of several, with the right arguments.
+/// It is known to decide badly; the README of the concierge has the measured figure.
+const CONCIERGE_RIGHT: usize = 5;
+
 /// Parts of the tool markup, which no answer may contain.
 const MARKUP: [&str; 3] = ["tool_call", "<tool", "\"name\""];
 
@@ -40,64 +44,84 @@ fn text(answer: &Value) -> &str {
     text
 }
 
-async fn deploy_concierge(host: &Host) {
-    let manifest = std::fs::read_to_string(repository().join("examples/concierge/agent.toml")).unwrap();
-    let component = tokio::task::spawn_blocking(|| example("concierge")).await.unwrap();
-    let (status, deployed) = host.deploy(&manifest, component.to_vec()).await;
-    assert_eq!(status, 201, "{deployed}");
-}
-
 async fn say(host: &Host, agent: &str, session: &str, text: &str) -> Value {
     host.ok(&format!("/v1/agents/{agent}/sessions/{session}/messages"), json!({"text": text})).await
 }
 
 #[tokio::test]
-async fn the_concierge_places_orders_and_confirms_them() {
+async fn room_service_places_orders_and_confirms_them() {
     let host = Host::start(None);
-    deploy_concierge(&host).await;
+    host.deploy_example("room-service").await;
     let mut right = Vec::new();
     for (index, (order, dishes, words)) in ORDERS.into_iter().enumerate() {
-        let answer = say(&host, "concierge", &format!("guest-{index}"), order).await;
+        let answer = say(&host, "room-service", &format!("guest-{index}"), order).await;
         // Whatever was ordered, the answer states it.
         let done = answer["tool_calls"][0]["result"].as_str().unwrap_or_else(|| panic!("{order}: {answer}"));
         assert!(text(&answer).contains(done), "{order}: {answer}");
         let expected: Vec<Value> =
             dishes.iter().map(|(dish, count)| json!({"dish": dish, "count": count})).collect();
-        if answer["data"]["orders"] == json!(expected) && done == words {
+        if answer["data"] == json!(expected) && done == words {
             right.push(order);
         }
     }
+    eprintln!("room-service: {} of {} orders are right", right.len(), ORDERS.len());
     assert!(right.len() >= 9, "only these orders were right: {right:?}");
 
     // The examples are computed once for all guests. They are not in a session's messages, and their calls do
     // not count.
-    let first = say(&host, "concierge", "ada", "Could we get three teas?").await;
+    let first = say(&host, "room-service", "ada", "Could we get three teas?").await;
     let usage = &first["usage"];
     let [prompt, cached] = [&usage["prompt_tokens"], &usage["prompt_tokens_details"]["cached_tokens"]]
         .map(|count| count.as_u64().unwrap());
-    assert!(prompt > 2000 && cached * 100 > prompt * 95, "{cached} of {prompt} tokens were cached");
+    assert!(prompt > 1000 && cached * 100 > prompt * 95, "{cached} of {prompt} tokens were cached");
     assert_eq!(first["tool_calls"].as_array().map(Vec::len), Some(1), "{first}");
-    let (_, messages) = host.get("/v1/agents/concierge/sessions/ada/messages").await;
+    let (_, messages) = host.get("/v1/agents/room-service/sessions/ada/messages").await;
     assert_eq!(messages["data"].as_array().map(Vec::len), Some(5), "{messages}");
+
+    let mut answers = Vec::new();
+    for message in skep_cli::commands::demo::MESSAGES {
+        answers.push(text(&say(&host, "room-service", "demo", message).await).to_owned());
+    }
+    let expected = [
+        "two pizzas and a tea, 28 euros",
+        "three coffees, 12 euros",
+        "a pizza and a salad, 21 euros",
+        "a soup, 7 euros",
+    ];
+    for (answer, words) in answers.iter().zip(expected) {
+        assert!(answer.contains(words), "the demo: {answers:?}");
+    }
     host.stop();
 }
 
 #[tokio::test]
-async fn the_demo_conversation_is_answered_correctly() {
+async fn the_concierge_answers_every_message_and_its_calls_are_counted() {
     let host = Host::start(None);
-    deploy_concierge(&host).await;
-    let mut answers = Vec::new();
-    for message in skep_cli::commands::demo::MESSAGES {
-        answers.push(text(&say(&host, "concierge", "demo", message).await).to_owned());
+    host.deploy_example("concierge").await;
+    let messages = std::fs::read_to_string(repository().join("examples/concierge/messages.jsonl")).unwrap();
+    let (mut right_tool, mut right, mut wrong) = (0, 0, Vec::new());
+    for (index, line) in messages.lines().enumerate() {
+        let case: Value = serde_json::from_str(line).unwrap();
+        let message = case["say"].as_str().unwrap();
+        let answer = say(&host, "concierge", &format!("guest-{index}"), message).await;
+        let calls = answer["tool_calls"].as_array().unwrap();
+        assert!(calls.iter().all(|call| call["arguments"].is_object()), "{message}: {answer}");
+        let called: Vec<&Value> = calls.iter().map(|call| &call["name"]).collect();
+        let is_right_tool = called == Vec::from_iter(Some(&case["tool"]).filter(|tool| tool.is_string()));
+        let is_right = is_right_tool && calls.iter().all(|call| call["arguments"] == case["arguments"]);
+        right_tool += usize::from(is_right_tool);
+        right += usize::from(is_right);
+        if !is_right {
+            wrong.push(format!("{message}: {}", answer["tool_calls"]));
+        }
     }
-    assert!(answers[0].contains("Ada"), "{answers:?}");
-    for (answer, words) in answers[1..].iter().zip([
-        "two pizzas and a tea, 28 euros",
-        "a taxi tomorrow",
-        "two pizzas and a tea, 28 euros, and a taxi tomorrow",
-    ]) {
-        assert!(answer.contains(words), "{answer}");
-    }
+    let all = messages.lines().count();
+    eprintln!("concierge: right tool {right_tool} of {all}, right tool and arguments {right} of {all}");
+    assert!(
+        all >= 20 && right >= CONCIERGE_RIGHT,
+        "{right} of {all} are right; wrong:\n{}",
+        wrong.join("\n")
+    );
     host.stop();
 }
 

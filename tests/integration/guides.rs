@@ -229,6 +229,7 @@ macro_rules! pages {
 pages! {
     sdk in "guest-sdk/guide":
         first_agent = "first-agent",
+        instructions = "instructions",
         agent_toml = "agent-toml",
         tools = "tools",
         structured_output = "structured-output",

@@ -5,6 +5,7 @@
 
 use serde_json::{Value, json};
 use skep_cli::{
+    agent_source::AgentSource,
     catalog, guest_build,
     progress::Silent,
     server,
@@ -125,6 +126,15 @@ impl Host {
         answer(client().post(self.at("/v1/agents")).multipart(form).send().await.unwrap()).await
     }
 
+    /// Builds the example in this folder of `examples` and deploys it with its manifest.
+    pub async fn deploy_example(&self, folder: &str) {
+        let folder = repository().join("examples").join(folder);
+        let built = tokio::task::spawn_blocking(move || AgentSource::load(&folder, None, &Silent)).await;
+        let source = built.unwrap().unwrap_or_else(|error| panic!("{error:#}"));
+        let (status, deployed) = self.deploy(&source.manifest_toml, source.component).await;
+        assert_eq!(status, 201, "{deployed}");
+    }
+
     /// Sends a message to a session.
     pub async fn message(&self, agent: &str, session: &str, text: &str) -> (u16, Value) {
         self.post(&format!("/v1/agents/{agent}/sessions/{session}/messages"), json!({"text": text})).await
@@ -190,11 +200,6 @@ pub fn guest(name: &str) -> Arc<[u8]> {
 pub fn text_guest(name: &str) -> Vec<u8> {
     let path = repository().join("tests/guests/components").join(name).with_extension("wat");
     wat::parse_file(path).expect("the text is WebAssembly")
-}
-
-/// Returns the component of an example agent.
-pub fn example(name: &str) -> Arc<[u8]> {
-    build_guest(&repository().join("examples").join(name), guest_build::GuestTarget::Library)
 }
 
 pub fn repository() -> PathBuf {

@@ -1,19 +1,8 @@
 //! The example agents in other languages: built by their own commands, deployed with their manifests, and
 //! used with the default model.
 
-use crate::harness::{Host, repository, shared, skipped};
+use crate::harness::{Host, shared, skipped};
 use serde_json::{Value, json};
-use skep_cli::{agent_source::AgentSource, progress::Silent};
-
-/// Builds the example and deploys it.
-async fn deploy(host: &Host, example: &str) {
-    let folder = repository().join("examples").join(example);
-    let build = move || AgentSource::load(&folder, None, &Silent);
-    let source = tokio::task::spawn_blocking(build).await.unwrap();
-    let AgentSource { manifest_toml, component, .. } = source.unwrap_or_else(|error| panic!("{error:#}"));
-    let (status, deployed) = host.deploy(&manifest_toml, component).await;
-    assert_eq!(status, 201, "{deployed}");
-}
 
 async fn turn(host: &Host, agent: &str, text: &str) -> Value {
     let (status, answer) = host.message(agent, "ada", text).await;
@@ -24,7 +13,7 @@ async fn turn(host: &Host, agent: &str, text: &str) -> Value {
 #[tokio::test]
 async fn an_agent_in_python_generates_and_keeps_its_state() {
     let host = shared();
-    deploy(host, "py-diary").await;
+    host.deploy_example("py-diary").await;
     let first = turn(host, "py-diary", "I bought a book for 12 euros.").await;
     assert_eq!(first["data"]["entries"][0]["euros"], 12, "{first}");
     let second = turn(host, "py-diary", "I bought lunch for 9 euros.").await;
@@ -45,7 +34,7 @@ async fn an_agent_in_javascript_calls_its_tool_and_keeps_its_state() {
         return skipped("examples/js-thermostat needs Node 20 or later, but npm is not installed");
     }
     let host = shared();
-    deploy(host, "js-thermostat").await;
+    host.deploy_example("js-thermostat").await;
     let first = turn(host, "js-thermostat", "Set the kitchen to 21 degrees.").await;
     assert_eq!(first["tool_calls"][0]["name"], "set_temperature", "{first}");
     let rooms = first["data"]["rooms"].as_object().unwrap();

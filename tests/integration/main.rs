@@ -29,6 +29,8 @@ mod data_folder;
 mod dev_loop;
 /// A host that is killed under load, and the events that its clients see.
 mod durability;
+/// The examples, used as their READMEs say, and copies of them.
+mod examples;
 /// First messages of users, answered by the default model.
 mod first_words;
 /// The guides, whose blocks run as they stand.

@@ -12,6 +12,8 @@
 mod guide {
     #[doc = include_str!("../../../guest-sdk/guide/first-agent.md")]
     mod first_agent {}
+    #[doc = include_str!("../../../guest-sdk/guide/instructions.md")]
+    mod instructions {}
     #[doc = include_str!("../../../guest-sdk/guide/tools.md")]
     mod tools {}
     #[doc = include_str!("../../../guest-sdk/guide/structured-output.md")]
