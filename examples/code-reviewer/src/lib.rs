@@ -9,7 +9,7 @@ use skep_sdk::{AgentError, Context, Message, Reply, agent};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Review {
-    /// What the change does, and what is wrong with it, in one sentence.
+    /// One sentence on the effect of the change, and on the fault in it if there is one.
     #[schemars(length(min = 10, max = 160))]
     comment: String,
     verdict: Verdict,

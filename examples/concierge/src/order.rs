@@ -19,7 +19,7 @@ pub enum Dish {
 #[serde(deny_unknown_fields)]
 pub struct OrderLine {
     pub dish: Dish,
-    /// How many of it.
+    /// Number of servings.
     #[schemars(range(min = 1, max = 12))]
     pub count: u32,
 }

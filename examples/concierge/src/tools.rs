@@ -41,7 +41,7 @@ pub enum Time {
 )]
 pub fn order_food(
     cx: &Context,
-    /// What the guest orders, one entry for each dish.
+    /// The dishes that the guest orders, one entry for each dish.
     #[schemars(length(min = 1, max = 5))]
     lines: Vec<OrderLine>,
 ) -> Result<String, ToolError> {
@@ -68,7 +68,7 @@ pub fn order_food(
 pub fn call_service(
     cx: &Context,
     service: Service,
-    /// When the guest wants it; now, if they do not say.
+    /// The time at which the guest wants it; `now` if they do not say.
     time: Time,
 ) -> Result<String, ToolError> {
     let word = |value: Value| value.as_str().unwrap_or_default().to_owned();

@@ -10,7 +10,7 @@ use skep_sdk::{AgentError, Context, Message, Reply, agent};
 /// Longest document, in bytes. A longer one is refused before the model reads it.
 const MAX_DOCUMENT_BYTES: usize = 8 << 10;
 
-/// What an invoice says. The fields are in the order in which the model writes them.
+/// The contents of an invoice. The fields are in the order in which the model writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Invoice {

@@ -19,7 +19,7 @@ const DEMO: &str = "room-service";
 /// An agent of the folder `examples` in Rust, which `skep new --example` copies.
 pub struct Example {
     pub name: &'static str,
-    /// What it shows, in a few words.
+    /// The subject that it shows, in a few words.
     pub summary: &'static str,
     files: Dir<'static>,
 }
