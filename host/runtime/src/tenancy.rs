@@ -125,7 +125,7 @@ impl TenantPermits {
 
     /// Returns how many permits are taken, and how many there are.
     pub(crate) fn taken(&self) -> (usize, usize) {
-        (self.line().shares.all(), self.inner.limit)
+        (self.queue().shares.all(), self.inner.limit)
     }
 
     /// Waits for a permit, behind earlier waiters that may have one. Dropping the future abandons

@@ -183,7 +183,7 @@ async fn end_unconfirmed(run: &Run<'_>, error: RuntimeError) {
     };
     let settle = async move |row: Option<TurnRow>| {
         let Some(row) = row.filter(TurnRow::is_open) else { return };
-        Settlement::for_unstarted_turn(row.key, place, &error, false, live).write(&host).await;
+        Settlement::for_unstarted_turn(&host, row.key, place, &error, false, live).write(&host).await;
     };
     match read().await {
         Ok(row) => settle(row).await,

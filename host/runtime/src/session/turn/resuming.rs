@@ -58,7 +58,7 @@ impl Run<'_> {
     async fn ended_elsewhere(&self, row: TurnRow) -> Ended {
         let TurnState::Done { number, .. } = row.state else { return Ended::of_row(row.state, 0) };
         let records = self.actor.host.store.records(row.key).await.map_err(RuntimeError::from);
-        let shown = records.and_then(|records| journal::show_again(self.end.feed(), number, records));
+        let shown = records.and_then(|records| journal::republish_events(self.end.feed(), number, records));
         match shown {
             Ok(last_id) => Ended::of_row(row.state, last_id),
             Err(error) => Ended::Failed(error),
