@@ -60,6 +60,7 @@ pub(crate) fn document(declared: OpenApi) -> Value {
         components["schemas"][name] = json!(schema);
     }
     let mut of_agent = json!(__path_run::operation());
+    of_agent["tags"] = json!(["turns"]);
     complete(&mut of_agent, &Method::POST, None);
     components["pathItems"] = json!({"AgentRoute": {"post": of_agent}});
     let declared = document["paths"].take();
@@ -118,7 +119,7 @@ fn common_errors(operation: &Value, needs_key: bool, is_counted: bool) -> Vec<(&
         errors.push(("503", "`shutting_down`, `store_full` or `store_stalled`."));
     }
     let has_body = operation["requestBody"].is_object();
-    if has_body || operation["parameters"].is_array() {
+    if needs_key || has_body || operation["parameters"].is_array() {
         errors.push((
             "400",
             "`invalid_value`, `invalid_name`, `invalid_json` or another error in the request; `param` names the field.",

@@ -84,6 +84,7 @@ pub(crate) struct ModelPath {
     responses(
         (status = 200, description = "The answer in Workers AI's native schema or in OpenAI's; a queued batch; or the answers of one.",
             content((RunAnswer = "application/json"), (RunChunk = "text/event-stream"))),
+        (status = 404, description = "There is no batch of the caller's tenant with this `request_id`."),
         (status = 405, description = "The request has `lora`, which no model supports."),
         (status = 422, description = "The answer did not satisfy its schema, or was cut off."),
     ))]
@@ -108,6 +109,7 @@ pub(crate) async fn run(
     responses(
         (status = 200, description = "The answer in Workers AI's native schema or in OpenAI's; a queued batch; or the answers of one.",
             content((RunAnswer = "application/json"), (RunChunk = "text/event-stream"))),
+        (status = 404, description = "There is no batch of the caller's tenant with this `request_id`."),
         (status = 405, description = "The request has `lora`, which no model supports."),
         (status = 422, description = "The answer did not satisfy its schema, or was cut off."),
     ))]

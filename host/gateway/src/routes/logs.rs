@@ -49,6 +49,7 @@ pub(crate) struct LogQuery {
         (status = 200, description = "A page of lines; or with `accept: text/event-stream`, events with the name `log`, whose \
                                       data is a line, without an end.",
             content((LogLineList = "application/json"), (skep_api::LogLine = "text/event-stream"))),
+        (status = 404, description = "`agent_not_found`"),
     ))]
 pub(crate) async fn agent_logs(
     State(gateway): State<Gateway>,

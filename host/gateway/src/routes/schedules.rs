@@ -24,6 +24,7 @@ pub(crate) struct ListQuery {
 /// Lists schedules: the next due ones first, those that failed permanently last.
 #[utoipa::path(get, path = "/v1/schedules", tag = "schedules", operation_id = "list_schedules", params(ListQuery), responses(
     (status = 200, description = "A page of schedules.", body = SchedulePage),
+    (status = 404, description = "`agent_not_found`"),
 ))]
 pub(crate) async fn list(
     State(gateway): State<Gateway>,

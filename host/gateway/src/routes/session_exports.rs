@@ -64,7 +64,7 @@ struct Conversation {
     model: String,
     /// The model whose tokens these are. If it is missing, the tokens must spell the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Object>)]
     digest: Option<ModelDigest>,
     /// The messages, the tokens, the text that the tokens encode, and the total usage.
     #[schema(value_type = Object)]

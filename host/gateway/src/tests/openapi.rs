@@ -142,7 +142,7 @@ async fn the_document_is_served_without_a_key_and_says_which_routes_need_one() {
 #[tokio::test]
 async fn responses_with_content_match_their_schemas() {
     let server = Server::start().await;
-    let manifest = "name = \"echo\"\ndescription = \"It echoes.\"\n[[trigger.http]]\nroute = \"/echo/{session}\"\n\
+    let manifest = "name = \"echo\"\n[[trigger.http]]\nroute = \"/echo/{session}\"\n\
                     [[schedule]]\nname = \"daily\"\ncron = \"0 3 * * *\"\ntime_zone = \"UTC\"\nsession = \"s\"";
     server.host.deploy(Manifest::from_toml(manifest).unwrap(), echo(), "tester").await.unwrap();
     let messages = "/v1/agents/echo/sessions/s/messages";
