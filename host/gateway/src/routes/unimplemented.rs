@@ -5,7 +5,7 @@
 use crate::ApiError;
 use axum::http::StatusCode;
 
-/// What follows `/v1/` in the paths of OpenAI's other routes.
+/// Beginnings of the paths of OpenAI's other routes, after `/v1/`.
 const OTHERS: [&str; 25] = [
     "assistants",
     "audio",
