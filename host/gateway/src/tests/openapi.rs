@@ -168,7 +168,7 @@ async fn responses_with_content_match_their_schemas() {
         assert_eq!(answer.status, status, "{path}: {}", answer.text);
     }
     let secret = json!({"value": "v", "hosts": ["https://example.com"]}).to_string();
-    let set = server.send(Request::put("/v1/secrets/token").body(Body::from(secret)).unwrap()).await;
+    let set = server.send(Request::put("/v1/secrets/TOKEN").body(Body::from(secret)).unwrap()).await;
     assert_eq!(set.status, 204, "{}", set.text);
     let of_turn = format!("/v1/agents/echo/sessions/s/turns/{}", turn["turn_id"].as_str().unwrap());
     assert_eq!(server.get(&of_turn).await.json()["data"], Value::Null);
