@@ -167,7 +167,7 @@ async fn responses_with_content_match_their_schemas() {
         let answer = server.post(path, &body).await;
         assert_eq!(answer.status, status, "{path}: {}", answer.text);
     }
-    let secret = json!({"value": "v", "hosts": ["https://example.com"]}).to_string();
+    let secret = json!({"value": "a value of a secret", "hosts": ["https://example.com"]}).to_string();
     let set = server.send(Request::put("/v1/secrets/TOKEN").body(Body::from(secret)).unwrap()).await;
     assert_eq!(set.status, 204, "{}", set.text);
     let of_turn = format!("/v1/agents/echo/sessions/s/turns/{}", turn["turn_id"].as_str().unwrap());
