@@ -5,9 +5,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use rustyline::error::ReadlineError;
+use skep_api::Session;
 
 use super::{HostArgs, out, turn_printer};
-use crate::client::{Client, Session};
+use crate::client::Client;
 use crate::failure::{self, Refused};
 use crate::style;
 
@@ -185,7 +186,8 @@ mod tests {
     #[test]
     fn a_chat_says_whether_it_continues_a_session() {
         assert_eq!(greeting("desk", "chat", None), "talking to desk in the new session chat");
-        let known = Session { id: "chat".into(), turns: 2, created_at_ms: 0, updated_at_ms: 0 };
+        let object = skep_api::marker::Session;
+        let known = Session { object, id: "chat".into(), turns: 2, created_at_ms: 0, updated_at_ms: 0 };
         let said = greeting("desk", "chat", Some(&known));
         let expected = "talking to desk; continuing session chat: 2 turns, the last ";
         assert!(

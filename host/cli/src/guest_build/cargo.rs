@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::{GuestTarget, TARGET, Toolchain, bounded_command};
-use crate::places;
+use crate::paths;
 use crate::progress::Step;
 
 /// The package that is built.
@@ -120,7 +120,7 @@ fn make_ours(folder: &Path, package: &Package, target: &GuestTarget, step: &dyn 
     };
     let file = format!("{}.wasm", name.replace('-', "_"));
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let lock = places::lock(&folder.join(format!("{file}.lock")), || step.note("waiting for another build"))?;
+    let lock = paths::lock(&folder.join(format!("{file}.lock")), || step.note("waiting for another build"))?;
     let owner = folder.join(format!("{file}.owner"));
     let manifest = package.manifest.to_string_lossy();
     if std::fs::read_to_string(&owner).is_ok_and(|before| before == manifest) {
