@@ -147,7 +147,9 @@ pub async fn table_rows(path: &Path) -> Result<BTreeMap<String, u64>, StoreError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AgentRow, Durability, NewDelivery, NewEvent, NewSchedule, NewTurn, Target, TurnCommit};
+    use crate::{
+        AgentRow, Durability, NewDelivery, NewEvent, NewSchedule, NewTurn, Target, TurnCommit, WebhookRow,
+    };
 
     #[tokio::test]
     async fn a_file_database_reports_its_disk_use_and_open_work() {
@@ -202,6 +204,17 @@ mod tests {
         }
         let commit = TurnCommit { agent: "a".into(), session: "s".into(), turn: 1, ..Default::default() };
         store.commit_turn(commit).await.unwrap();
+        let webhook = WebhookRow {
+            id: "w".into(),
+            url: "https://example.com".into(),
+            topics: "*".into(),
+            sealed_secret: "s".into(),
+            configured: false,
+            created_at_ms: 1,
+            disabled: None,
+            last_try: None,
+        };
+        store.put_webhook(&webhook).await.unwrap();
         let to = |target| NewDelivery { target, undeliverable: None };
         let session = || Target::Session { agent: "a".into(), session: "s".into() };
         let event = NewEvent {

@@ -101,7 +101,7 @@ impl<D: Send + Sync, T: Send> AnyWrite for PendingWrite<D, T> {
 impl Writer {
     pub(crate) fn start(connection: WriteConnection) -> Self {
         let (requests, queue) = mpsc::channel(QUEUE);
-        let (longest_hold_us, faults) = (Arc::default(), Faults::default());
+        let (longest_hold_us, faults) = (Arc::default(), Default::default());
         let writer = Writer { requests, longest_hold_us, faults };
         let task = Task {
             connection,

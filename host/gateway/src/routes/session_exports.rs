@@ -94,6 +94,7 @@ pub(crate) struct ImportQuery {
     responses(
         (status = 200, description = "The document.", body = Document),
         (status = 404, description = "`agent_not_found` or `session_not_found`"),
+        (status = 413, description = "`session_too_large`"),
     ))]
 pub(crate) async fn export(
     State(gateway): State<Gateway>,

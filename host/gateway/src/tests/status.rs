@@ -61,7 +61,8 @@ async fn a_grant_of_a_model_that_the_host_lacks_is_reported_when_it_is_deployed(
     assert_eq!(warnings.as_array().unwrap().len(), 1, "{warnings}");
     let warning = warnings[0].as_str().unwrap();
     assert!(warning.contains("\"gpt-9\"") && warning.contains("it serves: tiny"), "{warning}");
-    assert_eq!(deploy(&server, "name = \"echo\"").await.json()["warnings"], json!([]));
+    let quiet = deploy(&server, "name = \"echo\"").await.json();
+    assert!(quiet.get("warnings").is_none(), "{quiet}");
 }
 
 async fn deploy(server: &Server, manifest: &str) -> Answer {

@@ -8,6 +8,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap as Headers, StatusCode, Uri};
 use axum::response::{IntoResponse, Response as Answer};
+use futures::StreamExt as _;
 
 use super::*;
 use crate::progress::{Progress as _, Silent};
@@ -67,8 +68,13 @@ fn stored(hub: &Hub, headers: &Headers) -> Answer {
     if !breaks {
         return "abcdefgh".into_response();
     }
-    let parts = [Ok(Bytes::from("abcd")), Err(std::io::Error::other("the connection broke"))];
-    Body::from_stream(futures::stream::iter(parts)).into_response()
+    // The half has to arrive before the connection breaks.
+    let half = futures::stream::once(async { Ok(Bytes::from("abcd")) });
+    let breaks = futures::stream::once(async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Err(std::io::Error::other("the connection broke"))
+    });
+    Body::from_stream(half.chain(breaks)).into_response()
 }
 
 async fn hub(breaks: u32, token: Option<&str>) -> (HubClient, Arc<Hub>) {

@@ -36,7 +36,7 @@ pub(super) struct HubClient {
     describe: Client,
 }
 
-/// What the hub says about a file before it sends it.
+/// A file as the hub describes it before it sends it.
 #[derive(Debug, PartialEq, Eq)]
 struct Description {
     bytes: u64,
