@@ -39,7 +39,7 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Result<Json<HostStat
             waiting_for_approval: work.parked_turns,
         },
         queues: QueueDepths {
-            messages: waiting_messages as u64,
+            messages: waiting_messages,
             alarms: work.alarms,
             events: work.events,
             webhooks: work.webhooks,
