@@ -123,7 +123,13 @@ async fn pull(
 ) -> Result<PathBuf> {
     let choice = match file {
         Some(file) => Choice::Single(file.to_owned()),
-        None => choose(repository, &hub.files(repository).await?)?,
+        None => {
+            let files = hub.files(repository).await;
+            choose(
+                repository,
+                &files.with_context(|| format!("cannot list the files of {repository} on the hub"))?,
+            )?
+        }
     };
     let (files, path) = match &choice {
         Choice::Single(file) => (std::slice::from_ref(file), folder.join(file)),
@@ -138,9 +144,8 @@ async fn pull(
             std::fs::create_dir_all(parent)?;
         }
         let begin = |bytes| progress.begin(&format!("downloading {file}"), Some(bytes));
-        hub.download(repository, file, &target, begin).await.with_context(|| {
-            format!("cannot download {file} from the hub\n  hint: run the command again; it resumes")
-        })?;
+        let downloaded = hub.download(repository, file, &target, begin).await;
+        downloaded.with_context(|| format!("cannot download {file} from the hub"))?;
     }
     Ok(path)
 }

@@ -84,7 +84,8 @@ impl HubClient {
     /// Returns the names of the files of a repository.
     pub(super) async fn files(&self, repository: &str) -> Result<Vec<String>> {
         let url = self.url(&["api", "models"], repository, &["revision", REVISION])?;
-        let mut response = checked(self.request(&self.download, Method::GET, url).send().await?, repository)?;
+        let response = self.send(self.request(&self.download, Method::GET, url)).await?;
+        let mut response = checked(response, repository)?;
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await? {
             if body.len() + chunk.len() > MAX_INFO_BYTES {
@@ -113,8 +114,11 @@ impl HubClient {
         let mut attempt = 0;
         while let Err(error) = self.receive(&url, file, &described, &partial, step.as_ref()).await {
             attempt += 1;
-            if attempt > RETRIES || !is_transient(&error) {
+            if !is_transient(&error) {
                 return Err(error);
+            }
+            if attempt > RETRIES {
+                return Err(error.context("the download broke\n  hint: run the command again; it resumes"));
             }
             tokio::time::sleep(Duration::from_millis(500) * 2u32.pow(attempt)).await;
         }
@@ -129,7 +133,7 @@ impl HubClient {
 
     async fn describe(&self, mut url: Url, file: &str) -> Result<Description> {
         for _ in 0..MAX_REDIRECTS {
-            let response = self.request(&self.describe, Method::HEAD, url.clone()).send().await?;
+            let response = self.send(self.request(&self.describe, Method::HEAD, url.clone())).await?;
             if !response.status().is_redirection() {
                 return description(checked(response, file)?.headers(), file);
             }
@@ -167,7 +171,7 @@ impl HubClient {
         if received > 0 {
             request = request.header(RANGE, format!("bytes={received}-"));
         }
-        let mut response = checked(request.send().await?, file)?;
+        let mut response = checked(self.send(request).await?, file)?;
         if received > 0 && !continues_at(&response, received) {
             out.set_len(0)?;
             received = 0;
@@ -194,6 +198,15 @@ impl HubClient {
             Some(token) => request.header(AUTHORIZATION, format!("Bearer {token}")),
             None => request,
         }
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Result<Response> {
+        request.send().await.with_context(|| {
+            format!(
+                "no answer from {}\n  hint: check the network, or set HF_ENDPOINT to another hub",
+                self.endpoint
+            )
+        })
     }
 
     fn url(&self, before: &[&str], repository: &str, after: &[&str]) -> Result<Url> {
