@@ -61,7 +61,7 @@ pub struct CloudEvent<J = Value> {
     pub time: Option<String>,
     #[schema(value_type = Value, required = false)]
     pub data: Option<J>,
-    /// Not supported; an event with it is refused.
+    /// This attribute is not supported; an event with it is refused.
     #[schema(ignore)]
     pub data_base64: Option<String>,
 }

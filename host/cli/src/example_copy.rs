@@ -48,11 +48,9 @@ pub fn files(example: &'static Example, name: &str) -> Result<Vec<(PathBuf, Stri
             Some("README.md") => readme(text, example.name, name),
             _ => (*text).to_owned(),
         };
-        let is_manifest = path.file_name().is_some_and(|file| file == "Cargo.toml");
-        let text = if is_manifest {
-            SDK_IN_EXAMPLES.iter().fold(text, |text, sdk| text.replace(sdk, SDK))
-        } else {
-            text
+        let text = match path.ends_with("Cargo.toml") {
+            true => SDK_IN_EXAMPLES.iter().fold(text, |text, sdk| text.replace(sdk, SDK)),
+            false => text,
         };
         (path.to_path_buf(), text)
     };
