@@ -40,11 +40,41 @@ pub enum EngineError {
     DeadlineExceeded,
     #[error("the engine is shutting down")]
     ShuttingDown,
+    /// Another server, which computes the model, did not answer as it should have.
+    #[error("the upstream {upstream} {}: {message}", fault.verb())]
+    Upstream { upstream: String, fault: UpstreamFault, message: String },
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The engine could not continue this request; later requests may work.
     #[error("the generation failed: {0}")]
     Failed(String),
+}
+
+/// What is wrong with an upstream's answer, which decides what may be tried next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UpstreamFault {
+    /// It cannot be reached, fails, or takes too long to begin; another model may answer.
+    Unavailable,
+    /// It has no room at the moment; another model may answer.
+    Busy { retry_after_ms: u32 },
+    /// It refuses the request, which would be refused again.
+    Refused,
+    /// The answer broke off after some of it had been told.
+    CutOff,
+    /// The answer does not follow the upstream's protocol.
+    Malformed,
+}
+
+impl UpstreamFault {
+    fn verb(self) -> &'static str {
+        match self {
+            UpstreamFault::Unavailable => "is not available",
+            UpstreamFault::Busy { .. } => "is busy",
+            UpstreamFault::Refused => "refused the request",
+            UpstreamFault::CutOff => "broke off its answer",
+            UpstreamFault::Malformed => "sent an answer that cannot be read",
+        }
+    }
 }
 
 impl EngineError {
@@ -61,6 +91,13 @@ impl EngineError {
             EngineError::Cancelled => "cancelled",
             EngineError::DeadlineExceeded => "deadline_exceeded",
             EngineError::ShuttingDown => "shutting_down",
+            EngineError::Upstream { fault, .. } => match fault {
+                UpstreamFault::Unavailable => "upstream_unavailable",
+                UpstreamFault::Busy { .. } => "busy",
+                UpstreamFault::Refused => "upstream_refused",
+                UpstreamFault::CutOff => "upstream_cut_off",
+                UpstreamFault::Malformed => "upstream_malformed",
+            },
             EngineError::Model(_) | EngineError::Failed(_) => "engine_failed",
         }
     }

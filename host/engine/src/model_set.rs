@@ -1,47 +1,50 @@
-//! The engines of one process, by the name of their model. A set is built once and then only read; cloning it
-//! is cheap.
+//! The models of one process, by name. A set is built once and then only read; cloning it is cheap.
 
 use std::sync::Arc;
 
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, Model};
 
-/// Named engines; the first is the default.
+/// Named models; the first is the default.
 #[derive(Clone)]
 pub struct ModelSet {
-    engines: Arc<Vec<Engine>>,
+    models: Arc<Vec<Model>>,
 }
 
 impl ModelSet {
-    pub fn new(default: Engine) -> Self {
-        ModelSet { engines: Arc::new(vec![default]) }
+    pub fn new(default: impl Into<Model>) -> Self {
+        ModelSet { models: Arc::new(vec![default.into()]) }
     }
 
-    /// Returns the set with one more engine, which replaces an engine of the same name.
-    pub fn with(self, engine: Engine) -> Self {
-        let mut engines = self.engines.as_ref().clone();
-        match engines.iter_mut().find(|known| known.info().name == engine.info().name) {
-            Some(known) => *known = engine,
-            None => engines.push(engine),
+    /// Returns the set with one more model, which replaces a model of the same name.
+    pub fn with(self, model: impl Into<Model>) -> Self {
+        let model = model.into();
+        let mut models = self.models.as_ref().clone();
+        match models.iter_mut().find(|known| known.name() == model.name()) {
+            Some(known) => *known = model,
+            None => models.push(model),
         }
-        ModelSet { engines: Arc::new(engines) }
+        ModelSet { models: Arc::new(models) }
     }
 
-    /// Returns the engine of this name, or the default engine if no name is given.
-    pub fn get(&self, name: Option<&str>) -> Result<Engine, EngineError> {
-        let Some(name) = name else { return Ok(self.default_engine().clone()) };
-        self.iter().find(|engine| engine.info().name == name).cloned().ok_or_else(|| {
-            EngineError::ModelUnknown {
-                name: name.to_string(),
-                known: self.iter().map(|engine| engine.info().name.clone()).collect(),
-            }
+    /// Returns the model of this name, or the default model if no name is given.
+    pub fn get(&self, name: Option<&str>) -> Result<Model, EngineError> {
+        let Some(name) = name else { return Ok(self.default_model().clone()) };
+        self.iter().find(|model| model.name() == name).cloned().ok_or_else(|| EngineError::ModelUnknown {
+            name: name.to_string(),
+            known: self.iter().map(|model| model.name().to_owned()).collect(),
         })
     }
 
-    pub fn default_engine(&self) -> &Engine {
-        &self.engines[0]
+    pub fn default_model(&self) -> &Model {
+        &self.models[0]
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Engine> {
-        self.engines.iter()
+    pub fn iter(&self) -> impl Iterator<Item = &Model> {
+        self.models.iter()
+    }
+
+    /// Returns the engines of the models that this process computes.
+    pub fn engines(&self) -> impl Iterator<Item = &Engine> {
+        self.models.iter().filter_map(Model::engine)
     }
 }

@@ -37,6 +37,16 @@ impl ModelDigest {
             template: hex(Sha256::new_with_prefix(template.source())),
         }
     }
+
+    /// Returns the digest of a model that another server computes. It has no tokens, and its weights are known by
+    /// the server's address and the model's name alone.
+    pub fn remote(server: &str, model: &str) -> Self {
+        ModelDigest {
+            weights: hex(Sha256::new_with_prefix(format!("{server:?} {model:?}"))),
+            tokenizer: String::new(),
+            template: String::new(),
+        }
+    }
 }
 
 /// Formats the three digests, joined by hyphens.

@@ -7,9 +7,10 @@ use futures::future::join_all;
 use serde_json::{Map, Value, json};
 use skep_model::{ChatTemplate, Sampling};
 
+use super::answer::{ChatEvent, ChatFinish, ChatOutcome};
 use super::message::{ChatMessage, ToolCall, ToolChoice, ToolSpec};
 use super::options::ChatOptions;
-use super::stream::{ChatEvent, ChatFinish, ChatOutcome, ChatStream, chat};
+use super::stream::{ChatStream, chat};
 use super::tool_parser::ParsedEvent;
 use super::tool_parser::tests::joined;
 use super::{fixture, markup};
@@ -152,6 +153,7 @@ async fn collect_stream(mut stream: ChatStream) -> Joined {
     let (mut text, mut calls, mut finished) = (String::new(), Vec::<ToolCall>::new(), Vec::new());
     while let Some(event) = stream.next().await {
         match event.unwrap() {
+            ChatEvent::Routed(_) | ChatEvent::Reasoning { .. } => panic!("a local model sends neither"),
             ChatEvent::Started { .. } => {}
             ChatEvent::Text { delta, .. } => text += &delta,
             ChatEvent::ToolCallStarted { index, id, name } => {

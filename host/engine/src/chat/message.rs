@@ -40,6 +40,9 @@ pub struct ChatMessage {
     /// The name of the tool that answers, or of the speaker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The reasoning before an assistant message, where a model tells it apart from its text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
     /// An assistant message's text exactly as generated, tool-call markup included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub raw: Option<String>,
@@ -63,9 +66,10 @@ impl ChatMessage {
         ChatMessage { tool_call_id: Some(call_id.into()), ..Self::new(Role::Tool, content.into()) }
     }
 
-    /// Returns the number of bytes of the text, and of the arguments of the tools that it calls.
+    /// Returns the number of bytes of the text, the reasoning, and the arguments of the tools that it calls.
     pub fn text_bytes(&self) -> usize {
-        self.content.len() + self.tool_calls.iter().map(|call| call.arguments.len()).sum::<usize>()
+        let arguments: usize = self.tool_calls.iter().map(|call| call.arguments.len()).sum();
+        self.content.len() + self.reasoning.as_ref().map_or(0, String::len) + arguments
     }
 
     /// Returns the approximate size of the message, in memory and as JSON.
@@ -79,11 +83,20 @@ impl ChatMessage {
             + names
             + text(&self.tool_call_id)
             + text(&self.name)
+            + text(&self.reasoning)
             + text(&self.raw)
     }
 
     fn new(role: Role, content: String) -> Self {
-        ChatMessage { role, content, tool_calls: Vec::new(), tool_call_id: None, name: None, raw: None }
+        ChatMessage {
+            role,
+            content,
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+            name: None,
+            reasoning: None,
+            raw: None,
+        }
     }
 }
 

@@ -2,17 +2,20 @@
 //!
 //! One answer passes through `message` (the messages) → `render` (the chat template's text) → `prompt` (its
 //! tokens) → `tool_grammar` (the output that the model may produce) → the engine → `tool_parser` (the output
-//! that it produced) → `stream` (events) → `transcript` (the remembered conversation, token for token). The
+//! that it produced) → `local_answer` (events) → `stream` → `transcript` (the remembered conversation, token for token). The
 //! module knows nothing of HTTP, agents or tensors.
 
+mod answer;
 mod free_text;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod json_scan;
+mod local_answer;
 mod markup;
 mod message;
 mod options;
 mod prompt;
+mod remote_answer;
 mod render;
 mod stream;
 mod tool_grammar;
@@ -29,8 +32,11 @@ pub(crate) mod fixture;
 #[cfg(test)]
 mod rolled_back_tests;
 
+pub use answer::{ChatEvent, ChatFinish, ChatOutcome, Routed};
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
 pub use options::{ChatOptions, Opening};
 pub use prompt::{encode_prompt, refuse_oversized};
-pub use stream::{ChatEvent, ChatFinish, ChatOutcome, ChatStream, chat};
+pub(crate) use remote_answer::RemoteAnswer;
+pub use remote_answer::RemoteStream;
+pub use stream::{ChatStream, chat};
 pub use transcript::Transcript;

@@ -1,83 +1,21 @@
-//! One answer while it is generated: tokens from the engine become text, tool calls and an outcome.
+//! One answer while it is generated, by a local or by a remote model.
 //!
-//! Invariant: the text and the calls of the outcome are the concatenation of the events before it. Dropping the
-//! stream cancels the generation.
+//! Invariant: the text, the reasoning and the calls of the outcome are the concatenation of the events before
+//! it. Dropping the stream cancels the generation.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::Stream;
-use serde::{Deserialize, Serialize};
-use skep_model::{SpecialTokens, Tokenizer};
 
-use super::message::{ChatMessage, ToolCall};
+use super::answer::{ChatEvent, ChatOutcome};
+use super::local_answer::LocalAnswer;
+use super::message::ChatMessage;
 use super::options::ChatOptions;
-use super::prompt::{self, Prompt};
-use super::tool_parser::{ParsedEvent, ToolParser};
-use super::{free_text, tool_grammar};
-use crate::{
-    Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, Timing, Token, TokenEvent,
-    TokenLogprob, TokenStream, Usage,
-};
-
-#[derive(Clone, Debug)]
-pub enum ChatEvent {
-    Started {
-        prompt_tokens: u32,
-        cached_tokens: u32,
-    },
-    /// A chunk of text. `logprobs` are those of the tokens that ended in this delta.
-    Text {
-        delta: String,
-        logprobs: Vec<TokenLogprob>,
-    },
-    ToolCallStarted {
-        index: usize,
-        id: String,
-        name: String,
-    },
-    ToolCallArguments {
-        index: usize,
-        delta: String,
-    },
-    ToolCallFinished {
-        index: usize,
-        call: ToolCall,
-    },
-    Finished(ChatOutcome),
-}
-
-#[derive(Clone, Debug)]
-pub struct ChatOutcome {
-    pub text: String,
-    /// Complete calls only: a call that a limit cut off is not included.
-    pub tool_calls: Vec<ToolCall>,
-    pub finish: ChatFinish,
-    /// Whether output that must be whole was cut off: a tool call, or an answer that must have a form or be a
-    /// call.
-    pub cut_off: bool,
-    pub usage: Usage,
-    pub timing: Timing,
-    /// The prompt's tokens.
-    pub prompt: Vec<u32>,
-    /// The answer's tokens that count as history, without an end-of-turn token and without a stop string.
-    pub tokens: Vec<u32>,
-    /// The text of `tokens`, tool-call markup included.
-    pub raw: String,
-    /// The prompt's text.
-    pub rendered: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ChatFinish {
-    /// The model or a stop string ended the answer.
-    Stop,
-    /// A token limit ended the answer, or a stop string inside output that must be whole.
-    Length,
-    ToolCalls,
-}
+use super::prompt;
+use super::remote_answer::RemoteAnswer;
+use crate::{Engine, EngineError, RolledBack};
 
 /// Answers `messages` without keeping a transcript.
 pub fn chat(
@@ -87,75 +25,24 @@ pub fn chat(
 ) -> Result<ChatStream, EngineError> {
     options.validate()?;
     let prompt = prompt::render_and_encode(engine, messages, options.opening(), &options.cancel)?;
-    ChatStream::start(engine, prompt, options)
+    Ok(ChatStream::local(LocalAnswer::start(engine, prompt, options)?))
 }
 
 /// The events of one answer. Dropping the stream cancels the generation.
-pub struct ChatStream {
-    tokens: TokenStream,
-    tokenizer: Arc<Tokenizer>,
-    end_tokens: Vec<u32>,
-    keeps_special: bool,
-    /// Finds calls in the text; `None` if the text is not searched for calls.
-    parser: Option<ToolParser>,
-    prompt: Prompt,
-    ready: VecDeque<ChatEvent>,
-    /// Log-probabilities of tokens whose text has not been reported yet.
-    logprobs: Vec<TokenLogprob>,
-    produced: Vec<u32>,
-    rolled_back: RolledBack,
-    text: String,
-    raw: String,
-    tool_calls: Vec<ToolCall>,
-    /// Whether the answer must have a form or be a call.
-    must_be_whole: bool,
-    ended: bool,
+pub struct ChatStream(Source);
+
+enum Source {
+    Local(Box<LocalAnswer>),
+    Remote(Box<RemoteAnswer>),
 }
 
 impl ChatStream {
-    pub(super) fn start(
-        engine: &Engine,
-        prompt: Prompt,
-        options: ChatOptions,
-    ) -> Result<ChatStream, EngineError> {
-        let tokenizer = engine.tokenizer().clone();
-        let keeps_special = options.calls_tools() && tool_grammar::marker_is_special(&tokenizer);
-        let mut request = GenerateRequest::new(prompt.tokens.clone());
-        if !options.unconstrained {
-            let constraint = tool_grammar::constraint(&options, &tokenizer)?;
-            request.constraint = constraint.or_else(|| free_text::constraint(&options));
-        }
-        request.keep_special = keeps_special;
-        request.sampling = options.sampling.clone();
-        request.seed = options.seed;
-        request.max_tokens = options.max_tokens;
-        request.stop = options.stop.clone();
-        request.ignore_eos = options.ignore_eos;
-        request.top_logprobs = options.top_logprobs;
-        request.resume = options.resume.clone();
-        request.resume_rolled_back = options.resume_rolled_back;
-        request.affinity = options.affinity.clone();
-        request.priority = options.priority;
-        request.deadline = options.deadline;
-        let tokens =
-            engine.generate(request).map_err(|error| tool_grammar::explain(error, engine, &options))?;
-        Ok(ChatStream {
-            tokens,
-            tokenizer,
-            end_tokens: engine.info().eos.clone(),
-            keeps_special,
-            parser: options.calls_tools().then(ToolParser::new),
-            prompt,
-            ready: VecDeque::new(),
-            logprobs: Vec::new(),
-            produced: Vec::new(),
-            rolled_back: RolledBack::default(),
-            text: String::new(),
-            raw: String::new(),
-            tool_calls: Vec::new(),
-            must_be_whole: !options.unconstrained && (options.output.is_some() || options.must_call()),
-            ended: false,
-        })
+    pub(crate) fn local(answer: LocalAnswer) -> Self {
+        ChatStream(Source::Local(Box::new(answer)))
+    }
+
+    pub(crate) fn remote(answer: RemoteAnswer) -> Self {
+        ChatStream(Source::Remote(Box::new(answer)))
     }
 
     /// Returns the next event, or `None` after `Finished` or an error.
@@ -163,24 +50,38 @@ impl ChatStream {
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }
 
-    /// Returns all tokens reported by an event so far, in the order of their production.
+    /// Returns all tokens reported by an event so far, in the order of their production. Remote models report
+    /// none.
     pub fn produced(&self) -> &[u32] {
-        &self.produced
+        match &self.0 {
+            Source::Local(answer) => answer.produced(),
+            Source::Remote(_) => &[],
+        }
     }
 
     /// Returns likely mistakes in the schemas of the output or the tools, for their author.
-    pub fn warnings(&self) -> &std::sync::Arc<[String]> {
-        self.tokens.warnings()
+    pub fn warnings(&self) -> Arc<[String]> {
+        match &self.0 {
+            Source::Local(answer) => answer.warnings().clone(),
+            Source::Remote(_) => Arc::default(),
+        }
     }
 
-    /// See [`TokenStream::spent_tokens`].
+    /// Returns the number of tokens produced so far, see [`crate::TokenStream::spent_tokens`]. For a remote
+    /// model it is an estimate until the answer is complete.
     pub fn spent_tokens(&self) -> usize {
-        self.tokens.spent_tokens()
+        match &self.0 {
+            Source::Local(answer) => answer.spent_tokens(),
+            Source::Remote(answer) => answer.spent_tokens(),
+        }
     }
 
-    /// Returns the output that had been rolled back when the last of these tokens was settled.
+    /// Returns the output that had been rolled back when the last of the produced tokens was settled.
     pub fn rolled_back(&self) -> RolledBack {
-        self.rolled_back
+        match &self.0 {
+            Source::Local(answer) => answer.rolled_back(),
+            Source::Remote(_) => RolledBack::default(),
+        }
     }
 
     /// Waits for the outcome.
@@ -194,150 +95,9 @@ impl ChatStream {
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<ChatEvent, EngineError>>> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Poll::Ready(Some(Ok(event)));
-            }
-            if self.ended {
-                return Poll::Ready(None);
-            }
-            match Pin::new(&mut self.tokens).poll_next(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(Ok(event))) => self.take(event),
-                Poll::Ready(Some(Err(error))) => {
-                    self.ended = true;
-                    return Poll::Ready(Some(Err(error)));
-                }
-                Poll::Ready(None) => self.ended = true,
-            }
-        }
-    }
-
-    fn take(&mut self, event: TokenEvent) {
-        match event {
-            TokenEvent::Started { prompt_tokens, cached_tokens } => {
-                self.ready.push_back(ChatEvent::Started { prompt_tokens, cached_tokens });
-            }
-            TokenEvent::PromptLogprobs(_) => {}
-            TokenEvent::Token(Token { id, text, logprob, rolled_back, .. }) => {
-                self.produced.push(id);
-                self.rolled_back = rolled_back;
-                let ends = text.is_empty() && self.end_tokens.contains(&id);
-                self.logprobs.extend(logprob.filter(|_| !ends));
-                self.say(&text);
-            }
-            TokenEvent::Finished(finished) => self.finish(finished),
-        }
-    }
-
-    fn say(&mut self, delta: &str) {
-        if delta.is_empty() {
-            return;
-        }
-        self.raw.push_str(delta);
-        let parsed = match &mut self.parser {
-            Some(parser) => parser.push(delta),
-            None => vec![ParsedEvent::Text(delta.to_owned())],
-        };
-        self.tell(parsed);
-    }
-
-    fn tell(&mut self, parsed: Vec<ParsedEvent>) {
-        for event in parsed {
-            self.ready.push_back(match event {
-                ParsedEvent::Text(delta) => {
-                    self.text.push_str(&delta);
-                    ChatEvent::Text { delta, logprobs: std::mem::take(&mut self.logprobs) }
-                }
-                ParsedEvent::CallStarted { index, id, name } => {
-                    ChatEvent::ToolCallStarted { index, id, name }
-                }
-                ParsedEvent::Arguments { index, delta } => ChatEvent::ToolCallArguments { index, delta },
-                ParsedEvent::CallFinished { index, call } => {
-                    // The log-probabilities of the call's own tokens belong to no text.
-                    self.logprobs.clear();
-                    self.tool_calls.push(call.clone());
-                    ChatEvent::ToolCallFinished { index, call }
-                }
-            });
-        }
-    }
-
-    fn finish(&mut self, finished: Finished) {
-        let cut = finished.reason.cuts_off();
-        self.say(&finished.text_rest);
-        let in_call = self.parser.as_ref().is_some_and(ToolParser::is_in_call);
-        if let Some(parser) = &mut self.parser {
-            let rest = parser.finish(cut);
-            self.tell(rest);
-        } else if !self.logprobs.is_empty() {
-            let logprobs = std::mem::take(&mut self.logprobs);
-            self.ready.push_back(ChatEvent::Text { delta: String::new(), logprobs });
-        }
-        // A stop string after a whole call cuts nothing off.
-        let has_calls = !self.tool_calls.is_empty() && finished.reason != FinishReason::Length;
-        let cut_off = cut && (in_call || self.must_be_whole && !has_calls);
-        let finish = match finished.reason {
-            FinishReason::Length => ChatFinish::Length,
-            _ if cut_off => ChatFinish::Length,
-            _ if !self.tool_calls.is_empty() => ChatFinish::ToolCalls,
-            _ => ChatFinish::Stop,
-        };
-        let raw = std::mem::take(&mut self.raw);
-        let tokens = self.history_tokens(finished.tokens, &finished.reason, &raw);
-        self.ready.push_back(ChatEvent::Finished(ChatOutcome {
-            text: std::mem::take(&mut self.text),
-            tool_calls: std::mem::take(&mut self.tool_calls),
-            finish,
-            cut_off,
-            usage: finished.usage,
-            timing: finished.timing,
-            prompt: std::mem::take(&mut self.prompt.tokens),
-            tokens,
-            raw,
-            rendered: std::mem::take(&mut self.prompt.text),
-        }));
-        self.ended = true;
-    }
-
-    /// Returns the produced tokens without those that are not part of the message: the end-of-turn token, which
-    /// the template writes itself, and the stop string.
-    fn history_tokens(&self, mut tokens: Vec<u32>, reason: &FinishReason, raw: &str) -> Vec<u32> {
-        match reason {
-            FinishReason::Stop(_) => self.cut_at_text(tokens, raw),
-            FinishReason::Length => tokens,
-            FinishReason::Eos | FinishReason::ConstraintDone => {
-                if tokens.last().is_some_and(|last| self.end_tokens.contains(last)) {
-                    tokens.pop();
-                }
-                tokens
-            }
-        }
-    }
-
-    /// Returns the longest prefix of `tokens` whose text is within `raw`, followed by the rest of `raw`,
-    /// encoded anew.
-    fn cut_at_text(&self, mut tokens: Vec<u32>, raw: &str) -> Vec<u32> {
-        let (mut kept, mut kept_bytes, mut bytes) = (0, 0, 0);
-        for (index, &id) in tokens.iter().enumerate() {
-            let hidden = self.tokenizer.is_special(id) && !self.keeps_special;
-            let piece = if hidden { &[][..] } else { self.tokenizer.token_bytes(id).unwrap_or_default() };
-            if !raw.as_bytes()[bytes..].starts_with(piece) {
-                break;
-            }
-            bytes += piece.len();
-            if raw.is_char_boundary(bytes) {
-                (kept, kept_bytes) = (index + 1, bytes);
-            }
-        }
-        match self.tokenizer.encode(&raw[kept_bytes..], SpecialTokens::Literal) {
-            Ok(rest) => {
-                tokens.truncate(kept);
-                tokens.extend(rest);
-                tokens
-            }
-            // The produced tokens are still what the model saw, only with the stop string.
-            Err(_) => tokens,
+        match &mut self.0 {
+            Source::Local(answer) => answer.poll_event(cx),
+            Source::Remote(answer) => answer.poll_event(cx),
         }
     }
 }

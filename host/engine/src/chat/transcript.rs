@@ -9,11 +9,13 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
+use super::answer::ChatOutcome;
+use super::local_answer::LocalAnswer;
 use super::message::{ChatMessage, Role, json_bytes};
 use super::options::{ChatOptions, Opening};
 use super::prompt::{self, Prompt};
 use super::render;
-use super::stream::{ChatOutcome, ChatStream};
+use super::stream::ChatStream;
 use super::usage_sum::UsageSum;
 use crate::{Cancel, Engine, EngineError, Usage};
 
@@ -171,19 +173,27 @@ impl Transcript {
     /// Generates the next assistant message. The transcript does not change until [`Transcript::commit`].
     pub fn generate(&self, engine: &Engine, options: ChatOptions) -> Result<ChatStream, EngineError> {
         options.validate()?;
-        let unanswered = self.needs_tool_results();
-        if !unanswered.is_empty() {
-            return Err(EngineError::InvalidRequest {
-                parameter: "messages".into(),
-                message: format!("no tool message answers the calls {}", unanswered.join(", ")),
-            });
-        }
+        self.check_tool_results()?;
         let prompt = self.prompt(engine, options.opening(), &options.cancel)?;
-        ChatStream::start(engine, prompt, options)
+        Ok(ChatStream::local(LocalAnswer::start(engine, prompt, options)?))
     }
 
-    /// Appends the answer, with its exact tokens.
+    /// Checks that all calls of the last assistant message have been answered.
+    pub(crate) fn check_tool_results(&self) -> Result<(), EngineError> {
+        let unanswered = self.needs_tool_results();
+        if unanswered.is_empty() {
+            return Ok(());
+        }
+        let message = format!("no tool message answers the calls {}", unanswered.join(", "));
+        Err(EngineError::InvalidRequest { parameter: "messages".into(), message })
+    }
+
+    /// Appends the answer, with its exact tokens if the model told them.
     pub fn commit(&mut self, outcome: &ChatOutcome) {
+        if outcome.prompt.is_empty() {
+            self.forget_tokens();
+            return self.commit_text(outcome);
+        }
         self.messages.push(answer(outcome));
         self.tokens.clone_from(&outcome.prompt);
         self.tokens.extend(&outcome.tokens);
@@ -206,7 +216,7 @@ impl Transcript {
 
     /// Returns the messages. An answer of another model is reduced to its text and its calls, however that
     /// model spelled it.
-    fn messages_for_model(&self) -> Cow<'_, [ChatMessage]> {
+    pub(crate) fn messages_for_model(&self) -> Cow<'_, [ChatMessage]> {
         let mut messages = Cow::Borrowed(self.messages.as_slice());
         // Imported data may contain any value.
         let foreign = self.foreign.min(messages.len());
@@ -247,7 +257,8 @@ impl Transcript {
 fn answer(outcome: &ChatOutcome) -> ChatMessage {
     ChatMessage {
         tool_calls: outcome.tool_calls.clone(),
-        raw: Some(outcome.raw.clone()),
+        reasoning: Some(outcome.reasoning.clone()).filter(|reasoning| !reasoning.is_empty()),
+        raw: Some(outcome.raw.clone()).filter(|_| !outcome.prompt.is_empty()),
         ..ChatMessage::assistant(outcome.text.clone())
     }
 }

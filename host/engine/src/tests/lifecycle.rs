@@ -252,8 +252,8 @@ async fn a_failed_step_fails_only_its_requests() {
 #[tokio::test]
 async fn a_model_set_finds_engines_by_name() {
     let models = ModelSet::new(engine());
-    assert_eq!(models.get(None).unwrap().info().name, "tiny");
-    assert_eq!(models.get(Some("tiny")).unwrap().info().vocabulary_size, 320);
+    assert_eq!(models.get(None).unwrap().name(), "tiny");
+    assert_eq!(models.get(Some("tiny")).unwrap().engine().unwrap().info().vocabulary_size, 320);
     let Err(EngineError::ModelUnknown { name, known }) = models.get(Some("huge")) else {
         panic!("no such model")
     };

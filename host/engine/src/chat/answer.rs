@@ -1,0 +1,98 @@
+//! The events of an answer, and its outcome.
+
+use serde::{Deserialize, Serialize};
+
+use super::message::ToolCall;
+use crate::{Timing, TokenLogprob, Usage};
+
+#[derive(Clone, Debug)]
+pub enum ChatEvent {
+    /// A route chose the model that answers. It comes first, or not at all.
+    Routed(Routed),
+    Started {
+        prompt_tokens: u32,
+        cached_tokens: u32,
+    },
+    /// A chunk of the model's reasoning, which is not part of its text.
+    Reasoning {
+        delta: String,
+    },
+    /// A chunk of text. `logprobs` are those of the tokens that ended in this delta.
+    Text {
+        delta: String,
+        logprobs: Vec<TokenLogprob>,
+    },
+    ToolCallStarted {
+        index: usize,
+        id: String,
+        name: String,
+    },
+    ToolCallArguments {
+        index: usize,
+        delta: String,
+    },
+    ToolCallFinished {
+        index: usize,
+        call: ToolCall,
+    },
+    Finished(ChatOutcome),
+}
+
+/// The model that a route chose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Routed {
+    pub model: String,
+    /// Number of models that were asked, this one included.
+    pub attempts: u32,
+}
+
+#[derive(Clone, Debug)]
+pub struct ChatOutcome {
+    pub text: String,
+    /// The model's reasoning, where it is told apart from the text.
+    pub reasoning: String,
+    /// Complete calls only: a call that a limit cut off is not included.
+    pub tool_calls: Vec<ToolCall>,
+    pub finish: ChatFinish,
+    /// Whether output that must be whole was cut off: a tool call, or an answer that must have a form or be a
+    /// call.
+    pub cut_off: bool,
+    pub usage: Usage,
+    pub timing: Timing,
+    /// The prompt's tokens. Remote models tell none, nor any of the following.
+    pub prompt: Vec<u32>,
+    /// The answer's tokens that count as history, without an end-of-turn token and without a stop string.
+    pub tokens: Vec<u32>,
+    /// The text of `tokens`, tool-call markup included.
+    pub raw: String,
+    /// The prompt's text.
+    pub rendered: String,
+}
+
+impl ChatOutcome {
+    /// Returns the outcome of a remote answer, which has no tokens of ours. Its usage and its timing are zero.
+    pub fn remote(text: String, finish: ChatFinish) -> Self {
+        ChatOutcome {
+            text,
+            reasoning: String::new(),
+            tool_calls: Vec::new(),
+            finish,
+            cut_off: false,
+            usage: Usage::default(),
+            timing: Timing::default(),
+            prompt: Vec::new(),
+            tokens: Vec::new(),
+            raw: String::new(),
+            rendered: String::new(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ChatFinish {
+    /// The model or a stop string ended the answer.
+    Stop,
+    /// A token limit ended the answer, or a stop string inside output that must be whole.
+    Length,
+    ToolCalls,
+}

@@ -1,0 +1,278 @@
+//! The one seam for models: a model that an engine of this process computes, or one that another server does.
+//!
+//! Callers ask a [`Model`] for answers, and everything above it (grants, budgets, journals, prices) is the same
+//! for both. A [`RemoteModel`] gets messages and returns events; it has no tokens that mean anything here, so
+//! conversations keep its answers as text.
+
+use std::fmt;
+use std::sync::Arc;
+
+use skep_model::{ModelDigest, Sampling};
+
+use crate::chat::{
+    ChatMessage, ChatOptions, ChatStream, Opening, RemoteAnswer, RemoteStream, Transcript, chat,
+};
+use crate::{Cancel, Engine, EngineError, Priority};
+
+/// The context that a remote model is assumed to have if nobody told it. Its server refuses what is too long.
+const UNKNOWN_CONTEXT: usize = 1 << 20;
+/// Mean length of a token's text, by which prompts of remote models are estimated.
+const TOKEN_BYTES: usize = 4;
+/// Tokens of markup around each message and tool, in the same estimate.
+const MARKUP_TOKENS: usize = 8;
+
+/// A model that answers. Clones share it.
+#[derive(Clone)]
+pub enum Model {
+    Local(Engine),
+    Remote(Arc<dyn RemoteModel>),
+}
+
+/// The properties of a remote model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteInfo {
+    /// The name that callers use, which contains the name of the upstream: `NAME/model`.
+    pub name: String,
+    /// Names the server and the model, because there are no weights to look at.
+    pub digest: ModelDigest,
+    pub context_length: Option<usize>,
+    pub created_unix_s: u64,
+}
+
+/// A model that another server computes, or a route that chooses among several models.
+pub trait RemoteModel: Send + Sync {
+    fn info(&self) -> &RemoteInfo;
+
+    /// Starts an answer and returns at once. A request that is refused fails with the stream's first event.
+    fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream;
+
+    /// Returns the number of requests that could be sent now without waiting.
+    fn free_slots(&self) -> usize;
+
+    /// Returns the reason that the model cannot be used at the moment, if there is one.
+    fn problem(&self) -> Option<String>;
+}
+
+impl Model {
+    /// Returns the engine, if the model is computed in this process.
+    pub fn engine(&self) -> Option<&Engine> {
+        match self {
+            Model::Local(engine) => Some(engine),
+            Model::Remote(_) => None,
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        match self {
+            Model::Local(engine) => &engine.info().name,
+            Model::Remote(remote) => &remote.info().name,
+        }
+    }
+
+    pub fn digest(&self) -> &ModelDigest {
+        match self {
+            Model::Local(engine) => &engine.info().digest,
+            Model::Remote(remote) => &remote.info().digest,
+        }
+    }
+
+    /// Returns the length of the model's context in tokens, if it is known.
+    pub fn context_length(&self) -> Option<usize> {
+        match self {
+            Model::Local(engine) => Some(engine.info().context_length),
+            Model::Remote(remote) => remote.info().context_length,
+        }
+    }
+
+    pub fn created_unix_s(&self) -> u64 {
+        match self {
+            Model::Local(engine) => engine.info().created_unix_s,
+            Model::Remote(remote) => remote.info().created_unix_s,
+        }
+    }
+
+    /// Returns the sampling parameters of a request that sets none.
+    pub fn sampling(&self) -> Sampling {
+        Sampling::default()
+    }
+
+    /// Returns the number of tokens that prompt and output may have together.
+    pub fn sequence_limit(&self) -> usize {
+        match self {
+            Model::Local(engine) => engine.sequence_limit(),
+            Model::Remote(remote) => remote.info().context_length.unwrap_or(UNKNOWN_CONTEXT),
+        }
+    }
+
+    /// Answers `messages` without keeping a transcript.
+    pub fn chat(&self, messages: &[ChatMessage], options: ChatOptions) -> Result<ChatStream, EngineError> {
+        match self {
+            Model::Local(engine) => chat(engine, messages, options),
+            Model::Remote(remote) => {
+                options.validate()?;
+                ask(remote.as_ref(), messages.to_vec(), options)
+            }
+        }
+    }
+
+    /// Generates the next assistant message of a transcript, which does not change until
+    /// [`Transcript::commit`].
+    pub fn answer(&self, transcript: &Transcript, options: ChatOptions) -> Result<ChatStream, EngineError> {
+        match self {
+            Model::Local(engine) => transcript.generate(engine, options),
+            Model::Remote(remote) => {
+                options.validate()?;
+                transcript.check_tool_results()?;
+                ask(remote.as_ref(), transcript.messages_for_model().into_owned(), options)
+            }
+        }
+    }
+
+    /// Returns the number of tokens of the prompt that the next answer would continue. For a remote model it is
+    /// an estimate.
+    pub fn prompt_tokens(
+        &self,
+        transcript: &Transcript,
+        opening: Opening<'_>,
+        cancel: &Cancel,
+    ) -> Result<usize, EngineError> {
+        match self {
+            Model::Local(engine) => transcript.prompt_tokens(engine, opening, cancel),
+            Model::Remote(_) => Ok(estimated_tokens(transcript.messages(), opening)),
+        }
+    }
+
+    /// Returns the number of sequences of this class that could start now without waiting for others.
+    pub fn free_slots(&self, priority: Priority) -> usize {
+        match self {
+            Model::Local(engine) => engine.free_slots(priority),
+            Model::Remote(remote) => remote.free_slots(),
+        }
+    }
+
+    /// Returns the reason that the model cannot be used at the moment, if there is one.
+    pub fn problem(&self) -> Option<String> {
+        match self {
+            Model::Local(engine) => engine.problem(),
+            Model::Remote(remote) => remote.problem(),
+        }
+    }
+}
+
+impl From<Engine> for Model {
+    fn from(engine: Engine) -> Self {
+        Model::Local(engine)
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Model").field(&self.name()).finish()
+    }
+}
+
+/// Sends a request to a remote model, unless it is certainly too long for it.
+fn ask(
+    remote: &dyn RemoteModel,
+    messages: Vec<ChatMessage>,
+    options: ChatOptions,
+) -> Result<ChatStream, EngineError> {
+    options.cancel.check()?;
+    if let Some(limit) = remote.info().context_length {
+        let prompt = estimated_tokens(&messages, options.opening());
+        let requested = options.max_tokens.unwrap_or(1);
+        if prompt.saturating_add(requested) > limit {
+            return Err(EngineError::ContextOverflow { limit, prompt, requested });
+        }
+    }
+    Ok(ChatStream::remote(RemoteAnswer::new(remote.chat(messages, options))))
+}
+
+/// Estimates the tokens of a prompt from its text.
+fn estimated_tokens(messages: &[ChatMessage], opening: Opening<'_>) -> usize {
+    let said = messages.iter().chain(opening.examples).map(ChatMessage::text_bytes);
+    let described = opening
+        .tools
+        .iter()
+        .map(|tool| tool.name.len() + tool.description.len() + tool.parameters.to_string().len());
+    said.chain(described).map(|bytes| bytes.div_ceil(TOKEN_BYTES) + MARKUP_TOKENS).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::{ChatEvent, ChatFinish, ChatOutcome, ToolCall};
+    use std::sync::Mutex;
+
+    /// Repeats the last message, and remembers what it was asked.
+    struct Echo {
+        info: RemoteInfo,
+        asked: Mutex<Vec<Vec<ChatMessage>>>,
+    }
+
+    impl Echo {
+        fn new(context_length: Option<usize>) -> Arc<Self> {
+            let info = RemoteInfo {
+                name: "elsewhere/echo".to_owned(),
+                digest: ModelDigest::remote("http://localhost", "echo"),
+                context_length,
+                created_unix_s: 0,
+            };
+            Arc::new(Echo { info, asked: Mutex::default() })
+        }
+    }
+
+    impl RemoteModel for Echo {
+        fn info(&self) -> &RemoteInfo {
+            &self.info
+        }
+
+        fn chat(&self, messages: Vec<ChatMessage>, _options: ChatOptions) -> RemoteStream {
+            let text = messages.last().map(|last| last.content.clone()).unwrap_or_default();
+            self.asked.lock().expect("not poisoned").push(messages);
+            let outcome = ChatOutcome::remote(text, ChatFinish::Stop);
+            Box::pin(futures::stream::iter([Ok(ChatEvent::Finished(outcome))]))
+        }
+
+        fn free_slots(&self) -> usize {
+            1
+        }
+
+        fn problem(&self) -> Option<String> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_of_a_remote_model_join_the_transcript_as_text() {
+        let echo = Echo::new(None);
+        let model = Model::Remote(echo.clone());
+        let mut transcript = Transcript::new();
+        for text in ["one", "two"] {
+            transcript.push(ChatMessage::user(text));
+            let answer = model.answer(&transcript, ChatOptions::default()).expect("started");
+            transcript.commit(&answer.outcome().await.expect("an answer"));
+        }
+        let said: Vec<_> = transcript.messages().iter().map(|message| message.content.as_str()).collect();
+        assert_eq!(said, ["one", "one", "two", "two"]);
+        assert!(transcript.tokens().is_empty() && transcript.rendered().is_empty());
+        assert!(transcript.messages().iter().all(|message| message.raw.is_none()));
+        assert_eq!(echo.asked.lock().expect("not poisoned")[1].len(), 3, "the whole history is sent");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_too_long_or_has_open_calls_is_not_sent() {
+        let echo = Echo::new(Some(20));
+        let model = Model::Remote(echo.clone());
+        let mut transcript = Transcript::new();
+        transcript.push(ChatMessage::user("a".repeat(100)));
+        let error = model.answer(&transcript, ChatOptions::default()).err().expect("too long");
+        assert!(matches!(error, EngineError::ContextOverflow { limit: 20, prompt: 33, .. }), "{error}");
+        let call = ToolCall { id: "c1".into(), name: "look".into(), arguments: "{}".into() };
+        let mut transcript = Transcript::new();
+        transcript.push(ChatMessage { tool_calls: vec![call], ..ChatMessage::assistant("") });
+        let error = model.answer(&transcript, ChatOptions::default()).err().expect("a call is open");
+        assert!(error.to_string().contains("c1"), "{error}");
+        assert!(echo.asked.lock().expect("not poisoned").is_empty());
+    }
+}
