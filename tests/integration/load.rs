@@ -50,7 +50,7 @@ async fn assert_polite(response: Response) {
 
 /// Stops the host and returns the final statistics of its engine.
 async fn stop(host: RunningServer) -> EngineStats {
-    let engine = host.host.models().default_engine().clone();
+    let engine = host.host.models().engines().next().expect("a local model").clone();
     host.shutdown().await;
     engine.drain(Duration::from_secs(60)).await;
     engine.stats()

@@ -36,6 +36,10 @@ pub struct AssistantMessage {
     /// `null` if the message consists only of calls.
     #[schema(required)]
     pub content: Option<String>,
+    /// The model's reasoning before its answer, where the model tells it apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub reasoning_content: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<FunctionToolCall>,
 }
@@ -120,6 +124,9 @@ pub struct ChatDelta {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub content: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub reasoning_content: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ChunkToolCall>,
 }

@@ -43,6 +43,11 @@ pub struct RemoteInfo {
 pub trait RemoteModel: Send + Sync {
     fn info(&self) -> &RemoteInfo;
 
+    /// Returns the names of the models that may answer, if they are others than the model itself.
+    fn members(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Starts an answer and returns at once. A request that is refused fails with the stream's first event.
     fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream;
 
@@ -102,6 +107,15 @@ impl Model {
             Model::Local(engine) => engine.sequence_limit(),
             Model::Remote(remote) => remote.info().context_length.unwrap_or(UNKNOWN_CONTEXT),
         }
+    }
+
+    /// Returns the names of the models that may answer: the model's own, and those that a route may choose.
+    pub fn names(&self) -> Vec<String> {
+        let others = match self {
+            Model::Local(_) => Vec::new(),
+            Model::Remote(remote) => remote.members(),
+        };
+        std::iter::once(self.name().to_owned()).chain(others).collect()
     }
 
     /// Answers `messages` without keeping a transcript.

@@ -1,12 +1,12 @@
 //! The caller of a request, and the id of the request. Handlers take the caller as an argument; there is no other way
 //! to obtain it. The module `access` determines it.
 
-use crate::{ApiError, spent::Spent};
+use crate::{ApiError, Gateway, spent::Spent};
 use axum::{
     extract::FromRequestParts,
     http::{StatusCode, request::Parts},
 };
-use skep_engine::Affinity;
+use skep_engine::{Affinity, Model};
 use skep_runtime::{AgentName, ApiKey, Role, Tenant, plain_session, tenant_of};
 use std::num::NonZeroU32;
 
@@ -144,9 +144,13 @@ impl Caller {
         if self.reaches(agent) { Ok(()) } else { Err(self.refuse_wide()) }
     }
 
-    /// Checks access to models, for handlers that use a model without an agent.
-    pub(crate) fn may_reach_models(&self) -> Result<(), ApiError> {
-        if self.is_narrow() { Err(self.refuse_wide()) } else { Ok(()) }
+    /// Checks that the caller may use a model without an agent.
+    pub(crate) fn may_use(&self, gateway: &Gateway, model: &Model) -> Result<(), ApiError> {
+        if self.is_narrow() {
+            return Err(self.refuse_wide());
+        }
+        let allowed = gateway.host.may_use_model(self.tenant.as_str(), self.is_admin(), model);
+        allowed.map_err(|why| forbidden("model_not_granted", why))
     }
 
     fn agent_names(&self) -> String {

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use skep_api::{ErrorBody, ErrorDetail};
-use skep_engine::EngineError;
+use skep_engine::{EngineError, UpstreamFault};
 use skep_runtime::{RuntimeError, TokensUsedUp};
 use std::any::Any;
 
@@ -109,7 +109,7 @@ impl IntoResponse for ApiError {
 
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
-        let message = error.to_string();
+        let (message, code) = (error.to_string(), error.code());
         match error {
             EngineError::Busy { retry_after_ms } => ApiError::busy(message, "busy", retry_after_ms),
             EngineError::ContextOverflow { .. } => {
@@ -126,6 +126,13 @@ impl From<EngineError> for ApiError {
             EngineError::SchemaUnsatisfied { .. } => {
                 ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "schema_unsatisfied", message)
             }
+            EngineError::Upstream { fault, .. } => match fault {
+                UpstreamFault::Busy { retry_after_ms } => ApiError::busy(message, "busy", retry_after_ms),
+                UpstreamFault::Unavailable => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message),
+                UpstreamFault::Refused | UpstreamFault::CutOff | UpstreamFault::Malformed => {
+                    ApiError::new(StatusCode::BAD_GATEWAY, code, message)
+                }
+            },
             EngineError::Truncated => ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "truncated", message),
             EngineError::Cancelled => ApiError::new(CLIENT_CLOSED, "cancelled", message),
             EngineError::DeadlineExceeded => {

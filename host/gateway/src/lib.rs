@@ -184,7 +184,7 @@ pub async fn serve(
         "requests were still running when the drain timeout expired; they are aborted"
     );
     host.drain(Duration::ZERO).await;
-    for engine in host.models().iter() {
+    for engine in host.models().engines() {
         engine.drain(Duration::ZERO).await;
     }
     // Aborted requests finish with an error, which needs a moment to be sent.

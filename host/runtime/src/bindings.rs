@@ -44,7 +44,7 @@ pub(crate) use skep::agent::{
 
 impl From<skep_engine::EngineError> for types::Error {
     fn from(error: skep_engine::EngineError) -> Self {
-        use skep_engine::EngineError;
+        use skep_engine::{EngineError, UpstreamFault};
         use types::Error;
         match error {
             EngineError::Busy { retry_after_ms } => Error::Busy(retry_after_ms),
@@ -57,6 +57,9 @@ impl From<skep_engine::EngineError> for types::Error {
             }
             EngineError::ModelUnknown { .. } => Error::ModelUnknown(error.to_string()),
             EngineError::Truncated => Error::Truncated,
+            EngineError::Upstream { fault: UpstreamFault::Busy { retry_after_ms }, .. } => {
+                Error::Busy(retry_after_ms)
+            }
             EngineError::Cancelled | EngineError::DeadlineExceeded | EngineError::ShuttingDown => {
                 Error::Cancelled
             }

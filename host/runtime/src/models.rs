@@ -1,24 +1,29 @@
 //! The models that an agent may generate with: those that its developer asked for and that the operator allows.
 //!
 //! An agent's own model, which is `model` in `agent.toml` or the host's default, counts as asked for. An operator who
-//! configures nothing allows only the host's default model.
+//! configures nothing allows only the host's default model. A route counts as all the models that it may choose, so a
+//! request never leaves the host without a grant that names the upstream.
 
 use crate::{Manifest, ModelGrant, RuntimeOptions, agent::Agent, bindings::types::Error};
-use skep_engine::{Engine, ModelSet};
-use std::sync::Arc;
+use skep_engine::{Model, ModelSet};
+use std::{collections::BTreeMap, sync::Arc};
 
-/// The host's models, and the operator's ceiling on which of them agents may use.
+/// Key in `skep.toml` that stands for all tenants not named there.
+const ALL_OTHERS: &str = "default";
+
+/// The host's models, and the operator's ceilings on which of them agents and tenants may use.
 #[derive(Clone)]
 pub(crate) struct GrantedModels {
     set: ModelSet,
     ceiling: Arc<Vec<ModelGrant>>,
+    tenants: Arc<BTreeMap<String, Vec<ModelGrant>>>,
 }
 
 impl GrantedModels {
     pub(crate) fn new(set: ModelSet, options: &RuntimeOptions) -> Self {
-        let default = || vec![ModelGrant::of(set.default_engine().info().name.clone())];
+        let default = || vec![ModelGrant::of(set.default_model().name().to_owned())];
         let ceiling = Arc::new(options.granted_models.clone().unwrap_or_else(default));
-        GrantedModels { set, ceiling }
+        GrantedModels { set, ceiling, tenants: Arc::new(options.tenant_models.clone()) }
     }
 
     pub(crate) fn set(&self) -> &ModelSet {
@@ -28,61 +33,173 @@ impl GrantedModels {
     /// Returns the models that a manifest asks for and this host does not serve.
     pub(crate) fn unserved<'a>(&self, manifest: &'a Manifest) -> Vec<&'a str> {
         let names = manifest.grants.models.iter().filter_map(ModelGrant::name);
-        names.filter(|name| !self.set.iter().any(|engine| engine.info().name == *name)).collect()
+        names.filter(|name| self.set.get(Some(name)).is_err()).collect()
     }
 
-    /// Returns the engine of a model that the agent may use; without a name, that of the agent's own model.
-    pub(crate) fn engine(&self, agent: &Agent, model: Option<&str>) -> Result<Engine, Error> {
-        let engine = self.set.get(Some(model.unwrap_or(&agent.model))).map_err(Error::from)?;
-        check(&agent.manifest, &agent.model, &self.ceiling, &engine.info().name).map_err(Error::Denied)?;
-        Ok(engine)
+    /// Returns a model that the agent may use for the tenant; without a name, the agent's own model.
+    pub(crate) fn get(&self, agent: &Agent, tenant: &str, name: Option<&str>) -> Result<Model, Error> {
+        let asked = name.unwrap_or(&agent.model);
+        let model = self.set.get(Some(asked)).map_err(Error::from)?;
+        self.check(agent, tenant, asked, &model).map_err(Error::Denied)?;
+        Ok(model)
     }
 
-    /// Returns the engines of all models that the agent may use.
-    pub(crate) fn of<'a>(&'a self, agent: &'a Agent) -> impl Iterator<Item = &'a Engine> {
-        let may_use = |name: &str| check(&agent.manifest, &agent.model, &self.ceiling, name).is_ok();
-        self.set.iter().filter(move |engine| may_use(&engine.info().name))
+    /// Returns all models that the agent may use for the tenant.
+    pub(crate) fn of<'a>(&'a self, agent: &'a Agent, tenant: &'a str) -> impl Iterator<Item = &'a Model> {
+        self.set.iter().filter(move |model| self.check(agent, tenant, model.name(), model).is_ok())
+    }
+
+    /// Checks that a tenant may use a model without an agent. Operators may use all models.
+    pub(crate) fn check_direct(&self, tenant: &str, is_operator: bool, model: &Model) -> Result<(), String> {
+        let local = || vec![ModelGrant::all_local()];
+        match self.of_tenant(tenant) {
+            None if is_operator => Ok(()),
+            None => check_tenant(tenant, &local(), model),
+            Some(granted) => check_tenant(tenant, granted, model),
+        }
+    }
+
+    fn check(&self, agent: &Agent, tenant: &str, asked: &str, model: &Model) -> Result<(), String> {
+        check(&agent.manifest, &agent.model, &self.ceiling, asked, model)?;
+        self.of_tenant(tenant).map_or(Ok(()), |granted| check_tenant(tenant, granted, model))
+    }
+
+    fn of_tenant(&self, tenant: &str) -> Option<&Vec<ModelGrant>> {
+        self.tenants.get(tenant).or_else(|| self.tenants.get(ALL_OTHERS))
     }
 }
 
-/// Checks that an agent may use a model. The error names the setting that would allow it.
-fn check(manifest: &Manifest, own: &str, ceiling: &[ModelGrant], model: &str) -> Result<(), String> {
-    let covered = |grants: &[ModelGrant]| grants.iter().any(|grant| grant.covers(model));
-    let lacks = |file| {
+/// Checks that an agent may use a model that it asks for by this name. The error names the setting that would allow
+/// it.
+fn check(
+    manifest: &Manifest,
+    own: &str,
+    ceiling: &[ModelGrant],
+    asked: &str,
+    model: &Model,
+) -> Result<(), String> {
+    let missing = |grants: &[ModelGrant]| missing(grants, asked, model);
+    let lacks = |name: String, file| {
         format!(
-            "agent {} may not use the model {model}; add \"{model}\" to `models` under [grants] in {file}",
+            "agent {} may not use the model {name}; add \"{name}\" to `models` under [grants] in {file}",
             manifest.name
         )
     };
-    if model != own && !covered(&manifest.grants.models) {
-        return Err(lacks("agent.toml"));
+    if asked != own
+        && let Some(name) = missing(&manifest.grants.models)
+    {
+        return Err(lacks(name, "agent.toml"));
     }
-    if !covered(ceiling) {
-        return Err(lacks("skep.toml, which is the operator's"));
-    }
-    Ok(())
+    missing(ceiling).map_or(Ok(()), |name| Err(lacks(name, "skep.toml, which is the operator's")))
+}
+
+fn check_tenant(tenant: &str, granted: &[ModelGrant], model: &Model) -> Result<(), String> {
+    missing(granted, model.name(), model).map_or(Ok(()), |name| {
+        Err(format!(
+            "tenant {tenant} may not use the model {name}; the operator can add \"{name}\" to `models` under \
+             [tenants.{tenant}] in skep.toml"
+        ))
+    })
+}
+
+/// Returns the first of the model's names that no grant covers. A model may be granted by the name by which it is asked
+/// for, and a route also needs the grants of all the models that it may choose.
+fn missing(grants: &[ModelGrant], asked: &str, model: &Model) -> Option<String> {
+    let covers = |name: &str| grants.iter().any(|grant| grant.covers(name));
+    let mut names = model.names().into_iter();
+    let own = names.next().filter(|own| !covers(own) && !covers(asked));
+    own.or_else(|| names.find(|name| !covers(name)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use skep_engine::{
+        ModelDigest, RemoteInfo, RemoteModel,
+        chat::{ChatMessage, ChatOptions, RemoteStream},
+    };
+
+    /// A model that is only looked at.
+    struct Named {
+        info: RemoteInfo,
+        members: Vec<String>,
+    }
+
+    impl RemoteModel for Named {
+        fn info(&self) -> &RemoteInfo {
+            &self.info
+        }
+
+        fn members(&self) -> Vec<String> {
+            self.members.clone()
+        }
+
+        fn chat(&self, _messages: Vec<ChatMessage>, _options: ChatOptions) -> RemoteStream {
+            Box::pin(futures::stream::empty())
+        }
+
+        fn free_slots(&self) -> usize {
+            0
+        }
+
+        fn problem(&self) -> Option<String> {
+            None
+        }
+    }
+
+    fn route(name: &str, members: &[&str]) -> Model {
+        let digest = ModelDigest::default();
+        let info = RemoteInfo { name: name.to_owned(), digest, context_length: None, created_unix_s: 0 };
+        Model::Remote(Arc::new(Named { info, members: members.iter().map(ToString::to_string).collect() }))
+    }
+
+    fn model(name: &str) -> Model {
+        route(name, &[])
+    }
+
+    fn manifest(models: &str) -> Manifest {
+        Manifest::from_toml(&format!("name = \"a\"\n[grants]\nmodels = [{models}]")).expect("valid")
+    }
+
+    fn grants(texts: &[&str]) -> Vec<ModelGrant> {
+        texts.iter().map(|text| ModelGrant::try_from((*text).to_owned()).expect("a grant")).collect()
+    }
 
     #[test]
     fn developer_and_operator_must_allow_a_model_and_a_denial_names_the_setting() {
-        let manifest = |models: &str| {
-            Manifest::from_toml(&format!("name = \"a\"\n[grants]\nmodels = [{models}]")).expect("valid")
+        let checked = |asked: &str, ceiling: &[&str], name: &str| {
+            check(&manifest(asked), "own", &grants(ceiling), name, &model(name))
         };
-        let ceiling = |text: &str| [ModelGrant::try_from(text.to_owned()).expect("a grant")];
-        let denied =
-            check(&manifest(""), "own", &ceiling("*"), "big").expect_err("the developer did not ask for it");
+        let denied = checked("", &["*"], "big").expect_err("the developer did not ask for it");
         assert!(denied.contains("add \"big\" to `models` under [grants] in agent.toml"), "{denied}");
-        check(&manifest(""), "own", &ceiling("*"), "own").expect("an agent's own model counts as asked for");
+        checked("", &["*"], "own").expect("an agent's own model counts as asked for");
         for asked in ["\"big\"", "\"*\""] {
-            check(&manifest(asked), "own", &ceiling("big"), "big").expect("both allow it");
+            checked(asked, &["big"], "big").expect("both allow it");
         }
-        let denied = check(&manifest("\"*\""), "own", &ceiling("own"), "big")
-            .expect_err("the operator does not allow it");
+        let denied = checked("\"*\"", &["own"], "big").expect_err("the operator does not allow it");
         assert!(denied.contains("under [grants] in skep.toml"), "{denied}");
-        check(&manifest("\"*\""), "own", &[], "own").expect_err("an empty list allows no model");
+        checked("\"*\"", &[], "own").expect_err("an empty list allows no model");
+    }
+
+    #[test]
+    fn a_route_needs_the_grants_of_all_models_that_it_may_choose() {
+        let smart = route("smart", &["small", "openai/gpt"]);
+        let checked =
+            |asked: &str, ceiling: &[&str]| check(&manifest(asked), "own", &grants(ceiling), "smart", &smart);
+        let denied = checked("\"*\"", &["*", "openai/*"]).expect_err("`*` is for this host only");
+        assert!(denied.contains("add \"openai/gpt\" to `models` under [grants] in agent.toml"), "{denied}");
+        let denied = checked("\"*\", \"openai/*\"", &["smart", "small"]).expect_err("the operator");
+        assert!(denied.contains("\"openai/gpt\"") && denied.contains("skep.toml"), "{denied}");
+        checked("\"*\", \"openai/*\"", &["*", "openai/gpt"]).expect("all are granted");
+        check_tenant("acme", &grants(&["*"]), &smart).expect_err("the tenant stays on this host");
+        check_tenant("acme", &grants(&["*", "openai/*"]), &smart).expect("the tenant may leave it");
+    }
+
+    #[test]
+    fn a_model_may_be_granted_by_the_alias_by_which_it_is_asked_for() {
+        let checked =
+            |asked: &str| check(&manifest("\"fast\""), "own", &grants(&["fast"]), asked, &model("small"));
+        checked("fast").expect("the alias is granted");
+        checked("small").expect_err("the model itself is not");
     }
 }

@@ -54,15 +54,14 @@ impl PortableSession {
                 return Err(at("the name is used twice".into()));
             }
             check_conversation(&name, rows.len(), transcript.messages()).map_err(at)?;
-            let engine = models.get(Some(&model)).map_err(|unknown| at(unknown.to_string()))?;
-            let info = engine.info();
+            let served = models.get(Some(&model)).map_err(|unknown| at(unknown.to_string()))?;
             // The tokens of a different model with this name are meaningless here, but the messages
             // remain valid.
-            match digest.is_none_or(|digest| digest == info.digest) {
-                true => transcript.check(&engine).map_err(at)?,
-                false => transcript.forget_tokens(),
+            match served.engine().filter(|_| digest.is_none_or(|digest| digest == *served.digest())) {
+                Some(engine) => transcript.check(engine).map_err(at)?,
+                None => transcript.forget_tokens(),
             }
-            let stored = StoredConversation { model, digest: Some(info.digest.clone()), transcript };
+            let stored = StoredConversation { model, digest: Some(served.digest().clone()), transcript };
             rows.insert(name.clone(), stored.row(&name)?);
         }
         let state = state::state_bytes(&self.state);

@@ -76,7 +76,7 @@ pub async fn run(args: Args) -> Result<()> {
     args.device.apply(&mut options.executor);
     let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
     let url = server.url();
-    let engine = server.host.models().iter().next().context("the host has no model")?;
+    let engine = server.host.models().engines().next().context("the host has no model")?;
     let info = engine.info();
     out::line(&format!("  {url} with {} on {} ({})", info.name, info.device, info.memory))?;
 

@@ -20,23 +20,27 @@ pub(crate) fn whole_answer(
     finish: ChatFinish,
     usage: &Usage,
 ) -> ChatCompletion {
-    completion(model, vec![choice(0, text, tool_calls, finish, None)], usage)
+    completion(model, vec![choice(0, message(text, "", tool_calls), finish, None)], usage)
+}
+
+/// Returns the message of a choice.
+pub(crate) fn message(text: &str, reasoning: &str, tool_calls: &[ToolCall]) -> AssistantMessage {
+    let is_only_calls = text.is_empty() && !tool_calls.is_empty();
+    AssistantMessage {
+        role: marker::Assistant,
+        content: (!is_only_calls).then(|| text.to_owned()),
+        reasoning_content: (!reasoning.is_empty()).then(|| reasoning.to_owned()),
+        tool_calls: tool_calls.iter().map(tool_call).collect(),
+    }
 }
 
 /// Returns one choice of a response.
 pub(crate) fn choice(
     index: usize,
-    text: &str,
-    tool_calls: &[ToolCall],
+    message: AssistantMessage,
     finish: ChatFinish,
     logprobs: Option<ChatLogprobs>,
 ) -> ChatChoice {
-    let is_only_calls = text.is_empty() && !tool_calls.is_empty();
-    let message = AssistantMessage {
-        role: marker::Assistant,
-        content: (!is_only_calls).then(|| text.to_owned()),
-        tool_calls: tool_calls.iter().map(tool_call).collect(),
-    };
     ChatChoice { index: index as u32, message, finish_reason: finish_reason(finish).to_owned(), logprobs }
 }
 

@@ -52,6 +52,11 @@ impl Envelope {
         Envelope { id, created_s, model: model.to_owned() }
     }
 
+    /// Names the model that a route chose.
+    pub(crate) fn set_model(&mut self, model: String) {
+        self.model = model;
+    }
+
     pub(crate) fn chat(self, choices: Vec<ChatChoice>, tokens: &Usage) -> ChatCompletion {
         let Envelope { id, created_s: created, model } = self;
         ChatCompletion { id, object: marker::ChatCompletion, created, model, choices, usage: usage(tokens) }

@@ -25,7 +25,7 @@ use skep_api::{
     AiAnswerEnvelope, AiBatchAnswersEnvelope, AiChunk, AiEnvelope, ChatChunk, ChatCompletionEnvelope,
     ErrorBody, QueuedBatchEnvelope,
 };
-use skep_engine::{Cancel, Engine, EngineError, Priority, chat::ChatEvent};
+use skep_engine::{Cancel, EngineError, Model, Priority, chat::ChatEvent};
 use skep_runtime::AGENT_MODEL;
 use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
@@ -63,8 +63,8 @@ enum RunChunk {
 }
 
 /// The model that a path names.
-enum Model {
-    Engine(Engine),
+enum Target {
+    Model(Model),
     /// An agent, named as `agent:NAME`.
     Agent(String),
 }
@@ -135,7 +135,7 @@ async fn answer(
     let Query(in_query) = in_query.map_err(|rejection| {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", rejection.body_text())
     })?;
-    let model = model_of(&gateway, &model)?;
+    let target = target_of(&gateway, &model)?;
     let bytes = body::read(request, &gateway).await?;
     let (tenant, size) = (caller.tenant.to_string(), bytes.len());
     let mut fields = run_on_compute(&gateway, &tenant, size, move |_| body::parse_fields(&bytes)).await?;
@@ -144,19 +144,22 @@ async fn answer(
     let at_top =
         RunOptions { reject_if_busy: asks_for("rejectIfBusy")?, queue_request: asks_for("queueRequest")? };
     let options = [in_query, in_body, at_top];
+    if let Target::Model(model) = &target {
+        caller.may_use(&gateway, model)?;
+    }
     if let Some(id) = fields.take::<String>("request_id")? {
-        return Ok(ai_batches::fetch(&gateway, &caller, model.name(), &id).await?);
+        return Ok(ai_batches::fetch(&gateway, &caller, target.name(), &id).await?);
     }
     if options.iter().any(|options| options.queue_request) {
-        return Ok(ai_batches::queue(&gateway, caller, model.name().to_owned(), fields, size).await?);
+        return Ok(ai_batches::queue(&gateway, caller, target.name().to_owned(), fields, size).await?);
     }
     if fields.has("requests") {
         let message = "several `requests` are a batch: add ?queueRequest=true to the URL";
         return Err(ApiError::parameter("requests", message).into());
     }
-    let engine = match model {
-        Model::Engine(engine) => engine,
-        Model::Agent(name) => {
+    let model = match target {
+        Target::Model(model) => model,
+        Target::Agent(name) => {
             let bare = name.strip_prefix(AGENT_MODEL).unwrap_or(&name);
             gateway.host.agent(bare).map_err(ApiError::from)?;
             let message = format!(
@@ -170,11 +173,11 @@ async fn answer(
     let RunRequest { schema, body } = run_on_compute(&gateway, &tenant, size, read).await?;
     let body = Arc::new(body);
     let rejects_if_busy = options.iter().any(|options| options.reject_if_busy);
-    if rejects_if_busy && engine.free_slots(Priority::Interactive) == 0 {
+    if rejects_if_busy && model.free_slots(Priority::Interactive) == 0 {
         return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
     }
     let chat =
-        StartedChat::start(&gateway, &caller, engine, headers::affinity(&headers, &caller)?, &body).await?;
+        StartedChat::start(&gateway, &caller, model, headers::affinity(&headers, &caller)?, &body).await?;
     let warnings = chat.warnings.clone();
     let response = match (schema, body.parameters.streams()) {
         (Schema::OpenAi, true) => chat.stream(body.parameters.streams_usage()),
@@ -188,31 +191,31 @@ async fn answer(
 /// Retry delay that is sent to a client that asked to be refused instead of waiting for room.
 const RETRY_AFTER_MS: u32 = 1_000;
 
-impl Model {
+impl Target {
     fn name(&self) -> &str {
         match self {
-            Model::Engine(engine) => &engine.info().name,
-            Model::Agent(name) => name,
+            Target::Model(model) => model.name(),
+            Target::Agent(name) => name,
         }
     }
 }
 
 /// Returns the agent or the model that a path names. A model is named by one of the operator's aliases, by its name,
 /// or by its name after a vendor (`@cf/vendor/model`).
-fn model_of(gateway: &Gateway, path: &str) -> Result<Model, ApiError> {
+fn target_of(gateway: &Gateway, path: &str) -> Result<Target, ApiError> {
     let models = gateway.host.models();
     let name = gateway.options.model_names.get(path).map_or(path, String::as_str);
     if name.starts_with(AGENT_MODEL) {
-        return Ok(Model::Agent(name.to_owned()));
+        return Ok(Target::Agent(name.to_owned()));
     }
     if name == "default" {
-        return Ok(Model::Engine(models.default_engine().clone()));
+        return Ok(Target::Model(models.default_model().clone()));
     }
     let bare = name.strip_prefix('@').and_then(|name| name.rsplit('/').next());
-    if let Ok(engine) = models.get(Some(bare.unwrap_or(name))) {
-        return Ok(Model::Engine(engine));
+    if let Ok(model) = models.get(Some(bare.unwrap_or(name))) {
+        return Ok(Target::Model(model));
     }
-    let known: Vec<&str> = models.iter().map(|engine| engine.info().name.as_str()).collect();
+    let known: Vec<&str> = models.iter().map(Model::name).collect();
     let message = format!(
         "model {:?} does not exist; the models are: {}; define an alias with `[ai.models]` in skep.toml",
         path.chars().take(80).collect::<String>(),

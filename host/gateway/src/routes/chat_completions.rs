@@ -9,7 +9,7 @@ use crate::{
     openai::{
         Envelope,
         chat_request::ChatBody,
-        chat_response::{choice, completion, finish_reason},
+        chat_response::{choice, completion, finish_reason, message},
         fields::Fields,
         logprobs,
     },
@@ -29,8 +29,8 @@ use skep_api::{
     ChunkFunction, ChunkToolCall, ErrorBody, marker,
 };
 use skep_engine::{
-    Affinity, Cancel, Engine, EngineError, Priority, TokenLogprob, Usage,
-    chat::{ChatEvent, ChatOptions, ChatStream, chat},
+    Affinity, Cancel, EngineError, Model, Priority, TokenLogprob, Usage,
+    chat::{ChatEvent, ChatOptions, ChatStream},
 };
 use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
 use std::sync::Arc;
@@ -86,10 +86,12 @@ impl FromFields for ChatBody {
     }
 }
 
-/// Returns the engine of the requested model, or the default one.
-pub(super) fn engine_of(gateway: &Gateway, model: Option<&str>) -> Result<Engine, ApiError> {
+/// Returns the requested model, or the default one, if the caller may use it.
+pub(super) fn model_of(gateway: &Gateway, caller: &Caller, model: Option<&str>) -> Result<Model, ApiError> {
     let name = model.filter(|name| !name.is_empty() && *name != "default");
-    Ok(gateway.host.models().get(name)?)
+    let model = gateway.host.models().get(name)?;
+    caller.may_use(gateway, &model)?;
+    Ok(model)
 }
 
 async fn with_model(
@@ -98,9 +100,8 @@ async fn with_model(
     headers: &HeaderMap,
     body: &Arc<ChatBody>,
 ) -> Result<Response, ApiError> {
-    caller.may_reach_models()?;
-    let engine = engine_of(gateway, body.parameters.model.as_deref())?;
-    let chat = StartedChat::start(gateway, caller, engine, headers::affinity(headers, caller)?, body).await?;
+    let model = model_of(gateway, caller, body.parameters.model.as_deref())?;
+    let chat = StartedChat::start(gateway, caller, model, headers::affinity(headers, caller)?, body).await?;
     let warnings = chat.warnings.clone();
     let response = match body.parameters.streams() {
         true => chat.stream(body.parameters.streams_usage()),
@@ -111,7 +112,7 @@ async fn with_model(
 
 /// A completion that was admitted. Invalid requests, and those for which there is no room, have been refused before.
 pub(super) struct StartedChat {
-    pub engine: Engine,
+    pub model: Model,
     /// The first event of choice 0.
     pub first: ChatEvent,
     pub choices: Vec<Metered<ChatStream>>,
@@ -124,14 +125,14 @@ impl StartedChat {
     pub(super) async fn start(
         gateway: &Gateway,
         caller: &Caller,
-        engine: Engine,
+        model: Model,
         affinity: Affinity,
         body: &Arc<ChatBody>,
     ) -> Result<StartedChat, ApiError> {
         let (tenant, spent) = (caller.tenant.as_str(), caller.spent());
         let budget = gateway.host.tenant_budget(tenant)?;
         let bytes = if body.is_constrained() { LONG } else { body.text_bytes() };
-        let (started, asked) = (engine.clone(), body.clone());
+        let (started, asked) = (model.clone(), body.clone());
         let begin = move |cancel: &Cancel| {
             let messages = asked.messages()?;
             let options = (0..asked.parameters.choices()?).map(|choice| asked.options(choice, &affinity));
@@ -139,30 +140,29 @@ impl StartedChat {
             let wants_logprobs = options[0].top_logprobs.is_some();
             let chats = options.into_iter().map(|options| {
                 let options = ChatOptions { cancel: cancel.clone(), ..options };
-                chat(&started, &messages, options)
+                started.chat(&messages, options)
             });
             let chats = chats.collect::<Result<Vec<ChatStream>, EngineError>>();
             let chats = chats.map_err(|error| ApiError::of_request(error, asked.form_field()))?;
             Ok((chats, wants_logprobs))
         };
         let (choices, wants_logprobs) = run_on_compute(gateway, tenant, bytes, begin).await?;
-        let warnings = choices[0].warnings().clone();
+        let warnings = choices[0].warnings();
         let metered = choices.into_iter().map(|stream| Metered::new(stream, budget.meter(), spent.clone()));
         let mut choices: Vec<_> = metered.collect();
         // A refusal is a status, not an event, so the first event is awaited before the response starts.
         let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
-        Ok(StartedChat { engine, first, choices, wants_logprobs, warnings })
+        Ok(StartedChat { model, first, choices, wants_logprobs, warnings })
     }
 
     /// Returns a streamed response.
     pub(super) fn stream(self, sends_usage: bool) -> Response {
-        let model = self.engine.info().name.clone();
         let rest = self.choices.into_iter().enumerate();
         let rest = rest.map(|(index, stream)| stream.map(move |event| (index, event)));
         let events = stream::iter([(0, Ok(self.first))]).chain(stream::select_all(rest));
         let writer = ChunkWriter {
-            engine: self.engine,
-            envelope: Envelope::new("chatcmpl", &model),
+            envelope: Envelope::new("chatcmpl", self.model.name()),
+            model: self.model,
             usage: Usage::default(),
             sends_usage,
         };
@@ -171,18 +171,18 @@ impl StartedChat {
 
     /// Returns the whole response.
     pub(super) async fn whole(self) -> Result<ChatCompletion, ApiError> {
-        let StartedChat { engine, choices, wants_logprobs, .. } = self;
+        let StartedChat { model, choices, wants_logprobs, .. } = self;
         let mut usage = Usage::default();
         let mut answers = Vec::new();
         for (index, stream) in choices.into_iter().enumerate() {
-            answers.push(whole_choice(&engine, index, stream, wants_logprobs, &mut usage).await?);
+            answers.push(whole_choice(&model, index, stream, wants_logprobs, &mut usage).await?);
         }
-        Ok(completion(&engine.info().name, answers, &usage))
+        Ok(completion(model.name(), answers, &usage))
     }
 }
 
 async fn whole_choice(
-    engine: &Engine,
+    model: &Model,
     index: usize,
     mut stream: Metered<ChatStream>,
     wants_logprobs: bool,
@@ -191,11 +191,12 @@ async fn whole_choice(
     let mut scored = Vec::new();
     while let Some(event) = stream.next().await {
         match event? {
-            ChatEvent::Text { logprobs, .. } => scored.extend(entries(engine, &logprobs)),
+            ChatEvent::Text { logprobs, .. } => scored.extend(entries(model, &logprobs)),
             ChatEvent::Finished(outcome) => {
                 usage.add(&outcome.usage);
                 let logprobs = wants_logprobs.then_some(ChatLogprobs { content: scored });
-                return Ok(choice(index, &outcome.text, &outcome.tool_calls, outcome.finish, logprobs));
+                let message = message(&outcome.text, &outcome.reasoning, &outcome.tool_calls);
+                return Ok(choice(index, message, outcome.finish, logprobs));
             }
             _ => {}
         }
@@ -203,12 +204,14 @@ async fn whole_choice(
     Err(EngineError::Cancelled.into())
 }
 
-fn entries(engine: &Engine, logprobs: &[TokenLogprob]) -> Vec<skep_api::TokenLogprob> {
+fn entries(model: &Model, logprobs: &[TokenLogprob]) -> Vec<skep_api::TokenLogprob> {
+    // The log-probabilities of other servers' tokens are not asked for.
+    let Some(engine) = model.engine() else { return Vec::new() };
     logprobs.iter().map(|token| logprobs::chat_entry(engine, token)).collect()
 }
 
 struct ChunkWriter {
-    engine: Engine,
+    model: Model,
     envelope: Envelope,
     usage: Usage,
     sends_usage: bool,
@@ -226,11 +229,15 @@ fn piece(index: usize, delta: ChatDelta) -> ChunkChoice {
 
 /// Returns the delta that begins a message.
 fn beginning() -> ChatDelta {
-    ChatDelta { role: Some(marker::Assistant), content: Some(String::new()), tool_calls: Vec::new() }
+    ChatDelta { role: Some(marker::Assistant), content: Some(String::new()), ..ChatDelta::default() }
 }
 
 fn text(delta: String) -> ChatDelta {
     ChatDelta { content: Some(delta), ..ChatDelta::default() }
+}
+
+fn reasoning(delta: String) -> ChatDelta {
+    ChatDelta { reasoning_content: Some(delta), ..ChatDelta::default() }
 }
 
 fn part_of_call(call: ChunkToolCall) -> ChatDelta {
@@ -246,9 +253,14 @@ impl Writer for ChunkWriter {
             Err(error) => return Step::Break(vec![Message::data(&ApiError::from(error).body())]),
         };
         let chunk = match event {
+            ChatEvent::Routed(routed) => {
+                self.envelope.set_model(routed.model);
+                return Step::Go(Vec::new());
+            }
             ChatEvent::Started { .. } => self.chunk(index, beginning()),
+            ChatEvent::Reasoning { delta } => self.chunk(index, reasoning(delta)),
             ChatEvent::Text { delta, logprobs } => {
-                let content = entries(&self.engine, &logprobs);
+                let content = entries(&self.model, &logprobs);
                 let logprobs = (!content.is_empty()).then_some(ChatLogprobs { content });
                 self.envelope.chunk(ChunkChoice { logprobs, ..piece(index, text(delta)) })
             }
@@ -339,6 +351,7 @@ async fn with_agent(
             let message = AssistantMessage {
                 role: marker::Assistant,
                 content: Some(outcome.text),
+                reasoning_content: None,
                 tool_calls: Vec::new(),
             };
             let choice = ChatChoice { index: 0, message, finish_reason: "stop".to_owned(), logprobs: None };

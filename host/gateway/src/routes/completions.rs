@@ -14,7 +14,7 @@ use crate::{
         prompt::Prompt,
         response_format::{self, Form},
     },
-    routes::chat_completions::engine_of,
+    routes::chat_completions::model_of,
     sse::{self, Message, Step, Writer},
 };
 use axum::{
@@ -70,7 +70,14 @@ pub(crate) async fn create(
     headers: HeaderMap,
     FieldsBody(body): FieldsBody<CompletionBody>,
 ) -> Result<Response, ApiError> {
-    let engine = engine_of(&gateway, body.parameters.model.as_deref())?;
+    let model = model_of(&gateway, &caller, body.parameters.model.as_deref())?;
+    let Some(engine) = model.engine().cloned() else {
+        let message = format!(
+            "{} runs on another server, which answers messages and continues no plain text; use /v1/chat/completions",
+            model.name()
+        );
+        return Err(ApiError::parameter("model", message));
+    };
     let affinity = headers::affinity(&headers, &caller)?;
     let budget = gateway.host.tenant_budget(caller.tenant.as_str())?;
     let (started, bytes) = (engine.clone(), body.bytes());
@@ -87,8 +94,7 @@ pub(crate) async fn create(
     // A refusal is a status, not an event, so the first event is awaited before the response starts.
     let first = choices[0].1.next().await.unwrap_or(Err(EngineError::Cancelled))?;
     choices[0].0.take(first);
-    let model = engine.info().name.clone();
-    let envelope = Envelope::new("cmpl", &model);
+    let envelope = Envelope::new("cmpl", model.name());
     if body.parameters.streams() {
         let response = streamed(choices, envelope, body.parameters.streams_usage());
         return Ok(headers::warned(response, &warnings));

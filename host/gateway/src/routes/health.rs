@@ -29,7 +29,7 @@ pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is shutting down");
         return error.into_response();
     }
-    for engine in gateway.host.models().iter() {
+    for engine in gateway.host.models().engines() {
         if let Some(problem) = engine.problem() {
             let message = format!("the model {} is failing: {problem}", engine.info().name);
             return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "model_failing", message).into_response();
@@ -39,7 +39,7 @@ pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
         let message = format!("the store is not writable: {error}");
         return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.code(), message).into_response();
     }
-    let models: Vec<String> = gateway.host.models().iter().map(|engine| engine.info().name.clone()).collect();
+    let models: Vec<String> = gateway.host.models().iter().map(|model| model.name().to_owned()).collect();
     let agents = gateway.host.agents().len() as u64;
     Json(Readiness { status: marker::Ready, models, agents }).into_response()
 }

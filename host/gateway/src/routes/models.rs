@@ -37,17 +37,17 @@ pub(crate) async fn show(
 
 /// Returns the models and agents that the caller may use.
 fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
-    let models = gateway.host.models().iter().filter(|_| caller.may_reach_models().is_ok()).map(|engine| {
-        let info = engine.info();
-        Model {
-            id: info.name.clone(),
-            object: marker::Model,
-            created: info.created_unix_s,
-            owned_by: "skep".to_owned(),
-            context_length: Some(info.context_length as u64),
-            description: None,
-        }
-    });
+    let models =
+        gateway.host.models().iter().filter(|model| caller.may_use(gateway, model).is_ok()).map(|model| {
+            Model {
+                id: model.name().to_owned(),
+                object: marker::Model,
+                created: model.created_unix_s(),
+                owned_by: model.name().split_once('/').map_or("skep", |(upstream, _)| upstream).to_owned(),
+                context_length: model.context_length().map(|tokens| tokens as u64),
+                description: None,
+            }
+        });
     let agents = gateway.host.agents();
     let agents = agents.into_iter().filter(|agent| caller.reaches(&agent.name)).map(|agent| Model {
         id: format!("agent:{}", agent.name),

@@ -21,8 +21,8 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Result<Json<HostStat
     let report = host.load().await?;
     let held = host.held().await?;
     let HostLoad { work, waiting_messages, dead_letters, disk, is_disk_low, mut limits } = report;
-    let models = host.models().iter().map(model_status).collect();
-    for engine in host.models().iter() {
+    let models = host.models().engines().map(model_status).collect();
+    for engine in host.models().engines() {
         limits.extend(limits_of(engine));
     }
     Ok(Json(HostStatus {

@@ -47,7 +47,7 @@ use crate::{
     webhook::Webhooks,
 };
 use expiry::Expiry;
-use skep_engine::ModelSet;
+use skep_engine::{Model, ModelSet};
 use skep_outbound::ToolServer;
 use std::{
     collections::BTreeMap,
@@ -281,6 +281,12 @@ impl AgentHost {
 
     pub fn models(&self) -> &ModelSet {
         self.host().reach.models.set()
+    }
+
+    /// Checks that a tenant may use a model without an agent. An operator may use all models. The error says which
+    /// setting would allow it.
+    pub fn may_use_model(&self, tenant: &str, is_operator: bool, model: &Model) -> Result<(), String> {
+        self.host().reach.models.check_direct(tenant, is_operator, model)
     }
 
     /// Returns the number of sessions in memory.

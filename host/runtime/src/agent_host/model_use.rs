@@ -22,9 +22,8 @@ impl AgentHost {
         let mut mismatches: BTreeMap<String, ModelMismatch> = BTreeMap::new();
         for used in self.host().store.models_in_use().await? {
             let served = self.models().get(Some(&used.model)).ok();
-            let is_same = |digest: &String| {
-                served.as_ref().is_some_and(|engine| engine.info().digest.to_string() == *digest)
-            };
+            let is_same =
+                |digest: &String| served.as_ref().is_some_and(|model| model.digest().to_string() == *digest);
             // Conversations stored by early versions have no digest; their tokens are checked when
             // they are read.
             if served.is_some() && used.digest.as_ref().is_none_or(is_same) {

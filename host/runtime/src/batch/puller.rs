@@ -127,14 +127,14 @@ fn busy_tenants(queue: &QueueShared) -> Vec<BusyTenant> {
 /// Returns the models in which a background sequence could start now (an agent counts by its
 /// model), and whether these are all models.
 fn models_with_room(context: &Context) -> (Vec<String>, bool) {
-    let models = context.models.iter().map(|engine| (engine.info().name.clone(), engine.clone()));
+    let models = context.models.iter().map(|model| (model.name().to_owned(), model.clone()));
     let agents = context.deployments.ready().into_iter().filter_map(|agent| {
-        let engine = context.models.get(Some(&agent.model)).ok()?;
-        Some((format!("{AGENT_MODEL}{}", agent.manifest.name), engine))
+        let model = context.models.get(Some(&agent.model)).ok()?;
+        Some((format!("{AGENT_MODEL}{}", agent.manifest.name), model))
     });
     let (mut roomy, mut all_have_room) = (Vec::new(), true);
-    for (name, engine) in models.chain(agents) {
-        match engine.free_slots(Priority::Background) {
+    for (name, model) in models.chain(agents) {
+        match model.free_slots(Priority::Background) {
             0 => all_have_room = false,
             _ => roomy.push(name),
         }

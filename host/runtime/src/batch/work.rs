@@ -7,7 +7,7 @@ use crate::{
 };
 use skep_engine::{
     Affinity, Cancel, EngineError, Priority,
-    chat::{ChatFinish, ChatOptions, ChatOutcome, chat},
+    chat::{ChatFinish, ChatOptions, ChatOutcome},
 };
 use skep_store::TakenItem;
 use std::{
@@ -43,7 +43,7 @@ pub(super) async fn run(
     let StoredRequest { form, request } = StoredRequest::decode(&item.request)?;
     match request {
         BatchRequest::Chat { messages, options } => {
-            let engine = context.models.get(Some(&item.model))?;
+            let model = context.models.get(Some(&item.model))?;
             let mut tokens = TenantBudget::open(&context.tokens, &context.store, &item.principal)?.meter();
             let options = ChatOptions {
                 priority: Priority::Background,
@@ -53,7 +53,7 @@ pub(super) async fn run(
             };
             // Rendering and encoding a long prompt takes long.
             let begin = move |cancel: &Cancel| {
-                chat(&engine, &messages, ChatOptions { cancel: cancel.clone(), ..options })
+                model.chat(&messages, ChatOptions { cancel: cancel.clone(), ..options })
             };
             let chat = context.compute.run(&item.principal, begin).await?;
             let _ = begun.send(());

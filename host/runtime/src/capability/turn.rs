@@ -16,7 +16,7 @@ use crate::{
     token_budget::{DayShare, NoTokens, TokenBudgets, TokenSpend},
     tool::Tool,
 };
-use skep_engine::{Affinity, Cancel, Engine, Priority, Usage};
+use skep_engine::{Affinity, Cancel, Model, Priority, Usage};
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Instant,
@@ -160,14 +160,14 @@ impl Turn {
         self.compute.run_unless(is_quick, &self.affinity.tenant, work).await
     }
 
-    /// Returns the engine of a model that the agent may use; without a name, that of the agent's own model.
-    pub(crate) fn engine(&self, model: Option<&str>) -> Result<Engine, Error> {
-        self.models.engine(&self.agent, model)
+    /// Returns a model that the agent may use; without a name, the agent's own model.
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<Model, Error> {
+        self.models.get(&self.agent, &self.affinity.tenant, name)
     }
 
-    /// Returns the engines of all models that the agent may use.
-    pub(super) fn engines(&self) -> impl Iterator<Item = &Engine> {
-        self.models.of(&self.agent)
+    /// Returns all models that the agent may use.
+    pub(super) fn usable_models(&self) -> impl Iterator<Item = &Model> {
+        self.models.of(&self.agent, &self.affinity.tenant)
     }
 
     /// Returns a tool that the model may be offered: one of the agent's own, or an external one that this turn listed.

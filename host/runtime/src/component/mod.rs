@@ -119,7 +119,7 @@ impl Compiler {
         let Loaded { pre, digest, bytes } = loaded;
         let name = manifest.name.clone();
         let broken = |message: String| RuntimeError::Component { agent: name.to_string(), message };
-        let engine = self.models.get(manifest.model.as_deref()).map_err(model_error)?;
+        let own = self.models.get(manifest.model.as_deref()).map_err(model_error)?;
         let limits = manifest.limits.within(&self.ceilings);
         let context = TurnContext::new(
             None,
@@ -142,7 +142,7 @@ impl Compiler {
         for tool in &mut tools {
             tool.needs_approval |= manifest.asks_approval(&tool.name);
         }
-        let tools = Tools::compile(tools, &engine).map_err(broken)?;
+        let tools = Tools::compile(tools, &own).map_err(broken)?;
         for name in manifest.tools.keys() {
             if tools.get(name).is_none() && name.parse::<ToolName>().is_err() {
                 let own = match tools.names() {
@@ -155,7 +155,7 @@ impl Compiler {
                 )));
             }
         }
-        let model = engine.info().name.clone();
+        let model = own.name().to_owned();
         let logs = context.log.take();
         Ok(Prepared { manifest, digest, bytes, logs, description, model, limits, tools, pre })
     }

@@ -49,6 +49,9 @@ pub struct RuntimeOptions {
     pub max_agents: usize,
     /// Models that agents may use if their manifests ask for them. `None`: only the host's default model.
     pub granted_models: Option<Vec<ModelGrant>>,
+    /// Models that may be used for a tenant, by tenant name; `default` applies to all others. A tenant without an entry
+    /// may use what its agents are granted, and without an agent the models that this host computes.
+    pub tenant_models: BTreeMap<String, Vec<ModelGrant>>,
     /// Origins to which agents may send requests if their manifests ask for them. Empty by default.
     pub granted_hosts: Origins,
     /// File with the key that encrypts secrets in the store; it is created when the first secret is set. `None`: the key
@@ -87,6 +90,7 @@ impl Default for RuntimeOptions {
             stack_kb: 512,
             max_agents: 10_000,
             granted_models: None,
+            tenant_models: BTreeMap::new(),
             granted_hosts: Origins::default(),
             key_file: None,
             outbound: skep_outbound::Options::default(),

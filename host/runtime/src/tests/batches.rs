@@ -116,7 +116,7 @@ async fn an_agent_handles_each_item_in_a_separate_session() {
 async fn an_agents_batch_generations_have_background_priority() {
     let host = Host::start().await;
     host.deploy("talk", "", talker()).await.expect("deployed");
-    let engine = host.agents.models().default_engine();
+    let engine = host.agents.models().engines().next().expect("a local model");
     let room = engine.free_slots(Priority::Interactive);
     let id = queue(&host, "agent:talk", vec![turn("hello"); 8]).await.expect("room");
     let mut ran = 0;
@@ -137,7 +137,7 @@ async fn an_agents_batch_generations_have_background_priority() {
 #[tokio::test]
 async fn no_item_starts_while_interactive_work_leaves_no_room() {
     let host = Host::start().await;
-    let engine = host.agents.models().default_engine().clone();
+    let engine = host.agents.models().engines().next().expect("a local model").clone();
     let streams = occupy(&engine).await;
     let id = queue(&host, "tiny", vec![short("one")]).await.expect("room");
     let mut streams = streams.into_iter();
@@ -223,7 +223,7 @@ async fn an_item_with_a_permanent_error_fails_alone_without_retries() {
 #[tokio::test]
 async fn a_restart_resumes_taken_items_and_answers_them_once() {
     let host = Host::start().await;
-    let streams = occupy(host.agents.models().default_engine()).await;
+    let streams = occupy(host.agents.models().engines().next().expect("a local model")).await;
     let id = queue(&host, "tiny", vec![short("one"), short("two")]).await.expect("room");
     host.agents.drain(Duration::ZERO).await;
     // Simulates a process that was killed after taking an item.
@@ -260,7 +260,7 @@ async fn cancelling_ends_unfinished_items_and_keeps_results() {
     assert!(matches!(status.phase, BatchPhase::Ended { cancelled: true, .. }));
     assert!(matches!(items[0].outcome, BatchOutcome::Done(_)), "{items:?}");
     assert!(items[1..].iter().all(|item| matches!(item.outcome, BatchOutcome::Cancelled)), "{items:?}");
-    let engine = host.agents.models().default_engine();
+    let engine = host.agents.models().engines().next().expect("a local model");
     until(async || (engine.stats().running == 0).then_some(())).await;
     host.agents.cancel_batch(PRINCIPAL, &id).await.expect("cancelling again changes nothing");
 }

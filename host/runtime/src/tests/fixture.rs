@@ -117,7 +117,7 @@ impl Host {
     /// Returns whether all these tokens have a text. The tiny model has more tokens than its
     /// tokenizer; a conversation in which it produced one of those is encoded again.
     pub(super) fn have_text(&self, tokens: &[u32]) -> bool {
-        let engine = self.agents.models().get(None).expect("the tiny model");
+        let engine = self.agents.models().engines().next().expect("the tiny model");
         tokens.iter().all(|id| engine.tokenizer().token_bytes(*id).is_some())
     }
 
@@ -184,8 +184,8 @@ impl Stopped {
 pub(super) async fn check_tokens(host: &Host, agent: &str) {
     let exported = host.agents.export_session(agent, "s").await.expect("the session exists");
     let transcript = &exported.conversations[0].transcript;
-    let engine = host.agents.models().get(None).expect("the host has a model");
-    transcript.check(&engine).expect("the tokens spell the text");
+    let engine = host.agents.models().engines().next().expect("the host has a model");
+    transcript.check(engine).expect("the tokens spell the text");
     assert!(!transcript.tokens().is_empty() && transcript.rendered().contains(QUESTION));
 }
 

@@ -201,7 +201,7 @@ fn announce(
     let paint = style::stdout();
     let url = server.url();
     out::line(&format!("{} {}", paint.bold("skep is up at"), paint.bold(&paint.cyan(&url))))?;
-    for engine in server.host.models().iter() {
+    for engine in server.host.models().engines() {
         let info = engine.info();
         out::line(&format!("  model   {}, context {} tokens", info.name, info.context_length))?;
         let replicas = match info.replicas {

@@ -24,7 +24,7 @@ use crate::{
     journal::{Call, Identity, ReplayPosition, SUMMARISE, Stopped},
 };
 use skep_engine::{
-    Cancel, Engine, EngineError, Sampling,
+    Cancel, Engine, EngineError, Model, Sampling,
     chat::{ChatMessage, ChatOptions, ChatStream, Opening, Role, ToolChoice, ToolSpec, Transcript},
 };
 use skep_model::SpecialTokens;
@@ -80,14 +80,14 @@ pub(crate) struct RequestedCompaction(Option<RequestedCut>);
 struct RequestedCut {
     turn: Arc<Turn>,
     generating: Generating,
-    engine: Engine,
+    model: Model,
     cut: Cut,
     summary: Option<String>,
     max_tokens: Option<u32>,
 }
 
 /// A started compaction that the agent requested.
-struct StartedCompaction(Option<(Generating, Engine, Compacting)>);
+struct StartedCompaction(Option<(Generating, Model, Compacting)>);
 
 impl Cut {
     /// Returns the cut that keeps at most `messages` messages in addition to the system message. `None`: there is nothing to
@@ -109,19 +109,19 @@ impl Cut {
     /// `None`: no compaction makes enough room.
     pub(in crate::capability) fn fitting(
         before: &Arc<Transcript>,
-        engine: &Engine,
+        model: &Model,
         opening: Opening<'_>,
         summary: Option<&str>,
         answer_tokens: usize,
         cancel: &Cancel,
     ) -> Result<Option<Cut>, EngineError> {
         let messages = before.messages();
-        let room = summary.map_or_else(|| summary_tokens(engine), |_| 0) + answer_tokens;
+        let room = summary.map_or_else(|| summary_tokens(model), |_| 0) + answer_tokens;
         let from = messages.len().saturating_sub(KEEP_RECENT);
         for at in boundaries(messages).filter(|at| (from..messages.len()).contains(at)) {
             let cut = Cut { before: before.clone(), at };
-            match cut.apply(summary.unwrap_or_default()).prompt_tokens(engine, opening, cancel) {
-                Ok(tokens) if tokens + room <= engine.sequence_limit() => return Ok(Some(cut)),
+            match model.prompt_tokens(&cut.apply(summary.unwrap_or_default()), opening, cancel) {
+                Ok(tokens) if tokens + room <= model.sequence_limit() => return Ok(Some(cut)),
                 Ok(_) | Err(EngineError::ContextOverflow { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -156,7 +156,7 @@ impl Cut {
     /// `None`: no part fits.
     fn to_summarise(
         &self,
-        engine: &Engine,
+        model: &Model,
         tools: &[ToolSpec],
         summary_tokens: usize,
         cancel: &Cancel,
@@ -178,8 +178,8 @@ impl Cut {
             let request = [ChatMessage::user(REQUEST)];
             self.before.rewritten([system, &rest[start..], &request].concat())
         };
-        let fits = |start: usize| match asking(start).prompt_tokens(engine, opening, cancel) {
-            Ok(tokens) => Ok(tokens + summary_tokens <= engine.sequence_limit()),
+        let fits = |start: usize| match model.prompt_tokens(&asking(start), opening, cancel) {
+            Ok(tokens) => Ok(tokens + summary_tokens <= model.sequence_limit()),
             Err(EngineError::ContextOverflow { .. }) => Ok(false),
             Err(error) => Err(error),
         };
@@ -211,7 +211,7 @@ impl Compacting {
     /// the conversation, so that its prefix is in the model's cache.
     pub(in crate::capability) async fn begin(
         turn: &Arc<Turn>,
-        engine: &Engine,
+        model: &Model,
         cut: Cut,
         tools: &[ToolSpec],
         summary: Option<String>,
@@ -221,8 +221,8 @@ impl Compacting {
         if let Some(summary) = summary {
             return Ok(Ok(Compacting { turn: turn.clone(), cut, source: Source::Agent(summary) }));
         }
-        let most = max_tokens.map_or_else(|| summary_tokens(engine), |tokens| tokens as usize);
-        let (finds, described) = (engine.clone(), tools.to_vec());
+        let most = max_tokens.map_or_else(|| summary_tokens(model), |tokens| tokens as usize);
+        let (finds, described) = (model.clone(), tools.to_vec());
         let find = move |cancel: &Cancel| {
             let asking = cut.to_summarise(&finds, &described, most, cancel);
             let identity = Identity::new(SUMMARISE, &(cut.before.messages(), cut.at, most));
@@ -249,7 +249,7 @@ impl Compacting {
             let source = Source::Recorded { record, position, reservation };
             return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
         }
-        if let Err(error) = check_model(&call, engine) {
+        if let Err(error) = check_model(&call, model) {
             return Ok(Err(refuse(turn, &call, error)));
         }
         let max_tokens = reservation.max_tokens as usize;
@@ -266,7 +266,7 @@ impl Compacting {
             resume_rolled_back: call.taken_back(),
             ..ChatOptions::default()
         };
-        Ok(match generate(turn, false, &asking, engine, options).await.map_err(Error::from) {
+        Ok(match generate(turn, false, &asking, model, options).await.map_err(Error::from) {
             Ok(stream) => {
                 let source = Source::Model { call, stream: Box::new(stream), reservation };
                 Ok(Compacting { turn: turn.clone(), cut, source })
@@ -280,7 +280,7 @@ impl Compacting {
     }
 
     /// Waits for the summary, and returns the compacted conversation and the summary.
-    pub(in crate::capability) async fn finish(self, engine: &Engine) -> Result<(Transcript, String), Error> {
+    pub(in crate::capability) async fn finish(self, model: &Model) -> Result<(Transcript, String), Error> {
         let Compacting { turn, cut, source } = self;
         let (mut summary, usage) = match source {
             Source::Agent(summary) => (summary, None),
@@ -290,7 +290,7 @@ impl Compacting {
                 (repeat(record, reservation, None)?.text, Some(usage))
             }
             Source::Model { call, stream, reservation } => {
-                let progress = Progress::new(&turn, &call, engine, false);
+                let progress = Progress::new(&turn, &call, model, false);
                 let followed = follow(progress, *stream, reservation, None).await;
                 turn.journal.caught_up().await;
                 let outcome = match followed {
@@ -311,7 +311,7 @@ impl Compacting {
             }
         };
         if let Some(usage) = &usage {
-            summary = within(engine, summary.trim(), usage.completion_tokens as usize)?;
+            summary = within(model, summary.trim(), usage.completion_tokens as usize)?;
         }
         let mut compacted = cut.apply(&summary);
         if let Some(usage) = usage {
@@ -339,24 +339,17 @@ pub(crate) fn ask(
     let (generating, before) = conversation.begin()?;
     let keep = keep_recent.map_or(KEEP_RECENT, |keep| keep as usize);
     let cut = Cut::keeping(&Arc::new(before), keep);
-    let (turn, engine) = (turn.clone(), conversation.engine.clone());
-    Ok(RequestedCompaction(cut.map(|cut| RequestedCut {
-        turn,
-        generating,
-        engine,
-        cut,
-        summary,
-        max_tokens,
-    })))
+    let (turn, model) = (turn.clone(), conversation.model.clone());
+    Ok(RequestedCompaction(cut.map(|cut| RequestedCut { turn, generating, model, cut, summary, max_tokens })))
 }
 
 impl RequestedCompaction {
     pub(crate) async fn finish(self) -> Result<Result<Compaction, Error>, Stopped> {
-        let Some(RequestedCut { turn, generating, engine, cut, summary, max_tokens }) = self.0 else {
+        let Some(RequestedCut { turn, generating, model, cut, summary, max_tokens }) = self.0 else {
             return Ok(StartedCompaction(None).finish().await);
         };
-        Ok(match Compacting::begin(&turn, &engine, cut, &[], summary, max_tokens, None).await? {
-            Ok(compacting) => StartedCompaction(Some((generating, engine, compacting))).finish().await,
+        Ok(match Compacting::begin(&turn, &model, cut, &[], summary, max_tokens, None).await? {
+            Ok(compacting) => StartedCompaction(Some((generating, model, compacting))).finish().await,
             Err(error) => Err(error),
         })
     }
@@ -364,11 +357,11 @@ impl RequestedCompaction {
 
 impl StartedCompaction {
     async fn finish(self) -> Result<Compaction, Error> {
-        let Some((generating, engine, compacting)) = self.0 else {
+        let Some((generating, model, compacting)) = self.0 else {
             return Ok(Compaction { dropped: 0, summary: String::new() });
         };
         let dropped = u32::try_from(compacting.cut.dropped()).unwrap_or(u32::MAX);
-        let (compacted, summary) = compacting.finish(&engine).await?;
+        let (compacted, summary) = compacting.finish(&model).await?;
         generating.rewrite(&compacted)?;
         Ok(Compaction { dropped, summary })
     }
@@ -398,8 +391,8 @@ fn first(messages: &[ChatMessage]) -> usize {
 }
 
 /// Truncates a text to at most `tokens` tokens. Text that a model produced may have more tokens when it is encoded again.
-fn within(engine: &Engine, text: &str, tokens: usize) -> Result<String, Error> {
-    let tokenizer = engine.tokenizer();
+fn within(model: &Model, text: &str, tokens: usize) -> Result<String, Error> {
+    let Some(tokenizer) = model.engine().map(Engine::tokenizer) else { return Ok(text.to_owned()) };
     let encoded = tokenizer.encode(text, SpecialTokens::Literal);
     let encoded = encoded.map_err(|error| Error::from(skep_engine::EngineError::from(error)))?;
     if encoded.len() <= tokens {
@@ -409,8 +402,8 @@ fn within(engine: &Engine, text: &str, tokens: usize) -> Result<String, Error> {
     Ok(kept.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned())
 }
 
-fn summary_tokens(engine: &Engine) -> usize {
-    (engine.sequence_limit() / SUMMARY_SHARE).clamp(1, SUMMARY_TOKENS)
+fn summary_tokens(model: &Model) -> usize {
+    (model.sequence_limit() / SUMMARY_SHARE).clamp(1, SUMMARY_TOKENS)
 }
 
 #[cfg(test)]

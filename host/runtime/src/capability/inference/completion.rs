@@ -18,7 +18,7 @@ use crate::{
     journal::Identity,
 };
 use skep_engine::{
-    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, TokenEvent,
+    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, Model, RolledBack, TokenEvent,
     TokenStream, chat::refuse_oversized,
 };
 use skep_model::SpecialTokens;
@@ -28,7 +28,7 @@ use tokio::task;
 /// Continues a text.
 pub(crate) async fn complete(
     turn: Arc<Turn>,
-    engine: skep_engine::Engine,
+    model: Model,
     prompt: String,
     options: GenerateOptions,
 ) -> Generated {
@@ -36,6 +36,13 @@ pub(crate) async fn complete(
         let message = "tools: a completion cannot call tools; use a conversation";
         return Ok(Err(Error::InvalidArgument(message.into())));
     }
+    let Some(engine) = model.engine().cloned() else {
+        let message = format!(
+            "{} runs on another server, which answers messages and continues no plain text; use a conversation",
+            model.name()
+        );
+        return Ok(Err(Error::InvalidArgument(message)));
+    };
     let visible = options.visible;
     let chat = match chat_options(&turn, &options) {
         Ok(chat) => chat,
@@ -69,7 +76,7 @@ pub(crate) async fn complete(
         position.reached().await;
         return Ok(repeat(record, reservation, None));
     }
-    if let Err(error) = check_model(&call, &engine) {
+    if let Err(error) = check_model(&call, &model) {
         return Ok(Err(refuse(&turn, &call, error)));
     }
     // The tokens of the prompt are not known yet.
@@ -91,7 +98,7 @@ pub(crate) async fn complete(
         Ok(stream) => stream,
         Err(error) => return Ok(Err(refuse(&turn, &call, error))),
     };
-    let progress = Progress::new(&turn, &call, &engine, visible);
+    let progress = Progress::new(&turn, &call, &model, visible);
     let followed = follow_text(progress, stream, reservation).await;
     turn.journal.caught_up().await;
     let (text, finished) = match followed {

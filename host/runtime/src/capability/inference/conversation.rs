@@ -10,7 +10,7 @@ use crate::{
     },
 };
 use skep_engine::{
-    Engine, Usage,
+    Model, Usage,
     chat::{ChatMessage, ChatOutcome, Transcript},
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A conversation that a guest holds. Clones share the conversation.
 #[derive(Clone)]
 pub struct Conversation {
-    pub(crate) engine: Engine,
+    pub(crate) model: Model,
     room: Arc<SessionRoom>,
     inner: Arc<Mutex<Inner>>,
 }
@@ -139,7 +139,7 @@ impl Conversation {
 
     /// Creates a conversation for which `bytes` of the session's size budget are already counted.
     pub(in crate::capability) fn new(
-        engine: Engine,
+        model: Model,
         transcript: Transcript,
         room: Arc<SessionRoom>,
         bytes: usize,
@@ -154,7 +154,7 @@ impl Conversation {
             compaction: None,
             model_change: None,
         };
-        Conversation { engine, room, inner: Arc::new(Mutex::new(inner)) }
+        Conversation { model, room, inner: Arc::new(Mutex::new(inner)) }
     }
 
     pub(in crate::capability) fn with_change(self, change: ModelChange) -> Self {
@@ -176,7 +176,7 @@ impl Conversation {
         let inner = self.when_open()?;
         let bytes = inner.transcript.bytes();
         self.room.take(bytes).map_err(Error::InvalidArgument)?;
-        let copy = Conversation::new(self.engine.clone(), inner.transcript.clone(), self.room.clone(), bytes);
+        let copy = Conversation::new(self.model.clone(), inner.transcript.clone(), self.room.clone(), bytes);
         let model_change = inner.model_change.clone();
         drop(inner);
         let mut of_copy = copy.lock();
@@ -188,10 +188,9 @@ impl Conversation {
     /// Returns the form in which the conversation is stored, if the turn changed it.
     pub(in crate::capability) fn changed(&self) -> Option<StoredConversation> {
         let inner = self.lock();
-        let info = self.engine.info();
         inner.changed.then(|| StoredConversation {
-            model: info.name.clone(),
-            digest: Some(info.digest.clone()),
+            model: self.model.name().to_owned(),
+            digest: Some(self.model.digest().clone()),
             transcript: inner.transcript.clone(),
         })
     }
@@ -275,9 +274,9 @@ impl Generating {
         Ok(())
     }
 
-    /// Returns the engine of the conversation's model.
-    pub(in crate::capability) fn engine(&self) -> &Engine {
-        &self.0.engine
+    /// Returns the conversation's model.
+    pub(in crate::capability) fn model(&self) -> &Model {
+        &self.0.model
     }
 
     /// Takes the pending notification about a model change.

@@ -16,7 +16,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use skep_engine::{
-    Cancel, Engine, ModelDigest,
+    Cancel, Model, ModelDigest,
     chat::{ChatMessage, Transcript},
 };
 use skep_store::{ConversationOutline, ConversationRow, Store};
@@ -166,7 +166,7 @@ impl ConversationSet {
         let opened = match self.stored(name, turn).await? {
             Some(stored) => self.reopen(name, stored, turn, model).await,
             None => self.check_new(name).and_then(|()| {
-                Ok(Conversation::new(turn.engine(model)?, Transcript::new(), self.room.clone(), 0))
+                Ok(Conversation::new(turn.model(model)?, Transcript::new(), self.room.clone(), 0))
             }),
         };
         if let Ok(conversation) = &opened {
@@ -247,22 +247,22 @@ impl ConversationSet {
         turn: &Turn,
         model: Option<&str>,
     ) -> Result<Conversation, Error> {
-        let engine = match turn.engine(Some(&stored.model)) {
-            Err(Error::ModelUnknown(_)) => turn.engine(model)?,
-            engine => engine?,
+        let model = match turn.model(Some(&stored.model)) {
+            Err(Error::ModelUnknown(_)) => turn.model(model)?,
+            model => model?,
         };
         let bytes = self.committed.0.get(name).map_or(0, |committed| committed.bytes);
         let (mut transcript, room) = (stored.transcript.clone(), self.room.clone());
-        let (checked, of) = (stored.clone(), engine.clone());
+        let (checked, of) = (stored.clone(), model.clone());
         let is_quick = stored.digest.is_some() || is_quick_conversation(bytes);
         if turn.compute(is_quick, move |_: &Cancel| checked.is_of(&of)).await {
-            return Ok(Conversation::new(engine, transcript, room, bytes));
+            return Ok(Conversation::new(model, transcript, room, bytes));
         }
         transcript.forget_tokens();
         let change = ModelChange {
             conversation: name.to_owned(),
             from: stored.model.clone(),
-            to: engine.info().name.clone(),
+            to: model.name().to_owned(),
         };
         tracing::warn!(
             conversation = name,
@@ -270,7 +270,7 @@ impl ConversationSet {
             to = change.to,
             "a conversation continues with a different model"
         );
-        Ok(Conversation::new(engine, transcript, room, bytes).with_change(change))
+        Ok(Conversation::new(model, transcript, room, bytes).with_change(change))
     }
 
     fn check_new(&self, name: &str) -> Result<(), Error> {
@@ -280,16 +280,16 @@ impl ConversationSet {
 }
 
 impl StoredConversation {
-    /// Whether the conversation's tokens belong to the model of `engine`.
-    fn is_of(&self, engine: &Engine) -> bool {
-        let info = engine.info();
-        if self.model != info.name {
+    /// Returns whether the conversation's tokens belong to `model`.
+    fn is_of(&self, model: &Model) -> bool {
+        if self.model != model.name() {
             return false;
         }
-        match &self.digest {
-            Some(digest) => *digest == info.digest,
+        match (&self.digest, model.engine()) {
+            (Some(digest), _) => digest == model.digest(),
             // Without a digest, only the tokens themselves can tell.
-            None => self.transcript.check(engine).is_ok(),
+            (None, Some(engine)) => self.transcript.check(engine).is_ok(),
+            (None, None) => false,
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     journal::{Call, Identity, Made, Reads, ReplayPosition, Stopped},
 };
 use skep_engine::{
-    Cancel, Engine, EngineError, Timing, Usage,
+    Cancel, EngineError, Model, Timing, Usage,
     chat::{ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
 };
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(crate) struct RequestedGeneration {
     generating: Generating,
     /// The conversation's transcript at the time of the request.
     before: Arc<Transcript>,
-    engine: Engine,
+    model: Model,
     policy: CompactionPolicy,
     options: GenerateOptions,
     chat: ChatOptions,
@@ -67,7 +67,7 @@ enum Work {
     Compacting {
         call: Call,
         compacting: Compacting,
-        engine: Engine,
+        model: Model,
         chat: Box<ChatOptions>,
         visible: bool,
     },
@@ -75,7 +75,7 @@ enum Work {
     Recorded {
         record: GenerationRecord,
         position: ReplayPosition,
-        compacting: Option<(Compacting, Engine)>,
+        compacting: Option<(Compacting, Model)>,
     },
 }
 
@@ -103,15 +103,15 @@ pub(crate) fn ask(
         Err(error) => return Ok(Err(error)),
     };
     let made = turn.journal.make()?;
-    let (before, engine) = (Arc::new(before), conversation.engine.clone());
+    let (before, model) = (Arc::new(before), conversation.model.clone());
     let policy = policy(&turn, conversation);
-    Ok(Ok(RequestedGeneration { turn, generating, before, engine, policy, options, chat, made }))
+    Ok(Ok(RequestedGeneration { turn, generating, before, model, policy, options, chat, made }))
 }
 
 impl RequestedGeneration {
     /// Submits the request.
     pub(crate) async fn begin(self) -> Result<Result<StartedGeneration, Error>, Stopped> {
-        let RequestedGeneration { turn, generating, before, engine, policy, options, mut chat, made } = self;
+        let RequestedGeneration { turn, generating, before, model, policy, options, mut chat, made } = self;
         let visible = options.visible;
         let bytes = bytes(&before, &chat);
         let is_quick = bytes <= QUICK_BYTES && chat.tools.is_empty() && chat.output.is_none();
@@ -140,10 +140,10 @@ impl RequestedGeneration {
             let compacting = match cut {
                 None => None,
                 Some(cut) => {
-                    match Compacting::begin(&turn, &engine, cut, &chat.tools, policy.summary(), None, parent)
+                    match Compacting::begin(&turn, &model, cut, &chat.tools, policy.summary(), None, parent)
                         .await?
                     {
-                        Ok(compacting) => Some((compacting, engine)),
+                        Ok(compacting) => Some((compacting, model)),
                         Err(error) => return Ok(Err(error)),
                     }
                 }
@@ -151,7 +151,7 @@ impl RequestedGeneration {
             let work = Work::Recorded { record, position, compacting };
             return Ok(Ok(StartedGeneration { turn, generating, before, reservation, work, reads }));
         }
-        if let Err(error) = check_model(&call, &engine) {
+        if let Err(error) = check_model(&call, &model) {
             return Ok(Err(refuse(&turn, &call, error)));
         }
         tell_model_change(&turn, &call, &generating);
@@ -159,7 +159,7 @@ impl RequestedGeneration {
         chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
         chat.resume = call.tokens().to_vec();
         chat.resume_rolled_back = call.taken_back();
-        let overflow = match generate(&turn, is_quick, &before, &engine, chat.clone()).await {
+        let overflow = match generate(&turn, is_quick, &before, &model, chat.clone()).await {
             Ok(stream) => {
                 turn.journal.forget_children(call.number());
                 let work = Work::Live { call, stream: Box::new(stream), visible };
@@ -170,10 +170,10 @@ impl RequestedGeneration {
         };
         let (summary, answer_tokens) = (policy.summary(), reservation.max_tokens as usize);
         let cut = {
-            let (before, engine, chat, summary) =
-                (before.clone(), engine.clone(), chat.clone(), summary.clone());
+            let (before, model, chat, summary) =
+                (before.clone(), model.clone(), chat.clone(), summary.clone());
             let find = move |cancel: &Cancel| {
-                Cut::fitting(&before, &engine, chat.opening(), summary.as_deref(), answer_tokens, cancel)
+                Cut::fitting(&before, &model, chat.opening(), summary.as_deref(), answer_tokens, cancel)
             };
             turn.compute(false, find).await
         };
@@ -183,9 +183,9 @@ impl RequestedGeneration {
             Err(error) => return Ok(Err(refuse(&turn, &call, Error::from(error)))),
         };
         let at = cut.at;
-        Ok(match Compacting::begin(&turn, &engine, cut, &chat.tools, summary, None, parent).await? {
+        Ok(match Compacting::begin(&turn, &model, cut, &chat.tools, summary, None, parent).await? {
             Ok(compacting) => {
-                let work = Work::Compacting { call, compacting, engine, chat: Box::new(chat), visible };
+                let work = Work::Compacting { call, compacting, model, chat: Box::new(chat), visible };
                 Ok(StartedGeneration { turn, generating, before, reservation, work, reads })
             }
             Err(error) => Err(end(&turn, &call, error, None, Some(at))),
@@ -205,22 +205,21 @@ pub(in crate::capability) async fn generate(
     turn: &Turn,
     is_quick: bool,
     before: &Arc<Transcript>,
-    engine: &Engine,
+    model: &Model,
     chat: ChatOptions,
 ) -> Result<ChatStream, EngineError> {
-    let (before, engine) = (before.clone(), engine.clone());
-    let begin =
-        move |cancel: &Cancel| before.generate(&engine, ChatOptions { cancel: cancel.clone(), ..chat });
+    let (before, model) = (before.clone(), model.clone());
+    let begin = move |cancel: &Cancel| model.answer(&before, ChatOptions { cancel: cancel.clone(), ..chat });
     turn.compute(is_quick, begin).await
 }
 
 /// Checks that the model did not change while the generation was interrupted, because the tokens so far mean a different
 /// text to another model.
-pub(in crate::capability) fn check_model(call: &Call, engine: &Engine) -> Result<(), Error> {
-    if !call.is_of_another(&engine.info().digest) {
+pub(in crate::capability) fn check_model(call: &Call, model: &Model) -> Result<(), Error> {
+    if !call.is_of_another(model.digest()) {
         return Ok(());
     }
-    let name = &engine.info().name;
+    let name = model.name();
     let message =
         format!("interrupted: the model {name} was replaced by another one in the meantime; generate again");
     Err(Error::Internal(message))
@@ -270,8 +269,8 @@ impl StartedGeneration {
             Work::Live { call, stream, visible } => {
                 RunningGeneration { call, stream, visible, before, compacted_at: None }
             }
-            Work::Compacting { call, compacting, engine, chat, visible } => {
-                match compact(&turn, call, compacting, &engine, *chat, visible).await {
+            Work::Compacting { call, compacting, model, chat, visible } => {
+                match compact(&turn, call, compacting, &model, *chat, visible).await {
                     Ok(started) => started,
                     Err(error) => return Ok(Err(error)),
                 }
@@ -282,7 +281,7 @@ impl StartedGeneration {
         };
         let RunningGeneration { call, stream, visible, before, compacted_at } = started;
         let mut collecting = sink.map(CollectingSink::new);
-        let progress = Progress::new(&turn, &call, generating.engine(), visible);
+        let progress = Progress::new(&turn, &call, generating.model(), visible);
         let followed = follow(progress, *stream, reservation, collecting.as_mut()).await;
         turn.journal.caught_up().await;
         let read = collecting.map(CollectingSink::end).unwrap_or_default();
@@ -299,7 +298,7 @@ impl StartedGeneration {
             Ok(arguments) => arguments,
             Err(error) => return Ok(Err(end(error, figures))),
         };
-        let generating_model = generating.engine().info().digest.clone();
+        let generating_model = generating.model().digest().clone();
         // Only a complete answer replaces the conversation by its compacted form.
         let rewritten = compacted_at.map_or(Ok(()), |_| generating.rewrite(&before));
         if let Err(error) = rewritten.and_then(|()| generating.commit(&outcome)) {
@@ -331,15 +330,15 @@ async fn compact(
     turn: &Turn,
     call: Call,
     compacting: Compacting,
-    engine: &Engine,
+    model: &Model,
     chat: ChatOptions,
     visible: bool,
 ) -> Result<RunningGeneration, Error> {
     let compacted_at = Some(compacting.at());
-    let started = match compacting.finish(engine).await {
+    let started = match compacting.finish(model).await {
         Ok((before, _summary)) => {
             let before = Arc::new(before);
-            let stream = generate(turn, false, &before, engine, chat).await;
+            let stream = generate(turn, false, &before, model, chat).await;
             stream.map(|stream| (before, stream)).map_err(Error::from)
         }
         Err(error) => Err(error),
@@ -356,7 +355,7 @@ async fn compact(
 async fn recall(
     record: GenerationRecord,
     position: ReplayPosition,
-    compacting: Option<(Compacting, Engine)>,
+    compacting: Option<(Compacting, Model)>,
     generating: Generating,
     mut before: Arc<Transcript>,
     reservation: Reservation,
@@ -368,8 +367,8 @@ async fn recall(
         sink.push(result.as_ref().map_or(read, |generation| &generation.text));
     }
     // If the summary failed, the recorded generation failed too.
-    if let Some((compacting, engine)) = compacting
-        && let Ok((compacted, _summary)) = compacting.finish(&engine).await
+    if let Some((compacting, model)) = compacting
+        && let Ok((compacted, _summary)) = compacting.finish(&model).await
     {
         before = Arc::new(compacted);
     }

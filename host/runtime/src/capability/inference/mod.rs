@@ -38,7 +38,7 @@ use crate::{
 use serde::Deserialize;
 use serde_json::json;
 use skep_engine::{
-    Engine,
+    Model,
     chat::{ChatMessage, Role},
 };
 use std::sync::Arc;
@@ -94,7 +94,7 @@ impl HostWithStore<TurnContext> for Capabilities {
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
         match accessor.with(|mut access| access.get().begin_completion(model, &prompt))? {
-            Ok((turn, engine)) => Ok(completion::complete(turn, engine, prompt, options).await?),
+            Ok((turn, model)) => Ok(completion::complete(turn, model, prompt, options).await?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -104,15 +104,12 @@ impl Host for TurnContext {
     fn models(&mut self) -> wasmtime::Result<Vec<ModelInfo>> {
         self.charge(0)?;
         let Ok(turn) = self.turn() else { return Ok(Vec::new()) };
-        let describe = |engine: &Engine| {
-            let info = engine.info();
-            ModelInfo {
-                name: info.name.clone(),
-                context_length: u32::try_from(info.context_length).unwrap_or(u32::MAX),
-                is_default: info.name == turn.agent.model,
-            }
+        let describe = |model: &Model| ModelInfo {
+            name: model.name().to_owned(),
+            context_length: u32::try_from(model.sequence_limit()).unwrap_or(u32::MAX),
+            is_default: model.name() == turn.agent.model,
         };
-        let list = || turn.engines().map(describe).collect();
+        let list = || turn.usable_models().map(describe).collect();
         Ok(turn.journal.immediate(Identity::new("models", &()), list)?)
     }
 }
@@ -271,11 +268,11 @@ impl TurnContext {
         &mut self,
         model: Option<String>,
         prompt: &str,
-    ) -> wasmtime::Result<Result<(Arc<Turn>, Engine), Error>> {
+    ) -> wasmtime::Result<Result<(Arc<Turn>, Model), Error>> {
         self.charge(prompt.len())?;
         Ok(self.turn().and_then(|turn| {
-            let engine = turn.engine(model.as_deref())?;
-            Ok((turn, engine))
+            let model = turn.model(model.as_deref())?;
+            Ok((turn, model))
         }))
     }
 

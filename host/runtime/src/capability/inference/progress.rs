@@ -9,7 +9,7 @@ use crate::{
     journal::Call,
 };
 use skep_engine::{
-    Engine, ModelDigest, RolledBack,
+    Model, ModelDigest, RolledBack,
     chat::{ChatEvent, ChatOutcome, ChatStream},
 };
 
@@ -29,11 +29,11 @@ impl<'a> Progress<'a> {
     pub(in crate::capability) fn new(
         turn: &'a Turn,
         call: &'a Call,
-        engine: &'a Engine,
+        model: &'a Model,
         visible: bool,
     ) -> Self {
         let (journalled, shown_before) = (call.tokens().len(), call.shown_bytes());
-        Progress { turn, call, model: &engine.info().digest, visible, journalled, shown_before }
+        Progress { turn, call, model: model.digest(), visible, journalled, shown_before }
     }
 
     /// Journals new tokens. `produced` holds all tokens so far, `delta` the text of the latest ones, and `taken_back` what had
@@ -72,7 +72,9 @@ pub(in crate::capability) async fn follow(
             ChatEvent::ToolCallArguments { .. } => {
                 progress.note(stream.produced(), stream.rolled_back(), "");
             }
-            ChatEvent::Started { .. }
+            ChatEvent::Routed(_)
+            | ChatEvent::Reasoning { .. }
+            | ChatEvent::Started { .. }
             | ChatEvent::ToolCallStarted { .. }
             | ChatEvent::ToolCallFinished { .. } => {}
             ChatEvent::Finished(outcome) => {

@@ -63,6 +63,8 @@ pub(in crate::capability) struct WrittenUsage(#[serde(with = "StoredUsage")] pub
 #[derive(Serialize, Deserialize)]
 pub(in crate::capability) struct Message {
     raw: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    reasoning: String,
     tokens: Vec<u32>,
     kept_prompt_tokens: usize,
     new_prompt_tokens: Vec<u32>,
@@ -82,6 +84,7 @@ impl Message {
         };
         Message {
             raw: outcome.raw.clone(),
+            reasoning: outcome.reasoning.clone(),
             tokens: outcome.tokens.clone(),
             kept_prompt_tokens: same,
             new_prompt_tokens: outcome.prompt[same..].to_vec(),
@@ -108,6 +111,7 @@ impl Message {
         };
         let mut outcome = ChatOutcome {
             text: generation.text.clone(),
+            reasoning: self.reasoning,
             tool_calls,
             finish,
             cut_off: false,
@@ -118,7 +122,7 @@ impl Message {
             raw: self.raw,
             rendered: String::new(),
         };
-        if self.model.is_some_and(|generated| generated != generating.engine().info().digest) {
+        if self.model.is_some_and(|generated| generated != *generating.model().digest()) {
             return generating.commit_text(&outcome);
         }
         let changed = || Error::Internal("the conversation differs from its form before the restart".into());

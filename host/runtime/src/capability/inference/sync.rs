@@ -26,7 +26,7 @@ impl Host for TurnContext {
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
         match self.begin_completion(model, &prompt)? {
-            Ok((turn, engine)) => Ok(completion::complete(turn, engine, prompt, options).await?),
+            Ok((turn, model)) => Ok(completion::complete(turn, model, prompt, options).await?),
             Err(error) => Ok(Err(error)),
         }
     }

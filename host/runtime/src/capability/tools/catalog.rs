@@ -93,12 +93,12 @@ impl Catalog {
 
     /// Whether decoding with the model of this turn's agent can enforce the tool's input schema.
     fn is_decodable(&self, turn: &Turn, tool: &Tool) -> bool {
-        let Ok(engine) = turn.engine(None) else { return false };
+        let Ok(model) = turn.model(None) else { return false };
         let key = digest(&(&turn.agent.model, &tool.definition.input_schema));
         if let Some(known) = self.decodable.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return *known;
         }
-        let checked = tool.check_decodable(&engine);
+        let checked = tool.check_decodable(&model);
         if let Err(why) = &checked {
             tracing::warn!(tool = tool.definition.name, "this tool is not offered to models: {why}");
         }
