@@ -68,8 +68,8 @@ pub use status::{
 };
 pub use turn::{AcceptedTurn, ToolCall, TotalTime, Turn, TurnError, TurnState, TurnStatus, TurnTiming};
 pub use turn_event::{
-    ApprovalDecided, ApprovalRequired, Delta, Generation, ModelChanged, Timing, ToolResult, TurnEvent,
-    TurnStarted,
+    ApprovalDecided, ApprovalRequired, Delta, Generation, GenerationRestarted, ModelChanged, ModelChosen,
+    Thinking, Timing, ToolResult, TurnEvent, TurnStarted,
 };
 pub use usage::{CompletionTokens, PromptTokens, Usage};
 pub use version::{AgentVersion, Rollback};

@@ -67,6 +67,9 @@ events! {
     ApprovalRequired(ApprovalRequired<J>) = "approval_required",
     ApprovalDecided(ApprovalDecided) = "approval_decided",
     ModelChanged(ModelChanged) = "model_changed",
+    ModelChosen(ModelChosen) = "model_chosen",
+    Thinking(Thinking) = "thinking",
+    GenerationRestarted(GenerationRestarted) = "generation_restarted",
     Usage(Generation) = "usage",
     Done(Turn<J>) = "done",
     Error(ErrorBody) = "error",
@@ -136,6 +139,25 @@ pub struct ModelChanged {
     pub to: String,
 }
 
+/// A route chose the model that answers.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ModelChosen {
+    pub model: String,
+    /// Number of models that were asked, this one included.
+    pub attempts: u32,
+}
+
+/// A piece of the model's reasoning, which is not part of its text.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Thinking {
+    pub text: String,
+}
+
+/// The host crashed while another server answered, and the request is made again: the text that the generation had
+/// sent so far is void.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct GenerationRestarted {}
+
 /// The figures of one generation of the turn.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Generation {
@@ -180,6 +202,9 @@ mod tests {
             ("approval_required", json!({"id": "c", "tool": "t", "arguments": 1, "expires_at_ms": 2})),
             ("approval_decided", json!({"id": "c", "decision": "deny", "reason": null})),
             ("model_changed", json!({"conversation": "main", "from": "a", "to": "b"})),
+            ("model_chosen", json!({"model": "a/b", "attempts": 2})),
+            ("thinking", json!({"text": "hm"})),
+            ("generation_restarted", json!({})),
             (
                 "usage",
                 json!({"usage": usage, "timing": {"queue_ms": 0.5, "first_token_ms": 1.0, "total_ms": 2.0}}),

@@ -3,7 +3,7 @@
 
 use crate::{ApiError, caller::Caller};
 use axum::{http::HeaderMap, http::HeaderValue, response::Response};
-use skep_engine::Affinity;
+use skep_engine::{Affinity, chat::Routed};
 
 const MAX_HEADER_BYTES: usize = 256;
 /// Response header with likely mistakes in the request's schemas, which are applied as written nevertheless.
@@ -32,6 +32,16 @@ pub(crate) fn session(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         }
     }
     Ok(None)
+}
+
+/// Adds the model that answers, and how many models were asked.
+pub(crate) fn served(mut response: Response, Routed { model, attempts }: &Routed) -> Response {
+    // A local model may be named after a file whose name no header can carry.
+    if let Ok(model) = HeaderValue::from_str(model) {
+        response.headers_mut().insert("x-skep-model", model);
+    }
+    response.headers_mut().insert("x-skep-attempts", HeaderValue::from(*attempts));
+    response
 }
 
 /// Returns the affinity of a request, which says where its prefix is likely cached: with its session, or with the

@@ -20,7 +20,7 @@ pub(crate) struct Egress {
     request_permits: TenantPermits,
     /// Slots for calls to tool servers. They are separate, so that slow servers do not block requests.
     tool_call_permits: TenantPermits,
-    pub(crate) vault: Vault,
+    pub(crate) vault: Arc<Vault>,
     granted: Arc<Origins>,
 }
 
@@ -35,7 +35,7 @@ impl Egress {
             request_permits,
             tool_call_permits,
             granted,
-            vault: Vault::new(store, clock, options.key_file.clone()),
+            vault: Arc::new(Vault::new(store, clock, options.key_file.clone())),
         }
     }
 

@@ -144,6 +144,18 @@ pub enum RunEvent {
         from: String,
         to: String,
     },
+    /// A route chose the model that answers, after asking `attempts` models.
+    ModelChosen {
+        model: String,
+        attempts: u32,
+    },
+    /// The model's reasoning, which is not part of its text.
+    Thinking {
+        text: String,
+    },
+    /// A crash cut off an answer of another server, and the same request is made again. The text of the generation
+    /// that was sent so far is void.
+    GenerationRestarted,
     /// Sent after each generation.
     Generation {
         #[serde(with = "StoredUsage")]

@@ -66,7 +66,7 @@ mod vault;
 mod webhook;
 
 pub use access::{ApiKey, KeyRing, NewApiKey, Role};
-pub use agent_host::{AgentHost, HostLoad, HostParts, LimitUse, ModelMismatch};
+pub use agent_host::{AgentHost, HostLoad, HostParts, LimitUse, ModelMismatch, SecretReader};
 pub use agent_log::LogFollower;
 pub use approvals::Approval;
 pub use batch::{
@@ -87,7 +87,7 @@ pub use invocation::{
 };
 pub use json::Json;
 pub use limits::{Limits, LimitsToml};
-pub use manifest::{Build, Grants, HttpTrigger, Manifest, ToolToml, Triggers};
+pub use manifest::{Build, CutOffMode, Grants, HttpTrigger, InferenceToml, Manifest, ToolToml, Triggers};
 pub use measure::HeldInstance;
 pub use name::{AgentName, SecretName, SessionId, Tenant, plain_session, tenant_of};
 pub use options::{BatchOptions, RuntimeOptions, WaitingBytes};

@@ -47,6 +47,39 @@ pub struct Manifest {
     pub tools: BTreeMap<String, ToolToml>,
     #[serde(default, skip_serializing_if = "SessionsToml::is_default")]
     pub sessions: SessionsToml,
+    #[serde(default, skip_serializing_if = "InferenceToml::is_default")]
+    pub inference: InferenceToml,
+}
+
+/// `[inference]` in `agent.toml`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InferenceToml {
+    /// What becomes of an answer of another server that a crash of this host cut off. An answer of a model of this host
+    /// always continues where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_off: Option<CutOffMode>,
+    /// Whether a conversation continues with the model that the agent names now, instead of the one that it began
+    /// with. Its tokens are then made again from its messages.
+    #[serde(default)]
+    pub follow_model: bool,
+}
+
+/// What becomes of an answer that was cut off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CutOffMode {
+    /// The same request is made again, and costs again.
+    #[default]
+    Again,
+    /// The generation fails as interrupted.
+    Fail,
+}
+
+impl InferenceToml {
+    fn is_default(&self) -> bool {
+        *self == InferenceToml::default()
+    }
 }
 
 /// The settings of a tool in `agent.toml`.

@@ -42,9 +42,15 @@ pub async fn show(stream: &mut TurnStream) -> Result<TurnReport> {
                 };
                 printer.aside(&format!("conversation {conversation} continues with {with}"))?;
             }
+            TurnEvent::GenerationRestarted(_) => {
+                printer.aside("the host restarted; the answer begins again")?;
+                printer.streamed.clear();
+            }
             TurnEvent::Usage(Generation { usage, timing }) => generations.push((usage, timing)),
             TurnEvent::Done(turn) => done = Some(turn),
             TurnEvent::Turn(_)
+            | TurnEvent::ModelChosen(_)
+            | TurnEvent::Thinking(_)
             | TurnEvent::ApprovalRequired(_)
             | TurnEvent::ApprovalDecided(_)
             | TurnEvent::Error(_) => {}

@@ -8,14 +8,17 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use skep_gateway::{RateOptions, TenantRates};
-use skep_runtime::Tenant;
+use skep_runtime::{ModelGrant, Tenant};
 
 use super::number::number;
 use crate::server_options::ServerOptions;
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TenantConfig {
+    /// Models that may be used for the tenant, by its agents too; `*` is all models of this host. Without it, agents
+    /// have their grants, and keys other than an operator's have the models of this host.
+    pub models: Option<Vec<ModelGrant>>,
     /// Requests that invoke something: messages, generations, an agent's own routes. If the host requires no
     /// keys, each client address has the limit of the tenant `local`.
     #[serde(deserialize_with = "number::<1, MAX_RATE, _, _>")]
@@ -44,19 +47,21 @@ pub(super) const MAX_WEIGHT: u64 = 1_000;
 const MAX_RATE: u64 = u32::MAX as u64;
 
 pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut ServerOptions) -> Result<()> {
-    let default = tenants.get(DEFAULT).copied().unwrap_or_default();
+    let default = tenants.get(DEFAULT).cloned().unwrap_or_default();
     let mut rates = RateOptions { others: default.rates(), ..RateOptions::default() };
     let weights = Arc::make_mut(&mut options.engine.weights);
     weights.other_tenants = default.weight;
     for (name, own) in tenants {
         let tokens = own.tokens_per_day.map(|tokens| (name.clone(), tokens.get()));
         options.runtime.tenant_tokens_per_day.extend(tokens);
+        let models = own.models.clone().map(|models| (name.clone(), models));
+        options.runtime.tenant_models.extend(models);
         if name == DEFAULT {
             continue;
         }
         Tenant::new(name).with_context(|| format!("[tenants.{name}]"))?;
-        rates.tenants.insert(name.clone(), own.or(default).rates());
-        weights.tenants.extend(own.or(default).weight.map(|weight| (name.clone(), weight)));
+        rates.tenants.insert(name.clone(), own.or(&default).rates());
+        weights.tenants.extend(own.or(&default).weight.map(|weight| (name.clone(), weight)));
     }
     options.rates = rates;
     Ok(())
@@ -72,8 +77,10 @@ pub fn rates_of_open_host(mut rates: RateOptions) -> RateOptions {
 }
 
 impl TenantConfig {
-    fn or(self, default: TenantConfig) -> Self {
+    /// Returns the limits, with those that the section leaves out from the default.
+    fn or(&self, default: &TenantConfig) -> Self {
         TenantConfig {
+            models: None,
             requests_per_minute: self.requests_per_minute.or(default.requests_per_minute),
             request_burst: self.request_burst.or(default.request_burst),
             tokens_per_minute: self.tokens_per_minute.or(default.tokens_per_minute),
@@ -82,7 +89,7 @@ impl TenantConfig {
         }
     }
 
-    fn rates(self) -> TenantRates {
+    fn rates(&self) -> TenantRates {
         TenantRates {
             requests_per_minute: self.requests_per_minute,
             request_burst: self.request_burst,
@@ -134,6 +141,14 @@ mod tests {
         let budgets = applied(text).expect("in range").runtime.tenant_tokens_per_day;
         let budgets: Vec<_> = budgets.into_iter().collect();
         assert_eq!(budgets, [("acme".to_owned(), 9), ("default".to_owned(), 7)]);
+    }
+
+    #[test]
+    fn models_of_tenants_come_from_the_file_and_default_to_no_bound() {
+        let text = "[tenants.acme]\nmodels = [\"*\"]\n[tenants.big]\nmodels = [\"*\", \"openai/*\"]\n[tenants.other]\n";
+        let models = applied(text).expect("in range").runtime.tenant_models;
+        let models: Vec<_> = models.into_iter().map(|(name, models)| (name, models.len())).collect();
+        assert_eq!(models, [("acme".to_owned(), 1), ("big".to_owned(), 2)]);
     }
 
     #[test]

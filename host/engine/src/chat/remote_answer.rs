@@ -17,6 +17,8 @@ const TOKEN_BYTES: usize = 4;
 /// A remote answer, which always ends with `Finished` or an error.
 pub(crate) struct RemoteAnswer {
     events: RemoteStream,
+    /// The first event, if it was awaited before the caller asked for it.
+    first: Option<ChatEvent>,
     bytes: usize,
     /// The number of tokens that the other server counted, once it has.
     counted: Option<usize>,
@@ -25,17 +27,28 @@ pub(crate) struct RemoteAnswer {
 
 impl RemoteAnswer {
     pub(crate) fn new(events: RemoteStream) -> Self {
-        RemoteAnswer { events, bytes: 0, counted: None, ended: false }
+        RemoteAnswer { events, first: None, bytes: 0, counted: None, ended: false }
     }
 
     pub(super) fn spent_tokens(&self) -> usize {
         self.counted.unwrap_or(self.bytes.div_ceil(TOKEN_BYTES))
     }
 
+    /// Waits for the first event. A request that was refused is an error.
+    pub(super) async fn begin(&mut self) -> Result<(), EngineError> {
+        if let Some(event) = std::future::poll_fn(|cx| self.poll_event(cx)).await {
+            self.first = Some(event?);
+        }
+        Ok(())
+    }
+
     pub(super) fn poll_event(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<ChatEvent, EngineError>>> {
+        if let Some(event) = self.first.take() {
+            return Poll::Ready(Some(Ok(event)));
+        }
         if self.ended {
             return Poll::Ready(None);
         }
@@ -89,6 +102,17 @@ mod tests {
         answer.next().await.expect("an event").expect("the outcome");
         assert_eq!(answer.spent_tokens(), 9);
         assert!(answer.next().await.is_none(), "nothing follows the outcome");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_known_once_the_answer_has_begun_and_nothing_else_is_lost() {
+        let refused = answer(vec![Err(EngineError::Cancelled), text("x")]);
+        refused.begun().await.err().expect("the request was refused");
+        let mut begun = answer(vec![text("a"), text("b")]).begun().await.expect("begun");
+        for expected in ["a", "b"] {
+            let event = begun.next().await.expect("an event").expect("text");
+            assert!(matches!(event, ChatEvent::Text { delta, .. } if delta == expected));
+        }
     }
 
     #[tokio::test]

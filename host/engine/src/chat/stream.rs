@@ -45,6 +45,15 @@ impl ChatStream {
         ChatStream(Source::Remote(Box::new(answer)))
     }
 
+    /// Waits until a remote model has begun to answer, so that a refusal is an error here and not an event. What a
+    /// local model refuses is known when the stream is made.
+    pub async fn begun(mut self) -> Result<Self, EngineError> {
+        if let Source::Remote(answer) = &mut self.0 {
+            answer.begin().await?;
+        }
+        Ok(self)
+    }
+
     /// Returns the next event, or `None` after `Finished` or an error.
     pub async fn next(&mut self) -> Option<Result<ChatEvent, EngineError>> {
         std::future::poll_fn(|cx| self.poll_event(cx)).await

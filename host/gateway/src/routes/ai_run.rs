@@ -178,14 +178,14 @@ async fn answer(
     }
     let chat =
         StartedChat::start(&gateway, &caller, model, headers::affinity(&headers, &caller)?, &body).await?;
-    let warnings = chat.warnings.clone();
+    let (warnings, served) = (chat.warnings.clone(), chat.served());
     let response = match (schema, body.parameters.streams()) {
         (Schema::OpenAi, true) => chat.stream(body.parameters.streams_usage()),
         (Schema::OpenAi, false) => Json(AiEnvelope::success(chat.whole().await?)).into_response(),
         (Schema::Native, true) => native_stream(chat),
         (Schema::Native, false) => native_whole(chat, body.wants_json()).await?,
     };
-    Ok(headers::warned(response, &warnings))
+    Ok(headers::served(headers::warned(response, &warnings), &served))
 }
 
 /// Retry delay that is sent to a client that asked to be refused instead of waiting for room.

@@ -30,7 +30,7 @@ use skep_api::{
 };
 use skep_engine::{
     Affinity, Cancel, EngineError, Model, Priority, TokenLogprob, Usage,
-    chat::{ChatEvent, ChatOptions, ChatStream},
+    chat::{ChatEvent, ChatOptions, ChatStream, Routed},
 };
 use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
 use std::sync::Arc;
@@ -59,12 +59,14 @@ enum StreamItem {
     ),
     request_body = crate::openai::schema::ChatCompletionRequest,
     responses(
-        (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one.",
+        (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one. `x-skep-model` names the model that answers, and `x-skep-attempts` how many a route asked.",
             content((ChatCompletion = "application/json"), (StreamItem = "text/event-stream"))),
         (status = 404, description = "`model_not_found`"),
         (status = 409, description = "With an agent: `waiting_for_approval`, `model_gone`, `held_since_restore` or `turn_dropped`"),
         (status = 422, description = "`schema_unsatisfied`, `truncated`; with an agent: `invalid_message` or `tool_failed`"),
         (status = 499, description = "The turn of the agent was cancelled: `cancelled`."),
+        (status = 502, description = "`upstream_refused`, `upstream_cut_off` or `upstream_malformed`"),
+        (status = 503, description = "`upstream_unavailable`"),
         (status = 504, description = "`deadline_exceeded`"),
     ))]
 pub(crate) async fn create(
@@ -102,12 +104,12 @@ async fn with_model(
 ) -> Result<Response, ApiError> {
     let model = model_of(gateway, caller, body.parameters.model.as_deref())?;
     let chat = StartedChat::start(gateway, caller, model, headers::affinity(headers, caller)?, body).await?;
-    let warnings = chat.warnings.clone();
+    let (warnings, served) = (chat.warnings.clone(), chat.served());
     let response = match body.parameters.streams() {
         true => chat.stream(body.parameters.streams_usage()),
         false => Json(chat.whole().await?).into_response(),
     };
-    Ok(headers::warned(response, &warnings))
+    Ok(headers::served(headers::warned(response, &warnings), &served))
 }
 
 /// A completion that was admitted. Invalid requests, and those for which there is no room, have been refused before.
@@ -155,6 +157,14 @@ impl StartedChat {
         Ok(StartedChat { model, first, choices, wants_logprobs, warnings })
     }
 
+    /// Returns the model that answers, which a route may have chosen.
+    pub(super) fn served(&self) -> Routed {
+        match &self.first {
+            ChatEvent::Routed(routed) => routed.clone(),
+            _ => Routed { model: self.model.name().to_owned(), attempts: 1 },
+        }
+    }
+
     /// Returns a streamed response.
     pub(super) fn stream(self, sends_usage: bool) -> Response {
         let rest = self.choices.into_iter().enumerate();
@@ -171,13 +181,14 @@ impl StartedChat {
 
     /// Returns the whole response.
     pub(super) async fn whole(self) -> Result<ChatCompletion, ApiError> {
+        let served = self.served().model;
         let StartedChat { model, choices, wants_logprobs, .. } = self;
         let mut usage = Usage::default();
         let mut answers = Vec::new();
         for (index, stream) in choices.into_iter().enumerate() {
             answers.push(whole_choice(&model, index, stream, wants_logprobs, &mut usage).await?);
         }
-        Ok(completion(model.name(), answers, &usage))
+        Ok(completion(&served, answers, &usage))
     }
 }
 

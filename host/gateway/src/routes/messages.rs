@@ -18,8 +18,9 @@ use axum::{
 use futures::{Stream, StreamExt, stream};
 use serde::Deserialize;
 use skep_api::{
-    AcceptedTurn, ApprovalDecided, ApprovalRequired, Decision, Delta, Generation, ModelChanged, SendMessage,
-    ToolCall, ToolResult, Turn, TurnEvent, TurnStarted, TurnTiming,
+    AcceptedTurn, ApprovalDecided, ApprovalRequired, Decision, Delta, Generation, GenerationRestarted,
+    ModelChanged, ModelChosen, SendMessage, Thinking, ToolCall, ToolResult, Turn, TurnEvent, TurnStarted,
+    TurnTiming,
 };
 use skep_engine::Priority;
 use skep_runtime::{
@@ -185,6 +186,11 @@ impl TurnJson {
                 let decision = if approved { Decision::Approve } else { Decision::Deny };
                 TurnEvent::ApprovalDecided(ApprovalDecided { id, decision, reason })
             }
+            RunEvent::ModelChosen { model, attempts } => {
+                TurnEvent::ModelChosen(ModelChosen { model, attempts })
+            }
+            RunEvent::Thinking { text } => TurnEvent::Thinking(Thinking { text }),
+            RunEvent::GenerationRestarted => TurnEvent::GenerationRestarted(GenerationRestarted {}),
             RunEvent::ModelChanged { conversation, from, to } => {
                 TurnEvent::ModelChanged(ModelChanged { conversation, from, to })
             }

@@ -23,6 +23,7 @@ mod webhooks;
 pub use model_use::ModelMismatch;
 pub use monitoring::{HostLoad, LimitUse};
 pub use parts::HostParts;
+pub use secrets::SecretReader;
 
 use crate::{
     AgentDetail, AgentSummary, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,

@@ -117,6 +117,11 @@ impl Call {
         matches!(self.past, Past::Begun { dispatched: true, .. })
     }
 
+    /// Returns whether the guest read some of the call's text before a restart.
+    pub(crate) fn was_read(&self) -> bool {
+        !self.reads.is_empty()
+    }
+
     /// Returns how many bytes of text the caller was shown before a restart.
     pub(crate) fn shown_bytes(&self) -> usize {
         match self.past {

@@ -34,6 +34,7 @@ mod store_faults;
 mod tenants;
 mod token_budgets;
 mod tools;
+mod upstreams;
 mod waker;
 mod web;
 mod webhooks;

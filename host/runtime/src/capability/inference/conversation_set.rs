@@ -238,8 +238,8 @@ impl ConversationSet {
         Ok(Some(stored))
     }
 
-    /// Opens a stored conversation with its own model. If the host no longer has that model, the requested one is used, or else
-    /// the agent's own.
+    /// Opens a stored conversation with its own model, unless the agent wants it to follow the model that it names. If the
+    /// host no longer has the conversation's model, the requested one is used, or else the agent's own.
     async fn reopen(
         &self,
         name: &str,
@@ -247,9 +247,12 @@ impl ConversationSet {
         turn: &Turn,
         model: Option<&str>,
     ) -> Result<Conversation, Error> {
-        let model = match turn.model(Some(&stored.model)) {
-            Err(Error::ModelUnknown(_)) => turn.model(model)?,
-            model => model?,
+        let model = match turn.agent.manifest.inference.follow_model {
+            true => turn.model(model)?,
+            false => match turn.model(Some(&stored.model)) {
+                Err(Error::ModelUnknown(_)) => turn.model(model)?,
+                model => model?,
+            },
         };
         let bytes = self.committed.0.get(name).map_or(0, |committed| committed.bytes);
         let (mut transcript, room) = (stored.transcript.clone(), self.room.clone());

@@ -17,6 +17,7 @@ use crate::{
             options::{chat_options, tokens_to_reserve},
             progress::{Progress, follow},
             record::{GenerationRecord, Message, WrittenUsage},
+            remote,
             text_stream::{CollectingSink, TextSink, TextSource, text_stream},
         },
         turn::{GenerationStart, Reservation, Turn},
@@ -124,6 +125,7 @@ impl RequestedGeneration {
             generating.take_model_change();
         }
         let parent = Some(call.number());
+        let was_read = call.was_read();
         let reads = Some(Reads::of(&turn.journal, &mut call));
         let recorded = turn.journal.recorded(&mut call)?;
         if let Some((GenerationRecord::Refused(error), position)) = recorded {
@@ -152,6 +154,11 @@ impl RequestedGeneration {
             return Ok(Ok(StartedGeneration { turn, generating, before, reservation, work, reads }));
         }
         if let Err(error) = check_model(&call, &model) {
+            return Ok(Err(refuse(&turn, &call, error)));
+        }
+        if model.engine().is_none()
+            && let Err(error) = remote::make_again(&turn, &call, was_read).await?
+        {
             return Ok(Err(refuse(&turn, &call, error)));
         }
         tell_model_change(&turn, &call, &generating);
@@ -210,7 +217,7 @@ pub(in crate::capability) async fn generate(
 ) -> Result<ChatStream, EngineError> {
     let (before, model) = (before.clone(), model.clone());
     let begin = move |cancel: &Cancel| model.answer(&before, ChatOptions { cancel: cancel.clone(), ..chat });
-    turn.compute(is_quick, begin).await
+    turn.compute(is_quick, begin).await?.begun().await
 }
 
 /// Checks that the model did not change while the generation was interrupted, because the tokens so far mean a different

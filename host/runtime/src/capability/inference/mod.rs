@@ -11,6 +11,7 @@ mod generation;
 mod options;
 mod progress;
 mod record;
+mod remote;
 mod sync;
 mod text_stream;
 

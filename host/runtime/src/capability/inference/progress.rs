@@ -1,6 +1,7 @@
 //! A running generation: passes its tokens and text to the journal, the guest and the caller as they are produced.
 
 use crate::{
+    RunEvent,
     bindings::types::Error,
     capability::{
         inference::text_stream::CollectingSink,
@@ -10,7 +11,7 @@ use crate::{
 };
 use skep_engine::{
     Model, ModelDigest, RolledBack,
-    chat::{ChatEvent, ChatOutcome, ChatStream},
+    chat::{ChatEvent, ChatOutcome, ChatStream, Routed},
 };
 
 /// Journals the tokens of one generation as they are produced, and the text that the caller is shown.
@@ -21,6 +22,8 @@ pub(in crate::capability) struct Progress<'a> {
     visible: bool,
     /// Number of tokens that are in the journal.
     journalled: usize,
+    /// Reasoning that the caller has not been shown yet.
+    reasoning: String,
     /// Number of bytes of text that the caller was shown before a restart and that have not been repeated yet.
     shown_before: usize,
 }
@@ -32,8 +35,18 @@ impl<'a> Progress<'a> {
         model: &'a Model,
         visible: bool,
     ) -> Self {
-        let (journalled, shown_before) = (call.tokens().len(), call.shown_bytes());
-        Progress { turn, call, model: model.digest(), visible, journalled, shown_before }
+        // A remote model answers anew after a restart.
+        let shown_before = if model.engine().is_some() { call.shown_bytes() } else { 0 };
+        let journalled = call.tokens().len();
+        Progress {
+            turn,
+            call,
+            model: model.digest(),
+            visible,
+            journalled,
+            reasoning: String::new(),
+            shown_before,
+        }
     }
 
     /// Journals new tokens. `produced` holds all tokens so far, `delta` the text of the latest ones, and `taken_back` what had
@@ -53,6 +66,33 @@ impl<'a> Progress<'a> {
     }
 }
 
+/// Size of the pieces in which reasoning is shown, because each one is a record of the journal.
+const REASONING_BYTES: usize = 256;
+
+impl Progress<'_> {
+    /// Shows the caller the model that a route chose.
+    fn routed(&self, Routed { model, attempts }: Routed) {
+        self.turn.journal.shown(self.call, RunEvent::ModelChosen { model, attempts });
+    }
+
+    /// Takes a chunk of the model's reasoning.
+    fn reason(&mut self, delta: &str) {
+        if self.visible {
+            self.reasoning.push_str(delta);
+            if self.reasoning.len() >= REASONING_BYTES {
+                self.show_reasoning();
+            }
+        }
+    }
+
+    fn show_reasoning(&mut self) {
+        if !self.reasoning.is_empty() {
+            let text = std::mem::take(&mut self.reasoning);
+            self.turn.journal.shown(self.call, RunEvent::Thinking { text });
+        }
+    }
+}
+
 /// Reads a chat stream to its end.
 pub(in crate::capability) async fn follow(
     mut progress: Progress<'_>,
@@ -64,6 +104,7 @@ pub(in crate::capability) async fn follow(
         reservation.produced(stream.spent_tokens());
         match event.map_err(Error::from)? {
             ChatEvent::Text { delta, .. } => {
+                progress.show_reasoning();
                 progress.note(stream.produced(), stream.rolled_back(), &delta);
                 if let Some(collecting) = &mut collecting {
                     collecting.push(&delta);
@@ -72,12 +113,13 @@ pub(in crate::capability) async fn follow(
             ChatEvent::ToolCallArguments { .. } => {
                 progress.note(stream.produced(), stream.rolled_back(), "");
             }
-            ChatEvent::Routed(_)
-            | ChatEvent::Reasoning { .. }
-            | ChatEvent::Started { .. }
+            ChatEvent::Routed(routed) => progress.routed(routed),
+            ChatEvent::Reasoning { delta } => progress.reason(&delta),
+            ChatEvent::Started { .. }
             | ChatEvent::ToolCallStarted { .. }
             | ChatEvent::ToolCallFinished { .. } => {}
             ChatEvent::Finished(outcome) => {
+                progress.show_reasoning();
                 reservation.settle(&outcome.usage);
                 return Ok(outcome);
             }

@@ -1,0 +1,291 @@
+//! Tests of agents whose model another server computes: grants, conversations that move between models, compaction, and
+//! answers that a crash cuts off. The server is a script; `skep-providers` tests real ones.
+
+use super::{
+    fixture::{Host, tiny_engine, until},
+    inference::{chatter, relayer},
+};
+use crate::{ModelGrant, Outcome, RunEvent, RunHandle, RuntimeError, RuntimeOptions};
+use futures::StreamExt;
+use skep_engine::{
+    EngineError, ModelDigest, ModelSet, RemoteInfo, RemoteModel, UpstreamFault, Usage,
+    chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, RemoteStream, Role, Routed},
+};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+/// What the server does with one request.
+enum Step {
+    Say(&'static str),
+    Think(&'static str),
+    Route(&'static str, u32),
+    /// Ends the answer with what was said.
+    Finish,
+    /// Says nothing more.
+    Hang,
+    Fail(UpstreamFault),
+}
+
+/// A server that follows a script, one entry for each request.
+struct Scripted {
+    info: RemoteInfo,
+    script: Mutex<VecDeque<Vec<Step>>>,
+    asked: Mutex<Vec<Vec<ChatMessage>>>,
+}
+
+impl Scripted {
+    fn new(context_length: Option<usize>, script: Vec<Vec<Step>>) -> Arc<Self> {
+        let info = RemoteInfo {
+            name: "far/model".to_owned(),
+            digest: ModelDigest::remote("http://far", "model"),
+            context_length,
+            created_unix_s: 0,
+        };
+        Arc::new(Scripted { info, script: Mutex::new(script.into()), asked: Mutex::default() })
+    }
+
+    fn asked(&self) -> Vec<Vec<ChatMessage>> {
+        self.asked.lock().expect("not poisoned").clone()
+    }
+}
+
+impl RemoteModel for Scripted {
+    fn info(&self) -> &RemoteInfo {
+        &self.info
+    }
+
+    fn chat(&self, messages: Vec<ChatMessage>, _options: ChatOptions) -> RemoteStream {
+        self.asked.lock().expect("not poisoned").push(messages);
+        let steps = self.script.lock().expect("not poisoned").pop_front().expect("the script has an entry");
+        let mut said = String::new();
+        let events = steps.into_iter().map(move |step| match step {
+            Step::Say(text) => {
+                said.push_str(text);
+                Some(Ok(ChatEvent::Text { delta: text.to_owned(), logprobs: Vec::new() }))
+            }
+            Step::Think(text) => Some(Ok(ChatEvent::Reasoning { delta: text.to_owned() })),
+            Step::Route(model, attempts) => {
+                Some(Ok(ChatEvent::Routed(Routed { model: model.to_owned(), attempts })))
+            }
+            Step::Finish => {
+                let usage =
+                    Usage { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 3, ..Usage::default() };
+                let outcome = ChatOutcome::remote(std::mem::take(&mut said), ChatFinish::Stop);
+                Some(Ok(ChatEvent::Finished(ChatOutcome { usage, ..outcome })))
+            }
+            Step::Fail(fault) => Some(Err(EngineError::Upstream {
+                upstream: "far".to_owned(),
+                fault,
+                message: "as the script says".to_owned(),
+            })),
+            Step::Hang => None,
+        });
+        Box::pin(futures::stream::iter(events).then(|event| async {
+            match event {
+                Some(event) => event,
+                None => std::future::pending().await,
+            }
+        }))
+    }
+
+    fn free_slots(&self) -> usize {
+        1
+    }
+
+    fn problem(&self) -> Option<String> {
+        None
+    }
+}
+
+fn models(remote: &Arc<Scripted>) -> ModelSet {
+    ModelSet::new(tiny_engine("tiny")).with(skep_engine::Model::Remote(remote.clone()))
+}
+
+fn granting(models: &[&str]) -> RuntimeOptions {
+    let grants = models.iter().map(|name| ModelGrant::try_from((*name).to_owned()).expect("a grant"));
+    RuntimeOptions { granted_models: Some(grants.collect()), ..RuntimeOptions::default() }
+}
+
+const REMOTE: &str = "model = \"far/model\"";
+
+/// Returns all events of a turn before its end, and its outcome.
+async fn events(mut handle: RunHandle) -> (Vec<RunEvent>, Outcome) {
+    let mut events = Vec::new();
+    loop {
+        match handle.next().await.expect("the turn ends").expect("the turn succeeds") {
+            RunEvent::Done(outcome) => return (events, outcome),
+            event => events.push(event),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_agent_talks_to_a_model_on_another_server() {
+    let remote = Scripted::new(
+        None,
+        vec![
+            vec![
+                Step::Route("far/big", 2),
+                Step::Think("hm"),
+                Step::Say("One"),
+                Step::Say(" two."),
+                Step::Finish,
+            ],
+            vec![Step::Say("Three."), Step::Finish],
+        ],
+    );
+    let host = Host::with_models(models(&remote), granting(&["far/*"])).await;
+    host.deploy("chat", REMOTE, chatter()).await.expect("valid");
+    let (events, outcome) = events(host.invoke("chat", "s", "count").await.expect("taken")).await;
+    assert_eq!(outcome.text, "One two.");
+    assert_eq!((outcome.usage.prompt_tokens, outcome.usage.cached_tokens), (9, 4));
+    let chosen = RunEvent::ModelChosen { model: "far/big".to_owned(), attempts: 2 };
+    assert!(events.contains(&chosen), "{events:?}");
+    assert!(events.contains(&RunEvent::Thinking { text: "hm".to_owned() }), "{events:?}");
+    let host = host.restart_with(granting(&["far/*"])).await;
+    assert_eq!(host.answer("chat", "s", "go on").await, "Three.");
+    let asked = remote.asked();
+    let said: Vec<_> = asked[1].iter().map(|message| message.content.as_str()).collect();
+    assert_eq!(said, ["count", "One two.", "go on"], "the stored conversation is sent");
+    assert_eq!(asked[1][1].reasoning, None, "the script's outcome has no reasoning");
+}
+
+#[tokio::test]
+async fn a_grant_for_all_models_does_not_leave_the_host() {
+    let remote = Scripted::new(None, Vec::new());
+    let host = Host::with_models(models(&remote), granting(&["*"])).await;
+    host.deploy("chat", REMOTE, relayer()).await.expect("valid");
+    let error = host.ask("chat", "s", "hi").await.expect_err("the operator granted local models");
+    assert!(error.to_string().contains("trapped") || error.to_string().contains("far/model"), "{error}");
+    assert!(remote.asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_local_tenant_stays_local_though_the_agent_may_leave() {
+    let remote = Scripted::new(None, Vec::new());
+    let local = ModelGrant::try_from("*".to_owned()).expect("a grant");
+    let options = RuntimeOptions {
+        tenant_models: [("local".to_owned(), vec![local])].into(),
+        ..granting(&["far/*", "tiny"])
+    };
+    let host = Host::with_models(models(&remote), options).await;
+    host.deploy("chat", REMOTE, chatter()).await.expect("valid");
+    host.ask("chat", "s", "hi").await.expect_err("the tenant may use local models only");
+    assert!(remote.asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_conversation_follows_the_model_that_its_agent_names() {
+    let remote = Scripted::new(None, vec![vec![Step::Say("From afar."), Step::Finish]]);
+    let options = || granting(&["far/*", "tiny"]);
+    let host = Host::with_models(models(&remote), options()).await;
+    let follow = "[inference]\nfollow_model = true";
+    host.deploy("chat", &format!("model = \"tiny\"\n{follow}"), chatter()).await.expect("valid");
+    let first = host.answer("chat", "s", "here").await;
+    host.deploy("chat", &format!("{REMOTE}\n{follow}"), chatter()).await.expect("valid");
+    assert_eq!(host.answer("chat", "s", "there").await, "From afar.");
+    let asked = remote.asked();
+    let said: Vec<_> = asked[0].iter().map(|message| message.content.as_str()).collect();
+    assert_eq!(said, ["here", first.as_str(), "there"]);
+    host.deploy("chat", &format!("model = \"tiny\"\n{follow}"), chatter()).await.expect("valid");
+    let (events, outcome) = events(host.invoke("chat", "s", "back").await.expect("taken")).await;
+    let changed = RunEvent::ModelChanged {
+        conversation: "main".to_owned(),
+        from: "far/model".to_owned(),
+        to: "tiny".to_owned(),
+    };
+    assert!(events.contains(&changed), "{events:?}");
+    assert!(outcome.usage.completion_tokens > 0);
+    let session = host.agents.session("chat", "s").await.expect("the session exists");
+    assert_eq!(session.messages.len(), 6, "no message is lost on the way");
+}
+
+#[tokio::test]
+async fn a_long_conversation_is_compacted_by_the_remote_model_itself() {
+    let remote = Scripted::new(
+        Some(2_000),
+        vec![
+            vec![Step::Say("First."), Step::Finish],
+            vec![Step::Say("Second."), Step::Finish],
+            vec![Step::Say("They counted."), Step::Finish],
+            vec![Step::Say("Third."), Step::Finish],
+        ],
+    );
+    let host = Host::with_models(models(&remote), granting(&["far/*"])).await;
+    host.deploy("chat", REMOTE, chatter()).await.expect("valid");
+    let long = "word ".repeat(600);
+    for expected in ["First.", "Second.", "Third."] {
+        assert_eq!(host.answer("chat", "s", &long).await, expected);
+    }
+    let asked = remote.asked();
+    let last = asked.last().expect("four requests");
+    assert!(last.iter().any(|message| message.content.contains("They counted.")), "{last:?}");
+    assert!(last.len() < 5, "the middle was replaced by its summary");
+    assert!(last.iter().all(|message| message.role != Role::Assistant || !message.content.is_empty()));
+}
+
+/// Runs a turn whose answer hangs, and crashes the host once the caller has been shown some of it.
+async fn crashed(remote: &Arc<Scripted>, settings: &str) -> Host {
+    let host = Host::with_models(models(remote), granting(&["far/*"])).await;
+    host.deploy("chat", &format!("{REMOTE}\n{settings}"), relayer()).await.expect("valid");
+    let mut invocation = super::fixture::invocation("chat", "s", "count");
+    invocation.idempotency_key = Some("k".to_owned());
+    let mut handle = host.agents.invoke(invocation).await.expect("taken");
+    loop {
+        let event = handle.next().await.expect("the turn runs").expect("it does not fail");
+        if matches!(event, RunEvent::Delta { .. }) {
+            break;
+        }
+    }
+    until(async || host.journals().await.contains("One").then_some(())).await;
+    let stopped = host.crash().await;
+    stopped.start(granting(&["far/*"])).await
+}
+
+/// Follows the turn of [`crashed`] again, from its first event.
+async fn followed(host: &Host) -> (Vec<RunEvent>, Result<Outcome, RuntimeError>) {
+    let mut invocation = super::fixture::invocation("chat", "s", "count");
+    invocation.idempotency_key = Some("k".to_owned());
+    let mut handle = host.agents.invoke(invocation).await.expect("the key is known");
+    let mut events = Vec::new();
+    loop {
+        match handle.next().await.expect("the turn ends") {
+            Ok(RunEvent::Done(outcome)) => return (events, Ok(outcome)),
+            Ok(event) => events.push(event),
+            Err(error) => return (events, Err(error)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_a_crash_cut_off_is_made_again_and_the_caller_is_told() {
+    let refused = || vec![Step::Fail(UpstreamFault::Refused)];
+    let remote = Scripted::new(
+        None,
+        vec![vec![Step::Say("One"), Step::Hang], vec![Step::Say("Another answer."), Step::Finish], refused()],
+    );
+    let host = crashed(&remote, "").await;
+    let (events, outcome) = followed(&host).await;
+    let told: Vec<_> = events
+        .iter()
+        .filter(|event| matches!(event, RunEvent::Delta { .. } | RunEvent::GenerationRestarted))
+        .cloned()
+        .collect();
+    let delta = |text: &str| RunEvent::Delta { text: text.to_owned() };
+    assert_eq!(told, [delta("One"), RunEvent::GenerationRestarted, delta("Another answer.")]);
+    let error = outcome.expect_err("the agent generates until it is refused").to_string();
+    assert!(error.contains("as the script says"), "{error}");
+    assert_eq!(remote.asked().len(), 3);
+}
+
+#[tokio::test]
+async fn an_agent_may_rather_fail_than_ask_twice() {
+    let remote = Scripted::new(None, vec![vec![Step::Say("One"), Step::Hang]]);
+    let host = crashed(&remote, "[inference]\ncut_off = \"fail\"").await;
+    let (_, outcome) = followed(&host).await;
+    let error = outcome.expect_err("the answer was cut off").to_string();
+    assert!(error.contains("interrupted: the host crashed while another server answered"), "{error}");
+    assert_eq!(remote.asked().len(), 1, "the request was not made again");
+}
