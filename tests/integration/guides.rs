@@ -247,6 +247,7 @@ pages! {
         install = "install",
         configuration = "configuration",
         models = "models",
+        upstreams = "upstreams",
         gpus_and_ranks = "gpus-and-ranks",
         http_api = "http-api",
         asynchronous_batches = "asynchronous-batches",

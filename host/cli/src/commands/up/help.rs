@@ -62,10 +62,11 @@ All settings:
              is kept (720)
   [tenants.NAME]
              requests_per_minute, request_burst, tokens_per_minute,
-             tokens_per_day, weight; NAME \"default\" covers tenants without a section
+             tokens_per_day, weight, models (that may be used for the tenant;
+             \"*\" is all of this host); NAME \"default\" covers tenants without a section
   [agents.NAME]
              weight: its share of the model, relative to other agents of its tenant
-  [grants]   models (\"*\" is all), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\", \"http/fetch\";
+  [grants]   models (\"*\" is all of this host, \"UPSTREAM/*\" all of an upstream), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\", \"http/fetch\";
              * for any name), hosts (where agents may send requests; \"*\" is everywhere)
   [auth]     required, open_metrics
   [http]     max_body_bytes, drain_s, origins (web pages that may use the
@@ -84,6 +85,16 @@ All settings:
              \"10.1.0.0/16\" or \"10.1.2.3:8080\"), max_running
   [telemetry]
              otlp_endpoint
+  [[upstream]]
+             name, kind (\"openai\", \"anthropic\", \"workers-ai\"), url,
+             key (\"secret:NAME\") or key_env, models (name, remote_name,
+             context_length, max_output, tools, structured, reasoning, prices),
+             requests_per_minute, tokens_per_minute, max_in_flight, max_wait_ms,
+             connect_ms, first_token_ms, idle_ms, attempts, breaker_failures,
+             breaker_cool_down_ms: a server whose models are UPSTREAM/MODEL
+  [[route]]  name, choice (\"ordered\", \"weighted\"), first_token_ms, models (model,
+             weight, min_prompt_tokens, max_prompt_tokens, tools, tenants,
+             max_price): the first model that can answers
   [[webhook]]
              url, topics, secret
 
