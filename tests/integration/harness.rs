@@ -29,7 +29,7 @@ pub fn skipped(why: &str) {
 }
 
 /// Programs that even the machine of `.ci/run` may lack, as it may lack a GPU: they need root and a service of the system.
-const OPTIONAL: [&str; 2] = ["podman", "systemd-analyze"];
+const OPTIONAL: [&str; 3] = ["mount", "podman", "systemd-analyze"];
 
 /// Reports that a test is skipped because one of the [`OPTIONAL`] programs is missing or does not work, which is never a
 /// failure.

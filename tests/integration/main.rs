@@ -51,6 +51,10 @@ mod load;
 mod mcp;
 /// The metrics of `/metrics`, compared with their documentation.
 mod metrics;
+/// A hub of models with faults.
+mod model_hub;
+/// Pulls of models, and the cache that they fill.
+mod models;
 /// The official Python client against the routes.
 mod openai_client;
 /// OpenAI-compatible routes: shapes, streaming, batching, prefix reuse.

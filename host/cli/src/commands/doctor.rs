@@ -11,7 +11,7 @@ use skep_kernels::gpu::GpuInfo;
 use super::out;
 use crate::guest_build;
 use crate::style::{self, Painter};
-use crate::{catalog, paths};
+use crate::{catalog, machine, paths};
 
 /// Check what this machine has and what is missing
 ///
@@ -106,8 +106,7 @@ fn cpu() -> Check {
 
 fn memory() -> Check {
     const NEEDED_MIB: u64 = 1024;
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    match available_mib(&text) {
+    match machine::available_memory_bytes().map(|bytes| bytes >> 20) {
         Some(mib) if mib < NEEDED_MIB => {
             let hint =
                 "the default model with its cache needs about 1 GiB; lower [engine] kv_tokens in skep.toml";
@@ -116,13 +115,6 @@ fn memory() -> Check {
         Some(mib) => ok("memory", format!("{mib} MiB available")),
         None => ok("memory", "unknown on this system"),
     }
-}
-
-/// Returns `MemAvailable` of /proc/meminfo, in MiB.
-fn available_mib(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(kib / 1024)
 }
 
 fn cache() -> Check {
@@ -310,11 +302,5 @@ mod tests {
         assert!(usable && text.contains("(80 GiB, compute 9.0; kernels for sm_90"), "{text}");
         let (text, usable) = described(&device((7, 0)));
         assert!(!usable && text.contains("compute 7.0"), "{text}");
-    }
-
-    #[test]
-    fn available_memory_is_read_in_mebibytes() {
-        assert_eq!(available_mib("MemTotal: 99 kB\nMemAvailable:    2097152 kB\n"), Some(2048));
-        assert_eq!(available_mib("MemTotal: 99 kB\n"), None);
     }
 }

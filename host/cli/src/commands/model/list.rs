@@ -1,51 +1,104 @@
-//! `skep model list`: the models in the catalog and those in the cache.
+//! `skep model list`: the models in the cache, or all models that have a name.
 
 use anyhow::Result;
-use indicatif::HumanBytes;
-use serde_json::json;
+use indicatif::DecimalBytes;
+use serde_json::{Value, json};
 
-use crate::catalog::{self, CATALOG};
+use crate::catalog::{self, CatalogEntry, Support};
 use crate::commands::out;
+use crate::machine;
 
-/// List the models in the catalog and those in the cache
+/// List the models in the cache, or those that can be pulled by name
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  skep model list
-  skep model list --json")]
+  skep model list                      what is in the cache, and the disk space that it takes
+  skep model list --available          every model that has a name
+  skep model list --available --json   with digests, parameters, markup and sampling defaults")]
 pub struct Args {
+    /// List the whole catalog
+    #[arg(long)]
+    available: bool,
     /// Print as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let mut models = Vec::new();
-    for entry in CATALOG {
-        let path = catalog::present(entry)?;
-        models.push(json!({
-            "name": entry.name, "bytes": entry.bytes, "license": entry.license, "description": entry.description,
-            "path": path,
-        }));
+    if args.available { available(args.json) } else { cached(args.json) }
+}
+
+fn cached(as_json: bool) -> Result<()> {
+    let models = catalog::models()?;
+    let total: u64 = models.iter().map(|model| model.bytes).sum();
+    let leftover = catalog::leftovers(true)?.bytes();
+    if as_json {
+        return out::json(&json!({"models": models, "total_bytes": total, "leftover_bytes": leftover}));
     }
-    for pulled in catalog::pulled_from_hub()? {
-        let bytes =
-            std::fs::metadata(&pulled.path).ok().filter(std::fs::Metadata::is_file).map(|file| file.len());
-        models.push(json!({"name": pulled.name, "bytes": bytes, "path": pulled.path}));
+    if models.is_empty() {
+        out::line(
+            "no models in the cache; `skep model pull` fetches the default, `skep model list --available` shows others",
+        )?;
+    } else {
+        let rows: Vec<_> = models
+            .iter()
+            .map(|model| {
+                let path = model.path.display().to_string();
+                [model.name.clone(), DecimalBytes(model.bytes).to_string(), model.reference.clone(), path]
+            })
+            .collect();
+        out::table(["MODEL", "SIZE", "FROM", "WHERE"], &rows)?;
+        out::line(&format!("{} in {}", DecimalBytes(total), out::count(models.len() as u64, "model")))?;
     }
-    if args.json {
-        return out::json(&models);
+    if leftover > 0 {
+        out::line(&format!(
+            "{} in partial downloads and files that no model needs; `skep model prune` deletes them",
+            DecimalBytes(leftover)
+        ))?;
     }
-    let rows: Vec<_> = models
-        .iter()
-        .map(|model| {
-            let size = model["bytes"]
-                .as_u64()
-                .map_or_else(|| "folder".to_owned(), |bytes| HumanBytes(bytes).to_string());
-            let text = |key: &str| model[key].as_str().unwrap_or_default().to_owned();
-            let place = if model["path"].is_null() { "not pulled".to_owned() } else { text("path") };
-            [text("name"), size, place, text("description")]
-        })
-        .collect();
-    out::table(["MODEL", "SIZE", "WHERE", ""], &rows)
+    Ok(())
+}
+
+fn available(as_json: bool) -> Result<()> {
+    let memory = machine::available_memory_bytes();
+    if as_json {
+        let models: Result<Vec<Value>> = catalog::entries().iter().map(described).collect();
+        return out::json(&json!({"models": models?, "available_memory_bytes": memory}));
+    }
+    let mut rows = Vec::new();
+    for entry in catalog::entries() {
+        let here = match (entry.support(), memory) {
+            (Support::Lacks(lacks), _) => format!("not yet: {}", lacks.join(", ")),
+            (Support::Runs, Some(memory)) if memory < entry.bytes() => {
+                format!("no: {} of memory are free", DecimalBytes(memory))
+            }
+            (Support::Runs, _) => "yes".to_owned(),
+        };
+        let context = entry.context.to_string();
+        rows.push([
+            entry.name.clone(),
+            entry.size_text(),
+            context,
+            entry.license.clone(),
+            here,
+            entry.good_for.clone(),
+        ]);
+    }
+    out::table(["MODEL", "SIZE", "CONTEXT", "LICENSE", "RUNS HERE", "GOOD FOR"], &rows)
+}
+
+/// Describes an entry of the catalog in JSON, with all that is known.
+pub(super) fn described(entry: &CatalogEntry) -> Result<Value> {
+    let (runs, lacks) = match entry.support() {
+        Support::Runs => (true, Vec::new()),
+        Support::Lacks(lacks) => (false, lacks),
+    };
+    Ok(json!({
+        "name": entry.name, "aliases": entry.aliases, "family": entry.family, "kind": entry.kind,
+        "source": entry.source.to_string(), "bytes": entry.bytes(), "bytes_are_exact": entry.file.bytes.is_some(),
+        "sha256": entry.file.sha256, "million_parameters": entry.parameters, "context": entry.context,
+        "license": entry.license, "template": entry.template, "tool_markup": entry.tool_markup,
+        "architecture": entry.requires.architecture, "good_for": entry.good_for, "sampling": entry.sampling,
+        "runs": runs, "lacks": lacks, "path": catalog::present(entry)?,
+    }))
 }

@@ -1,17 +1,23 @@
-//! `skep model`: pulls, lists, inspects and verifies models.
+//! `skep model`: pulls, lists, recommends, deletes, inspects and verifies models.
 
 mod inspect;
 mod list;
+mod prune;
 mod pull;
+mod recommend;
+mod rm;
 mod verify;
 
 use anyhow::Result;
 
-/// Pull, list, inspect and verify models
+/// Pull, list, recommend, delete, inspect and verify models
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Pull(pull::Args),
     List(list::Args),
+    Recommend(recommend::Args),
+    Rm(rm::Args),
+    Prune(prune::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
 }
@@ -20,6 +26,9 @@ pub fn run(command: Command) -> Result<()> {
     tokio::task::block_in_place(|| match command {
         Command::Pull(args) => pull::run(&args),
         Command::List(args) => list::run(&args),
+        Command::Recommend(args) => recommend::run(&args),
+        Command::Rm(args) => rm::run(&args),
+        Command::Prune(args) => prune::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
     })

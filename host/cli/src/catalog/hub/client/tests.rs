@@ -11,7 +11,6 @@ use axum::response::{IntoResponse, Response as Answer};
 use futures::StreamExt as _;
 
 use super::*;
-use crate::progress::{Progress as _, Silent};
 
 /// SHA-256 of `abcdefgh`, as `sha256sum` prints it.
 const DIGEST: &str = "9c56cc51b374c3ba189210d5b6d4bf57790d351c96c47c02190ecf1e430635ab";
@@ -20,6 +19,8 @@ const DIGEST: &str = "9c56cc51b374c3ba189210d5b6d4bf57790d351c96c47c02190ecf1e43
 struct Hub {
     /// Number of answers to GET that break off after half of the file.
     breaks: AtomicU32,
+    /// Number of answers to GET that say that the storage is busy.
+    busy: AtomicU32,
     /// Number of bytes that were asked for with a range.
     resumed: AtomicU32,
 }
@@ -63,9 +64,13 @@ fn stored(hub: &Hub, headers: &Headers) -> Answer {
         let range = [("content-range", format!("bytes {from}-7/8"))];
         return (StatusCode::PARTIAL_CONTENT, range, &"abcdefgh"[from..]).into_response();
     }
-    let breaks =
-        hub.breaks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
-    if !breaks {
+    let takes = |left: &AtomicU32| {
+        left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    };
+    if takes(&hub.busy) {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    if !takes(&hub.breaks) {
         return "abcdefgh".into_response();
     }
     // The half has to arrive before the connection breaks.
@@ -88,8 +93,18 @@ async fn hub(breaks: u32, token: Option<&str>) -> (HubClient, Arc<Hub>) {
 
 async fn download(client: &HubClient, repository: &str, file: &str) -> (Result<()>, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("temporary folder");
-    let target = dir.path().join("file");
-    (client.download(repository, file, &target, |bytes| Silent.begin("", Some(bytes))).await, dir)
+    (download_to(&dir, client, repository, file).await, dir)
+}
+
+async fn download_to(
+    dir: &tempfile::TempDir,
+    client: &HubClient,
+    repository: &str,
+    file: &str,
+) -> Result<()> {
+    let remote = RemoteFile { repository, revision: "main", name: file };
+    let described = client.describe(remote).await?;
+    client.download(remote, &described, &dir.path().join("file"), &|_| {}, &|| {}).await
 }
 
 fn contents(dir: &tempfile::TempDir) -> String {
@@ -99,8 +114,8 @@ fn contents(dir: &tempfile::TempDir) -> String {
 #[tokio::test]
 async fn files_of_a_repository_are_listed() {
     let (client, _) = hub(0, None).await;
-    assert_eq!(client.files("a/b").await.expect("a list"), ["config.json", "sub/m.gguf"]);
-    let error = client.files("a/none").await.expect_err("no such repository").to_string();
+    assert_eq!(client.files("a/b", "main").await.expect("a list"), ["config.json", "sub/m.gguf"]);
+    let error = client.files("a/none", "main").await.expect_err("no such repository").to_string();
     assert!(error.contains("a/none") && error.contains("hint: check the name"), "{error}");
 }
 
@@ -110,7 +125,38 @@ async fn broken_download_resumes_where_it_broke() {
     let (result, dir) = download(&client, "a/b", "sub/m.gguf").await;
     result.expect("the second attempt completes the file");
     assert_eq!((contents(&dir).as_str(), hub.resumed.load(Ordering::Relaxed)), ("abcdefgh", 4));
-    assert!(!dir.path().join("file.part").exists());
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 1, "only the file is left");
+}
+
+#[tokio::test]
+async fn busy_storage_is_asked_again() {
+    let (client, hub) = self::hub(0, None).await;
+    hub.busy.store(1, Ordering::Relaxed);
+    let (result, dir) = download(&client, "a/b", "sub/m.gguf").await;
+    result.expect("the second answer has the file");
+    assert_eq!(contents(&dir), "abcdefgh");
+}
+
+#[tokio::test]
+async fn what_is_left_of_other_contents_is_not_resumed() {
+    for (etag, resumed) in [(Some(DIGEST), 4), (Some("another"), 0), (None, 0)] {
+        let (client, hub) = self::hub(0, None).await;
+        let dir = tempfile::tempdir().expect("temporary folder");
+        // The start of other contents would give a file with a wrong digest.
+        let start = if resumed > 0 { "abcd" } else { "xxxx" };
+        std::fs::write(dir.path().join("file.part"), start).expect("file");
+        if let Some(etag) = etag {
+            std::fs::write(dir.path().join("file.part.etag"), etag).expect("file");
+        }
+        download_to(&dir, &client, "a/b", "sub/m.gguf")
+            .await
+            .unwrap_or_else(|error| panic!("{etag:?}: {error:#}"));
+        assert_eq!(
+            (contents(&dir).as_str(), hub.resumed.load(Ordering::Relaxed)),
+            ("abcdefgh", resumed),
+            "{etag:?}"
+        );
+    }
 }
 
 #[tokio::test]
