@@ -1,4 +1,4 @@
-//! What this machine has: memory that is available to a process.
+//! The memory that is available to a process on this machine.
 
 use std::path::Path;
 

@@ -24,7 +24,7 @@ pub struct ServerOptions {
     pub listen: SocketAddr,
     pub data: DataDir,
     pub durability: Durability,
-    /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
+    /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path.
     pub model: String,
     /// Threads for the model's computation, over all replicas; `None` is one per physical core.
     pub threads: Option<usize>,

@@ -1,4 +1,4 @@
-//! What is in the cache: models with their size on the disk, and what no model needs any more.
+//! The contents of the cache: models with their size on the disk, and files that no model needs any more.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -129,7 +129,7 @@ pub fn leftovers(dry_run: bool) -> Result<Leftovers> {
     for source in Source::ALL {
         let root = source.folder()?;
         for folder in folders_in(&root).into_iter().filter(|folder| !folder.ends_with(record::RECORDS)) {
-            let Some(_locks) = locks_of(&folder, source == Source::Hub)? else {
+            let Some(_locks) = locks_of(&folder, source == Source::Hub, dry_run)? else {
                 leftovers.busy.push(folder);
                 continue;
             };
@@ -164,7 +164,7 @@ pub fn leftovers(dry_run: bool) -> Result<Leftovers> {
     };
     let work: Vec<PathBuf> = folders_in(&models).into_iter().filter(work).collect();
     if !work.is_empty() {
-        match locks_of(&models, false)? {
+        match locks_of(&models, false, dry_run)? {
             None => leftovers.busy.push(models),
             Some(_locks) => {
                 for folder in work {
@@ -183,7 +183,8 @@ pub fn leftovers(dry_run: bool) -> Result<Leftovers> {
 }
 
 /// Takes the locks of all pulls into a folder: the folder's own, or those inside it. `None` means that a pull is running.
-fn locks_of(folder: &Path, own: bool) -> Result<Option<Vec<File>>> {
+/// A dry run creates nothing, and a folder without a lock, or one that cannot be written to, counts as free.
+fn locks_of(folder: &Path, own: bool, dry_run: bool) -> Result<Option<Vec<File>>> {
     let mut paths = Vec::new();
     match own {
         true => paths.push(lock_path(folder)),
@@ -195,8 +196,11 @@ fn locks_of(folder: &Path, own: bool) -> Result<Option<Vec<File>>> {
     }
     let mut locks = Vec::new();
     for path in paths {
-        let lock = File::options().create(true).truncate(false).write(true).open(&path);
-        let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
+        let lock = match File::options().create(!dry_run).truncate(false).write(true).open(&path) {
+            Ok(lock) => lock,
+            Err(_) if dry_run => continue,
+            Err(error) => return Err(error).with_context(|| format!("cannot open {}", path.display())),
+        };
         if lock.try_lock().is_err() {
             return Ok(None);
         }

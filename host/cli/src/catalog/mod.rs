@@ -1,7 +1,7 @@
 //! Models by name: where each one comes from, and where it is stored on this machine.
 //!
 //! A model in the cache is complete, and was verified when it was stored; from then on it needs no network.
-//! The contents of model files are the business of the model crate.
+//! The contents of model files are the business of the model crate. The catalog itself is data: `entry/catalog.toml`.
 
 mod checksum;
 mod contents;

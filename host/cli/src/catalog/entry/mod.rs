@@ -40,7 +40,7 @@ pub struct CatalogEntry {
     pub requires: Requirements,
     /// `None` for a model without a KV cache.
     pub kv: Option<KvShape>,
-    /// What the publisher recommends.
+    /// Settings that the publisher recommends.
     #[serde(default)]
     pub sampling: SamplingDefaults,
 }
@@ -91,7 +91,7 @@ pub struct Parameters {
     read_bytes: Option<u64>,
 }
 
-/// What a model needs from the engine.
+/// Needs of a model that an engine has to meet.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requirements {
@@ -105,7 +105,7 @@ pub struct Requirements {
     also: Vec<String>,
 }
 
-/// What a model keeps of each token in each layer.
+/// Values that a model keeps of each token in each layer.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(untagged)]
 pub enum KvShape {

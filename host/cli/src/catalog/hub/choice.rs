@@ -1,4 +1,4 @@
-//! Which files of a repository make up a model.
+//! The choice of the files of a repository that make up a model.
 
 use anyhow::{Result, bail};
 

@@ -94,6 +94,11 @@ async fn receive(
             // Only entries with one file have a digest.
             expected.sha256 = Some(digest);
         }
+        let is_here = is_here && {
+            step.note(&format!("checking {name}"));
+            let digest = expected.sha256.as_ref();
+            digest.is_none_or(|digest| checksum::verify(&target, expected.bytes, digest).is_ok())
+        };
         if !is_here {
             if let Some(parent) = target.parent() {
                 std::fs::create_dir_all(parent)?;
@@ -103,9 +108,6 @@ async fn receive(
             let checking = || step.note(&format!("checking {name}"));
             let downloaded = client.download(remote, &expected, &target, &advance, &checking).await;
             downloaded.with_context(|| format!("cannot download {name} from the hub"))?;
-        } else if let Some(digest) = &expected.sha256 {
-            step.note(&format!("checking {name}"));
-            checksum::verify(&target, expected.bytes, digest)?;
         }
         done += expected.bytes;
         step.advance_to(done);

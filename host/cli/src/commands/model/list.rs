@@ -68,11 +68,9 @@ fn available(as_json: bool) -> Result<()> {
     let mut rows = Vec::new();
     for entry in catalog::entries() {
         let here = match (entry.support(), memory) {
-            (Support::Lacks(lacks), _) => format!("not yet: {}", lacks.join(", ")),
-            (Support::Runs, Some(memory)) if memory < entry.bytes() => {
-                format!("no: {} of memory are free", DecimalBytes(memory))
-            }
-            (Support::Runs, _) => "yes".to_owned(),
+            (Support::Lacks(_), _) => "not yet",
+            (Support::Runs, Some(memory)) if memory < entry.bytes() => "too large",
+            (Support::Runs, _) => "yes",
         };
         let context = entry.context.to_string();
         rows.push([
@@ -80,11 +78,32 @@ fn available(as_json: bool) -> Result<()> {
             entry.size_text(),
             context,
             entry.license.clone(),
-            here,
+            here.to_owned(),
             entry.good_for.clone(),
         ]);
     }
-    out::table(["MODEL", "SIZE", "CONTEXT", "LICENSE", "RUNS HERE", "GOOD FOR"], &rows)
+    out::table(["MODEL", "SIZE", "CONTEXT", "LICENSE", "RUNS HERE", "GOOD FOR"], &rows)?;
+    say_what_is_missing(catalog::entries().iter())?;
+    match memory {
+        Some(memory) => out::line(&format!("{} of memory are available", DecimalBytes(memory))),
+        None => Ok(()),
+    }
+}
+
+/// Says for the models that do not run yet what Skep lacks, models that lack the same together.
+pub(super) fn say_what_is_missing<'a>(entries: impl Iterator<Item = &'a CatalogEntry>) -> Result<()> {
+    let mut missing: Vec<(Vec<String>, Vec<&str>)> = Vec::new();
+    for entry in entries {
+        let Support::Lacks(lacks) = entry.support() else { continue };
+        match missing.iter_mut().find(|(known, _)| *known == lacks) {
+            Some((_, names)) => names.push(&entry.name),
+            None => missing.push((lacks, vec![&entry.name])),
+        }
+    }
+    for (lacks, names) in missing {
+        out::line(&format!("not yet: {} (Skep lacks {})", names.join(", "), lacks.join(", ")))?;
+    }
+    Ok(())
 }
 
 /// Describes an entry of the catalog in JSON, with all that is known.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use skep_kernels::bandwidth;
 use skep_model::physical_cores;
 
-use super::list::described;
+use super::list::{described, say_what_is_missing};
 use crate::catalog::{self, CatalogEntry, Kind, Support};
 use crate::commands::out;
 use crate::machine;
@@ -49,7 +49,7 @@ fn positive(text: &str) -> Result<f64, String> {
     if number.is_finite() && number > 0.0 { Ok(number) } else { Err("not a positive number".to_owned()) }
 }
 
-/// What a model would take and give.
+/// The memory that a model would take, and its speed.
 struct Estimate {
     entry: &'static CatalogEntry,
     runs: bool,
@@ -112,10 +112,7 @@ pub fn run(args: &Args) -> Result<()> {
     let rows: Vec<_> = fitting
         .iter()
         .map(|estimate| {
-            let runs = match estimate.entry.support() {
-                Support::Runs => "yes".to_owned(),
-                Support::Lacks(lacks) => format!("not yet: {}", lacks.join(", ")),
-            };
+            let runs = if estimate.runs { "yes" } else { "not yet" };
             let speed = match estimate.entry.kind {
                 Kind::Chat => speed_text(estimate.tokens_per_s),
                 Kind::Embedding => "–".to_owned(),
@@ -125,17 +122,21 @@ pub fn run(args: &Args) -> Result<()> {
                 entry.name.clone(),
                 DecimalBytes(estimate.memory_bytes).to_string(),
                 speed,
-                runs,
+                runs.to_owned(),
                 entry.good_for.clone(),
             ]
         })
         .collect();
     out::table(["MODEL", "MEMORY", "TOKENS/S", "RUNS TODAY", "GOOD FOR"], &rows)?;
+    say_what_is_missing(fitting.iter().map(|estimate| estimate.entry))?;
     if !too_large.is_empty() {
         let names: Vec<_> = too_large.iter().map(|estimate| estimate.entry.name.as_str()).collect();
         out::line(&format!("too large: {}", names.join(", ")))?;
     }
     out::line(&method)?;
+    if args.memory.is_none() && skep_kernels::gpu::probe().is_ok_and(|devices| !devices.is_empty()) {
+        out::line("this is the processor; for the GPU, give its figures with --memory and --bandwidth")?;
+    }
     match chosen {
         Some(chosen) => out::line(&format!("recommended: skep up --model {}", chosen.entry.name)),
         None => out::line("no model of the catalog fits into this memory"),

