@@ -23,9 +23,10 @@ fn the_catalog_is_sound_and_covers_the_families() {
     let mut names = BTreeSet::new();
     for entry in &entries {
         assert!(std::iter::once(&entry.name).chain(&entry.aliases).all(|name| names.insert(name.clone())));
-        // A digest is that of one file.
-        let is_file = !matches!(&entry.source, Reference::Hub(hub) if hub.file.is_none());
-        assert!(is_file || entry.file.sha256.is_none(), "{}", entry.name);
+        // A digest is that of one file, in a revision that stays what it is.
+        let is_fixed =
+            !matches!(&entry.source, Reference::Hub(hub) if hub.file.is_none() || hub.revision.is_none());
+        assert_eq!(is_fixed, entry.file.sha256.is_some(), "{}", entry.name);
         let bits = entry.bits_per_parameter();
         assert!((3.0..34.0).contains(&bits), "{}: {bits} bits per parameter", entry.name);
         assert!(entry.kind == Kind::Embedding || entry.kv.is_some(), "{}", entry.name);

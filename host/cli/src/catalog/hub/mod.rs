@@ -130,8 +130,8 @@ fn require_expected(entry: &CatalogEntry, described: &Description) -> Result<()>
     };
     if bytes_differ || digest_differs {
         bail!(
-            "the hub has another file for {} than the catalog expects: {} bytes with the SHA-256 {}\n  hint: a mirror may \
-             be out of date; the publisher's current file, which this version of Skep does not know, is pulled with hf:",
+            "the hub has another file for {} than the catalog expects: {} bytes with the SHA-256 {}\n  hint: check \
+             HF_ENDPOINT; hf:OWNER/REPO:FILE takes the file that the hub has now",
             entry.name,
             described.bytes,
             described.sha256.as_deref().unwrap_or("unknown")

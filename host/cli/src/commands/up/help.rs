@@ -5,7 +5,7 @@ Examples:
   skep up
   skep up my-agent examples/concierge
   skep up --watch my-agent                    redeploys it when one of its files changes
-  skep up --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
+  skep up --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
   skep up --config skep.toml --listen 0.0.0.0:8080
 
 skep.toml, every line optional:
