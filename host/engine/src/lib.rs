@@ -57,7 +57,7 @@ pub use error::{EngineError, UpstreamFault};
 pub use event::{FinishReason, Finished, RolledBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
 pub use fairness::{TokenMeter, Weights};
 pub use handle::Engine;
-pub use model::{Model, RemoteInfo, RemoteModel};
+pub use model::{Model, RemoteInfo, RemoteModel, estimated_tokens};
 pub use model_info::ModelInfo;
 pub use model_set::ModelSet;
 pub use options::{DraftLimits, EngineOptions, Routing, Speculation};

@@ -48,6 +48,11 @@ pub trait RemoteModel: Send + Sync {
         Vec::new()
     }
 
+    /// Refuses a request that the model cannot serve, whatever its messages are.
+    fn check(&self, _options: &ChatOptions) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// Starts an answer and returns at once. A request that is refused fails with the stream's first event.
     fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream;
 
@@ -116,6 +121,15 @@ impl Model {
             Model::Remote(remote) => remote.members(),
         };
         std::iter::once(self.name().to_owned()).chain(others).collect()
+    }
+
+    /// Refuses a request that the model cannot serve, whatever its messages are. An engine finds that out when it
+    /// gets the request.
+    pub fn check(&self, options: &ChatOptions) -> Result<(), EngineError> {
+        match self {
+            Model::Local(_) => Ok(()),
+            Model::Remote(remote) => remote.check(options),
+        }
     }
 
     /// Answers `messages` without keeping a transcript.
@@ -192,6 +206,7 @@ fn ask(
     options: ChatOptions,
 ) -> Result<ChatStream, EngineError> {
     options.cancel.check()?;
+    remote.check(&options)?;
     if let Some(limit) = remote.info().context_length {
         let prompt = estimated_tokens(&messages, options.opening());
         let requested = options.max_tokens.unwrap_or(1);
@@ -202,8 +217,8 @@ fn ask(
     Ok(ChatStream::remote(RemoteAnswer::new(remote.chat(messages, options))))
 }
 
-/// Estimates the tokens of a prompt from its text.
-fn estimated_tokens(messages: &[ChatMessage], opening: Opening<'_>) -> usize {
+/// Estimates the tokens of a prompt from its text, for models whose tokenizer is elsewhere.
+pub fn estimated_tokens(messages: &[ChatMessage], opening: Opening<'_>) -> usize {
     let said = messages.iter().chain(opening.examples).map(ChatMessage::text_bytes);
     let described = opening
         .tools
