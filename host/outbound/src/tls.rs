@@ -15,14 +15,14 @@ pub fn install_provider() {
 }
 
 /// A TLS configuration, and the problem if no certificate authority can be loaded.
-pub(crate) struct Tls {
-    pub(crate) config: ClientConfig,
-    pub(crate) problem: Option<String>,
+pub struct Tls {
+    pub config: ClientConfig,
+    pub problem: Option<String>,
 }
 
 impl Tls {
     /// Loads the certificate authorities of the machine. Without them, plain HTTP connections still work.
-    pub(crate) fn of_the_machine() -> Self {
+    pub fn of_the_machine() -> Self {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
