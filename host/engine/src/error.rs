@@ -50,7 +50,7 @@ pub enum EngineError {
     Failed(String),
 }
 
-/// What is wrong with an upstream's answer, which decides what may be tried next.
+/// The fault in an upstream's answer, which decides what may be tried next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpstreamFault {
     /// It cannot be reached, fails, or takes too long to begin; another model may answer.
