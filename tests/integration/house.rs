@@ -43,7 +43,7 @@ fn unfinished_code_and_catch_all_names_stay_out() {
 
 #[test]
 fn only_the_kernels_contain_unsafe_code() {
-    for krate in ["cli", "gateway", "api", "outbound", "store", "engine"] {
+    for krate in ["cli", "gateway", "api", "providers", "outbound", "store", "engine"] {
         let lib = repository().join("host").join(krate).join("src/lib.rs");
         let text = fs::read_to_string(&lib).unwrap();
         assert!(text.contains("#![forbid(unsafe_code)]"), "{} must forbid unsafe code", lib.display());

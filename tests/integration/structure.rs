@@ -10,11 +10,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 12] = [
     "host/cli",
     "host/gateway",
     "host/api",
     "host/runtime",
+    "host/providers",
     "host/outbound",
     "host/store",
     "host/engine",

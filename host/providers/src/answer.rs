@@ -1,0 +1,351 @@
+//! One answer of an upstream's model: attempts until one begins to answer, and further asks until the answer has its
+//! form.
+//!
+//! Invariant: after any text, reasoning or call was told, nothing is sent again that could tell it twice.
+
+use std::sync::Arc;
+
+use skep_engine::{
+    EngineError, Timing, Usage,
+    chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome},
+    estimated_tokens,
+};
+use tokio::time::{Instant, sleep, timeout_at};
+use tracing::Instrument as _;
+
+use crate::{
+    assembly::{Answer, Assembly},
+    attempt::{Arrived, Attempt, Listener},
+    delta::Delta,
+    failure::{Again, Failure},
+    metric,
+    options::UpstreamModelOptions,
+    question::{AnswerTool, Form, Question},
+    retry,
+    shared::Shared,
+    span,
+    structured::{Checked, Checks, Misfit, complaint},
+    telling::Teller,
+    wire,
+};
+
+/// The answer's expected length where the request does not bound it, for the limit on tokens.
+const EXPECTED_OUTPUT: usize = 512;
+
+/// One request to a model of an upstream.
+pub(crate) struct Asking {
+    shared: Arc<Shared>,
+    index: usize,
+    name: String,
+    messages: Vec<ChatMessage>,
+    options: Arc<ChatOptions>,
+    started: Instant,
+    until: Instant,
+}
+
+/// A request in its wire format.
+struct Prepared {
+    body: Vec<u8>,
+    streams: bool,
+    max_tokens: Option<u64>,
+    answer_tool: Option<AnswerTool>,
+    prompt_tokens: usize,
+}
+
+/// Tells the parts of an answer that need no check.
+struct Live<'a> {
+    teller: &'a mut Teller,
+    reasoning: bool,
+    text: bool,
+    prompt_tokens: u32,
+}
+
+impl Listener for Live<'_> {
+    async fn hear(&mut self, delta: Delta, assembly: &Assembly) {
+        let event = match delta {
+            Delta::Reasoning(delta) if self.reasoning => ChatEvent::Reasoning { delta },
+            Delta::Text(delta) if self.text => ChatEvent::Text { delta, logprobs: Vec::new() },
+            _ => return,
+        };
+        let count = assembly.count();
+        self.teller.start(count.prompt.unwrap_or(self.prompt_tokens), count.cached.unwrap_or(0)).await;
+        self.teller.tell(event).await;
+    }
+}
+
+impl Asking {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        index: usize,
+        name: &str,
+        messages: Vec<ChatMessage>,
+        options: ChatOptions,
+    ) -> Self {
+        let started = Instant::now();
+        let longest = started + shared.options.timeouts.total;
+        let until = options.deadline.map_or(longest, Instant::from_std);
+        let (name, options) = (name.to_owned(), Arc::new(options));
+        Asking { shared, index, name, messages, options, started, until }
+    }
+
+    pub(crate) async fn run(self, teller: Teller) -> Result<ChatOutcome, EngineError> {
+        let span = span::open(self.shared.options.kind.as_str(), &self.name, &self.options);
+        let until = self.until;
+        let answer = timeout_at(until, self.answer(teller)).instrument(span.clone()).await;
+        let result = answer.unwrap_or(Err(EngineError::DeadlineExceeded));
+        span::close(&span, &result);
+        result
+    }
+
+    /// Asks until the answer has its form.
+    async fn answer(mut self, mut teller: Teller) -> Result<ChatOutcome, EngineError> {
+        let options = self.options.clone();
+        let checks = Arc::new(computed(move || Checks::compile(&options)).await??);
+        let mut refused = Usage::default();
+        let mut reasoning = None;
+        let mut asked = 0;
+        loop {
+            let prepared = self.prepare().await?;
+            // Further asks tell nothing before they were checked: their reasoning repeats what was told.
+            let mut live = Live {
+                reasoning: asked == 0,
+                text: asked == 0 && !checks.holds_text(),
+                prompt_tokens: u32::try_from(prepared.prompt_tokens).unwrap_or(u32::MAX),
+                teller: &mut teller,
+            };
+            let arrived = self.ask(&prepared, &mut live).await?;
+            let text_is_told = live.text;
+            let answer = arrived.assembly.answer(&self.messages, prepared.prompt_tokens);
+            self.count(&answer.usage);
+            reasoning.get_or_insert_with(|| answer.reasoning.clone());
+            let (checker, tool) = (checks.clone(), prepared.answer_tool);
+            match computed(move || checker.check(answer, tool.as_ref())).await? {
+                Ok(checked) => {
+                    let timing = self.timing(arrived.first_token);
+                    let reasoning = reasoning.unwrap_or_default();
+                    return Ok(
+                        tell_rest(&mut teller, checked, text_is_told, reasoning, refused, timing).await
+                    );
+                }
+                Err(unfit) => {
+                    let Misfit { place, reason } = &unfit.misfit;
+                    self.counter(metric::FORM_ERRORS).increment(1);
+                    tracing::info!(asked, "an answer does not have its form: {place}: {reason}");
+                    refused.add(&Usage {
+                        completion_tokens: 0,
+                        rolled_back_tokens: unfit.answer.usage.completion_tokens,
+                        ..unfit.answer.usage
+                    });
+                    if asked == self.shared.options.retries.form_attempts || teller.told_answer() {
+                        return Err(EngineError::SchemaUnsatisfied {
+                            place: place.clone(),
+                            reason: reason.clone(),
+                            rolled_back: refused.rolled_back_tokens,
+                        });
+                    }
+                    self.messages.extend(complaint(&unfit));
+                    asked += 1;
+                }
+            }
+        }
+    }
+
+    /// Sends the request until an attempt brings an answer, or must not be repeated.
+    async fn ask(&self, prepared: &Prepared, live: &mut Live<'_>) -> Result<Arrived, EngineError> {
+        let mut failed = 0_u32;
+        loop {
+            self.options.cancel.check()?;
+            let failure = match self.attempt(prepared, live).await? {
+                Ok(arrived) => {
+                    tracing::Span::current().record("skep.attempts", i64::from(failed) + 1);
+                    return Ok(arrived);
+                }
+                Err(failure) => failure,
+            };
+            failed += 1;
+            let told = live.reasoning && live.teller.told_anything();
+            let retries = &self.shared.options.retries;
+            let wait = failure.again().and_then(|asked| retry::wait(retries, failed, asked));
+            let wait =
+                wait.filter(|wait| !told && failed < retries.attempts && Instant::now() + *wait < self.until);
+            let message = failure.message();
+            tracing::info!(
+                attempt = failed,
+                fault = failure.outcome(),
+                ?wait,
+                "an attempt failed: {message}"
+            );
+            let Some(wait) = wait else {
+                return Err(self.error(failure, live.teller, prepared.prompt_tokens));
+            };
+            sleep(wait).await;
+        }
+    }
+
+    /// Waits for room and sends the request once. The outer error is one that no further attempt changes.
+    async fn attempt(
+        &self,
+        prepared: &Prepared,
+        live: &mut Live<'_>,
+    ) -> Result<Result<Arrived, Failure>, EngineError> {
+        let Shared { options, base, http, limits, breaker } = &*self.shared;
+        let refuse = |failure: Failure| self.error(failure, live.teller, prepared.prompt_tokens);
+        let closed = |reason: String| Failure::Unavailable { message: reason, again: Again::Never };
+        if let Some(problem) = breaker.problem(Instant::now()) {
+            return Err(refuse(closed(problem)));
+        }
+        let expected = self.options.max_tokens.unwrap_or(EXPECTED_OUTPUT);
+        let tokens = prepared.prompt_tokens.saturating_add(expected);
+        let mut share = limits.admit(tokens, self.until).await.map_err(refuse)?;
+        let key = match &options.key {
+            Some(source) => Some(
+                source.key().await.map_err(|why| refuse(closed(format!("its key cannot be read: {why}"))))?,
+            ),
+            None => None,
+        };
+        let admission = breaker.admit(Instant::now()).map_err(|broken| {
+            let wait = broken.retry_in.as_secs_f64();
+            refuse(closed(format!("its circuit breaker is open for another {wait:.1} s: {}", broken.reason)))
+        })?;
+        share.sent();
+        let attempt = Attempt {
+            http,
+            kind: options.kind,
+            upstream: &options.name,
+            model: &self.model().name,
+            url: wire::address(options.kind, base, self.model().remote_name()),
+            key: key.as_ref(),
+            body: prepared.body.clone(),
+            streams: prepared.streams,
+            max_tokens: prepared.max_tokens,
+            timeouts: options.timeouts,
+            bounds: options.bounds,
+        };
+        let result = attempt.run(admission, live).await;
+        let outcome = result.as_ref().map_or_else(Failure::outcome, |_| "ok");
+        let labels = [
+            ("upstream", options.name.clone()),
+            ("model", self.model().name.clone()),
+            ("outcome", outcome.to_owned()),
+        ];
+        metrics::counter!(metric::ATTEMPTS, &labels).increment(1);
+        match &result {
+            Ok(arrived) => {
+                let count = arrived.assembly.count();
+                if let (Some(prompt), Some(completion)) = (count.prompt, count.completion) {
+                    share.settle(prompt as usize + completion as usize);
+                }
+            }
+            Err(_) if !live.teller.told_anything() => share.settle(0),
+            Err(_) => {}
+        }
+        Ok(result)
+    }
+
+    /// Writes the request in its wire format.
+    async fn prepare(&self) -> Result<Prepared, EngineError> {
+        let (shared, index) = (self.shared.clone(), self.index);
+        let (messages, options) = (self.messages.clone(), self.options.clone());
+        computed(move || {
+            let model = &shared.options.models[index];
+            let question = Question::new(shared.options.kind, model, &messages, &options)?;
+            let body = wire::body(shared.options.kind, &question, &shared.base);
+            let most = body.get("max_tokens").or_else(|| body.get("max_completion_tokens"));
+            let prepared = Prepared {
+                streams: body["stream"] == true,
+                max_tokens: most.and_then(serde_json::Value::as_u64),
+                prompt_tokens: estimated_tokens(&messages, options.opening()),
+                answer_tool: match question.form {
+                    Form::Tool(tool) => Some(tool),
+                    Form::Free | Form::Json | Form::Schema(_) => None,
+                },
+                body: body.to_string().into_bytes(),
+            };
+            let (bytes, limit) = (prepared.body.len(), shared.options.bounds.request);
+            if bytes > limit {
+                let message = format!("the request has {bytes} bytes; an upstream gets at most {limit}");
+                return Err(EngineError::InvalidRequest { parameter: "messages".to_owned(), message });
+            }
+            Ok(prepared)
+        })
+        .await?
+    }
+
+    fn model(&self) -> &UpstreamModelOptions {
+        &self.shared.options.models[self.index]
+    }
+
+    fn error(&self, failure: Failure, teller: &Teller, prompt_tokens: usize) -> EngineError {
+        match failure {
+            Failure::TooLong { message } if !teller.told_anything() => {
+                let requested = self.options.max_tokens.unwrap_or(1);
+                let told = numbers(&message);
+                let known = self.model().context_length.or(told.get(1).or(told.first()).copied());
+                let limit = known.unwrap_or(prompt_tokens);
+                let prompt = told.first().copied().unwrap_or(0).max(prompt_tokens).max(limit);
+                EngineError::ContextOverflow { limit, prompt, requested }
+            }
+            failure => failure.into_error(&self.shared.options.name, teller.told_anything()),
+        }
+    }
+
+    fn counter(&self, name: &'static str) -> metrics::Counter {
+        let labels = [("upstream", self.shared.options.name.clone()), ("model", self.model().name.clone())];
+        metrics::counter!(name, &labels)
+    }
+
+    fn count(&self, usage: &Usage) {
+        for (kind, tokens) in [
+            ("prompt", usage.prompt_tokens),
+            ("cached", usage.cached_tokens),
+            ("completion", usage.completion_tokens),
+        ] {
+            let labels = [
+                ("upstream", self.shared.options.name.clone()),
+                ("model", self.model().name.clone()),
+                ("kind", kind.to_owned()),
+            ];
+            metrics::counter!(metric::TOKENS, &labels).increment(tokens.into());
+        }
+    }
+
+    fn timing(&self, first_token: Instant) -> Timing {
+        let since = |at: Instant| u64::try_from((at - self.started).as_micros()).unwrap_or(u64::MAX);
+        Timing { queue_us: 0, first_token_us: since(first_token), total_us: since(Instant::now()) }
+    }
+}
+
+/// Tells what was held back, and returns the outcome.
+async fn tell_rest(
+    teller: &mut Teller,
+    checked: Checked,
+    text_is_told: bool,
+    reasoning: String,
+    refused: Usage,
+    timing: Timing,
+) -> ChatOutcome {
+    let Checked { answer: Answer { text, calls, finish, mut usage, .. }, cut_off } = checked;
+    teller.start(usage.prompt_tokens, usage.cached_tokens).await;
+    if !text_is_told && !text.is_empty() {
+        teller.tell(ChatEvent::Text { delta: text.clone(), logprobs: Vec::new() }).await;
+    }
+    teller.tell_calls(&calls).await;
+    usage.add(&refused);
+    let finish = if cut_off { ChatFinish::Length } else { finish };
+    ChatOutcome { reasoning, tool_calls: calls, cut_off, usage, timing, ..ChatOutcome::remote(text, finish) }
+}
+
+/// Computes something that takes a while, away from the threads that serve others.
+async fn computed<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, EngineError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| EngineError::Failed(error.to_string()))
+}
+
+/// Returns the numbers of a server's message that may count tokens, the largest first: the prompt's tokens, and the
+/// limit that they exceed.
+fn numbers(message: &str) -> Vec<usize> {
+    let digits = message.split(|c: char| !c.is_ascii_digit()).filter(|digits| digits.len() >= 3);
+    let mut numbers: Vec<usize> = digits.filter_map(|digits| digits.parse().ok()).collect();
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    numbers.dedup();
+    numbers
+}

@@ -1,0 +1,54 @@
+//! The parts of an answer as they arrive, the same for every wire format.
+
+use skep_engine::chat::ChatFinish;
+
+use crate::failure::Failure;
+
+/// One part of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Delta {
+    Reasoning(String),
+    Text(String),
+    Call(CallPart),
+    Count(Count),
+    /// The model has ended its answer; counts may follow.
+    Finish(ChatFinish),
+    /// The stream ends here.
+    Done,
+}
+
+/// A part of a call. Its texts are appended to those that came before with the same index.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct CallPart {
+    /// The call's place in the answer, if the server tells it.
+    pub index: Option<usize>,
+    pub id: String,
+    pub name: String,
+    pub arguments: String,
+}
+
+/// The tokens that the server counted so far; `None` where it told nothing new.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub prompt: Option<u32>,
+    pub cached: Option<u32>,
+    pub completion: Option<u32>,
+}
+
+impl Count {
+    /// Takes over what `newer` tells.
+    pub(crate) fn update(&mut self, newer: Count) {
+        self.prompt = newer.prompt.or(self.prompt);
+        self.cached = newer.cached.or(self.cached);
+        self.completion = newer.completion.or(self.completion);
+    }
+}
+
+/// Reads the answer of one wire format. There is one decoder for each attempt.
+pub(crate) trait Decoder: Send {
+    /// Reads the data of one event of a stream.
+    fn event(&mut self, data: &str) -> Result<Vec<Delta>, Failure>;
+
+    /// Reads a response that is one JSON document instead of a stream.
+    fn whole(&mut self, body: &str) -> Result<Vec<Delta>, Failure>;
+}

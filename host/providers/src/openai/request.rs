@@ -1,0 +1,138 @@
+//! The body of a request. Parameters with their default value are left out, because servers differ in what they
+//! accept.
+
+use serde_json::{Map, Value, json};
+use skep_engine::chat::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
+
+use super::strict::is_strict;
+use crate::question::{AnswerTool, Form, Knob, Question};
+
+const SAMPLING: &[(&str, Knob)] = &[
+    ("temperature", Knob::Temperature),
+    ("top_p", Knob::TopP),
+    ("min_p", Knob::MinP),
+    ("frequency_penalty", Knob::Frequency),
+    ("presence_penalty", Knob::Presence),
+    ("repetition_penalty", Knob::Repetition),
+];
+/// Name of the schema of an answer; OpenAI requires one.
+const SCHEMA_NAME: &str = "answer";
+/// OpenAI refuses its JSON mode if no message mentions JSON.
+const ASK_FOR_JSON: &str = "Answer with a JSON object.";
+
+/// Writes the body. `host` is the server's name: OpenAI itself calls one parameter differently.
+pub(crate) fn body(question: &Question<'_>, host: &str) -> Value {
+    let options = question.options;
+    let mut body = Map::new();
+    let mut set = |name: &str, value: Value| {
+        body.insert(name.to_owned(), value);
+    };
+    set("model", question.model.remote_name().into());
+    set("messages", messages(question));
+    set("stream", true.into());
+    set("stream_options", json!({"include_usage": true}));
+    let answer_tool = match &question.form {
+        Form::Tool(tool) => Some(tool),
+        _ => None,
+    };
+    if !options.tools.is_empty() || answer_tool.is_some() {
+        set("tools", tools(&options.tools, answer_tool));
+        if let Some(choice) = tool_choice(&options.tool_choice, answer_tool, options.tools.is_empty()) {
+            set("tool_choice", choice);
+        }
+        if !options.parallel_tool_calls || answer_tool.is_some() {
+            set("parallel_tool_calls", false.into());
+        }
+    }
+    match &question.form {
+        Form::Schema(schema) => {
+            let strict = is_strict(schema);
+            let schema = json!({"name": SCHEMA_NAME, "strict": strict, "schema": schema});
+            set("response_format", json!({"type": "json_schema", "json_schema": schema}));
+        }
+        Form::Json => set("response_format", json!({"type": "json_object"})),
+        Form::Free | Form::Tool(_) => {}
+    }
+    for (name, value) in question.sampling(SAMPLING) {
+        set(&name, value);
+    }
+    if !options.sampling.logit_bias.is_empty() {
+        let biases = options.sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias)));
+        set("logit_bias", Value::Object(biases.collect()));
+    }
+    if let Some(seed) = options.seed {
+        set("seed", seed.into());
+    }
+    if !options.stop.is_empty() {
+        set("stop", json!(options.stop));
+    }
+    if let Some(most) = question.max_tokens() {
+        let is_openai = host == "api.openai.com";
+        set(if is_openai { "max_completion_tokens" } else { "max_tokens" }, most.into());
+    }
+    Value::Object(body)
+}
+
+fn messages(question: &Question<'_>) -> Value {
+    let mut messages: Vec<Value> =
+        question.history().map(|sent| message(sent, question.model.capabilities.reasoning)).collect();
+    let mentions_json = |message: &ChatMessage| message.content.to_ascii_lowercase().contains("json");
+    if question.form == Form::Json && !question.history().any(mentions_json) {
+        messages.insert(0, json!({"role": "system", "content": ASK_FOR_JSON}));
+    }
+    Value::Array(messages)
+}
+
+fn message(message: &ChatMessage, with_reasoning: bool) -> Value {
+    let mut fields = Map::new();
+    fields.insert("role".to_owned(), message.role.as_str().into());
+    let content = match message.content.is_empty() && !message.tool_calls.is_empty() {
+        true => Value::Null,
+        false => message.content.as_str().into(),
+    };
+    fields.insert("content".to_owned(), content);
+    if let (Some(reasoning), Role::Assistant, true) = (&message.reasoning, message.role, with_reasoning) {
+        fields.insert("reasoning_content".to_owned(), reasoning.as_str().into());
+    }
+    if !message.tool_calls.is_empty() {
+        fields.insert("tool_calls".to_owned(), message.tool_calls.iter().map(call).collect());
+    }
+    if let Some(id) = &message.tool_call_id {
+        fields.insert("tool_call_id".to_owned(), id.as_str().into());
+    }
+    // The name of a tool is in its call; here, a name is the speaker's.
+    if let (Some(name), Role::User | Role::Assistant | Role::System) = (&message.name, message.role) {
+        fields.insert("name".to_owned(), name.as_str().into());
+    }
+    Value::Object(fields)
+}
+
+/// Writes a call in OpenAI's form.
+pub(crate) fn call(call: &ToolCall) -> Value {
+    let arguments = match call.arguments.trim() {
+        "" => "{}",
+        arguments => arguments,
+    };
+    json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
+}
+
+/// Writes the tools in OpenAI's form.
+pub(crate) fn tools(tools: &[ToolSpec], answer: Option<&AnswerTool>) -> Value {
+    let tool = |name: &str, description: &str, parameters: &Value| json!({"type": "function", "function": {"name": name, "description": description, "parameters": parameters}});
+    let own = tools.iter().map(|spec| tool(&spec.name, &spec.description, &spec.parameters));
+    let answer = answer.map(|answer| tool(&answer.name, AnswerTool::DESCRIPTION, &answer.schema));
+    own.chain(answer).collect()
+}
+
+fn tool_choice(choice: &ToolChoice, answer: Option<&AnswerTool>, alone: bool) -> Option<Value> {
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    match (choice, answer) {
+        (ToolChoice::Auto, Some(answer)) if alone => Some(named(&answer.name)),
+        (ToolChoice::None, Some(answer)) => Some(named(&answer.name)),
+        (ToolChoice::Auto, Some(_)) => Some("required".into()),
+        (ToolChoice::Auto, None) => None,
+        (ToolChoice::None, None) => Some("none".into()),
+        (ToolChoice::Required, _) => Some("required".into()),
+        (ToolChoice::Named(name), _) => Some(named(name)),
+    }
+}

@@ -1,0 +1,274 @@
+//! One request to a model, before it is written in a wire format.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+use skep_engine::{
+    Constraint, EngineError,
+    chat::{ChatMessage, ChatOptions, Role, ToolChoice},
+};
+
+use crate::options::{StructuredOutput, UpstreamKind, UpstreamModelOptions};
+
+/// Name of the tool whose arguments are the answer. It is made longer if a tool of the caller has it.
+const ANSWER_TOOL: &str = "answer";
+/// Property of the tool's arguments that holds an answer that is not an object.
+const ANSWER: &str = "answer";
+
+/// One request to a model.
+#[derive(Debug)]
+pub(crate) struct Question<'a> {
+    pub model: &'a UpstreamModelOptions,
+    pub messages: &'a [ChatMessage],
+    pub options: &'a ChatOptions,
+    pub form: Form,
+}
+
+/// The way in which the answer gets its form.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Form {
+    /// The answer is free, or consists of calls.
+    Free,
+    /// The server is told the schema.
+    Schema(Value),
+    /// The server is told to write JSON.
+    Json,
+    Tool(AnswerTool),
+}
+
+/// A tool whose arguments are the answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct AnswerTool {
+    pub name: String,
+    pub schema: Value,
+    /// Whether the answer is a property of the arguments, because it is not an object itself.
+    wrapped: bool,
+}
+
+impl<'a> Question<'a> {
+    pub(crate) fn new(
+        kind: UpstreamKind,
+        model: &'a UpstreamModelOptions,
+        messages: &'a [ChatMessage],
+        options: &'a ChatOptions,
+    ) -> Result<Self, EngineError> {
+        check(kind, model, options)?;
+        Ok(Question { model, messages, options, form: Form::of(kind, model, options) })
+    }
+
+    /// Returns the messages in the order in which the model sees them: the examples follow the system messages.
+    pub(crate) fn history(&self) -> impl Iterator<Item = &'a ChatMessage> {
+        let system = self.messages.iter().take_while(|message| message.role == Role::System).count();
+        let (opening, rest) = self.messages.split_at(system);
+        opening.iter().chain(&self.options.examples).chain(rest)
+    }
+
+    /// Returns the maximum number of output tokens, if anybody set one.
+    pub(crate) fn max_tokens(&self) -> Option<usize> {
+        match (self.options.max_tokens, self.model.max_output) {
+            (Some(asked), Some(most)) => Some(asked.min(most)),
+            (asked, _) => asked,
+        }
+    }
+
+    /// Returns the body's fields for the sampling parameters that differ from the default.
+    pub(crate) fn sampling(&self, names: &[(&'static str, Knob)]) -> Map<String, Value> {
+        let sampling = &self.options.sampling;
+        let default = skep_engine::Sampling::default();
+        let mut fields = Map::new();
+        for (name, knob) in names {
+            let (value, usual) = match knob {
+                Knob::Temperature => (sampling.temperature, default.temperature),
+                Knob::TopP => (sampling.top_p, default.top_p),
+                Knob::MinP => (sampling.min_p, default.min_p),
+                Knob::Frequency => (sampling.frequency_penalty, default.frequency_penalty),
+                Knob::Presence => (sampling.presence_penalty, default.presence_penalty),
+                Knob::Repetition => (sampling.repetition_penalty, default.repetition_penalty),
+            };
+            if value != usual {
+                fields.insert((*name).to_owned(), as_written(value));
+            }
+        }
+        if sampling.top_k != default.top_k {
+            fields.insert("top_k".to_owned(), sampling.top_k.into());
+        }
+        fields
+    }
+}
+
+/// A sampling parameter that is a number with a fraction.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Knob {
+    Temperature,
+    TopP,
+    MinP,
+    Frequency,
+    Presence,
+    Repetition,
+}
+
+/// Refuses what no server of this kind, or not this model, can do.
+pub(crate) fn check(
+    kind: UpstreamKind,
+    model: &UpstreamModelOptions,
+    options: &ChatOptions,
+) -> Result<(), EngineError> {
+    let invalid = |parameter: &str, message: String| {
+        Err(EngineError::InvalidRequest { parameter: parameter.to_owned(), message })
+    };
+    let name = &model.name;
+    if calls_tools(options) && !model.capabilities.tools {
+        return invalid("tools", format!("the upstream model {name} cannot call tools"));
+    }
+    if options.top_logprobs.is_some() {
+        let message = format!("the upstream model {name} reports no log-probabilities of tokens");
+        return invalid("top_logprobs", message);
+    }
+    if options.ignore_eos {
+        return invalid("ignore_eos", format!("the upstream model {name} decides itself where it ends"));
+    }
+    if !options.sampling.logit_bias.is_empty() && kind != UpstreamKind::OpenAi {
+        return invalid("logit_bias", format!("the upstream model {name} takes no biases of tokens"));
+    }
+    match &options.output {
+        Some(Constraint::Regex(_) | Constraint::Lark(_) | Constraint::ToolCalls(_)) => {
+            let message = format!(
+                "the upstream model {name} cannot be held to a regular expression or a grammar; use a JSON Schema, or a \
+                 model of this host"
+            );
+            invalid("output", message)
+        }
+        Some(_) if model.capabilities.structured == StructuredOutput::None && !options.unconstrained => {
+            invalid("output", format!("the upstream model {name} has no structured output"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns whether the answer may call tools.
+pub(crate) fn calls_tools(options: &ChatOptions) -> bool {
+    !options.tools.is_empty() && options.tool_choice != ToolChoice::None
+}
+
+/// Returns whether the answer must be a call.
+pub(crate) fn must_call(options: &ChatOptions) -> bool {
+    calls_tools(options) && matches!(options.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
+}
+
+impl Form {
+    fn of(kind: UpstreamKind, model: &UpstreamModelOptions, options: &ChatOptions) -> Form {
+        // An answer that must be a call never has the form of a text.
+        let output = options.output.as_ref().filter(|_| !options.unconstrained && !must_call(options));
+        let needs_tool =
+            kind == UpstreamKind::Anthropic || model.capabilities.structured == StructuredOutput::Tool;
+        match output {
+            Some(Constraint::JsonSchema(schema)) if needs_tool => {
+                Form::Tool(AnswerTool::new(schema, options))
+            }
+            Some(Constraint::JsonObject) if needs_tool => {
+                Form::Tool(AnswerTool::new(&json!({"type": "object"}), options))
+            }
+            Some(Constraint::JsonSchema(schema)) => Form::Schema(schema.clone()),
+            Some(Constraint::JsonObject) => Form::Json,
+            _ => Form::Free,
+        }
+    }
+}
+
+impl AnswerTool {
+    /// The model reads this.
+    pub(crate) const DESCRIPTION: &str = "Gives the final answer. Call it once, with the whole answer.";
+
+    fn new(schema: &Value, options: &ChatOptions) -> Self {
+        let mut name = ANSWER_TOOL.to_owned();
+        while options.tools.iter().any(|tool| tool.name == name) {
+            name.push('_');
+        }
+        let wrapped = schema.get("type").and_then(Value::as_str) != Some("object");
+        let schema = match (wrapped, schema) {
+            (false, schema) => schema.clone(),
+            (true, schema) => wrap(schema),
+        };
+        AnswerTool { name, schema, wrapped }
+    }
+
+    /// Returns the answer that a call of this tool contains. Arguments that cannot be read are the answer as they
+    /// are, which the check of the form refuses.
+    pub(crate) fn answer<'b>(&self, arguments: &'b str) -> Cow<'b, str> {
+        if !self.wrapped {
+            return Cow::Borrowed(arguments);
+        }
+        match serde_json::from_str::<Map<String, Value>>(arguments) {
+            Ok(mut fields) => match fields.remove(ANSWER) {
+                Some(answer) => Cow::Owned(answer.to_string()),
+                None => Cow::Borrowed(arguments),
+            },
+            Err(_) => Cow::Borrowed(arguments),
+        }
+    }
+}
+
+/// Makes a schema that is not one of an object a property of one. Its definitions stay where references find them.
+fn wrap(schema: &Value) -> Value {
+    let mut inner = schema.clone();
+    let mut outer = Map::new();
+    outer.insert("type".to_owned(), json!("object"));
+    if let Value::Object(fields) = &mut inner {
+        for definitions in ["$defs", "definitions"] {
+            if let Some(moved) = fields.remove(definitions) {
+                outer.insert(definitions.to_owned(), moved);
+            }
+        }
+    }
+    outer.insert("properties".to_owned(), json!({ ANSWER: inner }));
+    outer.insert("required".to_owned(), json!([ANSWER]));
+    outer.insert("additionalProperties".to_owned(), json!(false));
+    Value::Object(outer)
+}
+
+/// Returns the number that a client wrote: 0.7, not the 0.699999988079071 that is nearest to it in 32 bits.
+fn as_written(value: f32) -> Value {
+    json!(value.to_string().parse::<f64>().unwrap_or_else(|_| value.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use skep_engine::chat::ToolSpec;
+
+    #[test]
+    fn an_answer_that_is_not_an_object_is_wrapped_and_unwrapped() {
+        let schema =
+            json!({"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"type": "integer"}}});
+        let tool = AnswerTool::new(&schema, &ChatOptions::default());
+        assert_eq!(
+            tool.schema["properties"]["answer"],
+            json!({"type": "array", "items": {"$ref": "#/$defs/x"}})
+        );
+        assert_eq!(tool.schema["$defs"], schema["$defs"]);
+        assert_eq!(tool.answer("{\"answer\": [1, 2]}"), "[1,2]");
+        assert_eq!(tool.answer("[1"), "[1");
+        let object = AnswerTool::new(&json!({"type": "object"}), &ChatOptions::default());
+        assert_eq!(object.answer("{\"answer\": 1}"), "{\"answer\": 1}");
+    }
+
+    #[test]
+    fn the_answer_tool_never_has_the_name_of_another() {
+        let tool = ToolSpec { name: "answer".into(), description: String::new(), parameters: json!({}) };
+        let options = ChatOptions { tools: vec![tool], ..ChatOptions::default() };
+        assert_eq!(AnswerTool::new(&json!({"type": "object"}), &options).name, "answer_");
+    }
+
+    #[test]
+    fn what_an_upstream_cannot_do_is_refused() {
+        let model = UpstreamModelOptions::new("m");
+        for (options, parameter) in [
+            (ChatOptions { output: Some(Constraint::Regex("a".into())), ..ChatOptions::default() }, "output"),
+            (ChatOptions { top_logprobs: Some(1), ..ChatOptions::default() }, "top_logprobs"),
+            (ChatOptions { ignore_eos: true, ..ChatOptions::default() }, "ignore_eos"),
+        ] {
+            let error = Question::new(UpstreamKind::OpenAi, &model, &[], &options).expect_err(parameter);
+            assert!(error.to_string().starts_with(&format!("`{parameter}`: ")), "{error}");
+        }
+    }
+}

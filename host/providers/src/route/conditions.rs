@@ -1,0 +1,114 @@
+//! The conditions under which a member of a route gets a request.
+
+use skep_engine::{
+    EngineError, Model,
+    chat::{ChatMessage, ChatOptions},
+    estimated_tokens,
+};
+
+use super::Inner;
+use crate::options::Prices;
+
+/// The answer's expected length where the request does not bound it, for its price.
+const EXPECTED_OUTPUT: usize = 512;
+
+/// One model of a route.
+#[derive(Debug, Clone)]
+pub struct Member {
+    pub model: Model,
+    /// Share of the sessions in a weighted route; 0 means that the model is only tried after all others.
+    pub weight: u32,
+    pub conditions: Conditions,
+    pub prices: Option<Prices>,
+}
+
+/// Conditions on a request. A condition that is not set holds always.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Conditions {
+    /// Bounds on the prompt's length in tokens, which is estimated.
+    pub min_prompt_tokens: Option<usize>,
+    pub max_prompt_tokens: Option<usize>,
+    /// Whether the request has tools.
+    pub tools: Option<bool>,
+    /// The tenants whose requests the model gets.
+    pub tenants: Option<Vec<String>>,
+    /// The highest price of a request, in the currency of the prices. It is estimated as if nothing of the prompt
+    /// were cached. A model without prices costs nothing.
+    pub max_price: Option<f64>,
+}
+
+impl Member {
+    /// Returns a member that takes every request.
+    pub fn new(model: impl Into<Model>) -> Self {
+        Member { model: model.into(), weight: 1, conditions: Conditions::default(), prices: None }
+    }
+
+    /// Returns whether the model is computed in this process.
+    pub(super) fn is_local(&self) -> bool {
+        self.model.engine().is_some()
+    }
+
+    /// Returns the reason that the model does not take a request.
+    fn objection(&self, prompt_tokens: usize, options: &ChatOptions) -> Option<String> {
+        let Conditions { min_prompt_tokens, max_prompt_tokens, tools, tenants, max_price } = &self.conditions;
+        let requested = options.max_tokens.unwrap_or(1);
+        if self.model.context_length().is_some_and(|length| prompt_tokens.saturating_add(requested) > length)
+        {
+            return Some(format!("about {prompt_tokens} prompt tokens do not fit its context"));
+        }
+        if min_prompt_tokens.is_some_and(|least| prompt_tokens < least) {
+            return Some(format!("about {prompt_tokens} prompt tokens are less than its min_prompt_tokens"));
+        }
+        if max_prompt_tokens.is_some_and(|most| prompt_tokens > most) {
+            return Some(format!("about {prompt_tokens} prompt tokens are more than its max_prompt_tokens"));
+        }
+        match tools {
+            Some(true) if options.tools.is_empty() => return Some("the request has no tools".to_owned()),
+            Some(false) if !options.tools.is_empty() => return Some("the request has tools".to_owned()),
+            _ => {}
+        }
+        let tenant = &options.affinity.tenant;
+        if tenants.as_ref().is_some_and(|tenants| !tenants.contains(tenant)) {
+            return Some(format!("it does not serve the tenant {tenant:?}"));
+        }
+        let output = options.max_tokens.unwrap_or(EXPECTED_OUTPUT);
+        let price = self.prices.map_or(0.0, |prices| prices.of(prompt_tokens, output));
+        if max_price.is_some_and(|most| price > most) {
+            return Some(format!("the request would cost about {price}, more than its max_price"));
+        }
+        self.model.check(options).err().map(|error| error.to_string())
+    }
+}
+
+impl Inner {
+    /// Returns the members that take a request, in the order in which they are tried.
+    pub(super) fn candidates(
+        &self,
+        messages: &[ChatMessage],
+        options: &ChatOptions,
+    ) -> Result<Vec<&Member>, EngineError> {
+        let prompt_tokens = estimated_tokens(messages, options.opening());
+        let tenant = &options.affinity.tenant;
+        let stays = self.options.local_only.as_ref().is_some_and(|local_only| local_only(tenant));
+        let mut objections = Vec::new();
+        let mut members = Vec::new();
+        for member in &self.options.members {
+            let objection = match stays && !member.is_local() {
+                true => Some("the tenant's requests must stay on this host".to_owned()),
+                false => member.objection(prompt_tokens, options),
+            };
+            match objection {
+                None => members.push(member),
+                Some(objection) => objections.push(format!("{}: {objection}", member.model.name())),
+            }
+        }
+        if members.is_empty() {
+            let route = &self.options.name;
+            let message =
+                format!("no model of the route {route} takes this request: {}", objections.join("; "));
+            return Err(EngineError::InvalidRequest { parameter: "model".to_owned(), message });
+        }
+        self.options.choice.sort(&mut members, &options.affinity);
+        Ok(members)
+    }
+}

@@ -1,0 +1,149 @@
+//! Passes the events of an answer to its caller, and knows whether anything was told.
+//!
+//! The work runs inside the caller's own task: the stream polls it, and dropping the stream drops it, with the
+//! connection to the upstream.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use futures::Stream;
+use skep_engine::{
+    EngineError,
+    chat::{ChatEvent, ChatOutcome, RemoteStream, ToolCall},
+};
+use tokio::sync::mpsc;
+
+type Work = Pin<Box<dyn Future<Output = Result<ChatOutcome, EngineError>> + Send>>;
+
+/// The sender of one answer's events.
+pub(crate) struct Teller {
+    events: mpsc::Sender<ChatEvent>,
+    progress: Progress,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Progress {
+    Nothing,
+    Started,
+    /// Reasoning, which is not part of the answer's text.
+    Reasoning,
+    Answer,
+}
+
+/// Returns the stream of the events that `work` tells, which ends with its result.
+pub(crate) fn stream<F>(work: impl FnOnce(Teller) -> F) -> RemoteStream
+where
+    F: Future<Output = Result<ChatOutcome, EngineError>> + Send + 'static,
+{
+    let (sender, events) = mpsc::channel(1);
+    let work = work(Teller { events: sender, progress: Progress::Nothing });
+    Box::pin(Telling { events, work: Some(Box::pin(work)) })
+}
+
+impl Teller {
+    /// Tells that the answer begins, unless that was told already.
+    pub(crate) async fn start(&mut self, prompt_tokens: u32, cached_tokens: u32) {
+        if self.progress == Progress::Nothing {
+            self.tell(ChatEvent::Started { prompt_tokens, cached_tokens }).await;
+        }
+    }
+
+    pub(crate) async fn tell(&mut self, event: ChatEvent) {
+        let progress = match &event {
+            ChatEvent::Routed(_) => Progress::Nothing,
+            ChatEvent::Started { .. } => Progress::Started,
+            ChatEvent::Reasoning { .. } => Progress::Reasoning,
+            _ => Progress::Answer,
+        };
+        self.progress = self.progress.max(progress);
+        // Without a receiver, this future is dropped, too.
+        let _ = self.events.send(event).await;
+    }
+
+    /// Tells the calls of a whole answer.
+    pub(crate) async fn tell_calls(&mut self, calls: &[ToolCall]) {
+        for (index, call) in calls.iter().enumerate() {
+            let ToolCall { id, name, arguments } = call.clone();
+            self.tell(ChatEvent::ToolCallStarted { index, id, name }).await;
+            self.tell(ChatEvent::ToolCallArguments { index, delta: arguments }).await;
+            self.tell(ChatEvent::ToolCallFinished { index, call: call.clone() }).await;
+        }
+    }
+
+    /// Returns whether anything of the answer or of its reasoning was told.
+    pub(crate) fn told_anything(&self) -> bool {
+        self.progress >= Progress::Reasoning
+    }
+
+    /// Returns whether any text or call was told.
+    pub(crate) fn told_answer(&self) -> bool {
+        self.progress >= Progress::Answer
+    }
+}
+
+struct Telling {
+    events: mpsc::Receiver<ChatEvent>,
+    work: Option<Work>,
+}
+
+impl Stream for Telling {
+    type Item = Result<ChatEvent, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        // The work sends no more than one event between two looks at the channel.
+        if let Poll::Ready(Some(event)) = self.events.poll_recv(cx) {
+            return Poll::Ready(Some(Ok(event)));
+        }
+        let Some(work) = &mut self.work else { return Poll::Ready(None) };
+        match work.as_mut().poll(cx) {
+            Poll::Ready(result) => {
+                // The last event may still be in the channel; the result follows it.
+                if let Ok(event) = self.events.try_recv() {
+                    self.work = Some(Box::pin(std::future::ready(result)));
+                    return Poll::Ready(Some(Ok(event)));
+                }
+                self.work = None;
+                Poll::Ready(Some(result.map(ChatEvent::Finished)))
+            }
+            Poll::Pending => match self.events.poll_recv(cx) {
+                Poll::Ready(Some(event)) => Poll::Ready(Some(Ok(event))),
+                Poll::Ready(None) | Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::StreamExt as _;
+    use skep_engine::chat::ChatFinish;
+
+    #[tokio::test]
+    async fn events_come_in_order_and_the_result_last() {
+        let mut events = stream(|mut teller| async move {
+            teller.start(3, 1).await;
+            teller.start(3, 1).await;
+            assert!(!teller.told_anything());
+            for delta in ["a", "b"] {
+                tokio::task::yield_now().await;
+                teller.tell(ChatEvent::Text { delta: delta.into(), logprobs: Vec::new() }).await;
+            }
+            assert!(teller.told_answer());
+            Ok(ChatOutcome::remote("ab".into(), ChatFinish::Stop))
+        });
+        let mut seen = String::new();
+        while let Some(event) = events.next().await {
+            match event.expect("no error") {
+                ChatEvent::Started { .. } => seen.push('('),
+                ChatEvent::Text { delta, .. } => seen.push_str(&delta),
+                ChatEvent::Finished(_) => seen.push(')'),
+                other => panic!("unexpected {other:?}"),
+            }
+        }
+        assert_eq!(seen, "(ab)");
+    }
+}

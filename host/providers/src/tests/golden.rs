@@ -1,0 +1,236 @@
+//! The body of one request in each wire format, field by field.
+
+use serde_json::{Value, json};
+use skep_engine::{
+    Constraint, Sampling,
+    chat::{ChatMessage, ChatOptions, ToolCall, ToolChoice, ToolSpec},
+};
+
+use crate::{StructuredOutput, UpstreamKind, UpstreamModelOptions, question::Question, wire};
+
+fn written(
+    kind: UpstreamKind,
+    model: &UpstreamModelOptions,
+    messages: &[ChatMessage],
+    options: &ChatOptions,
+) -> Value {
+    let base = "https://a.example/v1".parse().expect("valid");
+    wire::body(kind, &Question::new(kind, model, messages, options).expect("valid"), &base)
+}
+
+fn conversation() -> Vec<ChatMessage> {
+    let call = |id: &str, arguments: &str| ToolCall {
+        id: id.into(),
+        name: "look".into(),
+        arguments: arguments.into(),
+    };
+    let calls = vec![call("functions.look:0", "{\"at\": 1}"), call("c2", "")];
+    vec![
+        ChatMessage::system("Be brief."),
+        ChatMessage::user("Look."),
+        ChatMessage { tool_calls: calls, reasoning: Some("Hm.".into()), ..ChatMessage::assistant("") },
+        ChatMessage::tool("functions.look:0", "a cat"),
+        ChatMessage::tool("c2", "a dog"),
+        ChatMessage::user("And?"),
+    ]
+}
+
+fn parameters() -> Value {
+    json!({"type": "object", "properties": {"at": {"type": "integer"}}})
+}
+
+fn asked() -> ChatOptions {
+    let tool = ToolSpec { name: "look".into(), description: "Looks.".into(), parameters: parameters() };
+    ChatOptions {
+        tools: vec![tool],
+        parallel_tool_calls: false,
+        examples: vec![ChatMessage::user("Hi."), ChatMessage::assistant("Hi!")],
+        sampling: Sampling { temperature: 0.7, top_p: 0.9, top_k: 40, ..Sampling::default() },
+        seed: Some(7),
+        max_tokens: Some(100),
+        stop: vec!["END".into()],
+        ..ChatOptions::default()
+    }
+}
+
+fn model() -> UpstreamModelOptions {
+    UpstreamModelOptions {
+        remote_name: Some("big-1".into()),
+        max_output: Some(64),
+        ..UpstreamModelOptions::new("big")
+    }
+}
+
+#[test]
+fn openai() {
+    let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}});
+    let expected = json!({
+        "model": "big-1",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi."},
+            {"role": "assistant", "content": "Hi!"},
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": null,
+                "tool_calls": [call("functions.look:0", "{\"at\": 1}"), call("c2", "{}")]},
+            {"role": "tool", "content": "a cat", "tool_call_id": "functions.look:0"},
+            {"role": "tool", "content": "a dog", "tool_call_id": "c2"},
+            {"role": "user", "content": "And?"},
+        ],
+        "stream": true,
+        "stream_options": {"include_usage": true},
+        "tools": [{"type": "function",
+            "function": {"name": "look", "description": "Looks.", "parameters": parameters()}}],
+        "parallel_tool_calls": false,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 40,
+        "seed": 7,
+        "stop": ["END"],
+        "max_tokens": 64,
+    });
+    assert_eq!(written(UpstreamKind::OpenAi, &model(), &conversation(), &asked()), expected);
+    let plain = written(UpstreamKind::OpenAi, &model(), &[ChatMessage::user("x")], &ChatOptions::default());
+    let expected = json!({
+        "model": "big-1",
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": true,
+        "stream_options": {"include_usage": true},
+    });
+    assert_eq!(plain, expected, "defaults are left out");
+}
+
+#[test]
+fn openai_reasoning_choices_and_forms() {
+    let mut thinking = model();
+    thinking.capabilities.reasoning = true;
+    let body = written(UpstreamKind::OpenAi, &thinking, &conversation(), &asked());
+    assert_eq!(body["messages"][4]["reasoning_content"], "Hm.");
+    for (choice, expected) in [
+        (ToolChoice::Auto, Value::Null),
+        (ToolChoice::None, json!("none")),
+        (ToolChoice::Required, json!("required")),
+        (ToolChoice::Named("look".into()), json!({"type": "function", "function": {"name": "look"}})),
+    ] {
+        let options = ChatOptions { tool_choice: choice, ..asked() };
+        let body = written(UpstreamKind::OpenAi, &model(), &conversation(), &options);
+        assert_eq!(body.get("tool_choice").cloned().unwrap_or_default(), expected);
+    }
+    let open = parameters();
+    let closed = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    for (schema, strict) in [(open, false), (closed, true)] {
+        let output = Some(Constraint::JsonSchema(schema.clone()));
+        let options = ChatOptions { output, ..ChatOptions::default() };
+        let body = written(UpstreamKind::OpenAi, &model(), &[], &options);
+        let form = json!({"name": "answer", "strict": strict, "schema": schema});
+        assert_eq!(body["response_format"], json!({"type": "json_schema", "json_schema": form}));
+    }
+    let json = ChatOptions { output: Some(Constraint::JsonObject), ..ChatOptions::default() };
+    let body = written(UpstreamKind::OpenAi, &model(), &[ChatMessage::user("x")], &json);
+    assert_eq!(body["response_format"], json!({"type": "json_object"}));
+    assert_eq!(body["messages"][0]["content"], "Answer with a JSON object.");
+    let mut by_tool = model();
+    by_tool.capabilities.structured = StructuredOutput::Tool;
+    let options = ChatOptions { output: Some(Constraint::JsonSchema(parameters())), ..asked() };
+    let body = written(UpstreamKind::OpenAi, &by_tool, &[], &options);
+    assert_eq!(
+        (&body["tools"][1]["function"]["name"], &body["tool_choice"]),
+        (&json!("answer"), &json!("required"))
+    );
+}
+
+#[test]
+fn openai_itself_has_its_own_name_for_the_maximum() {
+    let options = ChatOptions { max_tokens: Some(5), ..ChatOptions::default() };
+    let (model, base) = (model(), "https://api.openai.com/v1".parse().expect("valid"));
+    let question = Question::new(UpstreamKind::OpenAi, &model, &[], &options).expect("valid");
+    let body = wire::body(UpstreamKind::OpenAi, &question, &base);
+    assert_eq!((&body["max_completion_tokens"], body.get("max_tokens")), (&json!(5), None));
+}
+
+#[test]
+fn anthropic() {
+    let mark = json!({"type": "ephemeral"});
+    let expected = json!({
+        "model": "big-1",
+        "max_tokens": 64,
+        "stream": true,
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": mark}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Hi."}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "Hi!"}]},
+            {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+            {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "functions_look_0", "name": "look", "input": {"at": 1}},
+                {"type": "tool_use", "id": "c2", "name": "look", "input": {}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "functions_look_0", "content": "a cat"},
+                {"type": "tool_result", "tool_use_id": "c2", "content": "a dog"},
+                {"type": "text", "text": "And?", "cache_control": mark},
+            ]},
+        ],
+        "tools": [{"name": "look", "description": "Looks.", "input_schema": parameters(), "cache_control": mark}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": true},
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 40,
+        "stop_sequences": ["END"],
+    });
+    assert_eq!(written(UpstreamKind::Anthropic, &model(), &conversation(), &asked()), expected);
+}
+
+#[test]
+fn anthropic_choices_and_forms() {
+    for (choice, expected) in [
+        (ToolChoice::None, json!({"type": "none"})),
+        (ToolChoice::Required, json!({"type": "any"})),
+        (ToolChoice::Named("look".into()), json!({"type": "tool", "name": "look"})),
+    ] {
+        let options = ChatOptions { tool_choice: choice, parallel_tool_calls: true, ..asked() };
+        let body = written(UpstreamKind::Anthropic, &model(), &conversation(), &options);
+        assert_eq!(body["tool_choice"], expected);
+    }
+    let output = Some(Constraint::JsonSchema(json!({"type": "string"})));
+    let options = ChatOptions { output: output.clone(), ..ChatOptions::default() };
+    let body = written(UpstreamKind::Anthropic, &UpstreamModelOptions::new("m"), &[], &options);
+    assert_eq!(body["max_tokens"], 4096);
+    assert_eq!(body["tools"][0]["input_schema"]["properties"], json!({"answer": {"type": "string"}}));
+    let forced = json!({"type": "tool", "name": "answer", "disable_parallel_tool_use": true});
+    assert_eq!(body["tool_choice"], forced);
+    let body = written(UpstreamKind::Anthropic, &model(), &[], &ChatOptions { output, ..asked() });
+    assert_eq!(body["tool_choice"], json!({"type": "any", "disable_parallel_tool_use": true}));
+}
+
+#[test]
+fn workers_ai() {
+    let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}});
+    let expected = json!({
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi."},
+            {"role": "assistant", "content": "Hi!"},
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": "",
+                "tool_calls": [call("functions.look:0", "{\"at\": 1}"), call("c2", "{}")]},
+            {"role": "tool", "content": "a cat", "tool_call_id": "functions.look:0"},
+            {"role": "tool", "content": "a dog", "tool_call_id": "c2"},
+            {"role": "user", "content": "And?"},
+        ],
+        "stream": true,
+        "tools": [{"type": "function",
+            "function": {"name": "look", "description": "Looks.", "parameters": parameters()}}],
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 40,
+        "seed": 7,
+        "stop": ["END"],
+        "max_tokens": 64,
+    });
+    assert_eq!(written(UpstreamKind::WorkersAi, &model(), &conversation(), &asked()), expected);
+    let output = Some(Constraint::JsonSchema(parameters()));
+    let options = ChatOptions { output, ..ChatOptions::default() };
+    let body = written(UpstreamKind::WorkersAi, &UpstreamModelOptions::new("m"), &[], &options);
+    assert_eq!((&body["stream"], &body["max_tokens"]), (&json!(false), &json!(4096)));
+    assert_eq!(body["response_format"], json!({"type": "json_schema", "json_schema": parameters()}));
+}

@@ -1,0 +1,215 @@
+//! Routes: who is asked, in which order, and when the next one is.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use skep_engine::{
+    Affinity, EngineError, Model, RemoteModel, UpstreamFault,
+    chat::{ChatEvent, ChatMessage, ChatOptions, Routed, ToolSpec},
+};
+
+use super::{
+    Heard, ask, hear, model, options, said,
+    server::{Reply, Server, event, status, stream, stream_head},
+    stopped,
+};
+use crate::{
+    Choice, Conditions, Member, Prices, Route, RouteOptions, UpstreamKind::OpenAi, UpstreamModelOptions,
+    UpstreamOptions,
+};
+
+fn member(name: &str, server: &Server, change: impl FnOnce(&mut UpstreamModelOptions)) -> Member {
+    let mut options = UpstreamOptions { name: name.to_owned(), ..options(OpenAi, &server.url) };
+    options.retries.attempts = 1;
+    change(&mut options.models[0]);
+    Member::new(Model::Remote(model(options)))
+}
+
+fn route(choice: Choice, members: Vec<Member>) -> Route {
+    let name = "smart".to_owned();
+    Route::new(RouteOptions { name, choice, members, first_token: None, local_only: None, created_unix_s: 0 })
+        .expect("valid")
+}
+
+fn says(text: &'static str) -> impl Fn() -> Reply + Send + Sync {
+    move || stream(&[said(text), stopped()])
+}
+
+fn routed(heard: &Heard) -> (String, u32) {
+    let routed = |event: &ChatEvent| match event {
+        ChatEvent::Routed(Routed { model, attempts }) => Some((model.clone(), *attempts)),
+        _ => None,
+    };
+    let all: Vec<_> = heard.events.iter().filter_map(routed).collect();
+    assert!(all.len() == 1 && routed(&heard.events[0]).is_some(), "told once and first: {:?}", heard.events);
+    assert!(matches!(heard.events[1], ChatEvent::Started { .. }), "{:?}", heard.events);
+    let started = heard.events.iter().filter(|event| matches!(event, ChatEvent::Started { .. }));
+    assert_eq!(started.count(), 1);
+    all[0].clone()
+}
+
+async fn asked(route: &Route, text: &str, options: ChatOptions) -> Heard {
+    hear(route.chat(vec![ChatMessage::user(text)], options)).await
+}
+
+#[tokio::test]
+async fn a_failure_before_anything_was_told_moves_on() {
+    let faults: [fn() -> Reply; 4] = [
+        || status(500, "", "x"),
+        || status(429, "retry-after: 60\r\n", "x"),
+        || status(401, "", "x"),
+        || vec![stream_head()],
+    ];
+    for fault in faults {
+        let (bad, good) = (Server::always(fault).await, Server::always(says("from b")).await);
+        let route = route(Choice::Ordered, vec![member("a", &bad, |_| ()), member("b", &good, |_| ())]);
+        let heard = ask(&route).await;
+        assert_eq!(heard.outcome().text, "from b");
+        assert_eq!((routed(&heard), bad.count()), (("b/m".to_owned(), 2), 1));
+    }
+    let closed = Server::always(says("x")).await;
+    let (gone, good) = (member("a", &closed, |_| ()), Server::always(says("from b")).await);
+    drop(closed);
+    let heard = ask(&route(Choice::Ordered, vec![gone, member("b", &good, |_| ())])).await;
+    assert_eq!(heard.outcome().text, "from b");
+}
+
+#[tokio::test]
+async fn a_model_that_is_slow_to_begin_is_left() {
+    let stall = || vec![stream_head(), super::server::Part::Stall(Arc::default())];
+    let (slow, good) = (Server::always(stall).await, Server::always(says("from b")).await);
+    let mut impatient = options(OpenAi, &slow.url);
+    impatient.timeouts.first_token = std::time::Duration::from_millis(50);
+    let slow = Member::new(Model::Remote(model(impatient)));
+    let heard = ask(&route(Choice::Ordered, vec![slow, member("b", &good, |_| ())])).await;
+    assert_eq!((heard.outcome().text.as_str(), routed(&heard)), ("from b", ("b/m".to_owned(), 2)));
+}
+
+#[tokio::test]
+async fn a_failure_after_something_was_told_or_a_refusal_does_not_move_on() {
+    let good = Server::always(says("from b")).await;
+    let cut = Server::always(|| vec![stream_head(), event(&said("from a"))]).await;
+    let route_of = |server: &Server| {
+        route(Choice::Ordered, vec![member("a", server, |_| ()), member("b", &good, |_| ())])
+    };
+    let heard = ask(&route_of(&cut)).await;
+    assert_eq!((heard.text().as_str(), heard.fault()), ("from a", UpstreamFault::CutOff));
+    assert_eq!(routed(&heard), ("a/m".to_owned(), 1));
+    let refuses = Server::always(|| status(400, "", "x")).await;
+    assert_eq!(ask(&route_of(&refuses)).await.fault(), UpstreamFault::Refused);
+    assert_eq!(good.count(), 0);
+}
+
+#[tokio::test]
+async fn when_all_models_fail_the_error_names_each() {
+    let down = Server::always(|| status(500, "", "burning")).await;
+    let busy = Server::always(|| status(429, "retry-after: 60\r\n", "full")).await;
+    let heard =
+        ask(&route(Choice::Ordered, vec![member("a", &down, |_| ()), member("b", &busy, |_| ())])).await;
+    assert_eq!(heard.fault(), UpstreamFault::Busy { retry_after_ms: 60_000 });
+    let error = heard.error();
+    assert!(error.contains("a/m: ") && error.contains("burning") && error.contains("b/m: "), "{error}");
+    assert!(heard.events.is_empty());
+}
+
+#[tokio::test]
+async fn a_prompt_that_is_too_long_goes_to_a_longer_context_only() {
+    let overflow =
+        || status(400, "", "{\"error\": {\"message\": \"x\", \"code\": \"context_length_exceeded\"}}");
+    let (small, same, large) =
+        (Server::always(overflow).await, Server::always(says("no")).await, Server::always(says("yes")).await);
+    let members = vec![
+        member("a", &small, |model| model.context_length = Some(100)),
+        member("b", &same, |model| model.context_length = Some(100)),
+        member("c", &large, |model| model.context_length = Some(1000)),
+    ];
+    let heard = ask(&route(Choice::Ordered, members)).await;
+    assert_eq!((heard.outcome().text.as_str(), same.count()), ("yes", 0));
+}
+
+#[tokio::test]
+async fn conditions_decide_who_is_asked() {
+    let server = Server::always(says("x")).await;
+    let with = |name: &str, conditions: Conditions| Member { conditions, ..member(name, &server, |_| ()) };
+    let priced = Member {
+        prices: Some(Prices { input: 1e6, ..Prices::default() }),
+        ..with("cheap", Conditions { max_price: Some(15.0), ..Conditions::default() })
+    };
+    let members = vec![
+        with(
+            "short",
+            Conditions { max_prompt_tokens: Some(20), tools: Some(false), ..Conditions::default() },
+        ),
+        with("tools", Conditions { tools: Some(true), ..Conditions::default() }),
+        with("tenant", Conditions { tenants: Some(vec!["acme".into()]), ..Conditions::default() }),
+        with("long", Conditions { min_prompt_tokens: Some(100), ..Conditions::default() }),
+        priced,
+        member("no-tools", &server, |model| model.capabilities.tools = false),
+        member("any", &server, |_| ()),
+    ];
+    let route = route(Choice::Ordered, members);
+    let tool = ToolSpec { name: "f".into(), description: String::new(), parameters: serde_json::json!({}) };
+    let tools = ChatOptions { tools: vec![tool], ..ChatOptions::default() };
+    let tenant = |tenant: &str| Affinity { tenant: tenant.into(), ..Affinity::default() };
+    let acme = ChatOptions { affinity: tenant("acme"), ..ChatOptions::default() };
+    let (brief, medium, long) = ("x".repeat(4), "x".repeat(200), "x".repeat(4000));
+    for (text, options, expected) in [
+        (&brief, ChatOptions::default(), "short/m"),
+        (&brief, tools, "tools/m"),
+        (&medium, acme, "tenant/m"),
+        (&medium, ChatOptions::default(), "no-tools/m"),
+        (&long, ChatOptions::default(), "long/m"),
+    ] {
+        assert_eq!(routed(&asked(&route, text, options).await).0, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_no_model_takes_is_an_error_with_every_reason() {
+    let server = Server::always(says("x")).await;
+    let conditions = Conditions { max_prompt_tokens: Some(1), ..Conditions::default() };
+    let members = vec![Member { conditions, ..member("a", &server, |_| ()) }, member("b", &server, |_| ())];
+    let mut options = route(Choice::Ordered, members).options().clone();
+    options.local_only = Some(Arc::new(|tenant| tenant == "secretive"));
+    let route = Route::new(options).expect("valid");
+    let affinity = Affinity { tenant: "secretive".into(), ..Affinity::default() };
+    let heard = asked(&route, "Hello", ChatOptions { affinity, ..ChatOptions::default() }).await;
+    assert!(matches!(heard.result, Err(EngineError::InvalidRequest { .. })));
+    let error = heard.error();
+    assert!(
+        error.contains("a/m: the tenant's requests must stay on this host; b/m: the tenant's"),
+        "{error}"
+    );
+    assert_eq!(routed(&asked(&route, "Hello", ChatOptions::default()).await), ("b/m".to_owned(), 1));
+    assert_eq!(server.count(), 1);
+}
+
+#[tokio::test]
+async fn weights_share_the_sessions_and_a_session_stays() {
+    let server = Server::always(says("x")).await;
+    let weighted = |name: &str, weight| Member { weight, ..member(name, &server, |_| ()) };
+    let route = route(Choice::Weighted, vec![weighted("a", 3), weighted("b", 1), weighted("never", 0)]);
+    let mut shares = BTreeMap::new();
+    for session in 0..200 {
+        let session = Some(format!("session {session}"));
+        let affinity = Affinity { session, ..Affinity::default() };
+        let options = || ChatOptions { affinity: affinity.clone(), ..ChatOptions::default() };
+        let first = routed(&asked(&route, "x", options()).await).0;
+        if shares.len() < 2 {
+            assert_eq!(routed(&asked(&route, "x", options()).await).0, first);
+        }
+        *shares.entry(first).or_insert(0) += 1;
+    }
+    assert_eq!(shares.values().sum::<i32>(), 200);
+    assert!((120..=180).contains(&shares["a/m"]) && shares.len() == 2, "{shares:?}");
+}
+
+#[tokio::test]
+async fn a_route_in_a_route_counts_all_attempts() {
+    let (bad, good) = (Server::always(|| status(500, "", "x")).await, Server::always(says("yes")).await);
+    let inner = route(Choice::Ordered, vec![member("a", &bad, |_| ()), member("b", &good, |_| ())]);
+    let other = member("c", &bad, |_| ());
+    let outer = route(Choice::Ordered, vec![other, Member::new(Model::Remote(Arc::new(inner)))]);
+    let heard = ask(&outer).await;
+    assert_eq!((heard.outcome().text.as_str(), routed(&heard)), ("yes", ("b/m".to_owned(), 3)));
+    assert!(outer.free_slots() > 0 && outer.problem().is_none());
+}

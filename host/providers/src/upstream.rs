@@ -1,0 +1,112 @@
+//! An upstream and its models.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use skep_engine::{
+    EngineError, ModelDigest, RemoteInfo, RemoteModel,
+    chat::{ChatMessage, ChatOptions, RemoteStream},
+};
+use tokio::time::Instant;
+
+use crate::{
+    answer::Asking,
+    breaker::Breaker,
+    http::Http,
+    limits::Limits,
+    options::{OptionsError, UpstreamModelOptions, UpstreamOptions},
+    question,
+    shared::Shared,
+    telling,
+};
+
+/// A server that computes models. Clones share its connections, limits and circuit breaker.
+#[derive(Clone)]
+pub struct Upstream(Arc<Shared>);
+
+/// One model of an upstream.
+pub struct UpstreamModel {
+    shared: Arc<Shared>,
+    index: usize,
+    info: RemoteInfo,
+}
+
+impl Upstream {
+    /// Checks the options. Nothing is sent before the first request.
+    pub fn new(options: UpstreamOptions) -> Result<Self, OptionsError> {
+        let base = options.check()?;
+        let http = Http::new(&base, &options.timeouts)?;
+        let limits = Limits::new(&options.limits);
+        let breaker = Breaker::new(&options.name, options.breaker);
+        Ok(Upstream(Arc::new(Shared { options, base, http, limits, breaker })))
+    }
+
+    pub fn options(&self) -> &UpstreamOptions {
+        &self.0.options
+    }
+
+    /// Returns the models, in the order of the options.
+    pub fn models(&self) -> Vec<Arc<UpstreamModel>> {
+        (0..self.0.options.models.len()).map(|index| Arc::new(self.model(index))).collect()
+    }
+
+    fn model(&self, index: usize) -> UpstreamModel {
+        let UpstreamOptions { name, models, .. } = &self.0.options;
+        let model = &models[index];
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let info = RemoteInfo {
+            name: format!("{name}/{}", model.name),
+            digest: ModelDigest::remote(self.0.base.as_str(), model.remote_name()),
+            context_length: model.context_length,
+            created_unix_s: now.as_secs(),
+        };
+        UpstreamModel { shared: self.0.clone(), index, info }
+    }
+}
+
+impl UpstreamModel {
+    pub fn options(&self) -> &UpstreamModelOptions {
+        &self.shared.options.models[self.index]
+    }
+}
+
+impl RemoteModel for UpstreamModel {
+    fn info(&self) -> &RemoteInfo {
+        &self.info
+    }
+
+    fn check(&self, options: &ChatOptions) -> Result<(), EngineError> {
+        question::check(self.shared.options.kind, self.options(), options)
+    }
+
+    fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream {
+        let asking = Asking::new(self.shared.clone(), self.index, &self.info.name, messages, options);
+        telling::stream(move |teller| asking.run(teller))
+    }
+
+    fn free_slots(&self) -> usize {
+        match self.problem() {
+            Some(_) => 0,
+            None => self.shared.limits.free(),
+        }
+    }
+
+    fn problem(&self) -> Option<String> {
+        self.shared.breaker.problem(Instant::now())
+    }
+}
+
+impl fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Upstream").field(&self.0.options).finish()
+    }
+}
+
+impl fmt::Debug for UpstreamModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("UpstreamModel").field(&self.info.name).finish()
+    }
+}
