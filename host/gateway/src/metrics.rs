@@ -157,7 +157,8 @@ const METRICS: &[MetricSpec] = &[
 
 /// Returns every metric that this process can record.
 fn all() -> impl Iterator<Item = &'static MetricSpec> {
-    skep_engine::metric::METRICS.iter().chain(skep_runtime::metric::METRICS).chain(METRICS)
+    let below = skep_engine::metric::METRICS.iter().chain(skep_providers::METRICS);
+    below.chain(skep_runtime::metric::METRICS).chain(METRICS)
 }
 
 /// Returns the recorder's handle, or `None` if the embedding program installed a different recorder.
