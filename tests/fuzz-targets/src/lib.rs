@@ -14,6 +14,7 @@ mod mutator;
 mod schemas;
 mod toml_files;
 mod tool_calls;
+mod upstreams;
 mod watched;
 
 pub use mutator::Mutator;
@@ -33,7 +34,7 @@ pub struct Target {
     pub tries: usize,
 }
 
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target {
         name: "gguf",
         run: model_files::gguf,
@@ -81,6 +82,13 @@ pub const TARGETS: [Target; 10] = [
         run: tool_calls::text,
         seeds: tool_calls::seeds,
         words: tool_calls::WORDS,
+        tries: 4_000,
+    },
+    Target {
+        name: "upstream_answers",
+        run: upstreams::answer,
+        seeds: upstreams::seeds,
+        words: upstreams::WORDS,
         tries: 4_000,
     },
     Target { name: "guest_arguments", run: guest::arguments, seeds: guest::seeds, words: &[], tries: 60 },
