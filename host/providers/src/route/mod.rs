@@ -85,6 +85,10 @@ impl RemoteModel for Route {
         &self.0.info
     }
 
+    fn members(&self) -> Vec<String> {
+        self.0.options.members.iter().flat_map(|member| member.model.names()).collect()
+    }
+
     fn check(&self, options: &ChatOptions) -> Result<(), EngineError> {
         let mut results = self.0.options.members.iter().map(|member| member.model.check(options));
         let first = results.next().unwrap_or(Ok(()));
