@@ -254,6 +254,7 @@ pages! {
         mcp = "mcp",
         structured_output_quality = "structured-output-quality",
         tenants_and_keys = "tenants-and-keys",
+        usage = "usage",
         security_model = "security-model",
         limits = "limits",
         operations = "operations",

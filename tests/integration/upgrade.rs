@@ -106,6 +106,13 @@ fn data_folders_of_every_version_are_served() {
         skep(&host, &admin, &["rollback", "hello"]);
         let said = skep(&host, &admin, &["invoke", "hello", "Hello again.", "--session", "bo"]);
         assert!(said.contains("(visit 2)"), "{said}");
+        // The use of models is counted from now on.
+        let usage = skep(&host, &admin, &["usage", "--by", "session", "--json"]);
+        let usage: Value = serde_json::from_str(&usage).unwrap();
+        let mut sessions: Vec<_> =
+            usage["data"].as_array().unwrap().iter().map(|line| line["name"].as_str().unwrap()).collect();
+        sessions.sort();
+        assert_eq!(sessions, ["acme/ada", "ada", "bo"], "{usage}");
         host.kill();
         let copy = format!("backup-before-schema-{}.db", skep_store::known_schema());
         assert_eq!(version.at("data").join(copy).exists(), schema(&version) < skep_store::known_schema());

@@ -30,6 +30,7 @@ mod status;
 mod turn;
 mod turn_event;
 mod usage;
+mod usage_report;
 mod version;
 mod webhook;
 mod words;
@@ -72,6 +73,7 @@ pub use turn_event::{
     Thinking, Timing, ToolResult, TurnEvent, TurnStarted,
 };
 pub use usage::{CompletionTokens, PromptTokens, Usage};
+pub use usage_report::{EstimatedUsage, UnknownCost, UsageCost, UsageGrouping, UsageLine, UsageReport};
 pub use version::{AgentVersion, Rollback};
 pub use webhook::{AddedWebhook, DeadLetter, NewWebhook, Webhook, WebhookState, WebhookTest, WebhookTry};
 pub use words::marker;

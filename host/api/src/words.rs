@@ -122,6 +122,7 @@ pub mod marker {
         Turn = "turn",
         Accepted = "accepted",
         Version = "agent.version",
+        UsageReport = "usage_report",
         Webhook = "webhook",
         WebhookTest = "webhook_test",
     }

@@ -8,7 +8,7 @@ use axum::{
 };
 use skep_api::{ErrorBody, ErrorDetail};
 use skep_engine::{EngineError, UpstreamFault};
-use skep_runtime::{RuntimeError, TokensUsedUp};
+use skep_runtime::{BudgetUsedUp, RuntimeError};
 use std::any::Any;
 
 /// An error response.
@@ -146,8 +146,8 @@ impl From<EngineError> for ApiError {
     }
 }
 
-impl From<TokensUsedUp> for ApiError {
-    fn from(error: TokensUsedUp) -> Self {
+impl From<BudgetUsedUp> for ApiError {
+    fn from(error: BudgetUsedUp) -> Self {
         RuntimeError::from(error).into()
     }
 }
@@ -162,7 +162,7 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::TooManyTurns { retry_after_ms, .. }
             | RuntimeError::QueueFull { retry_after_ms, .. }
             | RuntimeError::OutboxFull { retry_after_ms, .. }
-            | RuntimeError::TokensUsedUp(TokensUsedUp { retry_after_ms, .. }) => {
+            | RuntimeError::BudgetUsedUp(BudgetUsedUp { retry_after_ms, .. }) => {
                 return ApiError::busy(message, code, retry_after_ms);
             }
             RuntimeError::AgentNotFound { .. }
@@ -177,7 +177,7 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::WebhookNotFound { .. }
             | RuntimeError::DeadLetterNotFound { .. }
             | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
-            RuntimeError::CallRefused { .. } => StatusCode::FORBIDDEN,
+            RuntimeError::CallRefused { .. } | RuntimeError::PriceUnknown(_) => StatusCode::FORBIDDEN,
             RuntimeError::ApprovalDecided { .. }
             | RuntimeError::WaitingForApproval { .. }
             | RuntimeError::HeldSinceRestore { .. }
@@ -195,6 +195,7 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::Manifest { .. }
             | RuntimeError::Component { .. }
             | RuntimeError::InvalidBatch { .. }
+            | RuntimeError::UsageTooLong { .. }
             | RuntimeError::ModelUnknown { .. } => StatusCode::BAD_REQUEST,
             RuntimeError::InvalidMessage { .. }
             | RuntimeError::InvalidKey { .. }

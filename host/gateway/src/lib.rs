@@ -218,7 +218,7 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
     use routes::{
         agents, ai_batches, ai_run, approvals, chat_completions, completions, events, health, held, keys,
         logs, mcp_servers, messages, models, openapi_document, schedules, secrets, session_exports, sessions,
-        status, turns, versions, webhooks,
+        status, turns, usage, versions, webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
     let import_limit = DefaultBodyLimit::max(session_exports::MAX_BYTES);
@@ -262,6 +262,7 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(secrets::set, secrets::delete))
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))
+        .routes(routes!(usage::report))
         .routes(routes!(held::show, held::decide))
         .routes(routes!(status::show))
         .routes(routes!(health::healthz))

@@ -24,6 +24,10 @@ impl<S> Metered<S> {
     pub(crate) fn new(stream: S, tokens: TenantTokens, spent: Spent) -> Self {
         Metered { stream, tokens, spent }
     }
+
+    pub(crate) fn stream(&self) -> &S {
+        &self.stream
+    }
 }
 
 impl Metered<ChatStream> {
@@ -45,6 +49,9 @@ impl Stream for Metered<ChatStream> {
         let event = self.stream.poll_next_unpin(cx);
         let spent = self.stream.spent_tokens();
         self.tokens.produced(spent);
+        if let Poll::Ready(Some(Ok(event))) = &event {
+            self.tokens.note_chat(event);
+        }
         if let Poll::Ready(Some(Ok(ChatEvent::Finished(outcome)))) = &event {
             self.spent.add(&outcome.usage);
         }
@@ -59,6 +66,9 @@ impl Stream for Metered<TokenStream> {
         let event = self.stream.poll_next_unpin(cx);
         let spent = self.stream.spent_tokens();
         self.tokens.produced(spent);
+        if let Poll::Ready(Some(Ok(event))) = &event {
+            self.tokens.note_completion(event);
+        }
         if let Poll::Ready(Some(Ok(TokenEvent::Finished(finished)))) = &event {
             self.spent.add(&finished.usage);
         }

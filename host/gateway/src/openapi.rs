@@ -16,7 +16,7 @@ const ABOUT: &str = "The HTTP API of a Skep host: agents with sessions, OpenAI's
     know. Every answer has an `x-request-id`. A host with too many connections answers 503 before it reads a request.\n\n\
     An agent may have routes of its own, which `GET /v1/agents` lists; `components.pathItems.AgentRoute` describes them.";
 
-const TAGS: [(&str, &str); 14] = [
+const TAGS: [(&str, &str); 15] = [
     ("agents", "Deployed agents and their versions"),
     ("sessions", "Sessions of agents and their messages"),
     ("turns", "Messages to agents and what becomes of them"),
@@ -30,6 +30,7 @@ const TAGS: [(&str, &str); 14] = [
     ("mcp", "The Model Context Protocol"),
     ("secrets", "Values that agents can send without seeing them"),
     ("keys", "API keys"),
+    ("usage", "The use of models and what it costs"),
     ("host", "The host itself"),
 ];
 
@@ -129,9 +130,11 @@ fn common_errors(operation: &Value, needs_key: bool, is_counted: bool) -> Vec<(&
         errors.extend([("408", "`body_timeout`"), ("413", "`body_too_large`")]);
     }
     if is_counted {
+        errors[0].1 = "`role_missing`, `key_is_for_agents`; `price_unknown`, if the tenant has a budget in money and the model no \
+                       price; or `origin_not_allowed`, for a request of a web page that the operator has not granted.";
         errors.push((
             "429",
-            "`rate_limit_exceeded`, `tokens_used_up`, `busy` or another limit; `retry-after` says when to try again.",
+            "`rate_limit_exceeded`, `tokens_used_up`, `money_used_up`, `busy` or another limit; `retry-after` says when to try again.",
         ));
     }
     errors
@@ -143,8 +146,9 @@ fn error_schema(status: &str, route: Option<&str>) -> Value {
     let is_of_workers_ai = route.is_some_and(|route| route.contains("/ai/"));
     match status {
         // These are decided before a handler sees the request.
-        "401" | "403" | "421" => schema("ErrorBody"),
-        "500" if is_of_workers_ai => json!({"anyOf": [schema("AiFailure"), schema("ErrorBody")]}),
+        "401" | "421" => schema("ErrorBody"),
+        "403" if !is_of_workers_ai => schema("ErrorBody"),
+        "403" | "500" if is_of_workers_ai => json!({"anyOf": [schema("AiFailure"), schema("ErrorBody")]}),
         _ if is_of_workers_ai => schema("AiFailure"),
         // Errors of the protocol are JSON-RPC, and the others have the shape of all errors.
         _ if route == Some("/mcp") => json!({}),

@@ -7,6 +7,8 @@ use skep_engine::EngineError;
 use skep_store::StoreError;
 use std::fmt::Display;
 
+const DAY_MS: u64 = 24 * 3_600 * 1_000;
+
 /// An error of the runtime. A turn that fails with one has changed nothing but the agent's log.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
@@ -78,7 +80,9 @@ pub enum RuntimeError {
     )]
     TooManyTurns { agent: String, whose: &'static str, limit: u32, retry_after_ms: u32 },
     #[error(transparent)]
-    TokensUsedUp(#[from] TokensUsedUp),
+    BudgetUsedUp(#[from] BudgetUsedUp),
+    #[error(transparent)]
+    PriceUnknown(#[from] PriceUnknown),
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error("the agent failed: {message}")]
@@ -99,6 +103,10 @@ pub enum RuntimeError {
          deny`, or cancel the turn; a message that is sent with `?detach=true` or with an idempotency key is queued behind it"
     )]
     WaitingForApproval { approval: String },
+    #[error(
+        "the report would have more than {limit} rows; hint: begin it with a later `since`, or choose another `by`"
+    )]
+    UsageTooLong { limit: u32 },
     #[error("{message}")]
     InvalidMessage { message: String },
     #[error("{message}")]
@@ -196,7 +204,10 @@ impl RuntimeError {
             Self::MailboxFull { .. } => "mailbox_full",
             Self::IntakeFull { .. } => "intake_full",
             Self::TooManyTurns { .. } => "too_many_turns",
-            Self::TokensUsedUp(_) => "tokens_used_up",
+            Self::BudgetUsedUp(BudgetUsedUp { budget: Budget::Tokens, .. }) => "tokens_used_up",
+            Self::BudgetUsedUp(BudgetUsedUp { budget: Budget::Money, .. }) => "money_used_up",
+            Self::PriceUnknown(_) => "price_unknown",
+            Self::UsageTooLong { .. } => "usage_too_long",
             Self::Engine(error) => error.code(),
             Self::AgentFailed { .. } => "agent_failed",
             Self::ToolFailed { .. } => "tool_failed",
@@ -252,7 +263,9 @@ pub(crate) fn known_code(code: &str) -> &'static str {
         "mailbox_full",
         "model_gone",
         "model_unknown",
+        "money_used_up",
         "outbox_full",
+        "price_unknown",
         "schema_invalid",
         "shutting_down",
         "store_failed",
@@ -293,10 +306,32 @@ fn list<T: Display>(known: &[T]) -> String {
         known => known.iter().map(T::to_string).collect::<Vec<_>>().join(", "),
     }
 }
+
+/// The kinds of daily budgets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Budget {
+    Tokens,
+    Money,
+}
+
 /// A budget is used up until the day ends.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}; the next day starts at 00:00 UTC, in {} s", .retry_after_ms / 1_000)]
-pub struct TokensUsedUp {
+pub struct BudgetUsedUp {
+    pub(crate) budget: Budget,
     pub(crate) message: String,
     pub retry_after_ms: u32,
+}
+
+/// A budget in money cannot pay for a model, because nobody knows what the model costs.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct PriceUnknown {
+    pub(crate) message: String,
+}
+
+impl BudgetUsedUp {
+    pub(crate) fn until_midnight(budget: Budget, message: String, now_ms: u64) -> Self {
+        BudgetUsedUp { budget, message, retry_after_ms: (DAY_MS - now_ms % DAY_MS) as u32 }
+    }
 }

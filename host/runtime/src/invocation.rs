@@ -17,6 +17,8 @@ pub(crate) const CALL_KEY: &str = "\u{1}tool ";
 pub struct Invocation {
     /// The tenant that sends the message. KV pages are never shared between tenants.
     pub principal: String,
+    /// Id of the API key that sent the message, for the bill.
+    pub key: Option<String>,
     pub agent: String,
     /// The host's id of the session, which must belong to this tenant; see
     /// [`crate::Tenant::session`].

@@ -62,6 +62,7 @@ mod text;
 mod token_budget;
 mod toml_text;
 mod tool;
+mod usage;
 mod vault;
 mod webhook;
 
@@ -75,7 +76,7 @@ pub use batch::{
 };
 pub use clock::Clock;
 pub use compute::{Compute, QUICK_BYTES};
-pub use error::{RuntimeError, TokensUsedUp};
+pub use error::{BudgetUsedUp, PriceUnknown, RuntimeError};
 pub use event::{
     DeadLetter, DeadLetterTarget, Event, EventSummary, EventTrigger, NewWebhook, PublishedEvent,
     SessionTemplate, TopicPattern, WebhookTry, unix_ms,
@@ -107,5 +108,9 @@ pub use tenancy::TENANT_SHARE;
 pub use tenant_tokens::{TenantBudget, TenantTokens};
 pub use text::for_terminal;
 pub use toml_text::parse_toml;
+pub use usage::{
+    Amount, Bill, Currency, Money, Price, PriceList, Rate, Unpriced, UsageBy, UsageCounts, UsageDay,
+    UsageLine, UsageQuery, UsageReport, WorstCase, most_prompt_tokens,
+};
 pub use vault::SecretSummary;
 pub use webhook::{WebhookState, WebhookSummary, WebhookTest};

@@ -1,40 +1,68 @@
 //! Tokens that a tenant uses without an agent: requests that name a model directly count toward its
-//! daily budget too.
+//! daily budgets and its bill too.
 //!
 //! They are recorded in the background when a generation ends, so that nobody who waits for an
 //! answer waits for the write.
 
 use crate::{
-    TokensUsedUp,
+    BudgetUsedUp, RuntimeError, WorstCase,
     token_budget::{DayShare, TokenBudgets, TokenSpend},
+    usage::{Amount, ModelUse, NoMoney, RequestUse, Source},
+};
+use skep_engine::{
+    EngineError, TokenEvent, Usage,
+    chat::{ChatEvent, ChatOutcome, ChatStream},
 };
 use skep_store::Store;
 use std::sync::Arc;
 
-/// The rest of a tenant's daily budget, which was not used up when this was created.
+/// Retry delay when what is left of a budget is reserved for others.
+const RETRY_PROMISED_MS: u32 = 1_000;
+
+/// The rest of a tenant's daily budgets, which were not used up when this was created.
 #[derive(Clone)]
 pub struct TenantBudget {
     share: Arc<DayShare>,
+    source: Source,
     store: Store,
 }
 
-/// Counts the tokens of one generation. When dropped, it records what was produced.
+/// Counts the tokens of one generation. When dropped, it records what was used.
 pub struct TenantTokens {
     budget: TenantBudget,
+    model: String,
+    promised: Amount,
     produced: usize,
+    used: RequestUse,
 }
 
 impl TenantBudget {
-    /// Returns the budget for work of a tenant that starts without an agent. Fails if the budget is
-    /// used up.
-    pub(crate) fn open(tokens: &TokenBudgets, store: &Store, tenant: &str) -> Result<Self, TokensUsedUp> {
+    /// Returns the budget for work of a tenant that starts without an agent, by the request of a key.
+    /// Fails if the budget is used up.
+    pub(crate) fn open(
+        tokens: &TokenBudgets,
+        store: &Store,
+        tenant: &str,
+        key: Option<&str>,
+    ) -> Result<Self, BudgetUsedUp> {
         let share = tokens.share(tenant, None);
         share.check()?;
-        Ok(TenantBudget { share: Arc::new(share), store: store.clone() })
+        let source = Source { tenant: tenant.to_owned(), key: key.map(str::to_owned), ..Source::default() };
+        Ok(TenantBudget { share: Arc::new(share), source, store: store.clone() })
     }
 
-    pub fn meter(&self) -> TenantTokens {
-        TenantTokens { budget: self.clone(), produced: 0 }
+    /// Reserves the most that a request to a model can cost. Fails if a budget in money has less left, or
+    /// if the model has no price and there is such a budget.
+    pub fn meter(&self, model: &str, worst: WorstCase) -> Result<TenantTokens, RuntimeError> {
+        let promised = self.share.money.promise(model, worst, worst.output_tokens);
+        let promised = promised.map_err(|none| match none {
+            NoMoney::UsedUp(why) => RuntimeError::from(why),
+            NoMoney::Unknown(why) => RuntimeError::from(why),
+            NoMoney::Promised => EngineError::Busy { retry_after_ms: RETRY_PROMISED_MS }.into(),
+        })?;
+        let (budget, model) = (self.clone(), model.to_owned());
+        let used = RequestUse::default();
+        Ok(TenantTokens { budget, model, promised: promised.amount, produced: 0, used })
     }
 }
 
@@ -42,19 +70,69 @@ impl TenantTokens {
     /// Sets the number of tokens produced so far.
     pub fn produced(&mut self, tokens: usize) {
         self.produced = tokens;
+        self.used.produced(u32::try_from(tokens).unwrap_or(u32::MAX));
+    }
+
+    /// Counts what an event of a chat says about its use.
+    pub fn note_chat(&mut self, event: &ChatEvent) {
+        match event {
+            ChatEvent::Started { prompt_tokens, cached_tokens } => {
+                self.used.started(*prompt_tokens, *cached_tokens);
+            }
+            // The bill names the model that answers, not the route that chose it.
+            ChatEvent::Routed(routed) => self.model.clone_from(&routed.model),
+            ChatEvent::Finished(outcome) => self.finished(&outcome.usage),
+            _ => {}
+        }
+    }
+
+    /// Counts what an event of a completion says about its use.
+    pub fn note_completion(&mut self, event: &TokenEvent) {
+        match event {
+            TokenEvent::Started { prompt_tokens, cached_tokens } => {
+                self.used.started(*prompt_tokens, *cached_tokens);
+            }
+            TokenEvent::Finished(finished) => self.finished(&finished.usage),
+            TokenEvent::Token(_) | TokenEvent::PromptLogprobs(_) => {}
+        }
+    }
+
+    /// Reads a chat to its end.
+    pub(crate) async fn follow(mut self, mut chat: ChatStream) -> Result<ChatOutcome, EngineError> {
+        while let Some(event) = chat.next().await {
+            self.produced(chat.spent_tokens());
+            let event = event?;
+            self.note_chat(&event);
+            if let ChatEvent::Finished(outcome) = event {
+                return Ok(outcome);
+            }
+        }
+        Err(EngineError::Cancelled)
+    }
+
+    fn finished(&mut self, usage: &Usage) {
+        self.produced = usage.produced_tokens();
+        self.used.finished(usage);
     }
 }
 
 impl Drop for TenantTokens {
     fn drop(&mut self) {
-        let spend = TokenSpend::new(&self.budget.share, self.produced as u64);
-        let Some(used) = spend.row() else { return };
+        let TenantBudget { share, source, store } = &self.budget;
+        let counts = self.used.counts();
+        share.money.settle(self.promised, &self.model, &counts);
+        let mut models = ModelUse::default();
+        models.add(&self.model, &counts);
+        let spend = TokenSpend::new(share, self.produced as u64, source, &models);
+        if spend.is_empty() {
+            return;
+        }
         // Counted before the write, so that the next request is refused even if the write is
         // pending.
         spend.counted();
-        let store = self.budget.store.clone();
+        let store = store.clone();
         let writing = async move {
-            if let Err(error) = store.count_tokens(used).await {
+            if let Err(error) = store.count_use(spend.row(), spend.usage()).await {
                 tracing::error!("cannot record the tokens of a tenant: {error}");
             }
         };

@@ -1,11 +1,16 @@
-//! Daily token budgets of agents and tenants. A day is a day in UTC.
+//! Daily budgets of agents and tenants: in tokens, and those of tenants also in money (see `usage`). A day is a
+//! day in UTC.
 //!
 //! Invariant: the tokens used are those recorded in the store, in the commit that ends the turn
 //! that used them. Tokens that open turns have used or may still use are held for them in memory,
 //! so that many concurrent turns do not exceed a budget together.
 
-use crate::{Clock, RuntimeError, RuntimeOptions, TokensUsedUp};
-use skep_store::{Store, TokenUse};
+use crate::{
+    BudgetUsedUp, Clock, PriceUnknown, RuntimeError, RuntimeOptions, UsageDay, WorstCase,
+    error::Budget,
+    usage::{ModelUse, MoneyBudgets, MoneyShare, NoMoney, Promise, Source},
+};
+use skep_store::{Store, TokenUse, UsageCounts, UsageRow};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -17,7 +22,9 @@ const ALL_OTHERS: &str = "default";
 
 /// The reason why no tokens can be reserved.
 pub(crate) enum NoTokens {
-    UsedUp(TokensUsedUp),
+    UsedUp(BudgetUsedUp),
+    /// A budget in money cannot pay for a model without a price.
+    NoPrice(PriceUnknown),
     /// The rest is reserved for others, who may release it.
     Promised,
 }
@@ -29,6 +36,7 @@ pub(crate) struct TokenBudgets(Arc<Inner>);
 struct Inner {
     clock: Clock,
     of_tenants: BTreeMap<String, u32>,
+    money: MoneyBudgets,
     today: Mutex<Today>,
 }
 
@@ -66,31 +74,44 @@ pub(crate) struct DayShare {
     tenant: String,
     /// The accounts with their limits.
     accounts: Vec<(Account, u64)>,
+    pub(crate) money: MoneyShare,
     /// Locked only while the tallies are locked.
     held: Mutex<Held>,
 }
 
-/// The tokens used by a turn, first as a row to be written at its end, then counted for the day.
+/// The usage of a turn, first as rows to be written at its end, then counted for the day.
 #[derive(Clone)]
 pub(crate) struct TokenSpend {
     share: Arc<DayShare>,
     used: Option<TokenUse>,
+    usage: Vec<UsageRow>,
 }
 
 impl TokenSpend {
-    pub(crate) fn new(share: &Arc<DayShare>, tokens: u64) -> Self {
-        TokenSpend { share: share.clone(), used: share.used(tokens) }
+    pub(crate) fn new(share: &Arc<DayShare>, tokens: u64, source: &Source, models: &ModelUse) -> Self {
+        let day = UsageDay::from_number(share.budgets.today().day);
+        TokenSpend { share: share.clone(), used: share.used(tokens), usage: source.rows(day, models) }
     }
 
     pub(crate) fn row(&self) -> Option<TokenUse> {
         self.used.clone()
     }
 
-    /// Counts the tokens after their row was written.
+    pub(crate) fn usage(&self) -> Vec<UsageRow> {
+        self.usage.clone()
+    }
+
+    /// Returns whether nothing was used.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.used.is_none() && self.usage.is_empty()
+    }
+
+    /// Counts what was used after its rows were written.
     pub(crate) fn counted(&self) {
         if let Some(used) = &self.used {
             self.share.counted(used);
         }
+        self.share.money.counted(&self.usage);
     }
 }
 
@@ -106,7 +127,9 @@ impl TokenBudgets {
             today.count(&used);
         }
         let of_tenants = options.tenant_tokens_per_day.clone();
-        Ok(TokenBudgets(Arc::new(Inner { clock, of_tenants, today: Mutex::new(today) })))
+        let money = options.tenant_money_per_day.clone();
+        let money = MoneyBudgets::open(store, clock.clone(), Arc::new(options.prices.clone()), money).await?;
+        Ok(TokenBudgets(Arc::new(Inner { clock, of_tenants, money, today: Mutex::new(today) })))
     }
 
     /// Returns the share for work of a tenant, either with an agent that has this daily limit or
@@ -120,8 +143,9 @@ impl TokenBudgets {
         if let Some(limit) = limit {
             accounts.push((Account::Tenant(tenant.to_owned()), u64::from(*limit)));
         }
+        let money = self.0.money.share(tenant);
         let (agent, tenant) = (agent.map(|(name, _)| name.to_owned()), tenant.to_owned());
-        DayShare { budgets: self.clone(), agent, tenant, accounts, held: Mutex::default() }
+        DayShare { budgets: self.clone(), agent, tenant, accounts, money, held: Mutex::default() }
     }
 
     /// Returns the current day's state, resetting it if the day has changed.
@@ -154,7 +178,12 @@ impl Today {
 
 impl DayShare {
     /// Fails if any of the budgets is used up.
-    pub(crate) fn check(&self) -> Result<(), TokensUsedUp> {
+    pub(crate) fn check(&self) -> Result<(), BudgetUsedUp> {
+        self.check_tokens()?;
+        self.money.check()
+    }
+
+    fn check_tokens(&self) -> Result<(), BudgetUsedUp> {
         let today = self.budgets.today();
         let is_used_up = |tally: Tally, limit| tally.used + tally.held.produced >= limit;
         match self.accounts.iter().find(|(account, limit)| is_used_up(today.tally(account), *limit)) {
@@ -163,9 +192,21 @@ impl DayShare {
         }
     }
 
+    /// Reserves tokens and money for a request to a model: at most the worst case, and at least one token.
+    pub(crate) fn promise_request(&self, model: &str, worst: WorstCase) -> Result<Promise, NoTokens> {
+        let promised = self.money.promise(model, worst, 1)?;
+        match self.promise(promised.output_tokens) {
+            Ok(output_tokens) => Ok(Promise { output_tokens, ..promised }),
+            Err(none) => {
+                self.money.settle(promised.amount, model, &UsageCounts::default());
+                Err(none)
+            }
+        }
+    }
+
     /// Reserves at most `asked` tokens, and at least one.
-    pub(crate) fn promise(&self, asked: u32) -> Result<u32, NoTokens> {
-        self.check().map_err(NoTokens::UsedUp)?;
+    fn promise(&self, asked: u32) -> Result<u32, NoTokens> {
+        self.check_tokens().map_err(NoTokens::UsedUp)?;
         let mut today = self.budgets.today();
         let room = self.accounts.iter().map(|(account, limit)| {
             let Tally { used, held } = today.tally(account);
@@ -179,9 +220,10 @@ impl DayShare {
         Ok(tokens as u32)
     }
 
-    /// Reserves what was reserved before a restart, regardless of the budget.
-    pub(crate) fn reserve_again(&self, tokens: u32) {
-        self.hold(&mut self.budgets.today(), |held| held.promised += u64::from(tokens));
+    /// Reserves what was reserved before a restart, regardless of the budgets.
+    pub(crate) fn reserve_again(&self, model: &str, worst: WorstCase) -> Promise {
+        self.hold(&mut self.budgets.today(), |held| held.promised += u64::from(worst.output_tokens));
+        self.money.promise_again(model, worst)
     }
 
     /// Replaces a generation's reservation with the tokens that it produced.
@@ -193,14 +235,14 @@ impl DayShare {
     }
 
     /// Returns the row to be written for this many tokens.
-    pub(crate) fn used(&self, tokens: u64) -> Option<TokenUse> {
+    fn used(&self, tokens: u64) -> Option<TokenUse> {
         let day = self.budgets.today().day;
         let (tenant, agent) = (self.tenant.clone(), self.agent.clone());
         (tokens > 0).then_some(TokenUse { day, tenant, agent, tokens })
     }
 
     /// Counts the tokens after their row was written.
-    pub(crate) fn counted(&self, used: &TokenUse) {
+    fn counted(&self, used: &TokenUse) {
         let mut today = self.budgets.today();
         let produced = std::mem::take(&mut self.held().produced);
         self.change(&mut today, |held| held.produced -= produced);
@@ -225,7 +267,7 @@ impl DayShare {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn used_up(&self, account: &Account, limit: u64) -> TokensUsedUp {
+    fn used_up(&self, account: &Account, limit: u64) -> BudgetUsedUp {
         let message = match account {
             Account::Agent(name) => format!(
                 "agent {name:?} has used its {limit} tokens for today; raise `tokens_per_day` under [limits] in agent.toml for \
@@ -236,8 +278,17 @@ impl DayShare {
                  skep.toml for more"
             ),
         };
-        let left_ms = DAY_MS - self.budgets.0.clock.now_ms() % DAY_MS;
-        TokensUsedUp { message, retry_after_ms: left_ms as u32 }
+        BudgetUsedUp::until_midnight(Budget::Tokens, message, self.budgets.0.clock.now_ms())
+    }
+}
+
+impl From<NoMoney> for NoTokens {
+    fn from(none: NoMoney) -> Self {
+        match none {
+            NoMoney::UsedUp(why) => NoTokens::UsedUp(why),
+            NoMoney::Unknown(why) => NoTokens::NoPrice(why),
+            NoMoney::Promised => NoTokens::Promised,
+        }
     }
 }
 
@@ -270,7 +321,7 @@ mod tests {
 
     async fn spend(store: &Store, share: &DayShare, tokens: u64) {
         let used = share.used(tokens).expect("some");
-        store.count_tokens(used.clone()).await.expect("written");
+        store.count_use(Some(used.clone()), Vec::new()).await.expect("written");
         share.counted(&used);
     }
 

@@ -8,6 +8,7 @@ use crate::{
     chunks::{Bind, Chunk, ChunkProgress, remove_content, remove_turns},
     rows, schedules,
     sqlite::CHUNK_TIME,
+    usage,
 };
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
@@ -284,6 +285,9 @@ async fn delete(
         if !remove_content(connection, &mut chunk, session).await? || chunk.is_over() {
             return Ok(chunk.more());
         }
+    }
+    if !usage::forget_session(connection, &chunk, agent, None).await? {
+        return Ok(chunk.more());
     }
     for sql in ["DELETE FROM erasures WHERE agent = ?1", "DELETE FROM deployments WHERE agent = ?1"] {
         query(sql).bind(agent).execute(&mut *connection).await.map_err(failed())?;

@@ -8,6 +8,7 @@
 use crate::{
     Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, remove_content, remove_turns},
+    usage,
 };
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 use std::time::Duration;
@@ -269,6 +270,9 @@ async fn erase(
     let logs = "DELETE FROM logs WHERE id IN
          (SELECT id FROM logs WHERE agent = ?1 AND session = ?2 AND id <= ?3 LIMIT 1000)";
     if !chunk.remove(connection, logs, &bind).await? {
+        return Ok(chunk.more());
+    }
+    if !usage::forget_session(connection, &chunk, agent, Some(session)).await? {
         return Ok(chunk.more());
     }
     query("DELETE FROM erasures WHERE key = ?").bind(key).execute(connection).await.map_err(failed())?;

@@ -56,6 +56,7 @@ mod token_use;
 #[cfg(test)]
 mod turn_tests;
 mod turns;
+mod usage;
 mod webhooks;
 mod writer;
 
@@ -89,5 +90,6 @@ pub use snapshot::{Snapshot, known_schema, snapshot};
 pub use sqlite::{Durability, Store};
 pub use token_use::TokenUse;
 pub use turns::{Acceptance, NewTurn, OpenTurn, TURNS_KEPT, TurnFailure, TurnRow, TurnState};
+pub use usage::{UsageBy, UsageCounts, UsageFilter, UsageRow, UsageSum};
 pub use webhooks::{WebhookQueue, WebhookRow, WebhookTry};
 pub use writer::COMMIT_TIME;

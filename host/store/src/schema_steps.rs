@@ -401,4 +401,26 @@ pub(crate) const STEPS: &[&str] = &[
     INSERT INTO event_pruning (after_key) VALUES (0);
     DROP INDEX events_by_age;
 ",
+    // The use of models. Texts are empty where a row has no key, agent or session.
+    "
+    CREATE TABLE usage (
+        day                INTEGER NOT NULL,
+        tenant             TEXT NOT NULL,
+        key                TEXT NOT NULL,
+        agent              TEXT NOT NULL,
+        session            TEXT NOT NULL,
+        model              TEXT NOT NULL,
+        requests           INTEGER NOT NULL,
+        input              INTEGER NOT NULL,
+        cached             INTEGER NOT NULL,
+        output             INTEGER NOT NULL,
+        estimated_requests INTEGER NOT NULL,
+        estimated_input    INTEGER NOT NULL,
+        estimated_output   INTEGER NOT NULL,
+        PRIMARY KEY (day, tenant, key, agent, session, model)
+    ) WITHOUT ROWID;
+    CREATE INDEX usage_by_tenant ON usage (tenant, day);
+    CREATE INDEX usage_by_session ON usage (agent, session) WHERE session != '';
+    CREATE INDEX usage_of_sessions ON usage (day) WHERE session != '';
+",
 ];

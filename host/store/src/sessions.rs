@@ -1,8 +1,8 @@
 //! Sessions: their state, their conversations, and the commit of a turn.
 
 use crate::{
-    DeliveryKey, LogEntry, NewEvent, ScheduleChange, Store, StoreError, TokenUse, TurnKey, deliveries,
-    error::is_foreign_key, events, logs, schedules, token_use, turns,
+    DeliveryKey, LogEntry, NewEvent, ScheduleChange, Store, StoreError, TokenUse, TurnKey, UsageRow,
+    deliveries, error::is_foreign_key, events, logs, schedules, token_use, turns, usage,
 };
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 use std::sync::Arc;
@@ -114,6 +114,8 @@ pub struct TurnCommit {
     pub events: Vec<NewEvent>,
     /// The tokens that the turn generated.
     pub token_use: Option<TokenUse>,
+    /// The models that the turn used.
+    pub usage: Vec<UsageRow>,
 }
 
 impl Store {
@@ -165,6 +167,7 @@ async fn commit_turn(connection: &mut SqliteConnection, commit: &TurnCommit) -> 
     if let Some(used) = &commit.token_use {
         token_use::add(connection, used).await?;
     }
+    usage::add(connection, &commit.usage).await?;
     logs::insert(connection, agent, session, *turn, &commit.logs).await
 }
 

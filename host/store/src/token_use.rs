@@ -27,11 +27,6 @@ impl Store {
             .map_err(StoreError::while_it("read the tokens of a day"))?;
         Ok(rows::readable(&rows, "token count", token_use_row))
     }
-
-    /// Counts tokens that do not belong to the commit of a turn.
-    pub async fn count_tokens(&self, used: TokenUse) -> Result<(), StoreError> {
-        self.write(used, |connection, used| Box::pin(add(connection, used))).await
-    }
 }
 
 fn token_use_row(row: &SqliteRow) -> Result<TokenUse, sqlx::Error> {
@@ -78,10 +73,10 @@ mod tests {
     async fn tokens_of_a_day_add_up_and_old_days_are_removed() {
         let store = Store::in_memory().await.expect("a database in memory");
         for (day, agent, tokens) in [(7, Some("a"), 3), (7, Some("a"), 4), (7, None, 5), (8, Some("a"), 6)] {
-            store.count_tokens(used(day, agent, tokens)).await.expect("written");
+            store.count_use(Some(used(day, agent, tokens)), Vec::new()).await.expect("written");
         }
         assert_eq!(store.token_use(7).await.expect("read"), [used(7, None, 5), used(7, Some("a"), 7)]);
-        store.count_tokens(used(7 + DAYS_KEPT + 1, None, 1)).await.expect("written");
+        store.count_use(Some(used(7 + DAYS_KEPT + 1, None, 1)), Vec::new()).await.expect("written");
         assert_eq!(store.token_use(7).await.expect("read"), []);
         assert_eq!(store.token_use(8).await.expect("read"), [used(8, Some("a"), 6)]);
     }

@@ -71,6 +71,7 @@ fn failure(key: TurnKey) -> TurnFailure {
         logs: vec![LogEntry { at_ms: 1, level: "error".into(), message: "oh no".into() }],
         events: Vec::new(),
         token_use: None,
+        usage: Vec::new(),
     }
 }
 

@@ -5,7 +5,8 @@
 //! unless callers must be able to find the failure by it.
 
 use crate::{
-    LogEntry, NewEvent, Store, StoreError, TokenUse, TurnKey, events, journal, logs, rows, token_use,
+    LogEntry, NewEvent, Store, StoreError, TokenUse, TurnKey, UsageRow, events, journal, logs, rows,
+    token_use, usage,
 };
 use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
@@ -106,6 +107,8 @@ pub struct TurnFailure {
     pub events: Vec<NewEvent>,
     /// Tokens that the turn generated before it failed.
     pub token_use: Option<TokenUse>,
+    /// The models that the turn used before it failed.
+    pub usage: Vec<UsageRow>,
 }
 
 const WAITING: i64 = 0;
@@ -304,7 +307,7 @@ async fn start(
 }
 
 async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Result<(), StoreError> {
-    let TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use } =
+    let TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use, usage } =
         failure;
     let ended = query(
         "UPDATE turns SET state = ?, result = ?, ended_at_ms = ?,
@@ -328,6 +331,7 @@ async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Resul
     if let Some(used) = token_use {
         token_use::add(connection, used).await?;
     }
+    usage::add(connection, usage).await?;
     prune(connection, agent, session, *at_ms).await
 }
 

@@ -43,6 +43,7 @@ pub(crate) fn arguments(input: &[u8]) {
         program
     });
     let invocation = Invocation {
+        key: None,
         principal: "local".into(),
         agent: "caller".into(),
         session: "s".into(),

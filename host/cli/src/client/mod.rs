@@ -12,6 +12,7 @@ mod secrets;
 mod sessions;
 mod status;
 mod tools;
+mod usage;
 
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use skep_api::{
     AcceptedTurn, Agent, AgentVersion, Agents, ErrorBody, Rollback, SendMessage, Turn, TurnStatus,
     VersionList,
 };
+pub use usage::UsageQuery;
 
 /// Environment variable with the address of the host.
 pub const URL_VARIABLE: &str = "SKEP_URL";

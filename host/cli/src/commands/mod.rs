@@ -37,6 +37,7 @@ mod status;
 mod turn;
 mod turn_printer;
 mod up;
+mod usage;
 mod webhook;
 mod wit;
 
@@ -101,6 +102,7 @@ enum Command {
     Delete(delete::Args),
     List(list::Args),
     Status(status::Args),
+    Usage(usage::Args),
     Invoke(invoke::Args),
     Turn(turn::Args),
     #[command(subcommand)]
@@ -215,6 +217,7 @@ impl Command {
             Command::Delete(args) => delete::run(args).await,
             Command::List(args) => list::run(args).await,
             Command::Status(args) => status::run(args).await,
+            Command::Usage(args) => usage::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
             Command::Turn(args) => turn::run(args).await,
             Command::Session(command) => session::run(command).await,

@@ -13,6 +13,7 @@ mod listen;
 mod mcp;
 mod number;
 mod outbound;
+mod prices;
 mod sessions;
 mod tenants;
 mod webhook;
@@ -43,6 +44,7 @@ pub use listen::listen_address;
 pub use mcp::McpConfig;
 use number::number;
 use outbound::OutboundConfig;
+use prices::PricesConfig;
 use sessions::SessionsConfig;
 use tenants::TenantConfig;
 pub use tenants::rates_of_open_host;
@@ -88,6 +90,8 @@ pub struct Config {
     pub agents: BTreeMap<String, AgentConfig>,
     /// Limits of tenants, by name; `default` covers all others.
     pub tenants: BTreeMap<String, TenantConfig>,
+    /// Prices of models, by name.
+    pub prices: BTreeMap<String, PricesConfig>,
     pub telemetry: TelemetryConfig,
     /// Webhooks that events are sent to.
     pub webhook: Vec<WebhookConfig>,
@@ -303,6 +307,7 @@ impl Config {
         self.sessions.apply(options)?;
         self.grants.apply(&mut options.runtime);
         tenants::apply(&self.tenants, options)?;
+        options.runtime.prices = prices::list(&self.prices)?;
         agents::apply(&self.agents, &mut options.engine)?;
         mcp::apply(&self.mcp, &mut options.tool_servers)?;
         self.batch.apply(&mut options.runtime.batch);

@@ -17,10 +17,16 @@ pub struct SessionsConfig {
     /// Hours that the answer to an idempotency key is kept.
     #[serde(deserialize_with = "number::<1, 876_000, _, _>")]
     pub idempotency_h: Option<u32>,
+    /// Days for which the bill lists sessions one by one; afterwards they are part of their agent's usage.
+    #[serde(deserialize_with = "number::<1, 400, _, _>")]
+    pub usage_days: Option<u32>,
 }
 
 impl SessionsConfig {
     pub fn apply(&self, options: &mut ServerOptions) -> Result<()> {
+        if let Some(days) = self.usage_days {
+            options.runtime.usage_session_days = days;
+        }
         if let Some(hours) = self.idempotency_h {
             options.runtime.outcome_retention = Duration::from_secs(u64::from(hours) * 3_600);
         }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use skep_gateway::{RateOptions, TenantRates};
-use skep_runtime::{ModelGrant, Tenant};
+use skep_runtime::{ModelGrant, Money, Tenant};
 
-use super::number::number;
+use super::{number::number, parsed};
 use crate::server_options::ServerOptions;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -33,6 +33,9 @@ pub struct TenantConfig {
     /// model.
     #[serde(deserialize_with = "number::<1, MAX_RATE, _, _>")]
     pub tokens_per_day: Option<NonZeroU32>,
+    /// Money that models may cost for the tenant in one UTC day, such as `1.50 USD`.
+    #[serde(deserialize_with = "parsed")]
+    pub money_per_day: Option<Money>,
     /// Share of the model, relative to other tenants that want it at the same time.
     #[serde(deserialize_with = "number::<1, MAX_WEIGHT, _, _>")]
     pub weight: Option<NonZeroU32>,
@@ -56,6 +59,8 @@ pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut Serv
         options.runtime.tenant_tokens_per_day.extend(tokens);
         let models = own.models.clone().map(|models| (name.clone(), models));
         options.runtime.tenant_models.extend(models);
+        let money = own.money_per_day.map(|money| (name.clone(), money));
+        options.runtime.tenant_money_per_day.extend(money);
         if name == DEFAULT {
             continue;
         }
@@ -85,6 +90,7 @@ impl TenantConfig {
             request_burst: self.request_burst.or(default.request_burst),
             tokens_per_minute: self.tokens_per_minute.or(default.tokens_per_minute),
             tokens_per_day: self.tokens_per_day.or(default.tokens_per_day),
+            money_per_day: self.money_per_day.or(default.money_per_day),
             weight: self.weight.or(default.weight),
         }
     }
@@ -152,6 +158,16 @@ mod tests {
     }
 
     #[test]
+    fn daily_money_of_tenants_comes_from_the_file() {
+        let text =
+            "[tenants.default]\nmoney_per_day = \"1 EUR\"\n[tenants.acme]\nmoney_per_day = \"1.50 USD\"\n";
+        let budgets = applied(text).expect("valid").runtime.tenant_money_per_day;
+        let budgets: Vec<_> =
+            budgets.iter().map(|(name, money)| (name.as_str(), money.to_string())).collect();
+        assert_eq!(budgets, [("acme", "1.50 USD".to_owned()), ("default", "1.00 EUR".to_owned())]);
+    }
+
+    #[test]
     fn requests_are_unlimited_by_default_unless_others_can_connect() {
         let rates = applied("[tenants.acme]\nweight = 1\n").expect("in range").rates;
         assert_eq!((rates.others, rates.tenants["acme"]), Default::default());
@@ -175,6 +191,8 @@ mod tests {
             ("[tenants.acme]\nweight = 0\n", "0 is out of range; it must be between 1 and"),
             ("[tenants.acme]\nrequests_per_minute = 0\n", "0 is out of range; it must be between 1 and"),
             ("[tenants.acme]\ntokens_per_day = 0\n", "0 is out of range; it must be between 1 and"),
+            ("[tenants.acme]\nmoney_per_day = \"1.50\"\n", "such as \"1.50 USD\""),
+            ("[tenants.acme]\nmoney_per_day = \"0 USD\"\n", "must be more than 0"),
             ("[tenants.acme]\nrequest_per_minute = 1\n", "did you mean `requests_per_minute`?"),
         ] {
             let error = format!("{:#}", applied(text).expect_err(text));

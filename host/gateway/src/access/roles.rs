@@ -55,6 +55,7 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::PUT, "/v1/secrets/{name}", Admin),
     (Method::DELETE, "/v1/secrets/{name}", Admin),
     (Method::GET, "/v1/logs", Read),
+    (Method::GET, "/v1/usage", Read),
     (Method::GET, "/v1/models", Read),
     (Method::GET, "/v1/models/{model}", Read),
     (Method::GET, "/mcp", Invoke),

@@ -191,6 +191,7 @@ fn invocation(
     };
     Ok(Invocation {
         principal: caller.tenant.to_string(),
+        key: caller.key().map(str::to_owned),
         agent: target.agent.to_owned(),
         session: caller.tenant.session(&session)?,
         text,

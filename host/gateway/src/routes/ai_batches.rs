@@ -42,7 +42,8 @@ pub(super) async fn queue(
         None => Ok(vec![batch::item(fields, is_for_agent)?]),
     };
     let items = run_on_compute(gateway, caller.tenant.as_str(), body_bytes, read).await?;
-    let batch = NewBatch { principal: caller.tenant.into(), model, items };
+    let batch =
+        NewBatch { key: caller.key().map(str::to_owned), principal: caller.tenant.into(), model, items };
     let status = gateway.host.queue_batch(batch).await?;
     Ok(Json(AiEnvelope::success(batch::standing(&status))).into_response())
 }

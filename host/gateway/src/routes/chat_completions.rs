@@ -30,9 +30,9 @@ use skep_api::{
 };
 use skep_engine::{
     Affinity, Cancel, EngineError, Model, Priority, TokenLogprob, Usage,
-    chat::{ChatEvent, ChatOptions, ChatStream, Routed},
+    chat::{ChatEvent, ChatMessage, ChatOptions, ChatStream, Routed},
 };
-use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError};
+use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError, WorstCase, most_prompt_tokens};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -131,8 +131,8 @@ impl StartedChat {
         affinity: Affinity,
         body: &Arc<ChatBody>,
     ) -> Result<StartedChat, ApiError> {
-        let (tenant, spent) = (caller.tenant.as_str(), caller.spent());
-        let budget = gateway.host.tenant_budget(tenant)?;
+        let (tenant, spent) = (caller.tenant.as_str(), caller.spent().clone());
+        let budget = gateway.host.tenant_budget(tenant, caller.key())?;
         let bytes = if body.is_constrained() { LONG } else { body.text_bytes() };
         let (started, asked) = (model.clone(), body.clone());
         let begin = move |cancel: &Cancel| {
@@ -141,17 +141,17 @@ impl StartedChat {
             let options = options.collect::<Result<Vec<ChatOptions>, ApiError>>()?;
             let wants_logprobs = options[0].top_logprobs.is_some();
             let chats = options.into_iter().map(|options| {
+                let worst = worst_case(&started, &messages, &options);
+                let tokens = budget.meter(started.name(), worst)?;
                 let options = ChatOptions { cancel: cancel.clone(), ..options };
-                started.chat(&messages, options)
+                let stream = started.chat(&messages, options);
+                let stream = stream.map_err(|error| ApiError::of_request(error, asked.form_field()))?;
+                Ok(Metered::new(stream, tokens, spent.clone()))
             });
-            let chats = chats.collect::<Result<Vec<ChatStream>, EngineError>>();
-            let chats = chats.map_err(|error| ApiError::of_request(error, asked.form_field()))?;
-            Ok((chats, wants_logprobs))
+            Ok((chats.collect::<Result<Vec<_>, ApiError>>()?, wants_logprobs))
         };
-        let (choices, wants_logprobs) = run_on_compute(gateway, tenant, bytes, begin).await?;
-        let warnings = choices[0].warnings();
-        let metered = choices.into_iter().map(|stream| Metered::new(stream, budget.meter(), spent.clone()));
-        let mut choices: Vec<_> = metered.collect();
+        let (mut choices, wants_logprobs) = run_on_compute(gateway, tenant, bytes, begin).await?;
+        let warnings = choices[0].stream().warnings();
         // A refusal is a status, not an event, so the first event is awaited before the response starts.
         let first = choices[0].next().await.unwrap_or(Err(EngineError::Cancelled))?;
         Ok(StartedChat { model, first, choices, wants_logprobs, warnings })
@@ -189,6 +189,17 @@ impl StartedChat {
             answers.push(whole_choice(&model, index, stream, wants_logprobs, &mut usage).await?);
         }
         Ok(completion(&served, answers, &usage))
+    }
+}
+
+/// Returns the most tokens that a chat may use.
+fn worst_case(model: &Model, messages: &[ChatMessage], options: &ChatOptions) -> WorstCase {
+    let limit = model.sequence_limit();
+    let texts: usize = messages.iter().map(ChatMessage::text_bytes).sum();
+    let tools = if options.tools.is_empty() { 0 } else { limit };
+    WorstCase {
+        input_tokens: most_prompt_tokens(texts + tools, messages.len(), limit),
+        output_tokens: u32::try_from(options.max_tokens.unwrap_or(limit)).unwrap_or(u32::MAX),
     }
 }
 
@@ -324,6 +335,7 @@ async fn with_agent(
     let named = headers::session(headers)?.or_else(|| body.parameters.user.clone());
     let invocation = Invocation {
         session: caller.session(&named.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string()))?,
+        key: caller.key().map(str::to_owned),
         principal: caller.tenant.into(),
         agent: agent.to_owned(),
         text,

@@ -15,6 +15,7 @@ use crate::{
         response_format::{self, Form},
     },
     routes::chat_completions::model_of,
+    spent::Spent,
     sse::{self, Message, Step, Writer},
 };
 use axum::{
@@ -29,6 +30,7 @@ use skep_engine::{
     Affinity, Cancel, Engine, EngineError, FinishReason, GenerateRequest, TokenEvent, TokenStream, Usage,
     chat::encode_prompt,
 };
+use skep_runtime::{TenantBudget, WorstCase};
 use utoipa::ToSchema;
 
 const MAX_PROMPTS: usize = 64;
@@ -79,18 +81,15 @@ pub(crate) async fn create(
         return Err(ApiError::parameter("model", message));
     };
     let affinity = headers::affinity(&headers, &caller)?;
-    let budget = gateway.host.tenant_budget(caller.tenant.as_str())?;
+    let budget = gateway.host.tenant_budget(caller.tenant.as_str(), caller.key())?;
     let (started, bytes) = (engine.clone(), body.bytes());
+    let spent = caller.spent().clone();
     let begin = move |cancel: &Cancel| {
-        let choices = body.start(&started, &affinity, cancel)?;
+        let choices = body.start(&started, &affinity, &budget, &spent, cancel)?;
         Ok((body, choices))
     };
-    let (body, choices) = run_on_compute(&gateway, caller.tenant.as_str(), bytes, begin).await?;
-    let warnings = choices[0].1.warnings().clone();
-    let metered = choices
-        .into_iter()
-        .map(|(choice, stream)| (choice, Metered::new(stream, budget.meter(), caller.spent().clone())));
-    let mut choices: Vec<_> = metered.collect();
+    let (body, mut choices) = run_on_compute(&gateway, caller.tenant.as_str(), bytes, begin).await?;
+    let warnings = choices[0].1.stream().warnings().clone();
     // A refusal is a status, not an event, so the first event is awaited before the response starts.
     let first = choices[0].1.next().await.unwrap_or(Err(EngineError::Cancelled))?;
     choices[0].0.take(first);
@@ -140,18 +139,27 @@ impl CompletionBody {
         &self,
         engine: &Engine,
         affinity: &Affinity,
+        budget: &TenantBudget,
+        spent: &Spent,
         cancel: &Cancel,
-    ) -> Result<Vec<(Choice, TokenStream)>, ApiError> {
+    ) -> Result<Vec<(Choice, Metered<TokenStream>)>, ApiError> {
         let (prompts, per_prompt) = (self.prompts(engine, cancel)?, self.parameters.choices()?);
         let mut choices = Vec::new();
         for prompt in &prompts {
             for choice in 0..per_prompt {
                 let mut request = self.request(prompt.clone(), choice)?;
                 request.affinity = affinity.clone();
+                let most = request.max_tokens.unwrap_or_else(|| engine.sequence_limit());
+                let worst = WorstCase {
+                    input_tokens: prompt.len(),
+                    output_tokens: u32::try_from(most).unwrap_or(u32::MAX),
+                };
+                let tokens = budget.meter(&engine.info().name, worst)?;
                 let stream = engine.generate(request);
                 let stream = stream.map_err(|error| {
                     ApiError::of_request(error, self.output.as_ref().map(|form| form.field))
                 })?;
+                let stream = Metered::new(stream, tokens, spent.clone());
                 choices.push((Choice::new(choices.len(), engine, self, prompt), stream));
             }
         }

@@ -75,6 +75,7 @@ pub(crate) async fn send(
     }
     let spent = caller.spent().clone();
     let invocation = Invocation {
+        key: caller.key().map(str::to_owned),
         principal: caller.tenant.into(),
         agent,
         session,

@@ -23,6 +23,7 @@ pub(crate) mod status;
 pub(crate) mod triggers;
 pub(crate) mod turns;
 mod unimplemented;
+pub(crate) mod usage;
 pub(crate) mod versions;
 pub(crate) mod webhooks;
 

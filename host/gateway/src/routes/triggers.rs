@@ -90,6 +90,7 @@ pub(crate) async fn run(
     let spent = caller.spent().clone();
     let invocation = Invocation {
         session: caller.session(&found.session)?,
+        key: caller.key().map(str::to_owned),
         principal: caller.tenant.into(),
         agent: found.agent,
         text,

@@ -23,5 +23,6 @@ mod streaming;
 mod streams;
 mod token_budgets;
 mod turns;
+mod usage;
 mod web_pages;
 mod workers_ai;

@@ -54,7 +54,7 @@ pub(crate) fn described(error: &ApiError) -> AiError {
 pub(crate) fn numbered(error: &ApiError) -> (u16, StatusCode) {
     match error.code {
         "busy" | "mailbox_full" | "too_many_turns" | "queue_full" => (BUSY, StatusCode::TOO_MANY_REQUESTS),
-        "tokens_used_up" => (3036, StatusCode::TOO_MANY_REQUESTS),
+        "tokens_used_up" | "money_used_up" => (3036, StatusCode::TOO_MANY_REQUESTS),
         "body_too_large" => (3006, StatusCode::PAYLOAD_TOO_LARGE),
         "body_timeout" | "deadline_exceeded" => (3007, StatusCode::REQUEST_TIMEOUT),
         "cancelled" => (3008, StatusCode::REQUEST_TIMEOUT),

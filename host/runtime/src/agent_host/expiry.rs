@@ -11,7 +11,7 @@
 
 use super::AgentHost;
 use crate::{
-    RuntimeError, RuntimeOptions,
+    RuntimeError, RuntimeOptions, UsageDay,
     batch::batch_session_pattern,
     name::SessionKey,
     session::{Command, Sessions, TurnHost},
@@ -31,6 +31,7 @@ use tokio::{
 
 /// Lifetimes are given in hours.
 const INTERVAL: Duration = Duration::from_secs(600);
+const DAY: Duration = Duration::from_secs(24 * 3_600);
 /// Number of sessions read at once.
 const BATCH: u32 = 256;
 
@@ -43,6 +44,8 @@ pub(super) struct Expiry {
     /// Retention of sessions created by batch items.
     batch_sessions: Duration,
     outcomes: Duration,
+    /// Days for which usage is kept by session.
+    usage_session_days: u32,
     /// Value of the clock's set-back counter at the last pass.
     set_back: Arc<AtomicU64>,
 }
@@ -63,6 +66,7 @@ impl Expiry {
             ceiling: options.session_ttl,
             batch_sessions: options.batch.retention,
             outcomes: options.outcome_retention,
+            usage_session_days: options.usage_session_days,
             set_back: Arc::default(),
         }
     }
@@ -130,8 +134,18 @@ impl Expiry {
                 some => batches += some,
             }
         }
-        if outcomes + events + batches > 0 {
-            tracing::debug!(outcomes, events, batches, "deleted old outcomes, events and batches");
+        let before = |days: u32| UsageDay::of_ms(self.before(now_ms, DAY * days)).number();
+        let of_sessions = self.usage_session_days.min(RuntimeOptions::USAGE_DAYS);
+        let usage = store.merge_usage_of_sessions(before(of_sessions)).await?
+            + store.forget_usage(before(RuntimeOptions::USAGE_DAYS)).await?;
+        if outcomes + events + batches + usage > 0 {
+            tracing::debug!(
+                outcomes,
+                events,
+                batches,
+                usage,
+                "deleted old outcomes, events, batches and usage"
+            );
         }
         Ok(())
     }

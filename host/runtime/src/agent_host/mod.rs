@@ -18,6 +18,7 @@ mod secrets;
 mod sessions;
 mod store_health;
 mod turns;
+mod usage;
 mod webhooks;
 
 pub use model_use::ModelMismatch;
@@ -26,8 +27,8 @@ pub use parts::HostParts;
 pub use secrets::SecretReader;
 
 use crate::{
-    AgentDetail, AgentSummary, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine, RouteMatch,
-    RuntimeError, RuntimeOptions, TenantBudget, TokensUsedUp, ToolDefinition,
+    AgentDetail, AgentSummary, BudgetUsedUp, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine,
+    PriceList, RouteMatch, RuntimeError, RuntimeOptions, TenantBudget, ToolDefinition,
     admission::Admission,
     agent_log::{AgentLog, log_line},
     approvals::ApprovalDesk,
@@ -73,6 +74,7 @@ struct Inner {
     keys: KeyRing,
     max_agents: usize,
     disk_warning_bytes: u64,
+    prices: PriceList,
     /// Serializes deployments, so that only one at a time becomes active.
     deploying: tokio::sync::Mutex<()>,
     expiry: Expiry,
@@ -180,6 +182,7 @@ impl AgentHost {
             keys,
             max_agents: options.max_agents,
             disk_warning_bytes: options.disk_warning_bytes,
+            prices: options.prices,
             deploying: tokio::sync::Mutex::default(),
             expiry,
             store_health,
@@ -264,10 +267,10 @@ impl AgentHost {
         &self.inner.dispatch.host
     }
 
-    /// Returns the budget for work of a tenant that starts without an agent. Fails if the budget is
-    /// used up.
-    pub fn tenant_budget(&self, tenant: &str) -> Result<TenantBudget, TokensUsedUp> {
-        TenantBudget::open(&self.host().reach.tokens, &self.host().store, tenant)
+    /// Returns the budget for work of a tenant that starts without an agent, by the request of a key.
+    /// Fails if the budget is used up.
+    pub fn tenant_budget(&self, tenant: &str, key: Option<&str>) -> Result<TenantBudget, BudgetUsedUp> {
+        TenantBudget::open(&self.host().reach.tokens, &self.host().store, tenant, key)
     }
 
     /// Returns the API keys of this host.

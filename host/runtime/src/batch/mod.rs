@@ -56,6 +56,8 @@ pub const AGENT_MODEL: &str = "agent:";
 #[derive(Clone, Debug)]
 pub struct NewBatch {
     pub principal: String,
+    /// Id of the API key that sent the requests, for the bill.
+    pub key: Option<String>,
     /// A model's name, or [`AGENT_MODEL`] followed by an agent's name.
     pub model: String,
     pub items: Vec<BatchItem>,

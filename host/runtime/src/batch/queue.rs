@@ -94,13 +94,13 @@ impl BatchQueue {
         let context = &self.shared.context;
         context.shutdown.admit()?;
         self.check(&batch)?;
-        let NewBatch { principal, model, items } = batch;
+        let NewBatch { principal, key, model, items } = batch;
         let row = skep_store::NewBatch {
             id: uuid::Uuid::now_v7().simple().to_string(),
             principal,
             model,
             at_ms: self.shared.context.clock.now_ms(),
-            items: items.into_iter().map(stored::new_item).collect(),
+            items: items.into_iter().map(|item| stored::new_item(item, key.as_deref())).collect(),
         };
         self.shared.forget().await?;
         let BatchOptions { max_stored_bytes, max_batches, .. } = self.shared.options;

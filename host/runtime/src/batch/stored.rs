@@ -10,6 +10,9 @@ use skep_store::{BatchRow, ItemRow, ItemState, NewItem};
 pub(super) struct StoredRequest {
     pub(super) form: String,
     pub(super) request: BatchRequest,
+    /// Id of the API key that sent the request. Items stored before usage was counted by key lack the field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) key: Option<String>,
 }
 
 impl StoredRequest {
@@ -18,9 +21,11 @@ impl StoredRequest {
     }
 }
 
-pub(super) fn new_item(item: BatchItem) -> NewItem {
+pub(super) fn new_item(item: BatchItem, key: Option<&str>) -> NewItem {
     let BatchItem { request, form, reference } = item;
-    let request = serde_json::to_vec(&StoredRequest { form, request }).expect("plain data always serializes");
+    let key = key.map(str::to_owned);
+    let request =
+        serde_json::to_vec(&StoredRequest { form, request, key }).expect("plain data always serializes");
     NewItem { request, reference }
 }
 

@@ -2,12 +2,12 @@
 
 use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
 use crate::{
-    Invocation, Origin, Outcome, RuntimeError, TenantBudget, batch::Context, dispatch::Dispatch,
-    invocation::OWN_KEY, name::session_in,
+    Invocation, Origin, Outcome, RuntimeError, TenantBudget, WorstCase, batch::Context, dispatch::Dispatch,
+    invocation::OWN_KEY, most_prompt_tokens, name::session_in,
 };
 use skep_engine::{
     Affinity, Cancel, EngineError, Priority,
-    chat::{ChatFinish, ChatOptions, ChatOutcome},
+    chat::{ChatFinish, ChatMessage, ChatOptions, ChatOutcome},
 };
 use skep_store::TakenItem;
 use std::{
@@ -40,11 +40,19 @@ pub(super) async fn run(
     item: &TakenItem,
     begun: oneshot::Sender<()>,
 ) -> Result<BatchAnswer, RuntimeError> {
-    let StoredRequest { form, request } = StoredRequest::decode(&item.request)?;
+    let StoredRequest { form, request, key } = StoredRequest::decode(&item.request)?;
     match request {
         BatchRequest::Chat { messages, options } => {
             let model = context.models.get(Some(&item.model))?;
-            let mut tokens = TenantBudget::open(&context.tokens, &context.store, &item.principal)?.meter();
+            let texts = messages.iter().map(ChatMessage::text_bytes).sum();
+            let limit = model.sequence_limit();
+            let worst = WorstCase {
+                input_tokens: most_prompt_tokens(texts, messages.len(), limit),
+                output_tokens: options.max_tokens.unwrap_or(limit).try_into().unwrap_or(u32::MAX),
+            };
+            let budget =
+                TenantBudget::open(&context.tokens, &context.store, &item.principal, key.as_deref())?;
+            let tokens = budget.meter(model.name(), worst)?;
             let options = ChatOptions {
                 priority: Priority::Background,
                 affinity: Affinity { tenant: item.principal.clone(), ..Affinity::default() },
@@ -57,12 +65,11 @@ pub(super) async fn run(
             };
             let chat = context.compute.run(&item.principal, begin).await?;
             let _ = begun.send(());
-            let ChatOutcome { text, tool_calls, finish, cut_off, usage, .. } = chat.outcome().await?;
-            tokens.produced(usage.produced_tokens());
+            let ChatOutcome { text, tool_calls, finish, cut_off, usage, .. } = tokens.follow(chat).await?;
             Ok(BatchAnswer { form, text, data: None, tool_calls, finish, cut_off, usage })
         }
         BatchRequest::Turn { text, data } => {
-            let invocation = Invocation { text, data, ..invocation(item) };
+            let invocation = Invocation { text, data, key, ..invocation(item) };
             // A turn with this key that an earlier process started is found again, not started
             // twice.
             let run = dispatch.invoke_as_host(invocation).await?;
@@ -106,6 +113,7 @@ fn invocation(item: &TakenItem) -> Invocation {
     let name = format!("batch-{}-{}", item.batch, item.position);
     Invocation {
         principal: item.principal.clone(),
+        key: None,
         agent: item.model.strip_prefix(AGENT_MODEL).unwrap_or_default().to_owned(),
         session: session_in(&item.principal, &name),
         text: String::new(),
@@ -129,13 +137,14 @@ pub(super) fn retry(error: &RuntimeError) -> Retry {
         )
         | RuntimeError::AgentNotFound { .. }
         | RuntimeError::InvalidMessage { .. }
-        | RuntimeError::InvalidName { .. } => Retry::Never,
+        | RuntimeError::InvalidName { .. }
+        | RuntimeError::PriceUnknown(_) => Retry::Never,
         RuntimeError::Engine(EngineError::Busy { .. } | EngineError::ShuttingDown)
         | RuntimeError::MailboxFull { .. }
         | RuntimeError::IntakeFull { .. }
         | RuntimeError::TooManyTurns { .. }
         | RuntimeError::ShuttingDown => Retry::Soon,
-        RuntimeError::TokensUsedUp(used_up) => {
+        RuntimeError::BudgetUsedUp(used_up) => {
             Retry::After(Duration::from_millis(used_up.retry_after_ms.into()))
         }
         _ => Retry::Later,

@@ -1,7 +1,7 @@
 //! The context that all generations of one turn share: the agent and its session, the deadline, and the remaining tokens.
 
 use crate::{
-    RuntimeError, TokensUsedUp,
+    BudgetUsedUp, PriceUnknown, RuntimeError, WorstCase,
     agent::Agent,
     approvals::{ApprovalDesk, TurnApprovals},
     bindings::types::Error,
@@ -15,9 +15,11 @@ use crate::{
     models::GrantedModels,
     token_budget::{DayShare, NoTokens, TokenBudgets, TokenSpend},
     tool::Tool,
+    usage::{Amount, ModelUse, Promise, RequestUse, Source, most_prompt_tokens},
 };
 use skep_engine::{Affinity, Cancel, Model, Priority, Usage};
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Instant,
 };
@@ -58,10 +60,19 @@ pub(crate) struct Turn {
     pub(crate) approvals: TurnApprovals,
     spent: Mutex<Spent>,
     day: Arc<DayShare>,
-    /// The reason why a generation was refused, if the day's tokens are used up.
-    used_up: OnceLock<TokensUsedUp>,
+    /// The origin of the turn's usage.
+    pub(crate) source: Source,
+    /// The reason why a generation was refused, if a budget of the day did not allow it.
+    refused: OnceLock<Refusal>,
     /// The permit of a resumed turn.
     resuming: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+/// The reason why a budget of the day refused a generation.
+#[derive(Clone)]
+enum Refusal {
+    UsedUp(BudgetUsedUp),
+    NoPrice(PriceUnknown),
 }
 
 #[derive(Default)]
@@ -72,6 +83,18 @@ struct Spent {
     running: u32,
     generations: u32,
     usage: Usage,
+    models: ModelUse,
+    /// Estimates of what generations used that were cut off, by call, until they are recorded.
+    cut: BTreeMap<u32, Usage>,
+}
+
+/// The tokens that a generation asks for.
+pub(crate) struct AskedTokens {
+    /// Number of the call in the journal.
+    call: u32,
+    model: String,
+    most_input: usize,
+    output: Option<u32>,
 }
 
 /// Whether a generation starts now, or had started before a restart. In the latter case it gets the day's tokens that were
@@ -95,9 +118,27 @@ impl GenerationStart {
 /// Tokens reserved for one generation. Dropping it returns the tokens that were not produced.
 pub(crate) struct Reservation {
     turn: Arc<Turn>,
+    call: u32,
+    model: String,
     pub(crate) max_tokens: u32,
+    promised: Amount,
     /// Number of tokens produced so far.
     produced: u32,
+    used: RequestUse,
+}
+
+impl AskedTokens {
+    /// Creates the question for a generation whose prompt has this many bytes of text, in so many messages.
+    pub(crate) fn new(
+        call: &Call,
+        model: &Model,
+        text_bytes: usize,
+        messages: usize,
+        output: Option<u32>,
+    ) -> Self {
+        let most_input = most_prompt_tokens(text_bytes, messages, model.sequence_limit());
+        AskedTokens { call: call.number(), model: model.name().to_owned(), most_input, output }
+    }
 }
 
 impl Turn {
@@ -111,6 +152,12 @@ impl Turn {
     ) -> Self {
         let (name, per_day) = (agent.manifest.name.as_str(), agent.limits.tokens_per_day);
         let day = reach.tokens.share(&affinity.tenant, Some((name, per_day)));
+        let source = Source {
+            tenant: affinity.tenant.clone(),
+            key: None,
+            agent: Some(name.to_owned()),
+            session: affinity.session.clone(),
+        };
         let (desk, turn_id) = (reach.approvals.clone(), tools.turn_id.clone());
         Turn {
             models: reach.models.clone(),
@@ -126,7 +173,8 @@ impl Turn {
             tools,
             spent: Mutex::default(),
             day: Arc::new(day),
-            used_up: OnceLock::new(),
+            source,
+            refused: OnceLock::new(),
             resuming: Mutex::default(),
         }
     }
@@ -139,6 +187,12 @@ impl Turn {
     /// Releases the permit of a resumed turn. It is called when the turn waits for other turns, which may need the permit.
     pub(crate) fn lets_others_resume(&self) {
         self.resuming.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// Sets the key that sent the turn's message.
+    pub(crate) fn sent_with(mut self, key: Option<String>) -> Self {
+        self.source.key = key;
+        self
     }
 
     /// Sets the priority of the turn's generations.
@@ -176,16 +230,25 @@ impl Turn {
         own.or_else(|| self.tools.offered(name).map(|offered| offered.tool.clone()))
     }
 
-    /// Returns the tokens that the turn has used so far.
+    /// Returns what the turn has used so far.
     pub(crate) fn spend(&self) -> TokenSpend {
-        TokenSpend::new(&self.day, self.lock().produced)
+        let (produced, models) = {
+            let spent = self.lock();
+            (spent.produced, spent.models.clone())
+        };
+        TokenSpend::new(&self.day, produced, &self.source, &models)
+    }
+
+    /// Returns the estimate of what a generation used that was cut off, to be recorded.
+    pub(crate) fn take_cut(&self, call: &Call) -> Option<Usage> {
+        self.lock().cut.remove(&call.number())
     }
 
     /// Refines the error of a failed agent: if the agent only passed on the reason why it was denied a generation, that reason
     /// becomes the error.
     pub(crate) fn explain(&self, error: RuntimeError) -> RuntimeError {
-        match (&error, self.used_up.get()) {
-            (RuntimeError::AgentFailed { message }, Some(why)) if *message == why.to_string() => {
+        match (&error, self.refused.get()) {
+            (RuntimeError::AgentFailed { message }, Some(why)) if *message == why.message() => {
                 why.clone().into()
             }
             _ => error,
@@ -197,12 +260,13 @@ impl Turn {
         self.lock().usage
     }
 
-    /// Reserves at most `asked` tokens for a generation, or the remaining tokens if those are fewer.
+    /// Reserves the tokens that a generation asks for, or the remaining tokens if those are fewer.
     pub(super) fn reserve(
         self: &Arc<Self>,
-        asked: Option<u32>,
+        asked: AskedTokens,
         beginning: GenerationStart,
     ) -> Result<Reservation, Error> {
+        let AskedTokens { call, model, most_input, output } = asked;
         let limit = self.agent.limits.tokens_per_turn;
         let mut spent = self.lock();
         if spent.running >= MAX_GENERATIONS_AT_ONCE {
@@ -212,28 +276,35 @@ impl Turn {
             let message = format!("a turn may generate at most {MAX_GENERATIONS} times");
             return Err(Error::InvalidArgument(message));
         }
-        let max_tokens = asked.unwrap_or(DEFAULT_MAX_TOKENS).min(limit.saturating_sub(spent.tokens));
+        let max_tokens = output.unwrap_or(DEFAULT_MAX_TOKENS).min(limit.saturating_sub(spent.tokens));
         if max_tokens == 0 {
             return Err(Error::ContextOverflow(limit));
         }
-        let max_tokens = self.reserve_for_today(max_tokens, beginning)?;
+        let worst = WorstCase { input_tokens: most_input, output_tokens: max_tokens };
+        let Promise { output_tokens: max_tokens, amount: promised } =
+            self.reserve_for_today(&model, worst, beginning)?;
         spent.tokens += max_tokens;
         spent.running += 1;
         spent.generations += 1;
         drop(spent);
-        Ok(Reservation { turn: self.clone(), max_tokens, produced: 0 })
+        let (turn, used) = (self.clone(), RequestUse::default());
+        Ok(Reservation { turn, call, model, max_tokens, promised, produced: 0, used })
     }
 
-    fn reserve_for_today(&self, asked: u32, beginning: GenerationStart) -> Result<u32, Error> {
+    fn reserve_for_today(
+        &self,
+        model: &str,
+        worst: WorstCase,
+        beginning: GenerationStart,
+    ) -> Result<Promise, Error> {
+        let denied = |why| Error::Denied(self.refused.get_or_init(|| why).message());
         match beginning {
-            GenerationStart::New => self.day.promise(asked).map_err(|none| match none {
+            GenerationStart::New => self.day.promise_request(model, worst).map_err(|none| match none {
                 NoTokens::Promised => Error::Busy(RETRY_PROMISED_MS),
-                NoTokens::UsedUp(why) => Error::Denied(self.used_up.get_or_init(|| why).to_string()),
+                NoTokens::UsedUp(why) => denied(Refusal::UsedUp(why)),
+                NoTokens::NoPrice(why) => denied(Refusal::NoPrice(why)),
             }),
-            GenerationStart::Again => {
-                self.day.reserve_again(asked);
-                Ok(asked)
-            }
+            GenerationStart::Again => Ok(self.day.reserve_again(model, worst)),
         }
     }
 
@@ -242,7 +313,35 @@ impl Turn {
     }
 }
 
+impl Refusal {
+    fn message(&self) -> String {
+        match self {
+            Refusal::UsedUp(why) => why.to_string(),
+            Refusal::NoPrice(why) => why.to_string(),
+        }
+    }
+}
+
+impl From<Refusal> for RuntimeError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::UsedUp(why) => why.into(),
+            Refusal::NoPrice(why) => why.into(),
+        }
+    }
+}
+
 impl Reservation {
+    /// Records the model that a route chose, which the bill names.
+    pub(crate) fn routed(&mut self, model: &str) {
+        model.clone_into(&mut self.model);
+    }
+
+    /// Records that the model has begun.
+    pub(crate) fn started(&mut self, prompt_tokens: u32, cached_tokens: u32) {
+        self.used.started(prompt_tokens, cached_tokens);
+    }
+
     /// Records that `tokens` tokens were produced so far. Taken-back tokens count, so this may exceed the requested number.
     pub(crate) fn produced(&mut self, tokens: usize) {
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
@@ -250,21 +349,33 @@ impl Reservation {
         spent.produced = spent.produced - u64::from(self.produced) + u64::from(tokens);
         drop(spent);
         self.produced = tokens;
+        self.used.produced(tokens);
     }
 
     /// Records the final usage of a finished generation.
     pub(crate) fn settle(mut self, usage: &Usage) {
         self.produced(usage.produced_tokens());
+        self.used.finished(usage);
         self.turn.lock().usage.add(usage);
+    }
+
+    /// Records the estimate for a generation that was cut off in an earlier run.
+    pub(crate) fn settle_cut(mut self, estimate: &Usage) {
+        self.produced(estimate.produced_tokens());
+        self.used.was_cut(estimate);
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        let counts = self.used.counts();
         let mut spent = self.turn.lock();
         spent.tokens = (spent.tokens - self.max_tokens).saturating_add(self.produced);
         spent.running -= 1;
+        spent.models.add(&self.model, &counts);
+        spent.cut.extend(self.used.estimate().map(|estimate| (self.call, estimate)));
         drop(spent);
         self.turn.day.settle(self.max_tokens, self.produced);
+        self.turn.day.money.settle(self.promised, &self.model, &counts);
     }
 }

@@ -74,6 +74,7 @@ impl Alarm {
         let data = data.map_err(|error| format!("the data of the schedule is unreadable: {error}"))?;
         Ok(Invocation {
             principal: schedule.principal.clone(),
+            key: None,
             agent: agent.clone(),
             session: schedule.target.clone(),
             text: String::new(),

@@ -39,6 +39,7 @@ impl SessionDelivery {
         })?;
         Ok(Invocation {
             principal: principal.clone(),
+            key: None,
             agent: agent.to_owned(),
             session: session.to_owned(),
             text: String::new(),

@@ -1,7 +1,7 @@
 //! Runs a turn of a session that the courier itself requested.
 
 use super::{backoff::Backoff, permits::Permit};
-use crate::{Invocation, RuntimeError, TokensUsedUp, dispatch::Dispatch};
+use crate::{BudgetUsedUp, Invocation, RuntimeError, dispatch::Dispatch};
 use std::sync::Weak;
 
 /// Starts at two seconds and grows for as long as attempts remain.
@@ -50,7 +50,7 @@ pub(super) async fn take(dispatch: &Weak<Dispatch>, invocation: Invocation, perm
             RuntimeError::MailboxFull { retry_after_ms, .. }
             | RuntimeError::IntakeFull { retry_after_ms, .. }
             | RuntimeError::TooManyTurns { retry_after_ms, .. }
-            | RuntimeError::TokensUsedUp(TokensUsedUp { retry_after_ms, .. }) => {
+            | RuntimeError::BudgetUsedUp(BudgetUsedUp { retry_after_ms, .. }) => {
                 let wait_ms = u64::from(*retry_after_ms);
                 Verdict::NotNow { error, wait_ms }
             }

@@ -6,7 +6,7 @@ mod waiting_bytes;
 pub use batch::BatchOptions;
 pub use waiting_bytes::WaitingBytes;
 
-use crate::{Limits, ModelGrant, NewWebhook, ToolGrant};
+use crate::{Limits, ModelGrant, Money, NewWebhook, PriceList, ToolGrant};
 use skep_outbound::Origins;
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -64,9 +64,21 @@ pub struct RuntimeOptions {
     /// Number of tokens that models may produce for a tenant on one UTC day, by tenant name; `default` applies to all
     /// others.
     pub tenant_tokens_per_day: BTreeMap<String, u32>,
+    /// The money that models may cost a tenant on one UTC day, by tenant name; `default` applies to all others.
+    pub tenant_money_per_day: BTreeMap<String, Money>,
+    /// The prices of models.
+    pub prices: PriceList,
+    /// Days for which usage is kept by session; afterwards it is part of the agent's usage. At most
+    /// [`RuntimeOptions::USAGE_DAYS`].
+    pub usage_session_days: u32,
     /// Webhooks that the operator configured.
     pub webhooks: Vec<NewWebhook>,
     pub batch: BatchOptions,
+}
+
+impl RuntimeOptions {
+    /// Days for which usage is kept.
+    pub const USAGE_DAYS: u32 = 400;
 }
 
 impl Default for RuntimeOptions {
@@ -96,6 +108,9 @@ impl Default for RuntimeOptions {
             outbound: skep_outbound::Options::default(),
             granted_tools: Vec::new(),
             tenant_tokens_per_day: BTreeMap::new(),
+            tenant_money_per_day: BTreeMap::new(),
+            prices: PriceList::default(),
+            usage_session_days: 31,
             webhooks: Vec::new(),
             batch: BatchOptions::default(),
         }

@@ -42,6 +42,9 @@ pub(crate) struct Input {
     /// the field.
     #[serde(default)]
     is_background: bool,
+    /// Id of the API key that sent the message. Rows stored before usage was counted by key lack the field.
+    #[serde(default)]
+    key: Option<String>,
 }
 
 /// `Input` in borrowed form, for writing.
@@ -52,6 +55,15 @@ struct WrittenInput<'a> {
     data: Option<&'a Json>,
     origin: &'a Origin,
     is_background: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<&'a str>,
+}
+
+/// The key of a stored message.
+#[derive(Deserialize)]
+struct KeyOf {
+    #[serde(default)]
+    key: Option<String>,
 }
 
 impl Message {
@@ -88,16 +100,21 @@ impl StoredState {
 
 impl Input {
     pub(crate) fn encode(invocation: &Invocation) -> Vec<u8> {
+        Self::encode_with_key(invocation, invocation.key.as_deref())
+    }
+
+    fn encode_with_key(invocation: &Invocation, key: Option<&str>) -> Vec<u8> {
         let Invocation { principal, text, data, origin, priority, .. } = invocation;
         let is_background = *priority == Priority::Background;
-        let input = WrittenInput { principal, text, data: data.as_ref(), origin, is_background };
+        let input = WrittenInput { principal, text, data: data.as_ref(), origin, is_background, key };
         serde_json::to_vec(&input).expect("strings and JSON values always serialize")
     }
 
     /// Returns whether `invocation` is the message that was stored. A client may send the same JSON
-    /// with different whitespace the next time.
+    /// with different whitespace and with another key of its tenant the next time.
     pub(crate) fn is_same(stored: &[u8], invocation: &Invocation) -> bool {
-        let sent = Self::encode(invocation);
+        let key = serde_json::from_slice::<KeyOf>(stored).ok().and_then(|stored| stored.key);
+        let sent = Self::encode_with_key(invocation, key.as_deref());
         let values = |input: &[u8]| serde_json::from_slice::<serde_json::Value>(input).ok();
         // Early versions stored numbers and characters in a different spelling, so values are
         // compared too.
@@ -116,9 +133,10 @@ impl Input {
                 "the stored message of a turn in session {agent}/{session} is unreadable: {error}"
             ),
         })?;
-        let Input { principal, text, data, origin, is_background } = input;
+        let Input { principal, text, data, origin, is_background, key } = input;
         Ok(Invocation {
             principal,
+            key,
             agent,
             session,
             text,

@@ -61,6 +61,7 @@ impl Settlement {
             logs: Vec::new(),
             events: Vec::new(),
             token_use: None,
+            usage: Vec::new(),
         };
         Settlement { failure, spend: None, _live: live }
     }

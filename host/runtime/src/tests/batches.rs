@@ -38,7 +38,7 @@ fn turn(text: &str) -> BatchItem {
 }
 
 async fn queue(host: &Host, model: &str, items: Vec<BatchItem>) -> Result<String, RuntimeError> {
-    let batch = NewBatch { principal: PRINCIPAL.into(), model: model.into(), items };
+    let batch = NewBatch { principal: PRINCIPAL.into(), key: None, model: model.into(), items };
     host.agents.queue_batch(batch).await.map(|status| status.id)
 }
 

@@ -205,6 +205,7 @@ pub(super) async fn until<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
 pub(crate) fn invocation(agent: &str, session: &str, text: &str) -> Invocation {
     Invocation {
         principal: "local".into(),
+        key: None,
         agent: agent.into(),
         session: session.into(),
         text: text.into(),

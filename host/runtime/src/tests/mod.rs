@@ -35,6 +35,7 @@ mod tenants;
 mod token_budgets;
 mod tools;
 mod upstreams;
+mod usage;
 mod waker;
 mod web;
 mod webhooks;

@@ -106,7 +106,7 @@ fn batch(server: &Server, tenant: &str, items: usize) -> NewBatch {
         form: String::new(),
         reference: None,
     };
-    NewBatch { principal: tenant.into(), model: "agent:web".into(), items: vec![item; items] }
+    NewBatch { principal: tenant.into(), key: None, model: "agent:web".into(), items: vec![item; items] }
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use super::{
     fixture::{Host, Setup, invocation},
     inference::{chatter, relayer},
 };
-use crate::{Clock, Limits, RunEvent, RuntimeError, RuntimeOptions, TokensUsedUp};
+use crate::{BudgetUsedUp, Clock, Limits, RunEvent, RuntimeError, RuntimeOptions};
 
 const DAY_MS: u64 = 86_400_000;
 /// An hour before midnight.
@@ -16,9 +16,9 @@ fn setup(clock: &Clock) -> Setup {
     Setup::at(clock, RuntimeOptions::default())
 }
 
-fn used_up<T>(result: Result<T, RuntimeError>) -> TokensUsedUp {
+fn used_up<T>(result: Result<T, RuntimeError>) -> BudgetUsedUp {
     match result.err().expect("the day's tokens are used up") {
-        RuntimeError::TokensUsedUp(used_up) => used_up,
+        RuntimeError::BudgetUsedUp(used_up) => used_up,
         other => panic!("unexpected error: {other}"),
     }
 }

@@ -1,6 +1,7 @@
 //! `skep bench`: benchmarks of this machine, with commands that anyone can run again.
 
 mod agents;
+mod bill;
 mod crash;
 mod determinism;
 mod engine;
@@ -35,6 +36,7 @@ pub enum Command {
     Neighbours(neighbours::Args),
     Health(health::Args),
     Agents(agents::Args),
+    Bill(bill::Args),
     Interference(interference::Args),
     Routing(routing::Args),
     Load(load::Args),
@@ -52,6 +54,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Neighbours(args) => neighbours::run(args).await,
         Command::Health(args) => health::run(args).await,
         Command::Agents(args) => agents::run(args).await,
+        Command::Bill(args) => bill::run(args).await,
         Command::Interference(args) => interference::run(args).await,
         Command::Routing(args) => routing::run(args).await,
         Command::Load(args) => load::run(args).await,

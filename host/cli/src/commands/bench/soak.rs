@@ -20,9 +20,10 @@ const MORE_ROWS: (f64, f64) = (0.1, 40.0);
 const REST: Duration = Duration::from_secs(10);
 /// Tables whose rows are kept for a time on purpose: ids of events for a day, finished turns for a day,
 /// versions, batches for a day, log lines. They are shown but not judged.
-const KEPT: [&str; 10] = [
+const KEPT: [&str; 11] = [
     "events",
     "token_use",
+    "usage",
     "deployments",
     "components",
     "turns",

@@ -36,6 +36,7 @@ pub async fn deploy(host: &AgentHost, manifest: &str, component: &[u8]) -> Resul
 pub async fn turn(host: &AgentHost, agent: &str, session: &str, text: &str) -> Result<String, RuntimeError> {
     let invocation = Invocation {
         principal: "local".to_owned(),
+        key: None,
         agent: agent.to_owned(),
         session: session.to_owned(),
         text: text.to_owned(),

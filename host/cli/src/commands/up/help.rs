@@ -24,6 +24,13 @@ skep.toml, every line optional:
   tokens_per_day = 1000000
   [tenants.acme]                # or [tenants.default]
   tokens_per_day = 5000000
+  money_per_day = \"1.50 USD\"     # refuses models without a price in this currency
+  [prices.\"smollm2-135m\"]       # for a million tokens
+  input = 0.60
+  cached_input = 0.10
+  output = 3.00
+  currency = \"USD\"
+  from = \"2026-01-01\"
   [grants]                      # the most that agents may be granted; default: the default model
   models = [\"smollm2-135m\"]
   tools = [\"agent:*/*\"]
@@ -59,11 +66,13 @@ All settings:
              max_waiting_bytes_per_session (32 MiB)
   [sessions] ttl_h: hours after its last turn until a session is deleted;
              idempotency_h: hours that the answer to an idempotency key
-             is kept (720)
+             is kept (720); usage_days: days for which the bill lists sessions
+             one by one (31)
   [tenants.NAME]
              requests_per_minute, request_burst, tokens_per_minute,
-             tokens_per_day, weight, models (that may be used for the tenant;
-             \"*\" is all of this host); NAME \"default\" covers tenants without a section
+             tokens_per_day, money_per_day (\"1.50 USD\"), weight, models (that
+             may be used for the tenant; \"*\" is all of this host); NAME
+             \"default\" covers tenants without a section
   [agents.NAME]
              weight: its share of the model, relative to other agents of its tenant
   [grants]   models (\"*\" is all of this host, \"UPSTREAM/*\" all of an upstream), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\", \"http/fetch\";
@@ -83,6 +92,10 @@ All settings:
              max_attempts
   [outbound] allow_private (private addresses that agents may reach, such as
              \"10.1.0.0/16\" or \"10.1.2.3:8080\"), max_running
+  [prices.NAME]
+             input, cached_input, output: the prices of a million tokens of the
+             model NAME; currency (\"USD\"), from: the first day, such as
+             \"2026-01-01\"; [[prices.NAME]] has prices from several days on
   [telemetry]
              otlp_endpoint
   [[upstream]]

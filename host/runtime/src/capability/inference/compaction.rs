@@ -14,12 +14,12 @@ use crate::{
     capability::{
         inference::{
             conversation::{Conversation, Generating},
-            generation::{check_model, end, generate, generation_of, refuse, repeat},
+            generation::{check_model, end, generate, generation_of, refuse, repeat, tool_bytes},
             options::tokens_to_reserve,
             progress::{Progress, follow},
             record::{GenerationRecord, WrittenUsage},
         },
-        turn::{GenerationStart, Reservation, Turn},
+        turn::{AskedTokens, GenerationStart, Reservation, Turn},
     },
     journal::{Call, Identity, ReplayPosition, SUMMARISE, Stopped},
 };
@@ -240,11 +240,13 @@ impl Compacting {
         };
         let mut call = turn.journal.call_of_host(identity, parent)?;
         let recorded = turn.journal.recorded(&mut call)?;
-        let reservation =
-            match turn.reserve(tokens_to_reserve(Some(most)), GenerationStart::of(&call, &recorded)) {
-                Ok(reservation) => reservation,
-                Err(error) => return Ok(Err(refuse(turn, &call, error))),
-            };
+        let texts = asking.messages().iter().map(ChatMessage::text_bytes).sum::<usize>();
+        let (bytes, messages) = (texts + tool_bytes(tools), asking.messages().len());
+        let asked = AskedTokens::new(&call, model, bytes, messages, tokens_to_reserve(Some(most)));
+        let reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
+            Ok(reservation) => reservation,
+            Err(error) => return Ok(Err(refuse(turn, &call, error))),
+        };
         if let Some((record, position)) = recorded {
             let source = Source::Recorded { record, position, reservation };
             return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
@@ -305,6 +307,7 @@ impl Compacting {
                     message: None,
                     compacted_at: None,
                     read: String::new(),
+                    cut: None,
                 };
                 turn.journal.ended(&call, &record, vec![RunEvent::Generation { usage, timing }]);
                 (generation.text, Some(usage))

@@ -13,7 +13,7 @@ use crate::{
             progress::Progress,
             record::{GenerationRecord, WrittenUsage},
         },
-        turn::{GenerationStart, Reservation, Turn},
+        turn::{AskedTokens, GenerationStart, Reservation, Turn},
     },
     journal::Identity,
 };
@@ -67,11 +67,11 @@ pub(crate) async fn complete(
         position.reached().await;
         return Ok(Err(error));
     }
-    let reservation =
-        match turn.reserve(tokens_to_reserve(chat.max_tokens), GenerationStart::of(&call, &recorded)) {
-            Ok(reservation) => reservation,
-            Err(error) => return Ok(Err(refuse(&turn, &call, error))),
-        };
+    let asked = AskedTokens::new(&call, &model, prompt.len(), 0, tokens_to_reserve(chat.max_tokens));
+    let reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
+        Ok(reservation) => reservation,
+        Err(error) => return Ok(Err(refuse(&turn, &call, error))),
+    };
     if let Some((record, position)) = recorded {
         position.reached().await;
         return Ok(repeat(record, reservation, None));
@@ -125,6 +125,7 @@ pub(crate) async fn complete(
         message: None,
         compacted_at: None,
         read: String::new(),
+        cut: None,
     };
     let event = RunEvent::Generation { usage: finished.usage, timing: finished.timing };
     turn.journal.ended(&call, &record, vec![event]);
@@ -172,7 +173,10 @@ async fn follow_text(
                 reservation.settle(&finished.usage);
                 return Ok((text, finished));
             }
-            TokenEvent::Started { .. } | TokenEvent::PromptLogprobs(_) => {}
+            TokenEvent::Started { prompt_tokens, cached_tokens } => {
+                reservation.started(prompt_tokens, cached_tokens);
+            }
+            TokenEvent::PromptLogprobs(_) => {}
         }
     }
     Err(Error::Internal("the generation finished without a result".into()))

@@ -20,13 +20,13 @@ use crate::{
             remote,
             text_stream::{CollectingSink, TextSink, TextSource, text_stream},
         },
-        turn::{GenerationStart, Reservation, Turn},
+        turn::{AskedTokens, GenerationStart, Reservation, Turn},
     },
     journal::{Call, Identity, Made, Reads, ReplayPosition, Stopped},
 };
 use skep_engine::{
     Cancel, EngineError, Model, Timing, Usage,
-    chat::{ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ChatStream, ToolCall, Transcript},
+    chat::{ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ChatStream, ToolCall, ToolSpec, Transcript},
 };
 use std::sync::Arc;
 
@@ -132,11 +132,12 @@ impl RequestedGeneration {
             position.reached().await;
             return Ok(Err(error));
         }
-        let reservation =
-            match turn.reserve(tokens_to_reserve(chat.max_tokens), GenerationStart::of(&call, &recorded)) {
-                Ok(reservation) => reservation,
-                Err(error) => return Ok(Err(refuse(&turn, &call, error))),
-            };
+        let (messages, max_tokens) = (before.messages().len(), tokens_to_reserve(chat.max_tokens));
+        let asked = AskedTokens::new(&call, &model, bytes + tool_bytes(&chat.tools), messages, max_tokens);
+        let reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
+            Ok(reservation) => reservation,
+            Err(error) => return Ok(Err(refuse(&turn, &call, error))),
+        };
         if let Some((record, position)) = recorded {
             let cut = record.compacted_at().map(|at| Cut::again(&before, at));
             let compacting = match cut {
@@ -205,6 +206,15 @@ fn bytes(before: &Transcript, chat: &ChatOptions) -> usize {
     let text = |message: &ChatMessage| message.text_bytes() + message.raw.as_ref().map_or(0, String::len);
     let (said, shown) = (before.messages().iter().map(text), chat.examples.iter().map(text));
     said.chain(shown).sum()
+}
+
+/// Returns the size of the tools' descriptions, which are part of the prompt.
+pub(in crate::capability) fn tool_bytes(tools: &[ToolSpec]) -> usize {
+    let bytes = |tool: &ToolSpec| {
+        // A template may spread a schema over lines.
+        tool.name.len() + tool.description.len() + 2 * tool.parameters.to_string().len()
+    };
+    tools.iter().map(bytes).sum()
 }
 
 /// Renders and encodes the part that the model has not seen, and submits it.
@@ -326,6 +336,7 @@ impl StartedGeneration {
             message: Some(Box::new(message)),
             compacted_at,
             read: String::new(),
+            cut: None,
         };
         turn.journal.ended(&call, &record, events);
         Ok(Ok(generation))
@@ -435,7 +446,8 @@ fn end_read(
     if !matches!(error, Error::Cancelled) {
         let usage = figures.map(|(usage, _)| WrittenUsage(usage));
         let result = Err(error.clone());
-        let record = GenerationRecord::Ended { result, usage, message: None, compacted_at, read };
+        let cut = turn.take_cut(call).map(WrittenUsage);
+        let record = GenerationRecord::Ended { result, usage, message: None, compacted_at, read, cut };
         let event = figures.map(|(usage, timing)| RunEvent::Generation { usage, timing });
         turn.journal.ended(call, &record, event.into_iter().collect());
     }
@@ -448,12 +460,16 @@ pub(in crate::capability) fn repeat(
     reservation: Reservation,
     conversation: Option<(Generating, &Transcript)>,
 ) -> Result<inference::Generation, Error> {
-    let (result, usage, message) = match record {
+    let (result, usage, message, cut) = match record {
         GenerationRecord::Refused(error) => return Err(error),
-        GenerationRecord::Ended { result, usage, message, .. } => (result, usage, message),
+        GenerationRecord::Ended { result, usage, message, cut, .. } => (result, usage, message, cut),
     };
+    match (&usage, &cut) {
+        (Some(WrittenUsage(usage)), _) => reservation.settle(usage),
+        (None, Some(WrittenUsage(estimate))) => reservation.settle_cut(estimate),
+        (None, None) => {}
+    }
     let usage = usage.map(|WrittenUsage(usage)| usage).unwrap_or_default();
-    reservation.settle(&usage);
     let generation = result?;
     if let (Some(message), Some((generating, before))) = (message, conversation) {
         message.append(generating, before, &generation, usage)?;

@@ -113,11 +113,15 @@ pub(in crate::capability) async fn follow(
             ChatEvent::ToolCallArguments { .. } => {
                 progress.note(stream.produced(), stream.rolled_back(), "");
             }
-            ChatEvent::Routed(routed) => progress.routed(routed),
+            ChatEvent::Routed(routed) => {
+                reservation.routed(&routed.model);
+                progress.routed(routed);
+            }
             ChatEvent::Reasoning { delta } => progress.reason(&delta),
-            ChatEvent::Started { .. }
-            | ChatEvent::ToolCallStarted { .. }
-            | ChatEvent::ToolCallFinished { .. } => {}
+            ChatEvent::Started { prompt_tokens, cached_tokens } => {
+                reservation.started(prompt_tokens, cached_tokens);
+            }
+            ChatEvent::ToolCallStarted { .. } | ChatEvent::ToolCallFinished { .. } => {}
             ChatEvent::Finished(outcome) => {
                 progress.show_reasoning();
                 reservation.settle(&outcome.usage);

@@ -33,6 +33,9 @@ pub(in crate::capability) enum GenerationRecord {
         /// The text that a streaming guest had been given when the generation failed.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         read: String,
+        /// The estimated usage of a generation that was cut off.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cut: Option<WrittenUsage>,
     },
 }
 

@@ -108,6 +108,7 @@ pub(in crate::capability) async fn call(
     let Some(invoke) = host.invoke.upgrade() else { return Err(stop_until_restart(turn)) };
     let invocation = Invocation {
         principal: turn.affinity.tenant.clone(),
+        key: turn.source.key.clone(),
         agent: callee.clone(),
         session: session_of(turn),
         text: String::new(),
@@ -227,7 +228,8 @@ fn refusal(callee: &str, error: RuntimeError) -> ToolError {
         RuntimeError::MailboxFull { .. }
         | RuntimeError::IntakeFull { .. }
         | RuntimeError::TooManyTurns { .. }
-        | RuntimeError::TokensUsedUp(_)
+        | RuntimeError::BudgetUsedUp(_)
+        | RuntimeError::PriceUnknown(_)
         | RuntimeError::Engine(EngineError::Busy { .. })
         | RuntimeError::AgentNotFound { .. } => ToolError::Unavailable(error.to_string()),
         error => ToolError::Failed(format!("agent {callee} did not answer: {error}")),

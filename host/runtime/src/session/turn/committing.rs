@@ -18,8 +18,8 @@ use std::sync::Arc;
 /// A turn with a valid reply.
 ///
 /// Durable before: the running row and the complete journal. Durable afterwards, at once: the
-/// session's state and conversations, the outcome, log lines, events, schedules and the tokens that
-/// the turn used.
+/// session's state and conversations, the outcome, log lines, events, schedules and what the
+/// turn used of models.
 pub(super) struct Committing {
     pub(super) opened: Opened,
     pub(super) replied: Replied,
@@ -101,6 +101,7 @@ impl Actor {
             schedules,
             events,
             token_use: spend.row(),
+            usage: spend.usage(),
         };
         drop(context);
         let commit = Arc::new(commit);

@@ -61,6 +61,7 @@ impl Failing {
             logs,
             events,
             token_use: spend.as_ref().and_then(TokenSpend::row),
+            usage: spend.as_ref().map(TokenSpend::usage).unwrap_or_default(),
         };
         Settlement { failure, spend, _live: run.live.clone() }.write(host).await;
         Ended::Failed(error).into()

@@ -214,6 +214,7 @@ fn turn_of(run: &Run<'_>, assignment: &Assignment, agent: &Arc<Deployed>, journa
     let deadline = time.deadline(agent.limits.turn_ms);
     Turn::new(agent.agent.clone(), affinity, deadline, journal.clone(), tools, &host.reach)
         .with_priority(invocation.priority)
+        .sent_with(invocation.key.clone())
 }
 
 fn events_of(run: &Run<'_>, invocation: &Invocation, agent: &Deployed) -> TurnEvents {

@@ -189,6 +189,7 @@ async fn resuming_a_turn_that_succeeded_meanwhile_returns_its_outcome() {
         schedules: Vec::new(),
         events: Vec::new(),
         token_use: None,
+        usage: Vec::new(),
     };
     stage.store().commit_turn(commit).await.expect("committed");
     match ended(stage.resume(key).await) {

@@ -188,7 +188,8 @@ impl Batches {
         if queued.is_none() {
             *queued = Some(None);
             let (principal, model, items) = (PRINCIPAL.into(), model.into(), vec![item; ITEMS]);
-            let status = host.agents.queue_batch(NewBatch { principal, model, items }).await.expect("taken");
+            let batch = NewBatch { principal, key: None, model, items };
+            let status = host.agents.queue_batch(batch).await.expect("taken");
             *queued = Some(Some(status.id));
         }
     }

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{Clock, Invocation, Outcome, RunEvent, TurnPhase};
 use serde_json::json;
+use skep_store::{UsageBy, UsageCounts, UsageFilter};
 use std::collections::BTreeSet;
 
 /// Sends a message under its key, and waits for its outcome.
@@ -169,6 +170,17 @@ impl Scenario for Generation {
         let session = host.agents.session("chat", "s").await.expect("the session exists");
         assert_eq!((session.summary.turns, session.messages.len()), (1, 2));
         assert_eq!(session.messages[1].content, outcome.text);
+        let everything = UsageFilter { tenant: None, first_day: 0, last_day: u32::MAX };
+        let used = host.store().usage(&everything, UsageBy::Session, 10).await.expect("readable");
+        let counts = UsageCounts {
+            requests: 1,
+            input_tokens: outcome.usage.prompt_tokens.into(),
+            cached_tokens: outcome.usage.cached_tokens.into(),
+            output_tokens: outcome.usage.completion_tokens.into(),
+            ..UsageCounts::default()
+        };
+        let used: Vec<_> = used.iter().map(|sum| (sum.group.as_deref(), &*sum.model, sum.counts)).collect();
+        assert_eq!(used, [(Some("s"), "tiny", counts)], "what was used is counted once");
         0
     }
 }

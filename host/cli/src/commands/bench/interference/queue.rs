@@ -42,6 +42,7 @@ pub(super) async fn run(engine: &Engine, args: &Args, rounds: u16) -> Result<()>
         empty.extend(measure(engine, args).await?);
         let batch = NewBatch {
             principal: PRINCIPAL.to_owned(),
+            key: None,
             model: engine.info().name.clone(),
             items: (0..ITEMS).map(|number| item(usize::from(round) * ITEMS + number)).collect(),
         };

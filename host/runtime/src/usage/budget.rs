@@ -1,0 +1,386 @@
+//! Daily budgets of tenants in money.
+//!
+//! Invariant: what is spent and what running requests may still cost never exceeds a budget together, except
+//! for requests that a restart interrupted. A request reserves the most that it can cost before it is sent; the
+//! reservation is replaced with the cost when the request ends, and becomes part of the day's sum when the
+//! store has it. A request whose cost cannot be known is refused.
+
+use super::{Amount, Money, PriceList, UsageDay, WorstCase};
+use crate::{BudgetUsedUp, Clock, PriceUnknown, error::Budget};
+use skep_store::{Store, StoreError, UsageBy, UsageCounts, UsageFilter, UsageRow};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Key in `skep.toml` that stands for all tenants not named there.
+const ALL_OTHERS: &str = "default";
+
+/// The reason why no money can be reserved.
+pub(crate) enum NoMoney {
+    UsedUp(BudgetUsedUp),
+    Unknown(PriceUnknown),
+    /// The rest is reserved for others, who may release it.
+    Promised,
+}
+
+/// The budgets of a host. Clones share the same budgets.
+#[derive(Clone)]
+pub(crate) struct MoneyBudgets(Arc<Inner>);
+
+struct Inner {
+    clock: Clock,
+    prices: Arc<PriceList>,
+    of_tenants: BTreeMap<String, Money>,
+    today: Mutex<Today>,
+}
+
+struct Today {
+    day: UsageDay,
+    /// By tenant; only those with a budget.
+    tallies: HashMap<String, Tally>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    /// The cost of what the store has counted today.
+    used: Amount,
+    held: Held,
+}
+
+/// Money held for open turns and running requests, regardless of the day they started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Held {
+    promised: Amount,
+    spent: Amount,
+}
+
+/// The share of one turn, or of one client's request, in the budget of its tenant. Dropping it releases what is
+/// held.
+pub(crate) struct MoneyShare {
+    budgets: MoneyBudgets,
+    tenant: String,
+    limit: Option<Money>,
+    /// Locked only while the tallies are locked.
+    held: Mutex<Held>,
+}
+
+/// The reservation for a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Promise {
+    /// Number of output tokens that the amount pays for.
+    pub(crate) output_tokens: u32,
+    pub(crate) amount: Amount,
+}
+
+impl MoneyBudgets {
+    /// Opens the budgets with what was spent today.
+    pub(crate) async fn open(
+        store: &Store,
+        clock: Clock,
+        prices: Arc<PriceList>,
+        of_tenants: BTreeMap<String, Money>,
+    ) -> Result<Self, StoreError> {
+        let day = UsageDay::of_ms(clock.now_ms());
+        let today = Mutex::new(Today { day, tallies: HashMap::new() });
+        let budgets = MoneyBudgets(Arc::new(Inner { clock, prices, of_tenants, today }));
+        if !budgets.0.of_tenants.is_empty() {
+            let filter = UsageFilter { tenant: None, first_day: day.number(), last_day: day.number() };
+            for sum in store.usage(&filter, UsageBy::Tenant, u32::MAX).await? {
+                let tenant = sum.group.unwrap_or_default();
+                let cost = budgets.share(&tenant).cost(day, &sum.model, &sum.counts);
+                budgets.today().tallies.entry(tenant).or_default().used += cost;
+            }
+        }
+        Ok(budgets)
+    }
+
+    pub(crate) fn share(&self, tenant: &str) -> MoneyShare {
+        let limit = self.0.of_tenants.get(tenant).or_else(|| self.0.of_tenants.get(ALL_OTHERS)).copied();
+        MoneyShare { budgets: self.clone(), tenant: tenant.to_owned(), limit, held: Mutex::default() }
+    }
+
+    /// Returns the current day's state, resetting it if the day has changed.
+    fn today(&self) -> MutexGuard<'_, Today> {
+        let day = UsageDay::of_ms(self.0.clock.now_ms());
+        let mut today = self.0.today.lock().unwrap_or_else(PoisonError::into_inner);
+        if today.day != day {
+            today.day = day;
+            today.tallies.retain(|_, tally| {
+                tally.used = Amount::ZERO;
+                tally.held != Held::default()
+            });
+        }
+        today
+    }
+}
+
+impl Today {
+    fn tally(&self, tenant: &str) -> Tally {
+        self.tallies.get(tenant).copied().unwrap_or_default()
+    }
+}
+
+impl MoneyShare {
+    /// Fails if the budget is used up.
+    pub(crate) fn check(&self) -> Result<(), BudgetUsedUp> {
+        let Some(limit) = self.limit else { return Ok(()) };
+        let Tally { used, held } = self.budgets.today().tally(&self.tenant);
+        match used + held.spent >= limit.amount {
+            true => Err(self.used_up(&format!("tenant {:?} has used its {limit} for today", self.tenant))),
+            false => Ok(()),
+        }
+    }
+
+    /// Reserves the most that a request can cost. If that is more than is left, a request that gets by with
+    /// `least` output tokens gets as many as the rest pays for.
+    pub(crate) fn promise(&self, model: &str, worst: WorstCase, least: u32) -> Result<Promise, NoMoney> {
+        let WorstCase { input_tokens, output_tokens: asked } = worst;
+        let Some(limit) = self.limit else {
+            return Ok(Promise { output_tokens: asked, amount: Amount::ZERO });
+        };
+        self.check().map_err(NoMoney::UsedUp)?;
+        let mut today = self.budgets.today();
+        let price = self.budgets.0.prices.price(model, today.day);
+        let price = match price {
+            Some(price) if price.currency == limit.currency => price,
+            Some(price) => {
+                return Err(NoMoney::Unknown(
+                    self.unknown(model, &format!("is priced in {}", price.currency)),
+                ));
+            }
+            None => return Err(NoMoney::Unknown(self.unknown(model, "has no price for today"))),
+        };
+        let input = price.input.of(input_tokens as u64);
+        let least = least.min(asked);
+        let affordable = |room: Amount| {
+            let tokens = (room >= input).then(|| price.output.tokens_for(room - input))?;
+            Some(u32::try_from(tokens).unwrap_or(u32::MAX).min(asked)).filter(|tokens| *tokens >= least)
+        };
+        let Tally { used, held } = today.tally(&self.tenant);
+        let left = limit.amount - (used + held.spent);
+        let Some(output_tokens) = affordable(left - held.promised) else {
+            if affordable(left).is_some() {
+                return Err(NoMoney::Promised);
+            }
+            let most = input + price.output.of(least.into());
+            return Err(NoMoney::UsedUp(self.used_up(&format!(
+                "the request may cost {} {}, and tenant {:?} has {} of its {limit} for today left",
+                most.rounded(6),
+                limit.currency,
+                self.tenant,
+                left.rounded(6)
+            ))));
+        };
+        let amount = input + price.output.of(output_tokens.into());
+        self.hold(&mut today, |held| held.promised += amount);
+        Ok(Promise { output_tokens, amount })
+    }
+
+    /// Reserves what was reserved before a restart, regardless of the budget.
+    pub(crate) fn promise_again(&self, model: &str, worst: WorstCase) -> Promise {
+        let mut today = self.budgets.today();
+        let counts = UsageCounts {
+            input_tokens: worst.input_tokens as u64,
+            output_tokens: worst.output_tokens.into(),
+            ..UsageCounts::default()
+        };
+        let amount = self.cost(today.day, model, &counts);
+        self.hold(&mut today, |held| held.promised += amount);
+        Promise { output_tokens: worst.output_tokens, amount }
+    }
+
+    /// Replaces a reservation with the cost of what was used.
+    pub(crate) fn settle(&self, promised: Amount, model: &str, counts: &UsageCounts) {
+        let mut today = self.budgets.today();
+        let cost = self.cost(today.day, model, counts);
+        self.hold(&mut today, |held| {
+            held.promised -= promised;
+            held.spent += cost;
+        });
+    }
+
+    /// Counts rows for the day after they were written, or before nobody waits for their write.
+    pub(crate) fn counted(&self, rows: &[UsageRow]) {
+        let mut today = self.budgets.today();
+        let day = today.day;
+        let spent = std::mem::take(&mut self.held().spent);
+        self.change(&mut today, |tally| tally.held.spent -= spent);
+        for row in rows.iter().filter(|row| row.day == day.number()) {
+            let cost = self.cost(day, &row.model, &row.counts);
+            self.change(&mut today, |tally| tally.used += cost);
+        }
+    }
+
+    /// Returns the cost in the currency of the budget. What has no such price was not allowed by this budget,
+    /// and does not count.
+    fn cost(&self, day: UsageDay, model: &str, counts: &UsageCounts) -> Amount {
+        let Some(limit) = self.limit else { return Amount::ZERO };
+        let price = self.budgets.0.prices.price(model, day).filter(|price| price.currency == limit.currency);
+        price.map_or(Amount::ZERO, |price| price.cost(counts))
+    }
+
+    /// Changes what is held for this share.
+    fn hold(&self, today: &mut Today, change: impl Fn(&mut Held)) {
+        change(&mut self.held());
+        self.change(today, |tally| change(&mut tally.held));
+    }
+
+    fn change(&self, today: &mut Today, change: impl Fn(&mut Tally)) {
+        if self.limit.is_some() {
+            change(today.tallies.entry(self.tenant.clone()).or_default());
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn used_up(&self, what: &str) -> BudgetUsedUp {
+        let message =
+            format!("{what}; raise `money_per_day` under [tenants.{}] in skep.toml for more", self.tenant);
+        BudgetUsedUp::until_midnight(Budget::Money, message, self.budgets.0.clock.now_ms())
+    }
+
+    fn unknown(&self, model: &str, why: &str) -> PriceUnknown {
+        let limit = self.limit.map_or_else(String::new, |limit| limit.to_string());
+        let tenant = &self.tenant;
+        PriceUnknown {
+            message: format!(
+                "model {model} {why}, and tenant {tenant:?} has a budget of {limit} a day, which only models with a price in \
+                 this currency can use; hint: add the price under [prices.\"{model}\"] in skep.toml"
+            ),
+        }
+    }
+}
+
+impl Drop for MoneyShare {
+    fn drop(&mut self) {
+        let Held { promised, spent } = *self.held();
+        if promised + spent == Amount::ZERO {
+            return;
+        }
+        self.change(&mut self.budgets.today(), |tally| {
+            tally.held.promised -= promised;
+            tally.held.spent -= spent;
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::price::tests::price, *};
+
+    const DAY_MS: u64 = 86_400_000;
+
+    fn amount(text: &str) -> Amount {
+        text.parse().expect("an amount")
+    }
+
+    async fn budgets(store: &Store, clock: &Clock, limits: &[(&str, &str)]) -> MoneyBudgets {
+        let mut prices = PriceList::default();
+        // A token of input costs one millionth, a token of output ten.
+        prices.add("m", vec![price("1", "0.1", "10", "USD", "1970-01-01")]).expect("a price");
+        prices.add("euro", vec![price("1", "0.1", "10", "EUR", "1970-01-01")]).expect("a price");
+        prices.add("late", vec![price("1", "0.1", "10", "USD", "2030-01-01")]).expect("a price");
+        let limits = limits.iter().map(|(name, money)| ((*name).to_owned(), money.parse().expect("money")));
+        let opened = MoneyBudgets::open(store, clock.clone(), Arc::new(prices), limits.collect()).await;
+        opened.expect("readable")
+    }
+
+    fn worst(input_tokens: usize, output_tokens: u32) -> WorstCase {
+        WorstCase { input_tokens, output_tokens }
+    }
+
+    fn counts(input: u64, cached: u64, output: u64) -> UsageCounts {
+        let (input_tokens, cached_tokens, output_tokens) = (input, cached, output);
+        UsageCounts { requests: 1, input_tokens, cached_tokens, output_tokens, ..UsageCounts::default() }
+    }
+
+    fn row(day: u32, tenant: &str, counts: UsageCounts) -> UsageRow {
+        UsageRow { day, tenant: tenant.into(), model: "m".into(), counts, ..UsageRow::default() }
+    }
+
+    #[tokio::test]
+    async fn the_worst_case_is_reserved_and_the_cost_is_settled() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
+        let (one, two) = (budgets.share("acme"), budgets.share("acme"));
+        // 100 × 1 + 50 × 10 = 600 millionths of 1,000.
+        let promise = one.promise("m", worst(100, 50), 1).ok().expect("there is room");
+        assert_eq!(promise, Promise { output_tokens: 50, amount: amount("0.0006") });
+        // 400 are left: 100 for the input, 300 for 30 tokens of output.
+        let rest = two.promise("m", worst(100, 50), 1).ok().expect("there is some room");
+        assert_eq!(rest, Promise { output_tokens: 30, amount: amount("0.0004") });
+        assert!(matches!(two.promise("m", worst(1, 1), 1), Err(NoMoney::Promised)), "others may release it");
+        // 60 × 1 + 40 × 0.1 + 10 × 10 = 164 millionths.
+        one.settle(promise.amount, "m", &counts(100, 40, 10));
+        two.settle(rest.amount, "m", &UsageCounts::default());
+        // 836 are left, of which 830 pay for 83 tokens.
+        let rest = two.promise("m", worst(0, 1_000), 1).ok().expect("released");
+        assert_eq!(rest, Promise { output_tokens: 83, amount: amount("0.00083") });
+        two.settle(rest.amount, "m", &UsageCounts::default());
+        // The same when the turn has ended, and its row is written.
+        one.counted(&[row(0, "acme", counts(100, 40, 10))]);
+        drop(one);
+        let Err(NoMoney::UsedUp(error)) = two.promise("m", worst(100, 100), 100) else { panic!("too much") };
+        let text = error.to_string();
+        assert!(
+            text.contains("the request may cost 0.0011 USD")
+                && text.contains("has 0.000836 of its 0.001 USD"),
+            "{text}"
+        );
+        assert!(
+            text.contains("`money_per_day` under [tenants.acme]") && text.contains("00:00 UTC"),
+            "{text}"
+        );
+        assert_eq!(u64::from(error.retry_after_ms), DAY_MS);
+    }
+
+    #[tokio::test]
+    async fn a_used_up_budget_survives_restarts_until_midnight() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        let clock = Clock::at(3 * DAY_MS + 1_000);
+        let limits = [("acme", "0.001 USD"), ("default", "0.002 USD")];
+        // 1,000 × 1 = 1,000 millionths.
+        store.count_use(None, vec![row(3, "acme", counts(1_000, 0, 0))]).await.expect("written");
+        let budgets = budgets(&store, &clock, &limits).await;
+        let error = budgets.share("acme").check().expect_err("used before the restart");
+        assert!(error.to_string().contains("has used its 0.001 USD for today"), "{error}");
+        budgets.share("globex").check().expect("another tenant has its own");
+        clock.advance(DAY_MS);
+        budgets.share("acme").check().expect("a new day");
+    }
+
+    #[tokio::test]
+    async fn a_model_without_a_price_in_the_currency_is_refused() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        let budgets = budgets(&store, &Clock::at(0), &[("acme", "1 USD")]).await;
+        for (model, why) in [
+            ("euro", "is priced in EUR"),
+            ("late", "has no price for today"),
+            ("other", "has no price for today"),
+        ] {
+            let refused = budgets.share("acme").promise(model, worst(1, 1), 1);
+            let Err(NoMoney::Unknown(error)) = refused else { panic!("{model} is refused") };
+            assert!(
+                error.message.contains(why) && error.message.contains(&format!("[prices.\"{model}\"]")),
+                "{error}"
+            );
+            budgets.share("globex").promise(model, worst(1, 1), 1).ok().expect("no budget in money");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_held_is_released_with_its_owner() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
+        let share = budgets.share("acme");
+        share.promise("m", worst(500, 10), 1).ok().expect("there is room");
+        let again = share.promise_again("m", worst(900, 90));
+        assert_eq!(again.amount, amount("0.0018"), "an interrupted request continues");
+        assert!(matches!(budgets.share("acme").promise("m", worst(1, 1), 1), Err(NoMoney::Promised)));
+        drop(share);
+        budgets.share("acme").promise("m", worst(100, 90), 90).ok().expect("all of it is left");
+    }
+}

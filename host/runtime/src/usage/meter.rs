@@ -1,0 +1,180 @@
+//! Counts what requests to models use, however they end.
+
+use super::UsageDay;
+use skep_engine::Usage;
+use skep_store::{UsageCounts, UsageRow};
+use std::collections::BTreeMap;
+
+/// Tokens that a chat template may add to a prompt, and to each of its messages.
+const TEMPLATE_TOKENS: usize = 256;
+const TOKENS_PER_MESSAGE: usize = 32;
+
+/// The origin of requests to models.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) tenant: String,
+    /// Id of the key that sent the request.
+    pub(crate) key: Option<String>,
+    pub(crate) agent: Option<String>,
+    pub(crate) session: Option<String>,
+}
+
+/// Usage by model.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ModelUse(BTreeMap<String, UsageCounts>);
+
+/// The most tokens that a request may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorstCase {
+    pub input_tokens: usize,
+    pub output_tokens: u32,
+}
+
+/// The usage of one request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum RequestUse {
+    /// The model has not begun, so nothing was used.
+    #[default]
+    Waiting,
+    /// The model computes. If the request is cut off now, this is the estimate.
+    Running(Usage),
+    Finished(Usage),
+}
+
+impl Source {
+    /// Returns the rows for what was used.
+    pub(crate) fn rows(&self, day: UsageDay, used: &ModelUse) -> Vec<UsageRow> {
+        let Source { tenant, key, agent, session } = self;
+        let row = |(model, counts): (&String, &UsageCounts)| UsageRow {
+            day: day.number(),
+            tenant: tenant.clone(),
+            key: key.clone(),
+            agent: agent.clone(),
+            session: session.clone(),
+            model: model.clone(),
+            counts: *counts,
+        };
+        used.0.iter().map(row).collect()
+    }
+}
+
+impl ModelUse {
+    pub(crate) fn add(&mut self, model: &str, counts: &UsageCounts) {
+        if counts.requests > 0 {
+            self.0.entry(model.to_owned()).or_default().add(counts);
+        }
+    }
+}
+
+impl RequestUse {
+    pub(crate) fn started(&mut self, prompt_tokens: u32, cached_tokens: u32) {
+        let completion_tokens = match self {
+            // A request that continues has produced tokens before.
+            RequestUse::Running(usage) => usage.completion_tokens,
+            RequestUse::Waiting | RequestUse::Finished(_) => 0,
+        };
+        let usage = Usage { prompt_tokens, cached_tokens, completion_tokens, ..Usage::default() };
+        *self = RequestUse::Running(usage);
+    }
+
+    /// Sets the number of tokens produced so far.
+    pub(crate) fn produced(&mut self, tokens: u32) {
+        let mut usage = match self {
+            RequestUse::Running(usage) => *usage,
+            RequestUse::Waiting if tokens > 0 => Usage::default(),
+            RequestUse::Waiting | RequestUse::Finished(_) => return,
+        };
+        usage.completion_tokens = tokens;
+        *self = RequestUse::Running(usage);
+    }
+
+    pub(crate) fn finished(&mut self, usage: &Usage) {
+        *self = RequestUse::Finished(*usage);
+    }
+
+    /// Sets the estimate for a request that was cut off in an earlier run.
+    pub(crate) fn was_cut(&mut self, estimate: &Usage) {
+        *self = RequestUse::Running(*estimate);
+    }
+
+    /// Returns the estimate for a request that does not continue.
+    pub(crate) fn estimate(&self) -> Option<Usage> {
+        match self {
+            RequestUse::Running(usage) => Some(*usage),
+            RequestUse::Waiting | RequestUse::Finished(_) => None,
+        }
+    }
+
+    /// Returns the counts of a request that does not continue.
+    pub(crate) fn counts(&self) -> UsageCounts {
+        let of = |usage: &Usage| UsageCounts {
+            requests: 1,
+            input_tokens: usage.prompt_tokens.into(),
+            cached_tokens: usage.cached_tokens.into(),
+            output_tokens: usage.completion_tokens.into(),
+            ..UsageCounts::default()
+        };
+        match self {
+            RequestUse::Waiting => UsageCounts::default(),
+            RequestUse::Finished(usage) => of(usage),
+            RequestUse::Running(usage) => {
+                let counts = of(usage);
+                UsageCounts {
+                    estimated_requests: 1,
+                    estimated_input_tokens: counts.input_tokens,
+                    estimated_output_tokens: counts.output_tokens,
+                    ..counts
+                }
+            }
+        }
+    }
+}
+
+/// Returns the most tokens that a prompt of this size can have: a token has at least one byte. `limit` is the
+/// length of the model's context.
+pub fn most_prompt_tokens(text_bytes: usize, messages: usize, limit: usize) -> usize {
+    let added = messages.saturating_mul(TOKENS_PER_MESSAGE).saturating_add(TEMPLATE_TOKENS);
+    text_bytes.saturating_add(added).min(limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_was_cut_is_an_estimate_and_one_that_never_began_is_nothing() {
+        let mut request = RequestUse::default();
+        request.produced(0);
+        assert_eq!(request.counts(), UsageCounts::default());
+        request.started(10, 4);
+        request.produced(3);
+        let cut = UsageCounts {
+            requests: 1,
+            input_tokens: 10,
+            cached_tokens: 4,
+            output_tokens: 3,
+            estimated_requests: 1,
+            estimated_input_tokens: 10,
+            estimated_output_tokens: 3,
+        };
+        assert_eq!(request.counts(), cut);
+        let mut again = RequestUse::default();
+        again.was_cut(&request.estimate().expect("it has begun"));
+        assert_eq!(again.counts(), cut, "a rerun counts the same");
+        request.finished(&Usage {
+            prompt_tokens: 10,
+            cached_tokens: 4,
+            completion_tokens: 5,
+            ..Usage::default()
+        });
+        request.produced(7);
+        let exact = UsageCounts {
+            requests: 1,
+            input_tokens: 10,
+            cached_tokens: 4,
+            output_tokens: 5,
+            ..Default::default()
+        };
+        assert_eq!((request.counts(), request.estimate()), (exact, None));
+    }
+}
