@@ -88,6 +88,13 @@ impl PackedMatrix {
         self.columns
     }
 
+    /// Returns the size in bytes that a matrix takes when it is packed, or `None` if its rows are not whole blocks or
+    /// the size overflows.
+    pub fn packed_len(dtype: DType, rows: usize, columns: usize) -> Option<usize> {
+        let tile_bytes = dtype.row_bytes(columns)?.checked_mul(TILE_ROWS)?;
+        rows.div_ceil(TILE_ROWS).checked_mul(tile_bytes)
+    }
+
     /// Returns the size in bytes of the packed weights.
     pub fn byte_len(&self) -> usize {
         self.bytes.len()

@@ -53,6 +53,8 @@ mod mcp;
 mod metrics;
 /// A hub of models with faults.
 mod model_hub;
+/// Plans of a model's memory, printed by the binary.
+mod model_plan;
 /// Pulls of models, and the cache that they fill.
 mod models;
 /// The official Python client against the routes.

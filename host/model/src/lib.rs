@@ -24,6 +24,7 @@ mod layers;
 pub mod loaded;
 pub mod memory_plan;
 mod models;
+pub mod planner;
 pub mod sampling;
 mod shard;
 mod weights;

@@ -15,6 +15,23 @@ pub struct MemoryPlan {
     pub kv_bytes: u64,
 }
 
+/// The memory of one rank before its number of KV pages is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RankPlan {
+    /// Everything but the pages.
+    pub(crate) memory: MemoryPlan,
+    pub(crate) page_bytes: u64,
+    /// Number of pages that hold no sequence.
+    pub(crate) spare_pages: u64,
+}
+
+impl RankPlan {
+    /// Returns the number of pages that fit into the memory that is left, without the spare ones.
+    pub(crate) fn pages(&self, left: u64) -> u64 {
+        (left / self.page_bytes.max(1)).saturating_sub(self.spare_pages)
+    }
+}
+
 impl MemoryPlan {
     /// Returns the memory that several executors take together. Each plan comes with the device
     /// that it is for; executors on the same device share their weights.

@@ -51,9 +51,14 @@ impl Shard {
 
     /// Returns this rank's heads. The rank count must divide the number of query heads.
     pub(crate) fn heads(self, config: &ModelConfig) -> Heads {
-        let count = config.head_count / self.ranks;
+        self.heads_of(config.head_count, config.kv_head_count)
+    }
+
+    /// Returns this rank's heads of an attention with these numbers of heads.
+    pub(crate) fn heads_of(self, head_count: usize, kv_head_count: usize) -> Heads {
+        let count = head_count / self.ranks;
         let first = self.rank * count;
-        let share = config.head_count / config.kv_head_count;
+        let share = head_count / kv_head_count;
         // Groups of this size start where a KV head's queries start, or at a whole fraction of them.
         let group = greatest_common_divisor(share, count);
         let kv = (first..first + count).step_by(group).map(|head| head / share).collect();
@@ -119,6 +124,11 @@ pub(crate) fn check(checkpoint: &Checkpoint, ranks: usize) -> Result<(), ModelEr
             ),
         },
     })
+}
+
+/// Returns the layers of a pipeline stage whose stages differ by at most one layer.
+pub(crate) fn stage_layers(layers: usize, stages: usize, stage: usize) -> Range<usize> {
+    layers * stage / stages..layers * (stage + 1) / stages
 }
 
 enum Refusal {

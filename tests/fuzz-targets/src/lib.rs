@@ -34,7 +34,7 @@ pub struct Target {
     pub tries: usize,
 }
 
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     Target {
         name: "gguf",
         run: model_files::gguf,
@@ -48,6 +48,13 @@ pub const TARGETS: [Target; 11] = [
         seeds: Vec::new,
         words: model_files::SAFETENSORS_WORDS,
         tries: 1_500,
+    },
+    Target {
+        name: "model_configs",
+        run: model_files::configuration,
+        seeds: model_files::configuration_seeds,
+        words: model_files::SAFETENSORS_WORDS,
+        tries: 1_000,
     },
     Target {
         name: "agent_toml",

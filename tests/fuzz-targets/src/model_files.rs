@@ -1,6 +1,7 @@
 //! Model files: opened, and read as far as a host reads them before it computes.
 
-use skep_model::{Checkpoint, SpecialTokens};
+use skep_model::planner::{Description, Request};
+use skep_model::{Checkpoint, KvDtype, SpecialTokens};
 use std::{path::Path, sync::OnceLock};
 use tempfile::TempDir;
 
@@ -57,6 +58,24 @@ pub(crate) fn safetensors(input: &[u8]) {
     write(&folder.join("config.json"), config);
     write(&folder.join("model.safetensors"), weights);
     look_at(&folder);
+}
+
+/// Returns the configurations of published models.
+pub(crate) fn configuration_seeds() -> Vec<Vec<u8>> {
+    crate::files(&crate::folder("../fixtures/configs"))
+}
+
+/// Plans the memory of a model from the input as its config.json.
+pub(crate) fn configuration(input: &[u8]) {
+    let Ok(description) = Description::from_config(input) else { return };
+    let _ = format!("{:?} {:?} {:?}", description.totals(), description.obstacle(), description.parts());
+    let context = description.context_length;
+    let _ = description.decode_bytes_per_token(context, KvDtype::I8);
+    for devices in ["8xH200", "6xL4", "cpu:64"] {
+        let devices = devices.parse().expect("the devices are known");
+        let request = Request { devices, context, sequences: 3, kv: KvDtype::F16 };
+        let _ = format!("{:?}", description.plan(&request));
+    }
 }
 
 fn look_at(path: &Path) {

@@ -81,6 +81,18 @@ pub fn pull(name: &str, progress: &dyn Progress) -> Result<PulledModel> {
     }
 }
 
+/// Resolves a model like [`resolve`], whether it runs or not. Of a repository on the hub that is not in the cache, it
+/// pulls only config.json.
+pub fn resolve_configuration(name_or_path: &str, progress: &dyn Progress) -> Result<ResolvedModel> {
+    let Some((reference, name)) = source(name_or_path)? else { return local(Path::new(name_or_path)) };
+    let path = match (stored(&reference)?, &reference) {
+        (Some(record), _) => record.path,
+        (None, Reference::Hub(hub)) => hub::configuration(hub, progress)?,
+        (None, Reference::Package(_)) => return Ok(pull_reference(&reference, name, progress)?.model),
+    };
+    Ok(ResolvedModel { name, path })
+}
+
 /// Returns the name that requests will use for the model `name_or_path`, without pulling it. `None` means
 /// that there is no such model.
 pub fn name_of(name_or_path: &str) -> Option<String> {

@@ -52,6 +52,8 @@ enum Source {
     Folder(Box<Folder>),
     /// Random weights, without a tokenizer or a chat template.
     Synthetic,
+    /// A configuration without weights.
+    Described,
 }
 
 /// The location of a tensor.
@@ -89,6 +91,18 @@ impl Checkpoint {
             }
             _ => Self::open_gguf(path),
         }
+    }
+
+    /// Describes a model of which only the configuration is known: the shapes of its weights, all in `dtype`. It is for
+    /// plans alone, because its tensors have no bytes.
+    pub(crate) fn described(config: ModelConfig, dtype: DType) -> Result<Self, ModelError> {
+        const NAME: &str = "a model without weights";
+        let location = |(name, shape)| {
+            (name, TensorLocation { format: Format::Weights(dtype), shape, file: 0, bytes: 0..0 })
+        };
+        let tensors = layout::required(&config).into_iter().map(location).collect();
+        let files = vec![Mapping::made(NAME, Vec::new())];
+        Self { path: PathBuf::from(NAME), source: Source::Described, files, tensors, config }.checked()
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -138,7 +152,7 @@ impl Checkpoint {
         match &self.source {
             Source::Gguf(file) => tokenizer::from_gguf(file, &self.files[0]),
             Source::Folder(folder) => folder.tokenizer(),
-            Source::Synthetic => Ok(None),
+            Source::Synthetic | Source::Described => Ok(None),
         }
     }
 
@@ -147,7 +161,7 @@ impl Checkpoint {
         match &self.source {
             Source::Gguf(file) => self.gguf_template(file),
             Source::Folder(folder) => folder.chat_template(),
-            Source::Synthetic => Ok(None),
+            Source::Synthetic | Source::Described => Ok(None),
         }
     }
 
@@ -157,6 +171,7 @@ impl Checkpoint {
             Source::Gguf(_) => "GGUF",
             Source::Folder(_) => "safetensors",
             Source::Synthetic => "random weights",
+            Source::Described => "configuration",
         }
     }
 

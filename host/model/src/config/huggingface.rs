@@ -65,20 +65,20 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
 }
 
 /// A JSON object, and its path for error messages.
-struct Keys<'a> {
+pub(crate) struct Keys<'a> {
     object: &'a Map<String, Value>,
     prefix: &'a str,
 }
 
 impl<'a> Keys<'a> {
-    fn of(value: &'a Value, prefix: &'a str) -> Result<Self, ModelError> {
+    pub(crate) fn of(value: &'a Value, prefix: &'a str) -> Result<Self, ModelError> {
         match value {
             Value::Object(object) => Ok(Self { object, prefix }),
             _ => Err(ModelError::config(prefix.trim_end_matches('.'), "is not an object")),
         }
     }
 
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
@@ -98,17 +98,17 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         self.typed(key, "a whole number below 2^32", |value| {
             value.as_u64().and_then(|value| u32::try_from(value).ok()).map(|value| value as usize)
         })
     }
 
-    fn required(&self, key: &str) -> Result<usize, ModelError> {
+    pub(crate) fn required(&self, key: &str) -> Result<usize, ModelError> {
         self.size(key)?.ok_or_else(|| ModelError::config(format!("{}{key}", self.prefix), "is missing"))
     }
 
-    fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
+    pub(crate) fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
         self.typed(key, "a number", |value| value.as_f64().map(|value| value as f32))
     }
 
@@ -116,11 +116,11 @@ impl<'a> Keys<'a> {
         self.float(key)?.ok_or_else(|| ModelError::config(format!("{}{key}", self.prefix), "is missing"))
     }
 
-    fn boolean(&self, key: &str) -> Result<Option<bool>, ModelError> {
+    pub(crate) fn boolean(&self, key: &str) -> Result<Option<bool>, ModelError> {
         self.typed(key, "a boolean", Value::as_bool)
     }
 
-    fn string(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+    pub(crate) fn string(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         self.typed(key, "a string", Value::as_str)
     }
 
@@ -136,7 +136,7 @@ impl<'a> Keys<'a> {
 }
 
 /// Formats a value for a message, truncated after 80 characters.
-fn brief(value: &Value) -> String {
+pub(crate) fn brief(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -12,7 +12,7 @@ mod shapes;
 
 pub use architecture::Architecture;
 pub(crate) use gguf::from_gguf;
-pub(crate) use huggingface::{HuggingFaceFiles, from_huggingface, token_text};
+pub(crate) use huggingface::{HuggingFaceFiles, Keys, brief, from_huggingface, token_text};
 pub use rope::{Rope, RopePairing, RopeScaling};
 
 use crate::error::ModelError;

@@ -4,8 +4,9 @@
 //! why it is not. Executors know nothing of requests.
 
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 mod device;
+pub(crate) mod estimate;
 #[cfg(test)]
 mod fixture;
 mod limits;

@@ -10,7 +10,7 @@ use super::{CpuAffinity, ExecutorLimits, ExecutorOptions, KvDtype, option};
 use crate::batch::Batch;
 use crate::communicator::{Communicator, Links};
 use crate::error::ModelError;
-use crate::layers::compute::Compute;
+use crate::layers::compute::{Compute, RowWidths};
 use crate::memory_plan::MemoryPlan;
 use crate::models::transformer::{Transformer, Workspace};
 
@@ -77,18 +77,33 @@ pub(super) fn memory_plan(
     options: &ExecutorOptions,
     head_size: usize,
 ) -> Result<MemoryPlan, ModelError> {
-    let widths = model.row_widths();
+    let activation_bytes = activation_bytes(model.row_widths(), model.partial_logits(), limits);
+    let kv_bytes = kv_bytes(model.kv_heads(), limits, options, head_size)?;
+    Ok(MemoryPlan { activation_bytes, kv_bytes, ..MemoryPlan::default() })
+}
+
+/// Returns the size of the buffers of a rank's largest step, in bytes.
+pub(super) fn activation_bytes(widths: RowWidths, partial_logits: usize, limits: &ExecutorLimits) -> u64 {
     let rows = limits.max_batch_tokens.saturating_mul(widths.workspace);
-    let values = rows.saturating_add(limits.max_logit_rows.saturating_mul(model.partial_logits()));
+    let values = rows.saturating_add(limits.max_logit_rows.saturating_mul(partial_logits));
     let quantised = Activations::byte_len(limits.max_batch_tokens, widths.widest_input);
-    let mut kv_bytes = 0u64;
-    for heads in model.kv_heads() {
+    values.saturating_mul(4).saturating_add(quantised) as u64
+}
+
+/// Returns the size of the KV pages of layers with these numbers of KV heads, in bytes.
+pub(super) fn kv_bytes(
+    kv_heads: impl Iterator<Item = usize>,
+    limits: &ExecutorLimits,
+    options: &ExecutorOptions,
+    head_size: usize,
+) -> Result<u64, ModelError> {
+    let mut bytes = 0u64;
+    for heads in kv_heads {
         let layer = KvLayer::byte_len(options.kv.format(), limits.page_count, heads, head_size)
             .ok_or_else(|| option("kv_tokens", format!("{} pages are too many", limits.page_count)))?;
-        kv_bytes = kv_bytes.saturating_add(layer as u64);
+        bytes = bytes.saturating_add(layer as u64);
     }
-    let activation_bytes = values.saturating_mul(4).saturating_add(quantised) as u64;
-    Ok(MemoryPlan { activation_bytes, kv_bytes, ..MemoryPlan::default() })
+    Ok(bytes)
 }
 
 impl KvDtype {

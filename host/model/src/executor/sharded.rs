@@ -21,6 +21,7 @@ use super::threads::{share_of, tier_and_threads};
 use super::{Executor, ExecutorLimits, ExecutorOptions, StepLogits, option, pipeline};
 use crate::batch::Batch;
 use crate::communicator::{Communicator, Links, World, buffer_bytes};
+use crate::config::ModelConfig;
 use crate::error::{ModelError, RankFault};
 use crate::memory_plan::MemoryPlan;
 use crate::models::cost::Cost;
@@ -284,12 +285,9 @@ fn sum_of_ranks(
     options: &ExecutorOptions,
 ) -> Result<MemoryPlan, ModelError> {
     let config = &weights.config;
-    let hidden = limits.max_batch_tokens.saturating_mul(config.hidden_size);
-    let logits = limits.max_logit_rows.saturating_mul(config.vocabulary_size);
-    let buffers = buffer_bytes(weights.tensor_parallel, weights.stages, hidden, logits);
     let mut plan = MemoryPlan {
         weight_bytes: weights.bytes,
-        activation_bytes: buffers.saturating_add(StepLogits::byte_len(limits)),
+        activation_bytes: shared_bytes(config, limits, weights.tensor_parallel, weights.stages),
         ..MemoryPlan::default()
     };
     for model in &weights.parts {
@@ -298,6 +296,19 @@ fn sum_of_ranks(
         plan.kv_bytes = plan.kv_bytes.saturating_add(rank.kv_bytes);
     }
     Ok(plan)
+}
+
+/// Returns the size of what the ranks of a model share: the logits of a step and the buffers in which they meet.
+pub(super) fn shared_bytes(
+    config: &ModelConfig,
+    limits: &ExecutorLimits,
+    tensor_parallel: usize,
+    stages: usize,
+) -> u64 {
+    let hidden = limits.max_batch_tokens.saturating_mul(config.hidden_size);
+    let logits = limits.max_logit_rows.saturating_mul(config.vocabulary_size);
+    let buffers = buffer_bytes(tensor_parallel, stages, hidden, logits);
+    buffers.saturating_add(StepLogits::byte_len(limits))
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {

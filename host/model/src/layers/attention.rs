@@ -56,8 +56,12 @@ impl AttentionWorkspace {
 
 impl Attention {
     pub(crate) fn widths(&self) -> RowWidths {
-        let attended = self.heads * self.head_size;
-        RowWidths { workspace: self.qkv.width() + attended, widest_input: attended }
+        Self::widths_of(self.qkv.width(), self.heads * self.head_size)
+    }
+
+    /// Returns the widths of an attention whose queries, keys and values have `qkv` values, and its queries `attended`.
+    pub(crate) fn widths_of(qkv: usize, attended: usize) -> RowWidths {
+        RowWidths { workspace: qkv.saturating_add(attended), widest_input: attended }
     }
 
     pub(crate) fn forward(

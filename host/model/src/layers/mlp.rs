@@ -34,8 +34,12 @@ impl Mlp {
     }
 
     pub(crate) fn widths(&self) -> RowWidths {
-        let both = self.gate_up.width();
-        RowWidths { workspace: both + both / 2, widest_input: both / 2 }
+        Self::widths_of(self.gate_up.width())
+    }
+
+    /// Returns the widths of a block whose gates and ups have `both` values together.
+    pub(crate) fn widths_of(both: usize) -> RowWidths {
+        RowWidths { workspace: both.saturating_add(both / 2), widest_input: both / 2 }
     }
 
     /// Returns the formats of the weights.

@@ -164,18 +164,8 @@ impl Transformer {
 
     /// Returns the buffer space that each token of a step takes.
     pub(crate) fn row_widths(&self) -> RowWidths {
-        let mut widths = RowWidths { workspace: 0, widest_input: self.hidden_size };
-        for block in &self.blocks {
-            let (attention, mlp) = (block.attention.widths(), block.mlp.widths());
-            widths.workspace = widths.workspace.max(attention.workspace + mlp.workspace);
-            widths.widest_input = widths.widest_input.max(attention.widest_input).max(mlp.widest_input);
-        }
-        // One hidden, one normed and one projected row, and two for the requested rows: their values and their
-        // addends.
-        widths.workspace += 5 * self.hidden_size;
-        // The rotary table of the position.
-        widths.workspace += 2 * self.inverse_frequencies.len();
-        widths
+        let blocks = self.blocks.iter().map(|block| (block.attention.widths(), block.mlp.widths()));
+        row_widths(self.hidden_size, self.inverse_frequencies.len(), blocks)
     }
 
     /// Returns the number of values in a row of logits. It is 0 for every stage but the last.
@@ -205,6 +195,25 @@ impl Transformer {
         rotary_table(&positions, &self.inverse_frequencies, &mut table);
         StepLayout { tokens: positions.len(), rotary_table: table, sequences }
     }
+}
+
+/// Returns the buffer space that each token of a step takes, from the widths of the attention and the feed-forward part
+/// of each layer.
+pub(crate) fn row_widths(
+    hidden_size: usize,
+    frequencies: usize,
+    layers: impl Iterator<Item = (RowWidths, RowWidths)>,
+) -> RowWidths {
+    let mut widths = RowWidths { workspace: 0, widest_input: hidden_size };
+    for (attention, mlp) in layers {
+        widths.workspace = widths.workspace.max(attention.workspace.saturating_add(mlp.workspace));
+        widths.widest_input = widths.widest_input.max(attention.widest_input).max(mlp.widest_input);
+    }
+    // One hidden, one normed and one projected row, and two for the requested rows: their values and their addends.
+    widths.workspace = widths.workspace.saturating_add(5 * hidden_size);
+    // The rotary table of the position.
+    widths.workspace = widths.workspace.saturating_add(2 * frequencies);
+    widths
 }
 
 impl Exit {

@@ -20,6 +20,7 @@ use crate::paths;
 use crate::progress::Progress;
 
 const DEFAULT_REVISION: &str = "main";
+const CONFIGURATION: &str = "config.json";
 
 /// Pulls a model and records it. The entry, if there is one, says what the file has to be.
 pub fn pull(
@@ -40,6 +41,38 @@ pub fn pull(
     let record = Record { reference: record::key(&reference), path, files };
     record::write(&reference, &record)?;
     Ok(record)
+}
+
+/// Returns the path of the config.json of a repository, which is pulled without the weights.
+pub fn configuration(hub: &HubReference, progress: &dyn Progress) -> Result<PathBuf> {
+    let repository = &hub.repository;
+    if let Some(file) = &hub.file {
+        bail!(
+            "{file} of {repository} is not in the cache, and only config.json can be read without the weights\n  hint: pull \
+             the file first with `skep model pull`, or name a repository that has a config.json: hf:OWNER/REPO"
+        );
+    }
+    let revision = hub.revision.as_deref().unwrap_or(DEFAULT_REVISION);
+    let path = paths::cache_subdir("hub/configurations")?.join(format!("{}.json", folder_name(hub)));
+    if !path.exists() {
+        let client = HubClient::from_environment()?;
+        let remote = RemoteFile { repository, revision, name: CONFIGURATION };
+        let received = on_its_own_thread(async {
+            let described = client.describe(remote).await?;
+            let step =
+                progress.begin(&format!("downloading config.json of {repository}"), Some(described.bytes));
+            let advance = |received: u64| step.advance_to(received);
+            client.download(remote, &described, &path, &advance, &|| {}).await?;
+            step.finish("");
+            Ok(())
+        });
+        received.with_context(|| {
+            format!(
+                "cannot download config.json of {repository} from the hub\n  hint: give the path of a config.json"
+            )
+        })?;
+    }
+    Ok(path)
 }
 
 /// A file that belongs to a pull.

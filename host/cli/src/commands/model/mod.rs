@@ -1,7 +1,8 @@
-//! `skep model`: pulls, lists, recommends, deletes, inspects and verifies models.
+//! `skep model`: pulls, lists, recommends, plans, deletes, inspects and verifies models.
 
 mod inspect;
 mod list;
+mod plan;
 mod prune;
 mod pull;
 mod recommend;
@@ -10,7 +11,7 @@ mod verify;
 
 use anyhow::Result;
 
-/// Pull, list, recommend, delete, inspect and verify models
+/// Pull, list, recommend, plan, delete, inspect and verify models
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Pull(pull::Args),
@@ -20,6 +21,7 @@ pub enum Command {
     Prune(prune::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
+    Plan(plan::Args),
 }
 
 pub fn run(command: Command) -> Result<()> {
@@ -31,5 +33,6 @@ pub fn run(command: Command) -> Result<()> {
         Command::Prune(args) => prune::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Plan(args) => plan::run(&args),
     })
 }

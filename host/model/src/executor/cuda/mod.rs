@@ -5,12 +5,13 @@
 //! before the first step, and a model that does not fit is rejected then.
 
 mod draw;
+pub(crate) mod estimate;
 mod layout;
 mod rank;
 mod start;
 mod step;
 mod weights;
-mod workspace;
+pub(crate) mod workspace;
 
 use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};

@@ -13,9 +13,12 @@ use skep_kernels::cuda::device::{Device, Loaded};
 use skep_kernels::cuda::matmul::Weights;
 use skep_kernels::{Isa, KernelError};
 
-use super::layout::{Layout, activation_of};
+use super::estimate::{
+    STEP_TOKENS, attention, check_kv, cuts, device_options, layout_of_rank, spare, workspace_bytes,
+    workspace_of_rank,
+};
+use super::layout::Layout;
 use super::rank::{Rank, Shape};
-use super::step::{Attention, Cuts};
 use super::weights::DeviceWeights;
 use super::workspace::{Sizes, WorkspaceOffsets};
 use super::{CudaExecutor, DrawBuffers, Recordings, StepInputs};
@@ -23,26 +26,16 @@ use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 use crate::executor::limits::limits;
-use crate::executor::{ExecutorOptions, KvDtype, Ordinals, option};
+use crate::executor::{ExecutorOptions, Ordinals, option};
 use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, SampleRow, Sampling};
-use crate::shard::{self, Shard};
-
-/// Returns the part of a device's memory that is reserved for each rank on it, for recordings and for what the driver
-/// allocates while it runs.
-fn spare(total: u64) -> u64 {
-    (total / 100).max((256 << 20).min(total / 32))
-}
+use crate::shard;
 
 /// Maximum number of queues that a device processes at the same time.
 const MAX_RANKS_PER_DEVICE: usize = 8;
-/// Number of rows with which the products of a step keep a device busy.
-const STEP_TOKENS: usize = 2048;
 /// Maximum memory that a driver takes for the launches of a step with a few dozen layers.
 const RECORDING_BYTES: u64 = 2 << 20;
 const MOST_RECORDINGS: u64 = 128;
-/// Number of blocks per multiprocessor that compute attention at once.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
 /// A function that opens a device by its ordinal.
 pub(crate) type Open<'a> = Box<dyn Fn(usize) -> Result<Device, ModelError> + 'a>;
@@ -83,16 +76,9 @@ impl<'a> CudaModel<'a> {
         replicas: usize,
         open: Open<'a>,
     ) -> Result<Self, ModelError> {
-        let max_batch_tokens = options.max_batch_tokens.max(STEP_TOKENS);
-        let options = ExecutorOptions { max_batch_tokens, ..options };
+        let options = device_options(options);
         limits(checkpoint.config(), &options)?;
-        if options.kv != KvDtype::F16 {
-            let problem = format!(
-                "{} keys and values are supported only on the CPU; a CUDA device stores 16 bits: use f16",
-                options.kv
-            );
-            return Err(option("kv", problem));
-        }
+        check_kv(options.kv)?;
         let config = checkpoint.config();
         let stages = options.pipeline_parallel;
         if stages == 0 || stages > config.layer_count {
@@ -152,17 +138,12 @@ impl<'a> CudaModel<'a> {
         limits.step_tokens = STEP_TOKENS;
         let mut plan = MemoryPlan::default();
         let last = stages.len() - 1;
-        let mut cuts = cuts(
-            &stages[last][0].device,
-            &stages[last][0].sizes,
-            &stages[last][0].weights.layout,
-            pages as u32,
-            self.attention(),
-        );
         // Every rank has room for as many splits as the smallest device runs at once.
         let multiprocessors =
             stages.iter().flatten().map(|prepared| prepared.device.multiprocessors()).min().unwrap_or(1);
-        cuts.blocks = multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+        let leader = &stages[last][0];
+        let attention = attention(&self.options, self.checkpoint.config());
+        let cuts = cuts(multiprocessors, &leader.sizes, &leader.weights.layout, pages as u32, attention);
         let meeting_blocks = self.meeting_blocks(multiprocessors);
         let mut finished = Vec::new();
         for (stage, prepared) in stages.into_iter().enumerate() {
@@ -220,42 +201,18 @@ impl<'a> CudaModel<'a> {
         let weights = match self.loaded.get(&position) {
             Some(weights) => weights.clone(),
             None => {
-                let shard = Shard { rank, ranks: self.options.tensor_parallel };
-                let asked = self.options.activations;
-                let activation = asked.unwrap_or_else(|| activation_of(self.checkpoint));
-                let layout = Layout::new(self.checkpoint, shard, self.layers(stage), activation)?;
+                let layout = layout_of_rank(self.checkpoint, &self.options, stage, rank)?;
                 let weights = Arc::new(DeviceWeights::load(&device, self.checkpoint, layout)?);
                 self.loaded.insert(position, weights.clone());
                 weights
             }
         };
-        let config = self.checkpoint.config();
-        let limits = limits(config, &self.options)?;
-        let sizes = Sizes::new(config, &limits, &weights.layout);
         let draws = stage + 1 == self.options.pipeline_parallel && rank == 0;
-        let cuts = cuts(&device, &sizes, &weights.layout, 0, self.attention());
-        let offsets = WorkspaceOffsets::new(
-            &sizes,
-            &cuts,
-            &weights.layout,
-            config,
-            self.options.tensor_parallel,
-            draws,
-        );
+        let multiprocessors = device.multiprocessors();
+        let (sizes, offsets) =
+            workspace_of_rank(self.checkpoint, &self.options, &weights.layout, draws, multiprocessors)?;
         let blas = blas(&device, &weights.layout, self.options.deterministic);
         Ok(PreparedRank { position, device, blas, weights, sizes, offsets })
-    }
-
-    fn attention(&self) -> Attention {
-        match self.options.deterministic {
-            true => Attention::in_fixed_order(self.checkpoint.config().context_length),
-            false => Attention::Split,
-        }
-    }
-
-    fn layers(&self, stage: usize) -> Range<usize> {
-        let (layers, stages) = (self.checkpoint.config().layer_count, self.options.pipeline_parallel);
-        layers * stage / stages..layers * (stage + 1) / stages
     }
 
     /// Returns the number of pages that every rank can hold: the requested number, or what fits into the memory that
@@ -269,7 +226,8 @@ impl<'a> CudaModel<'a> {
                 positions.filter(|position| position.ordinal == prepared.position.ordinal).count() as u64
             };
             let users = here(replica..self.replicas);
-            let workspace = self.workspace_bytes(prepared) as u64;
+            let workspace =
+                workspace_bytes(&prepared.sizes, &prepared.offsets, self.checkpoint.config()) as u64;
             // No rank uses the reserve, so the reserve of replicas that already run is still free.
             let spare = spare(memory.total).saturating_mul(here(0..self.replicas));
             let left = memory.free.saturating_sub(spare).saturating_sub(workspace.saturating_mul(users));
@@ -314,12 +272,6 @@ impl<'a> CudaModel<'a> {
         })
     }
 
-    fn workspace_bytes(&self, prepared: &PreparedRank) -> usize {
-        let draws = prepared.offsets.draw.is_some();
-        let logits = prepared.sizes.logit_rows.saturating_mul(self.checkpoint.config().vocabulary_size) * 4;
-        prepared.offsets.bytes.saturating_add(if draws { logits } else { 0 })
-    }
-
     /// Allocates the memory of a rank.
     fn finish(
         &self,
@@ -329,7 +281,7 @@ impl<'a> CudaModel<'a> {
         meeting_blocks: u32,
         plan: &mut MemoryPlan,
     ) -> Result<Rank, ModelError> {
-        let workspace_bytes = self.workspace_bytes(&prepared);
+        let workspace_bytes = workspace_bytes(&prepared.sizes, &prepared.offsets, self.checkpoint.config());
         let PreparedRank { device, blas, weights, mut sizes, offsets, .. } = prepared;
         sizes.page_count = pages + 1;
         // Signals and the failure word must start as zeros. Everything else is written before it is read.
@@ -425,19 +377,5 @@ fn blas(device: &Device, layout: &Layout, deterministic: bool) -> Option<Blas> {
             tracing::info!(%error, "falling back to Skep's kernels for dense weights");
             None
         }
-    }
-}
-
-fn cuts(device: &Device, sizes: &Sizes, layout: &Layout, spare_page: u32, attention: Attention) -> Cuts {
-    let of = |layer: &super::layout::LayerOffsets| {
-        let (heads, kv_heads) = (layer.heads as u32, layer.kv_heads as u32);
-        skep_kernels::cuda::attention_decode::blocks_per_split(heads, kv_heads, sizes.head_size as u32)
-    };
-    Cuts {
-        windows: sizes.windows.clone(),
-        blocks: device.multiprocessors() * BLOCKS_PER_MULTIPROCESSOR,
-        blocks_per_split: layout.layers.iter().map(of).max().unwrap_or(1),
-        spare_page,
-        attention,
     }
 }

@@ -454,3 +454,30 @@ fn weights_keep_the_format_of_their_file_or_become_activations() {
     // Queries, keys and values are one matrix, and so are gate and up.
     assert!(layout.layers.iter().all(|layer| layer.qkv.len() == 1 && layer.gate_up.len() == 1));
 }
+
+#[test]
+fn plans_on_devices_are_those_of_the_executors() {
+    for name in MODELS {
+        let checkpoint = open(name);
+        for (tensor_parallel, pipeline_parallel) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+            let options = ExecutorOptions { tensor_parallel, pipeline_parallel, ..cuda_options() };
+            // Every rank has an emulated device of its own.
+            let devices = ["0", "0,1", "", "0,1,2,3"][tensor_parallel * pipeline_parallel - 1];
+            let executor = model(&checkpoint, options, devices, 1).unwrap().executor(0).unwrap();
+            let pages = executor.limits().page_count as u64;
+            let mut planned = MemoryPlan::default();
+            for stage in 0..pipeline_parallel {
+                for rank in 0..tensor_parallel {
+                    let options = estimate::device_options(options);
+                    let rank =
+                        estimate::rank_plan(&checkpoint, &options, [stage, rank], 64 << 20, 3).unwrap();
+                    planned.weight_bytes += rank.memory.weight_bytes;
+                    planned.activation_bytes += rank.memory.activation_bytes;
+                    planned.graph_bytes += rank.memory.graph_bytes;
+                    planned.kv_bytes += (pages + rank.spare_pages) * rank.page_bytes;
+                }
+            }
+            assert_eq!(*executor.plan(), planned, "{name} in {tensor_parallel} × {pipeline_parallel} ranks");
+        }
+    }
+}

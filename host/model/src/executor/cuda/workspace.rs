@@ -63,6 +63,34 @@ pub(super) struct DrawOffsets {
     pub(super) tokens: Range<usize>,
 }
 
+/// The widths of a rank's rows, in values, which decide the size of its buffers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Widths {
+    pub(crate) hidden: usize,
+    /// Queries, keys and values.
+    pub(crate) qkv: usize,
+    pub(crate) attended: usize,
+    pub(crate) gated: usize,
+    pub(crate) heads: usize,
+    pub(crate) head_size: usize,
+    pub(crate) vocabulary: usize,
+}
+
+impl Widths {
+    pub(super) fn of_rank(layout: &Layout, config: &ModelConfig) -> Self {
+        let (qkv, attended, gated) = layout.widths(config.head_size);
+        Widths {
+            hidden: config.hidden_size,
+            qkv,
+            attended,
+            gated,
+            heads: layout.layers.iter().map(|layer| layer.heads).max().unwrap_or(0),
+            head_size: config.head_size,
+            vocabulary: config.vocabulary_size,
+        }
+    }
+}
+
 impl Sizes {
     pub(super) fn new(
         config: &ModelConfig,
@@ -70,7 +98,16 @@ impl Sizes {
         layout: &Layout,
     ) -> Self {
         // The windows of all stages, because a step is planned once for all stages.
-        let mut windows = config.windows.clone();
+        let kv_heads = layout.layers.iter().map(|layer| layer.kv_heads).collect();
+        Self::of_limits(limits, config.windows.clone(), kv_heads, config.head_size)
+    }
+
+    pub(super) fn of_limits(
+        limits: &crate::executor::ExecutorLimits,
+        mut windows: Vec<Option<usize>>,
+        kv_heads: Vec<usize>,
+        head_size: usize,
+    ) -> Self {
         windows.sort_unstable();
         windows.dedup();
         let most = bucket(limits.max_sequences);
@@ -80,8 +117,8 @@ impl Sizes {
             logit_rows: limits.max_logit_rows.max(most),
             pages: limits.context_length.div_ceil(PAGE_TOKENS),
             page_count: 0,
-            kv_heads: layout.layers.iter().map(|layer| layer.kv_heads).collect(),
-            head_size: config.head_size,
+            kv_heads,
+            head_size,
             windows,
         }
     }
@@ -105,23 +142,15 @@ impl Sizes {
 }
 
 impl WorkspaceOffsets {
-    pub(super) fn new(
-        sizes: &Sizes,
-        cuts: &Cuts,
-        layout: &Layout,
-        config: &ModelConfig,
-        ranks: usize,
-        draws: bool,
-    ) -> Self {
+    pub(super) fn new(sizes: &Sizes, cuts: &Cuts, widths: &Widths, ranks: usize, draws: bool) -> Self {
         let mut end = 0usize;
         let mut take = |bytes: usize| {
             let start = end.next_multiple_of(ALIGNMENT);
             end = start.saturating_add(bytes);
             start..end
         };
-        let (hidden, rows) = (config.hidden_size, sizes.rows);
-        let (qkv, attended, gated) = layout.widths(config.head_size);
-        let heads = layout.layers.iter().map(|layer| layer.heads).max().unwrap_or(0);
+        let &Widths { hidden, qkv, attended, gated, heads, head_size, vocabulary } = widths;
+        let rows = sizes.rows;
         let of_rows = |width: usize| rows.saturating_mul(width).saturating_mul(ACTIVATION_BYTES);
         let wanted = sizes.logit_rows * hidden * ACTIVATION_BYTES;
         let shared = |bytes: usize| if ranks > 1 { bytes } else { 0 };
@@ -139,14 +168,14 @@ impl WorkspaceOffsets {
             attended: take(of_rows(attended)),
             gate_up: take(of_rows(2 * gated)),
             gated: take(of_rows(gated)),
-            states: take(states.saturating_mul(heads * (config.head_size + 2) * 4)),
+            states: take(states.saturating_mul(heads * (head_size + 2) * 4)),
             wanted: [take(wanted), take(wanted)],
             shares: take(shared(share)),
             signals: take(shared(SIGNAL_BYTES)),
             failure: take(4),
             draw: draws.then(|| DrawOffsets {
-                inputs: take(draw_bytes(sizes.logit_rows, config.vocabulary_size)),
-                adjusted: take(sizes.logit_rows * config.vocabulary_size * 4),
+                inputs: take(draw_bytes(sizes.logit_rows, vocabulary)),
+                adjusted: take(sizes.logit_rows * vocabulary * 4),
                 tokens: take(sizes.logit_rows * 4),
             }),
             bytes: end,

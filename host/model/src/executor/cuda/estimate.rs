@@ -1,0 +1,194 @@
+//! The memory that a rank takes on a device, computed without opening one.
+//!
+//! Invariant: an executor allocates what these functions return. They read shapes and formats, and no values.
+
+use skep_kernels::cuda::attention_decode::blocks_per_split;
+
+use super::layout::{LayerOffsets, Layout, Load, MatrixOffsets, activation_of};
+use super::step::{Attention, Cuts};
+use super::workspace::{Sizes, Widths, WorkspaceOffsets};
+use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::executor::limits::limits;
+use crate::executor::{ExecutorLimits, ExecutorOptions, KvDtype, option};
+use crate::memory_plan::{MemoryPlan, RankPlan};
+use crate::shard::{self, Shard, ShardPlan};
+
+/// Number of rows with which the products of a step keep a device busy.
+pub(super) const STEP_TOKENS: usize = 2048;
+/// Number of blocks per multiprocessor that compute attention at once.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+
+/// Returns the part of a device's memory that is reserved for each rank on it, for recordings and for what the driver
+/// allocates while it runs.
+pub(crate) fn spare(total: u64) -> u64 {
+    (total / 100).max((256 << 20).min(total / 32))
+}
+
+/// Returns the options with steps that are large enough for a device.
+pub(crate) fn device_options(options: ExecutorOptions) -> ExecutorOptions {
+    let max_batch_tokens = options.max_batch_tokens.max(STEP_TOKENS);
+    ExecutorOptions { max_batch_tokens, ..options }
+}
+
+/// Rejects a format of keys and values that devices do not store.
+pub(crate) fn check_kv(kv: KvDtype) -> Result<(), ModelError> {
+    match kv {
+        KvDtype::F16 => Ok(()),
+        KvDtype::F32 | KvDtype::I8 => {
+            let problem = format!(
+                "{kv} keys and values are supported only on the CPU; a CUDA device stores 16 bits: use f16"
+            );
+            Err(option("kv", problem))
+        }
+    }
+}
+
+/// Lays out the weights of a rank.
+pub(super) fn layout_of_rank(
+    checkpoint: &Checkpoint,
+    options: &ExecutorOptions,
+    stage: usize,
+    rank: usize,
+) -> Result<Layout, ModelError> {
+    let shard = Shard { rank, ranks: options.tensor_parallel };
+    let activation = options.activations.unwrap_or_else(|| activation_of(checkpoint));
+    let layers = shard::stage_layers(checkpoint.config().layer_count, options.pipeline_parallel, stage);
+    Layout::new(checkpoint, shard, layers, activation)
+}
+
+/// Returns the sizes of a rank's steps and the ranges of its buffers.
+pub(super) fn workspace_of_rank(
+    checkpoint: &Checkpoint,
+    options: &ExecutorOptions,
+    layout: &Layout,
+    draws: bool,
+    multiprocessors: u32,
+) -> Result<(Sizes, WorkspaceOffsets), ModelError> {
+    let config = checkpoint.config();
+    let sizes = Sizes::new(config, &limits(config, options)?, layout);
+    let cuts = cuts(multiprocessors, &sizes, layout, 0, attention(options, config));
+    let widths = Widths::of_rank(layout, config);
+    let offsets = WorkspaceOffsets::new(&sizes, &cuts, &widths, options.tensor_parallel, draws);
+    Ok((sizes, offsets))
+}
+
+/// Returns the size of a rank's buffers in bytes, with the logits of the rank that draws.
+pub(super) fn workspace_bytes(sizes: &Sizes, offsets: &WorkspaceOffsets, config: &ModelConfig) -> usize {
+    let logits = sizes.logit_rows.saturating_mul(config.vocabulary_size) * 4;
+    offsets.bytes.saturating_add(if offsets.draw.is_some() { logits } else { 0 })
+}
+
+pub(super) fn attention(options: &ExecutorOptions, config: &ModelConfig) -> Attention {
+    match options.deterministic {
+        true => Attention::in_fixed_order(config.context_length),
+        false => Attention::Split,
+    }
+}
+
+pub(super) fn cuts(
+    multiprocessors: u32,
+    sizes: &Sizes,
+    layout: &Layout,
+    spare_page: u32,
+    attention: Attention,
+) -> Cuts {
+    let of = |layer: &LayerOffsets| {
+        blocks_per_split(layer.heads as u32, layer.kv_heads as u32, sizes.head_size as u32)
+    };
+    Cuts {
+        windows: sizes.windows.clone(),
+        blocks: multiprocessors * BLOCKS_PER_MULTIPROCESSOR,
+        blocks_per_split: layout.layers.iter().map(of).max().unwrap_or(1),
+        spare_page,
+        attention,
+    }
+}
+
+/// Returns the memory of a rank on a device with this much memory and this many multiprocessors.
+pub(crate) fn rank_plan(
+    checkpoint: &Checkpoint,
+    options: &ExecutorOptions,
+    [stage, rank]: [usize; 2],
+    memory_bytes: u64,
+    multiprocessors: u32,
+) -> Result<RankPlan, ModelError> {
+    let layout = layout_of_rank(checkpoint, options, stage, rank)?;
+    let draws = stage + 1 == options.pipeline_parallel && rank == 0;
+    let (sizes, offsets) = workspace_of_rank(checkpoint, options, &layout, draws, multiprocessors)?;
+    let memory = MemoryPlan {
+        weight_bytes: layout.bytes as u64,
+        activation_bytes: workspace_bytes(&sizes, &offsets, checkpoint.config()) as u64,
+        graph_bytes: spare(memory_bytes),
+        kv_bytes: 0,
+    };
+    Ok(RankPlan { memory, page_bytes: sizes.page_bytes() as u64, spare_pages: 1 })
+}
+
+/// Returns the size of a rank's buffers for rows of these widths, in bytes. It is for models that have no layout yet,
+/// whose attention runs in as many blocks as a grouped one with as many heads.
+pub(crate) fn workspace_of_widths(
+    widths: &Widths,
+    limits: &ExecutorLimits,
+    windows: Vec<Option<usize>>,
+    ranks: usize,
+    draws: bool,
+    multiprocessors: u32,
+) -> u64 {
+    let sizes = Sizes::of_limits(limits, windows, Vec::new(), widths.head_size);
+    let cuts = Cuts {
+        windows: sizes.windows.clone(),
+        blocks: multiprocessors * BLOCKS_PER_MULTIPROCESSOR,
+        blocks_per_split: 1,
+        spare_page: 0,
+        attention: Attention::Split,
+    };
+    let offsets = WorkspaceOffsets::new(&sizes, &cuts, widths, ranks, draws);
+    let logits = if draws { sizes.logit_rows.saturating_mul(widths.vocabulary).saturating_mul(4) } else { 0 };
+    offsets.bytes.saturating_add(logits) as u64
+}
+
+/// The weights that one rank holds of all layers, whatever it runs on.
+pub(in crate::executor) struct RankParts {
+    pub(in crate::executor) weights: Vec<PartialWeight>,
+    pub(in crate::executor) layers: Vec<LayerWidths>,
+    /// Number of tokens whose logits the rank computes.
+    pub(in crate::executor) tokens: usize,
+}
+
+/// A weight, and the part of it that a rank holds.
+pub(in crate::executor) struct PartialWeight {
+    pub(in crate::executor) name: String,
+    pub(in crate::executor) shape: Vec<usize>,
+    pub(in crate::executor) plan: ShardPlan,
+}
+
+/// The widths of a rank's part of a layer, in values.
+pub(in crate::executor) struct LayerWidths {
+    pub(in crate::executor) qkv: usize,
+    pub(in crate::executor) attended: usize,
+    pub(in crate::executor) gate_up: usize,
+    pub(in crate::executor) kv_heads: usize,
+}
+
+/// Returns the weights of a rank. Feed-forward blocks are divided in multiples of `run` values.
+pub(in crate::executor) fn parts_of_rank(
+    checkpoint: &Checkpoint,
+    shard: Shard,
+    run: usize,
+) -> Result<RankParts, ModelError> {
+    let config = checkpoint.config();
+    let layout = Layout::in_runs(checkpoint, shard, 0..config.layer_count, activation_of(checkpoint), run)?;
+    let outputs = |matrices: &[MatrixOffsets]| matrices.iter().map(|matrix| matrix.outputs).sum();
+    let widths = |layer: &LayerOffsets| LayerWidths {
+        qkv: outputs(&layer.qkv),
+        attended: layer.heads * config.head_size,
+        gate_up: outputs(&layer.gate_up),
+        kv_heads: layer.kv_heads,
+    };
+    let layers = layout.layers.iter().map(widths).collect();
+    let tokens = layout.exit.as_ref().map_or(0, |exit| exit.head.matrix.outputs);
+    let weight = |load: Load| PartialWeight { name: load.name, shape: load.shape, plan: load.plan };
+    Ok(RankParts { weights: layout.loads.into_iter().map(weight).collect(), layers, tokens })
+}

@@ -1,0 +1,145 @@
+//! The memory that the ranks of a model take on the CPU, computed without loading the weights.
+//!
+//! Invariant: an executor allocates what these functions return. They read shapes and formats, and no values.
+
+use skep_kernels::matmul::PackedMatrix;
+
+use super::cuda::estimate::{LayerWidths, PartialWeight, parts_of_rank};
+use super::cuda::workspace::Widths;
+use super::limits::limits;
+use super::rank::{activation_bytes, kv_bytes};
+use super::sharded::shared_bytes;
+use super::{ExecutorLimits, ExecutorOptions, StepLogits, option};
+use crate::batch::PAGE_TOKENS;
+use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::layers::attention::Attention;
+use crate::layers::compute::RowWidths;
+use crate::layers::mlp::Mlp;
+use crate::memory_plan::{MemoryPlan, RankPlan};
+use crate::models::transformer::row_widths;
+use crate::shard::{self, Shard, ShardPlan};
+
+/// Returns the memory that all ranks of a model take together on the CPU, where they share it.
+pub(crate) fn cpu_plan(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<RankPlan, ModelError> {
+    let (ranks, stages) = (options.tensor_parallel, options.pipeline_parallel);
+    let config = checkpoint.config();
+    let page = ExecutorOptions { kv_tokens: Some(PAGE_TOKENS), ..*options };
+    let limits = limits(config, &page)?;
+    let mut plan = MemoryPlan {
+        activation_bytes: shared_bytes(config, &limits, ranks, stages),
+        ..MemoryPlan::default()
+    };
+    let mut page_bytes = 0u64;
+    for rank in 0..ranks {
+        let parts = parts_of_rank(checkpoint, Shard { rank, ranks }, 1)?;
+        plan.weight_bytes = plan.weight_bytes.saturating_add(weight_bytes(checkpoint, &parts.weights)?);
+        let kv_heads = parts.layers.iter().map(|layer| layer.kv_heads);
+        page_bytes = page_bytes.saturating_add(kv_bytes(kv_heads, &limits, options, config.head_size)?);
+        for stage in 0..stages {
+            // An executor chooses the layers of a stage by measured times; here, they are as many in each stage.
+            let layers = &parts.layers[shard::stage_layers(config.layer_count, stages, stage)];
+            let partial = if ranks > 1 && stage + 1 == stages { parts.tokens } else { 0 };
+            let bytes = activation_bytes(widths(config, layers), partial, &limits);
+            plan.activation_bytes = plan.activation_bytes.saturating_add(bytes);
+        }
+    }
+    Ok(RankPlan { memory: plan, page_bytes, spare_pages: 0 })
+}
+
+fn widths(config: &ModelConfig, layers: &[LayerWidths]) -> RowWidths {
+    let widths = layers
+        .iter()
+        .map(|layer| (Attention::widths_of(layer.qkv, layer.attended), Mlp::widths_of(layer.gate_up)));
+    row_widths(config.hidden_size, config.head_size / 2, widths)
+}
+
+/// Returns the size of the packed weights of a rank.
+fn weight_bytes(checkpoint: &Checkpoint, weights: &[PartialWeight]) -> Result<u64, ModelError> {
+    let mut bytes = 0u64;
+    for PartialWeight { name, shape, plan } in weights {
+        let dtype = checkpoint.tensor(name)?.dtype;
+        let rows = plan.rows(shape[0]);
+        let taken = match (shape.get(1), plan) {
+            // Vectors are kept as f32.
+            (None, _) => rows.checked_mul(4),
+            (Some(_), ShardPlan::Columns(range)) => PackedMatrix::packed_len(dtype, rows, range.len()),
+            (Some(columns), _) => PackedMatrix::packed_len(dtype, rows, *columns),
+        };
+        let taken = taken.ok_or_else(|| ModelError::tensor(name.as_str(), "its size overflows"))?;
+        bytes = bytes.saturating_add(taken as u64);
+    }
+    Ok(bytes)
+}
+
+/// Returns the limits of the steps that `options` ask for.
+pub(crate) fn step_limits(
+    context_length: usize,
+    vocabulary_size: usize,
+    options: &ExecutorOptions,
+) -> Result<ExecutorLimits, ModelError> {
+    if context_length == 0 || vocabulary_size == 0 {
+        return Err(option("context", "is empty".to_owned()));
+    }
+    Ok(ExecutorLimits {
+        max_batch_tokens: options.max_batch_tokens,
+        step_tokens: options.max_batch_tokens,
+        max_logit_rows: options.max_logit_rows,
+        max_sequences: options.max_sequences,
+        page_count: 1,
+        context_length,
+        vocabulary_size,
+    })
+}
+
+/// Returns the size of the buffers of a rank on the CPU for rows of these widths. It is for models that have no
+/// layout yet.
+pub(crate) fn cpu_buffers_of_widths(widths: &Widths, limits: &ExecutorLimits) -> u64 {
+    let layer = (Attention::widths_of(widths.qkv, widths.attended), Mlp::widths_of(2 * widths.gated));
+    let rows = row_widths(widths.hidden, widths.head_size / 2, std::iter::once(layer));
+    activation_bytes(rows, 0, limits).saturating_add(StepLogits::byte_len(limits))
+}
+
+#[cfg(test)]
+mod tests {
+    use skep_kernels::{DType, Isa};
+
+    use super::*;
+    use crate::executor::fixture::{MODELS, folder, options};
+    use crate::executor::{KvDtype, ModelWeights};
+
+    #[test]
+    fn plans_on_the_cpu_are_those_of_the_executors() {
+        for name in MODELS {
+            let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+            for (tensor_parallel, pipeline_parallel, kv) in
+                [(1, 1, KvDtype::F32), (2, 1, KvDtype::F16), (1, 2, KvDtype::I8), (2, 2, KvDtype::F16)]
+            {
+                let options =
+                    ExecutorOptions { tensor_parallel, pipeline_parallel, kv, ..options(Isa::detect()) };
+                let executor = ModelWeights::load(&checkpoint, &options).unwrap().executor(options).unwrap();
+                let planned = cpu_plan(&checkpoint, &options).unwrap();
+                let pages = executor.limits().page_count as u64;
+                let kv_bytes = pages * planned.page_bytes;
+                assert_eq!(
+                    *executor.plan(),
+                    MemoryPlan { kv_bytes, ..planned.memory },
+                    "{name} in {tensor_parallel} × {pipeline_parallel} ranks"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn quantized_weights_are_planned_as_they_are_packed() {
+        let config = ModelConfig { qkv_bias: true, ..ModelConfig::shape("tiny").unwrap() };
+        for dtype in DType::ALL {
+            let checkpoint = Checkpoint::synthetic(config.clone(), dtype).unwrap();
+            let options = options(Isa::detect());
+            let planned = cpu_plan(&checkpoint, &options).unwrap();
+            let weights = ModelWeights::load(&checkpoint, &options).unwrap();
+            assert_eq!(planned.memory.weight_bytes, weights.bytes, "{dtype}");
+        }
+    }
+}
