@@ -30,3 +30,4 @@ pub mod server_options;
 mod source_watch;
 pub mod style;
 pub mod traces;
+mod upstreams;

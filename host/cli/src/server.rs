@@ -25,6 +25,7 @@ use crate::data_lock::DataLock;
 use crate::device_flag::{kernel_folders, report_fallback};
 use crate::progress::{Progress, Silent};
 use crate::server_options::{DataDir, ServerOptions};
+use crate::upstreams::VaultKeys;
 
 /// The name under which the agents that a host is started with are deployed.
 pub(crate) const DEPLOYER: &str = "operator";
@@ -91,11 +92,11 @@ pub async fn start_with(
         DataDir::InMemory => None,
     };
     let runtime = RuntimeOptions { artifact_dir, key_file, ..options.runtime };
-    let parts = HostParts {
-        tool_servers: options.tool_servers,
-        ..HostParts::new(store.clone(), ModelSet::new(engine))
-    };
+    let vault = VaultKeys::default();
+    let models = options.remote.add_to(ModelSet::new(engine), &runtime.prices, &vault)?;
+    let parts = HostParts { tool_servers: options.tool_servers, ..HostParts::new(store.clone(), models) };
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
+    vault.open(host.secret_reader());
     for agent in agents {
         let name = agent.manifest.name.as_str().to_owned();
         host.deploy(agent.manifest, agent.component, DEPLOYER)

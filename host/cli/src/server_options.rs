@@ -16,6 +16,7 @@ use skep_runtime::{RuntimeOptions, ToolServer};
 use skep_store::Durability;
 
 use crate::catalog;
+use crate::upstreams::RemoteOptions;
 
 /// Options of a host.
 #[derive(Debug, Clone)]
@@ -36,6 +37,8 @@ pub struct ServerOptions {
     /// MCP servers whose tools agents call, by name.
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
     pub gateway: GatewayOptions,
+    /// Models of other servers, and routes.
+    pub remote: RemoteOptions,
     pub auth: AuthOptions,
     pub rates: RateOptions,
 }
@@ -71,6 +74,7 @@ impl Default for ServerOptions {
             runtime: RuntimeOptions::default(),
             tool_servers: BTreeMap::new(),
             gateway: GatewayOptions::default(),
+            remote: RemoteOptions::default(),
             auth: AuthOptions::default(),
             rates: RateOptions::default(),
         }

@@ -61,7 +61,6 @@ pub struct UpstreamModelOptions {
     /// Maximum number of tokens of an answer.
     pub max_output: Option<usize>,
     pub capabilities: Capabilities,
-    pub prices: Option<Prices>,
 }
 
 impl UpstreamModelOptions {
@@ -72,7 +71,6 @@ impl UpstreamModelOptions {
             context_length: None,
             max_output: None,
             capabilities: Capabilities::default(),
-            prices: None,
         }
     }
 

@@ -14,8 +14,10 @@ mod mcp;
 mod number;
 mod outbound;
 mod prices;
+mod route;
 mod sessions;
 mod tenants;
+mod upstream;
 mod webhook;
 
 use std::collections::BTreeMap;
@@ -45,9 +47,11 @@ pub use mcp::McpConfig;
 use number::number;
 use outbound::OutboundConfig;
 use prices::PricesConfig;
+pub use route::{KnownModels, RouteConfig};
 use sessions::SessionsConfig;
 use tenants::TenantConfig;
 pub use tenants::rates_of_open_host;
+pub use upstream::UpstreamConfig;
 pub use webhook::WebhookConfig;
 
 /// Maximum total size of stored data.
@@ -93,6 +97,10 @@ pub struct Config {
     /// Prices of models, by name.
     pub prices: BTreeMap<String, PricesConfig>,
     pub telemetry: TelemetryConfig,
+    /// Servers that compute models.
+    pub upstream: Vec<UpstreamConfig>,
+    /// Names for several models.
+    pub route: Vec<RouteConfig>,
     /// Webhooks that events are sent to.
     pub webhook: Vec<WebhookConfig>,
 }
@@ -313,6 +321,8 @@ impl Config {
         self.batch.apply(&mut options.runtime.batch);
         self.outbound.apply(&mut options.runtime);
         webhook::apply(&self.webhook, &mut options.runtime)?;
+        options.remote.upstreams.clone_from(&self.upstream);
+        options.remote.routes.clone_from(&self.route);
         options.runtime.ceilings = self.limits.over(&options.runtime.ceilings);
         Ok(())
     }

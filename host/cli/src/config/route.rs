@@ -67,10 +67,10 @@ impl RouteConfig {
 
     fn read(&self, known: &KnownModels, local_only: Option<LocalOnly>) -> Result<RouteOptions> {
         if self.models.is_empty() {
-            bail!("it has no models\nhint: add [[route.models]] with model = \"…\" below it");
+            bail!("it has no models\n  hint: add [[route.models]] with model = \"…\" below it");
         }
         if known.contains_key(&self.name) {
-            bail!("a model has this name, too\nhint: choose another name for the route");
+            bail!("a model has this name, too\n  hint: choose another name for the route");
         }
         let members: Result<Vec<_>> = self.models.iter().map(|model| model.member(known)).collect();
         Ok(RouteOptions {
@@ -92,7 +92,7 @@ impl RouteModelConfig {
         let name = &self.model;
         let Some((model, prices)) = known.get(name) else {
             let names = known.keys().cloned().collect::<Vec<_>>().join(", ");
-            bail!("no model is called {name:?}\nhint: the models are: {names}");
+            bail!("no model is called {name:?}\n  hint: the models are: {names}");
         };
         if self.max_price.is_some_and(|price| !price.is_finite() || price < 0.0) {
             bail!("max_price of {name:?} must not be negative");

@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, bail};
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use skep_providers::{
-    BreakerOptions, Capabilities, Key, KeySource, LimitOptions, Prices, RetryOptions, StructuredOutput,
-    Timeouts, UpstreamKind, UpstreamModelOptions, UpstreamOptions,
+    BreakerOptions, Capabilities, Key, KeySource, LimitOptions, RetryOptions, StructuredOutput, Timeouts,
+    UpstreamKind, UpstreamModelOptions, UpstreamOptions,
 };
 
 use super::number::number;
@@ -87,8 +87,6 @@ pub struct UpstreamModelConfig {
     pub structured: Option<StructuredConfig>,
     /// Whether the model gets its earlier reasoning again.
     pub reasoning: Option<bool>,
-    /// Prices for a million tokens.
-    pub prices: Option<PricesConfig>,
 }
 
 /// The server's means of giving an answer a form.
@@ -98,15 +96,6 @@ pub enum StructuredConfig {
     JsonSchema,
     Tool,
     None,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PricesConfig {
-    pub input: f64,
-    /// The same as `input` by default.
-    pub cached_input: Option<f64>,
-    pub output: f64,
 }
 
 /// Returns the source of a key in the host's vault.
@@ -125,10 +114,10 @@ impl UpstreamConfig {
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<UpstreamOptions> {
         if self.models.is_empty() {
-            bail!("it has no models\nhint: add [[upstream.models]] with name = \"…\" below it");
+            bail!("it has no models\n  hint: add [[upstream.models]] with name = \"…\" below it");
         }
         let key = self.key(secrets, variable)?;
-        let models: Result<Vec<_>> = self.models.iter().map(UpstreamModelConfig::options).collect();
+        let models = self.models.iter().map(UpstreamModelConfig::options).collect();
         let ms = |value: Option<u64>, default: Duration| value.map_or(default, Duration::from_millis);
         let mut options = UpstreamOptions::new(&self.name, self.kind.into(), &self.url);
         let LimitOptions { max_in_flight, max_wait, .. } = options.limits;
@@ -155,7 +144,7 @@ impl UpstreamConfig {
             max_cool_down: max_cool_down.max(cool_down),
         };
         options.key = key;
-        options.models = models?;
+        options.models = models;
         options.check()?;
         Ok(options)
     }
@@ -171,13 +160,13 @@ impl UpstreamConfig {
                 Some(name) if !name.is_empty() => Ok(Some(secrets(name))),
                 // The value is not repeated, because it may be the key itself.
                 _ => bail!(
-                    "key must be \"secret:NAME\", the name of a secret of the host\nhint: store the key with \
+                    "key must be \"secret:NAME\", the name of a secret of the host\n  hint: store the key with \
                      `skep secret set NAME --to ORIGIN`, or name an environment variable with key_env"
                 ),
             },
             (None, Some(name)) => {
                 let text = variable(name).with_context(|| {
-                    format!("key_env names the environment variable {name:?}, which is not set\nhint: export {name}=…")
+                    format!("key_env names the environment variable {name:?}, which is not set\n  hint: export {name}=…")
                 })?;
                 let valid = Key::new(&text).map_err(|problem| anyhow::anyhow!("key_env {name:?}: {problem}"));
                 valid.map(|_| Some(Arc::new(EnvironmentKey(name.clone())) as Arc<dyn KeySource>))
@@ -188,15 +177,9 @@ impl UpstreamConfig {
 }
 
 impl UpstreamModelConfig {
-    fn options(&self) -> Result<UpstreamModelOptions> {
+    fn options(&self) -> UpstreamModelOptions {
         let Capabilities { tools, structured, reasoning } = Capabilities::default();
-        let prices = self.prices.map(Prices::from);
-        if prices.is_some_and(|Prices { input, cached_input, output }| {
-            [input, cached_input, output].iter().any(|price| !price.is_finite() || *price < 0.0)
-        }) {
-            bail!("the prices of {:?} must not be negative", self.name);
-        }
-        Ok(UpstreamModelOptions {
+        UpstreamModelOptions {
             name: self.name.clone(),
             remote_name: self.remote_name.clone(),
             context_length: self.context_length,
@@ -206,8 +189,7 @@ impl UpstreamModelConfig {
                 structured: self.structured.map_or(structured, StructuredOutput::from),
                 reasoning: self.reasoning.unwrap_or(reasoning),
             },
-            prices,
-        })
+        }
     }
 }
 
@@ -228,13 +210,6 @@ impl From<StructuredConfig> for StructuredOutput {
             StructuredConfig::Tool => StructuredOutput::Tool,
             StructuredConfig::None => StructuredOutput::None,
         }
-    }
-}
-
-impl From<PricesConfig> for Prices {
-    fn from(prices: PricesConfig) -> Self {
-        let PricesConfig { input, cached_input, output } = prices;
-        Prices { input, cached_input: cached_input.unwrap_or(input), output }
     }
 }
 
@@ -273,12 +248,11 @@ mod tests {
     const MODEL: &str = "[[models]]\nname = \"m\"\n";
 
     #[test]
-    fn an_upstream_is_read_with_its_limits_models_and_prices() {
+    fn an_upstream_is_read_with_its_limits_and_models() {
         let text = "name = \"cloud\"\nkind = \"workers-ai\"\nurl = \"https://a.example\"\nkey = \"secret:OPENAI\"\n\
             requests_per_minute = 60\ntokens_per_minute = 100000\nmax_in_flight = 8\nfirst_token_ms = 1500\n\
             attempts = 2\nbreaker_failures = 9\n[[models]]\nname = \"big\"\nremote_name = \"@cf/big\"\n\
-            context_length = 1000\nmax_output = 100\nstructured = \"tool\"\nreasoning = true\n\
-            prices = { input = 0.5, output = 2 }\n";
+            context_length = 1000\nmax_output = 100\nstructured = \"tool\"\nreasoning = true\n";
         let read = options(text).expect("valid");
         assert_eq!((read.kind, read.key.is_some()), (UpstreamKind::WorkersAi, true));
         assert_eq!((read.limits.requests_per_minute, read.limits.max_in_flight), (Some(60), 8));
@@ -288,7 +262,6 @@ mod tests {
         assert_eq!((model.remote_name(), model.context_length), ("@cf/big", Some(1000)));
         assert_eq!(model.capabilities.structured, StructuredOutput::Tool);
         assert!(model.capabilities.tools && model.capabilities.reasoning);
-        assert_eq!(model.prices, Some(Prices { input: 0.5, cached_input: 0.5, output: 2.0 }));
         let defaults = options(&format!("{BEGINNING}{MODEL}")).expect("valid");
         assert_eq!((defaults.timeouts, defaults.limits), (Timeouts::default(), LimitOptions::default()));
         options(&format!("{BEGINNING}key_env = \"SET\"\n{MODEL}")).expect("valid");
@@ -311,7 +284,6 @@ mod tests {
             (format!("{BEGINNING}attempts = 0\n{MODEL}"), "it must be between 1 and 100"),
             (format!("{BEGINNING}timeout = 1\n{MODEL}"), "unknown field `timeout`"),
             (format!("{BEGINNING}{MODEL}{MODEL}"), "two models are called \"m\""),
-            (format!("{BEGINNING}{MODEL}prices = {{ input = -1, output = 1 }}"), "must not be negative"),
             (format!("{}{MODEL}", BEGINNING.replace("openai", "other")), "unknown variant `other`"),
             (format!("{}{MODEL}", BEGINNING.replace("https", "ftp")), "neither https:// nor http://"),
         ] {

@@ -33,7 +33,7 @@ pub struct Conditions {
     /// The tenants whose requests the model gets.
     pub tenants: Option<Vec<String>>,
     /// The highest price of a request, in the currency of the prices. It is estimated as if nothing of the prompt
-    /// were cached. A model without prices costs nothing.
+    /// were cached. A model without prices gets no request then.
     pub max_price: Option<f64>,
 }
 
@@ -72,9 +72,14 @@ impl Member {
             return Some(format!("it does not serve the tenant {tenant:?}"));
         }
         let output = options.max_tokens.unwrap_or(EXPECTED_OUTPUT);
-        let price = self.prices.map_or(0.0, |prices| prices.of(prompt_tokens, output));
-        if max_price.is_some_and(|most| price > most) {
-            return Some(format!("the request would cost about {price}, more than its max_price"));
+        if let Some(most) = max_price {
+            let Some(prices) = self.prices else {
+                return Some("it has a max_price, and its price is unknown".to_owned());
+            };
+            let price = prices.of(prompt_tokens, output);
+            if price > *most {
+                return Some(format!("the request would cost about {price}, more than its max_price"));
+            }
         }
         self.model.check(options).err().map(|error| error.to_string())
     }

@@ -143,6 +143,7 @@ async fn conditions_decide_who_is_asked() {
         with("tenant", Conditions { tenants: Some(vec!["acme".into()]), ..Conditions::default() }),
         with("long", Conditions { min_prompt_tokens: Some(100), ..Conditions::default() }),
         priced,
+        with("unpriced", Conditions { max_price: Some(1e9), ..Conditions::default() }),
         member("no-tools", &server, |model| model.capabilities.tools = false),
         member("any", &server, |_| ()),
     ];

@@ -46,6 +46,11 @@ impl Rate {
         Amount::of_units(u128::from(self.0) * u128::from(tokens))
     }
 
+    /// Returns the price of a million tokens as a number, for comparisons and not for sums.
+    pub fn as_f64(self) -> f64 {
+        self.0 as f64 / MICROS as f64
+    }
+
     /// Returns the number of tokens that an amount pays for.
     pub(crate) fn tokens_for(self, amount: Amount) -> u64 {
         let tokens = amount.units().checked_div(self.0.into()).unwrap_or(u128::MAX);

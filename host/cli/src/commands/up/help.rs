@@ -101,7 +101,7 @@ All settings:
   [[upstream]]
              name, kind (\"openai\", \"anthropic\", \"workers-ai\"), url,
              key (\"secret:NAME\") or key_env, models (name, remote_name,
-             context_length, max_output, tools, structured, reasoning, prices),
+             context_length, max_output, tools, structured, reasoning),
              requests_per_minute, tokens_per_minute, max_in_flight, max_wait_ms,
              connect_ms, first_token_ms, idle_ms, attempts, breaker_failures,
              breaker_cool_down_ms: a server whose models are UPSTREAM/MODEL
