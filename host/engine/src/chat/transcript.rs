@@ -258,7 +258,7 @@ fn answer(outcome: &ChatOutcome) -> ChatMessage {
     ChatMessage {
         tool_calls: outcome.tool_calls.clone(),
         reasoning: Some(outcome.reasoning.clone()).filter(|reasoning| !reasoning.is_empty()),
-        raw: Some(outcome.raw.clone()).filter(|_| !outcome.prompt.is_empty()),
+        raw: Some(outcome.raw.clone()),
         ..ChatMessage::assistant(outcome.text.clone())
     }
 }
