@@ -55,6 +55,8 @@ mod metrics;
 mod model_hub;
 /// Plans of a model's memory, printed by the binary.
 mod model_plan;
+/// Several models in one host: loads, unloads and aliases.
+mod model_set;
 /// Pulls of models, and the cache that they fill.
 mod models;
 /// The official Python client against the routes.

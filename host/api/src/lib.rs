@@ -55,7 +55,7 @@ pub use key::{Key, NewKey, Role};
 pub use log::{LogLevel, LogLine};
 pub use mcp_server::{McpServer, McpState, McpTool};
 pub use message::{Message, MessagePage, NumberedMessage, SendMessage};
-pub use model::Model;
+pub use model::{ChangeModel, Model, ModelAction, ModelDetails, SamplingDefaults};
 pub use page::{
     ApprovalList, DeadLetterPage, EventPage, KeyList, List, LogLineList, McpServerList, ModelList, Page,
     SchedulePage, SecretList, SessionPage, VersionList, WebhookPage,

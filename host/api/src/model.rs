@@ -22,4 +22,82 @@ pub struct Model {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub description: Option<String>,
+    /// State and defaults of the model on this host; agents do not have them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub skep: Option<ModelDetails>,
+}
+
+/// The state of a model, and what requests get that set nothing themselves.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ModelDetails {
+    /// `unloaded`, `loading`, `loaded`, `unloading`, `failed`, or `remote` for a model of another server.
+    pub state: String,
+    /// The current step of a load, or why the last one failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub message: Option<String>,
+    /// The finished part of the current step of a load, if its size is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub percent: Option<u8>,
+    /// Whether requests without a model get this one.
+    pub is_default: bool,
+    /// Other names of the model.
+    pub aliases: Vec<String>,
+    /// Sampling parameters of requests that set none. They are known once the model has been loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub sampling: Option<SamplingDefaults>,
+}
+
+/// Sampling parameters of requests that set none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SamplingDefaults {
+    pub temperature: f32,
+    pub top_p: f32,
+    /// 0 keeps all tokens.
+    pub top_k: u32,
+    pub min_p: f32,
+    pub repetition_penalty: f32,
+}
+
+/// A change of a model while the host runs.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeModel {
+    /// Name or alias of the model.
+    pub model: String,
+    pub action: ModelAction,
+    /// With `alias`: the name that is pointed at the model until the host stops.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub alias: Option<String>,
+    /// Whether the answer comes only once the model is loaded or unloaded.
+    #[serde(default)]
+    pub wait: bool,
+    /// With `unload`: the time in seconds that requests and turns which use the model may go on; by default 30.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, maximum = 86400)]
+    pub drain_s: Option<u64>,
+}
+
+/// The change that is made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelAction {
+    #[default]
+    Load,
+    Unload,
+    Alias,
+}
+
+impl ModelAction {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ModelAction::Load => "load",
+            ModelAction::Unload => "unload",
+            ModelAction::Alias => "alias",
+        }
+    }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
-use skep_engine::{Engine, EngineOptions, ModelSet};
+use skep_engine::{Engine, EngineOptions};
 use skep_gateway::{GatewayOptions, RateLimiter};
 use skep_model::{ExecutorOptions, LoadedModel, ModelError};
 use skep_runtime::{AgentHost, HostParts, RuntimeOptions};
@@ -19,11 +19,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::agent_source::AgentSource;
-use crate::catalog::{self, ModelInUse};
+use crate::catalog;
 use crate::config::rates_of_open_host;
 use crate::data_lock::DataLock;
 use crate::device_flag::{kernel_folders, report_fallback};
+use crate::local_models;
 use crate::progress::{Progress, Silent};
+use crate::recommended_sampling;
 use crate::server_options::{DataDir, ServerOptions};
 use crate::upstreams::VaultKeys;
 
@@ -38,8 +40,6 @@ pub struct RunningServer {
     store: Store,
     /// Held until everything else is closed.
     data_lock: Option<DataLock>,
-    /// Keeps others from deleting the model meanwhile.
-    _model_in_use: ModelInUse,
     drain: std::time::Duration,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<std::io::Result<()>>,
@@ -59,7 +59,8 @@ pub async fn start_with(
 ) -> Result<RunningServer> {
     let access = options.auth.at(options.listen.ip())?;
     let is_open = access.keys_required || !options.listen.ip().is_loopback();
-    let rates = if is_open { rates_of_open_host(options.rates) } else { options.rates };
+    let rates = options.rates.clone();
+    let rates = if is_open { rates_of_open_host(rates) } else { rates };
     let rates = Arc::new(RateLimiter::new(rates));
     // The port comes first, because a port in use is the most common failure and loading the model takes
     // longest.
@@ -74,14 +75,11 @@ pub async fn start_with(
         DataDir::Path(dir) => Some(DataLock::take(dir)?),
         DataDir::InMemory => None,
     };
-    let executor = ExecutorOptions { threads: options.threads, ..options.executor };
-    let engine_options = EngineOptions { meter: Some(rates.clone()), ..options.engine };
-    let (name, replicas) = (options.model, options.replicas);
-    let engine = tokio::task::spawn_blocking(move || {
-        let held = catalog::hold(&name, progress.as_ref())?;
-        anyhow::Ok((open_engine(&name, replicas, executor, engine_options, progress.as_ref())?, held))
-    });
-    let (engine, model_in_use) = engine.await.context("loading the model panicked")??;
+    let vault = VaultKeys::default();
+    let engine_options = EngineOptions { meter: Some(rates.clone()), ..options.engine.clone() };
+    let models = local_models::declare(&options, &engine_options, &progress)?;
+    let models = options.remote.add_to(models, &options.runtime.prices, &vault)?;
+    local_models::load_at_start(&options.local_models(), &models).await?;
     let store = open_store(&options.data, options.durability).await?;
     let artifact_dir = match &options.data {
         DataDir::Path(dir) => Some(dir.join("artifacts")),
@@ -92,8 +90,6 @@ pub async fn start_with(
         DataDir::InMemory => None,
     };
     let runtime = RuntimeOptions { artifact_dir, key_file, ..options.runtime };
-    let vault = VaultKeys::default();
-    let models = options.remote.add_to(ModelSet::new(engine), &runtime.prices, &vault)?;
     let parts = HostParts { tool_servers: options.tool_servers, ..HostParts::new(store.clone(), models) };
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
     vault.open(host.secret_reader());
@@ -112,17 +108,7 @@ pub async fn start_with(
     };
     let serving = tokio::spawn(skep_gateway::serve(listener, host.clone(), gateway, shutdown));
     let keys_required = access.keys_required;
-    Ok(RunningServer {
-        address,
-        keys_required,
-        host,
-        store,
-        data_lock,
-        _model_in_use: model_in_use,
-        drain,
-        stop,
-        serving,
-    })
+    Ok(RunningServer { address, keys_required, host, store, data_lock, drain, stop, serving })
 }
 
 /// Opens the engine of a model by name or path. The executor's options apply to each replica, except for the
@@ -134,7 +120,22 @@ pub fn open_engine(
     engine: EngineOptions,
     progress: &dyn Progress,
 ) -> Result<Engine> {
-    let model = catalog::resolve(name_or_path, progress)?;
+    open_engine_as(None, name_or_path, replicas, executor, engine, progress)
+}
+
+/// Opens the engine of a model like [`open_engine`], under another name.
+pub fn open_engine_as(
+    name: Option<&str>,
+    name_or_path: &str,
+    replicas: NonZeroUsize,
+    executor: ExecutorOptions,
+    engine: EngineOptions,
+    progress: &dyn Progress,
+) -> Result<Engine> {
+    let resolved = catalog::resolve(name_or_path, progress)?;
+    let recommended = recommended_sampling::of(&resolved.name);
+    let name = name.map_or_else(|| resolved.name.clone(), str::to_owned);
+    let model = catalog::ResolvedModel { name, ..resolved };
     let step = progress.begin(&format!("loading {}", model.name), None);
     let executor = ExecutorOptions {
         kernels: kernel_folders()?,
@@ -145,10 +146,13 @@ pub fn open_engine(
         ..executor
     };
     let loaded = LoadedModel::open_replicas(&model.name, &model.path, executor, replicas);
-    let loaded = loaded.map_err(|error| match error {
+    let mut loaded = loaded.map_err(|error| match error {
         ModelError::Option { option, problem } => anyhow!("{}: {problem}", setting(&option)),
         error => anyhow!(error).context(format!("cannot load {}", model.path.display())),
     })?;
+    for replica in &mut loaded {
+        replica.sampling = replica.sampling.take().or_else(|| recommended.clone());
+    }
     report_fallback(&model.name, loaded.first().and_then(|model| model.fallback.as_deref()));
     let engine =
         Engine::start_replicas(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use skep_engine::EngineOptions;
@@ -16,6 +17,7 @@ use skep_runtime::{RuntimeOptions, ToolServer};
 use skep_store::Durability;
 
 use crate::catalog;
+use crate::local_models::ModelOptions;
 use crate::upstreams::RemoteOptions;
 
 /// Options of a host.
@@ -27,6 +29,11 @@ pub struct ServerOptions {
     pub durability: Durability,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path.
     pub model: String,
+    /// The host's models, if there are several or one with settings of its own; `model` is then unused. The first is
+    /// the default unless another one says that it is.
+    pub models: Vec<ModelOptions>,
+    /// Time that a request waits for its model to be loaded.
+    pub load_wait: Option<Duration>,
     /// Threads for the model's computation, over all replicas; `None` is one per physical core.
     pub threads: Option<usize>,
     /// Engines of the same model, each with its own KV cache of `executor.kv_tokens` and its share of the threads.
@@ -67,6 +74,8 @@ impl Default for ServerOptions {
             data: DataDir::InMemory,
             durability: Durability::default(),
             model: catalog::DEFAULT_MODEL.to_owned(),
+            models: Vec::new(),
+            load_wait: None,
             threads: None,
             replicas: NonZeroUsize::MIN,
             executor: ExecutorOptions { device: DeviceChoice::Auto, ..ExecutorOptions::default() },
@@ -77,6 +86,16 @@ impl Default for ServerOptions {
             remote: RemoteOptions::default(),
             auth: AuthOptions::default(),
             rates: RateOptions::default(),
+        }
+    }
+}
+
+impl ServerOptions {
+    /// Returns the models of the host.
+    pub fn local_models(&self) -> Vec<ModelOptions> {
+        match self.models.is_empty() {
+            true => vec![ModelOptions::of(&*self.model)],
+            false => self.models.clone(),
         }
     }
 }

@@ -55,7 +55,7 @@ impl RemoteOptions {
     pub fn add_to(&self, mut models: ModelSet, prices: &PriceList, vault: &VaultKeys) -> Result<ModelSet> {
         let priced =
             |model: &Model| (model.name().to_owned(), (model.clone(), price_of(prices, model.name())));
-        let mut known: KnownModels = models.iter().map(priced).collect();
+        let mut known: KnownModels = models.for_routes().iter().map(priced).collect();
         let mut names: BTreeMap<&str, ()> = BTreeMap::new();
         for upstream in &self.upstreams {
             if names.insert(&upstream.name, ()).is_some() {

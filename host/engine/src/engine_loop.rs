@@ -41,6 +41,10 @@ pub(crate) enum Command {
     Abort {
         done: oneshot::Sender<()>,
     },
+    /// Ends every request and the loop, and notifies `done` once the executor is freed.
+    Stop {
+        done: oneshot::Sender<()>,
+    },
 }
 
 pub(crate) struct EngineLoop {
@@ -53,6 +57,8 @@ pub(crate) struct EngineLoop {
     health: Arc<Health>,
     next_id: u64,
     drains: Vec<oneshot::Sender<()>>,
+    /// Callers that want the loop to end.
+    stops: Vec<oneshot::Sender<()>>,
 }
 
 impl EngineLoop {
@@ -73,13 +79,25 @@ impl EngineLoop {
         let context = Arc::new(context);
         let health = view.health.clone();
         let lookahead = Lookahead::default();
-        let drains = Vec::new();
-        EngineLoop { executor, scheduler, speculator, lookahead, masks, context, health, next_id: 0, drains }
+        let (drains, stops) = (Vec::new(), Vec::new());
+        let next_id = 0;
+        EngineLoop {
+            executor,
+            scheduler,
+            speculator,
+            lookahead,
+            masks,
+            context,
+            health,
+            next_id,
+            drains,
+            stops,
+        }
     }
 
-    /// Runs until all handles are dropped.
+    /// Runs until all handles are dropped, or one of them stops it.
     pub fn run(mut self, commands: Receiver<Command>) {
-        while self.take_commands(&commands) {
+        while self.take_commands(&commands) && self.stops.is_empty() {
             self.scheduler.end_interrupted(Instant::now());
             self.scheduler.admit();
             let mut plan = self.scheduler.plan();
@@ -94,6 +112,14 @@ impl EngineLoop {
         }
         self.scheduler.abort(|| EngineError::ShuttingDown);
         self.scheduler.record_load();
+        self.context.telemetry.record_end();
+        let stops = std::mem::take(&mut self.stops);
+        // Requests that arrive from here on find the loop gone.
+        drop((self, commands));
+        for done in stops {
+            // A receiver that no longer waits does not need the notification.
+            let _ = done.send(());
+        }
     }
 
     /// Takes the queued commands, and waits for one when there is nothing else to do. Returns false when no
@@ -154,6 +180,7 @@ impl EngineLoop {
                 self.scheduler.submit(Sequence::new(id, *submission, &self.context));
             }
             Command::Drain { done } => self.drains.push(done),
+            Command::Stop { done } => self.stops.push(done),
             Command::Abort { done } => {
                 self.scheduler.abort(|| EngineError::ShuttingDown);
                 self.drains.push(done);

@@ -25,6 +25,12 @@ pub enum EngineError {
     /// No engine serves a model of this name.
     #[error("no model is called `{name}`; available models: {}", known.join(", "))]
     ModelUnknown { name: String, known: Vec<String> },
+    /// The model is being loaded, and the request did not wait any longer.
+    #[error("the model {name} is being loaded ({progress}); try again in {retry_after_ms} ms")]
+    ModelLoading { name: String, retry_after_ms: u32, progress: String },
+    /// The model is not loaded, and its last load failed or nobody has asked for one.
+    #[error("the model {name} is not loaded: {why}")]
+    ModelUnloaded { name: String, why: String },
     /// The masks allowed output that the schema does not, and generating it again did not help.
     #[error(
         "{place} does not satisfy its schema: {reason}; {rolled_back} tokens were rolled back and regenerated without \
@@ -87,6 +93,8 @@ impl EngineError {
             EngineError::Constraint { .. } => "schema_invalid",
             EngineError::SchemaUnsatisfied { .. } => "schema_unsatisfied",
             EngineError::ModelUnknown { .. } => "model_unknown",
+            EngineError::ModelLoading { .. } => "model_loading",
+            EngineError::ModelUnloaded { .. } => "model_unloaded",
             EngineError::Truncated => "truncated",
             EngineError::Cancelled => "cancelled",
             EngineError::DeadlineExceeded => "deadline_exceeded",

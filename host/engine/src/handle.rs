@@ -22,6 +22,8 @@ use crate::{Constraint, EngineError, EngineOptions, EngineStats, GenerateRequest
 
 /// Replaces default deadlines that are too far away to be a point in time.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Interval between checks whether an engine that is being retired is still in use.
+const RETIRE_INTERVAL: Duration = Duration::from_millis(20);
 /// Retry delay when a loop's channel is full. A loop empties its channel before each step.
 const FULL_CHANNEL_MS: u32 = 50;
 
@@ -77,10 +79,11 @@ impl Engine {
             );
             return Err(EngineError::invalid("replicas", message));
         }
+        let context_length = options.context.unwrap_or(usize::MAX).min(limits.context_length);
         let info = ModelInfo {
             name: first.name.clone(),
             digest: first.digest.clone(),
-            context_length: limits.context_length,
+            context_length,
             vocabulary_size: limits.vocabulary_size,
             eos: first.config.eos.clone(),
             bos: first.config.bos,
@@ -90,6 +93,7 @@ impl Engine {
             memory: MemoryPlan::of_replicas(
                 models.iter().map(|model| (model.device.as_str(), model.executor.plan())),
             ),
+            sampling: first.sampling.clone().unwrap_or_default(),
             created_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
         let (tokenizer, template) = (first.tokenizer.clone(), first.template.clone());
@@ -101,7 +105,7 @@ impl Engine {
         let replicas: Vec<Replica> = replicas.collect::<Result<_, _>>()?;
         let views = replicas.iter().map(|replica| replica.view().clone()).collect();
         let shared = Shared {
-            sequence_limit: limits.context_length.min(limits.page_count.saturating_mul(PAGE_TOKENS)),
+            sequence_limit: context_length.min(limits.page_count.saturating_mul(PAGE_TOKENS)),
             info,
             tokenizer,
             template,
@@ -247,6 +251,24 @@ impl Engine {
     pub async fn drain(&self, deadline: Duration) {
         self.shared.draining.store(true, Ordering::Release);
         join_all(self.shared.replicas.iter().map(|replica| replica.drain(deadline))).await;
+    }
+
+    /// Returns whether anyone else has this engine, or it has requests.
+    pub(crate) fn is_in_use(&self) -> bool {
+        let stats = self.stats();
+        Arc::strong_count(&self.shared) > 1 || stats.running + stats.waiting > 0
+    }
+
+    /// Ends this engine: waits until nobody else has it and no request runs, and past the deadline ends the
+    /// requests that do, with `ShuttingDown`. Afterwards its threads are gone and its weights and pages are
+    /// freed, whoever still has a handle.
+    pub(crate) async fn retire(self, deadline: Duration) {
+        let ends = tokio::time::Instant::now() + deadline;
+        while self.is_in_use() && tokio::time::Instant::now() < ends {
+            tokio::time::sleep(RETIRE_INTERVAL).await;
+        }
+        self.drain(ends.saturating_duration_since(tokio::time::Instant::now())).await;
+        join_all(self.shared.replicas.iter().map(Replica::stop)).await;
     }
 }
 

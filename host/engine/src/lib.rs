@@ -59,7 +59,9 @@ pub use fairness::{TokenMeter, Weights};
 pub use handle::Engine;
 pub use model::{Model, RemoteInfo, RemoteModel, estimated_tokens};
 pub use model_info::ModelInfo;
-pub use model_set::ModelSet;
+pub use model_set::{
+    DEFAULT_LOAD_WAIT, LoadProgress, Loader, LocalModel, ModelSet, ModelState, ServedModel, check_name,
+};
 pub use options::{DraftLimits, EngineOptions, Routing, Speculation};
 pub use request::{
     Affinity, BeforeCalls, CallMarkup, CallableTool, Constraint, GenerateRequest, Priority, ToolCallForm,

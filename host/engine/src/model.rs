@@ -101,9 +101,12 @@ impl Model {
         }
     }
 
-    /// Returns the sampling parameters of a request that sets none.
+    /// Returns the sampling parameters of a request that sets none. Another server has its own.
     pub fn sampling(&self) -> Sampling {
-        Sampling::default()
+        match self {
+            Model::Local(engine) => engine.info().sampling.clone(),
+            Model::Remote(_) => Sampling::default(),
+        }
     }
 
     /// Returns the number of tokens that prompt and output may have together.

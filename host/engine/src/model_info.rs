@@ -1,6 +1,6 @@
 //! The properties of a running model that callers and request checks need, as fixed when its engine started.
 
-use skep_model::{MemoryPlan, ModelDigest};
+use skep_model::{MemoryPlan, ModelDigest, Sampling};
 
 /// The properties of the model that callers need.
 #[derive(Debug, Clone)]
@@ -18,5 +18,7 @@ pub struct ModelInfo {
     pub device: String,
     /// The memory of all replicas.
     pub memory: MemoryPlan,
+    /// The sampling parameters of a request that sets none.
+    pub sampling: Sampling,
     pub created_unix_s: u64,
 }

@@ -14,6 +14,8 @@ pub struct EngineOptions {
     pub max_queue: usize,
     /// Maximum number of sequences that run at the same time on each replica.
     pub max_sequences: usize,
+    /// Maximum number of tokens of a sequence, if it is to be less than the model's context.
+    pub context: Option<usize>,
     /// Token budget of one step: decodes come first, prefill chunks use what is left. A smaller budget keeps
     /// the time between tokens short while long prompts arrive.
     pub step_tokens: Option<usize>,
@@ -36,6 +38,7 @@ impl Default for EngineOptions {
         EngineOptions {
             max_queue: 256,
             max_sequences: 32,
+            context: None,
             step_tokens: None,
             step_target: None,
             default_deadline: Duration::from_secs(600),

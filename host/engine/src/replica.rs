@@ -119,6 +119,19 @@ impl Replica {
         }
     }
 
+    /// Ends the loop, and waits until its executor is freed.
+    pub async fn stop(&self) {
+        let (done, mut stopped) = oneshot::channel();
+        let mut command = Command::Stop { done };
+        // The channel is full only for moments, because a loop empties it before each step.
+        while let Err(mpsc::TrySendError::Full(returned)) = self.commands().try_send(command) {
+            command = returned;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // The sender is dropped if the loop was gone already.
+        let _ = (&mut stopped).await;
+    }
+
     fn commands(&self) -> &mpsc::SyncSender<Command> {
         self.commands.as_ref().expect("the channel is closed only while dropping")
     }

@@ -65,6 +65,7 @@ struct StepMetrics {
     batch_sequences: Histogram,
     running: Gauge,
     waiting: Gauge,
+    pages_total: Gauge,
     pages_used: Gauge,
     pages_cached: Gauge,
 }
@@ -136,6 +137,16 @@ impl Telemetry {
         }
     }
 
+    /// Clears the gauges of a replica that has ended.
+    pub fn record_end(&self) {
+        let metrics = self.step_metrics();
+        let load = [&metrics.running, &metrics.waiting];
+        let pages = [&metrics.pages_total, &metrics.pages_used, &metrics.pages_cached];
+        for gauge in load.into_iter().chain(pages) {
+            gauge.set(0.0);
+        }
+    }
+
     pub fn record_load(&self, running: usize, waiting: usize, pages_free: usize, pages_cached: usize) {
         self.current.running.store(running, Relaxed);
         self.current.waiting.store(waiting, Relaxed);
@@ -179,8 +190,10 @@ impl Telemetry {
     fn step_metrics(&self) -> &StepMetrics {
         self.steps_metrics.get_or_init(|| {
             let labels = [("model", self.model.clone()), ("replica", self.replica.clone())];
-            gauge!(metric::PAGES_TOTAL, &labels).set(self.current.pages_total.load(Relaxed) as f64);
+            let pages_total = gauge!(metric::PAGES_TOTAL, &labels);
+            pages_total.set(self.current.pages_total.load(Relaxed) as f64);
             StepMetrics {
+                pages_total,
                 batch_tokens: histogram!(metric::BATCH_TOKEN_COUNT, &labels),
                 batch_sequences: histogram!(metric::BATCH_SEQUENCE_COUNT, &labels),
                 running: gauge!(metric::RUNNING, &labels),

@@ -6,7 +6,7 @@ use axum::{
     extract::FromRequestParts,
     http::{StatusCode, request::Parts},
 };
-use skep_engine::{Affinity, Model};
+use skep_engine::{Affinity, ServedModel};
 use skep_runtime::{AgentName, ApiKey, Role, Tenant, plain_session, tenant_of};
 use std::num::NonZeroU32;
 
@@ -145,7 +145,7 @@ impl Caller {
     }
 
     /// Checks that the caller may use a model without an agent.
-    pub(crate) fn may_use(&self, gateway: &Gateway, model: &Model) -> Result<(), ApiError> {
+    pub(crate) fn may_use(&self, gateway: &Gateway, model: &ServedModel) -> Result<(), ApiError> {
         if self.is_narrow() {
             return Err(self.refuse_wide());
         }

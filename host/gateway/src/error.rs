@@ -112,6 +112,13 @@ impl From<EngineError> for ApiError {
         let (message, code) = (error.to_string(), error.code());
         match error {
             EngineError::Busy { retry_after_ms } => ApiError::busy(message, "busy", retry_after_ms),
+            EngineError::ModelLoading { retry_after_ms, .. } => {
+                let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message);
+                ApiError { retry_after_ms: Some(retry_after_ms), ..error }
+            }
+            EngineError::ModelUnloaded { .. } => {
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+            }
             EngineError::ContextOverflow { .. } => {
                 ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
             }

@@ -217,8 +217,8 @@ fn routes_of(gateway: Gateway) -> Router {
 fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
     use routes::{
         agents, ai_batches, ai_run, approvals, chat_completions, completions, events, health, held, keys,
-        logs, mcp_servers, messages, models, openapi_document, schedules, secrets, session_exports, sessions,
-        status, turns, usage, versions, webhooks,
+        logs, mcp_servers, messages, model_changes, models, openapi_document, schedules, secrets,
+        session_exports, sessions, status, turns, usage, versions, webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
     let import_limit = DefaultBodyLimit::max(session_exports::MAX_BYTES);
@@ -249,7 +249,7 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(webhooks::test))
         .routes(routes!(webhooks::dead_letters))
         .routes(routes!(webhooks::redeliver))
-        .routes(routes!(models::list))
+        .routes(routes!(models::list, model_changes::change))
         .routes(routes!(models::show))
         .routes(routes!(chat_completions::create))
         .routes(routes!(completions::create))

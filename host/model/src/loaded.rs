@@ -10,6 +10,7 @@ use crate::config::ModelConfig;
 use crate::digest::ModelDigest;
 use crate::error::ModelError;
 use crate::executor::{Executor, ExecutorOptions, PlacedExecutor};
+use crate::sampling::Sampling;
 use crate::tokenizer::Tokenizer;
 
 /// Everything that the engine needs to run a model.
@@ -19,6 +20,8 @@ pub struct LoadedModel {
     pub tokenizer: Arc<Tokenizer>,
     pub template: Arc<ChatTemplate>,
     pub digest: ModelDigest,
+    /// The sampling parameters that the model's authors recommend.
+    pub sampling: Option<Sampling>,
     pub executor: Box<dyn Executor>,
     /// Human-readable name of the device: `cpu`, or `cuda:0 (NVIDIA H200)`.
     pub device: String,
@@ -48,12 +51,14 @@ impl LoadedModel {
         let tokenizer = Arc::new(tokenizer);
         let template = Arc::new(checkpoint.chat_template()?.unwrap_or_else(ChatTemplate::chatml_default));
         let digest = ModelDigest::new(&checkpoint, &tokenizer, &template);
+        let sampling = checkpoint.sampling()?;
         let model = |PlacedExecutor { executor, device, fallback, .. }| LoadedModel {
             name: name.to_owned(),
             config: checkpoint.config().clone(),
             tokenizer: tokenizer.clone(),
             template: template.clone(),
             digest: digest.clone(),
+            sampling: sampling.clone(),
             executor,
             device,
             fallback,

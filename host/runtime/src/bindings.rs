@@ -47,7 +47,9 @@ impl From<skep_engine::EngineError> for types::Error {
         use skep_engine::{EngineError, UpstreamFault};
         use types::Error;
         match error {
-            EngineError::Busy { retry_after_ms } => Error::Busy(retry_after_ms),
+            EngineError::Busy { retry_after_ms } | EngineError::ModelLoading { retry_after_ms, .. } => {
+                Error::Busy(retry_after_ms)
+            }
             EngineError::ContextOverflow { limit, .. } => {
                 Error::ContextOverflow(u32::try_from(limit).unwrap_or(u32::MAX))
             }

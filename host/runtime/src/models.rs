@@ -5,7 +5,7 @@
 //! request never leaves the host without a grant that names the upstream.
 
 use crate::{Manifest, ModelGrant, RuntimeOptions, agent::Agent, bindings::types::Error};
-use skep_engine::{Model, ModelSet};
+use skep_engine::{Model, ModelSet, ServedModel};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Key in `skep.toml` that stands for all tenants not named there.
@@ -21,7 +21,7 @@ pub(crate) struct GrantedModels {
 
 impl GrantedModels {
     pub(crate) fn new(set: ModelSet, options: &RuntimeOptions) -> Self {
-        let default = || vec![ModelGrant::of(set.default_model().name().to_owned())];
+        let default = || vec![ModelGrant::of(set.default_name())];
         let ceiling = Arc::new(options.granted_models.clone().unwrap_or_else(default));
         GrantedModels { set, ceiling, tenants: Arc::new(options.tenant_models.clone()) }
     }
@@ -33,24 +33,45 @@ impl GrantedModels {
     /// Returns the models that a manifest asks for and this host does not serve.
     pub(crate) fn unserved<'a>(&self, manifest: &'a Manifest) -> Vec<&'a str> {
         let names = manifest.grants.models.iter().filter_map(ModelGrant::name);
-        names.filter(|name| self.set.get(Some(name)).is_err()).collect()
+        names.filter(|name| self.set.find(Some(name)).is_err()).collect()
     }
 
-    /// Returns a model that the agent may use for the tenant; without a name, the agent's own model.
-    pub(crate) fn get(&self, agent: &Agent, tenant: &str, name: Option<&str>) -> Result<Model, Error> {
+    /// Returns a model that the agent may use for the tenant; without a name, the agent's own model. One that is not loaded
+    /// is loaded first.
+    pub(crate) async fn ready(
+        &self,
+        agent: &Agent,
+        tenant: &str,
+        name: Option<&str>,
+    ) -> Result<Model, Error> {
         let asked = name.unwrap_or(&agent.model);
-        let model = self.set.get(Some(asked)).map_err(Error::from)?;
+        let model = self.set.find(Some(asked))?;
         self.check(agent, tenant, asked, &model).map_err(Error::Denied)?;
-        Ok(model)
+        Ok(self.set.ready(Some(asked)).await?)
     }
 
-    /// Returns all models that the agent may use for the tenant.
-    pub(crate) fn of<'a>(&'a self, agent: &'a Agent, tenant: &'a str) -> impl Iterator<Item = &'a Model> {
-        self.set.iter().filter(move |model| self.check(agent, tenant, model.name(), model).is_ok())
+    /// Returns all models that the agent may use for the tenant, loaded or not.
+    pub(crate) fn of<'a>(
+        &'a self,
+        agent: &'a Agent,
+        tenant: &'a str,
+    ) -> impl Iterator<Item = ServedModel> + 'a {
+        let models = self.set.served().into_iter();
+        models.filter(move |model| self.check(agent, tenant, model.name(), model).is_ok())
+    }
+
+    /// Returns the name of the agent's own model.
+    pub(crate) fn own_name(&self, agent: &Agent) -> Option<String> {
+        self.set.find(Some(&agent.model)).ok().map(|model| model.name().to_owned())
     }
 
     /// Checks that a tenant may use a model without an agent. Operators may use all models.
-    pub(crate) fn check_direct(&self, tenant: &str, is_operator: bool, model: &Model) -> Result<(), String> {
+    pub(crate) fn check_direct(
+        &self,
+        tenant: &str,
+        is_operator: bool,
+        model: &ServedModel,
+    ) -> Result<(), String> {
         let local = || vec![ModelGrant::all_local()];
         match self.of_tenant(tenant) {
             None if is_operator => Ok(()),
@@ -59,8 +80,10 @@ impl GrantedModels {
         }
     }
 
-    fn check(&self, agent: &Agent, tenant: &str, asked: &str, model: &Model) -> Result<(), String> {
-        check(&agent.manifest, &agent.model, &self.ceiling, asked, model)?;
+    fn check(&self, agent: &Agent, tenant: &str, asked: &str, model: &ServedModel) -> Result<(), String> {
+        // Under its own name, the model that an agent's alias means is the agent's own model, too.
+        let own = self.own_name(agent).filter(|own| own == asked).unwrap_or_else(|| agent.model.clone());
+        check(&agent.manifest, &own, &self.ceiling, asked, model)?;
         self.of_tenant(tenant).map_or(Ok(()), |granted| check_tenant(tenant, granted, model))
     }
 
@@ -76,7 +99,7 @@ fn check(
     own: &str,
     ceiling: &[ModelGrant],
     asked: &str,
-    model: &Model,
+    model: &ServedModel,
 ) -> Result<(), String> {
     let missing = |grants: &[ModelGrant]| missing(grants, asked, model);
     let lacks = |name: String, file| {
@@ -93,7 +116,7 @@ fn check(
     missing(ceiling).map_or(Ok(()), |name| Err(lacks(name, "skep.toml, which is the operator's")))
 }
 
-fn check_tenant(tenant: &str, granted: &[ModelGrant], model: &Model) -> Result<(), String> {
+fn check_tenant(tenant: &str, granted: &[ModelGrant], model: &ServedModel) -> Result<(), String> {
     missing(granted, model.name(), model).map_or(Ok(()), |name| {
         Err(format!(
             "tenant {tenant} may not use the model {name}; the operator can add \"{name}\" to `models` under \
@@ -104,7 +127,7 @@ fn check_tenant(tenant: &str, granted: &[ModelGrant], model: &Model) -> Result<(
 
 /// Returns the first of the model's names that no grant covers. A model may be granted by the name by which it is asked
 /// for, and a route also needs the grants of all the models that it may choose.
-fn missing(grants: &[ModelGrant], asked: &str, model: &Model) -> Option<String> {
+fn missing(grants: &[ModelGrant], asked: &str, model: &ServedModel) -> Option<String> {
     let covers = |name: &str| grants.iter().any(|grant| grant.covers(name));
     let mut names = model.names().into_iter();
     let own = names.next().filter(|own| !covers(own) && !covers(asked));
@@ -147,13 +170,16 @@ mod tests {
         }
     }
 
-    fn route(name: &str, members: &[&str]) -> Model {
+    fn route(name: &str, members: &[&str]) -> ServedModel {
         let digest = ModelDigest::default();
         let info = RemoteInfo { name: name.to_owned(), digest, context_length: None, created_unix_s: 0 };
-        Model::Remote(Arc::new(Named { info, members: members.iter().map(ToString::to_string).collect() }))
+        ServedModel::Remote(Arc::new(Named {
+            info,
+            members: members.iter().map(ToString::to_string).collect(),
+        }))
     }
 
-    fn model(name: &str) -> Model {
+    fn model(name: &str) -> ServedModel {
         route(name, &[])
     }
 

@@ -4,7 +4,7 @@ use crate::{
     Limits, RuntimeError, SessionId, SessionSummary,
     capability::{StoredConversation, check_conversation, check_size, state},
 };
-use skep_engine::{ModelDigest, ModelSet, chat::Transcript};
+use skep_engine::{Model, ModelDigest, ModelSet, chat::Transcript};
 use skep_store::{ConversationRow, SessionRow, SessionSnapshot};
 use std::collections::BTreeMap;
 
@@ -54,14 +54,16 @@ impl PortableSession {
                 return Err(at("the name is used twice".into()));
             }
             check_conversation(&name, rows.len(), transcript.messages()).map_err(at)?;
-            let served = models.get(Some(&model)).map_err(|unknown| at(unknown.to_string()))?;
-            // The tokens of a different model with this name are meaningless here, but the messages
-            // remain valid.
-            match served.engine().filter(|_| digest.is_none_or(|digest| digest == *served.digest())) {
+            let served = models.find(Some(&model)).map_err(|unknown| at(unknown.to_string()))?.loaded();
+            let is_same = |served: &Model| digest.as_ref().is_none_or(|digest| digest == served.digest());
+            // The tokens of a different model with this name, or of one that is not loaded, are
+            // meaningless here, but the messages remain valid.
+            match served.as_ref().filter(|served| is_same(served)).and_then(Model::engine) {
                 Some(engine) => transcript.check(engine).map_err(at)?,
                 None => transcript.forget_tokens(),
             }
-            let stored = StoredConversation { model, digest: Some(served.digest().clone()), transcript };
+            let digest = served.map(|served| served.digest().clone());
+            let stored = StoredConversation { model, digest, transcript };
             rows.insert(name.clone(), stored.row(&name)?);
         }
         let state = state::state_bytes(&self.state);

@@ -69,5 +69,6 @@ fn tiny_model() -> LoadedModel {
         executor: Box::new(CpuExecutor::load(&checkpoint, options).expect("the fixture runs")),
         device: "cpu".into(),
         fallback: None,
+        sampling: None,
     }
 }

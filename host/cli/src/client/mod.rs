@@ -7,6 +7,7 @@ mod events;
 mod held;
 mod keys;
 mod logs;
+mod models;
 mod outbox;
 mod secrets;
 mod sessions;

@@ -234,7 +234,7 @@ impl Command {
             Command::Backup(args) => backup::run(args).await,
             Command::Restore(args) => restore::run(args).await,
             Command::Held(command) => held::run(command).await,
-            Command::Model(command) => model::run(command),
+            Command::Model(command) => model::run(command).await,
             Command::Bench(command) => bench::run(command).await,
             Command::Kernels(command) => kernels::run(command),
             Command::Doctor(args) => doctor::run(&args),

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use serde::Deserialize;
 use skep_runtime::AGENT_MODEL;
 
-use crate::catalog;
+use crate::local_models::ModelOptions;
 use crate::server_options::ServerOptions;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -21,16 +21,22 @@ impl AiConfig {
         options.gateway.model_names.extend(self.models.clone());
     }
 
-    /// Checks that each alias names something that the host serves, once its model is known.
-    pub fn check(&self, model: &str) -> Result<()> {
+    /// Checks that each alias names something that the host serves, once its models are known.
+    pub fn check(&self, models: &[ModelOptions]) -> Result<()> {
         // A model that cannot be found is reported when it is resolved.
-        let Some(served) = catalog::name_of(model) else { return Ok(()) };
+        let names: Option<Vec<String>> = models.iter().map(ModelOptions::served_name).collect();
+        let Some(served) = names else { return Ok(()) };
+        let is_served = |name: &str| {
+            let mut aliases = models.iter().flat_map(|model| &model.aliases);
+            served.iter().any(|served| served == name) || aliases.any(|alias| alias == name)
+        };
         for (alias, name) in &self.models {
             let bare = name.strip_prefix('@').and_then(|name| name.rsplit('/').next()).unwrap_or(name);
-            if bare != served.as_str() && name != "default" && !name.starts_with(AGENT_MODEL) {
+            if !is_served(bare) && name != "default" && !name.starts_with(AGENT_MODEL) {
                 bail!(
-                    "[ai] models: {alias:?} is {name:?}, which this host does not serve; it serves {served:?}, and agents as \
-                     \"{AGENT_MODEL}NAME\""
+                    "[ai] models: {alias:?} is {name:?}, which this host does not serve; it serves {}, and agents as \
+                     \"{AGENT_MODEL}NAME\"",
+                    served.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
                 );
             }
         }
@@ -41,11 +47,15 @@ impl AiConfig {
 #[cfg(test)]
 mod tests {
     use crate::config::Config;
+    use crate::local_models::ModelOptions;
 
     #[test]
     fn aliases_must_name_what_the_host_serves() {
         let check = |models: &str, model: &str| {
-            Config::parse(&format!("[ai]\nmodels = {{ {models} }}\n")).expect("a table").ai.check(model)
+            Config::parse(&format!("[ai]\nmodels = {{ {models} }}\n"))
+                .expect("a table")
+                .ai
+                .check(&[ModelOptions::of(model)])
         };
         let dir = tempfile::tempdir().expect("temporary folder");
         let file = dir.path().join("tiny.gguf");

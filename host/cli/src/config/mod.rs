@@ -11,6 +11,7 @@ mod grants;
 mod http;
 mod listen;
 mod mcp;
+mod model;
 mod number;
 mod outbound;
 mod prices;
@@ -44,6 +45,7 @@ use grants::GrantsConfig;
 pub use http::HttpConfig;
 pub use listen::listen_address;
 pub use mcp::McpConfig;
+use model::ModelSetting;
 use number::number;
 use outbound::OutboundConfig;
 use prices::PricesConfig;
@@ -68,8 +70,8 @@ pub struct Config {
     /// Folder of the database, relative to the file.
     pub data: Option<PathBuf>,
     pub durability: Option<DurabilityConfig>,
-    /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path.
-    pub model: Option<String>,
+    /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path; or several models as `[[model]]`.
+    pub model: Option<ModelSetting>,
     /// Device that the model runs on: auto, cpu, cuda, or cuda:0,1 for some devices.
     #[serde(deserialize_with = "parsed")]
     pub device: Option<DeviceChoice>,
@@ -154,6 +156,9 @@ pub struct EngineConfig {
     /// Pipeline-parallel ranks, which divide the layers among them.
     #[serde(deserialize_with = "number::<1, 64, _, _>")]
     pub pipeline_parallel: Option<usize>,
+    /// Time that a request waits for its model to be loaded.
+    #[serde(deserialize_with = "number::<1, 3_600, _, _>")]
+    pub load_wait_s: Option<u64>,
     /// Time that ranks wait while none of them makes progress.
     #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
     pub rank_deadline_s: Option<u64>,
@@ -238,6 +243,9 @@ impl Config {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut config = Self::parse(&text).with_context(|| is_invalid(path))?;
+        if let (Some(model), Some(dir)) = (&mut config.model, path.parent()) {
+            model.relative_to(dir);
+        }
         mcp::relative_to(&mut config.mcp, path.parent().unwrap_or(Path::new(".")));
         if let (Some(data), Some(dir)) = (&config.data, path.parent()) {
             config.data = Some(dir.join(data));
@@ -258,7 +266,8 @@ impl Config {
             }
         }
         set(&mut options.listen, &self.listen);
-        set(&mut options.model, &self.model);
+        self.model.iter().try_for_each(|model| model.apply(options))?;
+        options.load_wait = self.engine.load_wait_s.map(Duration::from_secs).or(options.load_wait);
         if let Some(durability) = self.durability {
             options.durability = match durability {
                 DurabilityConfig::Process => Durability::Process,

@@ -58,6 +58,7 @@ pub(super) fn engine_with(template: ChatTemplate, scripts: &[&str], options: Eng
         digest: ModelDigest::default(),
         device: "cpu".into(),
         fallback: None,
+        sampling: None,
     };
     Engine::start(model, options).expect("the engine starts")
 }

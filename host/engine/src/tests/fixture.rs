@@ -148,6 +148,7 @@ fn loaded(checkpoint: &Checkpoint, executor: Box<dyn Executor>) -> LoadedModel {
         digest: ModelDigest::default(),
         device: "cpu".into(),
         fallback: None,
+        sampling: None,
     }
 }
 

@@ -31,6 +31,7 @@ const ACTS: &[(Method, &str, &str, Of)] = &[
     (Method::POST, "/v1/held", "held.decide", Of::Everyone),
     (Method::POST, "/v1/keys", "key.create", Of::Everyone),
     (Method::DELETE, "/v1/keys/{key}", "key.revoke", Of::Everyone),
+    (Method::POST, "/v1/models", "model.change", Of::Everyone),
     (Method::PUT, "/v1/secrets/{name}", "secret.set", Of::Everyone),
     (Method::DELETE, "/v1/secrets/{name}", "secret.delete", Of::Everyone),
 ];

@@ -57,6 +57,7 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/logs", Read),
     (Method::GET, "/v1/usage", Read),
     (Method::GET, "/v1/models", Read),
+    (Method::POST, "/v1/models", Admin),
     (Method::GET, "/v1/models/{model}", Read),
     (Method::GET, "/mcp", Invoke),
     (Method::POST, "/mcp", Invoke),

@@ -9,7 +9,7 @@ use crate::ApiError;
 use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{
-    Affinity, Constraint,
+    Affinity, Constraint, Sampling,
     chat::{ChatMessage, ChatOptions, Role, ToolCall, ToolChoice, ToolSpec},
 };
 use utoipa::ToSchema;
@@ -147,8 +147,13 @@ impl ChatBody {
             .ok_or_else(|| ApiError::parameter("messages", "an agent requires a message with the role user"))
     }
 
-    /// Returns the options of one choice.
-    pub(crate) fn options(&self, choice: usize, affinity: &Affinity) -> Result<ChatOptions, ApiError> {
+    /// Returns the options of one choice, with the model's sampling parameters where the request sets none.
+    pub(crate) fn options(
+        &self,
+        choice: usize,
+        affinity: &Affinity,
+        defaults: &Sampling,
+    ) -> Result<ChatOptions, ApiError> {
         if self.max_tokens == Some(0) {
             return Err(ApiError::parameter("max_tokens", "max_tokens is 0; request at least one token"));
         }
@@ -157,7 +162,7 @@ impl ChatBody {
             tool_choice: self.tool_choice.clone(),
             parallel_tool_calls: self.parallel_tool_calls,
             output: self.output.as_ref().map(|form| form.constraint.clone()),
-            sampling: self.parameters.sampling()?,
+            sampling: self.parameters.sampling(defaults)?,
             seed: self.parameters.seed_of(choice),
             max_tokens: self.max_tokens.map(|tokens| tokens as usize),
             stop: self.parameters.stops(),
@@ -379,7 +384,9 @@ mod tests {
             let mut request = json!({"messages": [{"role": "user", "content": "x"}]});
             request[field] = value;
             let read = ChatBody::read(serde_json::from_value(request).unwrap());
-            let error = read.and_then(|body| body.options(0, &Affinity::default())).unwrap_err();
+            let error = read
+                .and_then(|body| body.options(0, &Affinity::default(), &Sampling::default()))
+                .unwrap_err();
             assert_eq!(error.param.as_deref(), Some(field));
         }
     }
@@ -408,8 +415,21 @@ mod tests {
             json!({"messages": [{"role": "user", "content": "x"}], "temperature": null, "tools": [
             {"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}, {"name": "b"}]}),
         );
-        let options = request.options(0, &Affinity::default()).unwrap();
+        let options = request.options(0, &Affinity::default(), &Sampling::default()).unwrap();
         assert_eq!(options.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(options.sampling.temperature, 1.0);
+    }
+
+    #[test]
+    fn the_model_decides_only_what_the_request_leaves_open() {
+        let recommended = Sampling { temperature: 0.2, top_p: 0.9, top_k: 20, ..Sampling::default() };
+        let sampling = |more: Value| {
+            let mut request = json!({"messages": [{"role": "user", "content": "x"}]});
+            request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            body(request).options(0, &Affinity::default(), &recommended).unwrap().sampling
+        };
+        assert_eq!(sampling(json!({})), recommended);
+        let given = Sampling { temperature: 1.0, top_k: 0, ..recommended.clone() };
+        assert_eq!(sampling(json!({"temperature": 1, "top_k": -1})), given);
     }
 }

@@ -125,13 +125,14 @@ impl Parameters {
         self.seed.map(|seed| (seed as u64).wrapping_add(choice as u64))
     }
 
-    pub(crate) fn sampling(&self) -> Result<Sampling, ApiError> {
-        let defaults = Sampling::default();
+    /// Returns the sampling parameters, with the model's where the request sets none.
+    pub(crate) fn sampling(&self, defaults: &Sampling) -> Result<Sampling, ApiError> {
         Ok(Sampling {
-            temperature: within("temperature", self.temperature, 0.0..=2.0)?.unwrap_or(1.0),
+            temperature: within("temperature", self.temperature, 0.0..=2.0)?.unwrap_or(defaults.temperature),
             top_k: match self.top_k {
                 // Clients send -1 for "all tokens".
-                None | Some(-1) => 0,
+                None => defaults.top_k,
+                Some(-1) => 0,
                 Some(top_k) => u32::try_from(top_k).map_err(|_| {
                     ApiError::parameter(
                         "top_k",
@@ -143,14 +144,15 @@ impl Parameters {
                 Some(0.0) => {
                     return Err(ApiError::parameter("top_p", "top_p is 0; it must be over 0 and at most 1"));
                 }
-                top_p => top_p.unwrap_or(1.0),
+                top_p => top_p.unwrap_or(defaults.top_p),
             },
             min_p: within("min_p", self.min_p, 0.0..=1.0)?.unwrap_or(defaults.min_p),
             frequency_penalty: within("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?
-                .unwrap_or(0.0),
-            presence_penalty: within("presence_penalty", self.presence_penalty, -2.0..=2.0)?.unwrap_or(0.0),
+                .unwrap_or(defaults.frequency_penalty),
+            presence_penalty: within("presence_penalty", self.presence_penalty, -2.0..=2.0)?
+                .unwrap_or(defaults.presence_penalty),
             repetition_penalty: within("repetition_penalty", self.repetition_penalty, 0.01..=10.0)?
-                .unwrap_or(1.0),
+                .unwrap_or(defaults.repetition_penalty),
             logit_bias: self.logit_biases()?,
         })
     }

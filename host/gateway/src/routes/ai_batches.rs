@@ -33,13 +33,18 @@ pub(super) async fn queue(
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
     }
     let is_for_agent = model.starts_with(AGENT_MODEL);
+    // Of a model that was never loaded, the recommended parameters are not known.
+    let served = gateway.host.models().find(Some(&model)).ok();
+    let defaults = served.and_then(|model| model.sampling()).unwrap_or_default();
     let read = move |_: &Cancel| match fields.take::<Vec<Fields>>("requests")? {
         Some(requests) => requests
             .into_iter()
             .enumerate()
-            .map(|(index, fields)| batch::item(fields, is_for_agent).map_err(|error| batch::at(index, error)))
+            .map(|(index, fields)| {
+                batch::item(fields, is_for_agent, &defaults).map_err(|error| batch::at(index, error))
+            })
             .collect::<Result<Vec<BatchItem>, ApiError>>(),
-        None => Ok(vec![batch::item(fields, is_for_agent)?]),
+        None => Ok(vec![batch::item(fields, is_for_agent, &defaults)?]),
     };
     let items = run_on_compute(gateway, caller.tenant.as_str(), body_bytes, read).await?;
     let batch =

@@ -25,7 +25,7 @@ use skep_api::{
     AiAnswerEnvelope, AiBatchAnswersEnvelope, AiChunk, AiEnvelope, ChatChunk, ChatCompletionEnvelope,
     ErrorBody, QueuedBatchEnvelope,
 };
-use skep_engine::{Cancel, EngineError, Model, Priority, chat::ChatEvent};
+use skep_engine::{Cancel, EngineError, Priority, ServedModel, chat::ChatEvent};
 use skep_runtime::AGENT_MODEL;
 use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
@@ -64,7 +64,7 @@ enum RunChunk {
 
 /// The model that a path names.
 enum Target {
-    Model(Model),
+    Model(ServedModel),
     /// An agent, named as `agent:NAME`.
     Agent(String),
 }
@@ -158,7 +158,9 @@ async fn answer(
         return Err(ApiError::parameter("requests", message).into());
     }
     let model = match target {
-        Target::Model(model) => model,
+        Target::Model(model) => {
+            gateway.host.models().ready(Some(model.name())).await.map_err(ApiError::from)?
+        }
         Target::Agent(name) => {
             let bare = name.strip_prefix(AGENT_MODEL).unwrap_or(&name);
             gateway.host.agent(bare).map_err(ApiError::from)?;
@@ -209,13 +211,13 @@ fn target_of(gateway: &Gateway, path: &str) -> Result<Target, ApiError> {
         return Ok(Target::Agent(name.to_owned()));
     }
     if name == "default" {
-        return Ok(Target::Model(models.default_model().clone()));
+        return Ok(Target::Model(models.find(None)?));
     }
     let bare = name.strip_prefix('@').and_then(|name| name.rsplit('/').next());
-    if let Ok(model) = models.get(Some(bare.unwrap_or(name))) {
+    if let Ok(model) = models.find(Some(bare.unwrap_or(name))) {
         return Ok(Target::Model(model));
     }
-    let known: Vec<&str> = models.iter().map(Model::name).collect();
+    let known: Vec<String> = models.served().iter().map(|model| model.name().to_owned()).collect();
     let message = format!(
         "model {:?} does not exist; the models are: {}; define an alias with `[ai.models]` in skep.toml",
         path.chars().take(80).collect::<String>(),

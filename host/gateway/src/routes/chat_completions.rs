@@ -88,12 +88,17 @@ impl FromFields for ChatBody {
     }
 }
 
-/// Returns the requested model, or the default one, if the caller may use it.
-pub(super) fn model_of(gateway: &Gateway, caller: &Caller, model: Option<&str>) -> Result<Model, ApiError> {
+/// Returns the requested model, or the default one, if the caller may use it. One that is not loaded is loaded first.
+pub(super) async fn model_of(
+    gateway: &Gateway,
+    caller: &Caller,
+    model: Option<&str>,
+) -> Result<Model, ApiError> {
     let name = model.filter(|name| !name.is_empty() && *name != "default");
-    let model = gateway.host.models().get(name)?;
+    let models = gateway.host.models();
+    let model = models.find(name)?;
     caller.may_use(gateway, &model)?;
-    Ok(model)
+    Ok(models.ready(Some(model.name())).await?)
 }
 
 async fn with_model(
@@ -102,7 +107,7 @@ async fn with_model(
     headers: &HeaderMap,
     body: &Arc<ChatBody>,
 ) -> Result<Response, ApiError> {
-    let model = model_of(gateway, caller, body.parameters.model.as_deref())?;
+    let model = model_of(gateway, caller, body.parameters.model.as_deref()).await?;
     let chat = StartedChat::start(gateway, caller, model, headers::affinity(headers, caller)?, body).await?;
     let (warnings, served) = (chat.warnings.clone(), chat.served());
     let response = match body.parameters.streams() {
@@ -137,7 +142,8 @@ impl StartedChat {
         let (started, asked) = (model.clone(), body.clone());
         let begin = move |cancel: &Cancel| {
             let messages = asked.messages()?;
-            let options = (0..asked.parameters.choices()?).map(|choice| asked.options(choice, &affinity));
+            let options = (0..asked.parameters.choices()?)
+                .map(|choice| asked.options(choice, &affinity, &started.sampling()));
             let options = options.collect::<Result<Vec<ChatOptions>, ApiError>>()?;
             let wants_logprobs = options[0].top_logprobs.is_some();
             let chats = options.into_iter().map(|options| {

@@ -27,8 +27,8 @@ use axum::{
 use futures::{StreamExt, stream};
 use skep_api::{Completion, CompletionChoice, ErrorBody};
 use skep_engine::{
-    Affinity, Cancel, Engine, EngineError, FinishReason, GenerateRequest, TokenEvent, TokenStream, Usage,
-    chat::encode_prompt,
+    Affinity, Cancel, Engine, EngineError, FinishReason, GenerateRequest, Sampling, TokenEvent, TokenStream,
+    Usage, chat::encode_prompt,
 };
 use skep_runtime::{TenantBudget, WorstCase};
 use utoipa::ToSchema;
@@ -72,7 +72,7 @@ pub(crate) async fn create(
     headers: HeaderMap,
     FieldsBody(body): FieldsBody<CompletionBody>,
 ) -> Result<Response, ApiError> {
-    let model = model_of(&gateway, &caller, body.parameters.model.as_deref())?;
+    let model = model_of(&gateway, &caller, body.parameters.model.as_deref()).await?;
     let Some(engine) = model.engine().cloned() else {
         let message = format!(
             "{} runs on another server, which answers messages and continues no plain text; use /v1/chat/completions",
@@ -147,7 +147,7 @@ impl CompletionBody {
         let mut choices = Vec::new();
         for prompt in &prompts {
             for choice in 0..per_prompt {
-                let mut request = self.request(prompt.clone(), choice)?;
+                let mut request = self.request(prompt.clone(), choice, &engine.info().sampling)?;
                 request.affinity = affinity.clone();
                 let most = request.max_tokens.unwrap_or_else(|| engine.sequence_limit());
                 let worst = WorstCase {
@@ -184,12 +184,17 @@ impl CompletionBody {
         }
     }
 
-    fn request(&self, prompt: Vec<u32>, choice: usize) -> Result<GenerateRequest, ApiError> {
+    fn request(
+        &self,
+        prompt: Vec<u32>,
+        choice: usize,
+        defaults: &Sampling,
+    ) -> Result<GenerateRequest, ApiError> {
         if self.logprobs.is_some_and(|logprobs| logprobs > MAX_LOGPROBS) {
             return Err(ApiError::parameter("logprobs", format!("logprobs must be at most {MAX_LOGPROBS}")));
         }
         Ok(GenerateRequest {
-            sampling: self.parameters.sampling()?,
+            sampling: self.parameters.sampling(defaults)?,
             seed: self.parameters.seed_of(choice),
             max_tokens: Some(self.parameters.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize),
             stop: self.parameters.stops(),

@@ -39,7 +39,8 @@ pub(crate) async fn readyz(State(gateway): State<Gateway>) -> Response {
         let message = format!("the store is not writable: {error}");
         return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.code(), message).into_response();
     }
-    let models: Vec<String> = gateway.host.models().iter().map(|model| model.name().to_owned()).collect();
+    let models: Vec<String> =
+        gateway.host.models().served().iter().map(|model| model.name().to_owned()).collect();
     let agents = gateway.host.agents().len() as u64;
     Json(Readiness { status: marker::Ready, models, agents }).into_response()
 }

@@ -13,6 +13,7 @@ pub(crate) mod keys;
 pub(crate) mod logs;
 pub(crate) mod mcp_servers;
 pub(crate) mod messages;
+pub(crate) mod model_changes;
 pub(crate) mod models;
 pub(crate) mod openapi_document;
 pub(crate) mod schedules;

@@ -21,9 +21,9 @@ pub(crate) async fn show(State(gateway): State<Gateway>) -> Result<Json<HostStat
     let report = host.load().await?;
     let held = host.held().await?;
     let HostLoad { work, waiting_messages, dead_letters, disk, is_disk_low, mut limits } = report;
-    let models = host.models().engines().map(model_status).collect();
+    let models = host.models().engines().map(|engine| model_status(&engine)).collect();
     for engine in host.models().engines() {
-        limits.extend(limits_of(engine));
+        limits.extend(limits_of(&engine));
     }
     Ok(Json(HostStatus {
         object: marker::Status,

@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderMap, Request, StatusCode},
 };
 use serde_json::{Value, json};
-use skep_engine::{Engine, EngineOptions, ModelSet};
+use skep_engine::{Engine, EngineOptions, LocalModel, ModelSet};
 use skep_model::{
     ChatTemplate, Checkpoint, CpuExecutor, ExecutorOptions, LoadedModel, ModelDigest, Tokenizer,
 };
@@ -72,12 +72,21 @@ impl Server {
         runtime: RuntimeOptions,
         tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
     ) -> Server {
-        let engine = Engine::start(tiny_model(), EngineOptions::default()).unwrap();
+        let engine = tiny_engine("tiny");
         let models = ModelSet::new(engine.clone());
         let store = Store::in_memory().await.unwrap();
         let parts = HostParts { tool_servers, ..HostParts::new(store.clone(), models) };
         let host = AgentHost::start(parts, runtime).await.unwrap();
         Server { router: router(host.clone(), options), engine, host, store }
+    }
+
+    /// Starts a server with the model `tiny` and these models.
+    pub async fn with_models(more: Vec<LocalModel>) -> Server {
+        let server = Server::start().await;
+        for model in more {
+            let _ = server.host.models().clone().with(model);
+        }
+        server
     }
 
     /// Sends a request. The response must be one that the OpenAPI document describes.
@@ -109,6 +118,11 @@ impl Server {
     }
 }
 
+pub fn tiny_engine(name: &str) -> Engine {
+    let model = LoadedModel { name: name.into(), ..tiny_model() };
+    Engine::start(model, EngineOptions::default()).unwrap()
+}
+
 /// Returns a model with random weights and a byte tokenizer, with room for prompts that describe tools.
 fn tiny_model() -> LoadedModel {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
@@ -135,5 +149,6 @@ fn tiny_model() -> LoadedModel {
         executor: Box::new(executor),
         device: "cpu".into(),
         fallback: None,
+        sampling: None,
     }
 }

@@ -14,6 +14,7 @@ mod fixture;
 mod heavy;
 mod mcp;
 mod mcp_servers;
+mod model_changes;
 mod openapi;
 mod rates;
 mod request_logs;

@@ -10,7 +10,7 @@ use crate::{
 };
 use serde_json::{Value, json};
 use skep_api::{AiAnswer, AiBatchAnswer, AiBatchAnswers, BatchItems, QueuedBatch};
-use skep_engine::{Affinity, EngineError, Usage};
+use skep_engine::{Affinity, EngineError, Sampling, Usage};
 use skep_runtime::{
     BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchRequest, BatchResult, BatchResults, BatchStatus,
     RuntimeError,
@@ -34,7 +34,11 @@ pub(crate) fn at(index: usize, error: ApiError) -> ApiError {
 }
 
 /// Reads one request of a batch.
-pub(crate) fn item(mut fields: Fields, is_for_agent: bool) -> Result<BatchItem, ApiError> {
+pub(crate) fn item(
+    mut fields: Fields,
+    is_for_agent: bool,
+    defaults: &Sampling,
+) -> Result<BatchItem, ApiError> {
     let reference = fields.take("external_reference")?;
     let RunRequest { schema, body } = RunRequest::read(fields)?;
     if body.parameters.streams() {
@@ -58,7 +62,7 @@ pub(crate) fn item(mut fields: Fields, is_for_agent: bool) -> Result<BatchItem, 
         body.refuse_for_agent()?;
         BatchRequest::Turn { text: body.last_user_text()?, data: None }
     } else {
-        let options = body.options(0, &Affinity::default())?;
+        let options = body.options(0, &Affinity::default(), defaults)?;
         if options.top_logprobs.is_some() {
             return Err(ApiError::parameter("logprobs", "log-probabilities are not supported in a batch"));
         }

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Format, TensorLocation};
+use super::{Format, TensorLocation, sampling_defaults};
 use crate::chat_template::ChatTemplate;
 use crate::config::{HuggingFaceFiles, ModelConfig, from_huggingface, token_text};
 use crate::error::ModelError;
 use crate::mapping::Mapping;
 use crate::safetensors_file;
+use crate::sampling::Sampling;
 use crate::tokenizer::Tokenizer;
 
 const MAX_JSON_BYTES: u64 = 16 << 20;
@@ -93,6 +94,14 @@ impl Folder {
             value.and_then(token_text).map(str::to_owned)
         };
         ChatTemplate::new(&source, token("bos_token"), token("eos_token")).map(Some)
+    }
+
+    pub(super) fn sampling(&self) -> Result<Option<Sampling>, ModelError> {
+        let Some(generation) = &self.generation else { return Ok(None) };
+        sampling_defaults::from_generation_config(generation).map_err(|problem| ModelError::Malformed {
+            path: self.path.join("generation_config.json"),
+            problem,
+        })
     }
 
     /// Reads the weights from the given file, or else from model.safetensors, or else from the shards that

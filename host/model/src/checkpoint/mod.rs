@@ -6,6 +6,7 @@
 
 mod folder;
 mod layout;
+mod sampling_defaults;
 mod synthetic;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use crate::config::{ModelConfig, from_gguf};
 use crate::error::ModelError;
 use crate::gguf::{GgufFile, hugging_face_name};
 use crate::mapping::Mapping;
+use crate::sampling::Sampling;
 use crate::tokenizer::{self, Tokenizer};
 use folder::Folder;
 
@@ -161,6 +163,15 @@ impl Checkpoint {
         match &self.source {
             Source::Gguf(file) => self.gguf_template(file),
             Source::Folder(folder) => folder.chat_template(),
+            Source::Synthetic | Source::Described => Ok(None),
+        }
+    }
+
+    /// Returns the sampling parameters that the model's authors recommend, or `None` if the files name none.
+    pub fn sampling(&self) -> Result<Option<Sampling>, ModelError> {
+        match &self.source {
+            Source::Gguf(file) => sampling_defaults::from_gguf(file),
+            Source::Folder(folder) => folder.sampling(),
             Source::Synthetic | Source::Described => Ok(None),
         }
     }

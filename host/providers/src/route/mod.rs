@@ -255,6 +255,8 @@ fn moves_on(error: &EngineError) -> bool {
         }
         EngineError::Busy { .. }
         | EngineError::ContextOverflow { .. }
+        | EngineError::ModelLoading { .. }
+        | EngineError::ModelUnloaded { .. }
         | EngineError::ShuttingDown
         | EngineError::Model(_)
         | EngineError::Failed(_) => true,

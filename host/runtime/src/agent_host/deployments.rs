@@ -61,7 +61,7 @@ impl AgentHost {
     pub fn deployment_warnings(&self, manifest: &Manifest) -> Vec<String> {
         let models = &self.host().reach.models;
         let unserved = models.unserved(manifest).into_iter().map(|name| {
-            let served: Vec<String> = models.set().iter().map(|model| model.name().to_owned()).collect();
+            let served: Vec<String> = models.set().served().iter().map(|model| model.name().to_owned()).collect();
             format!(
                 "[grants] models in agent.toml names {name:?}, which this host does not serve, so calls of that model will fail; \
                  it serves: {}",

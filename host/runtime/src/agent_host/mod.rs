@@ -49,7 +49,7 @@ use crate::{
     webhook::Webhooks,
 };
 use expiry::Expiry;
-use skep_engine::{Model, ModelSet};
+use skep_engine::{ModelSet, ServedModel};
 use skep_outbound::ToolServer;
 use std::{
     collections::BTreeMap,
@@ -289,7 +289,7 @@ impl AgentHost {
 
     /// Checks that a tenant may use a model without an agent. An operator may use all models. The error says which
     /// setting would allow it.
-    pub fn may_use_model(&self, tenant: &str, is_operator: bool, model: &Model) -> Result<(), String> {
+    pub fn may_use_model(&self, tenant: &str, is_operator: bool, model: &ServedModel) -> Result<(), String> {
         self.host().reach.models.check_direct(tenant, is_operator, model)
     }
 

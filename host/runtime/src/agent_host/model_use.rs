@@ -2,6 +2,7 @@
 
 use super::AgentHost;
 use crate::RuntimeError;
+use skep_engine::ServedModel;
 use std::collections::BTreeMap;
 
 /// Number of sessions affected by a model that is gone or was replaced by another one of the same
@@ -21,9 +22,12 @@ impl AgentHost {
     pub async fn model_mismatches(&self) -> Result<Vec<ModelMismatch>, RuntimeError> {
         let mut mismatches: BTreeMap<String, ModelMismatch> = BTreeMap::new();
         for used in self.host().store.models_in_use().await? {
-            let served = self.models().get(Some(&used.model)).ok();
-            let is_same =
-                |digest: &String| served.as_ref().is_some_and(|model| model.digest().to_string() == *digest);
+            let served = self.models().find(Some(&used.model)).ok();
+            let is_same = |digest: &String| match served.as_ref().and_then(ServedModel::loaded) {
+                Some(model) => model.digest().to_string() == *digest,
+                // The digest of a model that is not loaded is compared when a conversation is opened.
+                None => true,
+            };
             // Conversations stored by early versions have no digest; their tokens are checked when
             // they are read.
             if served.is_some() && used.digest.as_ref().is_none_or(is_same) {

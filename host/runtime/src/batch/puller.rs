@@ -15,7 +15,7 @@ use crate::{
     tenancy::Shares,
 };
 use metrics::{counter, gauge, histogram};
-use skep_engine::Priority;
+use skep_engine::{ModelState, Priority};
 use skep_store::{BusyTenant, ItemEnd, ItemEnded, ItemKey, QueueDepth, Take, TakenItem};
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -127,16 +127,21 @@ fn busy_tenants(queue: &QueueShared) -> Vec<BusyTenant> {
 /// Returns the models in which a background sequence could start now (an agent counts by its
 /// model), and whether these are all models.
 fn models_with_room(context: &Context) -> (Vec<String>, bool) {
-    let models = context.models.iter().map(|model| (model.name().to_owned(), model.clone()));
+    let models = context.models.served().into_iter().map(|model| (model.name().to_owned(), model));
     let agents = context.deployments.ready().into_iter().filter_map(|agent| {
-        let model = context.models.get(Some(&agent.model)).ok()?;
+        let model = context.models.find(Some(&agent.model)).ok()?;
         Some((format!("{AGENT_MODEL}{}", agent.manifest.name), model))
     });
     let (mut roomy, mut all_have_room) = (Vec::new(), true);
     for (name, model) in models.chain(agents) {
-        match model.free_slots(Priority::Background) {
-            0 => all_have_room = false,
-            _ => roomy.push(name),
+        let has_room = match model.loaded() {
+            Some(model) => model.free_slots(Priority::Background) > 0,
+            // The first item loads its model.
+            None => matches!(model.state(), ModelState::Unloaded | ModelState::Failed(_)),
+        };
+        match has_room {
+            false => all_have_room = false,
+            true => roomy.push(name),
         }
     }
     (roomy, all_have_room)

@@ -183,7 +183,7 @@ impl BatchQueue {
                 AgentName::new(agent)?;
                 self.shared.context.deployments.agent(agent).map(drop)
             }
-            None => Ok(self.shared.context.models.get(Some(&batch.model)).map(drop)?),
+            None => Ok(self.shared.context.models.find(Some(&batch.model)).map(drop)?),
         }
     }
 

@@ -20,6 +20,9 @@ use tokio::sync::oneshot;
 /// the item.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
+/// Delay before retrying an item whose model could not be loaded.
+const UNLOADED_INTERVAL: Duration = Duration::from_secs(30);
+
 /// Whether an item is retried.
 pub(super) enum Retry {
     /// The item would fail every time.
@@ -43,7 +46,9 @@ pub(super) async fn run(
     let StoredRequest { form, request, key } = StoredRequest::decode(&item.request)?;
     match request {
         BatchRequest::Chat { messages, options } => {
-            let model = context.models.get(Some(&item.model))?;
+            // Items of other models do not wait for a load.
+            let begun = context.models.get(Some(&item.model)).is_ok().then_some(begun);
+            let model = context.models.ready(Some(&item.model)).await?;
             let texts = messages.iter().map(ChatMessage::text_bytes).sum();
             let limit = model.sequence_limit();
             let worst = WorstCase {
@@ -64,7 +69,7 @@ pub(super) async fn run(
                 model.chat(&messages, ChatOptions { cancel: cancel.clone(), ..options })
             };
             let chat = context.compute.run(&item.principal, begin).await?;
-            let _ = begun.send(());
+            let _ = begun.map(|begun| begun.send(()));
             let ChatOutcome { text, tool_calls, finish, cut_off, usage, .. } = tokens.follow(chat).await?;
             Ok(BatchAnswer { form, text, data: None, tool_calls, finish, cut_off, usage })
         }
@@ -139,6 +144,10 @@ pub(super) fn retry(error: &RuntimeError) -> Retry {
         | RuntimeError::InvalidMessage { .. }
         | RuntimeError::InvalidName { .. }
         | RuntimeError::PriceUnknown(_) => Retry::Never,
+        RuntimeError::Engine(EngineError::ModelLoading { retry_after_ms, .. }) => {
+            Retry::After(Duration::from_millis((*retry_after_ms).into()))
+        }
+        RuntimeError::Engine(EngineError::ModelUnloaded { .. }) => Retry::After(UNLOADED_INTERVAL),
         RuntimeError::Engine(EngineError::Busy { .. } | EngineError::ShuttingDown)
         | RuntimeError::MailboxFull { .. }
         | RuntimeError::IntakeFull { .. }

@@ -17,7 +17,7 @@ use crate::{
     tool::Tool,
     usage::{Amount, ModelUse, Promise, RequestUse, Source, most_prompt_tokens},
 };
-use skep_engine::{Affinity, Cancel, Model, Priority, Usage};
+use skep_engine::{Affinity, Cancel, Model, Priority, ServedModel, Usage};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -215,12 +215,27 @@ impl Turn {
     }
 
     /// Returns a model that the agent may use; without a name, the agent's own model.
-    pub(crate) fn model(&self, name: Option<&str>) -> Result<Model, Error> {
-        self.models.get(&self.agent, &self.affinity.tenant, name)
+    pub(crate) async fn model(&self, name: Option<&str>) -> Result<Model, Error> {
+        self.models.ready(&self.agent, &self.affinity.tenant, name).await
+    }
+
+    /// Returns the agent's own model if it is loaded.
+    pub(super) fn own_loaded_model(&self) -> Option<Model> {
+        self.models.set().find(Some(&self.agent.model)).ok()?.loaded()
+    }
+
+    /// Whether the agent's own model is named by an alias, which may mean another model than it did before.
+    pub(super) fn uses_alias(&self) -> bool {
+        self.models.set().is_alias(&self.agent.model)
+    }
+
+    /// Returns the name of the agent's own model.
+    pub(super) fn own_model_name(&self) -> Option<String> {
+        self.models.own_name(&self.agent)
     }
 
     /// Returns all models that the agent may use.
-    pub(super) fn usable_models(&self) -> impl Iterator<Item = &Model> {
+    pub(super) fn usable_models(&self) -> impl Iterator<Item = ServedModel> + '_ {
         self.models.of(&self.agent, &self.affinity.tenant)
     }
 

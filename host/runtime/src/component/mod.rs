@@ -119,7 +119,7 @@ impl Compiler {
         let Loaded { pre, digest, bytes } = loaded;
         let name = manifest.name.clone();
         let broken = |message: String| RuntimeError::Component { agent: name.to_string(), message };
-        let own = self.models.get(manifest.model.as_deref()).map_err(model_error)?;
+        let own = self.models.find(manifest.model.as_deref()).map_err(model_error)?;
         let limits = manifest.limits.within(&self.ceilings);
         let context = TurnContext::new(
             None,
@@ -142,7 +142,17 @@ impl Compiler {
         for tool in &mut tools {
             tool.needs_approval |= manifest.asks_approval(&tool.name);
         }
-        let tools = Tools::compile(tools, &own).map_err(broken)?;
+        // Without its model, a deployment checks everything but that the model can be held to the schemas: a host would
+        // otherwise load the models of all its agents when it starts. A schema that cannot be enforced is then refused when a
+        // generation first offers it.
+        if own.loaded().is_none() && !tools.is_empty() {
+            tracing::warn!(
+                agent = %name,
+                model = own.name(),
+                "the model is not loaded, so whether it can be held to the schemas of the agent's tools is checked when they are used"
+            );
+        }
+        let tools = Tools::compile(tools, own.loaded().as_ref()).map_err(broken)?;
         for name in manifest.tools.keys() {
             if tools.get(name).is_none() && name.parse::<ToolName>().is_err() {
                 let own = match tools.names() {
@@ -155,7 +165,7 @@ impl Compiler {
                 )));
             }
         }
-        let model = own.name().to_owned();
+        let model = manifest.model.clone().unwrap_or_else(|| own.name().to_owned());
         let logs = context.log.take();
         Ok(Prepared { manifest, digest, bytes, logs, description, model, limits, tools, pre })
     }

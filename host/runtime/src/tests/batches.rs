@@ -2,7 +2,7 @@
 
 use super::{
     durability::talker,
-    fixture::{Host, Setup, until},
+    fixture::{Host, Setup, tiny_engine, until},
     guest::{Guest, echo},
     store_faults::every_third_time,
     waker::waker,
@@ -13,7 +13,7 @@ use crate::{
 };
 use serde_json::json;
 use skep_engine::{
-    Engine, GenerateRequest, Priority, Sampling, TokenStream,
+    Engine, GenerateRequest, LoadProgress, LocalModel, ModelSet, Priority, Sampling, TokenStream,
     chat::{ChatMessage, ChatOptions},
 };
 use skep_store::{Moment, Take};
@@ -223,7 +223,7 @@ async fn an_item_with_a_permanent_error_fails_alone_without_retries() {
 #[tokio::test]
 async fn a_restart_resumes_taken_items_and_answers_them_once() {
     let host = Host::start().await;
-    let streams = occupy(host.agents.models().engines().next().expect("a local model")).await;
+    let streams = occupy(&host.agents.models().engines().next().expect("a local model")).await;
     let id = queue(&host, "tiny", vec![short("one"), short("two")]).await.expect("room");
     host.agents.drain(Duration::ZERO).await;
     // Simulates a process that was killed after taking an item.
@@ -343,4 +343,28 @@ async fn sessions_of_a_batch_are_deleted_with_its_results() {
     assert_eq!(sessions().await, ["batch-of-mine"], "only sessions created by the batch are deleted");
     let gone = host.agents.batch(PRINCIPAL, &id).await.expect_err("the batch is deleted by the expiry alone");
     assert_eq!(gone.code(), "batch_not_found");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_item_waits_for_the_load_of_its_model_without_an_attempt() {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let slow = LocalModel::new("slow", "cpu", move |_: &LoadProgress| {
+        held.lock().expect("not poisoned").recv().expect("the test releases it");
+        Ok(tiny_engine("slow"))
+    });
+    let slow = LocalModel { load_wait: Duration::from_millis(50), ..slow };
+    let batch = BatchOptions { max_attempts: 1, ..BatchOptions::default() };
+    let models = ModelSet::new(tiny_engine("tiny")).with(slow);
+    let host = Host::with_models(models, RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
+    let waiting = queue(&host, "slow", vec![short("one")]).await.expect("room");
+    let quick = queue(&host, "tiny", vec![short("two")]).await.expect("room");
+    let BatchResults { status, .. } = results(&host, &quick).await;
+    assert_eq!(status.items.done, 1, "items of other models do not wait for the load");
+    // The item has been given back at least once when the model is loaded.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(counts(&host, &waiting).await.done, 0);
+    release.send(()).expect("the loader waits");
+    let BatchResults { status, items } = results(&host, &waiting).await;
+    assert_eq!(status.items.done, 1, "{items:?}");
 }

@@ -185,7 +185,7 @@ pub(super) async fn check_tokens(host: &Host, agent: &str) {
     let exported = host.agents.export_session(agent, "s").await.expect("the session exists");
     let transcript = &exported.conversations[0].transcript;
     let engine = host.agents.models().engines().next().expect("the host has a model");
-    transcript.check(engine).expect("the tokens spell the text");
+    transcript.check(&engine).expect("the tokens spell the text");
     assert!(!transcript.tokens().is_empty() && transcript.rendered().contains(QUESTION));
 }
 
@@ -263,5 +263,6 @@ fn tiny_model(name: &str, tokenizer: impl FnOnce(String) -> String) -> LoadedMod
         executor: Box::new(CpuExecutor::load(&checkpoint, options).expect("the fixture runs")),
         device: "cpu".into(),
         fallback: None,
+        sampling: None,
     }
 }

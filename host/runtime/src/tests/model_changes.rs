@@ -52,7 +52,7 @@ async fn tokens_are_recomputed_when_the_model_of_the_same_name_changes() {
     };
     assert_eq!(texts(&after.transcript)[..2], texts(&before), "the messages are unchanged");
     check_tokens(&host, "chat").await;
-    assert_eq!(after.digest.as_ref(), Some(host.agents.models().default_model().digest()));
+    assert_eq!(after.digest.as_ref(), Some(host.agents.models().get(None).expect("loaded").digest()));
 
     assert_eq!(host.agents.model_mismatches().await.expect("readable"), []);
     let reported = changes(host.invoke("chat", "s", "and again").await.expect("taken")).await.0;

@@ -6,7 +6,7 @@ use super::{
     guest::Guest,
 };
 use crate::{ModelGrant, RuntimeOptions};
-use skep_engine::ModelSet;
+use skep_engine::{LoadProgress, LocalModel, ModelSet, ModelState};
 
 /// Opens a conversation with the model that the message names, and appends a message to it. Replies
 /// with `ok`, or with the text of the error, which must be `denied`.
@@ -129,4 +129,47 @@ async fn a_conversation_is_not_reopened_when_its_model_is_no_longer_granted() {
     // The conversation exists, so its own model is checked.
     let denied = host.answer("opens", "s", "tiny").await;
     assert!(denied.contains("may not use the model other"), "{denied}");
+}
+
+fn on_demand(name: &'static str) -> LocalModel {
+    LocalModel::new(name, "cpu", move |_: &LoadProgress| Ok(tiny_engine(name)))
+}
+
+fn state(host: &Host, name: &str) -> ModelState {
+    host.agents.models().find(Some(name)).expect("declared").state()
+}
+
+#[tokio::test]
+async fn an_agent_is_deployed_without_its_model_and_its_turns_load_it() {
+    let models = ModelSet::new(tiny_engine("tiny")).with(on_demand("other"));
+    let host = Host::with_models(models, allowing(Some(&["*"]))).await;
+    for (agent, guest) in
+        [("opens", opener("inference")), ("opens-sync", opener("inference-sync")), ("completes", completer())]
+    {
+        host.deploy(agent, "model = \"other\"", guest).await.expect("valid");
+        assert_eq!(state(&host, "other"), ModelState::Unloaded, "{agent} is deployed without its model");
+        assert_eq!(host.answer(agent, "s", "other").await, "ok", "{agent}");
+        assert_eq!(state(&host, "other"), ModelState::Loaded);
+        host.agents.models().unload("other", std::time::Duration::from_secs(60)).expect("it has begun");
+        assert_eq!(host.agents.models().settled("other").await.expect("known"), ModelState::Unloaded);
+    }
+}
+
+#[tokio::test]
+async fn an_alias_is_pointed_at_another_model_without_a_deployment() {
+    let models = ModelSet::new(tiny_engine("tiny")).with(on_demand("first")).with(on_demand("second"));
+    models.set_alias("fast", "first").expect("valid");
+    let host = Host::with_models(models, allowing(Some(&["*"]))).await;
+    host.deploy("opens", "model = \"fast\"", opener("inference")).await.expect("valid");
+    assert_eq!(host.answer("opens", "s", "fast").await, "ok");
+    assert_eq!((state(&host, "first"), state(&host, "second")), (ModelState::Loaded, ModelState::Unloaded));
+    host.agents.models().set_alias("fast", "second").expect("valid");
+    assert_eq!(
+        host.answer("opens", "s", "fast").await,
+        "ok",
+        "the conversation continues with the new model"
+    );
+    assert_eq!(state(&host, "second"), ModelState::Loaded);
+    let denied = host.answer("opens", "other", "tiny").await;
+    assert!(denied.contains("may not use the model tiny"), "{denied}");
 }

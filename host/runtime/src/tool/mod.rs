@@ -36,8 +36,12 @@ pub(crate) struct Tool {
 }
 
 impl Tools {
-    /// Checks the tools that an agent describes. The error names the tool.
-    pub(crate) fn compile(described: Vec<types::ToolDefinition>, model: &Model) -> Result<Self, String> {
+    /// Checks the tools that an agent describes, and that its model can be held to their schemas if it is loaded. The error
+    /// names the tool.
+    pub(crate) fn compile(
+        described: Vec<types::ToolDefinition>,
+        model: Option<&Model>,
+    ) -> Result<Self, String> {
         if described.len() > MAX_TOOLS {
             return Err(format!("it describes {} tools; at most {MAX_TOOLS} are allowed", described.len()));
         }
@@ -48,7 +52,9 @@ impl Tools {
                 return Err(format!("it describes two tools with the name {name:?}"));
             }
             let tool = Tool::compile(tool).map_err(|why| format!("tool {name:?}: {why}"))?;
-            tool.check_decodable(model).map_err(|why| format!("tool {name:?}: {why}"))?;
+            if let Some(model) = model {
+                tool.check_decodable(model).map_err(|why| format!("tool {name:?}: {why}"))?;
+            }
             tools.push(Arc::new(tool));
         }
         Ok(Tools { tools })

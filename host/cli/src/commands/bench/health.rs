@@ -102,7 +102,7 @@ pub async fn run(args: Args) -> Result<()> {
     let url = server.url();
     let client = Client::new(Some(&url))?;
     client.deploy(&format!("name = \"{AGENT}\"\n"), component).await.context("deploying the agent")?;
-    let model = server.host.models().default_model().name().to_owned();
+    let model = server.host.models().default_name();
     let mut rows = vec![beside(&url, None, 0, time).await?];
     for work in works(&model) {
         rows.push(beside(&url, Some(Arc::new(work)), clients, time).await?);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use skep_engine::{Engine, EngineStats};
+use skep_engine::EngineStats;
 
 use crate::catalog;
 use crate::client::ChatClient;
@@ -64,20 +64,20 @@ impl Target {
         args.device.apply(&mut options.executor);
         let server = server::start_with(options, Vec::new(), Arc::new(Terminal)).await?;
         let client = ChatClient::new(&format!("{}/v1", server.url()))?;
-        let model = server.host.models().default_model().name().to_owned();
+        let model = server.host.models().default_name();
         Ok(Self { client, place: format!("{model} in this process"), model, here: Some(server) })
     }
 
     /// Returns the current statistics of the engine of a host in this process.
     pub fn stats(&self) -> Option<EngineStats> {
-        self.here.as_ref()?.host.models().engines().next().map(Engine::stats)
+        self.here.as_ref()?.host.models().engines().next().map(|engine| engine.stats())
     }
 
     /// Stops a host in this process when all its work has finished, and returns the last statistics of its
     /// engine.
     pub async fn stop(self) -> Option<EngineStats> {
         let server = self.here?;
-        let engine = server.host.models().engines().next().cloned();
+        let engine = server.host.models().engines().next();
         server.shutdown().await;
         let engine = engine?;
         engine.drain(DRAIN).await;

@@ -1,17 +1,22 @@
-//! `skep model`: pulls, lists, recommends, plans, deletes, inspects and verifies models.
+//! `skep model`: pulls, lists, recommends, plans, deletes, inspects and verifies models, and loads and unloads those of a
+//! running host.
 
+mod alias;
 mod inspect;
 mod list;
+mod load;
 mod plan;
 mod prune;
 mod pull;
 mod recommend;
 mod rm;
+mod status;
+mod unload;
 mod verify;
 
 use anyhow::Result;
 
-/// Pull, list, recommend, plan, delete, inspect and verify models
+/// Pull, list, recommend, plan, delete, inspect and verify models, and load and unload those of a running host
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     Pull(pull::Args),
@@ -22,10 +27,25 @@ pub enum Command {
     Inspect(inspect::Args),
     Verify(verify::Args),
     Plan(plan::Args),
+    Status(status::Args),
+    Load(load::Args),
+    Unload(unload::Args),
+    Alias(alias::Args),
 }
 
-pub fn run(command: Command) -> Result<()> {
-    tokio::task::block_in_place(|| match command {
+pub async fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Status(args) => status::run(args).await,
+        Command::Load(args) => load::run(args).await,
+        Command::Unload(args) => unload::run(args).await,
+        Command::Alias(args) => alias::run(args).await,
+        files => tokio::task::block_in_place(|| with_files(files)),
+    }
+}
+
+/// Runs a command that needs no host.
+fn with_files(command: Command) -> Result<()> {
+    match command {
         Command::Pull(args) => pull::run(&args),
         Command::List(args) => list::run(&args),
         Command::Recommend(args) => recommend::run(&args),
@@ -34,5 +54,8 @@ pub fn run(command: Command) -> Result<()> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
-    })
+        Command::Status(_) | Command::Load(_) | Command::Unload(_) | Command::Alias(_) => {
+            unreachable!("these commands ask a host")
+        }
+    }
 }

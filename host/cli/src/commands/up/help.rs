@@ -6,6 +6,7 @@ Examples:
   skep up my-agent examples/concierge
   skep up --watch my-agent                    redeploys it when one of its files changes
   skep up --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
+  skep up --model small=smollm2-135m --model models/big.gguf
   skep up --config skep.toml --listen 0.0.0.0:8080
 
 skep.toml, every line optional:
@@ -49,12 +50,16 @@ skep.toml, every line optional:
 All settings:
   listen, data, durability (\"process\", \"power\"), model, device, deterministic,
   threads
+  [[model]]  instead of model, for several: name, source (a name, hf:OWNER/REPO[:FILE]
+             or a path), aliases, default, device, replicas, tp, pp, context,
+             kv_tokens, load (\"start\", \"demand\"), load_wait_s, idle_unload_s;
+             what is left out is as [engine] says
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
              max_sequences, step_tokens, step_target_ms, kv, kv_tokens,
              activations (on CUDA devices: \"bf16\", \"f16\"), isa,
              pin_threads, speculation (\"off\", \"prompt-lookup\"),
              default_deadline_s, tensor_parallel, pipeline_parallel,
-             rank_deadline_s
+             rank_deadline_s, load_wait_s (that a request waits for a load: 30)
   [limits]   memory_mb, tables, table_elements, instances, cpu_ms, turn_ms,
              approval_ms, tokens_per_turn, tokens_per_day, state_kb, session_kb,
              host_calls, host_call_kb, fetches, fetch_kb, log_kb,

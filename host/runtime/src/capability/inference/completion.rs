@@ -18,7 +18,7 @@ use crate::{
     journal::Identity,
 };
 use skep_engine::{
-    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, Model, RolledBack, TokenEvent,
+    Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, TokenEvent,
     TokenStream, chat::refuse_oversized,
 };
 use skep_model::SpecialTokens;
@@ -28,10 +28,14 @@ use tokio::task;
 /// Continues a text.
 pub(crate) async fn complete(
     turn: Arc<Turn>,
-    model: Model,
+    model: Option<String>,
     prompt: String,
     options: GenerateOptions,
 ) -> Generated {
+    let model = match turn.model(model.as_deref()).await {
+        Ok(model) => model,
+        Err(error) => return Ok(Err(error)),
+    };
     if !options.tools.is_empty() {
         let message = "tools: a completion cannot call tools; use a conversation";
         return Ok(Err(Error::InvalidArgument(message.into())));
@@ -44,7 +48,7 @@ pub(crate) async fn complete(
         return Ok(Err(Error::InvalidArgument(message)));
     };
     let visible = options.visible;
-    let chat = match chat_options(&turn, &options) {
+    let chat = match chat_options(&turn, &model, &options) {
         Ok(chat) => chat,
         Err(error) => return Ok(Err(error)),
     };

@@ -165,9 +165,13 @@ impl ConversationSet {
         }
         let opened = match self.stored(name, turn).await? {
             Some(stored) => self.reopen(name, stored, turn, model).await,
-            None => self.check_new(name).and_then(|()| {
-                Ok(Conversation::new(turn.model(model)?, Transcript::new(), self.room.clone(), 0))
-            }),
+            None => match self.check_new(name) {
+                Ok(()) => turn
+                    .model(model)
+                    .await
+                    .map(|model| Conversation::new(model, Transcript::new(), self.room.clone(), 0)),
+                Err(error) => Err(error),
+            },
         };
         if let Ok(conversation) = &opened {
             self.opened.insert(name.to_owned(), conversation.clone());
@@ -239,7 +243,8 @@ impl ConversationSet {
     }
 
     /// Opens a stored conversation with its own model, unless the agent wants it to follow the model that it names. If the
-    /// host no longer has the conversation's model, the requested one is used, or else the agent's own.
+    /// host no longer has the conversation's model, or the agent's alias no longer means it, the requested one is used, or
+    /// else the agent's own.
     async fn reopen(
         &self,
         name: &str,
@@ -248,9 +253,10 @@ impl ConversationSet {
         model: Option<&str>,
     ) -> Result<Conversation, Error> {
         let model = match turn.agent.manifest.inference.follow_model {
-            true => turn.model(model)?,
-            false => match turn.model(Some(&stored.model)) {
-                Err(Error::ModelUnknown(_)) => turn.model(model)?,
+            true => turn.model(model).await?,
+            false => match turn.model(Some(&stored.model)).await {
+                Err(Error::ModelUnknown(_)) => turn.model(model).await?,
+                Err(Error::Denied(_)) if turn.uses_alias() => turn.model(model).await?,
                 model => model?,
             },
         };

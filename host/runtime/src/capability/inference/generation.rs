@@ -98,7 +98,8 @@ pub(crate) fn ask(
     conversation: &Conversation,
     options: GenerateOptions,
 ) -> Result<Result<RequestedGeneration, Error>, Stopped> {
-    let taken = chat_options(&turn, &options).and_then(|chat| Ok((chat, conversation.begin()?)));
+    let taken =
+        chat_options(&turn, &conversation.model, &options).and_then(|chat| Ok((chat, conversation.begin()?)));
     let (chat, (generating, before)) = match taken {
         Ok(taken) => taken,
         Err(error) => return Ok(Err(error)),

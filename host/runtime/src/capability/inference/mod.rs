@@ -39,7 +39,7 @@ use crate::{
 use serde::Deserialize;
 use serde_json::json;
 use skep_engine::{
-    Model,
+    ServedModel,
     chat::{ChatMessage, Role},
 };
 use std::sync::Arc;
@@ -94,8 +94,8 @@ impl HostWithStore<TurnContext> for Capabilities {
         prompt: String,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
-        match accessor.with(|mut access| access.get().begin_completion(model, &prompt))? {
-            Ok((turn, model)) => Ok(completion::complete(turn, model, prompt, options).await?),
+        match accessor.with(|mut access| access.get().begin_completion(&prompt))? {
+            Ok(turn) => Ok(completion::complete(turn, model, prompt, options).await?),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -105,10 +105,16 @@ impl Host for TurnContext {
     fn models(&mut self) -> wasmtime::Result<Vec<ModelInfo>> {
         self.charge(0)?;
         let Ok(turn) = self.turn() else { return Ok(Vec::new()) };
-        let describe = |model: &Model| ModelInfo {
-            name: model.name().to_owned(),
-            context_length: u32::try_from(model.sequence_limit()).unwrap_or(u32::MAX),
-            is_default: model.name() == turn.agent.model,
+        let own = turn.own_model_name();
+        let describe = |model: ServedModel| {
+            let loaded = model.loaded().map(|model| model.sequence_limit());
+            ModelInfo {
+                name: model.name().to_owned(),
+                // The context of a model that was never loaded is not known yet.
+                context_length: u32::try_from(loaded.or(model.context_length()).unwrap_or(0))
+                    .unwrap_or(u32::MAX),
+                is_default: own.as_deref() == Some(model.name()),
+            }
         };
         let list = || turn.usable_models().map(describe).collect();
         Ok(turn.journal.immediate(Identity::new("models", &()), list)?)
@@ -267,14 +273,10 @@ impl TurnContext {
 
     pub(in crate::capability) fn begin_completion(
         &mut self,
-        model: Option<String>,
         prompt: &str,
-    ) -> wasmtime::Result<Result<(Arc<Turn>, Model), Error>> {
+    ) -> wasmtime::Result<Result<Arc<Turn>, Error>> {
         self.charge(prompt.len())?;
-        Ok(self.turn().and_then(|turn| {
-            let model = turn.model(model.as_deref())?;
-            Ok((turn, model))
-        }))
+        Ok(self.turn())
     }
 
     fn hand_out(

@@ -9,7 +9,7 @@ use crate::{
     tool::{Tool, examples},
 };
 use skep_engine::{
-    Constraint, Sampling,
+    Constraint, Model, Sampling,
     chat::{ChatMessage, ChatOptions, ToolChoice},
 };
 use std::sync::Arc;
@@ -20,6 +20,7 @@ const MAX_CONSTRAINT_BYTES: usize = 256 << 10;
 
 pub(in crate::capability) fn chat_options(
     turn: &Turn,
+    model: &Model,
     options: &GenerateOptions,
 ) -> Result<ChatOptions, Error> {
     let mut tools: Vec<Arc<Tool>> = Vec::with_capacity(options.tools.len().min(128));
@@ -50,7 +51,7 @@ pub(in crate::capability) fn chat_options(
     if options.max_tokens == Some(0) {
         return Err(Error::InvalidArgument("max-tokens: must be at least 1".into()));
     }
-    let (sampling, seed) = sampling(&options.sampling)?;
+    let (sampling, seed) = sampling(&options.sampling, model.sampling())?;
     let (output, output_examples) = output(&options.output)?;
     let mut examples = examples::in_turn(&tools);
     examples.extend(output_examples);
@@ -80,8 +81,8 @@ pub(in crate::capability) fn chat_options(
     })
 }
 
-fn sampling(options: &inference::Sampling) -> Result<(Sampling, Option<u64>), Error> {
-    let default = Sampling::default();
+/// Returns the sampling parameters of a generation: the guest's, and the model's where the guest sets none.
+fn sampling(options: &inference::Sampling, default: Sampling) -> Result<(Sampling, Option<u64>), Error> {
     let sampling = Sampling {
         temperature: options.temperature.unwrap_or(default.temperature),
         top_k: options.top_k.unwrap_or(default.top_k),

@@ -25,8 +25,8 @@ impl Host for TurnContext {
         prompt: String,
         options: GenerateOptions,
     ) -> wasmtime::Result<Result<Generation, Error>> {
-        match self.begin_completion(model, &prompt)? {
-            Ok((turn, model)) => Ok(completion::complete(turn, model, prompt, options).await?),
+        match self.begin_completion(&prompt)? {
+            Ok(turn) => Ok(completion::complete(turn, model, prompt, options).await?),
             Err(error) => Ok(Err(error)),
         }
     }

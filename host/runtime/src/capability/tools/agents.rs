@@ -230,7 +230,7 @@ fn refusal(callee: &str, error: RuntimeError) -> ToolError {
         | RuntimeError::TooManyTurns { .. }
         | RuntimeError::BudgetUsedUp(_)
         | RuntimeError::PriceUnknown(_)
-        | RuntimeError::Engine(EngineError::Busy { .. })
+        | RuntimeError::Engine(EngineError::Busy { .. } | EngineError::ModelLoading { .. })
         | RuntimeError::AgentNotFound { .. } => ToolError::Unavailable(error.to_string()),
         error => ToolError::Failed(format!("agent {callee} did not answer: {error}")),
     }

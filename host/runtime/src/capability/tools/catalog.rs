@@ -93,8 +93,9 @@ impl Catalog {
 
     /// Whether decoding with the model of this turn's agent can enforce the tool's input schema.
     fn is_decodable(&self, turn: &Turn, tool: &Tool) -> bool {
-        let Ok(model) = turn.model(None) else { return false };
-        let key = digest(&(&turn.agent.model, &tool.definition.input_schema));
+        // A model that is not loaded yet refuses the tool when a generation offers it.
+        let Some(model) = turn.own_loaded_model() else { return true };
+        let key = digest(&(model.name(), &tool.definition.input_schema));
         if let Some(known) = self.decodable.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return *known;
         }

@@ -1,0 +1,43 @@
+//! `skep model unload`: frees the memory of a model of a running host.
+
+use anyhow::Result;
+use skep_api::{ChangeModel, ModelAction};
+
+use crate::commands::HostArgs;
+
+/// Unload a model of a running host, and free its memory
+///
+/// Requests and turns that use the model may come to their end first. The next request for the model loads it again. Needs an admin key
+/// if the host requires keys.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep model unload big
+  skep model unload big --drain 5               cuts off what still runs after 5 seconds")]
+pub struct Args {
+    /// Name or alias of the model
+    model: String,
+    /// Seconds that requests and turns which use the model may go on
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    drain: u64,
+    /// Return once no new request gets the model
+    #[arg(long)]
+    no_wait: bool,
+    #[command(flatten)]
+    host: HostArgs,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let change = ChangeModel {
+        model: args.model,
+        action: ModelAction::Unload,
+        wait: !args.no_wait,
+        drain_s: Some(args.drain),
+        ..ChangeModel::default()
+    };
+    let model = args.host.client()?.change_model(&change).await?;
+    super::status::print(&[model], args.json)
+}

@@ -1,0 +1,70 @@
+//! A local model as a member of a route. A route outlives the loads of its members, so it holds no engine.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt, future, stream};
+use skep_model::ModelDigest;
+
+use super::device_turns::DeviceTurns;
+use super::slot::Slot;
+use crate::chat::{ChatEvent, ChatMessage, ChatOptions, ChatOutcome, RemoteStream, chat};
+use crate::{EngineError, Priority, RemoteInfo, RemoteModel};
+
+pub(super) struct RouteMember {
+    info: RemoteInfo,
+    slot: Arc<Slot>,
+    turns: DeviceTurns,
+}
+
+impl RouteMember {
+    pub fn new(slot: Arc<Slot>, turns: DeviceTurns) -> Self {
+        let info = RemoteInfo {
+            name: slot.name().to_owned(),
+            digest: ModelDigest::remote("", slot.name()),
+            context_length: slot.known().map(|known| known.context_length),
+            created_unix_s: 0,
+        };
+        RouteMember { info, slot, turns }
+    }
+}
+
+impl RemoteModel for RouteMember {
+    fn info(&self) -> &RemoteInfo {
+        &self.info
+    }
+
+    fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream {
+        let (slot, turns) = (self.slot.clone(), self.turns.clone());
+        let begin = async move {
+            let engine = slot.ready(&turns).await?;
+            // Rendering and encoding a long prompt blocks.
+            let begun = tokio::task::spawn_blocking(move || chat(&engine, &messages, options)).await;
+            begun.map_err(|_| EngineError::Failed("the prompt could not be rendered".to_owned()))?
+        };
+        let events = stream::once(begin).try_flatten();
+        Box::pin(events.then(|event| future::ready(event.map(without_tokens))))
+    }
+
+    fn free_slots(&self) -> usize {
+        // A model that is not loaded has nothing to wait for but its load.
+        self.slot.engine().map_or(1, |engine| engine.free_slots(Priority::Interactive))
+    }
+
+    fn problem(&self) -> Option<String> {
+        self.slot.engine()?.problem()
+    }
+}
+
+/// Drops the tokens of an answer: the next answer of the route may be another model's.
+fn without_tokens(event: ChatEvent) -> ChatEvent {
+    match event {
+        ChatEvent::Finished(outcome) => ChatEvent::Finished(ChatOutcome {
+            prompt: Vec::new(),
+            tokens: Vec::new(),
+            raw: String::new(),
+            rendered: String::new(),
+            ..outcome
+        }),
+        event => event,
+    }
+}

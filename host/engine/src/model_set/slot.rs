@@ -1,0 +1,310 @@
+//! A model of this process, and the one place that changes its state.
+//!
+//! ```text
+//! Unloaded, Failed --load--> Loading --> Loaded --unload--> Unloading --> Unloaded
+//!                               |
+//!                               +--> Failed
+//! ```
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::watch;
+
+use super::device_turns::DeviceTurns;
+use super::local_model::{DEFAULT_LOAD_WAIT, Loader, LocalModel};
+use super::served::ModelState;
+use crate::{Engine, EngineError, LoadProgress, ModelInfo};
+
+/// Time after a failed load during which requests get its error at once, instead of trying again.
+const FAILURE_KEPT: Duration = Duration::from_secs(10);
+/// Time that a model whose idle time has passed gives to what still uses it.
+const IDLE_DEADLINE: Duration = Duration::from_secs(600);
+/// Retry delays that are told while a load runs.
+const RETRY_MS: std::ops::RangeInclusive<u64> = 500..=30_000;
+
+/// A model with its state.
+pub struct Slot {
+    name: String,
+    device: String,
+    load_wait: Duration,
+    idle_unload: Option<Duration>,
+    /// Models that were given as a running engine cannot be loaded again, and are never unloaded.
+    loader: Option<Loader>,
+    state: watch::Sender<State>,
+    /// The properties of the model, from its first load on.
+    known: OnceLock<ModelInfo>,
+    began: Instant,
+    /// The last use, in milliseconds since `began`.
+    used_ms: AtomicU64,
+    /// Duration of the last load; 0 before the first.
+    load_ms: AtomicU64,
+}
+
+enum State {
+    Unloaded,
+    Loading { progress: LoadProgress, since: Instant },
+    Loaded(Engine),
+    Unloading,
+    Failed { reason: String, at: Instant },
+}
+
+impl Slot {
+    pub(super) fn fixed(engine: Engine) -> Arc<Slot> {
+        let info = engine.info().clone();
+        let (name, device) = (info.name.clone(), info.device.clone());
+        let slot = Slot::new(name, device, None, State::Loaded(engine));
+        Arc::new(Slot { known: OnceLock::from(info), ..slot })
+    }
+
+    pub(super) fn declared(declared: LocalModel) -> Arc<Slot> {
+        let LocalModel { name, device, load_wait, idle_unload, loader } = declared;
+        let slot = Slot::new(name, device, Some(loader), State::Unloaded);
+        Arc::new(Slot { load_wait, idle_unload, ..slot })
+    }
+
+    fn new(name: String, device: String, loader: Option<Loader>, state: State) -> Slot {
+        Slot {
+            name,
+            device,
+            load_wait: DEFAULT_LOAD_WAIT,
+            idle_unload: None,
+            loader,
+            state: watch::Sender::new(state),
+            known: OnceLock::new(),
+            began: Instant::now(),
+            used_ms: AtomicU64::new(0),
+            load_ms: AtomicU64::new(0),
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the model's properties, which its first load finds out.
+    pub fn known(&self) -> Option<&ModelInfo> {
+        self.known.get()
+    }
+
+    pub fn state(&self) -> ModelState {
+        match &*self.state.borrow() {
+            State::Unloaded => ModelState::Unloaded,
+            State::Loading { progress, .. } => {
+                ModelState::Loading { step: progress.text(), percent: progress.percent() }
+            }
+            State::Loaded(_) => ModelState::Loaded,
+            State::Unloading => ModelState::Unloading,
+            State::Failed { reason, .. } => ModelState::Failed(reason.clone()),
+        }
+    }
+
+    pub fn engine(&self) -> Option<Engine> {
+        match &*self.state.borrow() {
+            State::Loaded(engine) => Some(engine.clone()),
+            _ => None,
+        }
+    }
+
+    /// Returns the engine for a request, or why there is none.
+    pub(super) fn loaded(&self) -> Result<Engine, EngineError> {
+        self.touch();
+        self.engine().ok_or_else(|| self.missing())
+    }
+
+    /// Returns the engine for a request. A model that is not loaded is loaded first.
+    pub(super) async fn ready(self: &Arc<Self>, turns: &DeviceTurns) -> Result<Engine, EngineError> {
+        self.touch();
+        let mut states = self.state.subscribe();
+        let deadline = tokio::time::Instant::now() + self.load_wait;
+        loop {
+            let needs_load = match &*states.borrow_and_update() {
+                State::Loaded(engine) => return Ok(engine.clone()),
+                State::Failed { reason, at } if at.elapsed() < FAILURE_KEPT => {
+                    return Err(EngineError::ModelUnloaded { name: self.name.clone(), why: reason.clone() });
+                }
+                State::Unloaded | State::Failed { .. } => true,
+                State::Loading { .. } | State::Unloading => false,
+            };
+            if needs_load {
+                self.load(turns)?;
+            }
+            // The slot holds the sender, so only the deadline ends the wait without a change.
+            if tokio::time::timeout_at(deadline, states.changed()).await.is_err() {
+                return Err(self.missing());
+            }
+        }
+    }
+
+    /// Begins a load unless the model is loaded or has begun to load. It runs in the background.
+    pub(super) fn load(self: &Arc<Self>, turns: &DeviceTurns) -> Result<(), EngineError> {
+        let Some(loader) = self.loader.clone() else { return Ok(()) };
+        let progress = LoadProgress::default();
+        let begun = self.state.send_if_modified(|state| match state {
+            State::Unloaded | State::Failed { .. } => {
+                *state = State::Loading { progress: progress.clone(), since: Instant::now() };
+                true
+            }
+            State::Unloading | State::Loading { .. } | State::Loaded(_) => false,
+        });
+        if !begun {
+            return match self.state() {
+                ModelState::Unloading => Err(self.missing()),
+                _ => Ok(()),
+            };
+        }
+        let (slot, turn) = (self.clone(), turns.of(&self.device));
+        tokio::spawn(async move {
+            progress.begin("waiting for the load of another model", None);
+            let _turn = turn.lock_owned().await;
+            progress.begin("loading", None);
+            let started = Instant::now();
+            let loading = tokio::task::spawn_blocking(move || loader(&progress));
+            let loaded = loading.await.unwrap_or_else(|_| Err("loading the model panicked".to_owned()));
+            slot.load_ms.store(millis(started.elapsed()), Ordering::Relaxed);
+            slot.finish_load(loaded);
+        });
+        Ok(())
+    }
+
+    fn finish_load(self: &Arc<Self>, loaded: Result<Engine, String>) {
+        self.touch();
+        match loaded {
+            Ok(engine) => {
+                self.known.get_or_init(|| engine.info().clone());
+                tracing::info!(model = self.name, "the model is loaded");
+                self.state.send_replace(State::Loaded(engine));
+                if let Some(idle) = self.idle_unload {
+                    tokio::spawn(unload_when_idle(Arc::downgrade(self), idle));
+                }
+            }
+            Err(reason) => {
+                tracing::error!(model = self.name, "the model cannot be loaded: {reason}");
+                self.state.send_replace(State::Failed { reason, at: Instant::now() });
+            }
+        }
+    }
+
+    /// Begins to unload the model. Nobody gets it any more; those who have it may use it until the deadline.
+    pub(super) fn unload(self: &Arc<Self>, deadline: Duration) -> Result<(), EngineError> {
+        if self.loader.is_none() {
+            let message =
+                format!("{} was given to this process as a running engine and stays loaded", self.name);
+            return Err(EngineError::invalid("model", message));
+        }
+        let mut engine = None;
+        let mut is_loading = false;
+        self.state.send_if_modified(|state| match state {
+            State::Loaded(running) => {
+                engine = Some(running.clone());
+                *state = State::Unloading;
+                true
+            }
+            State::Failed { .. } => {
+                *state = State::Unloaded;
+                true
+            }
+            State::Loading { .. } => {
+                is_loading = true;
+                false
+            }
+            State::Unloaded | State::Unloading => false,
+        });
+        if is_loading {
+            return Err(self.missing());
+        }
+        let Some(engine) = engine else { return Ok(()) };
+        let slot = self.clone();
+        tokio::spawn(async move {
+            engine.retire(deadline).await;
+            tracing::info!(model = slot.name, "the model is unloaded");
+            slot.state.send_replace(State::Unloaded);
+        });
+        Ok(())
+    }
+
+    /// Waits until the model is neither being loaded nor being unloaded.
+    pub(super) async fn settled(&self) -> ModelState {
+        let mut states = self.state.subscribe();
+        let is_settled = |state: &State| !matches!(state, State::Loading { .. } | State::Unloading);
+        // The slot holds the sender, so the wait cannot fail.
+        let _ = states.wait_for(is_settled).await;
+        self.state()
+    }
+
+    /// Returns the error of a request that did not get the model.
+    fn missing(&self) -> EngineError {
+        let name = self.name.clone();
+        match &*self.state.borrow() {
+            State::Loading { progress, since } => EngineError::ModelLoading {
+                name,
+                retry_after_ms: self.retry_ms(since.elapsed(), progress),
+                progress: progress.describe(),
+            },
+            State::Unloading => EngineError::ModelLoading {
+                name,
+                retry_after_ms: *RETRY_MS.start() as u32,
+                progress: "it is being unloaded first".to_owned(),
+            },
+            State::Loaded(_) => EngineError::ModelLoading {
+                name,
+                retry_after_ms: *RETRY_MS.start() as u32,
+                progress: "it is about to be ready".to_owned(),
+            },
+            State::Unloaded => EngineError::ModelUnloaded { name, why: "nobody has loaded it".to_owned() },
+            State::Failed { reason, .. } => EngineError::ModelUnloaded { name, why: reason.clone() },
+        }
+    }
+
+    /// Estimates what is left of a load, from its progress or from how long the last one took.
+    fn retry_ms(&self, elapsed: Duration, progress: &LoadProgress) -> u32 {
+        let elapsed_ms = millis(elapsed);
+        let whole_ms = match (progress.percent(), self.load_ms.load(Ordering::Relaxed)) {
+            (Some(percent @ 5..), _) => elapsed_ms * 100 / u64::from(percent),
+            (_, 0) => elapsed_ms.saturating_mul(2),
+            (_, last_ms) => last_ms,
+        };
+        whole_ms.saturating_sub(elapsed_ms).clamp(*RETRY_MS.start(), *RETRY_MS.end()) as u32
+    }
+
+    fn touch(&self) {
+        self.used_ms.store(millis(self.began.elapsed()), Ordering::Relaxed);
+    }
+
+    fn idle_for(&self) -> Duration {
+        self.began.elapsed().saturating_sub(Duration::from_millis(self.used_ms.load(Ordering::Relaxed)))
+    }
+}
+
+/// Unloads the model once nobody has used it for this time, and then ends.
+async fn unload_when_idle(slot: Weak<Slot>, idle: Duration) {
+    loop {
+        let wait = {
+            let Some(slot) = slot.upgrade() else { return };
+            let State::Loaded(_) = &*slot.state.borrow() else { return };
+            idle.saturating_sub(slot.idle_for())
+        };
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+            continue;
+        }
+        let Some(slot) = slot.upgrade() else { return };
+        let in_use = match &*slot.state.borrow() {
+            State::Loaded(engine) => engine.is_in_use(),
+            _ => return,
+        };
+        if in_use {
+            slot.touch();
+            continue;
+        }
+        tracing::info!(model = slot.name, idle_s = idle.as_secs(), "the model has been idle and is unloaded");
+        // Only a model without a loader cannot be unloaded.
+        let _ = slot.unload(IDLE_DEADLINE);
+        return;
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

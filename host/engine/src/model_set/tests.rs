@@ -1,0 +1,209 @@
+//! Tests of loads and unloads, with real engines of a tiny model.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::{LocalModel, ModelSet, ModelState, check_name};
+use crate::tests::fixture::{collect, engine, first_token, greedy, model};
+use crate::{Engine, EngineError, EngineOptions, LoadProgress, Model};
+
+/// Longer than anything in these tests takes.
+const LONG: Duration = Duration::from_secs(60);
+
+fn start(name: &str) -> Result<Engine, String> {
+    let mut loaded = model(4096, |executor| Box::new(executor));
+    loaded.name = name.to_owned();
+    Engine::start(loaded, EngineOptions::default()).map_err(|error| error.to_string())
+}
+
+fn declared(name: &'static str) -> LocalModel {
+    LocalModel::new(name, "cpu", move |_: &LoadProgress| start(name))
+}
+
+fn engine_of(model: Model) -> Engine {
+    model.engine().expect("a model of this process").clone()
+}
+
+/// Waits until this process has no thread of this name.
+async fn thread_ends(name: &str) {
+    let ended = async {
+        while has_thread(name) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(LONG, ended).await.expect("the thread ends");
+}
+
+/// Returns whether this process has a thread of this name.
+fn has_thread(name: &str) -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").expect("Linux lists the threads");
+    threads.flatten().any(|thread| {
+        std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name)
+    })
+}
+
+async fn generated(model: Model) -> usize {
+    collect(engine_of(model).generate(greedy("a", 4)).expect("accepted")).await.expect("an answer").ids.len()
+}
+
+#[tokio::test]
+async fn a_request_that_does_not_wait_is_told_the_progress_and_a_later_one_gets_the_model() {
+    let (release, held) = mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let slow = LocalModel::new("slow", "cpu", move |progress: &LoadProgress| {
+        progress.begin("reading weights", Some(200));
+        progress.advance_to(50);
+        held.lock().expect("not poisoned").recv().expect("the test releases it");
+        start("slow")
+    });
+    let models = ModelSet::new(engine()).with(LocalModel { load_wait: Duration::from_millis(100), ..slow });
+    let unloaded = models.get(Some("slow")).expect_err("nobody has loaded it");
+    assert_eq!(unloaded.code(), "model_unloaded");
+    let error = models.ready(Some("slow")).await.expect_err("the load is held");
+    let EngineError::ModelLoading { name, retry_after_ms, progress } = &error else { panic!("{error}") };
+    assert_eq!((name.as_str(), progress.as_str()), ("slow", "reading weights, 25 %"));
+    assert!((500..=30_000).contains(retry_after_ms), "{error}");
+    let loading = ModelState::Loading { step: "reading weights".into(), percent: Some(25) };
+    assert_eq!(models.find(Some("slow")).expect("declared").state(), loading);
+    assert_eq!(models.iter().count(), 1, "a model that is being loaded is not used");
+    release.send(()).expect("the loader waits");
+    assert_eq!(models.settled("slow").await.expect("known"), ModelState::Loaded);
+    assert_eq!(generated(models.ready(Some("slow")).await.expect("loaded")).await, 4);
+    assert_eq!(models.find(Some("slow")).expect("declared").context_length(), Some(512));
+}
+
+#[tokio::test]
+async fn a_load_that_fails_is_told_and_tried_again_when_asked_for() {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let counted = tries.clone();
+    let flaky = LocalModel::new("flaky", "cpu", move |_: &LoadProgress| {
+        match counted.fetch_add(1, Ordering::Relaxed) {
+            0 => Err("no memory".to_owned()),
+            1 => panic!("simulated fault of a loader"),
+            _ => start("flaky"),
+        }
+    });
+    let models = ModelSet::new(engine()).with(flaky);
+    for _ in 0..2 {
+        let error = models.ready(Some("flaky")).await.expect_err("the load fails");
+        assert_eq!(error.to_string(), "the model flaky is not loaded: no memory");
+    }
+    assert_eq!(tries.load(Ordering::Relaxed), 1, "requests do not repeat a load that has just failed");
+    models.load("flaky").expect("a person may");
+    let panicked = ModelState::Failed("loading the model panicked".into());
+    assert_eq!(models.settled("flaky").await.expect("known"), panicked);
+    models.load("flaky").expect("a person may");
+    assert_eq!(models.settled("flaky").await.expect("known"), ModelState::Loaded);
+}
+
+#[tokio::test]
+async fn loads_of_one_device_follow_one_another() {
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let counting = |name: &'static str, device: &str| {
+        let (running, most) = (running.clone(), most.clone());
+        LocalModel::new(name, device, move |_: &LoadProgress| {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            let started = start(name);
+            running.fetch_sub(1, Ordering::SeqCst);
+            started
+        })
+    };
+    let models = ModelSet::new(counting("a", "cpu")).with(counting("b", "cpu")).with(counting("c", "cpu"));
+    let ready = ["a", "b", "c"].map(|name| models.ready(Some(name)));
+    for model in futures::future::join_all(ready).await {
+        model.expect("loaded");
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn an_unloaded_model_finishes_its_work_frees_everything_and_is_loaded_again_when_asked_for() {
+    let models = ModelSet::new(declared("unl"));
+    let used = models.ready(None).await.expect("loaded");
+    let mut running = engine_of(used.clone()).generate(greedy("a long answer", 200)).expect("accepted");
+    first_token(&mut running).await;
+    assert!(has_thread("engine-0-unl"));
+    models.unload("unl", LONG).expect("it has begun");
+    assert_eq!(models.find(None).expect("known").state(), ModelState::Unloading);
+    assert_eq!(models.get(None).expect_err("nobody gets it any more").code(), "model_loading");
+    assert_eq!(models.load("unl").expect_err("it is being unloaded").code(), "model_loading");
+    let waiting = tokio::spawn({
+        let models = models.clone();
+        async move { generated(models.ready(None).await.expect("loaded again")).await }
+    });
+    assert_eq!(collect(running).await.expect("it may end").ids.len(), 199);
+    assert_eq!(generated(used).await, 4, "those who have the model may go on using it");
+    assert_eq!(waiting.await.expect("no panic"), 4);
+    assert_eq!(models.find(None).expect("known").state(), ModelState::Loaded);
+    models.unload("unl", LONG).expect("it has begun");
+    assert_eq!(models.settled("unl").await.expect("known"), ModelState::Unloaded);
+    thread_ends("engine-0-unl").await;
+}
+
+#[tokio::test]
+async fn what_still_runs_at_the_deadline_of_an_unload_is_ended() {
+    let models = ModelSet::new(declared("cut"));
+    let held = engine_of(models.ready(None).await.expect("loaded"));
+    let mut running = held.generate(greedy("a long answer", 400)).expect("accepted");
+    first_token(&mut running).await;
+    models.unload("cut", Duration::ZERO).expect("it has begun");
+    assert!(matches!(collect(running).await, Err(EngineError::ShuttingDown)));
+    assert_eq!(models.settled("cut").await.expect("known"), ModelState::Unloaded);
+    thread_ends("engine-0-cut").await;
+    assert!(matches!(held.generate(greedy("more", 4)), Err(EngineError::ShuttingDown)));
+}
+
+#[tokio::test]
+async fn an_idle_model_is_unloaded_and_one_in_use_is_not() {
+    let idle_unload = Some(Duration::from_millis(100));
+    let models = ModelSet::new(LocalModel { idle_unload, ..declared("idle") });
+    let used = models.ready(None).await.expect("loaded");
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert_eq!(models.find(None).expect("known").state(), ModelState::Loaded, "somebody has it");
+    drop(used);
+    let unloaded = async {
+        while models.find(None).expect("known").state() != ModelState::Unloaded {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LONG, unloaded).await.expect("it is unloaded");
+    assert_eq!(generated(models.ready(None).await.expect("loaded again")).await, 4);
+}
+
+#[tokio::test]
+async fn an_alias_is_pointed_at_another_model_and_models_come_and_go() {
+    let models = ModelSet::new(declared("a")).with(declared("b"));
+    models.set_alias("fast", "a").expect("valid");
+    assert_eq!(models.ready(Some("fast")).await.expect("loaded").name(), "a");
+    models.set_alias("fast", "b").expect("valid");
+    assert_eq!(models.ready(Some("fast")).await.expect("loaded").name(), "b");
+    assert_eq!((models.aliases_of("a"), models.aliases_of("b")), (vec![], vec!["fast".to_owned()]));
+    models.set_alias("fast", "nowhere").expect_err("an alias names a model");
+    let error = models.set_alias("a", "b").expect_err("a model has this name").to_string();
+    assert!(error.contains("\"a\" is the name of a model"), "{error}");
+    models.without("a").expect_err("it is the default");
+    models.set_default("b").expect("known");
+    models.without("a").expect("no longer the default");
+    assert_eq!((models.default_name(), models.served().len()), ("b".to_owned(), 1));
+    assert_eq!(models.get(Some("a")).expect_err("it is gone").code(), "model_unknown");
+}
+
+#[tokio::test]
+async fn a_model_that_was_given_as_an_engine_stays_loaded() {
+    let models = ModelSet::new(engine());
+    let error = models.unload("tiny", LONG).expect_err("it could not be loaded again").to_string();
+    assert!(error.contains("stays loaded"), "{error}");
+    assert_eq!(models.ready(None).await.expect("loaded").name(), "tiny");
+}
+
+#[test]
+fn names_of_local_models_cannot_be_mistaken_for_others() {
+    for name in ["smollm2-135m", "Qwen2.5_0.5B", "a:b"] {
+        check_name(name).expect(name);
+    }
+    for name in ["", "a/b", "agent:x", "default", "a b", "é"] {
+        check_name(name).expect_err(name);
+    }
+}

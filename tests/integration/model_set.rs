@@ -1,0 +1,131 @@
+//! Several models in one host: one is there from the start, and one is loaded by its first request and unloaded again.
+
+use crate::harness::{client, content, model_path};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+};
+
+struct Up {
+    child: Child,
+    url: String,
+}
+
+impl Up {
+    /// Starts a host with this `skep.toml`.
+    fn start(folder: &std::path::Path, settings: &str) -> Up {
+        let file = folder.join("skep.toml");
+        fs::write(&file, settings).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
+            .args(["up", "--ephemeral", "--listen", "127.0.0.1:0", "--log-level", "warn", "--config"])
+            .arg(file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+        let url = lines
+            .find_map(|line| line.split_once("http://").map(|(_, url)| format!("http://{}", url.trim())));
+        std::thread::spawn(move || lines.for_each(drop));
+        Up { child, url: url.expect("`skep up` prints its URL") }
+    }
+
+    /// Runs a command of `skep` against the host and returns what it prints.
+    fn skep(&self, arguments: &[&str]) -> String {
+        let output = Command::new(env!("CARGO_BIN_EXE_skep"))
+            .args(arguments)
+            .args(["--url", &self.url])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        said
+    }
+
+    async fn chat(&self, model: &str) -> Value {
+        let messages = json!([{"role": "user", "content": "What is the capital of France?"}]);
+        let body = json!({"model": model, "messages": messages, "max_tokens": 12, "temperature": 0});
+        let response =
+            client().post(format!("{}/v1/chat/completions", self.url)).json(&body).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        response.json().await.unwrap()
+    }
+
+    /// Returns the resident memory that is not of files, in MiB.
+    fn memory_mib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("Linux says it");
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+    }
+
+    /// Returns the number of engine loops.
+    fn engines(&self) -> usize {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let names =
+            threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+        names.filter(|name| name.starts_with("engine-")).count()
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn two_models_are_served_and_one_is_loaded_and_unloaded_while_the_host_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = model_path().display().to_string();
+    let settings = format!(
+        "[[model]]\nname = \"small\"\nsource = {path:?}\n\
+         [[model]]\nname = \"big\"\nsource = {path:?}\naliases = [\"smart\"]\nload = \"demand\"\ncontext = 2048\n\
+         [engine]\nload_wait_s = 300\n"
+    );
+    let up = Up::start(folder.path(), &settings);
+    let status = up.skep(&["model", "status"]);
+    assert!(
+        status.contains("small  loaded, default") && status.contains("big  unloaded, aliases smart"),
+        "{status}"
+    );
+    let small = up.chat("default").await;
+    assert_eq!((up.engines(), small["model"].as_str()), (1, Some("small")));
+    let alone = up.memory_mib();
+    let big = up.chat("smart").await;
+    assert_eq!((up.engines(), big["model"].as_str()), (2, Some("big")));
+    assert_eq!(content(&big), content(&small), "the same weights answer the same");
+    let status = up.skep(&["model", "status"]);
+    assert!(status.contains("big  loaded, aliases smart, context 2048"), "{status}");
+    let both = up.memory_mib();
+    up.skep(&["model", "alias", "smart", "small"]);
+    assert_eq!(up.chat("smart").await["model"], "small");
+    let unloaded = up.skep(&["model", "unload", "big"]);
+    assert!(unloaded.contains("big  unloaded"), "{unloaded}");
+    let after = up.memory_mib();
+    println!("memory without files: one model {alone} MiB, two {both} MiB, after the unload {after} MiB");
+    assert_eq!(up.engines(), 1);
+    assert!(both > alone + 50 && after + 50 < both, "{alone} {both} {after}");
+    assert!(up.skep(&["model", "load", "big"]).contains("big  loaded"));
+    assert_eq!(content(&up.chat("big").await), content(&small));
+}
+
+#[test]
+fn mistakes_in_several_models_are_refused_before_anything_is_loaded() {
+    let up = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_skep"))
+            .args(["up", "--ephemeral", "--listen", "127.0.0.1:0"])
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let twice = up(&["--model", "smollm2-135m", "--model", "smollm2-135m"]);
+    assert!(twice.contains("two models are called \"smollm2-135m\"") && twice.contains("hint: "), "{twice}");
+    let missing = up(&["--model", "a=/nonexistent/model.gguf"]);
+    assert!(missing.contains("no model \"/nonexistent/model.gguf\""), "{missing}");
+}
