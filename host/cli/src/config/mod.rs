@@ -7,6 +7,7 @@ mod agents;
 mod ai;
 mod auth;
 mod batch;
+mod engine;
 mod grants;
 mod http;
 mod listen;
@@ -23,7 +24,6 @@ mod webhook;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -31,8 +31,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
-use skep_engine::{Routing, Speculation};
-use skep_model::{Activation, CpuAffinity, DeviceChoice, KvDtype};
+use skep_model::DeviceChoice;
 use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
@@ -41,6 +40,7 @@ use agents::AgentConfig;
 pub use ai::AiConfig;
 pub use auth::{AuthConfig, AuthFlag};
 pub use batch::BatchConfig;
+pub use engine::{EngineConfig, KvConfig, RoutingConfig, SpeculationConfig};
 use grants::GrantsConfig;
 pub use http::HttpConfig;
 pub use listen::listen_address;
@@ -119,77 +119,6 @@ pub enum DurabilityConfig {
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct EngineConfig {
-    /// Engines of the same model in this process; the threads are divided among them.
-    #[serde(deserialize_with = "number::<1, 64, _, _>")]
-    pub replicas: Option<NonZeroUsize>,
-    pub routing: Option<RoutingConfig>,
-    /// Maximum number of requests that wait at each replica.
-    #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
-    pub max_queue: Option<usize>,
-    /// Maximum number of sequences that run at the same time on each replica.
-    #[serde(deserialize_with = "number::<1, 65_536, _, _>")]
-    pub max_sequences: Option<usize>,
-    /// Token budget of one step.
-    #[serde(deserialize_with = "number::<1, 65_536, _, _>")]
-    pub step_tokens: Option<usize>,
-    /// Maximum time of a step in which prompts are computed beside decodes.
-    #[serde(deserialize_with = "number::<1, 3_600_000, _, _>")]
-    pub step_target_ms: Option<u64>,
-    /// Size of each replica's KV cache in tokens, over all sequences.
-    #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
-    pub kv_tokens: Option<usize>,
-    pub kv: Option<KvConfig>,
-    /// Format of activations on CUDA devices: bf16 or f16.
-    #[serde(deserialize_with = "parsed")]
-    pub activations: Option<Activation>,
-    /// Instruction set to compute with: portable, avx2 or avx512.
-    pub isa: Option<String>,
-    /// Whether each thread of the model's computation is pinned to a CPU of its own.
-    pub pin_threads: Option<bool>,
-    #[serde(deserialize_with = "number::<1, 604_800, _, _>")]
-    pub default_deadline_s: Option<u64>,
-    pub speculation: Option<SpeculationConfig>,
-    /// Tensor-parallel ranks, which share each layer.
-    #[serde(deserialize_with = "number::<1, 64, _, _>")]
-    pub tensor_parallel: Option<usize>,
-    /// Pipeline-parallel ranks, which divide the layers among them.
-    #[serde(deserialize_with = "number::<1, 64, _, _>")]
-    pub pipeline_parallel: Option<usize>,
-    /// Time that a request waits for its model to be loaded.
-    #[serde(deserialize_with = "number::<1, 3_600, _, _>")]
-    pub load_wait_s: Option<u64>,
-    /// Time that ranks wait while none of them makes progress.
-    #[serde(deserialize_with = "number::<1, 86_400, _, _>")]
-    pub rank_deadline_s: Option<u64>,
-}
-
-/// Distribution of requests over replicas.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RoutingConfig {
-    Affinity,
-    RoundRobin,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KvConfig {
-    F16,
-    F32,
-    I8,
-}
-
-/// Speculative decoding, and the source of its drafts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum SpeculationConfig {
-    Off,
-    PromptLookup,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
 pub struct RuntimeConfig {
     #[serde(deserialize_with = "number::<1, 1_000_000, _, _>")]
     pub max_agents: Option<usize>,
@@ -260,14 +189,8 @@ impl Config {
 
     /// Applies the settings in the file to `options`.
     pub fn apply(&self, options: &mut ServerOptions) -> Result<()> {
-        fn set<T: Clone>(target: &mut T, value: &Option<T>) {
-            if let Some(value) = value {
-                *target = value.clone();
-            }
-        }
         set(&mut options.listen, &self.listen);
         self.model.iter().try_for_each(|model| model.apply(options))?;
-        options.load_wait = self.engine.load_wait_s.map(Duration::from_secs).or(options.load_wait);
         if let Some(durability) = self.durability {
             options.durability = match durability {
                 DurabilityConfig::Process => Durability::Process,
@@ -280,29 +203,7 @@ impl Config {
         set(&mut options.executor.device, &self.device);
         set(&mut options.executor.deterministic, &self.deterministic);
         options.threads = self.threads.or(options.threads);
-        let engine = &self.engine;
-        set(&mut options.replicas, &engine.replicas);
-        set(&mut options.engine.routing, &engine.routing.map(Routing::from));
-        set(&mut options.engine.max_queue, &engine.max_queue);
-        set(&mut options.engine.max_sequences, &engine.max_sequences);
-        options.engine.step_tokens = engine.step_tokens.or(options.engine.step_tokens);
-        options.engine.step_target =
-            engine.step_target_ms.map(Duration::from_millis).or(options.engine.step_target);
-        options.executor.kv_tokens = engine.kv_tokens.or(options.executor.kv_tokens);
-        set(&mut options.executor.tensor_parallel, &engine.tensor_parallel);
-        set(&mut options.executor.pipeline_parallel, &engine.pipeline_parallel);
-        set(&mut options.executor.rank_deadline, &engine.rank_deadline_s.map(Duration::from_secs));
-        set(&mut options.engine.default_deadline, &engine.default_deadline_s.map(Duration::from_secs));
-        set(&mut options.engine.speculation, &engine.speculation.map(Speculation::from));
-        set(&mut options.executor.kv, &engine.kv.map(KvDtype::from));
-        options.executor.activations = engine.activations.or(options.executor.activations);
-        if let Some(isa) = &engine.isa {
-            let isa = isa.parse().map_err(|problem| anyhow::anyhow!("[engine] isa: {problem}"))?;
-            options.executor.isa = Some(isa);
-        }
-        if engine.pin_threads == Some(true) {
-            options.executor.affinity = CpuAffinity::Pinned(0);
-        }
+        self.engine.apply(options)?;
         set(&mut options.runtime.max_agents, &self.runtime.max_agents);
         set(&mut options.runtime.max_sessions_loaded, &self.runtime.max_sessions_loaded);
         set(&mut options.runtime.max_session_bytes, &self.runtime.max_session_bytes);
@@ -337,6 +238,13 @@ impl Config {
     }
 }
 
+/// Replaces a value by the one of the file, if it has one.
+fn set<T: Clone>(target: &mut T, value: &Option<T>) {
+    if let Some(value) = value {
+        *target = value.clone();
+    }
+}
+
 /// Reads a value that is written as its type is parsed and printed everywhere.
 fn parsed<'de, D, T>(reader: D) -> Result<Option<T>, D::Error>
 where
@@ -344,34 +252,6 @@ where
     T: FromStr<Err: std::fmt::Display>,
 {
     String::deserialize(reader)?.parse().map(Some).map_err(D::Error::custom)
-}
-
-impl From<RoutingConfig> for Routing {
-    fn from(routing: RoutingConfig) -> Self {
-        match routing {
-            RoutingConfig::Affinity => Routing::Affinity,
-            RoutingConfig::RoundRobin => Routing::RoundRobin,
-        }
-    }
-}
-
-impl From<KvConfig> for KvDtype {
-    fn from(kv: KvConfig) -> Self {
-        match kv {
-            KvConfig::F16 => KvDtype::F16,
-            KvConfig::F32 => KvDtype::F32,
-            KvConfig::I8 => KvDtype::I8,
-        }
-    }
-}
-
-impl From<SpeculationConfig> for Speculation {
-    fn from(speculation: SpeculationConfig) -> Self {
-        match speculation {
-            SpeculationConfig::Off => Speculation::Off,
-            SpeculationConfig::PromptLookup => Speculation::prompt_lookup(),
-        }
-    }
 }
 
 /// Returns the text that errors in this file start with.
@@ -382,7 +262,9 @@ pub fn is_invalid(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use skep_engine::{Routing, Speculation};
     use skep_kernels::Isa;
+    use skep_model::{CpuAffinity, KvDtype};
 
     #[test]
     fn file_overrides_defaults_and_leaves_the_rest() {
