@@ -85,6 +85,8 @@ mod structure;
 mod traces;
 /// Data, sessions, backups and agents of earlier versions.
 mod upgrade;
+/// Models that another host computes, and routes.
+mod upstreams;
 /// Agents that make HTTP requests, and the secrets that they send.
 mod web;
 /// Webhooks from the command line, and the log of a failing webhook.

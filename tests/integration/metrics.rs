@@ -2,7 +2,11 @@
 
 use crate::harness::{Host, MODEL, client, repository, shared};
 use crate::mcp::{call, connect};
+use crate::upstreams::{self, nowhere};
 use serde_json::json;
+use skep_cli::server_options::DataDir;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::num::NonZeroU32;
 
 /// A row of the document.
@@ -26,10 +30,49 @@ fn documented() -> Vec<Documented> {
     rows
 }
 
+/// Starts a server that answers every chat with the same text, and returns its address.
+fn talker() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/v1", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut reader = BufReader::new(connection.unwrap());
+            let (mut length, mut line) = (0, String::new());
+            while reader.read_line(&mut line).unwrap() > 2 {
+                if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+                line.clear();
+            }
+            reader.read_exact(&mut vec![0; length]).unwrap();
+            let chunk =
+                json!({"choices": [{"index": 0, "delta": {"content": "Hello."}, "finish_reason": "stop"}]});
+            let usage = json!({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}});
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+            let answer = format!("{head}data: {chunk}\n\ndata: {usage}\n\ndata: [DONE]\n\n");
+            reader.get_mut().write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    address
+}
+
 #[tokio::test]
 async fn every_documented_metric_exists_with_its_labels() {
     let data = tempfile::tempdir().unwrap();
-    let host = Host::start(Some(data.path()));
+    let (talker, gone) = (talker(), nowhere());
+    let mut options = upstreams::options(&format!(
+        "[[upstream]]\nname = \"talker\"\nkind = \"openai\"\nurl = \"{talker}\"\n[[upstream.models]]\nname = \"m\"\n\
+         [[upstream]]\nname = \"gone\"\nkind = \"openai\"\nurl = \"{gone}\"\nattempts = 1\n[[upstream.models]]\nname = \"m\"\n\
+         [[route]]\nname = \"smart\"\n[[route.models]]\nmodel = \"gone/m\"\n[[route.models]]\nmodel = \"talker/m\"\n"
+    ));
+    options.data = DataDir::Path(data.path().to_owned());
+    let host = Host::start_with(options);
+    let hello = json!([{"role": "user", "content": "Hello"}]);
+    host.ok("/v1/chat/completions", json!({"model": "smart", "messages": hello})).await;
+    let form = json!({"type": "json_object"});
+    let formless = json!({"model": "talker/m", "messages": hello, "response_format": form});
+    let (status, formless) = host.post("/v1/chat/completions", formless).await;
+    assert_eq!((status, &formless["error"]["code"]), (422, &json!("schema_unsatisfied")), "{formless}");
     let schedule = "[[schedule]]\nname = \"x\"\nevery = \"1h\"\nsession = \"s\"";
     assert_eq!(host.deploy_guest("generate", "measured", schedule).await.0, 201);
     assert_eq!(host.post("/v1/events", json!({"topic": "x"})).await.0, 202);

@@ -1,0 +1,141 @@
+//! A host whose models another host computes: the same answers, fall-back, grants, and the bill.
+
+use crate::harness::{Host, MODEL, client, content};
+use serde_json::{Value, json};
+use skep_cli::config::Config;
+use skep_cli::server_options::ServerOptions;
+
+/// Returns the options of a host with these settings.
+pub fn options(settings: &str) -> ServerOptions {
+    let mut options = Host::options(None);
+    Config::parse(settings).expect("valid settings").apply(&mut options).expect("sensible settings");
+    options
+}
+
+/// Returns an address at which nobody listens.
+pub fn nowhere() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("http://{}/v1", listener.local_addr().unwrap())
+}
+
+/// Starts a host with the upstream `near`, which is another host, the upstream `gone`, which nobody serves, and routes.
+fn host_beside(near: &Host) -> Host {
+    let (near, gone) = (near.at("/v1"), nowhere());
+    Host::start_with(options(&format!(
+        "[grants]\nmodels = [\"*\", \"near/*\"]\n\
+         [[upstream]]\nname = \"near\"\nkind = \"openai\"\nurl = \"{near}\"\n\
+         [[upstream.models]]\nname = \"{MODEL}\"\ncontext_length = 8192\n\
+         [[upstream]]\nname = \"gone\"\nkind = \"openai\"\nurl = \"{gone}\"\nattempts = 1\n\
+         [[upstream.models]]\nname = \"m\"\n\
+         [[route]]\nname = \"smart\"\n\
+         [[route.models]]\nmodel = \"gone/m\"\n[[route.models]]\nmodel = \"near/{MODEL}\"\n\
+         [[route]]\nname = \"home\"\n\
+         [[route.models]]\nmodel = \"gone/m\"\n[[route.models]]\nmodel = \"{MODEL}\"\n\
+         [prices.\"near/{MODEL}\"]\ninput = 0.60\ncached_input = 0.10\noutput = 3.00\ncurrency = \"USD\"\nfrom = \"2020-01-01\"\n"
+    )))
+}
+
+fn question(model: &str) -> Value {
+    let messages = json!([{"role": "user", "content": "What is the capital of France?"}]);
+    json!({"model": model, "messages": messages, "max_tokens": 24, "temperature": 0})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_of_another_host_answers_as_it_does_there() {
+    let near = Host::start(None);
+    let host = host_beside(&near);
+    let models = host.get("/v1/models").await.1;
+    let ids: Vec<&str> =
+        models["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
+    let remote = format!("near/{MODEL}");
+    for name in [MODEL, remote.as_str(), "gone/m", "smart", "home"] {
+        assert!(ids.contains(&name), "{name}: {ids:?}");
+    }
+    let there = near.ok("/v1/chat/completions", question(MODEL)).await;
+    let here = host.ok("/v1/chat/completions", question(&remote)).await;
+    assert_eq!(content(&here), content(&there));
+    assert_eq!(here["model"], json!(remote));
+    assert_eq!(here["usage"]["prompt_tokens"], there["usage"]["prompt_tokens"]);
+    assert!(here["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0, "{here}");
+
+    // Structured output and calls have their form.
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]});
+    let form = json!({"type": "json_schema", "json_schema": {"name": "city", "schema": schema}});
+    let mut structured = question(&remote);
+    (structured["response_format"], structured["max_tokens"]) = (form, json!(60));
+    let answer = host.ok("/v1/chat/completions", structured).await;
+    let city: Value = serde_json::from_str(content(&answer)).expect("JSON");
+    assert!(city["city"].is_string(), "{city}");
+    let function = json!({"name": "look_up", "description": "Looks up a city.", "parameters": schema});
+    let mut calling = question(&remote);
+    calling["tools"] = json!([{"type": "function", "function": function}]);
+    (calling["tool_choice"], calling["max_tokens"]) = (json!("required"), json!(60));
+    let answer = host.ok("/v1/chat/completions", calling).await;
+    let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).expect("JSON");
+    assert!(call["name"] == "look_up" && arguments["city"].is_string(), "{answer}");
+
+    // A stream joins to the whole answer.
+    let mut streamed = question(&remote);
+    streamed["stream"] = json!(true);
+    let events = host.events("/v1/chat/completions", streamed).await;
+    let deltas = events.iter().filter_map(|(_, data)| serde_json::from_str::<Value>(data).ok());
+    let text: String = deltas
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
+        .collect();
+    assert_eq!(text, content(&there));
+
+    let (status, refused) =
+        host.post("/v1/completions", json!({"model": remote, "prompt": "a", "max_tokens": 2})).await;
+    assert!(
+        status == 400 && refused["error"]["message"].as_str().unwrap().contains("use /v1/chat/completions")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_route_falls_back_and_says_who_answered_and_the_bill_names_it() {
+    let near = Host::start(None);
+    let host = host_beside(&near);
+    for (route, expected) in [("smart", format!("near/{MODEL}")), ("home", MODEL.to_owned())] {
+        let response =
+            client().post(host.at("/v1/chat/completions")).json(&question(route)).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["x-skep-model"], expected.as_str());
+        assert_eq!(response.headers()["x-skep-attempts"], "2");
+        let answer: Value = response.json().await.unwrap();
+        assert_eq!((&answer["model"], content(&answer).is_empty()), (&json!(expected), false), "{answer}");
+    }
+    let (status, refused) = host.post("/v1/chat/completions", question("gone/m")).await;
+    assert_eq!((status, &refused["error"]["code"]), (503, &json!("upstream_unavailable")), "{refused}");
+    // Usage is written in the background.
+    let used = loop {
+        let used = host.get("/v1/usage?by=model").await.1.to_string();
+        if used.contains(&format!("near/{MODEL}")) && used.contains(&format!("\"{MODEL}\"")) {
+            break used;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    };
+    assert!(!used.contains("smart") && used.contains("USD"), "{used}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_uses_a_model_of_another_host_if_it_is_granted() {
+    let near = Host::start(None);
+    let host = host_beside(&near);
+    let (status, deployed) =
+        host.deploy_guest("generate", "afar", &format!("model = \"near/{MODEL}\"")).await;
+    assert_eq!(status, 201, "{deployed}");
+    let (status, first) = host.message("afar", "s", "Name a colour.").await;
+    assert_eq!(status, 200, "{first}");
+    assert!(first["usage"]["completion_tokens"].as_u64().unwrap() > 0, "{first}");
+    let (status, second) = host.message("afar", "s", "Another one.").await;
+    assert_eq!(status, 200, "{second}");
+    assert!(
+        second["usage"]["prompt_tokens"].as_u64() > first["usage"]["prompt_tokens"].as_u64(),
+        "the conversation goes on: {second}"
+    );
+    let (status, deployed) = host.deploy_guest("generate", "denied", "model = \"gone/m\"").await;
+    assert_eq!(status, 201, "{deployed}");
+    let (status, denied) = host.message("denied", "s", "Name a colour.").await;
+    assert!(status >= 400 && denied.to_string().contains("gone/m"), "{status} {denied}");
+}
