@@ -194,10 +194,12 @@ failed() {{ echo "line $1: status $2"; tail -c 4000 "$3.out"; exit 1; }}
             )
             .unwrap();
             let ready = if block.text.contains("skep up") {
+                let listen = block.text.split_whitespace().skip_while(|word| *word != "--listen").nth(1);
+                let address = listen.unwrap_or("127.0.0.1:8080");
                 format!(
-                    "for _ in $(seq 1800); do curl -sf -o /dev/null http://127.0.0.1:8080/readyz && break; \
+                    "for _ in $(seq 1800); do curl -sf -o /dev/null http://{address}/readyz && break; \
                      kill -0 $! 2>/dev/null || failed {line} ended '{path}'; sleep 0.1; done; \
-                     curl -sf -o /dev/null http://127.0.0.1:8080/readyz || failed {line} 'not ready' '{path}'"
+                     curl -sf -o /dev/null http://{address}/readyz || failed {line} 'not ready' '{path}'"
                 )
             } else {
                 "sleep 1".to_owned()

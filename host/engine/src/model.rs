@@ -217,6 +217,8 @@ fn ask(
             return Err(EngineError::ContextOverflow { limit, prompt, requested });
         }
     }
+    // The caller's mark only says whether anyone waits for the start. From here on, dropping the stream cancels.
+    let options = ChatOptions { cancel: Cancel::default(), ..options };
     Ok(ChatStream::remote(RemoteAnswer::new(remote.chat(messages, options))))
 }
 

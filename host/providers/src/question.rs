@@ -46,6 +46,12 @@ pub(crate) struct AnswerTool {
 }
 
 impl<'a> Question<'a> {
+    /// Returns the seed as a number that every reader of JSON has exactly.
+    pub(crate) fn seed(&self) -> Option<u64> {
+        const NUMBERS: u64 = 1 << 53;
+        self.options.seed.map(|seed| seed % NUMBERS)
+    }
+
     pub(crate) fn new(
         kind: UpstreamKind,
         model: &'a UpstreamModelOptions,

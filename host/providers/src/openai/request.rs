@@ -60,7 +60,7 @@ pub(crate) fn body(question: &Question<'_>, host: &str) -> Value {
         let biases = options.sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias)));
         set("logit_bias", Value::Object(biases.collect()));
     }
-    if let Some(seed) = options.seed {
+    if let Some(seed) = question.seed() {
         set("seed", seed.into());
     }
     if !options.stop.is_empty() {

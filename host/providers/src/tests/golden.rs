@@ -46,7 +46,7 @@ fn asked() -> ChatOptions {
         parallel_tool_calls: false,
         examples: vec![ChatMessage::user("Hi."), ChatMessage::assistant("Hi!")],
         sampling: Sampling { temperature: 0.7, top_p: 0.9, top_k: 40, ..Sampling::default() },
-        seed: Some(7),
+        seed: Some(7 + (5 << 53)),
         max_tokens: Some(100),
         stop: vec!["END".into()],
         ..ChatOptions::default()

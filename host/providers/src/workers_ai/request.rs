@@ -52,7 +52,7 @@ pub(crate) fn body(question: &Question<'_>) -> Value {
     for (name, value) in question.sampling(SAMPLING) {
         set(&name, value);
     }
-    if let Some(seed) = options.seed {
+    if let Some(seed) = question.seed() {
         set("seed", seed.into());
     }
     if !options.stop.is_empty() {
