@@ -80,8 +80,10 @@ All settings:
              \"default\" covers tenants without a section
   [agents.NAME]
              weight: its share of the model, relative to other agents of its tenant
-  [grants]   models (\"*\" is all of this host, \"UPSTREAM/*\" all of an upstream), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\", \"http/fetch\";
-             * for any name), hosts (where agents may send requests; \"*\" is everywhere)
+  [grants]   models (\"*\" is all of this host, \"UPSTREAM/*\" all of an
+             upstream), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\",
+             \"http/fetch\"; * for any name), hosts (where agents may send
+             requests; \"*\" is everywhere)
   [auth]     required, open_metrics
   [http]     max_body_bytes, drain_s, origins (web pages that may use the
              host, such as \"https://app.example.com\"), header_timeout_s (15),
