@@ -26,8 +26,16 @@ const CRATES: [&str; 12] = [
 ];
 const MOST_FIELDS: usize = 16;
 /// Structs with more fields, which hold settings.
-const SETTINGS: [&str; 7] =
-    ["RuntimeOptions", "Config", "ModelConfig", "Parameters", "ChatOptions", "Limits", "LimitsToml"];
+const SETTINGS: [&str; 8] = [
+    "RuntimeOptions",
+    "Config",
+    "EngineConfig",
+    "ModelConfig",
+    "Parameters",
+    "ChatOptions",
+    "Limits",
+    "LimitsToml",
+];
 
 type Edges = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 

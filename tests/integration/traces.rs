@@ -174,6 +174,7 @@ async fn a_message_is_one_trace_from_the_caller_to_the_model() {
             "gen_ai.request.model": "smollm2-135m",
             "gen_ai.request.max_tokens": 5,
             "gen_ai.request.temperature": 0.7,
+            "gen_ai.request.top_p": 0.9,
             "gen_ai.request.seed": 11,
             "gen_ai.response.finish_reasons": ["length"],
             "gen_ai.usage.input_tokens": usage["prompt_tokens"],

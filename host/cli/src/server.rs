@@ -4,14 +4,12 @@
 //! accepted, running ones finish, then the agents' turns, then the database.
 
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, anyhow};
-use skep_engine::{Engine, EngineOptions};
+use anyhow::{Context as _, Result};
+use skep_engine::EngineOptions;
 use skep_gateway::{GatewayOptions, RateLimiter};
-use skep_model::{ExecutorOptions, LoadedModel, ModelError};
 use skep_runtime::{AgentHost, HostParts, RuntimeOptions};
 use skep_store::{Durability, Store};
 use tokio::net::TcpListener;
@@ -19,13 +17,10 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::agent_source::AgentSource;
-use crate::catalog;
 use crate::config::rates_of_open_host;
 use crate::data_lock::DataLock;
-use crate::device_flag::{kernel_folders, report_fallback};
 use crate::local_models;
 use crate::progress::{Progress, Silent};
-use crate::recommended_sampling;
 use crate::server_options::{DataDir, ServerOptions};
 use crate::upstreams::VaultKeys;
 
@@ -109,67 +104,6 @@ pub async fn start_with(
     let serving = tokio::spawn(skep_gateway::serve(listener, host.clone(), gateway, shutdown));
     let keys_required = access.keys_required;
     Ok(RunningServer { address, keys_required, host, store, data_lock, drain, stop, serving })
-}
-
-/// Opens the engine of a model by name or path. The executor's options apply to each replica, except for the
-/// threads, which are divided among the replicas.
-pub fn open_engine(
-    name_or_path: &str,
-    replicas: NonZeroUsize,
-    executor: ExecutorOptions,
-    engine: EngineOptions,
-    progress: &dyn Progress,
-) -> Result<Engine> {
-    open_engine_as(None, name_or_path, replicas, executor, engine, progress)
-}
-
-/// Opens the engine of a model like [`open_engine`], under another name.
-pub fn open_engine_as(
-    name: Option<&str>,
-    name_or_path: &str,
-    replicas: NonZeroUsize,
-    executor: ExecutorOptions,
-    engine: EngineOptions,
-    progress: &dyn Progress,
-) -> Result<Engine> {
-    let resolved = catalog::resolve(name_or_path, progress)?;
-    let recommended = recommended_sampling::of(&resolved.name);
-    let name = name.map_or_else(|| resolved.name.clone(), str::to_owned);
-    let model = catalog::ResolvedModel { name, ..resolved };
-    let step = progress.begin(&format!("loading {}", model.name), None);
-    let executor = ExecutorOptions {
-        kernels: kernel_folders()?,
-        // The executor needs room for everything that the engine may plan.
-        max_batch_tokens: executor.max_batch_tokens.max(engine.step_tokens.unwrap_or(0)),
-        max_sequences: executor.max_sequences.max(engine.max_sequences),
-        max_logit_rows: executor.max_logit_rows.max(engine.max_sequences),
-        ..executor
-    };
-    let loaded = LoadedModel::open_replicas(&model.name, &model.path, executor, replicas);
-    let mut loaded = loaded.map_err(|error| match error {
-        ModelError::Option { option, problem } => anyhow!("{}: {problem}", setting(&option)),
-        error => anyhow!(error).context(format!("cannot load {}", model.path.display())),
-    })?;
-    for replica in &mut loaded {
-        replica.sampling = replica.sampling.take().or_else(|| recommended.clone());
-    }
-    report_fallback(&model.name, loaded.first().and_then(|model| model.fallback.as_deref()));
-    let engine =
-        Engine::start_replicas(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;
-    step.finish("");
-    Ok(engine)
-}
-
-/// Describes where an option of the executor is set.
-fn setting(option: &str) -> String {
-    match option {
-        "device" => "--device, or `device` in skep.toml".to_owned(),
-        "threads" => "--threads, or `threads` in skep.toml".to_owned(),
-        "isa" => "--isa, or `isa` under [engine] in skep.toml".to_owned(),
-        "tensor_parallel" => "--tp, or `tensor_parallel` under [engine] in skep.toml".to_owned(),
-        "pipeline_parallel" => "--pp, or `pipeline_parallel` under [engine] in skep.toml".to_owned(),
-        option => format!("`{option}` under [engine] in skep.toml"),
-    }
 }
 
 /// Returns the path of the database in a host's data folder.

@@ -17,7 +17,7 @@ use skep_runtime::{RuntimeOptions, ToolServer};
 use skep_store::Durability;
 
 use crate::catalog;
-use crate::local_models::ModelOptions;
+use crate::model_options::ModelOptions;
 use crate::upstreams::RemoteOptions;
 
 /// Options of a host.

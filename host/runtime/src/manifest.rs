@@ -55,7 +55,7 @@ pub struct Manifest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InferenceToml {
-    /// What becomes of an answer of another server that a crash of this host cut off. An answer of a model of this host
+    /// The fate of an answer of another server that a crash of this host cut off. An answer of a model of this host
     /// always continues where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut_off: Option<CutOffMode>,
@@ -65,7 +65,7 @@ pub struct InferenceToml {
     pub follow_model: bool,
 }
 
-/// What becomes of an answer that was cut off.
+/// The fate of an answer that was cut off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CutOffMode {

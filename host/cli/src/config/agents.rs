@@ -9,8 +9,8 @@ use serde::Deserialize;
 use skep_engine::EngineOptions;
 use skep_runtime::AgentName;
 
-use super::number::number;
 use super::tenants::MAX_WEIGHT;
+use crate::number::number;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use serde::Deserialize;
 use skep_runtime::AGENT_MODEL;
 
-use crate::local_models::ModelOptions;
+use crate::model_options::ModelOptions;
 use crate::server_options::ServerOptions;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -47,7 +47,7 @@ impl AiConfig {
 #[cfg(test)]
 mod tests {
     use crate::config::Config;
-    use crate::local_models::ModelOptions;
+    use crate::model_options::ModelOptions;
 
     #[test]
     fn aliases_must_name_what_the_host_serves() {

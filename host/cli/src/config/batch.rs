@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use skep_runtime::BatchOptions;
 
-use super::number::number;
+use crate::number::number;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use skep_engine::{Routing, Speculation};
 use skep_model::{Activation, CpuAffinity, KvDtype};
 
-use super::number::number;
 use super::{parsed, set};
+use crate::number::number;
 use crate::server_options::ServerOptions;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]

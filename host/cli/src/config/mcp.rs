@@ -10,7 +10,7 @@ use serde::Deserialize;
 use skep_outbound::header::{HeaderName, HeaderValue};
 use skep_outbound::{McpBounds, McpOptions, McpServer, McpTransport, ToolServer, Url};
 
-use super::number::number;
+use crate::number::number;
 
 /// Environment variables that a process inherits: where programs are, who the user is, and the language. All
 /// others are in `env`.

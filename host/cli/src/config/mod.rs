@@ -13,13 +13,10 @@ mod http;
 mod listen;
 mod mcp;
 mod model;
-mod number;
 mod outbound;
 mod prices;
-mod route;
 mod sessions;
 mod tenants;
-mod upstream;
 mod webhook;
 
 use std::collections::BTreeMap;
@@ -35,7 +32,9 @@ use skep_model::DeviceChoice;
 use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
+use crate::number::number;
 use crate::server_options::{DataDir, ServerOptions};
+use crate::upstreams::{RouteConfig, UpstreamConfig};
 use agents::AgentConfig;
 pub use ai::AiConfig;
 pub use auth::{AuthConfig, AuthFlag};
@@ -46,14 +45,11 @@ pub use http::HttpConfig;
 pub use listen::listen_address;
 pub use mcp::McpConfig;
 use model::ModelSetting;
-use number::number;
 use outbound::OutboundConfig;
 use prices::PricesConfig;
-pub use route::{KnownModels, RouteConfig};
 use sessions::SessionsConfig;
 use tenants::TenantConfig;
 pub use tenants::rates_of_open_host;
-pub use upstream::UpstreamConfig;
 pub use webhook::WebhookConfig;
 
 /// Maximum total size of stored data.

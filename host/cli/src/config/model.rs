@@ -11,8 +11,9 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use skep_model::DeviceChoice;
 
-use super::{number::number, parsed};
-use crate::local_models::{self, LoadPolicy, ModelOptions};
+use super::parsed;
+use crate::model_options::{self, LoadPolicy, ModelOptions};
+use crate::number::number;
 use crate::server_options::ServerOptions;
 
 /// Maximum number of models in a file.
@@ -83,7 +84,7 @@ impl ModelSetting {
         }
         options.models =
             configs.iter().map(ModelConfig::options).collect::<Result<_>>().context("[[model]]")?;
-        local_models::check(&options.models).context("[[model]]")
+        model_options::check(&options.models).context("[[model]]")
     }
 
     /// Resolves paths relative to the folder of the file.

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use skep_outbound::AddressRange;
 use skep_runtime::RuntimeOptions;
 
-use super::number::number;
+use crate::number::number;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]

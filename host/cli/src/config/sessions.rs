@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde::Deserialize;
 
-use super::number::number;
+use crate::number::number;
 use crate::server_options::ServerOptions;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]

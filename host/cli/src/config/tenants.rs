@@ -10,7 +10,8 @@ use serde::Deserialize;
 use skep_gateway::{RateOptions, TenantRates};
 use skep_runtime::{ModelGrant, Money, Tenant};
 
-use super::{number::number, parsed};
+use super::parsed;
+use crate::number::number;
 use crate::server_options::ServerOptions;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// What the server does with one request.
+/// The server's reaction to one request, step by step.
 enum Step {
     Say(&'static str),
     Think(&'static str),

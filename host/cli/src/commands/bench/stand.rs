@@ -8,13 +8,13 @@ use skep_engine::{ModelSet, Priority};
 use skep_runtime::{AgentHost, HostParts, Invocation, Manifest, Origin, RuntimeError, RuntimeOptions};
 use skep_store::{Durability, Store};
 
+use crate::engines;
 use crate::progress::Terminal;
-use crate::server;
 
 /// Opens the model that the host has to have, although no turn uses it.
 pub fn models(name: &str) -> Result<ModelSet> {
     let engine = tokio::task::block_in_place(|| {
-        server::open_engine(name, NonZeroUsize::MIN, Default::default(), Default::default(), &Terminal)
+        engines::open_engine(name, NonZeroUsize::MIN, Default::default(), Default::default(), &Terminal)
     })?;
     Ok(ModelSet::new(engine))
 }

@@ -18,7 +18,7 @@ use super::out;
 use crate::agent_source::AgentSource;
 use crate::compute_flags::ComputeFlags;
 use crate::config::{self, AuthFlag, Config, SpeculationConfig};
-use crate::local_models::{self, ModelOptions};
+use crate::model_options::{self, ModelOptions};
 use crate::open_files;
 use crate::paths;
 use crate::progress::Terminal;
@@ -193,7 +193,7 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
         let find = |text: &String| configured.iter().find(|model| model.served_name().as_ref() == Some(text));
         let model = |text: &String| find(text).cloned().unwrap_or_else(|| ModelOptions::parse(text));
         options.models = args.models.iter().map(model).collect();
-        local_models::check(&options.models)?;
+        model_options::check(&options.models)?;
     }
     config.ai.check(&options.local_models()).with_context(in_file)?;
     Ok(options)

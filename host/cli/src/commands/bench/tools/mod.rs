@@ -25,8 +25,8 @@ use skep_model::{DeviceChoice, ExecutorOptions};
 use super::super::out;
 use crate::catalog;
 use crate::device_flag::DeviceFlag;
+use crate::engines;
 use crate::progress::{Progress as _, Terminal};
-use crate::server;
 use answer::ModelAnswer;
 use cases::{AskedSpelling, Case, Group};
 use ours::Pair;
@@ -167,7 +167,13 @@ impl Args {
         };
         self.device.apply(&mut executor);
         tokio::task::block_in_place(|| {
-            server::open_engine(&self.model, NonZeroUsize::MIN, executor, EngineOptions::default(), &Terminal)
+            engines::open_engine(
+                &self.model,
+                NonZeroUsize::MIN,
+                executor,
+                EngineOptions::default(),
+                &Terminal,
+            )
         })
     }
 

@@ -12,7 +12,7 @@ use skep_providers::{
     UpstreamKind, UpstreamModelOptions, UpstreamOptions,
 };
 
-use super::number::number;
+use crate::number::number;
 
 /// Maximum of every time in milliseconds: an hour.
 const LONGEST_MS: u64 = 3_600_000;

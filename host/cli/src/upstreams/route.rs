@@ -8,7 +8,7 @@ use serde::Deserialize;
 use skep_engine::Model;
 use skep_providers::{Choice, Conditions, LocalOnly, Member, Prices, RouteOptions};
 
-use super::number::number;
+use crate::number::number;
 
 const LONGEST_MS: u64 = 3_600_000;
 const LONGEST_PROMPT: u64 = 1 << 30;

@@ -1,5 +1,8 @@
 //! The models of other servers and the routes of a host, made from its settings.
 
+mod route;
+mod upstream;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,7 +14,8 @@ use skep_outbound::Url;
 use skep_providers::{Key, KeySource, Prices, Route, Upstream};
 use skep_runtime::{Price, PriceList, SecretReader, UsageDay};
 
-use crate::config::{KnownModels, RouteConfig, UpstreamConfig};
+pub use self::route::{KnownModels, RouteConfig};
+pub use self::upstream::UpstreamConfig;
 
 /// The settings of `[[upstream]]` and `[[route]]`.
 #[derive(Debug, Clone, Default)]

@@ -1,0 +1,73 @@
+//! Opens engines: a model's files become an executor for each replica, and these an engine.
+
+use std::num::NonZeroUsize;
+
+use anyhow::{Context as _, Result, anyhow};
+use skep_engine::{Engine, EngineOptions};
+use skep_model::{ExecutorOptions, LoadedModel, ModelError};
+
+use crate::catalog;
+use crate::device_flag::{kernel_folders, report_fallback};
+use crate::progress::Progress;
+use crate::recommended_sampling;
+
+/// Opens the engine of a model by name or path. The executor's options apply to each replica, except for the
+/// threads, which are divided among the replicas.
+pub fn open_engine(
+    name_or_path: &str,
+    replicas: NonZeroUsize,
+    executor: ExecutorOptions,
+    engine: EngineOptions,
+    progress: &dyn Progress,
+) -> Result<Engine> {
+    open_engine_as(None, name_or_path, replicas, executor, engine, progress)
+}
+
+/// Opens the engine of a model like [`open_engine`], under another name.
+pub fn open_engine_as(
+    name: Option<&str>,
+    name_or_path: &str,
+    replicas: NonZeroUsize,
+    executor: ExecutorOptions,
+    engine: EngineOptions,
+    progress: &dyn Progress,
+) -> Result<Engine> {
+    let resolved = catalog::resolve(name_or_path, progress)?;
+    let recommended = recommended_sampling::of(&resolved.name);
+    let name = name.map_or_else(|| resolved.name.clone(), str::to_owned);
+    let model = catalog::ResolvedModel { name, ..resolved };
+    let step = progress.begin(&format!("loading {}", model.name), None);
+    let executor = ExecutorOptions {
+        kernels: kernel_folders()?,
+        // The executor needs room for everything that the engine may plan.
+        max_batch_tokens: executor.max_batch_tokens.max(engine.step_tokens.unwrap_or(0)),
+        max_sequences: executor.max_sequences.max(engine.max_sequences),
+        max_logit_rows: executor.max_logit_rows.max(engine.max_sequences),
+        ..executor
+    };
+    let loaded = LoadedModel::open_replicas(&model.name, &model.path, executor, replicas);
+    let mut loaded = loaded.map_err(|error| match error {
+        ModelError::Option { option, problem } => anyhow!("{}: {problem}", setting(&option)),
+        error => anyhow!(error).context(format!("cannot load {}", model.path.display())),
+    })?;
+    for replica in &mut loaded {
+        replica.sampling = replica.sampling.take().or_else(|| recommended.clone());
+    }
+    report_fallback(&model.name, loaded.first().and_then(|model| model.fallback.as_deref()));
+    let engine =
+        Engine::start_replicas(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;
+    step.finish("");
+    Ok(engine)
+}
+
+/// Describes where an option of the executor is set.
+fn setting(option: &str) -> String {
+    match option {
+        "device" => "--device, or `device` in skep.toml".to_owned(),
+        "threads" => "--threads, or `threads` in skep.toml".to_owned(),
+        "isa" => "--isa, or `isa` under [engine] in skep.toml".to_owned(),
+        "tensor_parallel" => "--tp, or `tensor_parallel` under [engine] in skep.toml".to_owned(),
+        "pipeline_parallel" => "--pp, or `pipeline_parallel` under [engine] in skep.toml".to_owned(),
+        option => format!("`{option}` under [engine] in skep.toml"),
+    }
+}
