@@ -10,14 +10,12 @@ use std::sync::Arc;
 use skep_model::{ModelDigest, Sampling};
 
 use crate::chat::{
-    ChatMessage, ChatOptions, ChatStream, Opening, RemoteAnswer, RemoteStream, Transcript, chat,
+    ChatMessage, ChatOptions, ChatStream, Opening, RemoteAnswer, RemoteStream, TOKEN_BYTES, Transcript, chat,
 };
 use crate::{Cancel, Engine, EngineError, Priority};
 
 /// The context that a remote model is assumed to have if nobody told it. Its server refuses what is too long.
 const UNKNOWN_CONTEXT: usize = 1 << 20;
-/// Mean length of a token's text, by which prompts of remote models are estimated.
-const TOKEN_BYTES: usize = 4;
 /// Tokens of markup around each message and tool, in the same estimate.
 const MARKUP_TOKENS: usize = 8;
 
@@ -91,13 +89,6 @@ impl Model {
         match self {
             Model::Local(engine) => Some(engine.info().context_length),
             Model::Remote(remote) => remote.info().context_length,
-        }
-    }
-
-    pub fn created_unix_s(&self) -> u64 {
-        match self {
-            Model::Local(engine) => engine.info().created_unix_s,
-            Model::Remote(remote) => remote.info().created_unix_s,
         }
     }
 

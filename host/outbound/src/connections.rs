@@ -17,7 +17,6 @@ use std::{
 const MAX_PORTS: usize = 64;
 const IDLE: Duration = Duration::from_secs(15);
 const IDLE_PER_HOST: usize = 8;
-const USER_AGENT: &str = concat!("skep/", env!("CARGO_PKG_VERSION"));
 
 pub(crate) struct Connections {
     resolve: Arc<dyn Resolve>,
@@ -71,19 +70,9 @@ impl Connections {
     }
 
     fn client(&self, port: u16) -> reqwest::Client {
-        reqwest::Client::builder()
+        self.tls()
+            .client()
             .dns_resolver(self.guarded(port))
-            .tls_backend_preconfigured(self.tls().config.clone())
-            .user_agent(USER_AGENT)
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .no_proxy()
-            .no_gzip()
-            .no_brotli()
-            .no_deflate()
-            .no_zstd()
-            .referer(false)
-            .http1_only()
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(IDLE_PER_HOST)
             .build()

@@ -5,6 +5,8 @@ use rustls::{ClientConfig, RootCertStore, crypto::ring};
 use rustls_platform_verifier::Verifier;
 use std::sync::Arc;
 
+const USER_AGENT: &str = concat!("skep/", env!("CARGO_PKG_VERSION"));
+
 /// Installs ring as the provider of this process, unless one is installed. HTTPS clients of other crates need
 /// it before they are built.
 pub fn install_provider() {
@@ -21,6 +23,23 @@ pub struct Tls {
 }
 
 impl Tls {
+    /// Returns the builder of a client that does what it is told and no more: it follows no redirects, uses no proxy
+    /// from the environment, keeps no cookies, decompresses nothing and retries nothing.
+    pub fn client(&self) -> reqwest::ClientBuilder {
+        reqwest::Client::builder()
+            .tls_backend_preconfigured(self.config.clone())
+            .user_agent(USER_AGENT)
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .no_proxy()
+            .no_gzip()
+            .no_brotli()
+            .no_deflate()
+            .no_zstd()
+            .referer(false)
+            .http1_only()
+    }
+
     /// Loads the certificate authorities of the machine. Without them, plain HTTP connections still work.
     pub fn of_the_machine() -> Self {
         let provider = Arc::new(ring::default_provider());

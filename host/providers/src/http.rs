@@ -18,7 +18,6 @@ use crate::{
 const MAX_ERROR_BYTES: usize = 64 << 10;
 /// Maximum total size of a response's headers.
 const MAX_HEADER_BYTES: usize = 64 << 10;
-const USER_AGENT: &str = concat!("skep/", env!("CARGO_PKG_VERSION"));
 
 pub(crate) struct Http {
     client: reqwest::Client,
@@ -31,19 +30,9 @@ impl Http {
             let message = format!("no certificate authority is trusted: {problem}");
             return Err(OptionsError::new("url", message));
         }
-        let client = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls.config)
-            .user_agent(USER_AGENT)
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
+        let client = tls
+            .client()
             .connect_timeout(timeouts.connect)
-            .no_proxy()
-            .no_gzip()
-            .no_brotli()
-            .no_deflate()
-            .no_zstd()
-            .referer(false)
-            .http1_only()
             .build()
             .map_err(|error| OptionsError::new("url", innermost(&error)))?;
         Ok(Http { client })

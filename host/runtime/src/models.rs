@@ -4,12 +4,9 @@
 //! configures nothing allows only the host's default model. A route counts as all the models that it may choose, so a
 //! request never leaves the host without a grant that names the upstream.
 
-use crate::{Manifest, ModelGrant, RuntimeOptions, agent::Agent, bindings::types::Error};
+use crate::{Manifest, ModelGrant, RuntimeOptions, agent::Agent, bindings::types::Error, name::setting_of};
 use skep_engine::{Model, ModelSet, ServedModel};
 use std::{collections::BTreeMap, sync::Arc};
-
-/// Key in `skep.toml` that stands for all tenants not named there.
-const ALL_OTHERS: &str = "default";
 
 /// The host's models, and the operator's ceilings on which of them agents and tenants may use.
 #[derive(Clone)]
@@ -88,7 +85,7 @@ impl GrantedModels {
     }
 
     fn of_tenant(&self, tenant: &str) -> Option<&Vec<ModelGrant>> {
-        self.tenants.get(tenant).or_else(|| self.tenants.get(ALL_OTHERS))
+        setting_of(&self.tenants, tenant)
     }
 }
 

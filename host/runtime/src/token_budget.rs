@@ -8,6 +8,7 @@
 use crate::{
     BudgetUsedUp, Clock, PriceUnknown, RuntimeError, RuntimeOptions, UsageDay, WorstCase,
     error::Budget,
+    name::setting_of,
     usage::{ModelUse, MoneyBudgets, MoneyShare, NoMoney, Promise, Source},
 };
 use skep_store::{Store, TokenUse, UsageCounts, UsageRow};
@@ -17,8 +18,6 @@ use std::{
 };
 
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
-/// Key in `skep.toml` that stands for all tenants not named there.
-const ALL_OTHERS: &str = "default";
 
 /// The reason why no tokens can be reserved.
 pub(crate) enum NoTokens {
@@ -139,7 +138,7 @@ impl TokenBudgets {
         if let Some((name, limit)) = agent {
             accounts.push((Account::Agent(name.to_owned()), u64::from(limit)));
         }
-        let limit = self.0.of_tenants.get(tenant).or_else(|| self.0.of_tenants.get(ALL_OTHERS));
+        let limit = setting_of(&self.0.of_tenants, tenant);
         if let Some(limit) = limit {
             accounts.push((Account::Tenant(tenant.to_owned()), u64::from(*limit)));
         }
@@ -314,7 +313,7 @@ mod tests {
     use super::*;
 
     async fn budgets(store: &Store, clock: &Clock) -> TokenBudgets {
-        let tenant_tokens_per_day = BTreeMap::from([("acme".to_owned(), 100), (ALL_OTHERS.to_owned(), 50)]);
+        let tenant_tokens_per_day = BTreeMap::from([("acme".to_owned(), 100), ("default".to_owned(), 50)]);
         let options = RuntimeOptions { tenant_tokens_per_day, ..RuntimeOptions::default() };
         TokenBudgets::open(store, clock.clone(), &options).await.expect("readable")
     }

@@ -3,7 +3,7 @@
 mod route;
 mod upstream;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -60,9 +60,9 @@ impl RemoteOptions {
         let priced =
             |model: &Model| (model.name().to_owned(), (model.clone(), price_of(prices, model.name())));
         let mut known: KnownModels = models.for_routes().iter().map(priced).collect();
-        let mut names: BTreeMap<&str, ()> = BTreeMap::new();
+        let mut names = BTreeSet::new();
         for upstream in &self.upstreams {
-            if names.insert(&upstream.name, ()).is_some() {
+            if !names.insert(&upstream.name) {
                 bail!("two [[upstream]] have the name {:?}\n  hint: rename one of them", upstream.name);
             }
             let secret = |name: &str| -> Arc<dyn KeySource> {

@@ -36,7 +36,7 @@ pub use answer::{ChatEvent, ChatFinish, ChatOutcome, Routed};
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
 pub use options::{ChatOptions, Opening};
 pub use prompt::{encode_prompt, refuse_oversized};
-pub(crate) use remote_answer::RemoteAnswer;
 pub use remote_answer::RemoteStream;
+pub(crate) use remote_answer::{RemoteAnswer, TOKEN_BYTES};
 pub use stream::{ChatStream, chat};
 pub use transcript::Transcript;

@@ -11,8 +11,8 @@ use crate::EngineError;
 /// The events of a remote model's answer, in the order of [`ChatEvent`]. Dropping the stream ends the request.
 pub type RemoteStream = Pin<Box<dyn Stream<Item = Result<ChatEvent, EngineError>> + Send>>;
 
-/// Mean length of a token's text, by which the tokens of an unfinished answer are estimated.
-const TOKEN_BYTES: usize = 4;
+/// Mean length of a token's text, by which tokens of remote models are estimated.
+pub(crate) const TOKEN_BYTES: usize = 4;
 
 /// A remote answer, which always ends with `Finished` or an error.
 pub(crate) struct RemoteAnswer {

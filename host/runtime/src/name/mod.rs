@@ -11,7 +11,7 @@ pub use agent::AgentName;
 pub use secret::SecretName;
 pub use session::SessionId;
 pub(crate) use session::SessionKey;
-pub(crate) use tenant::{OPERATOR, session_beside, session_in};
+pub(crate) use tenant::{OPERATOR, session_beside, session_in, setting_of};
 pub use tenant::{Tenant, plain_session, tenant_of};
 
 use crate::RuntimeError;

@@ -7,7 +7,7 @@
 use crate::RuntimeError;
 use serde::{Deserialize, Serialize};
 use skep_store::SessionFolder;
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 /// The tenant of all requests to a host that requires no keys.
 const LOCAL: &str = "local";
@@ -108,6 +108,14 @@ fn is_name(name: &str) -> bool {
     (1..=64).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+}
+
+/// Key in `skep.toml` that stands for all tenants not named there.
+const ALL_OTHERS: &str = "default";
+
+/// Returns the setting of a tenant: its own, or that of all others.
+pub(crate) fn setting_of<'a, T>(settings: &'a BTreeMap<String, T>, tenant: &str) -> Option<&'a T> {
+    settings.get(tenant).or_else(|| settings.get(ALL_OTHERS))
 }
 
 #[cfg(test)]

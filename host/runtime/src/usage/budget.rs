@@ -6,15 +6,12 @@
 //! store has it. A request whose cost cannot be known is refused.
 
 use super::{Amount, Money, PriceList, UsageDay, WorstCase};
-use crate::{BudgetUsedUp, Clock, PriceUnknown, error::Budget};
+use crate::{BudgetUsedUp, Clock, PriceUnknown, error::Budget, name::setting_of};
 use skep_store::{Store, StoreError, UsageBy, UsageCounts, UsageFilter, UsageRow};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-
-/// Key in `skep.toml` that stands for all tenants not named there.
-const ALL_OTHERS: &str = "default";
 
 /// The reason why no money can be reserved.
 pub(crate) enum NoMoney {
@@ -96,7 +93,7 @@ impl MoneyBudgets {
     }
 
     pub(crate) fn share(&self, tenant: &str) -> MoneyShare {
-        let limit = self.0.of_tenants.get(tenant).or_else(|| self.0.of_tenants.get(ALL_OTHERS)).copied();
+        let limit = setting_of(&self.0.of_tenants, tenant).copied();
         MoneyShare { budgets: self.clone(), tenant: tenant.to_owned(), limit, held: Mutex::default() }
     }
 
