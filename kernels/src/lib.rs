@@ -31,6 +31,7 @@ pub mod rope;
 mod same_bits;
 pub mod softmax;
 pub mod swiglu;
+pub mod turns;
 
 pub use dequantize::dequantize;
 pub use dtype::DType;

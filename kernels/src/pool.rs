@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::KernelError;
 use crate::affinity::pin_this_thread;
+use crate::turns::{Turn, TurnGroup};
 
 /// The time that a worker spins for more work before it parks.
 const SPIN: Duration = Duration::from_micros(100);
@@ -25,6 +26,8 @@ pub struct WorkerPool {
     /// Held during an operation, so that operations run one at a time.
     turn: Mutex<()>,
     barriers: AtomicU64,
+    /// The group that shares the CPUs with others. Without one, operations never wait for other pools.
+    group: Option<TurnGroup>,
 }
 
 /// The tasks of the current operation, erased to a pointer that is valid until `run` returns.
@@ -97,6 +100,7 @@ impl WorkerPool {
             wake: Vec::new(),
             turn: Mutex::new(()),
             barriers: AtomicU64::new(0),
+            group: None,
         };
         for index in 0..threads - 1 {
             let shared = shared.clone();
@@ -117,6 +121,17 @@ impl WorkerPool {
         Ok(pool)
     }
 
+    /// Makes the pool take turns with the pools of other groups. From then on, `run` is called only by a thread that
+    /// holds a turn of [`WorkerPool::take_turn`].
+    pub fn share_cpus(&mut self, group: TurnGroup) {
+        self.group = Some(group);
+    }
+
+    /// Waits until the pool's group may compute. `None` means that the pool shares the CPUs with no group.
+    pub fn take_turn(&self) -> Option<Turn> {
+        self.group.as_ref().map(TurnGroup::take)
+    }
+
     /// Returns the number of threads that share the work, including the calling thread.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
@@ -130,6 +145,9 @@ impl WorkerPool {
 
     /// Calls `task` with every index below `count`, distributed over the threads.
     pub fn run(&self, count: usize, task: impl Fn(usize) + Sync) {
+        if let Some(group) = &self.group {
+            group.pause();
+        }
         if self.workers.is_empty() || count <= 1 {
             (0..count).for_each(task);
             return;

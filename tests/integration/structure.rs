@@ -26,10 +26,11 @@ const CRATES: [&str; 12] = [
 ];
 const MOST_FIELDS: usize = 16;
 /// Structs with more fields, which hold settings.
-const SETTINGS: [&str; 8] = [
+const SETTINGS: [&str; 9] = [
     "RuntimeOptions",
     "Config",
     "EngineConfig",
+    "ExecutorOptions",
     "ModelConfig",
     "Parameters",
     "ChatOptions",

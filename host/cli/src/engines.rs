@@ -37,14 +37,7 @@ pub fn open_engine_as(
     let name = name.map_or_else(|| resolved.name.clone(), str::to_owned);
     let model = catalog::ResolvedModel { name, ..resolved };
     let step = progress.begin(&format!("loading {}", model.name), None);
-    let executor = ExecutorOptions {
-        kernels: kernel_folders()?,
-        // The executor needs room for everything that the engine may plan.
-        max_batch_tokens: executor.max_batch_tokens.max(engine.step_tokens.unwrap_or(0)),
-        max_sequences: executor.max_sequences.max(engine.max_sequences),
-        max_logit_rows: executor.max_logit_rows.max(engine.max_sequences),
-        ..executor
-    };
+    let executor = ExecutorOptions { kernels: kernel_folders()?, ..with_room_for(executor, &engine) };
     let loaded = LoadedModel::open_replicas(&model.name, &model.path, executor, replicas);
     let mut loaded = loaded.map_err(|error| match error {
         ModelError::Option { option, problem } => anyhow!("{}: {problem}", setting(&option)),
@@ -58,6 +51,16 @@ pub fn open_engine_as(
         Engine::start_replicas(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;
     step.finish("");
     Ok(engine)
+}
+
+/// Returns the options of an executor that has room for everything that the engine may plan.
+pub fn with_room_for(executor: ExecutorOptions, engine: &EngineOptions) -> ExecutorOptions {
+    ExecutorOptions {
+        max_batch_tokens: executor.max_batch_tokens.max(engine.step_tokens.unwrap_or(0)),
+        max_sequences: executor.max_sequences.max(engine.max_sequences),
+        max_logit_rows: executor.max_logit_rows.max(engine.max_sequences),
+        ..executor
+    }
 }
 
 /// Describes where an option of the executor is set.

@@ -23,6 +23,7 @@ pub mod guest_build;
 pub mod local_models;
 pub mod logging;
 mod machine;
+mod memory_budget;
 pub mod model_options;
 mod number;
 mod open_files;

@@ -7,7 +7,8 @@ use skep_engine::{DEFAULT_LOAD_WAIT, Engine, EngineOptions, LoadProgress, LocalM
 use skep_model::ExecutorOptions;
 
 use crate::catalog;
-use crate::engines::open_engine_as;
+use crate::engines::{open_engine_as, with_room_for};
+use crate::memory_budget::{BudgetedModel, MemoryBudget};
 use crate::model_options::{LoadPolicy, ModelOptions, check};
 use crate::progress::{Progress, Step};
 use crate::server_options::ServerOptions;
@@ -20,9 +21,11 @@ pub fn declare(
 ) -> Result<ModelSet> {
     let models = options.local_models();
     check(&models)?;
+    let budgeted = models.iter().map(|model| budgeted(model, options, engine)).collect();
+    let budget = Arc::new(MemoryBudget::new(budgeted));
     let mut set: Option<ModelSet> = None;
     for model in &models {
-        let declared = local_model(model, options, engine, progress);
+        let declared = local_model(model, options, engine, progress, &budget);
         set = Some(match set {
             None => ModelSet::new(declared),
             Some(set) => set.with(declared),
@@ -38,6 +41,9 @@ pub fn declare(
             set.set_alias(alias, &name)?;
         }
     }
+    budget.watch(&set);
+    let first = models.iter().filter(|model| model.load == LoadPolicy::Start);
+    budget.check_together(&first.map(name_of).collect::<Vec<_>>(), &**progress)?;
     Ok(set)
 }
 
@@ -58,12 +64,8 @@ fn name_of(model: &ModelOptions) -> String {
     model.served_name().unwrap_or_else(|| model.source.clone())
 }
 
-fn local_model(
-    model: &ModelOptions,
-    options: &ServerOptions,
-    engine: &EngineOptions,
-    progress: &Arc<dyn Progress + Send>,
-) -> LocalModel {
+/// Returns the settings of a model that decide how much memory it takes.
+fn budgeted(model: &ModelOptions, options: &ServerOptions, engine: &EngineOptions) -> BudgetedModel {
     let executor = ExecutorOptions {
         threads: options.threads,
         device: model.device.unwrap_or(options.executor.device),
@@ -72,23 +74,40 @@ fn local_model(
         kv_tokens: model.kv_tokens.or(options.executor.kv_tokens),
         ..options.executor
     };
+    BudgetedModel {
+        name: name_of(model),
+        source: model.source.clone(),
+        executor: with_room_for(executor, engine),
+        replicas: model.replicas.unwrap_or(options.replicas),
+    }
+}
+
+fn local_model(
+    model: &ModelOptions,
+    options: &ServerOptions,
+    engine: &EngineOptions,
+    progress: &Arc<dyn Progress + Send>,
+    budget: &Arc<MemoryBudget>,
+) -> LocalModel {
+    let device = model.device.unwrap_or(options.executor.device);
     let engine = EngineOptions { context: model.context.or(engine.context), ..engine.clone() };
     let replicas = model.replicas.unwrap_or(options.replicas);
     let (name, source, progress) = (name_of(model), model.source.clone(), progress.clone());
-    let named = name.clone();
+    let (named, budget) = (name.clone(), budget.clone());
     // Nobody deletes the files of a model that a host has loaded.
     let in_use = Mutex::new(None);
     let load = move |told: &LoadProgress| -> Result<Engine, String> {
         let both = Both { told: told.clone(), shown: progress.clone() };
         let held = catalog::hold(&source, &both).map_err(|error| format!("{error:#}"))?;
         *in_use.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
+        let executor = budget.admit(&named, &both).map_err(|error| format!("{error:#}"))?;
         open_engine_as(Some(&named), &source, replicas, executor, engine.clone(), &both)
             .map_err(|error| format!("{error:#}"))
     };
     LocalModel {
         load_wait: model.load_wait.or(options.load_wait).unwrap_or(DEFAULT_LOAD_WAIT),
         idle_unload: model.idle_unload,
-        ..LocalModel::new(name, executor.device.to_string(), load)
+        ..LocalModel::new(name, device.to_string(), load)
     }
 }
 

@@ -60,7 +60,8 @@ pub use handle::Engine;
 pub use model::{Model, RemoteInfo, RemoteModel, estimated_tokens};
 pub use model_info::ModelInfo;
 pub use model_set::{
-    DEFAULT_LOAD_WAIT, LoadProgress, Loader, LocalModel, ModelSet, ModelState, ServedModel, check_name,
+    DEFAULT_LOAD_WAIT, LoadProgress, Loader, LocalModel, ModelSet, ModelState, ServedModel, WeakModelSet,
+    check_name,
 };
 pub use options::{DraftLimits, EngineOptions, Routing, Speculation};
 pub use request::{

@@ -93,6 +93,14 @@ pub fn resolve_configuration(name_or_path: &str, progress: &dyn Progress) -> Res
     Ok(ResolvedModel { name, path })
 }
 
+/// Returns the path of a model that is on this machine already.
+pub fn path_without_pull(name_or_path: &str) -> Result<Option<PathBuf>> {
+    match source(name_or_path)? {
+        Some((reference, _)) => Ok(stored(&reference)?.map(|record| record.path)),
+        None => Ok(Some(local(Path::new(name_or_path))?.path)),
+    }
+}
+
 /// Returns the name that requests will use for the model `name_or_path`, without pulling it. `None` means
 /// that there is no such model.
 pub fn name_of(name_or_path: &str) -> Option<String> {

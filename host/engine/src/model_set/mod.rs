@@ -14,7 +14,7 @@ mod slot;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use crate::{Engine, EngineError, Model};
@@ -32,6 +32,11 @@ const MAX_MODELS: usize = 1024;
 #[derive(Clone)]
 pub struct ModelSet {
     shared: Arc<Shared>,
+}
+
+/// A set of models that does not keep the models alive, for what the set itself holds.
+pub struct WeakModelSet {
+    shared: Weak<Shared>,
 }
 
 struct Shared {
@@ -70,6 +75,10 @@ impl ModelSet {
         })
         .expect("adding a model checks nothing");
         self
+    }
+
+    pub fn downgrade(&self) -> WeakModelSet {
+        WeakModelSet { shared: Arc::downgrade(&self.shared) }
     }
 
     /// Removes a model and its aliases. The default model stays.
@@ -212,6 +221,12 @@ impl ModelSet {
         change(&mut names)?;
         *current = Arc::new(names);
         Ok(())
+    }
+}
+
+impl WeakModelSet {
+    pub fn upgrade(&self) -> Option<ModelSet> {
+        Some(ModelSet { shared: self.shared.upgrade()? })
     }
 }
 

@@ -46,7 +46,10 @@ impl CpuExecutor {
         let (page_count, head_size) = (limits.page_count, config.head_size);
         let ExecutorOptions { kv, affinity, .. } = options;
         let options = RankOptions { isa, threads, affinity, kv, page_count, head_size };
-        let rank = Rank::new(model, options, Links::SOLO)?;
+        let mut rank = Rank::new(model, options, Links::SOLO)?;
+        if let Some(turns) = &weights.turns {
+            rank.compute.pool.share_cpus(turns.clone());
+        }
         Ok(CpuExecutor { rank, isa, logits: StepLogits::new(config.vocabulary_size), limits, plan })
     }
 }
@@ -61,6 +64,7 @@ impl Executor for CpuExecutor {
         check(batch, &self.limits)?;
         let rows = batch.logit_rows();
         if batch.token_count() > 0 {
+            let _turn = self.rank.compute.pool.take_turn();
             self.rank.step(batch, Some(self.logits.buffer(rows)))?;
         }
         self.logits.keep(rows);

@@ -178,6 +178,11 @@ pub struct ExecutorOptions {
     /// whatever came from the cache. The bits are specific to one model file, architecture, activation format and
     /// number of ranks. The CPU behaves this way without the option.
     pub deterministic: bool,
+    /// Whether the model takes turns on the CPUs with the other models of this process. Without turns, models that compute
+    /// at the same time wait at each barrier for threads that the operating system gave to the other.
+    pub take_turns: bool,
+    /// Memory of each CUDA device that is left to other models, in bytes.
+    pub reserved_bytes: u64,
 }
 
 impl Default for ExecutorOptions {
@@ -198,6 +203,8 @@ impl Default for ExecutorOptions {
             pipeline_parallel: 1,
             rank_deadline: Duration::from_secs(10),
             deterministic: false,
+            take_turns: true,
+            reserved_bytes: 0,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use skep_kernels::WorkerPool;
 use skep_kernels::matmul::Activations;
+use skep_kernels::turns::{TurnGroup, Turns};
 
 use super::limits::limits;
 use super::sharded::ShardedExecutor;
@@ -35,6 +36,8 @@ pub struct ModelWeights {
     pub(super) parts: Vec<Arc<Transformer>>,
     /// Cost of a whole step, if there are several stages.
     pub(super) cost: Option<Cost>,
+    /// The executors that share these weights compute beside each other, and take turns with those of other weights.
+    pub(super) turns: Option<TurnGroup>,
 }
 
 impl ModelWeights {
@@ -55,8 +58,9 @@ impl ModelWeights {
             bytes += weights.bytes();
         }
         drop(pool);
-        let mut loaded =
-            ModelWeights { config, bytes, tensor_parallel: ranks, stages, parts: Vec::new(), cost: None };
+        let turns = options.take_turns.then(|| Turns::of_process().group());
+        let (parts, cost) = (Vec::new(), None);
+        let mut loaded = ModelWeights { config, bytes, tensor_parallel: ranks, stages, parts, cost, turns };
         if stages == 1 {
             loaded.parts = models.into_iter().map(Arc::new).collect();
         } else {

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use skep_kernels::Isa;
+use skep_kernels::turns::TurnGroup;
 
 use super::limits::{check, limits};
 use super::model_weights::ModelWeights;
@@ -41,6 +42,8 @@ pub(super) struct ShardedExecutor<C: Communicator> {
     /// Cost of a whole step, if there are several stages.
     cost: Option<Cost>,
     stages: usize,
+    /// The CPUs are handed over only between steps, because ranks wait for each other within one.
+    turns: Option<TurnGroup>,
     isa: Isa,
     logits: StepLogits,
     limits: ExecutorLimits,
@@ -121,6 +124,7 @@ impl<C: Communicator> ShardedExecutor<C> {
             missing: 0,
             cost: weights.cost,
             stages: weights.stages,
+            turns: weights.turns.clone(),
             isa,
             logits: StepLogits::new(config.vocabulary_size),
             limits,
@@ -198,6 +202,7 @@ impl<C: Communicator> Executor for ShardedExecutor<C> {
             self.reconnect()?;
             let count =
                 self.cost.as_ref().map_or(1, |cost| pipeline::micro_batches(cost, self.stages, tokens));
+            let _turn = self.turns.as_ref().map(TurnGroup::take);
             self.step(pipeline::split(batch, count).into(), rows)?;
         }
         self.logits.keep(rows);

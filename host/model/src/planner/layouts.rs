@@ -328,7 +328,7 @@ fn fill(stages: &[RankPlan], available: u64, request: &Request, ranks: Ranks) ->
 }
 
 /// Returns the plan of the rank of a stage that takes the most memory, use by use.
-fn largest_rank(
+pub(super) fn largest_rank(
     checkpoint: &Checkpoint,
     options: &ExecutorOptions,
     stage: usize,

@@ -10,6 +10,7 @@ mod experts;
 mod family;
 mod layouts;
 mod quantization;
+mod replicas;
 mod storage;
 #[cfg(test)]
 mod tests;
@@ -20,3 +21,4 @@ pub use configuration::MAX_CONFIG_BYTES;
 pub use description::{Description, Totals};
 pub use devices::{DeviceKind, Devices, PlannedDevice};
 pub use layouts::{CPU_RESERVE_PARTS, DRIVER_BYTES, LayoutPlan, Plan, Request};
+pub use replicas::{memory_on_cpu, memory_on_device};

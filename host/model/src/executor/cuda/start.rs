@@ -230,7 +230,8 @@ impl<'a> CudaModel<'a> {
                 workspace_bytes(&prepared.sizes, &prepared.offsets, self.checkpoint.config()) as u64;
             // No rank uses the reserve, so the reserve of replicas that already run is still free.
             let spare = spare(memory.total).saturating_mul(here(0..self.replicas));
-            let left = memory.free.saturating_sub(spare).saturating_sub(workspace.saturating_mul(users));
+            let taken = spare.saturating_add(workspace.saturating_mul(users));
+            let left = memory.free.saturating_sub(taken).saturating_sub(self.options.reserved_bytes);
             let pages = left / users.max(1) / prepared.sizes.page_bytes().max(1) as u64;
             most = most.min(usize::try_from(pages).unwrap_or(usize::MAX));
         }

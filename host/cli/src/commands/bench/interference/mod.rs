@@ -1,7 +1,8 @@
-//! `skep bench interference`: how a long prompt, or a full queue of batches, affects the time between the
-//! tokens of other sequences.
+//! `skep bench interference`: how a long prompt, a full queue of batches, or a second model affects the time between
+//! the tokens of other sequences.
 
 mod queue;
+mod second;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -22,18 +23,20 @@ use crate::progress::Terminal;
 /// Tokens that each sequence has before the measurement starts.
 const WARM_TOKENS: usize = 32;
 
-/// Measure the time between tokens while a long prompt arrives, or while batches run in the background
+/// Measure the time between tokens while a long prompt arrives, while batches run, or beside a busy model
 ///
 /// Several sequences decode together, first alone, then while a long prompt is computed beside them. Times
 /// are between the tokens of one sequence, as its caller gets them; with the prompt, from its arrival to its
 /// first token. With --queue, rounds without batches alternate with rounds in which batches run in the
-/// background.
+/// background. With --beside, another model computes requests on the same CPUs without a pause, once taking turns
+/// with the first and once not.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   skep bench interference
   skep bench interference --prompt 2048 --decodes 8 --step-target-ms 20
-  skep bench interference --queue 5")]
+  skep bench interference --queue 5
+  skep bench interference --beside smollm2-135m --decodes 1")]
 pub struct Args {
     /// Model: a name, hf:OWNER/REPO[:FILE], or a path
     #[arg(long, value_name = "NAME|PATH", default_value = catalog::DEFAULT_MODEL)]
@@ -60,6 +63,9 @@ pub struct Args {
     /// one
     #[arg(long, value_name = "ROUNDS", conflicts_with = "prompt", value_parser = clap::value_parser!(u16).range(1..=100))]
     queue: Option<u16>,
+    /// Measure beside this model, which is busy on the same CPUs, instead of with a long prompt
+    #[arg(long, value_name = "NAME|PATH", conflicts_with_all = ["prompt", "queue"])]
+    beside: Option<String>,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -86,7 +92,10 @@ struct Gaps {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let engine = tokio::task::block_in_place(|| start(&args))?;
+    if let Some(busy) = &args.beside {
+        return second::run(&args, busy).await;
+    }
+    let engine = tokio::task::block_in_place(|| start_model(&args, &args.model, true))?;
     if let Some(rounds) = args.queue {
         return queue::run(&engine, &args, rounds).await;
     }
@@ -121,11 +130,11 @@ pub async fn run(args: Args) -> Result<()> {
     if args.json { out::json(&report) } else { for_people(&report) }
 }
 
-fn start(args: &Args) -> Result<Engine> {
-    let model = catalog::resolve(&args.model, &Terminal)?;
+fn start_model(args: &Args, model: &str, take_turns: bool) -> Result<Engine> {
+    let model = catalog::resolve(model, &Terminal)?;
     let (device, kernels) = (DeviceChoice::Auto, kernel_folders()?);
-    let mut options =
-        ExecutorOptions { device, kernels, threads: args.threads, ..ExecutorOptions::default() };
+    let threads = args.threads;
+    let mut options = ExecutorOptions { device, kernels, threads, take_turns, ..ExecutorOptions::default() };
     args.device.apply(&mut options);
     let loaded = LoadedModel::open(&model.name, &model.path, options)
         .with_context(|| format!("cannot load {}", model.path.display()))?;
