@@ -34,7 +34,7 @@ pub fn rotate_and_store(
     params: HeadParams<'_>,
     rows: &mut [f32],
     rotary_table: &[f32],
-    sequences: &[AttentionSequence<'_>],
+    sequences: &[AttentionSequence],
     kv: &mut KvLayer,
 ) -> Result<(), KernelError> {
     let row = Row::new(&params, kv)?;
@@ -115,7 +115,7 @@ struct Run {
 }
 
 /// Cuts sequences into runs at page boundaries. Each row and each page is in at most one run.
-fn runs(sequences: &[AttentionSequence<'_>], rows: usize, kv: &KvLayer) -> Result<Vec<Run>, KernelError> {
+fn runs(sequences: &[AttentionSequence], rows: usize, kv: &KvLayer) -> Result<Vec<Run>, KernelError> {
     let mut runs = Vec::new();
     let mut free_row = 0;
     for sequence in sequences {

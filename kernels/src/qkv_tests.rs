@@ -60,13 +60,13 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
         .map(|(start, tokens)| free.split_off(free.len() - (start + tokens).div_ceil(16)))
         .collect();
     let mut row = 0;
-    let sequences: Vec<AttentionSequence<'_>> = case
+    let sequences: Vec<AttentionSequence> = case
         .sequences
         .iter()
         .zip(&pages)
         .map(|(&(start, tokens), pages)| {
             row += tokens;
-            AttentionSequence { row: row - tokens, tokens, start, pages }
+            AttentionSequence { row: row - tokens, tokens, start, pages: pages.clone() }
         })
         .collect();
     let positions: Vec<usize> =
@@ -154,7 +154,7 @@ fn other_slots_are_untouched_and_nonfinite_values_are_not_stored() {
             let mut kv = KvLayer::new(format, 1, 1, 20).unwrap();
             let mut put = |start: usize, value: f32| {
                 let params = HeadParams { heads: 1, pairing: Pairing::Halves, norms: None };
-                let sequence = AttentionSequence { row: 0, tokens: 1, start, pages: &[0] };
+                let sequence = AttentionSequence { row: 0, tokens: 1, start, pages: vec![0] };
                 let table = [[1.0; 10], [0.0; 10]].concat();
                 rotate_and_store(&pool, isa, params, &mut [value; 60], &table, &[sequence], &mut kv).unwrap();
             };
@@ -182,8 +182,9 @@ fn other_slots_are_untouched_and_nonfinite_values_are_not_stored() {
 fn rows_and_pages_that_are_missing_or_shared_are_errors() {
     let pool = WorkerPool::new(1).unwrap();
     let mut kv = KvLayer::new(KvFormat::F16, 2, 1, 16).unwrap();
-    let sequence = |row, tokens, start, pages| AttentionSequence { row, tokens, start, pages };
-    let mut run = |rows: usize, sequences: &[AttentionSequence<'_>]| {
+    let sequence =
+        |row, tokens, start, pages: &[u32]| AttentionSequence { row, tokens, start, pages: pages.to_vec() };
+    let mut run = |rows: usize, sequences: &[AttentionSequence]| {
         let params = HeadParams { heads: 1, pairing: Pairing::Halves, norms: None };
         let (mut values, table) = (vec![0.0; rows * 48], vec![0.0; rows * 16]);
         rotate_and_store(&pool, Isa::detect(), params, &mut values, &table, sequences, &mut kv)

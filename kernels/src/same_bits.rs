@@ -3,7 +3,7 @@
 //!
 //! Each test computes every row alone on one thread, and then in random batches on pools of several sizes.
 
-use crate::attention::{AttentionParams, AttentionSequence, attention};
+use crate::attention::{AttentionBatch, AttentionParams, AttentionSequence, attention};
 use crate::buffer::Arena;
 use crate::gather::gather;
 use crate::kv::{KvFormat, KvLayer, PAGE_TOKENS};
@@ -243,10 +243,11 @@ impl Rows {
         let mut row = 0;
         let sequence = |chunk: &Chunk| {
             row += chunk.tokens;
-            let pages = pages.own[chunk.sequence].as_slice();
+            let pages = pages.own[chunk.sequence].clone();
             AttentionSequence { row: row - chunk.tokens, tokens: chunk.tokens, start: chunk.start, pages }
         };
-        let sequences: Vec<AttentionSequence<'_>> = chunks.iter().map(sequence).collect();
+        let sequences = chunks.iter().map(sequence).collect();
+        let batch = AttentionBatch::new(sequences, heads / pages.kv.kv_heads());
         let count: usize = chunks.iter().map(|chunk| chunk.tokens).sum();
         let positions: Vec<usize> =
             chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.tokens).collect();
@@ -256,11 +257,11 @@ impl Rows {
         let weight = vec![0.75; head_size];
         let norm = Norm { weight: &weight, epsilon: 1e-5 };
         let params = HeadParams { heads, pairing: Pairing::Halves, norms: Some((norm, norm)) };
-        rotate_and_store(pool, isa, params, &mut rows, &table, &sequences, &mut pages.kv).unwrap();
+        rotate_and_store(pool, isa, params, &mut rows, &table, batch.sequences(), &mut pages.kv).unwrap();
         let query_stride = rows.len() / count;
         let params = AttentionParams { heads, query_stride, scale: 0.3, window };
         let mut out = vec![f32::NAN; count * heads * head_size];
-        attention(pool, isa, params, &pages.kv, &rows, &sequences, &mut out).unwrap();
+        attention(pool, isa, params, &pages.kv, &rows, &batch, &mut out).unwrap();
         out.chunks(heads * head_size).map(bits).collect()
     }
 }

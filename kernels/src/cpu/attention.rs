@@ -6,7 +6,7 @@
 //! and the values `o`, which are weighted sums over positions in order. Blocks are merged into the running `(M, D, O)`
 //! from first to last: `N = max(M, m)`, `a = exp(M - N)`, `b = exp(m - N)`, `(N, d b + D a, o b + O a)`. A block in which
 //! a row sees no position leaves its state unchanged. Each K and V value is read once for all rows of the call, which
-//! share one KV head.
+//! share one KV head and may belong to several sequences.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -15,8 +15,10 @@ use super::Kernel;
 use super::kv::{KvFormat, MAX_HEAD, PAGE};
 use super::simd::{Simd, exp};
 
-/// Maximum number of query rows per call.
+/// Maximum number of query rows of one sequence per call.
 pub(crate) const MAX_ROWS: usize = 8;
+/// The number of query rows of a call for several sequences, if it has more than [`MAX_ROWS`].
+pub(crate) const MANY_SHARED_ROWS: usize = 12;
 /// Number of positions whose weights are summed before they are merged with other blocks.
 pub(crate) const BLOCK: usize = 128;
 /// Lanes of a register that holds one value per row. A state has one such register of largest scores and one of totals.
@@ -137,29 +139,37 @@ unsafe fn merge_values<S: Simd>(to: *mut f32, block: S::F, factors: &Factors, ro
     }
 }
 
-/// Merges the states of single blocks, in order, into the first one.
-pub(crate) struct MergeStates {
-    pub first: State,
-    /// Distance from one state to the next, in floats.
-    pub stride: usize,
-    pub count: usize,
-    pub rows: usize,
+/// The state of one block for consecutive rows of those that it was computed for.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockState {
+    pub state: State,
+    pub first_row: usize,
 }
 
-impl Kernel for MergeStates {
+/// Merges the states of single blocks, in order, into one state.
+pub(crate) struct MergeStates<'a> {
+    pub blocks: &'a [BlockState],
+    pub rows: usize,
+    /// Receives the result.
+    pub into: State,
+}
+
+impl Kernel for MergeStates<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let MergeStates { first, stride, count, rows } = self;
-        // SAFETY: the caller guarantees that the states are valid and that no other thread uses them.
+        let MergeStates { blocks, rows, into } = self;
+        // SAFETY: the caller guarantees that the states are valid and that no other thread uses them. A register that
+        // begins at a later row ends inside the state.
         unsafe {
-            for index in 1..count {
-                let block = State { start: first.start.add(index * stride), ..first };
-                let factors = first.merge_totals::<S>(block.start, block.start.add(LANES));
+            into.clear::<S>(rows);
+            for BlockState { state, first_row } in blocks {
+                let largest = state.start.add(*first_row);
+                let factors = into.merge_totals::<S>(largest, largest.add(LANES));
                 for row in 0..rows {
-                    let (to, from) = (first.values(row), block.values(row));
-                    for column in (0..first.value_stride).step_by(LANES) {
+                    let (to, from) = (into.values(row), state.values(first_row + row));
+                    for column in (0..into.value_stride).step_by(LANES) {
                         merge_values::<S>(to.add(column), S::load(from.add(column)), &factors, row);
                     }
                 }
@@ -215,7 +225,8 @@ impl<Kv: KvFormat> Kernel for AttendRows<'_, Kv> {
                 5 => self.attend::<S, 5, 1>(),
                 6 => self.attend::<S, 6, 1>(),
                 7 => self.attend::<S, 7, 1>(),
-                _ => self.attend::<S, 8, 1>(),
+                8 => self.attend::<S, 8, 1>(),
+                _ => self.attend::<S, 12, 1>(),
             }
         }
     }
@@ -390,7 +401,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
     }
 }
 
-const R_MAX: usize = MAX_ROWS;
+const R_MAX: usize = MANY_SHARED_ROWS;
 
 /// Turns a block's scores, at positions `at..`, into weights, and returns the largest score and the sum of the weights.
 /// Positions that the row does not see get weight 0.

@@ -1,6 +1,6 @@
 //! Grouped-query attention over paged keys and values.
 
-use skep_kernels::attention::{AttentionParams, AttentionSequence, attention};
+use skep_kernels::attention::{AttentionBatch, AttentionParams, attention};
 use skep_kernels::kv::KvLayer;
 use skep_kernels::qkv::{HeadParams, rotate_and_store};
 use skep_kernels::rope::Pairing;
@@ -29,15 +29,7 @@ pub(crate) struct StepLayout {
     pub(crate) tokens: usize,
     /// Cosines and sines of each row's position: the rotary table.
     pub(crate) rotary_table: Vec<f32>,
-    pub(crate) sequences: Vec<SequenceRows>,
-}
-
-/// Consecutive rows of one sequence.
-pub(crate) struct SequenceRows {
-    pub(crate) row: usize,
-    pub(crate) tokens: usize,
-    pub(crate) start: usize,
-    pub(crate) pages: Vec<u32>,
+    pub(crate) batch: AttentionBatch,
 }
 
 /// Buffers of one step, reused by the next.
@@ -76,19 +68,10 @@ impl Attention {
         let stride = self.qkv.width();
         let qkv = resized(&mut workspace.qkv, step.tokens * stride);
         self.qkv.forward(compute, input, step.tokens, qkv)?;
-        let sequences: Vec<AttentionSequence<'_>> = step
-            .sequences
-            .iter()
-            .map(|rows| AttentionSequence {
-                row: rows.row,
-                tokens: rows.tokens,
-                start: rows.start,
-                pages: &rows.pages,
-            })
-            .collect();
         let norms = self.head_norms.as_ref().map(|(query, key)| (query.as_norm(), key.as_norm()));
         let heads = HeadParams { heads: self.heads, pairing: self.pairing, norms };
-        rotate_and_store(&compute.pool, compute.isa, heads, qkv, &step.rotary_table, &sequences, kv)?;
+        let (pool, isa) = (&compute.pool, compute.isa);
+        rotate_and_store(pool, isa, heads, qkv, &step.rotary_table, step.batch.sequences(), kv)?;
         let attended = resized(&mut workspace.attended, step.tokens * self.heads * self.head_size);
         let params = AttentionParams {
             heads: self.heads,
@@ -96,7 +79,7 @@ impl Attention {
             scale: 1.0 / (self.head_size as f32).sqrt(),
             window: self.window,
         };
-        attention(&compute.pool, compute.isa, params, kv, qkv, &sequences, attended)?;
+        attention(pool, isa, params, kv, qkv, &step.batch, attended)?;
         self.output.forward(compute, attended, step.tokens, out)
     }
 }

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use skep_kernels::attention::{AttentionBatch, AttentionSequence};
 use skep_kernels::kv::{KvLayer, MAX_HEAD_SIZE};
 use skep_kernels::rope::{Pairing, rotary_table};
 
@@ -13,7 +14,7 @@ use crate::batch::Batch;
 use crate::communicator::{Communicator, Links};
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
-use crate::layers::attention::{Attention, AttentionWorkspace, SequenceRows, StepLayout};
+use crate::layers::attention::{Attention, AttentionWorkspace, StepLayout};
 use crate::layers::compute::{Compute, RowWidths, resized};
 use crate::layers::embedding::TokenTable;
 use crate::layers::mlp::{Mlp, MlpWorkspace};
@@ -183,7 +184,7 @@ impl Transformer {
         let mut positions = Vec::new();
         let mut sequences = Vec::with_capacity(batch.sequences.len());
         for sequence in &batch.sequences {
-            sequences.push(SequenceRows {
+            sequences.push(AttentionSequence {
                 row: positions.len(),
                 tokens: sequence.tokens.len(),
                 start: sequence.start,
@@ -193,7 +194,10 @@ impl Transformer {
         }
         let mut table = Vec::new();
         rotary_table(&positions, &self.inverse_frequencies, &mut table);
-        StepLayout { tokens: positions.len(), rotary_table: table, sequences }
+        let first = self.blocks.first().map(|block| &block.attention);
+        let queries_per_token = first.map_or(1, |attention| attention.heads / attention.kv_heads);
+        let batch = AttentionBatch::new(sequences, queries_per_token);
+        StepLayout { tokens: positions.len(), rotary_table: table, batch }
     }
 }
 

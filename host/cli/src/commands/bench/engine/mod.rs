@@ -48,6 +48,7 @@ Examples:
   skep bench engine
   skep bench engine --prompt 2048 --generate 128 --depth 2048
   skep bench engine --batch 8 --threads 4 --json
+  skep bench engine --batch 4 --depth 1200 --shared 1000 --prompt 0
   skep bench engine --shape llama-3.1-8b --weights q4_0 --device cuda
   skep bench engine --suite --device cuda --against 'python3 kernels/bench/torch_decode.py'")]
 pub struct Args {
@@ -72,6 +73,9 @@ pub struct Args {
     /// Tokens in the KV cache before each run
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     depth: usize,
+    /// Tokens of the depth that all sequences share, such as a system prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    shared: usize,
     /// Sequences that run at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: u16,
@@ -91,7 +95,7 @@ pub struct Args {
     pp: usize,
     /// Run the fixed list of workloads that a GPU is judged by, as a table with targets; --shape replaces its
     /// models
-    #[arg(long, conflicts_with_all = ["model", "weights", "prompt", "generate", "depth", "batch", "chunk"])]
+    #[arg(long, conflicts_with_all = ["model", "weights", "prompt", "generate", "depth", "shared", "batch", "chunk"])]
     suite: bool,
     /// Run this command as well, and compare: its last line must be JSON with its decode rate, {"tok_per_s":
     /// 123.4}
@@ -133,17 +137,12 @@ fn one(args: &Args) -> Result<Report> {
     let (load, memory) = (Load::of(&loaded), *loaded.executor.plan());
     let against = rival.zip(decode).map(|(rival, decode)| rival.beside(decode.tok_per_s));
     let kv = if loaded.device == "cpu" { options.kv.to_string() } else { "16-bit".to_owned() };
-    let Amounts { prompt, generate, depth, batch, repeat } = amounts;
     Ok(Report {
         model: loaded.name,
         device: loaded.device,
         isa: options.isa.unwrap_or_else(Isa::detect).to_string(),
         threads: args.threads(),
-        prompt,
-        generate,
-        depth,
-        batch,
-        repeat,
+        amounts,
         kv,
         load,
         memory,
@@ -181,8 +180,8 @@ impl Args {
     }
 
     fn amounts(&self) -> Amounts {
-        let Args { prompt, generate, depth, repeat, .. } = *self;
-        Amounts { prompt, generate, depth, batch: self.batch.into(), repeat }
+        let Args { prompt, generate, depth, shared, repeat, .. } = *self;
+        Amounts { prompt, generate, depth, shared, batch: self.batch.into(), repeat }
     }
 }
 

@@ -17,11 +17,8 @@ pub(super) struct Report {
     pub device: String,
     pub isa: String,
     pub threads: usize,
-    pub prompt: usize,
-    pub generate: usize,
-    pub depth: usize,
-    pub batch: usize,
-    pub repeat: u16,
+    #[serde(flatten)]
+    pub amounts: Amounts,
     pub kv: String,
     pub load: Load,
     pub memory: MemoryPlan,
@@ -96,7 +93,7 @@ pub(super) fn shares(
     times: Times,
     ceilings: &Ceilings,
 ) -> (Option<Prefill>, Option<Decode>) {
-    let Amounts { prompt, generate, depth, batch, .. } = amounts;
+    let Amounts { prompt, generate, depth, shared, batch, .. } = amounts;
     let prefill = times.prefill_s.map(|seconds| {
         let one = seconds / batch as f64;
         let operations = Operations::prefill(&loaded.config, depth, prompt);
@@ -111,7 +108,8 @@ pub(super) fn shares(
     let decode = times.decode_s.map(|seconds| {
         let step = seconds / generate as f64;
         let executor = (loaded.executor.plan(), loaded.executor.limits());
-        let bytes = decode_bytes(&loaded.config, executor, loaded.looked_up_bytes, (depth, generate, batch));
+        let bytes =
+            decode_bytes(&loaded.config, executor, loaded.looked_up_bytes, (depth, shared, generate, batch));
         let operations = Operations::decode(&loaded.config, depth, generate, batch);
         let read_s = ceilings.read_s(bytes);
         Decode {
@@ -128,7 +126,8 @@ pub(super) fn shares(
 
 impl Report {
     pub(super) fn for_people(&self) -> Result<()> {
-        let Report { model, device, isa, threads, batch, depth, kv, load, ceilings, .. } = self;
+        let Report { model, device, isa, threads, kv, load, ceilings, .. } = self;
+        let Amounts { depth, batch, .. } = self.amounts;
         let place = match device.as_str() {
             "cpu" => format!("{threads} threads, {isa}"),
             device => device.to_owned(),
@@ -142,7 +141,7 @@ impl Report {
             let Prefill { tok_per_s, tflop_per_s, share, .. } = prefill;
             out::line(&format!(
                 "  prefill {:>6} tokens  {tok_per_s:>9.1} tok/s  {tflop_per_s:.2} TFLOP/s",
-                self.prompt
+                self.amounts.prompt
             ))?;
             if let (Some(share), Some(weights), Some(attention)) =
                 (share, ceilings.weights_tflop_per_s, ceilings.attention_tflop_per_s)
@@ -158,7 +157,7 @@ impl Report {
                 decode;
             out::line(&format!(
                 "  decode  {:>6} tokens  {tok_per_s:>9.1} tok/s  {ms_per_step:.3} ms per step",
-                self.generate
+                self.amounts.generate
             ))?;
             out::line(&format!(
                 "  a step reads {:.1} MB at {read_gb_per_s:.1} GB/s, {:.0} % of the measured {:.1} GB/s",

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use serde::Serialize;
 use skep_model::{
     Batch, BatchSequence, ExecutorOptions, LogitRow, LogitsWanted, PAGE_TOKENS, PageId, SampleRow, Sampling,
 };
@@ -12,7 +13,7 @@ use super::super::median;
 use super::subject::Loaded;
 
 /// Amounts of work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct Amounts {
     /// Tokens to prefill in each sequence; 0 measures no prefill.
     pub prompt: usize,
@@ -20,6 +21,8 @@ pub(super) struct Amounts {
     pub generate: usize,
     /// Tokens in the KV cache before each run.
     pub depth: usize,
+    /// Tokens of the depth that all sequences have in common, in the same pages.
+    pub shared: usize,
     /// Sequences that run at the same time.
     pub batch: usize,
     /// Number of runs of each kind; their median counts.
@@ -50,6 +53,11 @@ impl Amounts {
         self.depth.saturating_add(self.prompt.max(self.generate))
     }
 
+    /// Returns the number of pages that all sequences have in common.
+    fn shared_pages(self) -> usize {
+        self.shared.min(self.depth) / PAGE_TOKENS
+    }
+
     /// Pages per sequence.
     fn pages(self) -> usize {
         self.tokens().div_ceil(PAGE_TOKENS).saturating_add(1)
@@ -65,9 +73,13 @@ pub(super) fn measure(loaded: &mut Loaded, amounts: Amounts) -> Result<Times> {
             "depth and tokens add up to {tokens}, but {name} has a context of {limit}\n  hint: reduce one of them"
         );
     }
-    let Amounts { prompt, generate, depth, batch, repeat } = amounts;
+    let Amounts { prompt, generate, depth, batch, repeat, .. } = amounts;
+    let shared = amounts.shared_pages() * PAGE_TOKENS;
     let mut bench = Bench { loaded, amounts };
-    (0..batch).try_for_each(|sequence| bench.prefill(sequence, 0..depth))?;
+    (0..batch).try_for_each(|sequence| {
+        let from = if sequence == 0 { 0 } else { shared };
+        bench.prefill(sequence, from..depth)
+    })?;
     let prefill_s = repeated(repeat, prompt > 0, || {
         (0..batch).try_for_each(|sequence| bench.prefill(sequence, depth..depth + prompt))
     })?;
@@ -149,12 +161,16 @@ impl Bench<'_> {
     fn row(&self, sequence: usize, tokens: Vec<u32>, start: usize, logits: LogitsWanted) -> BatchSequence {
         let first = sequence * self.amounts.pages();
         let used = (start + tokens.len()).div_ceil(PAGE_TOKENS);
-        let pages = (first..first + used).map(|page| PageId(page as u32)).collect();
+        let shared = self.amounts.shared_pages();
+        let page = |index: usize| if index < shared { index } else { first + index };
+        let pages = (0..used).map(|index| PageId(page(index) as u32)).collect();
         BatchSequence { tokens, start, pages, logits }
     }
 
-    /// Returns a token of the vocabulary that differs from its neighbors and between sequences.
+    /// Returns a token of the vocabulary that differs from its neighbors and, after the shared ones, between sequences.
     fn token(&self, sequence: usize, position: usize) -> u32 {
+        let is_shared = position < self.amounts.shared_pages() * PAGE_TOKENS;
+        let sequence = if is_shared { 0 } else { sequence };
         let mixed =
             (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(sequence as u64 * 7919)
                 >> 20;

@@ -74,7 +74,7 @@ impl Plan {
 
     fn decode(self) -> Amounts {
         let Plan { generate, repeat, .. } = self;
-        Amounts { prompt: 0, generate, depth: 0, batch: 1, repeat }
+        Amounts { prompt: 0, generate, depth: 0, shared: 0, batch: 1, repeat }
     }
 
     fn batch(self) -> Amounts {

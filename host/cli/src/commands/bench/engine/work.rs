@@ -46,18 +46,22 @@ fn seen(depth: usize, tokens: usize) -> f64 {
 }
 
 /// Returns the bytes that a decode step reads at least: all weights except those that are only looked up, and
-/// the keys and values of every sequence.
+/// the keys and values of every sequence, once where sequences share them.
 pub(super) fn decode_bytes(
     config: &ModelConfig,
     (plan, limits): (&MemoryPlan, &ExecutorLimits),
     looked_up_bytes: u64,
-    (depth, tokens, batch): (usize, usize, usize),
+    (depth, shared, tokens, batch): (usize, usize, usize, usize),
 ) -> f64 {
     let layer_token = plan.kv_bytes as f64 / (limits.page_count * PAGE_TOKENS * config.layer_count) as f64;
     let seen = seen(depth, tokens);
-    let in_window = |window: &Option<usize>| window.map_or(seen, |window| seen.min(window as f64));
-    let layers: f64 = config.windows.iter().map(in_window).sum();
-    plan.weight_bytes.saturating_sub(looked_up_bytes) as f64 + batch as f64 * layer_token * layers
+    let shared = shared.min(depth) as f64;
+    let read = |window: &Option<usize>| match window {
+        Some(window) => batch as f64 * seen.min(*window as f64),
+        None => batch as f64 * (seen - shared) + shared,
+    };
+    let layers: f64 = config.windows.iter().map(read).sum();
+    plan.weight_bytes.saturating_sub(looked_up_bytes) as f64 + layer_token * layers
 }
 
 #[cfg(test)]
@@ -94,8 +98,10 @@ mod tests {
             context_length: 1024,
             vocabulary_size: 1024,
         };
-        let bytes = |config: &ModelConfig| decode_bytes(config, (&plan, &limits), 400, (99, 1, 3));
+        let bytes = |config: &ModelConfig| decode_bytes(config, (&plan, &limits), 400, (99, 0, 1, 3));
         assert_eq!(bytes(&config), 600.0 + 3.0 * 100.0 * (100 + 100) as f64);
+        let shared = decode_bytes(&config, (&plan, &limits), 400, (99, 80, 1, 3));
+        assert_eq!(shared, 600.0 + 100.0 * 2.0 * (3 * 20 + 80) as f64);
         config.windows[1] = Some(30);
         assert_eq!(bytes(&config), 600.0 + 3.0 * 100.0 * (100 + 30) as f64);
     }

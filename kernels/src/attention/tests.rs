@@ -48,20 +48,21 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, case: &Case) {
     let query: Vec<f32> = random.floats(rows * stride).iter().map(|x| x * 3.0).collect();
     let mut out = vec![f32::NAN; rows * width];
     let mut row = 0;
-    let sequences: Vec<AttentionSequence<'_>> = case
+    let sequences: Vec<AttentionSequence> = case
         .sequences
         .iter()
         .zip(&pages)
         .map(|((start, tokens), pages)| {
             row += tokens;
-            AttentionSequence { row: row - tokens, tokens: *tokens, start: *start, pages }
+            AttentionSequence { row: row - tokens, tokens: *tokens, start: *start, pages: pages.clone() }
         })
         .collect();
     let params = AttentionParams { heads: case.heads, query_stride: stride, scale: 0.3, window: case.window };
-    attention(&pool, isa, params, &kv, &query, &sequences, &mut out).unwrap();
+    let batch = AttentionBatch::new(sequences, case.heads / case.kv_heads);
+    attention(&pool, isa, params, &kv, &query, &batch, &mut out).unwrap();
 
     let share = case.heads / case.kv_heads;
-    for (sequence, contents) in sequences.iter().zip(&contents) {
+    for (sequence, contents) in batch.sequences().iter().zip(&contents) {
         for token in 0..sequence.tokens {
             let position = sequence.start + token;
             let first = case.window.map_or(0, |window| (position + 1).saturating_sub(window));
@@ -119,12 +120,75 @@ fn pages_and_positions_out_of_range_are_errors() {
     let pool = WorkerPool::new(1).unwrap();
     let kv = KvLayer::new(KvFormat::F16, 2, 1, 16).unwrap();
     let run = |tokens, start, pages: &[u32]| {
-        let sequence = AttentionSequence { row: 0, tokens, start, pages };
+        let sequence = AttentionSequence { row: 0, tokens, start, pages: pages.to_vec() };
+        let batch = AttentionBatch::new(vec![sequence], 1);
         let params = AttentionParams { heads: 1, query_stride: 16, scale: 1.0, window: None };
-        attention(&pool, Isa::detect(), params, &kv, &[0.0; 16], &[sequence], &mut [0.0; 16])
+        attention(&pool, Isa::detect(), params, &kv, &[0.0; 16], &batch, &mut [0.0; 16])
     };
     assert!(run(1, 15, &[1]).is_ok());
     assert!(run(1, 16, &[1]).is_err());
     assert!(run(1, 0, &[2]).is_err());
     assert!(run(2, 0, &[0]).is_err());
+}
+
+#[test]
+fn sequences_that_share_pages_get_the_bits_that_they_get_alone() {
+    let mut random = Random::fresh();
+    // The letters of each sequence's blocks of 128 positions, and its tokens; a query is in the last block.
+    let cases: [&[(&str, usize)]; 4] = [
+        &[("abcw", 1), ("abcx", 1), ("abcy", 2), ("abcz", 1)],
+        &[("abcdew", 1), ("abcdex", 1), ("abcy", 1), ("z", 3), ("abcdeffgu", 1), ("abcdeffgv", 1)],
+        &[("abw", 1), ("abx", 1), ("aby", 1), ("abz", 1), ("abu", 1), ("abv", 40)],
+        &[("aaaaaaaaaaaaaaaay", 1), ("aaaaaaaaaaaaaaaaz", 1)],
+    ];
+    for (heads, kv_heads, head_size) in [(9, 3, 64), (4, 2, 24), (8, 8, 80), (6, 1, 32)] {
+        for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {
+            let kv = KvLayer::new(format, 26 * BLOCK_PAGES, kv_heads, head_size).unwrap();
+            for page in 0..26 * BLOCK_PAGES as u32 {
+                for slot in 0..PAGE_TOKENS {
+                    let (key, value) =
+                        (random.floats(kv_heads * head_size), random.floats(kv_heads * head_size));
+                    // SAFETY: nothing else uses the layer, and the rows have its width.
+                    unsafe { kv.store(Isa::detect(), page, slot, &key, &value) };
+                }
+            }
+            for (case, threads) in cases.iter().flat_map(|case| [(case, 1), (case, 2), (case, 3)]) {
+                let mut row = 0;
+                let sequence = |(blocks, tokens): &(&str, usize)| {
+                    let first = |letter: u8| u32::from(letter - b'a') * BLOCK_PAGES as u32;
+                    let pages: Vec<u32> = blocks
+                        .bytes()
+                        .flat_map(|b| (0..BLOCK_PAGES as u32).map(move |page| first(b) + page))
+                        .collect();
+                    row += tokens;
+                    let start = pages.len() * PAGE_TOKENS - tokens - 20;
+                    AttentionSequence { row: row - tokens, tokens: *tokens, start, pages }
+                };
+                let sequences: Vec<AttentionSequence> = case.iter().map(sequence).collect();
+                let stride = heads * head_size;
+                let query: Vec<f32> = random.floats(row * stride).iter().map(|x| x * 3.0).collect();
+                let params = AttentionParams { heads, query_stride: stride, scale: 0.3, window: None };
+                let pool = WorkerPool::new(threads).unwrap();
+                for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+                    let run = |sequences: Vec<AttentionSequence>| {
+                        let mut out = vec![f32::NAN; row * stride];
+                        let batch = AttentionBatch::new(sequences, heads / kv_heads);
+                        attention(&pool, isa, params, &kv, &query, &batch, &mut out).unwrap();
+                        out
+                    };
+                    let together = run(sequences.clone());
+                    for sequence in &sequences {
+                        let alone = run(vec![sequence.clone()]);
+                        let own = sequence.row * stride..(sequence.row + sequence.tokens) * stride;
+                        let bits =
+                            |out: &[f32]| out[own.clone()].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                        assert!(
+                            bits(&together) == bits(&alone),
+                            "{isa} {format:?} {heads}/{kv_heads} {case:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
 }

@@ -4,36 +4,44 @@
 //! heads of one KV head share each read. The output of a query has the same bits regardless of the number of queries,
 //! sequences and threads and of where a chunk begins: positions are processed in blocks that are aligned to absolute
 //! positions and merged in order, as described in [`crate::cpu::attention`]. A long range is divided into tasks at block
-//! boundaries; the state of each block is then kept, and the thread that finishes the last task of the rows merges them.
+//! boundaries, and sequences with common pages read them together; the state of each block is then kept, and the thread
+//! that finishes the last task of some rows merges the states of their blocks.
+
+mod plan;
+mod sharing;
+#[cfg(test)]
+mod tests;
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-use crate::cpu::attention::{AttendRows, BLOCK, MAX_ROWS, MergeStates, QueryRow, Scales, State};
+use crate::cpu::attention::{AttendRows, BLOCK, BlockState, MergeStates, Scales, State};
 use crate::cpu::dispatch;
 use crate::cpu::kv::{KvF16, KvF32, KvI8};
 use crate::error::{expect_len, product};
 use crate::kv::{KvFormat, KvLayer, PAGE_TOKENS};
 use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
+use plan::{Group, Part, Plan, Task};
+pub use sharing::AttentionBatch;
 
-/// Number of tasks per thread into which long ranges are divided to balance the load.
-const TASKS_PER_THREAD: usize = 6;
+/// Number of pages in a block of positions.
+const BLOCK_PAGES: usize = BLOCK / PAGE_TOKENS;
 
 /// Consecutive query tokens of one sequence.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionSequence<'a> {
+#[derive(Clone, Debug)]
+pub struct AttentionSequence {
     /// Row of the first token in `query` and `out`.
     pub row: usize,
     pub tokens: usize,
     /// Position of the first token.
     pub start: usize,
     /// Pages that cover positions `0..start + tokens`.
-    pub pages: &'a [u32],
+    pub pages: Vec<u32>,
 }
 
-impl AttentionSequence<'_> {
+impl AttentionSequence {
     /// Checks that its rows are below `rows` and that existing pages cover its positions.
     pub(crate) fn check(&self, op: &'static str, rows: usize, kv: &KvLayer) -> Result<(), KernelError> {
         let out_of_range = |what, index, count| Err(KernelError::OutOfRange { op, what, index, count });
@@ -68,76 +76,67 @@ pub fn attention(
     params: AttentionParams,
     kv: &KvLayer,
     query: &[f32],
-    sequences: &[AttentionSequence<'_>],
+    batch: &AttentionBatch,
     out: &mut [f32],
 ) -> Result<(), KernelError> {
-    check(&params, kv, query, sequences, out)?;
-    let plan = Plan::new(pool.threads(), &params, kv, sequences);
+    check(&params, kv, query, batch.sequences(), out)?;
+    let plan = Plan::new(pool.threads(), &params, kv, batch);
     let mut states = vec![0.0; plan.state_len];
     let (out, states) = (SharedSlice::new(out), SharedSlice::new(&mut states));
     let call = Call { isa, params: &params, kv, query };
     pool.run(plan.tasks.len(), |index| {
         let task = &plan.tasks[index];
-        let group = &plan.groups[task.group];
+        let part = &plan.parts[task.part];
+        let mut buffer = [const { MaybeUninit::<f32>::uninit() }; State::MAX_LEN];
+        let whole = State::new(buffer.as_mut_ptr().cast(), kv.value_stride);
         // SAFETY: `check` ensured that the query, the pages and the output cover the task. No two groups share a row, and
-        // each block's state belongs to one task until the last task of the group is done.
+        // each block's state belongs to one task until the last task of a group is done.
         unsafe {
-            let Some(kept) = group.states else {
-                let mut buffer = [const { MaybeUninit::<f32>::uninit() }; State::MAX_LEN];
-                let state = State::new(buffer.as_mut_ptr().cast(), kv.value_stride);
-                call.attend(group, task, state, 0);
-                return group.finish(kv.head_size(), &state, &out);
+            let Some(kept) = part.states else {
+                call.attend(part, task, whole, 0);
+                return plan.groups[part.groups[0]].finish(kv.head_size(), &whole, &out);
             };
-            let stride = State::len(group.rows.len(), kv.value_stride);
-            let state = |position: usize| {
-                let block = position / BLOCK - group.from / BLOCK;
-                State::new(states.as_mut_ptr().add(kept + block * stride), kv.value_stride)
-            };
-            call.attend(group, task, state(task.from), stride);
-            // The thread that finishes last sees what the others wrote.
-            if group.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
-                let first = state(group.from);
-                let (count, rows) = (group.blocks(), group.rows.len());
-                dispatch(isa, MergeStates { first, stride, count, rows });
-                group.finish(kv.head_size(), &first, &out);
+            let stride = State::len(part.rows.len(), kv.value_stride);
+            let first = kept + (task.from / BLOCK - part.from / BLOCK) * stride;
+            call.attend(part, task, State::new(states.as_mut_ptr().add(first), kv.value_stride), stride);
+            for group in part.groups.iter().map(|group| &plan.groups[*group]) {
+                // The thread that finishes last sees what the others wrote.
+                if group.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    let blocks = blocks_of(group, &plan.parts, &states, kv.value_stride);
+                    dispatch(isa, MergeStates { blocks: &blocks, rows: group.rows.len(), into: whole });
+                    group.finish(kv.head_size(), &whole, &out);
+                }
             }
         }
     });
     Ok(())
 }
 
-/// The division of the work into tasks. It affects only speed, never the result.
-struct Plan<'a> {
-    groups: Vec<Group<'a>>,
-    tasks: Vec<Task>,
-    /// Number of floats in all states that are kept.
-    state_len: usize,
-}
-
-/// Up to `MAX_ROWS` query rows of one KV head, and the positions that they attend to.
-struct Group<'a> {
-    rows: Vec<QueryRow>,
-    kv_head: usize,
-    pages: &'a [u32],
-    from: usize,
-    to: usize,
-    /// Offset of the states of its blocks, if several tasks share the group.
-    states: Option<usize>,
-    unfinished: AtomicUsize,
-}
-
-/// A range of a group's positions, cut at block boundaries.
-struct Task {
-    group: usize,
-    from: usize,
-    to: usize,
-}
-
-impl Group<'_> {
-    fn blocks(&self) -> usize {
-        self.to.div_ceil(BLOCK) - self.from / BLOCK
+/// Returns the states of all blocks of a group, in order.
+///
+/// # Safety
+/// The states are as long as the plan says.
+unsafe fn blocks_of(
+    group: &Group,
+    parts: &[Part<'_>],
+    states: &SharedSlice<f32>,
+    value_stride: usize,
+) -> Vec<BlockState> {
+    let mut blocks = Vec::new();
+    for (part, first_row) in &group.parts {
+        let part = &parts[*part];
+        let stride = State::len(part.rows.len(), value_stride);
+        blocks.extend((0..part.blocks().len()).map(|block| {
+            let offset = part.states.unwrap_or_default() + block * stride;
+            // SAFETY: guaranteed by the caller.
+            let state = State::new(unsafe { states.as_mut_ptr().add(offset) }, value_stride);
+            BlockState { state, first_row: *first_row }
+        }));
     }
+    blocks
+}
 
+impl Group {
     /// Divides the values by the sums of the weights and writes them to `out`.
     ///
     /// # Safety
@@ -155,75 +154,6 @@ impl Group<'_> {
     }
 }
 
-impl<'a> Plan<'a> {
-    fn new(
-        threads: usize,
-        params: &AttentionParams,
-        kv: &KvLayer,
-        sequences: &[AttentionSequence<'a>],
-    ) -> Self {
-        let mut groups = groups(params, kv, sequences);
-        // Prefill and large decode batches have enough groups; the groups of a single decode are divided.
-        let positions: usize = groups.iter().map(|group| group.to - group.from).sum();
-        let share = match threads {
-            0 | 1 => usize::MAX,
-            _ => positions.div_ceil(threads * TASKS_PER_THREAD).max(BLOCK),
-        };
-        let mut plan = Plan { groups: Vec::new(), tasks: Vec::with_capacity(groups.len()), state_len: 0 };
-        for (index, group) in groups.iter_mut().enumerate() {
-            let parts = (group.to - group.from).div_ceil(share).min(group.blocks());
-            let step = group.blocks().div_ceil(parts);
-            let first = plan.tasks.len();
-            let start = group.from / BLOCK;
-            plan.tasks.extend((0..group.blocks()).step_by(step).map(|block| Task {
-                group: index,
-                from: group.from.max((start + block) * BLOCK),
-                to: group.to.min((start + block + step) * BLOCK),
-            }));
-            let tasks = plan.tasks.len() - first;
-            group.unfinished = AtomicUsize::new(tasks);
-            if tasks > 1 {
-                group.states = Some(plan.state_len);
-                plan.state_len += group.blocks() * State::len(group.rows.len(), kv.value_stride);
-            }
-        }
-        plan.groups = groups;
-        plan
-    }
-}
-
-fn groups<'a>(params: &AttentionParams, kv: &KvLayer, sequences: &[AttentionSequence<'a>]) -> Vec<Group<'a>> {
-    let share = params.heads / kv.kv_heads();
-    let mut groups = Vec::new();
-    for sequence in sequences {
-        for kv_head in 0..kv.kv_heads() {
-            let count = sequence.tokens * share;
-            for first in (0..count).step_by(MAX_ROWS) {
-                let describe = |row: usize| {
-                    let (token, head) = (row / share, kv_head * share + row % share);
-                    let end = sequence.start + token + 1;
-                    let offset = (sequence.row + token) * params.query_stride + head * kv.head_size();
-                    let output = ((sequence.row + token) * params.heads + head) * kv.head_size();
-                    let first = params.window.map_or(0, |window| end.saturating_sub(window));
-                    QueryRow { offset, output, first, end }
-                };
-                let rows: Vec<QueryRow> = (first..count.min(first + MAX_ROWS)).map(describe).collect();
-                let low = rows.iter().map(|row| row.first).min().unwrap_or(0);
-                groups.push(Group {
-                    from: low / PAGE_TOKENS * PAGE_TOKENS,
-                    to: rows.iter().map(|row| row.end).max().unwrap_or(0),
-                    rows,
-                    kv_head,
-                    pages: sequence.pages,
-                    states: None,
-                    unfinished: AtomicUsize::new(0),
-                });
-            }
-        }
-    }
-    groups
-}
-
 /// The arguments that all tasks share.
 struct Call<'a> {
     isa: Isa,
@@ -237,23 +167,23 @@ impl Call<'_> {
     ///
     /// # Safety
     /// The task belongs to a plan for checked sequences, and no other task writes its states.
-    unsafe fn attend(&self, group: &Group<'_>, task: &Task, state: State, state_stride: usize) {
+    unsafe fn attend(&self, part: &Part<'_>, task: &Task, state: State, state_stride: usize) {
         let kv = self.kv;
         let key_head = kv.head_size() * PAGE_TOKENS;
         let value_head = kv.value_stride * PAGE_TOKENS;
-        let (keys, values) = kv.scales(group.kv_head * PAGE_TOKENS);
+        let (keys, values) = kv.scales(part.kv_head * PAGE_TOKENS);
         let scales = Scales { keys, values, page: kv.kv_heads() * PAGE_TOKENS };
         macro_rules! attend {
             ($format:ty, $element:ty) => {{
                 // SAFETY: the head is inside the first page of the KV pool.
                 let (keys, values) = unsafe {
                     (
-                        kv.keys.as_ptr().cast::<$element>().add(group.kv_head * key_head),
-                        kv.values.as_ptr().cast::<$element>().add(group.kv_head * value_head),
+                        kv.keys.as_ptr().cast::<$element>().add(part.kv_head * key_head),
+                        kv.values.as_ptr().cast::<$element>().add(part.kv_head * value_head),
                     )
                 };
                 let kernel = AttendRows::<$format> {
-                    rows: &group.rows,
+                    rows: &part.rows,
                     query: self.query.as_ptr(),
                     scale: self.params.scale,
                     head_size: kv.head_size(),
@@ -262,7 +192,7 @@ impl Call<'_> {
                     values,
                     value_page: kv.kv_heads() * value_head,
                     scales,
-                    pages: group.pages,
+                    pages: part.pages,
                     from: task.from,
                     to: task.to,
                     state,
@@ -285,7 +215,7 @@ fn check(
     params: &AttentionParams,
     kv: &KvLayer,
     query: &[f32],
-    sequences: &[AttentionSequence<'_>],
+    sequences: &[AttentionSequence],
     out: &[f32],
 ) -> Result<(), KernelError> {
     const OP: &str = "attention";
@@ -311,7 +241,3 @@ fn check(
     expect_len(OP, "the query length", product(OP, "the query", &[rows, params.query_stride])?, query.len())?;
     sequences.iter().try_for_each(|sequence| sequence.check(OP, rows, kv))
 }
-
-#[cfg(test)]
-#[path = "attention_tests.rs"]
-mod tests;

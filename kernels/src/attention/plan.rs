@@ -1,0 +1,169 @@
+//! The division of a call's work into tasks. It affects only speed, never the result.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+
+use super::{AttentionBatch, AttentionParams, AttentionSequence, PAGE_TOKENS};
+use crate::cpu::attention::{BLOCK, MANY_SHARED_ROWS, MAX_ROWS, QueryRow, State};
+use crate::kv::KvLayer;
+
+/// Number of tasks per thread into which long ranges are divided to balance the load.
+const TASKS_PER_THREAD: usize = 6;
+
+pub(super) struct Plan<'a> {
+    pub(super) groups: Vec<Group>,
+    pub(super) parts: Vec<Part<'a>>,
+    pub(super) tasks: Vec<Task>,
+    /// Number of floats in all states that are kept.
+    pub(super) state_len: usize,
+}
+
+/// Up to `MAX_ROWS` query rows of one sequence and one KV head, whose results are finished together.
+pub(super) struct Group {
+    pub(super) rows: Vec<QueryRow>,
+    /// The parts that cover the positions of the rows, in order, and the position of the rows among those of the part.
+    pub(super) parts: Vec<(usize, usize)>,
+    pub(super) unfinished: AtomicUsize,
+}
+
+/// Query rows of one KV head, and a range of positions that they read together.
+pub(super) struct Part<'a> {
+    pub(super) rows: Vec<QueryRow>,
+    pub(super) kv_head: usize,
+    pub(super) pages: &'a [u32],
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) groups: Vec<usize>,
+    /// Offset of the states of the part's blocks. Without it, the part is one task and all of its only group.
+    pub(super) states: Option<usize>,
+}
+
+/// A range of a part's positions, cut at block boundaries.
+pub(super) struct Task {
+    pub(super) part: usize,
+    pub(super) from: usize,
+    pub(super) to: usize,
+}
+
+impl Part<'_> {
+    pub(super) fn blocks(&self) -> Range<usize> {
+        self.from / BLOCK..self.to.div_ceil(BLOCK)
+    }
+
+    fn work(&self) -> usize {
+        // Reading a position costs about as much as computing three rows of it.
+        (self.to - self.from) * (self.rows.len() + 3)
+    }
+}
+
+impl<'a> Plan<'a> {
+    pub(super) fn new(
+        threads: usize,
+        params: &AttentionParams,
+        kv: &KvLayer,
+        batch: &'a AttentionBatch,
+    ) -> Self {
+        let mut plan = Plan { groups: Vec::new(), parts: Vec::new(), tasks: Vec::new(), state_len: 0 };
+        plan.form_groups(params, kv, batch);
+        plan.cut(threads, kv.value_stride);
+        plan
+    }
+
+    fn form_groups(&mut self, params: &AttentionParams, kv: &KvLayer, batch: &'a AttentionBatch) {
+        let share = params.heads / kv.kv_heads();
+        // A window may begin inside a shared range, where the rows of the members do not see the same positions.
+        let ranges = if params.window.is_none() { batch.ranges(share) } else { &[] };
+        let sequences = batch.sequences();
+        for kv_head in 0..kv.kv_heads() {
+            let mut first_groups = Vec::with_capacity(sequences.len());
+            for sequence in sequences {
+                first_groups.push(self.groups.len());
+                let count = sequence.tokens * share;
+                for first in (0..count).step_by(MAX_ROWS) {
+                    let describe = |row| query_row(params, kv, sequence, kv_head, row);
+                    let rows = (first..count.min(first + MAX_ROWS)).map(describe).collect();
+                    self.groups.push(Group { rows, parts: Vec::new(), unfinished: AtomicUsize::new(0) });
+                }
+            }
+            first_groups.push(self.groups.len());
+            let groups_of = |sequence: usize| first_groups[sequence]..first_groups[sequence + 1];
+            let mut covered = vec![0; sequences.len()];
+            for range in ranges {
+                let groups: Vec<usize> = range.members.iter().flat_map(|member| groups_of(*member)).collect();
+                range.members.iter().for_each(|member| covered[*member] = range.to);
+                self.add(kv_head, &sequences[range.members[0]].pages, range.from..range.to, groups);
+            }
+            for (index, sequence) in sequences.iter().enumerate() {
+                for group in groups_of(index) {
+                    let rows = &self.groups[group].rows;
+                    let low = rows.iter().map(|row| row.first).min().unwrap_or(0) / PAGE_TOKENS * PAGE_TOKENS;
+                    let to = rows.iter().map(|row| row.end).max().unwrap_or(0);
+                    self.add(kv_head, &sequence.pages, low.max(covered[index])..to, vec![group]);
+                }
+            }
+        }
+    }
+
+    /// Adds a part that the rows of `groups` read.
+    fn add(&mut self, kv_head: usize, pages: &'a [u32], range: Range<usize>, groups: Vec<usize>) {
+        let mut rows: Vec<QueryRow> = Vec::with_capacity(MANY_SHARED_ROWS);
+        for group in &groups {
+            let group = &mut self.groups[*group];
+            group.parts.push((self.parts.len(), rows.len()));
+            rows.extend(&group.rows);
+        }
+        if rows.len() > MAX_ROWS {
+            // The kernel computes this many rows; the copies are not used.
+            rows.resize(MANY_SHARED_ROWS, rows[0]);
+        }
+        let Range { start: from, end: to } = range;
+        self.parts.push(Part { rows, kv_head, pages, from, to, groups, states: None });
+    }
+
+    /// Cuts the parts into tasks. Prefill and large decode batches have enough parts; those of a single decode are divided.
+    fn cut(&mut self, threads: usize, value_stride: usize) {
+        let work: usize = self.parts.iter().map(Part::work).sum();
+        let share = match threads {
+            0 | 1 => usize::MAX,
+            _ => work.div_ceil(threads * TASKS_PER_THREAD),
+        };
+        for (index, part) in self.parts.iter_mut().enumerate() {
+            let blocks = part.blocks();
+            let tasks = part.work().div_ceil(share.max(1)).clamp(1, blocks.len());
+            let step = blocks.len().div_ceil(tasks);
+            let before = self.tasks.len();
+            self.tasks.extend(blocks.clone().step_by(step).map(|block| Task {
+                part: index,
+                from: part.from.max(block * BLOCK),
+                to: part.to.min((block + step) * BLOCK),
+            }));
+            let tasks = self.tasks.len() - before;
+            let is_whole = part.groups.iter().all(|group| self.groups[*group].parts.len() == 1);
+            if tasks > 1 || part.groups.len() > 1 || !is_whole {
+                part.states = Some(self.state_len);
+                self.state_len += blocks.len() * State::len(part.rows.len(), value_stride);
+            }
+            for group in &part.groups {
+                *self.groups[*group].unfinished.get_mut() += tasks;
+            }
+        }
+    }
+}
+
+fn query_row(
+    params: &AttentionParams,
+    kv: &KvLayer,
+    sequence: &AttentionSequence,
+    kv_head: usize,
+    row: usize,
+) -> QueryRow {
+    let share = params.heads / kv.kv_heads();
+    let (token, head) = (row / share, kv_head * share + row % share);
+    let end = sequence.start + token + 1;
+    QueryRow {
+        offset: (sequence.row + token) * params.query_stride + head * kv.head_size(),
+        output: ((sequence.row + token) * params.heads + head) * kv.head_size(),
+        first: params.window.map_or(0, |window| end.saturating_sub(window)),
+        end,
+    }
+}
