@@ -113,6 +113,26 @@ async fn two_models_are_served_and_one_is_loaded_and_unloaded_while_the_host_run
     assert_eq!(content(&up.chat("big").await), content(&small));
 }
 
+#[tokio::test]
+async fn a_model_that_does_not_fit_beside_the_others_is_refused_with_the_numbers_and_they_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = model_path().display().to_string();
+    let settings = format!(
+        "[[model]]\nname = \"small\"\nsource = {path:?}\n\
+         [[model]]\nname = \"large\"\nsource = {path:?}\nload = \"demand\"\nkv_tokens = 4000000000\n"
+    );
+    let up = Up::start(folder.path(), &settings);
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let body = json!({"model": "large", "messages": messages});
+    let refused = client().post(format!("{}/v1/chat/completions", up.url)).json(&body).send().await.unwrap();
+    assert_eq!(refused.status(), 503);
+    let refused: Value = refused.json().await.unwrap();
+    let why = refused["error"]["message"].as_str().unwrap();
+    assert!(why.contains("large needs ") && why.contains(" are available beside small"), "{why}");
+    assert!(why.contains("KV cache ") && why.contains("hint: give it a smaller KV cache"), "{why}");
+    assert!(!content(&up.chat("small").await).is_empty());
+}
+
 #[test]
 fn mistakes_in_several_models_are_refused_before_anything_is_loaded() {
     let up = |arguments: &[&str]| {
@@ -126,6 +146,16 @@ fn mistakes_in_several_models_are_refused_before_anything_is_loaded() {
     };
     let twice = up(&["--model", "smollm2-135m", "--model", "smollm2-135m"]);
     assert!(twice.contains("two models are called \"smollm2-135m\"") && twice.contains("hint: "), "{twice}");
+    // 2 × 4 billion tokens take more memory than any machine has.
+    let folder = tempfile::tempdir().unwrap();
+    let path = model_path().display().to_string();
+    let model = |name: &str| format!("[[model]]\nname = {name:?}\nsource = {path:?}\nkv_tokens = 4000000000\n");
+    let file = folder.path().join("skep.toml");
+    fs::write(&file, model("one") + &model("other")).unwrap();
+    let large = up(&["--config", &file.display().to_string()]);
+    assert!(large.contains("the models need 16") && large.contains("TiB of memory, and "), "{large}");
+    assert!(large.contains("\n  one: weights ") && large.contains("\n  other: weights "), "{large}");
+    assert!(large.contains("hint: give models smaller KV caches"), "{large}");
     let missing = up(&["--model", "a=/nonexistent/model.gguf"]);
     assert!(missing.contains("no model \"/nonexistent/model.gguf\""), "{missing}");
 }
