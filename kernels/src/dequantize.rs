@@ -39,7 +39,13 @@ fn block_integers(dtype: DType, block: &[u8], part: usize) -> [u8; 32] {
     std::array::from_fn(|k| match dtype {
         DType::Q4_0 => nibble(&block[2..], k),
         DType::Q4_1 => nibble(&block[4..], k),
+        DType::Q5_0 => nibble(&block[6..], k) | bit(&block[2..], k) << 4,
+        DType::Q5_1 => nibble(&block[8..], k) | bit(&block[4..], k) << 4,
         DType::Q8_0 => block[2 + k] ^ 0x80,
+        DType::Q2K => two_bits(&block[16..], part, k),
+        DType::Q3K => two_bits(&block[32..], part, k) | ((block[k] >> part) & 1) << 2,
+        DType::Iq4Nl => IQ4_INTEGERS[usize::from(nibble(&block[2..], k))],
+        DType::Iq4Xs => IQ4_INTEGERS[usize::from(nibble(&block[8 + 16 * part..], k))],
         DType::Q4K => k_nibble(&block[16..], part, k),
         DType::Q5K => k_nibble(&block[48..], part, k) | (((block[16 + k] >> part) & 1) << 4),
         DType::Q6K => {
@@ -57,8 +63,21 @@ fn block_integers(dtype: DType, block: &[u8], part: usize) -> [u8; 32] {
 fn block_scales(dtype: DType, block: &[u8], part: usize) -> [(f32, f32); 2] {
     match dtype {
         DType::Q4_0 => [(half_at(block, 0), -8.0 * half_at(block, 0)); 2],
-        DType::Q4_1 => [(half_at(block, 0), half_at(block, 2)); 2],
-        DType::Q8_0 => [(half_at(block, 0), -128.0 * half_at(block, 0)); 2],
+        DType::Q4_1 | DType::Q5_1 => [(half_at(block, 0), half_at(block, 2)); 2],
+        DType::Q5_0 => [(half_at(block, 0), -16.0 * half_at(block, 0)); 2],
+        DType::Q8_0 | DType::Iq4Nl => [(half_at(block, 0), -128.0 * half_at(block, 0)); 2],
+        DType::Q2K => [0, 1].map(|half| {
+            let packed = block[2 * part + half];
+            (half_at(block, 80) * f32::from(packed & 15), -half_at(block, 82) * f32::from(packed >> 4))
+        }),
+        DType::Q3K => [0, 1].map(|half| {
+            let scale = half_at(block, 108) * (f32::from(q3_scale(&block[96..108], 2 * part + half)) - 32.0);
+            (scale, -4.0 * scale)
+        }),
+        DType::Iq4Xs => {
+            let scale = half_at(block, 0) * (f32::from(iq4_scale(&block[2..8], part)) - 32.0);
+            [(scale, -128.0 * scale); 2]
+        }
         DType::Q4K | DType::Q5K => {
             let (scale, min) = six_bit_pair(&block[4..16], part);
             [(half_at(block, 0) * f32::from(scale), -half_at(block, 2) * f32::from(min)); 2]
@@ -69,6 +88,32 @@ fn block_scales(dtype: DType, block: &[u8], part: usize) -> [(f32, f32); 2] {
         }),
         DType::F32 | DType::F16 | DType::BF16 => [(0.0, 0.0); 2],
     }
+}
+
+/// The integers that 4 bits select in IQ4_NL and IQ4_XS, each plus 128.
+pub(crate) const IQ4_INTEGERS: [u8; 16] =
+    [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+
+/// Extracts one of sixteen 6-bit scales of Q3_K from 12 packed bytes.
+pub(crate) fn q3_scale(bytes: &[u8], index: usize) -> u8 {
+    let low = bytes[index % 8] >> (4 * (index / 8)) & 15;
+    low | (bytes[8 + index % 4] >> (2 * (index / 4)) & 3) << 4
+}
+
+/// Extracts one of eight 6-bit scales of IQ4_XS from 6 packed bytes: the high bits of all, then the low bits.
+pub(crate) fn iq4_scale(bytes: &[u8], part: usize) -> u8 {
+    let low = bytes[2 + part / 2] >> (4 * (part % 2)) & 15;
+    let high = u16::from_le_bytes([bytes[0], bytes[1]]) >> (2 * part) & 3;
+    low | (high as u8) << 4
+}
+
+/// Returns the bits of one of eight runs of 32 values: four runs share 32 bytes.
+fn two_bits(bytes: &[u8], part: usize, k: usize) -> u8 {
+    bytes[part / 4 * 32 + k] >> (2 * (part % 4)) & 3
+}
+
+fn bit(bytes: &[u8], k: usize) -> u8 {
+    bytes[k / 8] >> (k % 8) & 1
 }
 
 fn nibble(bytes: &[u8], k: usize) -> u8 {
@@ -91,4 +136,32 @@ pub(crate) fn six_bit_pair(bytes: &[u8], part: usize) -> (u8, u8) {
 
 fn half_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fixture has a random block of each quantized format, as the `gguf` package reads it.
+    #[test]
+    fn blocks_have_the_values_that_another_implementation_reads() {
+        let fixture = include_str!("../../tests/fixtures/quantized-blocks/blocks.txt");
+        let mut formats = Vec::new();
+        for line in fixture.lines() {
+            let mut words = line.split(' ');
+            let (name, block) = (words.next().unwrap(), words.next().unwrap());
+            let dtype = DType::ALL.into_iter().find(|dtype| dtype.to_string() == name).unwrap();
+            let byte = |at| u8::from_str_radix(&block[at..at + 2], 16).unwrap();
+            let block: Vec<u8> = (0..block.len()).step_by(2).map(byte).collect();
+            let expected: Vec<f32> = words.map(|word| word.parse().unwrap()).collect();
+            let mut found = vec![0.0; expected.len()];
+            dequantize(dtype, &block, &mut found).unwrap();
+            let largest = expected.iter().fold(0f32, |all, value| all.max(value.abs()));
+            for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert!((found - expected).abs() <= largest * 1e-5, "{name} {at}: {found} for {expected}");
+            }
+            formats.push(dtype);
+        }
+        assert_eq!(formats.len(), DType::ALL.into_iter().filter(|dtype| dtype.is_quantised()).count());
+    }
 }

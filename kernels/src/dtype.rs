@@ -12,32 +12,46 @@ pub enum DType {
     BF16,
     Q4_0,
     Q4_1,
+    Q5_0,
+    Q5_1,
     Q8_0,
+    Q2K,
+    Q3K,
     Q4K,
     Q5K,
     Q6K,
+    /// 4 bits that select one of 16 unevenly spaced integers.
+    Iq4Nl,
+    /// The integers of [`DType::Iq4Nl`] in large blocks.
+    Iq4Xs,
 }
 
 impl DType {
     /// Every format, in a fixed order.
-    pub const ALL: [DType; 9] = [
+    pub const ALL: [DType; 15] = [
         DType::F32,
         DType::F16,
         DType::BF16,
         DType::Q4_0,
         DType::Q4_1,
+        DType::Q5_0,
+        DType::Q5_1,
         DType::Q8_0,
+        DType::Q2K,
+        DType::Q3K,
         DType::Q4K,
         DType::Q5K,
         DType::Q6K,
+        DType::Iq4Nl,
+        DType::Iq4Xs,
     ];
 
     /// Returns the number of values per block.
     pub fn block_len(self) -> usize {
         match self {
             DType::F32 | DType::F16 | DType::BF16 => 1,
-            DType::Q4_0 | DType::Q4_1 | DType::Q8_0 => 32,
-            DType::Q4K | DType::Q5K | DType::Q6K => 256,
+            DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 | DType::Iq4Nl => 32,
+            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K | DType::Iq4Xs => 256,
         }
     }
 
@@ -46,9 +60,14 @@ impl DType {
         match self {
             DType::F32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::Q4_0 => 18,
+            DType::Q4_0 | DType::Iq4Nl => 18,
             DType::Q4_1 => 20,
+            DType::Q5_0 => 22,
+            DType::Q5_1 => 24,
             DType::Q8_0 => 34,
+            DType::Q2K => 84,
+            DType::Q3K => 110,
+            DType::Iq4Xs => 136,
             DType::Q4K => 144,
             DType::Q5K => 176,
             DType::Q6K => 210,
@@ -78,10 +97,16 @@ impl fmt::Display for DType {
             DType::BF16 => "BF16",
             DType::Q4_0 => "Q4_0",
             DType::Q4_1 => "Q4_1",
+            DType::Q5_0 => "Q5_0",
+            DType::Q5_1 => "Q5_1",
             DType::Q8_0 => "Q8_0",
+            DType::Q2K => "Q2_K",
+            DType::Q3K => "Q3_K",
             DType::Q4K => "Q4_K",
             DType::Q5K => "Q5_K",
             DType::Q6K => "Q6_K",
+            DType::Iq4Nl => "IQ4_NL",
+            DType::Iq4Xs => "IQ4_XS",
         })
     }
 }

@@ -38,7 +38,13 @@ macro_rules! with_tile_format {
         match $dtype {
             DType::Q4_0 => $call!(tile_format::Q4_0),
             DType::Q4_1 => $call!(tile_format::Q4_1),
+            DType::Q5_0 => $call!(tile_format::Q5_0),
+            DType::Q5_1 => $call!(tile_format::Q5_1),
             DType::Q8_0 => $call!(tile_format::Q8_0),
+            DType::Q2K => $call!(tile_format::Q2K),
+            DType::Q3K => $call!(tile_format::Q3K),
+            DType::Iq4Nl => $call!(tile_format::Iq4Nl),
+            DType::Iq4Xs => $call!(tile_format::Iq4Xs),
             DType::Q4K => $call!(tile_format::Q4K),
             DType::Q5K => $call!(tile_format::Q5K),
             _ => $call!(tile_format::Q6K),

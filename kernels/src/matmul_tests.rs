@@ -19,8 +19,15 @@ pub(crate) fn random_weights(random: &mut Random, dtype: DType, rows: usize, col
             }
             DType::F16 => put(0, random.signed()),
             DType::BF16 => block.copy_from_slice(&half::bf16::from_f32(random.signed()).to_le_bytes()),
-            DType::Q4_0 | DType::Q8_0 => put(0, random.signed() * 0.1),
-            DType::Q4_1 => {
+            DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => put(0, random.signed() * 0.1),
+            DType::Iq4Nl => put(0, random.signed() * 0.01),
+            DType::Iq4Xs => put(0, random.signed() * 0.001),
+            DType::Q2K => {
+                put(80, random.signed() * 0.03);
+                put(82, random.signed() * 0.03);
+            }
+            DType::Q3K => put(108, random.signed() * 0.01),
+            DType::Q4_1 | DType::Q5_1 => {
                 put(0, random.signed() * 0.1);
                 put(2, random.signed());
             }

@@ -28,6 +28,8 @@ macro_rules! both {
 // SAFETY: used only inside `dispatch`, which checks for the features; the caller guarantees that pointers are valid.
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Avx2 {
+    const MANY_REGISTERS: bool = false;
+
     type F = F2;
     type I = I2;
 
@@ -166,6 +168,13 @@ unsafe impl Simd for Avx2 {
         unsafe {
             let count = _mm_cvtsi32_si128(N as i32);
             I2(_mm256_sll_epi32(a.0, count), _mm256_sll_epi32(a.1, count))
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: &[u8; 16], bytes: I2) -> I2 {
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            I2(_mm256_shuffle_epi8(table, bytes.0), _mm256_shuffle_epi8(table, bytes.1))
         }
     }
     #[inline(always)]

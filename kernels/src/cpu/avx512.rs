@@ -12,6 +12,8 @@ pub(crate) struct Avx512;
 // SAFETY: used only inside `dispatch`, which checks for the features; the caller guarantees that pointers are valid.
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Avx512 {
+    const MANY_REGISTERS: bool = true;
+
     type F = __m512;
     type I = __m512i;
 
@@ -136,6 +138,13 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn shl<const N: u32>(a: __m512i) -> __m512i {
         unsafe { _mm512_slli_epi32::<N>(a) }
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: &[u8; 16], bytes: __m512i) -> __m512i {
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, bytes)
+        }
     }
     #[inline(always)]
     unsafe fn dot(sum: __m512i, bytes: __m512i, four: *const i8) -> __m512i {

@@ -52,15 +52,24 @@ impl<Format: TileFormat> Kernel for TileRange<'_, Format> {
                         stride,
                         format: PhantomData,
                     };
-                    match tokens {
-                        1 => product.compute::<S, 1>(),
-                        2 => product.compute::<S, 2>(),
-                        3 => product.compute::<S, 3>(),
-                        4 => product.compute::<S, 4>(),
-                        5 => product.compute::<S, 5>(),
-                        6 => product.compute::<S, 6>(),
-                        7 => product.compute::<S, 7>(),
-                        _ => product.compute::<S, 8>(),
+                    if S::MANY_REGISTERS {
+                        match tokens {
+                            1 => product.compute::<S, 1>(),
+                            2 => product.compute::<S, 2>(),
+                            3 => product.compute::<S, 3>(),
+                            4 => product.compute::<S, 4>(),
+                            5 => product.compute::<S, 5>(),
+                            6 => product.compute::<S, 6>(),
+                            7 => product.compute::<S, 7>(),
+                            _ => product.compute::<S, 8>(),
+                        }
+                    } else {
+                        match tokens {
+                            1 => product.compute::<S, 1>(),
+                            2 => product.compute::<S, 2>(),
+                            3 => product.compute::<S, 3>(),
+                            _ => product.compute::<S, 4>(),
+                        }
                     }
                     if !whole {
                         for t in 0..tokens {
@@ -112,14 +121,19 @@ impl<Format: TileFormat> TileProduct<Format> {
                     let total = *self.group.sums.add(offset + t);
                     if Format::HALVES {
                         let low_total = *self.group.low_sums.add(offset + t);
-                        let low = S::to_f32(dot::<S, Format>(&weights, 0, 4, bytes));
-                        let high = S::to_f32(dot::<S, Format>(&weights, 4, 8, bytes));
+                        let [w0, w1, w2, w3, w4, w5, w6, w7] = weights;
+                        let low = S::to_f32(dot::<S, Format>([w0, w1, w2, w3], bytes));
+                        let high = S::to_f32(dot::<S, Format>([w4, w5, w6, w7], bytes.add(16)));
                         let both = S::fma(low, scales[0].0, S::mul(high, scales[1].0));
                         *sum = S::fma(both, scale, *sum);
                         *sum = S::fma(scales[0].1, S::splat(low_total), *sum);
                         *sum = S::fma(scales[1].1, S::splat(total - low_total), *sum);
                     } else {
-                        let all = S::to_f32(dot::<S, Format>(&weights, 0, 8, bytes));
+                        let [w0, w1, w2, w3, w4, w5, w6, w7] = weights;
+                        // Two independent chains halve the latency.
+                        let low = dot::<S, Format>([w0, w1, w2, w3], bytes);
+                        let high = dot::<S, Format>([w4, w5, w6, w7], bytes.add(16));
+                        let all = S::to_f32(S::add_i(low, high));
                         *sum = S::fma(S::mul(all, scales[0].0), scale, *sum);
                         *sum = S::fma(scales[0].1, S::splat(total), *sum);
                     }
@@ -132,27 +146,26 @@ impl<Format: TileFormat> TileProduct<Format> {
     }
 }
 
-/// Computes the dot products of weight registers `from..to` with their activations.
+/// Computes the dot products of four weight registers with 16 activations. It has no loop, because a build that does not
+/// unroll it keeps the registers in memory.
 ///
 /// # Safety
-/// `bytes` is valid for 32 bytes.
+/// `bytes` is valid for 16 bytes.
 #[inline(always)]
-unsafe fn dot<S: Simd, Format: TileFormat>(
-    weights: &[S::I; 8],
-    from: usize,
-    to: usize,
-    bytes: *const i8,
-) -> S::I {
+unsafe fn dot<S: Simd, Format: TileFormat>([a, b, c, d]: [S::I; 4], bytes: *const i8) -> S::I {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        // Two independent chains halve the latency.
-        let mut sums = [S::zero_i(); 2];
-        for (g, weight) in weights.iter().enumerate().take(to).skip(from) {
-            let (four, sum) = (bytes.add(g * 4), sums[g % 2]);
-            sums[g % 2] =
-                if Format::WIDE { S::dot_wide(sum, *weight, four) } else { S::dot(sum, *weight, four) };
+        if Format::WIDE {
+            let sum = S::dot_wide(S::zero_i(), a, bytes);
+            let sum = S::dot_wide(sum, b, bytes.add(4));
+            let sum = S::dot_wide(sum, c, bytes.add(8));
+            S::dot_wide(sum, d, bytes.add(12))
+        } else {
+            let sum = S::dot(S::zero_i(), a, bytes);
+            let sum = S::dot(sum, b, bytes.add(4));
+            let sum = S::dot(sum, c, bytes.add(8));
+            S::dot(sum, d, bytes.add(12))
         }
-        S::add_i(sums[0], sums[1])
     }
 }
 

@@ -52,6 +52,7 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
 /// Returns the number of tokens that the tier's kernels process at once.
 pub(crate) fn group_tokens(isa: Isa) -> usize {
     match isa {
+        // The tier has `Simd::MANY_REGISTERS`.
         Isa::Avx512 if isa.supported() => 8,
         _ => 4,
     }

@@ -3,9 +3,9 @@
 //! Invariant: bytes are moved in words of 4, each directly to the offset from which [`super::tile_format`] reads it, so
 //! that a model is packed as fast as its file can be read.
 
-use super::tile_format::{HALF_ROW, NIBBLES, SIX_BIT, TILE_ROWS};
+use super::tile_format::{BIT_PLANE, HALF_ROW, NIBBLES, SIX_BIT, SIX_BIT_SCALES, TILE_ROWS, TWO_BITS};
 use crate::DType;
-use crate::dequantize::six_bit_pair;
+use crate::dequantize::{iq4_scale, q3_scale, six_bit_pair};
 
 const LOW: u32 = 0x0f0f_0f0f;
 
@@ -14,7 +14,7 @@ pub(crate) fn pack_tile(dtype: DType, rows: &[&[u8]], tile: &mut [u8]) {
     match dtype {
         DType::F32 => pack_floats::<4>(rows, tile),
         DType::F16 | DType::BF16 => pack_floats::<2>(rows, tile),
-        DType::Q4_0 => pack_groups::<18>(rows, tile, |block, lane| {
+        DType::Q4_0 | DType::Iq4Nl => pack_groups::<18>(rows, tile, |block, lane| {
             (0..4).for_each(|z| lane.word(z * 64, word(block, 2 + 4 * z)));
             lane.half(NIBBLES, block, 0);
         }),
@@ -23,16 +23,58 @@ pub(crate) fn pack_tile(dtype: DType, rows: &[&[u8]], tile: &mut [u8]) {
             lane.half(NIBBLES, block, 0);
             lane.half(NIBBLES + HALF_ROW, block, 2);
         }),
+        DType::Q5_0 => pack_groups::<22>(rows, tile, |block, lane| {
+            (0..4).for_each(|z| lane.word(z * 64, word(block, 6 + 4 * z)));
+            lane.word(NIBBLES, bit_plane(word(block, 2)));
+            lane.half(NIBBLES + BIT_PLANE, block, 0);
+        }),
+        DType::Q5_1 => pack_groups::<24>(rows, tile, |block, lane| {
+            (0..4).for_each(|z| lane.word(z * 64, word(block, 8 + 4 * z)));
+            lane.word(NIBBLES, bit_plane(word(block, 4)));
+            lane.half(NIBBLES + BIT_PLANE, block, 0);
+            lane.half(NIBBLES + BIT_PLANE + HALF_ROW, block, 2);
+        }),
         DType::Q8_0 => pack_groups::<34>(rows, tile, |block, lane| {
             (0..8).for_each(|g| lane.word(g * 64, word(block, 2 + 4 * g) ^ 0x8080_8080));
             lane.half(512, block, 0);
+        }),
+        DType::Q2K => pack_groups::<84>(rows, tile, |block, lane| {
+            for part in 0..8 {
+                let start = 2 * HALF_ROW + part * (2 * TILE_ROWS + TWO_BITS);
+                lane.byte(start, block[2 * part]);
+                lane.byte(start + TILE_ROWS, block[2 * part + 1]);
+                lane.two_bits(start + 2 * TILE_ROWS, two_bits(&block[16..], part));
+            }
+            lane.half(0, block, 80);
+            lane.half(HALF_ROW, block, 82);
+        }),
+        DType::Q3K => pack_groups::<110>(rows, tile, |block, lane| {
+            for part in 0..8 {
+                let start = HALF_ROW + part * (SIX_BIT + TWO_BITS + BIT_PLANE);
+                let scale = |half| q3_scale(&block[96..108], 2 * part + half);
+                lane.six_bit(start, (scale(0), scale(1)));
+                lane.two_bits(start + SIX_BIT, two_bits(&block[32..], part));
+                let third = |i: usize| word(block, 4 * i) >> part & 0x0101_0101;
+                let plane = (0..8).fold(0, |plane, g| plane | third(g) << g);
+                lane.word(start + SIX_BIT + TWO_BITS, plane);
+            }
+            lane.half(0, block, 108);
+        }),
+        DType::Iq4Xs => pack_groups::<136>(rows, tile, |block, lane| {
+            for part in 0..8 {
+                let start = HALF_ROW + part * (SIX_BIT_SCALES + NIBBLES);
+                lane.six_bit_scale(start, iq4_scale(&block[2..8], part));
+                let quants = |z: usize| word(block, 8 + 16 * part + 4 * z);
+                (0..4).for_each(|z| lane.word(start + SIX_BIT_SCALES + z * 64, quants(z)));
+            }
+            lane.half(0, block, 0);
         }),
         DType::Q4K => pack_groups::<144>(rows, tile, |block, lane| {
             for part in 0..8 {
                 let values = values(|i| word(block, 16 + part / 2 * 32 + 4 * i) >> (4 * (part % 2)) & LOW);
                 let start = 2 * HALF_ROW + part * (SIX_BIT + NIBBLES);
                 lane.nibbles(start + SIX_BIT, values);
-                lane.six_bit(start, &block[4..16], part);
+                lane.six_bit(start, six_bit_pair(&block[4..16], part));
             }
             lane.half(0, block, 0);
             lane.half(HALF_ROW, block, 2);
@@ -40,14 +82,14 @@ pub(crate) fn pack_tile(dtype: DType, rows: &[&[u8]], tile: &mut [u8]) {
         DType::Q5K => pack_groups::<176>(rows, tile, |block, lane| {
             for part in 0..8 {
                 let fifth = |i: usize| word(block, 16 + 4 * i) >> part & 0x0101_0101;
-                let start = 2 * HALF_ROW + part * (SIX_BIT + NIBBLES + 64);
+                let start = 2 * HALF_ROW + part * (SIX_BIT + NIBBLES + BIT_PLANE);
                 lane.nibbles(
                     start + SIX_BIT,
                     values(|i| word(block, 48 + part / 2 * 32 + 4 * i) >> (4 * (part % 2)) & LOW),
                 );
                 let plane = (0..8).fold(0, |plane, g| plane | fifth(g) << g);
                 lane.word(start + SIX_BIT + NIBBLES, plane);
-                lane.six_bit(start, &block[4..16], part);
+                lane.six_bit(start, six_bit_pair(&block[4..16], part));
             }
             lane.half(0, block, 0);
             lane.half(HALF_ROW, block, 2);
@@ -58,12 +100,9 @@ pub(crate) fn pack_tile(dtype: DType, rows: &[&[u8]], tile: &mut [u8]) {
                 let (half, run) = (part / 4, part % 4);
                 let low = |i: usize| word(block, half * 64 + run % 2 * 32 + 4 * i) >> (4 * (run / 2)) & LOW;
                 let high = |i: usize| word(block, 128 + half * 32 + 4 * i) >> (2 * run) & 0x0303_0303;
-                let start = HALF_ROW + part * (2 * TILE_ROWS + NIBBLES + 128);
+                let start = HALF_ROW + part * (2 * TILE_ROWS + NIBBLES + TWO_BITS);
                 lane.nibbles(start + 2 * TILE_ROWS, values(low));
-                for plane in 0..2 {
-                    let bits = (0..4).fold(0, |bits, i| bits | high(plane * 4 + i) << (2 * i));
-                    lane.word(start + 2 * TILE_ROWS + NIBBLES + plane * 64, bits);
-                }
+                lane.two_bits(start + 2 * TILE_ROWS + NIBBLES, values(high));
                 lane.byte(start, block[192 + 2 * part]);
                 lane.byte(start + TILE_ROWS, block[193 + 2 * part]);
             }
@@ -98,17 +137,40 @@ impl Lane<'_> {
         }
     }
 
-    /// Writes the 6-bit scale and min of a part: 16 bytes hold the scales and the low bits of the mins, 8 bytes hold the high
-    /// bits of the mins.
-    fn six_bit(&mut self, at: usize, packed: &[u8], part: usize) {
-        let (scale, min) = six_bit_pair(packed, part);
-        self.byte(at, scale | (min & 3) << 6);
-        self.group[at + TILE_ROWS + self.lane % 8] |= (min >> 2) << (4 * (self.lane / 8));
+    /// Writes 32 values of 2 bits each: word `p` holds values `4 p` to `4 p + 3` of each byte of the row.
+    fn two_bits(&mut self, at: usize, values: [u32; 8]) {
+        for plane in 0..2 {
+            let bits = (0..4).fold(0, |bits, i| bits | values[plane * 4 + i] << (2 * i));
+            self.word(at + plane * 64, bits);
+        }
+    }
+
+    /// Writes a pair of 6-bit numbers: 16 bytes hold the first ones and the low bits of the second ones, 8 bytes hold the
+    /// high bits of the second ones.
+    fn six_bit(&mut self, at: usize, (first, second): (u8, u8)) {
+        self.byte(at, first | (second & 3) << 6);
+        self.group[at + TILE_ROWS + self.lane % 8] |= (second >> 2) << (4 * (self.lane / 8));
+    }
+
+    /// Writes a 6-bit number: 8 bytes hold the low bits, 4 bytes hold the high bits.
+    fn six_bit_scale(&mut self, at: usize, scale: u8) {
+        self.group[at + self.lane % 8] |= (scale & 15) << (4 * (self.lane / 8));
+        self.group[at + 8 + self.lane % 4] |= (scale >> 4) << (2 * (self.lane / 4));
     }
 }
 
 fn word(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+/// Returns the words of one of eight runs of 32 values of 2 bits: four runs share 32 bytes.
+fn two_bits(bytes: &[u8], part: usize) -> [u32; 8] {
+    values(|i| word(bytes, part / 4 * 32 + 4 * i) >> (2 * (part % 4)) & 0x0303_0303)
+}
+
+/// Spreads 32 bits, one for each value, over the bytes of a word: bit `g` of byte `j` belongs to value `4 g + j`.
+fn bit_plane(bits: u32) -> u32 {
+    (0..32).fold(0, |plane, value| plane | (bits >> value & 1) << (8 * (value % 4) + value / 4))
 }
 
 fn values(word: impl Fn(usize) -> u32) -> [u32; 8] {

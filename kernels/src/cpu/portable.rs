@@ -25,6 +25,8 @@ fn zip_words(a: Words, b: Words, op: impl Fn(u32, u32) -> u32) -> Words {
 // SAFETY: plain code; the caller guarantees that pointers are valid.
 #[allow(clippy::missing_safety_doc)]
 unsafe impl Simd for Portable {
+    const MANY_REGISTERS: bool = false;
+
     type F = Floats;
     type I = Words;
 
@@ -140,6 +142,10 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     unsafe fn shl<const N: u32>(a: Words) -> Words {
         a.map(|a| a << N)
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: &[u8; 16], bytes: Words) -> Words {
+        bytes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(|byte| table[usize::from(byte & 15)])))
     }
     #[inline(always)]
     unsafe fn dot(sum: Words, bytes: Words, four: *const i8) -> Words {

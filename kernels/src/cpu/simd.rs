@@ -10,6 +10,9 @@
 /// Methods may use instructions of the tier: call them only inside [`super::dispatch`]. Pointers must be valid for
 /// 16 values or 64 bytes.
 pub(crate) unsafe trait Simd: Copy {
+    /// Whether there are enough registers for groups of 8 tokens; otherwise groups have 4.
+    const MANY_REGISTERS: bool;
+
     /// 16 floats.
     type F: Copy;
     /// 64 bytes, or 16 `i32`.
@@ -48,6 +51,8 @@ pub(crate) unsafe trait Simd: Copy {
     /// Shifts 32-bit lanes. The caller masks the bits that cross bytes.
     unsafe fn shr<const N: u32>(a: Self::I) -> Self::I;
     unsafe fn shl<const N: u32>(a: Self::I) -> Self::I;
+    /// Replaces each byte, which must be below 16, by an entry of the table.
+    unsafe fn lookup(table: &[u8; 16], bytes: Self::I) -> Self::I;
     /// Adds to each lane the dot product of its 4 unsigned bytes (at most 127) with the 4 signed bytes at `four`.
     unsafe fn dot(sum: Self::I, bytes: Self::I, four: *const i8) -> Self::I;
     /// Does the same as `dot` for bytes up to 255.

@@ -115,7 +115,16 @@ pub(super) fn block_format(op: &'static str, dtype: DType) -> Result<(&'static s
         DType::Q8_0 => Ok(("q8_0", 32)),
         DType::Q4K => Ok(("q4_k", 256)),
         DType::Q6K => Ok(("q6_k", 256)),
-        DType::F32 | DType::F16 | DType::BF16 | DType::Q5K => {
+        DType::F32
+        | DType::F16
+        | DType::BF16
+        | DType::Q5_0
+        | DType::Q5_1
+        | DType::Q2K
+        | DType::Q3K
+        | DType::Q5K
+        | DType::Iq4Nl
+        | DType::Iq4Xs => {
             let supported = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K";
             Err(KernelError::Format { op, found: dtype, supported })
         }

@@ -127,7 +127,12 @@ fn scales(dtype: DType) -> (&'static [usize], u16) {
     match dtype {
         DType::Q4_0 => (&[0], 7),
         DType::Q4_1 => (&[0, 2], 7),
-        DType::Q8_0 => (&[0], 3),
+        DType::Q5_0 => (&[0], 6),
+        DType::Q5_1 => (&[0, 2], 6),
+        DType::Q8_0 | DType::Iq4Nl => (&[0], 3),
+        DType::Q2K => (&[80, 82], 6),
+        DType::Q3K => (&[108], 4),
+        DType::Iq4Xs => (&[0], 0),
         DType::Q4K | DType::Q5K => (&[0, 2], 1),
         // The scale is multiplied by two integers of up to 7 and 5 bits, so it is subnormal, as in real files.
         DType::Q6K => (&[208], 0),

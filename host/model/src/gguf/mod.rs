@@ -215,10 +215,8 @@ fn read_entry(cursor: &mut Cursor<'_>, name: &str) -> Result<Entry, Problem> {
     shape.reverse(); // The file lists the innermost dimension first.
     let code = cursor.u32("a tensor type")?;
     let dtype = dtype_of(code).ok_or_else(|| {
-        bad(format!(
-            "has the type {} ({code}); supported: F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K",
-            ggml_type_name(code)
-        ))
+        let supported = DType::ALL.map(|dtype| dtype.to_string()).join(", ");
+        bad(format!("has the type {} ({code}); supported: {supported}", ggml_type_name(code)))
     })?;
     let offset = cursor.u64("a tensor offset")?;
     Ok(Entry { name: name.to_owned(), dtype, shape, offset })
@@ -266,10 +264,16 @@ fn dtype_of(code: u32) -> Option<DType> {
         1 => DType::F16,
         2 => DType::Q4_0,
         3 => DType::Q4_1,
+        6 => DType::Q5_0,
+        7 => DType::Q5_1,
         8 => DType::Q8_0,
+        10 => DType::Q2K,
+        11 => DType::Q3K,
         12 => DType::Q4K,
         13 => DType::Q5K,
         14 => DType::Q6K,
+        20 => DType::Iq4Nl,
+        23 => DType::Iq4Xs,
         30 => DType::BF16,
         _ => return None,
     })
@@ -277,20 +281,14 @@ fn dtype_of(code: u32) -> Option<DType> {
 
 fn ggml_type_name(code: u32) -> &'static str {
     match code {
-        6 => "Q5_0",
-        7 => "Q5_1",
         9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
         15 => "Q8_K",
         16 => "IQ2_XXS",
         17 => "IQ2_XS",
         18 => "IQ3_XXS",
         19 => "IQ1_S",
-        20 => "IQ4_NL",
         21 => "IQ3_S",
         22 => "IQ2_S",
-        23 => "IQ4_XS",
         24 => "I8",
         25 => "I16",
         26 => "I32",

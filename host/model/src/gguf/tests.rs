@@ -115,7 +115,7 @@ fn rejects_invalid_tensors_by_name() {
         (tensor(&[4, 4, 1, 1, 1], 0), "5 dimensions"),
         (tensor(&[], 0), "0 dimensions"),
         (tensor(&[0, 4], 0), "dimension of 0"),
-        (tensor(&[4], 6), "Q5_0"),
+        (tensor(&[4], 9), "Q8_1"),
         (tensor(&[4], 777), "unknown (777)"),
         (tensor(&[33], 2), "cannot hold"),
         (tensor(&[u64::MAX / 2, 4], 0), "cannot hold"),

@@ -354,7 +354,16 @@ impl Form {
 fn form(dtype: DType) -> Form {
     match dtype {
         DType::Q4_0 | DType::Q4_1 | DType::Q8_0 | DType::Q4K | DType::Q6K => Form::Blocks(dtype),
-        DType::F32 | DType::F16 | DType::BF16 | DType::Q5K => Form::Activations,
+        DType::F32
+        | DType::F16
+        | DType::BF16
+        | DType::Q5_0
+        | DType::Q5_1
+        | DType::Q2K
+        | DType::Q3K
+        | DType::Q5K
+        | DType::Iq4Nl
+        | DType::Iq4Xs => Form::Activations,
     }
 }
 

@@ -25,16 +25,22 @@ use subject::Subject;
 use suite::{Plan, Shapes, Suite};
 
 /// Formats of random weights, by the name of the flag's value.
-const WEIGHTS: [(&str, DType); 9] = [
+const WEIGHTS: [(&str, DType); 15] = [
     ("bf16", DType::BF16),
     ("f16", DType::F16),
     ("f32", DType::F32),
     ("q4_0", DType::Q4_0),
     ("q4_1", DType::Q4_1),
+    ("q5_0", DType::Q5_0),
+    ("q5_1", DType::Q5_1),
     ("q8_0", DType::Q8_0),
+    ("q2_k", DType::Q2K),
+    ("q3_k", DType::Q3K),
     ("q4_k", DType::Q4K),
     ("q5_k", DType::Q5K),
     ("q6_k", DType::Q6K),
+    ("iq4_nl", DType::Iq4Nl),
+    ("iq4_xs", DType::Iq4Xs),
 ];
 
 /// Measure prefill and decode of a model

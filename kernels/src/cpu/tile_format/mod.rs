@@ -1,0 +1,152 @@
+//! The packed layout of quantized weights: tiles of 16 rows, so that one dot-product instruction advances 16 outputs.
+//!
+//! Invariant: a tile takes exactly as many bytes as its 16 rows. In a block of 32 values, value `4 g + j` of row `r` is
+//! byte `4 r + j` of register `g`; nibbles hold registers `z` (low) and `z + 4` (high). Rows past the end are zeros.
+
+mod large_blocks;
+mod small_blocks;
+
+use super::simd::Simd;
+use crate::dequantize::IQ4_INTEGERS;
+pub(crate) use large_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+pub(crate) use small_blocks::{Iq4Nl, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+
+/// Number of rows per tile.
+pub(crate) const TILE_ROWS: usize = 16;
+
+/// Reads the tiles of one format. `block` counts blocks of 32 values along the row.
+pub(crate) trait TileFormat: Copy {
+    /// Average size in bytes of 32 columns of a tile.
+    const BLOCK_BYTES: usize;
+    /// Whether the two 16-value halves of a block have separate scales.
+    const HALVES: bool;
+    /// Whether integers may exceed 127.
+    const WIDE: bool;
+
+    /// Returns the unsigned integers of a block.
+    ///
+    /// # Safety
+    /// `tile` holds the block; call inside a dispatched kernel.
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8];
+
+    /// Returns `(scale, min)` for each half, where value = scale * integer + min.
+    ///
+    /// # Safety
+    /// The conditions of `integers` hold.
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2];
+}
+
+/// Size in bytes of 32 columns of 4-bit integers.
+pub(crate) const NIBBLES: usize = 256;
+/// Size in bytes of 16 half-precision numbers.
+pub(crate) const HALF_ROW: usize = 2 * TILE_ROWS;
+/// Size in bytes of the 6-bit scales and mins of 16 rows.
+pub(crate) const SIX_BIT: usize = 24;
+/// Size in bytes of 6-bit scales of 16 rows.
+pub(crate) const SIX_BIT_SCALES: usize = 12;
+/// Size in bytes of 32 columns of 2-bit integers.
+pub(crate) const TWO_BITS: usize = 128;
+/// Size in bytes of one bit for each of 32 columns.
+pub(crate) const BIT_PLANE: usize = 64;
+
+/// Reads pairs of 6-bit numbers of 16 rows.
+///
+/// # Safety
+/// `from` is valid for [`SIX_BIT`] bytes; call inside a dispatched kernel.
+#[inline(always)]
+unsafe fn six_bit_pairs<S: Simd>(from: *const u8) -> (S::F, S::F) {
+    // SAFETY: guaranteed by the caller; the arrays hold 16 bytes.
+    unsafe {
+        let packed = from.cast::<[u64; 3]>().read_unaligned();
+        let low = |word: u64| (word >> 6) & 0x0303_0303_0303_0303;
+        let first = [packed[0] & 0x3f3f_3f3f_3f3f_3f3f, packed[1] & 0x3f3f_3f3f_3f3f_3f3f];
+        let second = [
+            low(packed[0]) | ((packed[2] & 0x0f0f_0f0f_0f0f_0f0f) << 2),
+            low(packed[1]) | (((packed[2] >> 4) & 0x0f0f_0f0f_0f0f_0f0f) << 2),
+        ];
+        (S::load_i8(first.as_ptr().cast()), S::load_i8(second.as_ptr().cast()))
+    }
+}
+
+/// Adds a fifth bit to 4-bit integers.
+///
+/// # Safety
+/// `plane` is valid for [`BIT_PLANE`] bytes; call inside a dispatched kernel.
+#[inline(always)]
+unsafe fn with_fifth_bits<S: Simd>(low: [S::I; 8], plane: *const u8) -> [S::I; 8] {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let mask = S::splat_i8(0x10);
+        let high = S::load_i(plane);
+        [
+            S::or(low[0], S::and(S::shl::<4>(high), mask)),
+            S::or(low[1], S::and(S::shl::<3>(high), mask)),
+            S::or(low[2], S::and(S::shl::<2>(high), mask)),
+            S::or(low[3], S::and(S::shl::<1>(high), mask)),
+            S::or(low[4], S::and(high, mask)),
+            S::or(low[5], S::and(S::shr::<1>(high), mask)),
+            S::or(low[6], S::and(S::shr::<2>(high), mask)),
+            S::or(low[7], S::and(S::shr::<3>(high), mask)),
+        ]
+    }
+}
+
+/// Splits 128 bytes into eight registers of 2-bit integers.
+///
+/// # Safety
+/// `from` is valid for [`TWO_BITS`] bytes; call inside a dispatched kernel.
+#[inline(always)]
+unsafe fn two_bits<S: Simd>(from: *const u8) -> [S::I; 8] {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let mask = S::splat_i8(0x03);
+        let words = [S::load_i(from), S::load_i(from.add(64))];
+        [
+            S::and(words[0], mask),
+            S::and(S::shr::<2>(words[0]), mask),
+            S::and(S::shr::<4>(words[0]), mask),
+            S::and(S::shr::<6>(words[0]), mask),
+            S::and(words[1], mask),
+            S::and(S::shr::<2>(words[1]), mask),
+            S::and(S::shr::<4>(words[1]), mask),
+            S::and(S::shr::<6>(words[1]), mask),
+        ]
+    }
+}
+
+/// Splits 256 bytes into eight registers of 4-bit integers.
+///
+/// # Safety
+/// `from` is valid for 256 bytes.
+#[inline(always)]
+unsafe fn nibbles<S: Simd>(from: *const u8) -> [S::I; 8] {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let mask = S::splat_i8(15);
+        let q: [S::I; 4] = std::array::from_fn(|z| S::load_i(from.add(z * 64)));
+        std::array::from_fn(|g| if g < 4 { S::and(q[g], mask) } else { S::and(S::shr::<4>(q[g - 4]), mask) })
+    }
+}
+
+/// Reads eight registers of the integers that 4 bits select. It has no loop, which might not be unrolled.
+///
+/// # Safety
+/// `from` is valid for [`NIBBLES`] bytes; call inside a dispatched kernel.
+#[inline(always)]
+unsafe fn iq4_integers<S: Simd>(from: *const u8) -> [S::I; 8] {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let [a, b, c, d, e, f, g, h] = nibbles::<S>(from);
+        let table = &IQ4_INTEGERS;
+        [
+            S::lookup(table, a),
+            S::lookup(table, b),
+            S::lookup(table, c),
+            S::lookup(table, d),
+            S::lookup(table, e),
+            S::lookup(table, f),
+            S::lookup(table, g),
+            S::lookup(table, h),
+        ]
+    }
+}

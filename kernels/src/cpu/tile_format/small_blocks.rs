@@ -1,0 +1,148 @@
+//! Formats whose blocks have 32 values.
+
+use super::{BIT_PLANE, HALF_ROW, NIBBLES, TileFormat, iq4_integers, nibbles, with_fifth_bits};
+use crate::cpu::simd::Simd;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Q4_0;
+#[derive(Clone, Copy)]
+pub(crate) struct Q4_1;
+#[derive(Clone, Copy)]
+pub(crate) struct Q5_0;
+#[derive(Clone, Copy)]
+pub(crate) struct Q5_1;
+#[derive(Clone, Copy)]
+pub(crate) struct Q8_0;
+#[derive(Clone, Copy)]
+pub(crate) struct Iq4Nl;
+
+impl TileFormat for Q4_0 {
+    const BLOCK_BYTES: usize = 288;
+    const HALVES: bool = false;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: a block is 288 bytes; the rest is guaranteed by the caller.
+        unsafe { nibbles::<S>(tile.add(block * 288)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: as above.
+        let scale = unsafe { S::load_f16(tile.add(block * 288 + NIBBLES).cast()) };
+        // SAFETY: register arithmetic.
+        [(scale, unsafe { S::mul(scale, S::splat(-8.0)) }); 2]
+    }
+}
+
+impl TileFormat for Q4_1 {
+    const BLOCK_BYTES: usize = 320;
+    const HALVES: bool = false;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: a block is 320 bytes; the rest is guaranteed by the caller.
+        unsafe { nibbles::<S>(tile.add(block * 320)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: as above.
+        unsafe {
+            let at = tile.add(block * 320 + NIBBLES);
+            [(S::load_f16(at.cast()), S::load_f16(at.add(HALF_ROW).cast())); 2]
+        }
+    }
+}
+
+impl TileFormat for Q5_0 {
+    const BLOCK_BYTES: usize = NIBBLES + BIT_PLANE + HALF_ROW;
+    const HALVES: bool = false;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let at = tile.add(block * Self::BLOCK_BYTES);
+            with_fifth_bits::<S>(nibbles::<S>(at), at.add(NIBBLES))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let scale = S::load_f16(tile.add(block * Self::BLOCK_BYTES + NIBBLES + BIT_PLANE).cast());
+            [(scale, S::mul(scale, S::splat(-16.0))); 2]
+        }
+    }
+}
+
+impl TileFormat for Q5_1 {
+    const BLOCK_BYTES: usize = NIBBLES + BIT_PLANE + 2 * HALF_ROW;
+    const HALVES: bool = false;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let at = tile.add(block * Self::BLOCK_BYTES);
+            with_fifth_bits::<S>(nibbles::<S>(at), at.add(NIBBLES))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let at = tile.add(block * Self::BLOCK_BYTES + NIBBLES + BIT_PLANE);
+            [(S::load_f16(at.cast()), S::load_f16(at.add(HALF_ROW).cast())); 2]
+        }
+    }
+}
+
+impl TileFormat for Q8_0 {
+    const BLOCK_BYTES: usize = 544;
+    const HALVES: bool = false;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: a block is 544 bytes; the rest is guaranteed by the caller.
+        unsafe { std::array::from_fn(|g| S::load_i(tile.add(block * 544 + g * 64))) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: as above.
+        unsafe {
+            let scale = S::load_f16(tile.add(block * 544 + 512).cast());
+            [(scale, S::mul(scale, S::splat(-128.0))); 2]
+        }
+    }
+}
+
+impl TileFormat for Iq4Nl {
+    const BLOCK_BYTES: usize = NIBBLES + HALF_ROW;
+    const HALVES: bool = false;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { iq4_integers::<S>(tile.add(block * Self::BLOCK_BYTES)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let scale = S::load_f16(tile.add(block * Self::BLOCK_BYTES + NIBBLES).cast());
+            [(scale, S::mul(scale, S::splat(-128.0))); 2]
+        }
+    }
+}
