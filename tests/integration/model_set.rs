@@ -149,7 +149,8 @@ fn mistakes_in_several_models_are_refused_before_anything_is_loaded() {
     // 2 × 4 billion tokens take more memory than any machine has.
     let folder = tempfile::tempdir().unwrap();
     let path = model_path().display().to_string();
-    let model = |name: &str| format!("[[model]]\nname = {name:?}\nsource = {path:?}\nkv_tokens = 4000000000\n");
+    let model =
+        |name: &str| format!("[[model]]\nname = {name:?}\nsource = {path:?}\nkv_tokens = 4000000000\n");
     let file = folder.path().join("skep.toml");
     fs::write(&file, model("one") + &model("other")).unwrap();
     let large = up(&["--config", &file.display().to_string()]);

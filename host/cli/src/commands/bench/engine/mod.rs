@@ -2,6 +2,7 @@
 
 mod against;
 mod ceilings;
+mod peer;
 mod report;
 mod steps;
 mod subject;
@@ -19,6 +20,7 @@ use crate::compute_flags::ComputeFlags;
 use crate::device_flag::kernel_folders;
 use against::Rival;
 use ceilings::Ceilings;
+use peer::{Comparison, Peer};
 use report::{Load, Report, shares};
 use steps::{Amounts, measure};
 use subject::Subject;
@@ -55,12 +57,13 @@ Examples:
   skep bench engine --prompt 2048 --generate 128 --depth 2048
   skep bench engine --batch 8 --threads 4 --json
   skep bench engine --batch 4 --depth 1200 --shared 1000 --prompt 0
+  skep bench engine --model a-q4_0.gguf --model b-q8_0.gguf --against 'llama-bench -fa 1'
   skep bench engine --shape llama-3.1-8b --weights q4_0 --device cuda
   skep bench engine --suite --device cuda --against 'python3 kernels/bench/torch_decode.py'")]
 pub struct Args {
-    /// Model: a name, hf:OWNER/REPO[:FILE], or a path [default: smollm2-135m]
+    /// Model: a name, hf:OWNER/REPO[:FILE], or a path; several with --against llama-bench [default: smollm2-135m]
     #[arg(long, value_name = "NAME|PATH", conflicts_with = "shape")]
-    model: Option<String>,
+    model: Vec<String>,
     /// Shape of a known model, with random weights
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(ModelConfig::SHAPES))]
     shape: Option<String>,
@@ -103,8 +106,8 @@ pub struct Args {
     /// models
     #[arg(long, conflicts_with_all = ["model", "weights", "prompt", "generate", "depth", "shared", "batch", "chunk"])]
     suite: bool,
-    /// Run this command as well, and compare: its last line must be JSON with its decode rate, {"tok_per_s":
-    /// 123.4}
+    /// Run this command as well, and compare. llama-bench, with its own flags, runs in turns with Skep on the same
+    /// files; the last line of any other command must be JSON with its decode rate, {"tok_per_s": 123.4}
     #[arg(long, value_name = "COMMAND")]
     against: Option<String>,
     /// Print as JSON
@@ -117,6 +120,10 @@ pub fn run(args: &Args) -> Result<()> {
         let suite = whole(args)?;
         return if args.json { out::json(&suite) } else { suite.for_people() };
     }
+    if let Some(peer) = args.against.as_deref().and_then(Peer::parse) {
+        let comparison = compare(args, peer)?;
+        return if args.json { out::json(&comparison) } else { comparison.for_people() };
+    }
     let report = one(args)?;
     if args.json { out::json(&report) } else { report.for_people() }
 }
@@ -128,7 +135,24 @@ fn whole(args: &Args) -> Result<Suite> {
     suite::run(&Shapes::new(named), Plan::whole(args.repeat), options, args.against.as_deref())
 }
 
+/// Measures Skep and llama.cpp in turns.
+fn compare(args: &Args, peer: Peer) -> Result<Comparison> {
+    let amounts = args.amounts();
+    if args.shape.is_some() {
+        bail!("llama-bench needs a file, and --shape has none\n  hint: name GGUF files with --model");
+    }
+    if amounts.prompt == 0 || amounts.generate == 0 || amounts.depth > 0 || amounts.batch > 1 {
+        bail!("llama-bench is compared on prefill and decode of one sequence without a depth");
+    }
+    let default = [catalog::DEFAULT_MODEL.to_owned()];
+    let models = if args.model.is_empty() { &default[..] } else { &args.model };
+    peer.compare(models, amounts, args.options()?, args.threads())
+}
+
 fn one(args: &Args) -> Result<Report> {
+    if args.model.len() > 1 {
+        bail!("several models are measured only beside llama-bench\n  hint: add --against llama-bench");
+    }
     let options = args.options()?;
     let amounts = args.amounts();
     if args.against.is_some() && amounts.generate == 0 {
@@ -181,7 +205,9 @@ impl Args {
     fn subject(&self) -> Subject {
         match &self.shape {
             Some(name) => Subject::Shape { name: name.clone(), weights: self.weights.unwrap_or(DType::BF16) },
-            None => Subject::File(self.model.clone().unwrap_or_else(|| catalog::DEFAULT_MODEL.to_owned())),
+            None => Subject::File(
+                self.model.first().cloned().unwrap_or_else(|| catalog::DEFAULT_MODEL.to_owned()),
+            ),
         }
     }
 
