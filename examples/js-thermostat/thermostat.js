@@ -1,9 +1,9 @@
 // Sets the temperature of rooms, in JavaScript: one tool that the model calls with validated arguments, the
 // tool loop, and the settings in the session's state.
 
-import { Conversation } from 'skep:agent/inference-sync@0.1.0';
-import { write } from 'skep:agent/log@0.1.0';
-import { get, set } from 'skep:agent/state@0.1.0';
+import { Conversation } from 'skep:agent/inference-sync@0.1.1';
+import { write } from 'skep:agent/log@0.1.1';
+import { get, set } from 'skep:agent/state@0.1.1';
 
 const ROOMS = 'rooms';
 

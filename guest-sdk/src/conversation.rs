@@ -147,6 +147,12 @@ impl<'a> Conversation<'a> {
         Ok(self.host.clone()?.messages_page(skip, limit))
     }
 
+    /// Returns the reasoning of the last assistant message, if its model gave one apart from the text. The host keeps it with
+    /// the message, in later turns too. After [`run`](Self::run), the last message is the answer.
+    pub fn reasoning(&self) -> Result<Option<String>, InferenceError> {
+        Ok(self.host.clone()?.reasoning())
+    }
+
     /// Returns the sum over all generations of this conversation.
     pub fn usage(&self) -> Result<Usage, InferenceError> {
         Ok(self.host.clone()?.usage())
@@ -332,14 +338,15 @@ impl<'a> Conversation<'a> {
     /// Generates one assistant message, and leaves its tool calls to the caller.
     pub async fn generate(mut self) -> Result<Generation, InferenceError> {
         let host = self.host.clone()?;
-        host.generate(self.take_options(|_| Vec::new())?).await
+        let generation = host.generate(self.take_options(|_| Vec::new())?).await?;
+        Ok(Generation { reasoning: host.reasoning(), ..generation })
     }
 
     /// Generates one assistant message and streams its text.
     pub async fn stream(mut self) -> Result<TextStream, InferenceError> {
         let host = self.host.clone()?;
         let inner = host.stream(self.take_options(|_| Vec::new())?).await?;
-        Ok(TextStream { inner, ended: false })
+        Ok(TextStream { inner, conversation: host, ended: false })
     }
 
     /// Generates one message that is a `T`. Its JSON Schema is enforced while decoding.
@@ -402,6 +409,7 @@ impl Conversation<'_> {
 /// The text of a message while it is generated. Dropping it cancels the generation.
 pub struct TextStream {
     inner: Box<dyn HostStream>,
+    conversation: Rc<dyn HostConversation>,
     /// The host's stream must not be read again after it has reported its end.
     ended: bool,
 }
@@ -420,7 +428,8 @@ impl TextStream {
     /// Reads the rest and returns the whole message, which is then part of the conversation.
     pub async fn finish(mut self) -> Result<Generation, InferenceError> {
         while self.next().await.is_some() {}
-        self.inner.finish().await
+        let generation = self.inner.finish().await?;
+        Ok(Generation { reasoning: self.conversation.reasoning(), ..generation })
     }
 }
 

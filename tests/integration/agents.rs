@@ -224,7 +224,7 @@ async fn a_repeated_idempotency_key_answers_the_same_turn() {
 fn guests_are_components_without_wasi() {
     let component = guest("noop");
     let text = String::from_utf8_lossy(&component);
-    assert!(text.contains("skep:agent/handler@0.1.0"));
+    assert!(text.contains("skep:agent/handler@0.1.1"));
     assert!(!text.contains("wasi:"), "a guest imports nothing that it was not granted");
 }
 

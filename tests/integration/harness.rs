@@ -28,8 +28,9 @@ pub fn skipped(why: &str) {
     eprintln!("skipped: {why}");
 }
 
-/// Programs that even the machine of `.ci/run` may lack, as it may lack a GPU: they need root and a service of the system.
-const OPTIONAL: [&str; 3] = ["mount", "podman", "systemd-analyze"];
+/// Programs that even the machine of `.ci/run` may lack, as it may lack a GPU: they need root and a service of the system, or
+/// `SKEP_LLAMA_SERVER` has to name them.
+const OPTIONAL: [&str; 4] = ["llama-server", "mount", "podman", "systemd-analyze"];
 
 /// Reports that a test is skipped because one of the [`OPTIONAL`] programs is missing or does not work, which is never a
 /// failure.

@@ -2,6 +2,7 @@
 //! crate.
 
 use crate::harness::{repository, rust_sources};
+use skep_cli::{config::Config, server_options::ServerOptions};
 use std::{fs, path::PathBuf, process::Command};
 
 const LONGEST_FILE_LINES: usize = 520;
@@ -131,6 +132,16 @@ fn skep_is_the_only_program_in_the_workspace() {
         .map(|target| target["name"].as_str().unwrap())
         .collect();
     assert_eq!(programs, ["skep"]);
+}
+
+#[test]
+fn the_settings_in_the_readme_are_valid() {
+    let readme = fs::read_to_string(repository().join("README.md")).unwrap();
+    let (_, settings) = readme.split_once("```toml\n").expect("the README has a skep.toml");
+    let (settings, _) = settings.split_once("```").expect("its fence is closed");
+    let mut options = ServerOptions::default();
+    Config::parse(settings).unwrap().apply(&mut options).unwrap();
+    assert_eq!((options.models.len(), options.remote.upstreams.len()), (2, 1));
 }
 
 fn sources() -> Vec<PathBuf> {

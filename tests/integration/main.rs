@@ -6,6 +6,8 @@
 
 /// Starts hosts and sends requests to them.
 mod harness;
+/// A server that stands for one with OpenAI's API.
+mod scripted_upstream;
 
 /// Agents: turns, state, conversations, tools, triggers, restarts.
 mod agents;
@@ -45,6 +47,8 @@ mod house;
 mod languages;
 /// Limits of agents and tenants, and their persistence.
 mod limits;
+/// llama-server as an upstream, on machines that have one.
+mod llama_server;
 /// Overload and disconnecting clients.
 mod load;
 /// Agents as tools of an MCP server.
@@ -85,6 +89,8 @@ mod structure;
 mod traces;
 /// Data, sessions, backups and agents of earlier versions.
 mod upgrade;
+/// The keys of upstreams, searched in everything that a host writes.
+mod upstream_keys;
 /// Models that another host computes, and routes.
 mod upstreams;
 /// Agents that make HTTP requests, and the secrets that they send.

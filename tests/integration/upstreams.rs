@@ -1,9 +1,13 @@
 //! A host whose models another host computes: the same answers, fall-back, grants, and the bill.
 
-use crate::harness::{Host, MODEL, client, content};
+use crate::{
+    harness::{Host, MODEL, client, content},
+    scripted_upstream::{ScriptedUpstream, answered},
+};
 use serde_json::{Value, json};
 use skep_cli::config::Config;
 use skep_cli::server_options::ServerOptions;
+use std::process::Command;
 
 /// Returns the options of a host with these settings.
 pub fn options(settings: &str) -> ServerOptions {
@@ -138,4 +142,41 @@ async fn an_agent_uses_a_model_of_another_host_if_it_is_granted() {
     assert_eq!(status, 201, "{deployed}");
     let (status, denied) = host.message("denied", "s", "Name a colour.").await;
     assert!(status >= 400 && denied.to_string().contains("gone/m"), "{status} {denied}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_reads_the_reasoning_of_an_upstream_whether_it_streams_or_not() {
+    let upstream = ScriptedUpstream::start(|asked| {
+        let reasoning = [json!({"reasoning_content": "Let me "}), json!({"reasoning_content": "think."})];
+        let text = [json!({"content": "Blue "}), json!({"content": "is one."})];
+        // Every second answer has no reasoning.
+        if asked.number % 2 == 0 { answered(&[reasoning, text].concat()) } else { answered(&text) }
+    })
+    .await;
+    let host = Host::start_with(options(&format!(
+        "[grants]\nmodels = [\"*\", \"far/*\"]\n[[upstream]]\nname = \"far\"\nkind = \"openai\"\nurl = \"{}\"\n\
+         [[upstream.models]]\nname = \"m\"\n",
+        upstream.url
+    )));
+    for guest in ["generate", "stream"] {
+        let (status, deployed) = host.deploy_guest(guest, guest, "model = \"far/m\"").await;
+        assert_eq!(status, 201, "{deployed}");
+        for reasoning in [json!("Let me think."), Value::Null] {
+            let (_, answer) = host.message(guest, "s", "Name a colour.").await;
+            assert_eq!((&answer["text"], &answer["data"]["reasoning"]), (&json!("Blue is one."), &reasoning));
+        }
+        let messages = host.get(&format!("/v1/agents/{guest}/sessions/s/messages")).await.1;
+        let reasoning = |at: usize| messages["data"][at].get("reasoning").cloned();
+        assert_eq!((reasoning(0), reasoning(1), reasoning(3)), (None, Some(json!("Let me think.")), None));
+        let show = ["session", "show", guest, "s", "--url", &host.url];
+        let shown =
+            Command::new(env!("CARGO_BIN_EXE_skep")).args(show).env("NO_COLOR", "1").output().unwrap();
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert!(shown.contains("assistant: reasoning: Let me think.\n     Blue is one."), "{shown}");
+    }
+    assert_eq!(upstream.asked().len(), 4);
+
+    assert_eq!(host.deploy_guest("generate", "here", "").await.0, 201);
+    let (_, answer) = host.message("here", "s", "Name a colour.").await;
+    assert_eq!(answer["data"]["reasoning"], Value::Null, "a local model gives no reasoning");
 }

@@ -257,6 +257,10 @@ impl HostConversation for wit::Conversation {
         wit::Conversation::messages_page(self, skip, limit).into_iter().map(entry_from).collect()
     }
 
+    fn reasoning(&self) -> Option<String> {
+        wit::Conversation::reasoning(self, None)
+    }
+
     fn set_compaction(&self, policy: &CompactionPolicy) {
         let policy = match policy {
             CompactionPolicy::Auto => wit::CompactionPolicy::Auto,
@@ -394,6 +398,7 @@ fn options_to(options: GenerateOptions) -> wit::GenerateOptions {
 fn generation_from(generation: wit::Generation) -> Result<Generation, InferenceError> {
     Ok(Generation {
         text: generation.text,
+        reasoning: None,
         tool_calls: generation.tool_calls.into_iter().map(call_from).collect::<Result<_, _>>()?,
         finish: match generation.finish {
             wit::FinishReason::Stop => Finish::Stop,

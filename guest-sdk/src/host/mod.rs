@@ -90,8 +90,11 @@ pub trait HostConversation {
     ) -> Result<(), InferenceError>;
     fn messages(&self) -> Vec<Entry>;
     fn messages_page(&self, skip: u32, limit: u32) -> Vec<Entry>;
+    /// Returns the reasoning of the last assistant message.
+    fn reasoning(&self) -> Option<String>;
     fn set_compaction(&self, policy: &CompactionPolicy);
     fn compact(&self, options: CompactOptions) -> Task<'_, Result<Compaction, InferenceError>>;
+    /// Generates the next message. The generation's reasoning is not filled in.
     fn generate(&self, options: GenerateOptions) -> Task<'_, Result<Generation, InferenceError>>;
     fn stream(&self, options: GenerateOptions) -> Task<'_, Result<Box<dyn HostStream>, InferenceError>>;
     fn fork(&self, name: &str) -> Result<Rc<dyn HostConversation>, InferenceError>;

@@ -55,6 +55,10 @@ impl HostConversation for MemoryConversation {
         world.entries(&self.name).iter().skip(skip as usize).take(limit as usize).cloned().collect()
     }
 
+    fn reasoning(&self) -> Option<String> {
+        self.world.borrow().saved.reasoning.get(&self.name).cloned()
+    }
+
     /// Does nothing, because a scripted model's context never becomes full.
     fn set_compaction(&self, _policy: &CompactionPolicy) {}
 
@@ -84,7 +88,11 @@ impl HostConversation for MemoryConversation {
                 let why = format!("the call `{}` of `{}` has no result yet", call.id, call.name);
                 return Err(InferenceError::InvalidArgument(why));
             }
-            let generation = world.generate(prompt, &options)?;
+            let mut generation = world.generate(prompt, &options)?;
+            match generation.reasoning.take() {
+                Some(reasoning) => world.saved.reasoning.insert(self.name.clone(), reasoning),
+                None => world.saved.reasoning.remove(&self.name),
+            };
             world.entries(&self.name).push(Entry::Assistant {
                 text: generation.text.clone(),
                 tool_calls: generation.tool_calls.clone(),
@@ -110,11 +118,16 @@ impl HostConversation for MemoryConversation {
             )));
         }
         *world.entries(name) = entries;
+        if let Some(reasoning) = world.saved.reasoning.get(&self.name).cloned() {
+            world.saved.reasoning.insert(name.to_owned(), reasoning);
+        }
         Ok(Rc::new(MemoryConversation { world: self.world.clone(), name: name.to_owned() }))
     }
 
     fn clear(&self) {
-        self.world.borrow_mut().entries(&self.name).clear();
+        let mut world = self.world.borrow_mut();
+        world.entries(&self.name).clear();
+        world.saved.reasoning.remove(&self.name);
     }
 
     fn usage(&self) -> Usage {

@@ -34,6 +34,8 @@ const MAX_VALUE_BYTES: usize = 256 << 10;
 pub struct Saved {
     pub state: BTreeMap<String, Vec<u8>>,
     pub conversations: BTreeMap<String, Vec<Entry>>,
+    /// The reasoning of each conversation's last assistant message.
+    pub reasoning: BTreeMap<String, String>,
     pub schedules: BTreeMap<String, Scheduled>,
     pub emitted: Vec<Emitted>,
 }
@@ -122,7 +124,10 @@ impl World {
         };
         match step {
             Step::Fail(error) => Err(error),
-            Step::Text(text) => self.text(text, options),
+            Step::Text { reasoning, text } => {
+                let generation = self.text(text, options)?;
+                Ok(Generation { reasoning, ..generation })
+            }
             Step::Calls(calls) => self.calls(calls, options),
         }
     }
@@ -248,7 +253,8 @@ pub(super) fn unanswered(entries: &[Entry]) -> impl Iterator<Item = &ToolCall> {
 
 fn generation(text: String, tool_calls: Vec<ToolCall>) -> Generation {
     let finish = if tool_calls.is_empty() { Finish::Stop } else { Finish::ToolCalls };
-    Generation { text, tool_calls, finish, usage: Usage::default(), timing: Timing::default() }
+    let (usage, timing) = (Usage::default(), Timing::default());
+    Generation { text, reasoning: None, tool_calls, finish, usage, timing }
 }
 
 /// The host, as seen by one turn.

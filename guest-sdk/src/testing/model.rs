@@ -17,7 +17,7 @@ pub struct ScriptedModel {
 
 #[derive(Debug, Clone)]
 pub(super) enum Step {
-    Text(String),
+    Text { reasoning: Option<String>, text: String },
     Calls(Vec<(String, Value)>),
     Fail(InferenceError),
 }
@@ -30,13 +30,18 @@ impl ScriptedModel {
 
     /// Adds an answer with this text.
     pub fn text(self, text: impl Into<String>) -> Self {
-        self.step(Step::Text(text.into()))
+        self.step(Step::Text { reasoning: None, text: text.into() })
+    }
+
+    /// Adds an answer with this text that the model gives after this reasoning.
+    pub fn reasoned(self, reasoning: impl Into<String>, text: impl Into<String>) -> Self {
+        self.step(Step::Text { reasoning: Some(reasoning.into()), text: text.into() })
     }
 
     /// Adds an answer with this value as JSON, for `extract`.
     pub fn json<T: Serialize + ?Sized>(self, value: &T) -> Self {
         let json = serde_json::to_string(value).expect("a scripted value can be written as JSON");
-        self.step(Step::Text(json))
+        self.text(json)
     }
 
     /// Adds a call of one tool.

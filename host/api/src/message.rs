@@ -24,6 +24,10 @@ pub struct Message {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
     pub content: String,
+    /// The reasoning before an assistant message, if its model told it apart from its answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub reasoning: Option<String>,
     /// Calls that the model made. The field is missing if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<FunctionToolCall>,

@@ -25,6 +25,7 @@ pub mod logging;
 mod machine;
 mod memory_budget;
 pub mod model_options;
+mod model_prices;
 mod number;
 mod open_files;
 pub mod paths;

@@ -52,7 +52,7 @@ impl Agent {
         if !self.handlers.tool_calls {
             return Err(invalid(format!(
                 "agent {agent} does not let others call its tools: its component does not export \
-                 skep:agent/tool-handler@0.1.0"
+                 skep:agent/tool-handler@0.1.1"
             )));
         }
         self.tools.get(tool).ok_or_else(|| {

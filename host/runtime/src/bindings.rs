@@ -6,8 +6,8 @@ wasmtime::component::bindgen!({
     inline: "
         package skep:host;
         world host {
-            include skep:agent/full-agent@0.1.0;
-            include skep:agent/agent-sync@0.1.0;
+            include skep:agent/full-agent@0.1.1;
+            include skep:agent/agent-sync@0.1.1;
         }
     ",
     world: "skep:host/host",

@@ -154,9 +154,13 @@ impl Store {
     /// Counts a loss for each turn that was running when the last process died, unless that process shut down
     /// in an orderly way. The count restarts for a turn that has made progress since its last loss. Turns
     /// that wait for a person, or for a turn that they called, are not counted, because they did nothing. The
-    /// idempotency key of such a call begins with `called`, the id of the calling turn, and a space.
-    pub async fn count_losses(&self, called: &str) -> Result<(), StoreError> {
-        self.write(called.to_owned(), |connection, called| Box::pin(count_losses(connection, called))).await
+    /// idempotency key of such a call begins with `called`, the id of the calling turn, and a space. Records that
+    /// begin with `aside` are no progress.
+    pub async fn count_losses(&self, called: &str, aside: &[u8]) -> Result<(), StoreError> {
+        self.write((called.to_owned(), aside.to_owned()), |connection, (called, aside)| {
+            Box::pin(count_losses(connection, called, aside))
+        })
+        .await
     }
 
     /// Marks a turn that another process left as running in this process, so that it counts as lost if this
@@ -391,14 +395,18 @@ async fn prune(
     Ok(())
 }
 
-async fn count_losses(connection: &mut SqliteConnection, called: &str) -> Result<(), StoreError> {
+async fn count_losses(
+    connection: &mut SqliteConnection,
+    called: &str,
+    aside: &[u8],
+) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("counted the turns that were lost");
     let ended = query("DELETE FROM ended_in_order").execute(&mut *connection).await.map_err(failed())?;
     let lost = query(
         "UPDATE turns SET losses = CASE WHEN lost_at = reached.position THEN losses + 1 ELSE 1 END,
              lost_at = reached.position
          FROM (SELECT key AS turn, COALESCE((SELECT MAX(position) FROM turn_records
-                   WHERE turn_records.turn = turns.key), 0) AS position FROM turns
+                   WHERE turn_records.turn = turns.key AND substr(body, 1, length(?4)) <> ?4), 0) AS position FROM turns
                WHERE ended_at_ms IS NULL) AS reached
          WHERE turns.key = reached.turn AND state = ?1 AND runs AND NOT ?3
              AND NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.key AND verdict IS NULL)
@@ -408,6 +416,7 @@ async fn count_losses(connection: &mut SqliteConnection, called: &str) -> Result
     .bind(RUNNING)
     .bind(called)
     .bind(ended.rows_affected() > 0)
+    .bind(aside)
     .execute(&mut *connection)
     .await;
     lost.map_err(failed())?;

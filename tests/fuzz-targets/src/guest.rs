@@ -107,11 +107,11 @@ pub(crate) fn caller() -> Vec<u8> {
 /// Returns a component that appends its message to a conversation and echoes the message.
 pub(crate) fn chatter() -> Vec<u8> {
     let (resolve, world) = resolved();
-    let open = r#"(import "skep:agent/inference@0.1.0" "[static]conversation.open"
+    let open = r#"(import "skep:agent/inference@0.1.1" "[static]conversation.open"
                       (func $open (param i32 i32 i32 i32 i32 i32)))
-                  (import "skep:agent/inference@0.1.0" "[method]conversation.append-user"
+                  (import "skep:agent/inference@0.1.1" "[method]conversation.append-user"
                       (func $append (param i32 i32 i32 i32)))
-                  (import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))"#;
+                  (import "skep:agent/state@0.1.1" "set" (func $set (param i32 i32 i32 i32 i32)))"#;
     let on_message = format!(
         "(call $open (i32.const {0}) (i32.const 4) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const {1}))
          (call $append (i32.load offset=4 (i32.const {1})) (i32.load (local.get 0)) (i32.load offset=4 (local.get 0)) (i32.const {1}))
@@ -135,7 +135,7 @@ fn resolved() -> (Resolve, WorldId) {
     let mut resolve = Resolve::default();
     let wit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit/skep-agent");
     resolve.push_dir(wit).expect("the package is WIT");
-    let text = "package skep:test; world test { include skep:agent/agent@0.1.0; }";
+    let text = "package skep:test; world test { include skep:agent/agent@0.1.1; }";
     let package = resolve.push_str("test.wit", text).expect("the world is WIT");
     let world = resolve.select_world(&[package], Some("test")).expect("it was just added");
     (resolve, world)
@@ -242,8 +242,8 @@ fn around(imports: &str, on_message: &str, helpers: &str) -> String {
         {helpers}
         (data (i32.const 16) "described")
         (data (i32.const 64) "\10\00\00\00\09\00\00\00")
-        (func (export "skep:agent/handler@0.1.0#describe") (result i32) (i32.const 64))
-        (func (export "skep:agent/handler@0.1.0#on-message") (param i32) (result i32)
+        (func (export "skep:agent/handler@0.1.1#describe") (result i32) (i32.const 64))
+        (func (export "skep:agent/handler@0.1.1#on-message") (param i32) (result i32)
             {on_message}
             (i64.store offset=4 (i32.const 128) (i64.load (local.get 0)))
             (i32.const 128)))"#

@@ -94,6 +94,7 @@ fn summary(generation: &Generation) -> Value {
     let timing = generation.timing;
     json!({
         "finish": finish,
+        "reasoning": generation.reasoning,
         "usage": usage(generation.usage),
         "timing": {"queue_us": timing.queue_us, "first_token_us": timing.first_token_us, "total_us": timing.total_us},
     })

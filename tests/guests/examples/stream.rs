@@ -19,6 +19,7 @@ async fn stream(cx: &mut Context, message: Message) -> Result<Reply, AgentError>
     }
     let generation = stream.finish().await?;
     let same = pieces.concat() == generation.text;
-    let tokens = generation.usage.completion_tokens;
-    Reply::json(generation.text, &json!({"pieces": pieces, "same": same, "completion_tokens": tokens}))
+    let (tokens, reasoning) = (generation.usage.completion_tokens, generation.reasoning);
+    let data = json!({"pieces": pieces, "same": same, "completion_tokens": tokens, "reasoning": reasoning});
+    Reply::json(generation.text, &data)
 }

@@ -284,8 +284,18 @@ fn for_people(NumberedMessage { message, number }: &NumberedMessage) -> String {
         let function = &call.function;
         format!("\n     calls {} {}", function.name, function.arguments)
     });
-    let role = style::stdout().bold(&message.role);
-    format!("{number:>4} {role}: {}{}", message.content.trim_end(), calls.collect::<String>())
+    let paint = style::stdout();
+    let reasoning = message.reasoning.as_deref().map(|text| {
+        let reasoning = format!("reasoning: {}", text.trim());
+        format!("{}\n     ", paint.dim(&reasoning))
+    });
+    format!(
+        "{number:>4} {}: {}{}{}",
+        paint.bold(&message.role),
+        reasoning.unwrap_or_default(),
+        message.content.trim_end(),
+        calls.collect::<String>()
+    )
 }
 
 async fn export(args: ExportArgs) -> Result<()> {

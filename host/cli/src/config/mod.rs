@@ -32,6 +32,7 @@ use skep_model::DeviceChoice;
 use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
+use crate::model_prices::PricesConfig;
 use crate::number::number;
 use crate::server_options::{DataDir, ServerOptions};
 use crate::upstreams::{RouteConfig, UpstreamConfig};
@@ -46,7 +47,6 @@ pub use listen::listen_address;
 pub use mcp::McpConfig;
 use model::ModelSetting;
 use outbound::OutboundConfig;
-use prices::PricesConfig;
 use sessions::SessionsConfig;
 use tenants::TenantConfig;
 pub use tenants::rates_of_open_host;
@@ -92,7 +92,7 @@ pub struct Config {
     pub agents: BTreeMap<String, AgentConfig>,
     /// Limits of tenants, by name; `default` covers all others.
     pub tenants: BTreeMap<String, TenantConfig>,
-    /// Prices of models, by name.
+    /// Prices of models, by name. They can also stand with the models.
     pub prices: BTreeMap<String, PricesConfig>,
     pub telemetry: TelemetryConfig,
     /// Servers that compute models.
@@ -221,7 +221,7 @@ impl Config {
         self.sessions.apply(options)?;
         self.grants.apply(&mut options.runtime);
         tenants::apply(&self.tenants, options)?;
-        options.runtime.prices = prices::list(&self.prices)?;
+        options.runtime.prices = prices::list(self)?;
         agents::apply(&self.agents, &mut options.engine)?;
         mcp::apply(&self.mcp, &mut options.tool_servers)?;
         self.batch.apply(&mut options.runtime.batch);

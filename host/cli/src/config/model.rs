@@ -13,6 +13,7 @@ use skep_model::DeviceChoice;
 
 use super::parsed;
 use crate::model_options::{self, LoadPolicy, ModelOptions};
+use crate::model_prices::PricesConfig;
 use crate::number::number;
 use crate::server_options::ServerOptions;
 
@@ -60,6 +61,7 @@ pub struct ModelConfig {
     /// Time without requests after which the model is unloaded.
     #[serde(deserialize_with = "number::<1, 31_536_000, _, _>")]
     pub idle_unload_s: Option<u64>,
+    pub prices: Option<PricesConfig>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -103,6 +105,11 @@ impl ModelSetting {
 }
 
 impl ModelConfig {
+    /// Returns the name that requests use. `None` means that there is no such model.
+    pub(super) fn served_name(&self) -> Option<String> {
+        self.options().ok()?.served_name()
+    }
+
     fn options(&self) -> Result<ModelOptions> {
         let Some(source) = self.source.clone().or_else(|| self.name.clone()) else {
             bail!(

@@ -1,58 +1,69 @@
-//! `[prices."MODEL"]` in `skep.toml`: what a model costs, once or from several days on.
+//! The prices of models in `skep.toml`: under `[prices."MODEL"]`, and as `prices` of a `[[model]]` or of a model of an
+//! `[[upstream]]`.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use anyhow::Result;
-use serde::Deserialize;
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
-use skep_runtime::{Price, PriceList};
+use anyhow::{Result, bail};
+use skep_runtime::PriceList;
 
-/// The prices of one model: one table, or a list of tables with different first days.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct PricesConfig(Vec<Price>);
+use super::Config;
+use super::model::ModelSetting;
+use crate::model_prices::PricesConfig;
 
-impl PricesConfig {
-    /// Adds the prices of a model to a list.
-    pub fn add_to(&self, prices: &mut PriceList, model: &str) -> Result<()> {
-        let added = prices.add(model, self.0.clone());
-        added.map_err(|problem| anyhow::anyhow!("[prices.{model:?}]: {problem}"))
-    }
-}
-
-impl<'de> Deserialize<'de> for PricesConfig {
-    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
-        struct OneOrMore;
-        impl<'de> Visitor<'de> for OneOrMore {
-            type Value = PricesConfig;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(
-                    "a table with input, cached_input, output, currency and from, or a list of such tables",
-                )
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PricesConfig, A::Error> {
-                Ok(PricesConfig(vec![Price::deserialize(MapAccessDeserializer::new(map))?]))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<PricesConfig, A::Error> {
-                Ok(PricesConfig(Vec::deserialize(SeqAccessDeserializer::new(list))?))
-            }
-        }
-        reader.deserialize_any(OneOrMore)
-    }
+/// The prices of one model, with the place where the file states them.
+struct Stated<'a> {
+    model: String,
+    place: String,
+    prices: &'a PricesConfig,
 }
 
 /// Returns the prices of the file.
-pub(super) fn list(models: &BTreeMap<String, PricesConfig>) -> Result<PriceList> {
+pub(super) fn list(config: &Config) -> Result<PriceList> {
     let mut prices = PriceList::default();
-    models.iter().try_for_each(|(model, config)| config.add_to(&mut prices, model))?;
+    let mut places: BTreeMap<String, String> = BTreeMap::new();
+    for Stated { model, place, prices: stated } in stated(config) {
+        if let Some(other) = places.get(&model) {
+            bail!("the model {model:?} has prices under {other} and under {place}\n  hint: keep one of them");
+        }
+        if let Err(problem) = stated.add_to(&mut prices, &model) {
+            bail!("{place}: {problem}");
+        }
+        places.insert(model, place);
+    }
     Ok(prices)
+}
+
+fn stated(config: &Config) -> Vec<Stated<'_>> {
+    let mut all = Vec::new();
+    for (model, prices) in &config.prices {
+        all.push(Stated { model: model.clone(), place: format!("[prices.{model:?}]"), prices });
+    }
+    if let Some(ModelSetting::Several(models)) = &config.model {
+        for model in models {
+            // Loading a source without a name reports that there is no such model.
+            if let (Some(prices), Some(name)) = (&model.prices, model.served_name()) {
+                let place = format!("[[model]] with the name {name:?}");
+                all.push(Stated { model: name, place, prices });
+            }
+        }
+    }
+    for upstream in &config.upstream {
+        for model in &upstream.models {
+            if let Some(prices) = &model.prices {
+                let name = format!("{}/{}", upstream.name, model.name);
+                let place =
+                    format!("[[upstream.models]] with the name {:?} of {:?}", model.name, upstream.name);
+                all.push(Stated { model: name, place, prices });
+            }
+        }
+    }
+    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Config, server_options::ServerOptions};
+    use crate::server_options::ServerOptions;
 
     fn applied(text: &str) -> Result<PriceList> {
         let mut options = ServerOptions::default();
@@ -98,6 +109,59 @@ mod tests {
             ("[prices]\nm = []\n".to_owned(), "1 to 1000 prices"),
         ] {
             let error = format!("{:#}", applied(&text).expect_err(&text));
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    const PRICE: &str =
+        "input = 0.60\ncached_input = 0.10\noutput = 3.00\ncurrency = \"USD\"\nfrom = \"2026-01-01\"\n";
+    const UPSTREAM: &str = "[[upstream]]\nname = \"far\"\nkind = \"openai\"\nurl = \"https://far.example/v1\"\n\
+                            [[upstream.models]]\nname = \"big\"\n";
+
+    #[test]
+    fn prices_can_stand_with_the_model_that_they_are_for() {
+        let later = PRICE.replace("0.60", "0.50").replace("2026-01-01", "2026-02-01");
+        let text = format!(
+            "[[model]]\nname = \"home\"\nsource = \"smollm2-135m\"\n[model.prices]\n{PRICE}\
+             [[model]]\nsource = \"smollm2-135m\"\n[model.prices]\n{PRICE}\
+             {UPSTREAM}[[upstream.models.prices]]\n{PRICE}[[upstream.models.prices]]\n{later}\
+             [[upstream.models]]\nname = \"free\"\n[prices.other]\n{PRICE}"
+        );
+        let prices = applied(&text).expect("valid");
+        let input = |model: &str, day: &str| {
+            prices.price(model, day.parse().expect("a day")).map(|price| price.input)
+        };
+        let rate = |text: &str| Some(text.parse().expect("a price"));
+        for model in ["home", "smollm2-135m", "far/big", "other"] {
+            assert_eq!(input(model, "2026-01-31"), rate("0.60"), "{model}");
+        }
+        assert_eq!(input("far/big", "2026-02-01"), rate("0.50"));
+        assert_eq!((input("big", "2026-02-01"), input("far/free", "2026-02-01")), (None, None));
+    }
+
+    #[test]
+    fn prices_of_one_model_in_two_places_are_an_error_that_names_both() {
+        let local = format!("[[model]]\nname = \"home\"\nsource = \"smollm2-135m\"\n[model.prices]\n{PRICE}");
+        let remote = format!("{UPSTREAM}[upstream.models.prices]\n{PRICE}");
+        for (text, places) in [
+            (
+                format!("{local}[prices.home]\n{PRICE}"),
+                "the model \"home\" has prices under [prices.\"home\"] and under [[model]] with the name \"home\"",
+            ),
+            (
+                format!("{remote}[prices.\"far/big\"]\n{PRICE}"),
+                "the model \"far/big\" has prices under [prices.\"far/big\"] and under [[upstream.models]] with the name \
+                 \"big\" of \"far\"",
+            ),
+        ] {
+            let error = format!("{:#}", applied(&text).expect_err(places));
+            assert!(error.contains(places) && error.contains("hint: keep one of them"), "{error}");
+        }
+        for (text, expected) in [
+            (local.replace("0.10", "0.70"), "[[model]] with the name \"home\": the prices from 2026-01-01"),
+            (remote.replace("input = 0.60", "inputs = 0.60"), "did you mean `input`?"),
+        ] {
+            let error = format!("{:#}", applied(&text).expect_err(expected));
             assert!(error.contains(expected), "{error}");
         }
     }

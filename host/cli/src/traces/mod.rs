@@ -107,7 +107,7 @@ impl Traces {
     where
         S: tracing::Subscriber + for<'span> LookupSpan<'span>,
     {
-        let ours = ["skep_gateway", "skep_runtime", "skep_engine"];
+        let ours = ["skep_gateway", "skep_runtime", "skep_engine", "skep_providers"];
         let ours = Targets::new().with_targets(ours.map(|target| (target, LevelFilter::INFO)));
         OpenTelemetryLayer::new(self.provider.tracer("skep"))
             .with_location(false)

@@ -12,6 +12,7 @@ use skep_providers::{
     UpstreamKind, UpstreamModelOptions, UpstreamOptions,
 };
 
+use crate::model_prices::PricesConfig;
 use crate::number::number;
 
 /// Maximum of every time in milliseconds: an hour.
@@ -87,6 +88,7 @@ pub struct UpstreamModelConfig {
     pub structured: Option<StructuredConfig>,
     /// Whether the model gets its earlier reasoning again.
     pub reasoning: Option<bool>,
+    pub prices: Option<PricesConfig>,
 }
 
 /// The server's means of giving an answer a form.

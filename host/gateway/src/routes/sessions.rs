@@ -183,6 +183,7 @@ fn message(message: ChatMessage) -> Message {
         role: message.role.as_str().to_owned(),
         tool_calls: message.tool_calls.iter().map(openai::tool_call).collect(),
         content: message.content,
+        reasoning: message.reasoning,
         tool_call_id: message.tool_call_id,
     }
 }

@@ -20,8 +20,8 @@ pub(super) fn echo() -> Vec<u8> {
                 (local.set $at (i32.and (i32.add (global.get $free) (i32.const 7)) (i32.const -8)))
                 (global.set $free (i32.add (local.get $at) (local.get 3)))
                 (local.get $at))
-            (func (export "skep:agent/handler@0.1.0#describe") (result i32) (i32.const 64))
-            (func (export "skep:agent/handler@0.1.0#on-message") (param $message i32) (result i32)
+            (func (export "skep:agent/handler@0.1.1#describe") (result i32) (i32.const 64))
+            (func (export "skep:agent/handler@0.1.1#on-message") (param $message i32) (result i32)
                 (if (i32.eq (i32.load8_u (i32.load (local.get $message))) (i32.const 33)) (then unreachable))
                 (i64.store offset=4 (i32.const 128) (i64.load (local.get $message)))
                 (i32.const 128)))"#,
@@ -30,7 +30,7 @@ pub(super) fn echo() -> Vec<u8> {
     let mut resolve = Resolve::default();
     resolve.push_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit/skep-agent")).unwrap();
     let package = resolve
-        .push_str("test.wit", "package skep:test; world test { include skep:agent/agent@0.1.0; }")
+        .push_str("test.wit", "package skep:test; world test { include skep:agent/agent@0.1.1; }")
         .unwrap();
     let world = resolve.select_world(&[package], Some("test")).unwrap();
     embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8).unwrap();

@@ -18,6 +18,7 @@ mod wasi;
 
 pub(crate) use inference::{
     CommittedConversations, ConversationSet, StoredConversation, check_conversation, is_quick_conversation,
+    left_use,
 };
 pub(crate) use session_room::{SessionRoom, check_size};
 pub(crate) use turn::{Reach, Turn};

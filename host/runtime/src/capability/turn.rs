@@ -11,7 +11,7 @@ use crate::{
     },
     compute::Compute,
     egress::Egress,
-    journal::{Call, Journal},
+    journal::{Attempt, Call, Journal},
     models::GrantedModels,
     token_budget::{DayShare, NoTokens, TokenBudgets, TokenSpend},
     tool::Tool,
@@ -254,6 +254,19 @@ impl Turn {
         TokenSpend::new(&self.day, produced, &self.source, &models)
     }
 
+    /// Counts what an attempt used whose answer an earlier run lost. It takes nothing of the turn's own limit, so that the
+    /// next attempt may be as long.
+    pub(super) fn count_lost(&self, attempt: &Attempt) {
+        let used = attempt.lost_use(0);
+        let (counts, produced) = (used.counts(), used.produced_tokens());
+        let mut spent = self.lock();
+        spent.produced += produced;
+        spent.models.add(&attempt.model, &counts);
+        drop(spent);
+        self.day.settle(0, u32::try_from(produced).unwrap_or(u32::MAX));
+        self.day.money.settle(Amount::ZERO, &attempt.model, &counts);
+    }
+
     /// Returns the estimate of what a generation used that was cut off, to be recorded.
     pub(crate) fn take_cut(&self, call: &Call) -> Option<Usage> {
         self.lock().cut.remove(&call.number())
@@ -350,6 +363,11 @@ impl Reservation {
     /// Records the model that a route chose, which the bill names.
     pub(crate) fn routed(&mut self, model: &str) {
         model.clone_into(&mut self.model);
+    }
+
+    /// Returns the model that the bill names and what a running generation has used so far.
+    pub(crate) fn in_flight(&self) -> Option<(&str, Usage)> {
+        Some((&self.model, self.used.estimate()?))
     }
 
     /// Records that the model has begun.

@@ -7,7 +7,7 @@ use crate::Grants;
 use wasmtime::{Engine, component::Component};
 
 /// The versions of the WIT package `skep:agent` that this host has, oldest first.
-const VERSIONS: [&str; 1] = ["0.1.0"];
+const VERSIONS: [&str; 2] = ["0.1.0", "0.1.1"];
 /// Interfaces of `skep:agent` that every agent may import. Grants are checked on each call.
 const OF_AGENTS: [&str; 10] =
     ["types", "inference", "inference-sync", "state", "tools", "http", "timer", "schedule", "events", "log"];
@@ -125,7 +125,7 @@ mod tests {
     fn only_harmless_and_granted_interfaces_may_be_imported() {
         let (clocks, none) = (Grants { clocks: true, ..Grants::default() }, Grants::default());
         let allowed = |name, grants: &Grants| matches!(verdict(name, grants), Verdict::Allowed);
-        assert!(allowed("skep:agent/inference@0.1.0", &none));
+        assert!(allowed("skep:agent/inference@0.1.0", &none) && allowed("skep:agent/inference@0.1.1", &none));
         assert!(allowed("wasi:cli/environment@0.2.3", &none));
         assert!(allowed("wasi:clocks/wall-clock@0.2.0", &clocks));
         assert!(matches!(verdict("wasi:clocks/wall-clock@0.2.0", &none), Verdict::Needs("clocks")));

@@ -14,8 +14,8 @@ use wasmtime::{
     component::{Accessor, Component, ComponentExportIndex, Instance, InstancePre},
 };
 
-const HANDLER: &str = "skep:agent/handler@0.1.0";
-const HANDLER_SYNC: &str = "skep:agent/handler-sync@0.1.0";
+const HANDLER: &str = "skep:agent/handler@0.1.1";
+const HANDLER_SYNC: &str = "skep:agent/handler-sync@0.1.1";
 const HANDLER_FUNCTIONS: [&str; 2] = ["describe", "on-message"];
 /// Also matches the export of any later 0.2 release.
 const COMMAND: &str = "wasi:cli/run@0.2.0";
@@ -128,13 +128,13 @@ impl Handlers {
                 HANDLER_SYNC => Messages::Sync(handler_sync::GuestIndices::new(pre)?),
                 _ => Messages::Async(handler::GuestIndices::new(pre)?),
             },
-            alarms: has("skep:agent/alarm-handler@0.1.0")
+            alarms: has("skep:agent/alarm-handler@0.1.1")
                 .then(|| alarm_handler::GuestIndices::new(pre))
                 .transpose()?,
-            events: has("skep:agent/event-handler@0.1.0")
+            events: has("skep:agent/event-handler@0.1.1")
                 .then(|| event_handler::GuestIndices::new(pre))
                 .transpose()?,
-            tools: has("skep:agent/tool-handler@0.1.0")
+            tools: has("skep:agent/tool-handler@0.1.1")
                 .then(|| tool_handler::GuestIndices::new(pre))
                 .transpose()?,
         })

@@ -4,7 +4,7 @@ use super::{
     Journal,
     flight::CallInFlight,
     record::Identity,
-    replay::{Read, ReplayPosition},
+    replay::{Attempt, Read, ReplayPosition},
 };
 use crate::Json;
 use skep_engine::{ModelDigest, RolledBack};
@@ -50,6 +50,8 @@ pub(crate) struct Call {
     pub(super) past: Past,
     /// The guest's reads of the call's text before a restart.
     pub(super) reads: Vec<Read>,
+    /// The attempts at a generation before a restart.
+    pub(super) attempts: Vec<Attempt>,
     /// Number of events of this call that the caller has been shown.
     pub(super) shown: AtomicU32,
     /// Whether the journal contains tokens of this call.
@@ -120,6 +122,11 @@ impl Call {
     /// Returns whether the guest read some of the call's text before a restart.
     pub(crate) fn was_read(&self) -> bool {
         !self.reads.is_empty()
+    }
+
+    /// Returns the attempts at the generation before a restart.
+    pub(crate) fn attempts(&self) -> &[Attempt] {
+        &self.attempts
     }
 
     /// Returns how many bytes of text the caller was shown before a restart.

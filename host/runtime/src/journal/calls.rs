@@ -114,6 +114,8 @@ impl Journal {
         let mut shown = 0;
         let mut recorded = inner.recorded.remove(&number);
         let reads = recorded.as_mut().map(|recorded| std::mem::take(&mut recorded.reads)).unwrap_or_default();
+        let attempts =
+            recorded.as_mut().map(|recorded| std::mem::take(&mut recorded.attempts)).unwrap_or_default();
         let reads_freely = recorded.as_ref().is_some_and(Recorded::is_of_early_version);
         let past = match recorded {
             None => Past::None,
@@ -141,6 +143,7 @@ impl Journal {
             identity,
             past,
             reads,
+            attempts,
             shown: AtomicU32::new(shown),
             is_journalled: AtomicBool::new(is_journalled),
             reads_freely,

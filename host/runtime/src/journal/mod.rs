@@ -30,8 +30,8 @@ pub(crate) use guest_clocks::{GuestMonotonicClock, GuestWallClock};
 use numbers::Numbers;
 pub(crate) use random::{random, seed};
 pub(crate) use reads::{NextRead, Reads};
-pub(crate) use record::{Identity, SUMMARISE};
-pub(crate) use replay::ReplayPosition;
+pub(crate) use record::{Identity, SUMMARISE, USED};
+pub(crate) use replay::{Attempt, LeftGeneration, ReplayPosition, left_generations};
 
 use crate::{Clock, Json, RunEvent, RuntimeError, feed::Feed};
 use flight::Flight;
@@ -39,7 +39,7 @@ use record::{Record, first_u64};
 use replay::{Recorded, Replay, ReplayOrder};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use skep_engine::{ModelDigest, RolledBack};
+use skep_engine::{Model, ModelDigest, RolledBack, Usage};
 use skep_store::{Store, TurnKey};
 use std::{
     collections::BTreeMap,
@@ -177,6 +177,22 @@ impl Journal {
         let model = (!call.is_journalled.swap(true, Ordering::Relaxed)).then(|| model.clone());
         let record = Record::Tokens { call: call.identity.clone(), ids, text, taken_back, model };
         self.append(&mut inner, call.number, [record]);
+    }
+
+    /// Records what a generation has used so far of the model that the bill names. `model` is the model that was asked:
+    /// a remote one is asked anew after a restart, and a local one continues.
+    pub(crate) fn used(self: &Arc<Self>, call: &Call, model: &Model, billed: &str, usage: Usage) {
+        let is_remote = model.engine().is_none();
+        let attempt = call.attempts.last().map_or(0, |before| before.number + u32::from(is_remote));
+        let used = Record::Used { call: call.identity.clone(), attempt, model: billed.to_owned(), usage };
+        let mut inner = self.lock();
+        let is_used = |waiting: &&mut Waiting| {
+            waiting.call == call.number && matches!(waiting.record, Record::Used { .. })
+        };
+        match inner.waiting.iter_mut().rev().find(is_used) {
+            Some(waiting) => waiting.record = used,
+            None => self.append(&mut inner, call.number, [used]),
+        }
     }
 
     /// Resolves when every recorded result has been replayed. A call without a recorded result

@@ -1,9 +1,12 @@
 //! The records of a journal and their encoding.
 
-use crate::{Json, RunEvent};
+use crate::{Json, RunEvent, invocation::StoredUsage};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use skep_engine::{ModelDigest, RolledBack};
+use skep_engine::{ModelDigest, RolledBack, Usage};
+
+/// The beginning of the records that say only what a turn used, by which the store tells them from progress.
+pub(crate) const USED: &[u8] = b"{\"used\":";
 
 /// Name of the call that summarizes a conversation. It is the only call that the host makes on
 /// behalf of the guest.
@@ -39,6 +42,15 @@ pub(super) enum Record {
         /// Number of the guest's call on whose behalf the host makes this one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<u32>,
+    },
+    /// A generation has used so much of a model so far, which counts if it never ends. An attempt is one request to a
+    /// server; a generation that continues token for token is one attempt.
+    Used {
+        call: Identity,
+        attempt: u32,
+        model: String,
+        #[serde(with = "StoredUsage")]
+        usage: Usage,
     },
     /// The guest read this many bytes of a generation's text (0 at its end), after making `made`
     /// calls.
@@ -85,6 +97,7 @@ impl Record {
             Record::Event(event) | Record::Shown { event, .. } => Some(event.clone()),
             Record::Tokens { .. }
             | Record::Dispatched { .. }
+            | Record::Used { .. }
             | Record::Read { .. }
             | Record::Result { .. } => None,
         }

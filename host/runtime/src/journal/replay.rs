@@ -2,7 +2,7 @@
 
 use super::record::{Identity, Record};
 use crate::{Json, RunEvent, RuntimeError};
-use skep_engine::{ModelDigest, RolledBack};
+use skep_engine::{ModelDigest, RolledBack, Usage};
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::watch;
 
@@ -24,6 +24,8 @@ pub(super) struct Recorded {
     pub(super) parent: Option<u32>,
     /// Number of events of the call that the caller was shown.
     pub(super) events: u32,
+    /// The attempts at a generation, in order.
+    pub(super) attempts: Vec<Attempt>,
     /// The guest's reads of the call's text, in order.
     pub(super) reads: Vec<Read>,
     pub(super) result: Option<Json>,
@@ -43,6 +45,33 @@ impl Recorded {
     pub(super) fn is_of_host(&self) -> bool {
         self.identity.as_ref().is_some_and(Identity::is_of_host)
     }
+}
+
+/// An attempt at a generation, with the last record of what it used.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Attempt {
+    pub(super) number: u32,
+    /// The model that the bill names.
+    pub(crate) model: String,
+    pub(crate) usage: Usage,
+}
+
+/// A generation of a turn that does not run again.
+pub(crate) struct LeftGeneration {
+    pub(crate) attempts: Vec<Attempt>,
+    /// Number of tokens in the journal, which a generation has that a local model did not finish.
+    pub(crate) tokens: usize,
+    pub(crate) result: Option<Json>,
+}
+
+/// Returns the generations of a turn that does not run again.
+pub(crate) fn left_generations(
+    records: Vec<skep_store::Record>,
+) -> Result<Vec<LeftGeneration>, RuntimeError> {
+    let calls = Replay::read(records)?.calls.into_values().filter(|call| !call.attempts.is_empty());
+    let generation =
+        |Recorded { attempts, tokens, result, .. }| LeftGeneration { attempts, tokens: tokens.len(), result };
+    Ok(calls.map(generation).collect())
 }
 
 /// A guest's read of part of a text, ordered among the results.
@@ -93,6 +122,12 @@ impl Replay {
                     let recorded = replay.calls.entry(record.call).or_default();
                     recorded.identity = Some(call);
                     recorded.events += 1;
+                }
+                Record::Used { call, attempt: number, model, usage } => {
+                    let recorded = replay.calls.entry(record.call).or_default();
+                    recorded.identity = Some(call);
+                    recorded.attempts.retain(|attempt| attempt.number != number);
+                    recorded.attempts.push(Attempt { number, model, usage });
                 }
                 Record::Read { call, bytes, made } => {
                     let recorded = replay.calls.entry(record.call).or_default();

@@ -4,15 +4,20 @@
 
 use super::{Accepted, StoredFailure};
 use crate::{
-    RuntimeError, event::turn_events::TurnEnding, feed::Live, name::SessionKey, session::TurnHost,
+    RuntimeError, capability,
+    event::turn_events::TurnEnding,
+    feed::Live,
+    name::{SessionKey, tenant_of},
+    session::TurnHost,
     token_budget::TokenSpend,
+    usage::Source,
 };
 use skep_store::{StoreError, TurnFailure, TurnKey};
 use std::sync::Arc;
 
 pub(crate) struct Settlement {
     pub(crate) failure: TurnFailure,
-    /// Tokens that the turn generated before it failed.
+    /// Tokens that the turn generated before it failed. `None` if it did not run in this process.
     pub(crate) spend: Option<TokenSpend>,
     /// Held until the end is written, so that nobody resumes the turn.
     pub(crate) _live: Arc<Live>,
@@ -80,14 +85,22 @@ impl Settlement {
     }
 
     async fn try_to_write(&self, host: &TurnHost) -> Result<(), StoreError> {
-        match host.store.fail_turn(self.failure.clone()).await {
+        let spend = match &self.spend {
+            Some(spend) => Some(spend.clone()),
+            None => self.left_use(host).await?,
+        };
+        let mut failure = self.failure.clone();
+        if let Some(spend) = &spend {
+            (failure.token_use, failure.usage) = (spend.row(), spend.usage());
+        }
+        match host.store.fail_turn(failure).await {
             Ok(()) => {}
             // The turn was ended before, perhaps by a write that succeeded but could not be
             // confirmed, or it was deleted with its agent.
             Err(StoreError::TurnNotOpen { .. }) => return Ok(()),
             Err(error) => return Err(error),
         }
-        if let Some(spend) = &self.spend {
+        if let Some(spend) = &spend {
             spend.counted();
         }
         if !self.failure.events.is_empty() {
@@ -97,5 +110,35 @@ impl Settlement {
             host.log.grew();
         }
         Ok(())
+    }
+
+    /// Returns what the turn used in processes that died, if it ran in any.
+    async fn left_use(&self, host: &TurnHost) -> Result<Option<TokenSpend>, StoreError> {
+        let TurnFailure { key, agent, session, .. } = &self.failure;
+        let records = host.store.records(*key).await?;
+        if records.is_empty() {
+            return Ok(None);
+        }
+        let (models, produced) = match capability::left_use(records) {
+            Ok(used) => used,
+            Err(error) => {
+                tracing::error!(agent, session, "what a failed turn used of models is not counted: {error}");
+                return Ok(None);
+            }
+        };
+        let row = match host.store.turn_by_key(*key).await {
+            Err(StoreError::Unreadable { .. }) => None,
+            row => row?,
+        };
+        let (tenant, sent_with) = match row.map(Accepted::read) {
+            Some(Ok(Accepted { invocation, .. })) => (invocation.principal, invocation.key),
+            Some(Err(_)) | None => (tenant_of(session).to_owned(), None),
+        };
+        let per_day =
+            host.deployments.agent(agent).map_or(u32::MAX, |deployed| deployed.limits.tokens_per_day);
+        let share = Arc::new(host.reach.tokens.share(&tenant, Some((agent, per_day))));
+        let source =
+            Source { tenant, key: sent_with, agent: Some(agent.clone()), session: Some(session.clone()) };
+        Ok(Some(TokenSpend::new(&share, produced, &source, &models)))
     }
 }

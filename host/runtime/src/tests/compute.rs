@@ -28,7 +28,7 @@ const ATTACKERS: usize = 4;
 fn completer() -> Guest {
     Guest {
         module: r#"
-            (import "skep:agent/inference@0.1.0" "complete" (func $complete (param i32 i32)))
+            (import "skep:agent/inference@0.1.1" "complete" (func $complete (param i32 i32)))
             (data (i32.const 512) "eo")"#,
         on_message: r#"
             (i32.store offset=12 (i32.const 1024) (local.get $text))

@@ -37,7 +37,7 @@ async fn a_component_is_described_and_replies() {
 async fn a_synchronous_component_is_described_and_replies() {
     let host = Host::start().await;
     let text = echo().text().replace("skep:agent/handler@", "skep:agent/handler-sync@");
-    let bytes = component(&text, &[], "include skep:agent/agent-sync@0.1.0;");
+    let bytes = component(&text, &[], "include skep:agent/agent-sync@0.1.1;");
     let manifest = Manifest::from_toml("name = \"echo\"").expect("valid");
     let summary =
         host.agents.deploy(manifest, bytes, "tester").await.expect("the component has the same functions");
@@ -82,7 +82,7 @@ async fn a_component_for_another_version_of_the_interface_is_refused_by_its_vers
         let bytes = wat::parse_str(text).expect("valid");
         let message = host.agents.deploy(manifest, bytes, "tester").await.expect_err(version).to_string();
         let expected =
-            format!("it was built for skep:agent {version}, and this host has 0.1.0; upgrade Skep");
+            format!("it was built for skep:agent {version}, and this host has 0.1.0, 0.1.1; upgrade Skep");
         assert!(message.contains(&expected), "{message}");
     }
 }

@@ -22,14 +22,14 @@ pub(super) const MANIFEST: &str = "[grants]\nhosts = [\"*\"]\nevents = [\"order.
 /// emits `order.paid` for session s.
 pub(super) fn doer(outside: &Outside) -> Guest {
     let imports = r#"
-        (import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
-        (import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))
-        (import "skep:agent/schedule@0.1.0" "after"
+        (import "skep:agent/state@0.1.1" "get" (func $get (param i32 i32 i32)))
+        (import "skep:agent/state@0.1.1" "set" (func $set (param i32 i32 i32 i32 i32)))
+        (import "skep:agent/schedule@0.1.1" "after"
             (func $after (param i32 i32 i64 i32 i32 i32 i32 i32 i32)))
-        (import "skep:agent/schedule@0.1.0" "every"
+        (import "skep:agent/schedule@0.1.1" "every"
             (func $every (param i32 i32 i64 i32 i32 i32 i32 i32 i32)))
-        (import "skep:agent/events@0.1.0" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))
-        (import "skep:agent/http@0.1.0" "fetch" (func $fetch
+        (import "skep:agent/events@0.1.1" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))
+        (import "skep:agent/http@0.1.1" "fetch" (func $fetch
             (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32)))"#;
     let urls = [("message", 3_000), ("alarm", 3_100), ("event", 3_200), ("tool", 3_300)];
     let url = |name: &str| outside.url(&format!("/{name}"));
@@ -61,11 +61,11 @@ pub(super) fn doer(outside: &Outside) -> Guest {
             (if (i32.load8_u (i32.const 4096)) (then
                 (if (i32.ne (i32.load8_u (i32.const 4100)) (i32.const 6)) (then unreachable))
                 (call $count (i32.const 3501)))))
-        (func (export "skep:agent/alarm-handler@0.1.0#on-alarm")
+        (func (export "skep:agent/alarm-handler@0.1.1#on-alarm")
             (param $id i32) (param i32) (param $name i32) (param i32) (param i32 i32 i32) (param i32 i32)
             (param i64 i64 i64) (param $attempt i32) (param $missed i32) (result i32)
             {alarm} (i32.store8 (i32.const 200) (i32.const 0)) (i32.const 200))
-        (func (export "skep:agent/event-handler@0.1.0#on-event")
+        (func (export "skep:agent/event-handler@0.1.1#on-event")
             (param $id i32) (param i32) (param $topic i32) (param i32) (param i32 i32 i32) (param i32 i32)
             (param i64 i64 i64) (param $attempt i32) (result i32)
             {event} (i32.store8 (i32.const 200) (i32.const 0)) (i32.const 200))"#,
@@ -94,8 +94,8 @@ pub(super) fn doer(outside: &Outside) -> Guest {
     );
     let guest = finder(imports, &does(3), 0);
     Guest {
-        world: "export skep:agent/tool-handler@0.1.0; export skep:agent/alarm-handler@0.1.0;
-            export skep:agent/event-handler@0.1.0;",
+        world: "export skep:agent/tool-handler@0.1.1; export skep:agent/alarm-handler@0.1.1;
+            export skep:agent/event-handler@0.1.1;",
         module: format!("{}{functions}", guest.module).leak(),
         on_message: on_message.leak(),
         ..guest

@@ -19,13 +19,13 @@ pub(super) const QUESTION: &str = "hello, one and all";
 pub(super) fn talker() -> Guest {
     Guest {
         module: r#"
-            (import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
-            (import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))
-            (import "skep:agent/inference@0.1.0" "[static]conversation.open"
+            (import "skep:agent/state@0.1.1" "get" (func $get (param i32 i32 i32)))
+            (import "skep:agent/state@0.1.1" "set" (func $set (param i32 i32 i32 i32 i32)))
+            (import "skep:agent/inference@0.1.1" "[static]conversation.open"
                 (func $open (param i32 i32 i32 i32 i32 i32)))
-            (import "skep:agent/inference@0.1.0" "[method]conversation.append-user"
+            (import "skep:agent/inference@0.1.1" "[method]conversation.append-user"
                 (func $append (param i32 i32 i32 i32)))
-            (import "skep:agent/inference@0.1.0" "[method]conversation.generate"
+            (import "skep:agent/inference@0.1.1" "[method]conversation.generate"
                 (func $generate (param i32 i32)))
             (data (i32.const 512) "main") (data (i32.const 520) "nxxxxxxxxxxxxxxxx")"#,
         on_message: r#"

@@ -125,7 +125,7 @@ async fn an_event_loop_ends_at_the_hop_limit() {
 
 /// A guest whose tool `find` emits `ping.x`, if it may.
 fn ringer() -> Guest {
-    let emit = r#"(import "skep:agent/events@0.1.0" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))"#;
+    let emit = r#"(import "skep:agent/events@0.1.1" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))"#;
     let ring = r#"(call $emit (i32.const 3000) (i32.const 6) (i32.const 0) (i32.const 0) (i32.const 0)
         (i32.const 3100))"#;
     let guest = finder(emit, ring, 0);
@@ -137,14 +137,14 @@ fn answerer() -> Guest {
     let guest = caller();
     let on_event = r#"
         (data (i32.const 3000) "agent:ringer/find")
-        (func (export "skep:agent/event-handler@0.1.0#on-event")
+        (func (export "skep:agent/event-handler@0.1.1#on-event")
             (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i64 i64 i64 i32) (result i32)
             (call $call (i32.const 3000) (i32.const 17) (i32.const 512) (i32.const 8)
                 (i32.const 0) (i32.const 0) (i32.const 600))
             (i32.store8 (i32.const 200) (i32.const 0))
             (i32.const 200))"#;
     let module = format!("{} {on_event}", guest.module).leak();
-    Guest { world: "export skep:agent/event-handler@0.1.0;", module, ..guest }
+    Guest { world: "export skep:agent/event-handler@0.1.1;", module, ..guest }
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 pub(super) fn fetcher() -> Guest {
     Guest {
         module: r#"
-            (import "skep:agent/tools@0.1.0" "call" (func $call (param i32 i32 i32 i32 i32 i32 i32)))
+            (import "skep:agent/tools@0.1.1" "call" (func $call (param i32 i32 i32 i32 i32 i32 i32)))
             (data (i32.const 512) "http/fetch")"#,
         on_message: FETCH,
         ..Guest::default()
@@ -225,7 +225,7 @@ async fn a_call_can_require_approval() {
 /// Replies with the name under which a model sees the first tool that it is granted.
 fn lister() -> Guest {
     Guest {
-        module: r#"(import "skep:agent/tools@0.1.0" "list" (func $list (param i32)))"#,
+        module: r#"(import "skep:agent/tools@0.1.1" "list" (func $list (param i32)))"#,
         on_message: r#"
             (call $list (i32.const 600))
             (local.set $length (i32.const 0))

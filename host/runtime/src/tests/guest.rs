@@ -30,8 +30,8 @@ pub(super) fn echo() -> Guest {
 pub(super) fn counter() -> Guest {
     Guest {
         module: r#"
-            (import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
-            (import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))
+            (import "skep:agent/state@0.1.1" "get" (func $get (param i32 i32 i32)))
+            (import "skep:agent/state@0.1.1" "set" (func $set (param i32 i32 i32 i32 i32)))
             (data (i32.const 512) "nxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")"#,
         on_message: r#"
             (call $get (i32.const 512) (i32.const 1) (i32.const 600))
@@ -57,7 +57,7 @@ pub(super) fn spinner() -> Guest {
 
 impl Guest {
     pub(super) fn component(&self) -> Vec<u8> {
-        component(&self.text(), self.packages, &format!("include skep:agent/agent@0.1.0; {}", self.world))
+        component(&self.text(), self.packages, &format!("include skep:agent/agent@0.1.1; {}", self.world))
     }
 
     /// Memory layout: 64 the description, 128 the reply, 256 to 511 scratch space of the frame, 512
@@ -77,10 +77,10 @@ impl Guest {
                 (local.get $at))
             (data (i32.const 16) "described")
             (data (i32.const 64) "\10\00\00\00\09\00\00\00")
-            (func (export "skep:agent/handler@0.1.0#describe") (result i32) {describe} (i32.const 64))
+            (func (export "skep:agent/handler@0.1.1#describe") (result i32) {describe} (i32.const 64))
             (func $recurse (param i32) (result i32)
                 (i32.add (i32.const 1) (call $recurse (i32.add (local.get 0) (i32.const 1)))))
-            (func (export "skep:agent/handler@0.1.0#on-message") (param $message i32) (result i32)
+            (func (export "skep:agent/handler@0.1.1#on-message") (param $message i32) (result i32)
                 (local $text i32) (local $length i32) (local $a i32) (local $b i32)
                 (local.set $text (i32.load (local.get $message)))
                 (local.set $length (i32.load offset=4 (local.get $message)))

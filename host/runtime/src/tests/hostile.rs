@@ -102,7 +102,7 @@ async fn a_trap_names_the_functions_on_the_stack() {
 #[tokio::test]
 async fn arguments_and_replies_are_bounded() {
     let log = Guest {
-        module: r#"(import "skep:agent/log@0.1.0" "write" (func $log (param i32 i32 i32)))"#,
+        module: r#"(import "skep:agent/log@0.1.1" "write" (func $log (param i32 i32 i32)))"#,
         on_message: "(call $log (i32.const 1) (i32.const 0) (i32.const 50000000))",
         pages: 800,
         ..Guest::default()
@@ -120,7 +120,7 @@ async fn arguments_and_replies_are_bounded() {
 async fn handles_that_are_never_dropped_are_bounded() {
     let leak = Guest {
         module: r#"
-            (import "skep:agent/inference@0.1.0" "[static]conversation.open"
+            (import "skep:agent/inference@0.1.1" "[static]conversation.open"
                 (func $open (param i32 i32 i32 i32 i32 i32)))
             (data (i32.const 512) "main")"#,
         on_message: r#"(loop $again

@@ -10,11 +10,11 @@ use crate::RunEvent;
 pub(super) fn chatter() -> Guest {
     Guest {
         module: r#"
-            (import "skep:agent/inference@0.1.0" "[static]conversation.open"
+            (import "skep:agent/inference@0.1.1" "[static]conversation.open"
                 (func $open (param i32 i32 i32 i32 i32 i32)))
-            (import "skep:agent/inference@0.1.0" "[method]conversation.append-user"
+            (import "skep:agent/inference@0.1.1" "[method]conversation.append-user"
                 (func $append (param i32 i32 i32 i32)))
-            (import "skep:agent/inference@0.1.0" "[method]conversation.generate"
+            (import "skep:agent/inference@0.1.1" "[method]conversation.generate"
                 (func $generate (param i32 i32)))
             (data (i32.const 512) "main")"#,
         on_message: r#"

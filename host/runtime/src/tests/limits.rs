@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{Limits, LogFilter, Manifest, RuntimeError};
 
-const LOG: &str = r#"(import "skep:agent/log@0.1.0" "write" (func $log (param i32 i32 i32)))"#;
-const STATE_GET: &str = r#"(import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
+const LOG: &str = r#"(import "skep:agent/log@0.1.1" "write" (func $log (param i32 i32 i32)))"#;
+const STATE_GET: &str = r#"(import "skep:agent/state@0.1.1" "get" (func $get (param i32 i32 i32)))
     (data (i32.const 512) "key")"#;
 
 /// The code and the message with which a guest that exceeded a limit was stopped.
@@ -59,16 +59,16 @@ async fn go_over(limit: &str) -> (Stopped, &'static str) {
         "tokens_per_turn" => (turn("tokens_per_turn = 3", relayer()).await, "tokens_per_turn or context"),
         "tokens_per_day" => (turn("tokens_per_day = 3", relayer()).await, "tokens_used_up"),
         "state_kb" => {
-            let import = r#"(import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))"#;
+            let import = r#"(import "skep:agent/state@0.1.1" "set" (func $set (param i32 i32 i32 i32 i32)))"#;
             let set =
                 "(call $set (i32.const 512) (i32.const 3) (i32.const 0) (i32.const 2000) (i32.const 640))";
             (quota("state_kb = 1", import, set, 1).await, "quota-exceeded")
         }
         "session_kb" => {
             let import = r#"
-                (import "skep:agent/inference@0.1.0" "[static]conversation.open"
+                (import "skep:agent/inference@0.1.1" "[static]conversation.open"
                     (func $open (param i32 i32 i32 i32 i32 i32)))
-                (import "skep:agent/inference@0.1.0" "[method]conversation.append-user"
+                (import "skep:agent/inference@0.1.1" "[method]conversation.append-user"
                     (func $append (param i32 i32 i32 i32)))"#;
             let append = r#"
                 (call $open (i32.const 512) (i32.const 3)
@@ -107,7 +107,7 @@ async fn go_over(limit: &str) -> (Stopped, &'static str) {
             (second.into(), "too_many_turns")
         }
         "schedules" => {
-            let import = r#"(import "skep:agent/schedule@0.1.0" "after"
+            let import = r#"(import "skep:agent/schedule@0.1.1" "after"
                 (func $after (param i32 i32 i64 i32 i32 i32 i32 i32 i32)))"#;
             let after = r#"(call $after (i32.const 512) (i32.const 3) (i64.const 1000)
                 (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 640))"#;
@@ -115,7 +115,7 @@ async fn go_over(limit: &str) -> (Stopped, &'static str) {
         }
         "events" => {
             let import =
-                r#"(import "skep:agent/events@0.1.0" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))"#;
+                r#"(import "skep:agent/events@0.1.1" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))"#;
             let emit = r#"(call $emit (i32.const 512) (i32.const 3)
                 (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 640))"#;
             let limits = "events = 0\n[grants]\nevents = [\"key\"]";
@@ -158,10 +158,10 @@ async fn quota(limits: &str, import: &str, call: &str, case: u32) -> Stopped {
         (local.set $text (i32.load (i32.const 648)))
         (local.set $length (i32.load (i32.const 652)))"#
     );
-    let alarm = r#"(func (export "skep:agent/alarm-handler@0.1.0#on-alarm")
+    let alarm = r#"(func (export "skep:agent/alarm-handler@0.1.1#on-alarm")
         (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i64 i64 i64 i32 i32) (result i32) unreachable)"#;
     let guest = Guest {
-        world: "export skep:agent/alarm-handler@0.1.0;",
+        world: "export skep:agent/alarm-handler@0.1.1;",
         module: format!("{import} {alarm} (data (i32.const 512) \"key\")").leak(),
         on_message: on_message.leak(),
         ..Guest::default()

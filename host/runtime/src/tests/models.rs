@@ -12,14 +12,14 @@ use skep_engine::{LoadProgress, LocalModel, ModelSet, ModelState};
 /// with `ok`, or with the text of the error, which must be `denied`.
 fn opener(import: &'static str) -> Guest {
     let module = format!(
-        r#"(import "skep:agent/{import}@0.1.0" "[static]conversation.open"
+        r#"(import "skep:agent/{import}@0.1.1" "[static]conversation.open"
                 (func $open (param i32 i32 i32 i32 i32 i32)))
-            (import "skep:agent/{import}@0.1.0" "[method]conversation.append-user"
+            (import "skep:agent/{import}@0.1.1" "[method]conversation.append-user"
                 (func $append (param i32 i32 i32 i32)))
             (data (i32.const 512) "mainok")"#
     );
     Guest {
-        world: "import skep:agent/inference-sync@0.1.0;",
+        world: "import skep:agent/inference-sync@0.1.1;",
         module: module.leak(),
         on_message: r#"
             (call $open (i32.const 512) (i32.const 4)
@@ -45,7 +45,7 @@ fn opener(import: &'static str) -> Guest {
 fn completer() -> Guest {
     Guest {
         module: r#"
-            (import "skep:agent/inference@0.1.0" "complete" (func $complete (param i32 i32)))
+            (import "skep:agent/inference@0.1.1" "complete" (func $complete (param i32 i32)))
             (data (i32.const 512) "mainok")"#,
         on_message: r#"
             (i32.store8 (i32.const 1024) (i32.const 1))

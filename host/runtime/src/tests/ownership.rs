@@ -200,7 +200,7 @@ fn asking() -> Guest {
     let guest = caller();
     let module = format!(
         r#"{} (data (i32.const 3000) "agent:orders/find")
-        (func (export "skep:agent/event-handler@0.1.0#on-event")
+        (func (export "skep:agent/event-handler@0.1.1#on-event")
             (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i64 i64 i64 i32) (result i32)
             (call $call (i32.const 3000) (i32.const 17) (i32.const 512) (i32.const 8) (i32.const 0) (i32.const 0)
                 (i32.const 600))
@@ -208,7 +208,7 @@ fn asking() -> Guest {
             (i32.const 200))"#,
         guest.module
     );
-    Guest { world: "export skep:agent/event-handler@0.1.0;", module: module.leak(), ..guest }
+    Guest { world: "export skep:agent/event-handler@0.1.1;", module: module.leak(), ..guest }
 }
 
 #[tokio::test]

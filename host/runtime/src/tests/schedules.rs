@@ -186,7 +186,7 @@ async fn a_component_without_an_alarm_handler_cannot_have_schedules() {
     let refused =
         host.deploy("w", manifest, echo()).await.expect_err("the component exports no handler").to_string();
     assert!(refused.contains("[[schedule]]") && refused.contains("alarm-handler"), "{refused}");
-    let mute = Guest { world: "export skep:agent/event-handler@0.1.0;", ..waker() };
+    let mute = Guest { world: "export skep:agent/event-handler@0.1.1;", ..waker() };
     host.deploy("w", "", mute).await.expect("deploys");
     host.ask("w", "s", "a").await.expect_err("the interface denies the call");
 }

@@ -16,9 +16,9 @@ use skep_outbound::Origins;
 fn sender() -> Guest {
     Guest {
         module: r#"
-            (import "skep:agent/http@0.1.0" "fetch" (func $fetch
+            (import "skep:agent/http@0.1.1" "fetch" (func $fetch
                 (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32)))
-            (import "skep:agent/http@0.1.0" "secret" (func $secret (param i32 i32 i32)))
+            (import "skep:agent/http@0.1.1" "secret" (func $secret (param i32 i32 i32)))
             (data (i32.const 512) "POSTKEY")"#,
         on_message: r#"
             (call $secret (i32.const 516) (i32.const 3) (i32.const 640))

@@ -35,7 +35,7 @@ async fn state_is_committed_with_its_turn_and_survives_a_restart() {
 async fn a_failed_turn_leaves_only_its_log() {
     let host = Host::start().await;
     let logging = Guest {
-        module: r#"(import "skep:agent/log@0.1.0" "write" (func $log (param i32 i32 i32)))
+        module: r#"(import "skep:agent/log@0.1.1" "write" (func $log (param i32 i32 i32)))
             (data (i32.const 512) "oh no")"#,
         on_message: "(call $log (i32.const 3) (i32.const 512) (i32.const 5)) unreachable",
         ..Guest::default()

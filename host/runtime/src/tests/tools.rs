@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 pub(super) fn caller() -> Guest {
     Guest {
         module: r#"
-            (import "skep:agent/tools@0.1.0" "call" (func $call (param i32 i32 i32 i32 i32 i32 i32)))
+            (import "skep:agent/tools@0.1.1" "call" (func $call (param i32 i32 i32 i32 i32 i32 i32)))
             (data (i32.const 512) "{\"id\":1}")"#,
         on_message: r#"
             (call $call (local.get $text) (local.get $length) (i32.const 512) (i32.const 8)
@@ -36,7 +36,7 @@ pub(super) fn caller() -> Guest {
 }
 
 const CALL_TOOL: &str = r#"
-    (func (export "skep:agent/tool-handler@0.1.0#call-tool")
+    (func (export "skep:agent/tool-handler@0.1.1#call-tool")
         (param $name i32) (param $n i32) (param $arguments i32) (param $length i32) (param i32 i32 i64 i64) (result i32)
         (local $text i32) (local $a i32) (local $b i32)
         (local.set $text (local.get $arguments))
@@ -72,7 +72,7 @@ pub(super) fn finder(imports: &str, body: &str, timeout_ms: u32) -> Guest {
         words(&[2_000, 1]),
         words(&record),
     );
-    let world = "export skep:agent/tool-handler@0.1.0;";
+    let world = "export skep:agent/tool-handler@0.1.1;";
     Guest { world, module: module.leak(), ..caller() }.with_imports_first(imports)
 }
 
@@ -249,13 +249,13 @@ fn timed_caller() -> Guest {
 /// Counts its calls in the session's state, and then generates, which takes a while.
 pub(super) fn counting() -> Guest {
     let imports = r#"
-        (import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
-        (import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))
-        (import "skep:agent/inference@0.1.0" "[static]conversation.open"
+        (import "skep:agent/state@0.1.1" "get" (func $get (param i32 i32 i32)))
+        (import "skep:agent/state@0.1.1" "set" (func $set (param i32 i32 i32 i32 i32)))
+        (import "skep:agent/inference@0.1.1" "[static]conversation.open"
             (func $open (param i32 i32 i32 i32 i32 i32)))
-        (import "skep:agent/inference@0.1.0" "[method]conversation.append-user"
+        (import "skep:agent/inference@0.1.1" "[method]conversation.append-user"
             (func $append (param i32 i32 i32 i32)))
-        (import "skep:agent/inference@0.1.0" "[method]conversation.generate" (func $generate (param i32 i32)))"#;
+        (import "skep:agent/inference@0.1.1" "[method]conversation.generate" (func $generate (param i32 i32)))"#;
     let body = r#"
         (call $get (i32.const 3000) (i32.const 1) (i32.const 3100))
         (local.set $b (i32.const 1))
@@ -327,9 +327,9 @@ async fn cancelling_a_turn_cancels_the_turns_that_it_called() {
 /// A server with the tools `pay`, `look` (which changes nothing) and `fuse` (which cannot be
 /// reached). The first call of `pay` and `look` never returns.
 #[derive(Debug, Default)]
-struct Bank {
-    calls: AtomicU32,
-    called: Notify,
+pub(super) struct Bank {
+    pub(super) calls: AtomicU32,
+    pub(super) called: Notify,
 }
 
 type ToolFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ToolServerError>> + Send + 'a>>;
@@ -360,7 +360,7 @@ impl ToolServer for Bank {
     }
 }
 
-fn with_bank(bank: &Arc<Bank>) -> Setup {
+pub(super) fn with_bank(bank: &Arc<Bank>) -> Setup {
     let bank: Arc<dyn ToolServer> = bank.clone();
     Setup { tool_servers: [("bank".to_owned(), bank)].into(), ..Setup::from(granting(&["mcp:*/*"])) }
 }

@@ -17,7 +17,7 @@ use std::{
 };
 
 /// The server's reaction to one request, step by step.
-enum Step {
+pub(super) enum Step {
     Say(&'static str),
     Think(&'static str),
     Route(&'static str, u32),
@@ -29,14 +29,14 @@ enum Step {
 }
 
 /// A server that follows a script, one entry for each request.
-struct Scripted {
+pub(super) struct Scripted {
     info: RemoteInfo,
     script: Mutex<VecDeque<Vec<Step>>>,
     asked: Mutex<Vec<Vec<ChatMessage>>>,
 }
 
 impl Scripted {
-    fn new(context_length: Option<usize>, script: Vec<Vec<Step>>) -> Arc<Self> {
+    pub(super) fn new(context_length: Option<usize>, script: Vec<Vec<Step>>) -> Arc<Self> {
         let info = RemoteInfo {
             name: "far/model".to_owned(),
             digest: ModelDigest::remote("http://far", "model"),
@@ -46,7 +46,7 @@ impl Scripted {
         Arc::new(Scripted { info, script: Mutex::new(script.into()), asked: Mutex::default() })
     }
 
-    fn asked(&self) -> Vec<Vec<ChatMessage>> {
+    pub(super) fn asked(&self) -> Vec<Vec<ChatMessage>> {
         self.asked.lock().expect("not poisoned").clone()
     }
 }
@@ -59,13 +59,22 @@ impl RemoteModel for Scripted {
     fn chat(&self, messages: Vec<ChatMessage>, _options: ChatOptions) -> RemoteStream {
         self.asked.lock().expect("not poisoned").push(messages);
         let steps = self.script.lock().expect("not poisoned").pop_front().expect("the script has an entry");
-        let mut said = String::new();
-        let events = steps.into_iter().map(move |step| match step {
+        let (mut said, mut thought) = (String::new(), String::new());
+        let mut begun = false;
+        let started = move |step: &Step| {
+            let begins = !begun && matches!(step, Step::Say(_) | Step::Think(_));
+            begun |= begins;
+            begins.then_some(Some(Ok(ChatEvent::Started { prompt_tokens: 9, cached_tokens: 4 })))
+        };
+        let event = move |step| match step {
             Step::Say(text) => {
                 said.push_str(text);
                 Some(Ok(ChatEvent::Text { delta: text.to_owned(), logprobs: Vec::new() }))
             }
-            Step::Think(text) => Some(Ok(ChatEvent::Reasoning { delta: text.to_owned() })),
+            Step::Think(text) => {
+                thought.push_str(text);
+                Some(Ok(ChatEvent::Reasoning { delta: text.to_owned() }))
+            }
             Step::Route(model, attempts) => {
                 Some(Ok(ChatEvent::Routed(Routed { model: model.to_owned(), attempts })))
             }
@@ -73,7 +82,8 @@ impl RemoteModel for Scripted {
                 let usage =
                     Usage { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 3, ..Usage::default() };
                 let outcome = ChatOutcome::remote(std::mem::take(&mut said), ChatFinish::Stop);
-                Some(Ok(ChatEvent::Finished(ChatOutcome { usage, ..outcome })))
+                let reasoning = std::mem::take(&mut thought);
+                Some(Ok(ChatEvent::Finished(ChatOutcome { usage, reasoning, ..outcome })))
             }
             Step::Fail(fault) => Some(Err(EngineError::Upstream {
                 upstream: "far".to_owned(),
@@ -81,7 +91,9 @@ impl RemoteModel for Scripted {
                 message: "as the script says".to_owned(),
             })),
             Step::Hang => None,
-        });
+        };
+        let (mut started, mut event) = (started, event);
+        let events = steps.into_iter().flat_map(move |step| started(&step).into_iter().chain([event(step)]));
         Box::pin(futures::stream::iter(events).then(|event| async {
             match event {
                 Some(event) => event,
@@ -99,16 +111,16 @@ impl RemoteModel for Scripted {
     }
 }
 
-fn models(remote: &Arc<Scripted>) -> ModelSet {
+pub(super) fn models(remote: &Arc<Scripted>) -> ModelSet {
     ModelSet::new(tiny_engine("tiny")).with(skep_engine::Model::Remote(remote.clone()))
 }
 
-fn granting(models: &[&str]) -> RuntimeOptions {
+pub(super) fn granting(models: &[&str]) -> RuntimeOptions {
     let grants = models.iter().map(|name| ModelGrant::try_from((*name).to_owned()).expect("a grant"));
     RuntimeOptions { granted_models: Some(grants.collect()), ..RuntimeOptions::default() }
 }
 
-const REMOTE: &str = "model = \"far/model\"";
+pub(super) const REMOTE: &str = "model = \"far/model\"";
 
 /// Returns all events of a turn before its end, and its outcome.
 async fn events(mut handle: RunHandle) -> (Vec<RunEvent>, Outcome) {
@@ -149,7 +161,7 @@ async fn an_agent_talks_to_a_model_on_another_server() {
     let asked = remote.asked();
     let said: Vec<_> = asked[1].iter().map(|message| message.content.as_str()).collect();
     assert_eq!(said, ["count", "One two.", "go on"], "the stored conversation is sent");
-    assert_eq!(asked[1][1].reasoning, None, "the script's outcome has no reasoning");
+    assert_eq!(asked[1][1].reasoning.as_deref(), Some("hm"));
 }
 
 #[tokio::test]
@@ -228,7 +240,7 @@ async fn a_long_conversation_is_compacted_by_the_remote_model_itself() {
 }
 
 /// Runs a turn whose answer hangs, and crashes the host once the caller has been shown some of it.
-async fn crashed(remote: &Arc<Scripted>, settings: &str) -> Host {
+pub(super) async fn crashed(remote: &Arc<Scripted>, settings: &str) -> Host {
     let host = Host::with_models(models(remote), granting(&["far/*"])).await;
     host.deploy("chat", &format!("{REMOTE}\n{settings}"), relayer()).await.expect("valid");
     let mut invocation = super::fixture::invocation("chat", "s", "count");
@@ -246,7 +258,7 @@ async fn crashed(remote: &Arc<Scripted>, settings: &str) -> Host {
 }
 
 /// Follows the turn of [`crashed`] again, from its first event.
-async fn followed(host: &Host) -> (Vec<RunEvent>, Result<Outcome, RuntimeError>) {
+pub(super) async fn followed(host: &Host) -> (Vec<RunEvent>, Result<Outcome, RuntimeError>) {
     let mut invocation = super::fixture::invocation("chat", "s", "count");
     invocation.idempotency_key = Some("k".to_owned());
     let mut handle = host.agents.invoke(invocation).await.expect("the key is known");

@@ -39,7 +39,7 @@ fn with_budget(clock: &Clock, budget: &str, prices: PriceList) -> Setup {
     Setup::at(clock, RuntimeOptions { tenant_money_per_day, prices, ..RuntimeOptions::default() })
 }
 
-async fn report(host: &Host, by: UsageBy) -> UsageReport {
+pub(super) async fn report(host: &Host, by: UsageBy) -> UsageReport {
     let query = UsageQuery { tenant: None, by, since: UsageDay::default(), until: host.agents.today() };
     host.agents.usage(&query).await.expect("readable")
 }

@@ -10,15 +10,15 @@ use super::guest::Guest;
 /// `ping.x` is answered with another. The guest traps if an interface refuses a call.
 pub(super) fn waker() -> Guest {
     Guest {
-        world: "export skep:agent/alarm-handler@0.1.0; export skep:agent/event-handler@0.1.0;",
+        world: "export skep:agent/alarm-handler@0.1.1; export skep:agent/event-handler@0.1.1;",
         module: r#"
-            (import "skep:agent/state@0.1.0" "get" (func $get (param i32 i32 i32)))
-            (import "skep:agent/state@0.1.0" "set" (func $set (param i32 i32 i32 i32 i32)))
-            (import "skep:agent/schedule@0.1.0" "after"
+            (import "skep:agent/state@0.1.1" "get" (func $get (param i32 i32 i32)))
+            (import "skep:agent/state@0.1.1" "set" (func $set (param i32 i32 i32 i32 i32)))
+            (import "skep:agent/schedule@0.1.1" "after"
                 (func $after (param i32 i32 i64 i32 i32 i32 i32 i32 i32)))
-            (import "skep:agent/schedule@0.1.0" "every"
+            (import "skep:agent/schedule@0.1.1" "every"
                 (func $every (param i32 i32 i64 i32 i32 i32 i32 i32 i32)))
-            (import "skep:agent/events@0.1.0" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))
+            (import "skep:agent/events@0.1.1" "emit" (func $emit (param i32 i32 i32 i32 i32 i32)))
             (data (i32.const 512) "aEm")
             (data (i32.const 520) "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
             (data (i32.const 700) "!wake")
@@ -40,7 +40,7 @@ pub(super) fn waker() -> Guest {
             (func $count (param $key i32)
                 (call $set (local.get $key) (i32.const 1)
                     (i32.const 520) (i32.add (i32.const 1) (call $length (local.get $key))) (i32.const 640)))
-            (func (export "skep:agent/alarm-handler@0.1.0#on-alarm")
+            (func (export "skep:agent/alarm-handler@0.1.1#on-alarm")
                 (param $id i32) (param i32) (param $name i32) (param i32) (param i32 i32 i32) (param i32 i32)
                 (param i64 i64 i64) (param $attempt i32) (param $missed i32) (result i32)
                 (if (i32.eq (i32.load8_u (local.get $name)) (i32.const 33)) (then unreachable))
@@ -48,7 +48,7 @@ pub(super) fn waker() -> Guest {
                 (call $set (i32.const 514) (i32.const 1) (i32.const 520) (local.get $missed) (i32.const 640))
                 (i32.store8 (i32.const 200) (i32.const 0))
                 (i32.const 200))
-            (func (export "skep:agent/event-handler@0.1.0#on-event")
+            (func (export "skep:agent/event-handler@0.1.1#on-event")
                 (param $id i32) (param i32) (param $topic i32) (param i32) (param i32 i32 i32) (param i32 i32)
                 (param i64 i64 i64) (param $attempt i32) (result i32)
                 (if (i32.eq (i32.load8_u (local.get $topic)) (i32.const 116)) (then unreachable))

@@ -21,7 +21,7 @@ use tokio::{
 pub(super) fn fetcher() -> Guest {
     Guest {
         module: r#"
-            (import "skep:agent/http@0.1.0" "fetch" (func $fetch
+            (import "skep:agent/http@0.1.1" "fetch" (func $fetch
                 (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32)))
             (data (i32.const 512) "GETPOSTPUTtimeoutinterrupted")"#,
         on_message: FETCH_ONCE,

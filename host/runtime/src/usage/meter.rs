@@ -105,6 +105,14 @@ impl RequestUse {
         }
     }
 
+    /// Returns the number of tokens that were produced, whether they were kept or not.
+    pub(crate) fn produced_tokens(&self) -> u64 {
+        match self {
+            RequestUse::Waiting => 0,
+            RequestUse::Running(usage) | RequestUse::Finished(usage) => usage.produced_tokens() as u64,
+        }
+    }
+
     /// Returns the counts of a request that does not continue.
     pub(crate) fn counts(&self) -> UsageCounts {
         let of = |usage: &Usage| UsageCounts {

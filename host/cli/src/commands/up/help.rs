@@ -52,8 +52,8 @@ All settings:
   threads
   [[model]]  instead of model, for several: name, source (a name, hf:OWNER/REPO[:FILE]
              or a path), aliases, default, device, replicas, tp, pp, context,
-             kv_tokens, load (\"start\", \"demand\"), load_wait_s, idle_unload_s;
-             what is left out is as [engine] says
+             kv_tokens, load (\"start\", \"demand\"), load_wait_s, idle_unload_s,
+             prices (as [prices.NAME] has them); what is left out is as [engine] says
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
              max_sequences, step_tokens, step_target_ms, kv, kv_tokens,
              activations (on CUDA devices: \"bf16\", \"f16\"), isa,
@@ -102,13 +102,15 @@ All settings:
   [prices.NAME]
              input, cached_input, output: the prices of a million tokens of the
              model NAME; currency (\"USD\"), from: the first day, such as
-             \"2026-01-01\"; [[prices.NAME]] has prices from several days on
+             \"2026-01-01\"; [[prices.NAME]] has prices from several days on;
+             or prices of a [[model]] or of a model of an [[upstream]]
   [telemetry]
              otlp_endpoint
   [[upstream]]
              name, kind (\"openai\", \"anthropic\", \"workers-ai\"), url,
              key (\"secret:NAME\") or key_env, models (name, remote_name,
-             context_length, max_output, tools, structured, reasoning),
+             context_length, max_output, tools, structured, reasoning,
+             prices, as [prices.NAME] has them),
              requests_per_minute, tokens_per_minute, max_in_flight, max_wait_ms,
              connect_ms, first_token_ms, idle_ms, attempts, breaker_failures,
              breaker_cool_down_ms: a server whose models are UPSTREAM/MODEL

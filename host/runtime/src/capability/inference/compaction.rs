@@ -13,8 +13,10 @@ use crate::{
     },
     capability::{
         inference::{
+            attempts::{bill, count_lost},
             conversation::{Conversation, Generating},
-            generation::{check_model, end, generate, generation_of, refuse, repeat, tool_bytes},
+            conversion::generation_of,
+            generation::{check_model, end, generate, refuse, repeat, tool_bytes},
             options::tokens_to_reserve,
             progress::{Progress, follow},
             record::{GenerationRecord, WrittenUsage},
@@ -240,14 +242,16 @@ impl Compacting {
         };
         let mut call = turn.journal.call_of_host(identity, parent)?;
         let recorded = turn.journal.recorded(&mut call)?;
+        count_lost(turn, &call, model, &recorded);
         let texts = asking.messages().iter().map(ChatMessage::text_bytes).sum::<usize>();
         let (bytes, messages) = (texts + tool_bytes(tools), asking.messages().len());
         let asked = AskedTokens::new(&call, model, bytes, messages, tokens_to_reserve(Some(most)));
-        let reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
+        let mut reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
             Ok(reservation) => reservation,
             Err(error) => return Ok(Err(refuse(turn, &call, error))),
         };
         if let Some((record, position)) = recorded {
+            bill(&call, &mut reservation);
             let source = Source::Recorded { record, position, reservation };
             return Ok(Ok(Compacting { turn: turn.clone(), cut, source }));
         }
@@ -268,7 +272,7 @@ impl Compacting {
             resume_rolled_back: call.taken_back(),
             ..ChatOptions::default()
         };
-        Ok(match generate(turn, false, &asking, model, options).await.map_err(Error::from) {
+        Ok(match generate(turn, &call, false, &asking, model, options).await.map_err(Error::from) {
             Ok(stream) => {
                 let source = Source::Model { call, stream: Box::new(stream), reservation };
                 Ok(Compacting { turn: turn.clone(), cut, source })

@@ -8,7 +8,9 @@ use crate::{
     },
     capability::{
         inference::{
-            generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat, timing, usage},
+            attempts::count_lost,
+            conversion::{timing, usage},
+            generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat},
             options::{chat_options, tokens_to_reserve},
             progress::Progress,
             record::{GenerationRecord, WrittenUsage},
@@ -67,6 +69,7 @@ pub(crate) async fn complete(
     let identity = turn.compute(prompt.len() <= QUICK_HASH_BYTES, identify).await;
     let mut call = turn.journal.identify(made, identity)?;
     let recorded = turn.journal.recorded(&mut call)?;
+    count_lost(&turn, &call, &model, &recorded);
     if let Some((GenerationRecord::Refused(error), position)) = recorded {
         position.reached().await;
         return Ok(Err(error));
@@ -182,6 +185,7 @@ async fn follow_text(
             }
             TokenEvent::PromptLogprobs(_) => {}
         }
+        progress.used(&reservation);
     }
     Err(Error::Internal("the generation finished without a result".into()))
 }

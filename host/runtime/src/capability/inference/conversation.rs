@@ -11,7 +11,7 @@ use crate::{
 };
 use skep_engine::{
     Model, Usage,
-    chat::{ChatMessage, ChatOutcome, Transcript},
+    chat::{ChatMessage, ChatOutcome, Role, Transcript},
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -64,6 +64,17 @@ impl Conversation {
     /// Returns at most `limit` messages after the first `skip` ones.
     pub(crate) fn messages_page(&self, skip: usize, limit: usize) -> Vec<ChatMessage> {
         self.lock().transcript.messages().iter().skip(skip).take(limit).cloned().collect()
+    }
+
+    /// Returns the reasoning of the message with this index, or of the last assistant message.
+    pub(crate) fn reasoning(&self, index: Option<usize>) -> Option<String> {
+        let inner = self.lock();
+        let messages = inner.transcript.messages();
+        let message = match index {
+            Some(index) => messages.get(index),
+            None => messages.iter().rfind(|message| message.role == Role::Assistant),
+        };
+        message?.reasoning.clone()
     }
 
     pub(crate) fn compaction(&self) -> Option<CompactionPolicy> {

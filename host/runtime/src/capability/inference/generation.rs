@@ -8,12 +8,14 @@ use crate::{
     CompactionMode, Json, QUICK_BYTES, RunEvent,
     bindings::{
         inference::{self, CompactionPolicy, GenerateOptions},
-        types::{self, Error},
+        types::Error,
     },
     capability::{
         inference::{
+            attempts::{bill, count_lost},
             compaction::{Compacting, Cut},
             conversation::{Conversation, Generating, ModelChange},
+            conversion::generation_of,
             options::{chat_options, tokens_to_reserve},
             progress::{Progress, follow},
             record::{GenerationRecord, Message, WrittenUsage},
@@ -26,12 +28,16 @@ use crate::{
 };
 use skep_engine::{
     Cancel, EngineError, Model, Timing, Usage,
-    chat::{ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ChatStream, ToolCall, ToolSpec, Transcript},
+    chat::{ChatMessage, ChatOptions, ChatStream, ToolCall, ToolSpec, Transcript},
+    estimated_tokens,
 };
 use std::sync::Arc;
 
 /// Number of bytes that are hashed in about a millisecond.
 pub(in crate::capability) const QUICK_HASH_BYTES: usize = 256 << 10;
+
+/// Maximum size of the reasoning that is kept of one generation.
+const MAX_REASONING_BYTES: usize = 256 << 10;
 
 /// A requested generation, with its position among the guest's calls.
 pub(crate) struct RequestedGeneration {
@@ -129,17 +135,19 @@ impl RequestedGeneration {
         let was_read = call.was_read();
         let reads = Some(Reads::of(&turn.journal, &mut call));
         let recorded = turn.journal.recorded(&mut call)?;
+        count_lost(&turn, &call, &model, &recorded);
         if let Some((GenerationRecord::Refused(error), position)) = recorded {
             position.reached().await;
             return Ok(Err(error));
         }
         let (messages, max_tokens) = (before.messages().len(), tokens_to_reserve(chat.max_tokens));
         let asked = AskedTokens::new(&call, &model, bytes + tool_bytes(&chat.tools), messages, max_tokens);
-        let reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
+        let mut reservation = match turn.reserve(asked, GenerationStart::of(&call, &recorded)) {
             Ok(reservation) => reservation,
             Err(error) => return Ok(Err(refuse(&turn, &call, error))),
         };
         if let Some((record, position)) = recorded {
+            bill(&call, &mut reservation);
             let cut = record.compacted_at().map(|at| Cut::again(&before, at));
             let compacting = match cut {
                 None => None,
@@ -168,7 +176,7 @@ impl RequestedGeneration {
         chat.seed = Some(chat.seed.unwrap_or_else(|| turn.journal.seed_for(&call)));
         chat.resume = call.tokens().to_vec();
         chat.resume_rolled_back = call.taken_back();
-        let overflow = match generate(&turn, is_quick, &before, &model, chat.clone()).await {
+        let overflow = match generate(&turn, &call, is_quick, &before, &model, chat.clone()).await {
             Ok(stream) => {
                 turn.journal.forget_children(call.number());
                 let work = Work::Live { call, stream: Box::new(stream), visible };
@@ -218,17 +226,29 @@ pub(in crate::capability) fn tool_bytes(tools: &[ToolSpec]) -> usize {
     tools.iter().map(bytes).sum()
 }
 
-/// Renders and encodes the part that the model has not seen, and submits it.
+/// Renders and encodes the part that the model has not seen, and submits it. From here on, a server may bill the prompt,
+/// unless it refuses the request.
 pub(in crate::capability) async fn generate(
     turn: &Turn,
+    call: &Call,
     is_quick: bool,
     before: &Arc<Transcript>,
     model: &Model,
     chat: ChatOptions,
 ) -> Result<ChatStream, EngineError> {
-    let (before, model) = (before.clone(), model.clone());
-    let begin = move |cancel: &Cancel| model.answer(&before, ChatOptions { cancel: cancel.clone(), ..chat });
-    turn.compute(is_quick, begin).await?.begun().await
+    let used = |prompt_tokens| {
+        if model.engine().is_none() {
+            turn.journal.used(call, model, model.name(), Usage { prompt_tokens, ..Usage::default() });
+        }
+    };
+    used(u32::try_from(estimated_tokens(before.messages(), chat.opening())).unwrap_or(u32::MAX));
+    let (before, asked) = (before.clone(), model.clone());
+    let begin = move |cancel: &Cancel| asked.answer(&before, ChatOptions { cancel: cancel.clone(), ..chat });
+    let begun = match turn.compute(is_quick, begin).await {
+        Ok(stream) => stream.begun().await,
+        Err(error) => Err(error),
+    };
+    begun.inspect_err(|_| used(0))
 }
 
 /// Checks that the model did not change while the generation was interrupted, because the tokens so far mean a different
@@ -304,10 +324,12 @@ impl StartedGeneration {
         turn.journal.caught_up().await;
         let read = collecting.map(CollectingSink::end).unwrap_or_default();
         let end = |error, figures| end_read(&turn, &call, error, figures, compacted_at, read.clone());
-        let outcome = match followed {
+        let mut outcome = match followed {
             Ok(outcome) => outcome,
             Err(error) => return Ok(Err(end(error, None))),
         };
+        // What is recorded is never cut again, so that a replayed turn has the same messages.
+        outcome.reasoning.truncate(outcome.reasoning.floor_char_boundary(MAX_REASONING_BYTES));
         let figures = Some((outcome.usage, outcome.timing));
         if outcome.cut_off {
             return Ok(Err(end(Error::Truncated, figures)));
@@ -357,7 +379,7 @@ async fn compact(
     let started = match compacting.finish(model).await {
         Ok((before, _summary)) => {
             let before = Arc::new(before);
-            let stream = generate(turn, false, &before, model, chat).await;
+            let stream = generate(turn, &call, false, &before, model, chat).await;
             stream.map(|stream| (before, stream)).map_err(Error::from)
         }
         Err(error) => Err(error),
@@ -398,21 +420,6 @@ async fn recall(
         generating.rewrite(&before)?;
     }
     repeat(record, reservation, Some((generating, &before)))
-}
-
-/// Converts a generated message to the guest's result.
-pub(in crate::capability) fn generation_of(outcome: ChatOutcome) -> inference::Generation {
-    inference::Generation {
-        text: outcome.text,
-        tool_calls: outcome.tool_calls.into_iter().map(tool_call).collect(),
-        finish: match outcome.finish {
-            ChatFinish::Stop => inference::FinishReason::Stop,
-            ChatFinish::Length => inference::FinishReason::Length,
-            ChatFinish::ToolCalls => inference::FinishReason::ToolCalls,
-        },
-        usage: usage(&outcome.usage),
-        timing: timing(&outcome.timing),
-    }
 }
 
 /// Records that a generation was refused before it started, and returns the error for the guest.
@@ -489,24 +496,4 @@ fn validate_calls(turn: &Turn, calls: &[ToolCall]) -> Result<Vec<Json>, Error> {
         tool.arguments(&call.arguments).map_err(Error::SchemaInvalid)
     });
     arguments.collect()
-}
-
-pub(crate) fn usage(usage: &Usage) -> types::Usage {
-    types::Usage {
-        prompt_tokens: usage.prompt_tokens,
-        cached_tokens: usage.cached_tokens,
-        completion_tokens: usage.completion_tokens,
-    }
-}
-
-pub(crate) fn tool_call(call: ToolCall) -> types::ToolCall {
-    types::ToolCall { id: call.id, name: call.name, arguments: call.arguments }
-}
-
-pub(in crate::capability) fn timing(timing: &skep_engine::Timing) -> types::Timing {
-    types::Timing {
-        queue_us: timing.queue_us,
-        first_token_us: timing.first_token_us,
-        total_us: timing.total_us,
-    }
 }

@@ -3,10 +3,12 @@
 //! A conversation is a resource whose tokens stay in the host. Generations and compactions run concurrently, each as one
 //! asynchronous call. Opening or forking a conversation may read the store; everything else is answered at once.
 
+mod attempts;
 mod compaction;
 mod completion;
 mod conversation;
 mod conversation_set;
+mod conversion;
 mod generation;
 mod options;
 mod progress;
@@ -18,6 +20,7 @@ mod text_stream;
 use conversation::Conversation;
 use generation::{RequestedGeneration, StartedGeneration};
 
+pub(crate) use attempts::left_use;
 pub(crate) use conversation_set::{
     CommittedConversations, ConversationSet, StoredConversation, check_conversation, is_quick_conversation,
 };
@@ -188,6 +191,17 @@ impl HostConversation for TurnContext {
         Ok(in_place(bytes, || messages.into_iter().map(entry).collect()))
     }
 
+    fn reasoning(
+        &mut self,
+        conversation: Resource<ConversationHandle>,
+        message: Option<u32>,
+    ) -> wasmtime::Result<Option<String>> {
+        self.charge(0)?;
+        let reasoning = self.conversation(&conversation)?.reasoning(message.map(|index| index as usize));
+        self.charge_result(reasoning.as_ref().map_or(0, String::len))?;
+        Ok(reasoning)
+    }
+
     fn set_compaction(
         &mut self,
         conversation: Resource<ConversationHandle>,
@@ -220,7 +234,7 @@ impl HostConversation for TurnContext {
 
     fn usage(&mut self, conversation: Resource<ConversationHandle>) -> wasmtime::Result<Usage> {
         self.charge(0)?;
-        Ok(generation::usage(&self.conversation(&conversation)?.usage()))
+        Ok(conversion::usage(&self.conversation(&conversation)?.usage()))
     }
 
     fn drop(&mut self, conversation: Resource<ConversationHandle>) -> wasmtime::Result<()> {
@@ -387,7 +401,7 @@ fn entry(message: ChatMessage) -> Entry {
         Role::User => Entry::User(message.content),
         Role::Assistant => Entry::Assistant(AssistantEntry {
             text: message.content,
-            tool_calls: message.tool_calls.into_iter().map(generation::tool_call).collect(),
+            tool_calls: message.tool_calls.into_iter().map(conversion::tool_call).collect(),
         }),
         Role::Tool => Entry::Tool(ToolResult {
             call_id: message.tool_call_id.unwrap_or_default(),

@@ -10,16 +10,21 @@ use crate::{
     journal::Call,
 };
 use skep_engine::{
-    Model, ModelDigest, RolledBack,
+    Model, RolledBack, Usage,
     chat::{ChatEvent, ChatOutcome, ChatStream, Routed},
 };
+
+/// Number of tokens of a remote model after which the journal learns how many there are.
+const USED_STEP: u32 = 32;
 
 /// Journals the tokens of one generation as they are produced, and the text that the caller is shown.
 pub(in crate::capability) struct Progress<'a> {
     turn: &'a Turn,
     call: &'a Call,
-    model: &'a ModelDigest,
+    model: &'a Model,
     visible: bool,
+    /// Number of produced tokens when the journal last learned what the generation used.
+    used: Option<u32>,
     /// Number of tokens that are in the journal.
     journalled: usize,
     /// Reasoning that the caller has not been shown yet.
@@ -38,15 +43,9 @@ impl<'a> Progress<'a> {
         // A remote model answers anew after a restart.
         let shown_before = if model.engine().is_some() { call.shown_bytes() } else { 0 };
         let journalled = call.tokens().len();
-        Progress {
-            turn,
-            call,
-            model: model.digest(),
-            visible,
-            journalled,
-            reasoning: String::new(),
-            shown_before,
-        }
+        // A local model that continues has told how long its prompt is.
+        let used = (model.engine().is_some() && !call.attempts().is_empty()).then_some(0);
+        Progress { turn, call, model, visible, used, journalled, reasoning: String::new(), shown_before }
     }
 
     /// Journals new tokens. `produced` holds all tokens so far, `delta` the text of the latest ones, and `taken_back` what had
@@ -62,7 +61,26 @@ impl<'a> Progress<'a> {
             return;
         }
         self.journalled += new.len();
-        self.turn.journal.tokens(self.call, self.model, new, taken_back, text);
+        self.turn.journal.tokens(self.call, self.model.digest(), new, taken_back, text);
+    }
+
+    /// Journals what the generation has used so far. The tokens of a local model are in the journal anyway.
+    pub(in crate::capability) fn used(&mut self, reservation: &Reservation) {
+        let Some((billed, usage)) = reservation.in_flight() else { return };
+        let is_due = self.used.is_none_or(|before| {
+            self.model.engine().is_none() && usage.completion_tokens >= before.saturating_add(USED_STEP)
+        });
+        if is_due {
+            self.used = Some(usage.completion_tokens);
+            self.turn.journal.used(self.call, self.model, billed, usage);
+        }
+    }
+
+    /// Journals that a server that failed before its answer began has used nothing.
+    fn failed(&self, reservation: &Reservation) {
+        if self.model.engine().is_none() && reservation.in_flight().is_none() {
+            self.turn.journal.used(self.call, self.model, self.model.name(), Usage::default());
+        }
     }
 }
 
@@ -102,7 +120,7 @@ pub(in crate::capability) async fn follow(
 ) -> Result<ChatOutcome, Error> {
     while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());
-        match event.map_err(Error::from)? {
+        match event.inspect_err(|_| progress.failed(&reservation)).map_err(Error::from)? {
             ChatEvent::Text { delta, .. } => {
                 progress.show_reasoning();
                 progress.note(stream.produced(), stream.rolled_back(), &delta);
@@ -128,6 +146,7 @@ pub(in crate::capability) async fn follow(
                 return Ok(outcome);
             }
         }
+        progress.used(&reservation);
     }
     Err(Error::Internal("the generation finished without a result".into()))
 }

@@ -82,6 +82,14 @@ impl HostConversation for TurnContext {
         inference::HostConversation::messages_page(self, conversation, skip, limit)
     }
 
+    fn reasoning(
+        &mut self,
+        conversation: Resource<ConversationHandle>,
+        message: Option<u32>,
+    ) -> wasmtime::Result<Option<String>> {
+        inference::HostConversation::reasoning(self, conversation, message)
+    }
+
     fn set_compaction(
         &mut self,
         conversation: Resource<ConversationHandle>,

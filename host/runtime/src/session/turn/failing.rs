@@ -20,7 +20,7 @@ pub(super) struct Failing {
     /// The turn's number in its session, 0 if the turn was not opened.
     pub(super) number: u64,
     pub(super) logs: Vec<LogEntry>,
-    /// `None` if the turn was not opened.
+    /// `None` if the turn was not opened. What it used before is then counted from its journal.
     pub(super) spend: Option<TokenSpend>,
     /// `None` if the turn's message cannot be read.
     pub(super) ending: Option<TurnEnding>,

@@ -1,0 +1,120 @@
+//! Tests of what is counted of answers that a crash of the host cut off while another server computed them.
+
+use super::{
+    durability::detached,
+    fixture::{Host, until},
+    guest::Guest,
+    inference::relayer,
+    upstreams::{REMOTE, Scripted, Step, crashed, followed, granting, models},
+    usage::report,
+};
+use crate::{TurnPhase, UsageBy, UsageCounts};
+use skep_engine::UpstreamFault;
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The use of a finished answer of the script.
+const FINISHED: UsageCounts = UsageCounts {
+    requests: 1,
+    input_tokens: 9,
+    cached_tokens: 4,
+    output_tokens: 3,
+    estimated_requests: 0,
+    estimated_input_tokens: 0,
+    estimated_output_tokens: 0,
+};
+/// The known use of an answer that broke off after "One": the journal learns of its tokens only now and then.
+const CUT: UsageCounts = UsageCounts {
+    requests: 1,
+    input_tokens: 9,
+    cached_tokens: 4,
+    output_tokens: 0,
+    estimated_requests: 1,
+    estimated_input_tokens: 9,
+    estimated_output_tokens: 0,
+};
+
+async fn used(host: &Host) -> BTreeMap<String, UsageCounts> {
+    let lines = report(host, UsageBy::Model).await.lines.into_iter();
+    lines.map(|line| (line.name.expect("a model"), line.counts)).collect()
+}
+
+fn sum(counts: &[UsageCounts]) -> UsageCounts {
+    let mut sum = UsageCounts::default();
+    counts.iter().for_each(|counts| sum.add(counts));
+    sum
+}
+
+/// Waits until the server has `asked` requests and the journal has this text behind its last result.
+async fn asked(host: &Host, remote: &Arc<Scripted>, asked: usize, text: &str) {
+    until(async || {
+        let journal = host.journals().await;
+        let after = journal.rfind("{\"result\"").unwrap_or(0);
+        (remote.asked().len() == asked && journal[after..].contains(text)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_turn_that_never_runs_again_is_counted_with_what_a_server_may_bill() {
+    let finished = vec![Step::Route("far/big", 1), Step::Say("One."), Step::Finish];
+    let long: &str = "word".repeat(100).leak();
+    let cut = || vec![Step::Say("One "), Step::Say(long), Step::Hang];
+    let remote = Scripted::new(None, vec![finished, cut(), cut(), cut()]);
+    let mut host = Host::with_models(models(&remote), granting(&["far/*"])).await;
+    // Nothing is shown, so the turn makes no progress from one crash to the next.
+    let on_message =
+        relayer().on_message.replace("(i32.store8 offset=128 (i32.const 1024) (i32.const 1))", "");
+    let hidden = Guest { on_message: on_message.leak(), ..relayer() };
+    host.deploy("chat", REMOTE, hidden).await.expect("valid");
+    let id = host.agents.invoke(detached("chat", "count")).await.expect("taken").turn_id().to_owned();
+    for attempt in 0..3 {
+        let usage = "{\"prompt_tokens\":9,\"cached_tokens\":4,\"completion_tokens\":101,";
+        let used = format!("\"attempt\":{attempt},\"model\":\"far/model\",\"usage\":{usage}");
+        asked(&host, &remote, 2 + attempt, &used).await;
+        host = host.crash().await.start(granting(&["far/*"])).await;
+    }
+    let phase = until(async || match host.agents.turn("chat", "s", &id).await.expect("kept").phase {
+        TurnPhase::Failed { code, .. } => Some(code),
+        _ => None,
+    });
+    assert_eq!(phase.await, "turn_lost");
+    let used = used(&host).await;
+    assert_eq!(used["far/big"], FINISHED);
+    let cut = UsageCounts { output_tokens: 101, estimated_output_tokens: 101, ..CUT };
+    assert_eq!((used["far/model"], used.len()), (sum(&[cut, cut, cut]), 2));
+    assert_eq!(remote.asked().len(), 4, "a turn that is lost asks no more");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_made_again_is_counted_with_the_one_that_was_cut_off() {
+    let refused = vec![Step::Fail(UpstreamFault::Refused)];
+    let finished = vec![Step::Route("far/big", 1), Step::Say("Another answer."), Step::Finish];
+    let remote = Scripted::new(None, vec![vec![Step::Say("One"), Step::Hang], finished, refused]);
+    let host = crashed(&remote, "").await;
+    followed(&host).await.1.expect_err("the agent generates until it is refused");
+    let expected = [("far/big".to_owned(), FINISHED), ("far/model".to_owned(), CUT)];
+    assert_eq!(used(&host).await, BTreeMap::from(expected), "a refused request uses nothing");
+}
+
+#[tokio::test]
+async fn a_recorded_answer_is_billed_to_the_model_that_a_route_chose() {
+    let chosen = vec![Step::Route("far/big", 2), Step::Say("One."), Step::Finish];
+    let refused = vec![Step::Fail(UpstreamFault::Refused)];
+    let remote = Scripted::new(None, vec![chosen, vec![Step::Hang], refused]);
+    let host = Host::with_models(models(&remote), granting(&["far/*"])).await;
+    host.deploy("chat", REMOTE, relayer()).await.expect("valid");
+    let id = host.agents.invoke(detached("chat", "count")).await.expect("taken").turn_id().to_owned();
+    asked(&host, &remote, 2, "\"attempt\":0,").await;
+    let host = host.crash().await.start(granting(&["far/*"])).await;
+    let outcome = host.agents.follow("chat", "s", &id).await.expect("kept").outcome().await;
+    outcome.expect_err("the agent generates until it is refused");
+    assert_eq!(used(&host).await["far/big"], FINISHED);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_made_again_is_counted() {
+    let remote = Scripted::new(None, vec![vec![Step::Say("One"), Step::Hang]]);
+    let host = crashed(&remote, "[inference]\ncut_off = \"fail\"").await;
+    followed(&host).await.1.expect_err("the answer was cut off");
+    assert_eq!(used(&host).await, BTreeMap::from([("far/model".to_owned(), CUT)]));
+}
