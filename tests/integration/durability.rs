@@ -75,6 +75,12 @@ impl Process {
         self.child.id()
     }
 
+    /// Stops the process in order.
+    pub fn terminate(mut self) {
+        assert!(Command::new("kill").args(["-TERM", &self.id().to_string()]).status().unwrap().success());
+        assert!(self.child.wait().unwrap().success());
+    }
+
     /// Kills the process with SIGKILL, so that none of its code runs again.
     pub fn kill(mut self) {
         self.child.kill().unwrap();

@@ -257,6 +257,7 @@ pages! {
         structured_output_quality = "structured-output-quality",
         tenants_and_keys = "tenants-and-keys",
         usage = "usage",
+        requests = "requests",
         security_model = "security-model",
         limits = "limits",
         operations = "operations",

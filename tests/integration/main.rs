@@ -51,6 +51,8 @@ mod limits;
 mod llama_server;
 /// Overload and disconnecting clients.
 mod load;
+/// A host whose log of requests is read.
+mod logged_host;
 /// Agents as tools of an MCP server.
 mod mcp;
 /// The metrics of `/metrics`, compared with their documentation.
@@ -75,6 +77,8 @@ mod rates;
 mod reference;
 /// Agents in an OCI registry.
 mod registry;
+/// The log of requests to models.
+mod requests;
 /// The default model's answers under settings that must not change any bit.
 mod same_bits;
 /// Alarms and events, on a host that is killed.

@@ -31,7 +31,7 @@ fn documented() -> Vec<Documented> {
 }
 
 /// Starts a server that answers every chat with the same text, and returns its address.
-fn talker() -> String {
+pub fn talker() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/v1", listener.local_addr().unwrap());
     std::thread::spawn(move || {
@@ -61,7 +61,7 @@ async fn every_documented_metric_exists_with_its_labels() {
     let data = tempfile::tempdir().unwrap();
     let (talker, gone) = (talker(), nowhere());
     let mut options = upstreams::options(&format!(
-        "[[upstream]]\nname = \"talker\"\nkind = \"openai\"\nurl = \"{talker}\"\n[[upstream.models]]\nname = \"m\"\n\
+        "[requests]\nlog = \"metadata\"\n[[upstream]]\nname = \"talker\"\nkind = \"openai\"\nurl = \"{talker}\"\n[[upstream.models]]\nname = \"m\"\n\
          [[upstream]]\nname = \"gone\"\nkind = \"openai\"\nurl = \"{gone}\"\nattempts = 1\n[[upstream.models]]\nname = \"m\"\n\
          [[route]]\nname = \"smart\"\n[[route.models]]\nmodel = \"gone/m\"\n[[route.models]]\nmodel = \"talker/m\"\n"
     ));

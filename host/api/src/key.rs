@@ -26,6 +26,9 @@ pub struct Key {
     /// Maximum number of requests per minute; `null` means that only the limit of its tenant applies.
     #[schema(value_type = Option<u32>, minimum = 1, required)]
     pub requests_per_minute: Option<NonZeroU32>,
+    /// Whether the key may read what was said in requests to models.
+    #[serde(default)]
+    pub bodies: bool,
     /// Precise to the day.
     #[schema(required)]
     pub last_used_at_ms: Option<u64>,
@@ -54,6 +57,10 @@ pub struct NewKey {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, minimum = 1)]
     pub requests_per_minute: Option<NonZeroU32>,
+    /// Whether the key may read what was said in requests to models. No role includes it, and only a key that may do so can
+    /// create another one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bodies: bool,
 }
 
 words! {

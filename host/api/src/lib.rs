@@ -23,6 +23,7 @@ mod mcp_server;
 mod message;
 mod model;
 mod page;
+mod request_log;
 mod schedule;
 mod secret;
 mod session;
@@ -59,6 +60,10 @@ pub use model::{ChangeModel, Model, ModelAction, ModelDetails, SamplingDefaults}
 pub use page::{
     ApprovalList, DeadLetterPage, EventPage, KeyList, List, LogLineList, McpServerList, ModelList, Page,
     SchedulePage, SecretList, SessionPage, VersionList, WebhookPage,
+};
+pub use request_log::{
+    ModelRequest, ModelRequestPage, RequestAgent, RequestAttempt, RequestCall, RequestCost, RequestMessage,
+    RequestModel, RequestResult, RequestStatus, RequestSurface, RequestTexts, RequestTiming, RequestUsage,
 };
 pub use schedule::{Schedule, ScheduleState, ScheduleTiming};
 pub use secret::{NewSecret, Secret};

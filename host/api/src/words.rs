@@ -112,6 +112,7 @@ pub mod marker {
         List = "list",
         McpServer = "mcp_server",
         Model = "model",
+        ModelRequest = "model_request",
         Ok = "ok",
         Ready = "ready",
         Schedule = "schedule",

@@ -71,6 +71,14 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
+    /// Returns the name of the reason, as OpenAI's API has it.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            FinishReason::Eos | FinishReason::Stop(_) | FinishReason::ConstraintDone => "stop",
+            FinishReason::Length => "length",
+        }
+    }
+
     /// Returns whether the output stopped before it was complete in itself. A form or a call that has to be
     /// whole is then incomplete.
     pub fn cuts_off(&self) -> bool {

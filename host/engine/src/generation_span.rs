@@ -8,7 +8,7 @@
 use tracing::field::Empty;
 use tracing::{Span, info_span};
 
-use crate::{EngineError, FinishReason, Finished, GenerateRequest, TokenEvent};
+use crate::{EngineError, Finished, GenerateRequest, TokenEvent};
 
 #[derive(Debug)]
 pub(crate) struct GenerationSpan {
@@ -68,11 +68,7 @@ impl GenerationSpan {
     fn finish(&mut self, finished: &Finished) {
         self.progress = Progress::Ended;
         let Finished { reason, usage, timing, .. } = finished;
-        let reason = match reason {
-            FinishReason::Eos | FinishReason::Stop(_) | FinishReason::ConstraintDone => "stop",
-            FinishReason::Length => "length",
-        };
-        self.span.record("gen_ai.response.finish_reasons", reason);
+        self.span.record("gen_ai.response.finish_reasons", reason.as_str());
         self.span.record("gen_ai.usage.input_tokens", i64::from(usage.prompt_tokens));
         self.span.record("gen_ai.usage.output_tokens", i64::from(usage.completion_tokens));
         self.span.record("gen_ai.usage.cache_read.input_tokens", i64::from(usage.cached_tokens));

@@ -13,6 +13,7 @@ use crate::constraint::{CompileShares, ConstraintCompiler};
 use crate::draft::GrammarDrafter;
 use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
+use crate::observation::{Attempts, Observed, Observer, Said};
 use crate::replica::{Replica, SendError};
 use crate::rollback::ChecksCache;
 use crate::router::{Placement, Router};
@@ -122,15 +123,33 @@ impl Engine {
 
     /// Queues a generation. A new constraint is compiled here, on the caller's thread, which takes milliseconds
     /// (it is bounded); everything else is quick.
-    pub fn generate(&self, request: GenerateRequest) -> Result<TokenStream, EngineError> {
+    pub fn generate(&self, mut request: GenerateRequest) -> Result<TokenStream, EngineError> {
         let mut span = GenerationSpan::new(&self.shared.info.name, &request);
+        let mut observed = request.observer.take().map(|observer| self.observed(&*observer, &request.prompt));
         match self.queue(request) {
-            Ok(Queued { events, spent, warnings }) => Ok(TokenStream::new(events, span, spent, warnings)),
+            Ok(Queued { events, spent, warnings }) => {
+                Ok(TokenStream::new(events, (span, observed), spent, warnings))
+            }
             Err(error) => {
                 span.fail(&error);
+                observed.iter_mut().for_each(|observed| observed.fail(&error));
                 Err(error)
             }
         }
+    }
+
+    /// Tells an observer of a request. The prompt becomes text only if the observer reads it.
+    fn observed(&self, observer: &dyn Observer, prompt: &[u32]) -> Observed {
+        let said = || Said {
+            role: "prompt",
+            text: self.tokenizer().decode(prompt, false).into(),
+            reasoning: None,
+            name: None,
+            call_id: None,
+            calls: Vec::new(),
+        };
+        let mut said = std::iter::once_with(said);
+        Observed::begin(observer, &self.shared.info.name, &mut said, Attempts::default())
     }
 
     fn queue(&self, request: GenerateRequest) -> Result<Queued, EngineError> {

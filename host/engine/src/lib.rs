@@ -32,6 +32,7 @@ pub mod metric;
 mod model;
 mod model_info;
 mod model_set;
+mod observation;
 mod options;
 mod queue_shares;
 mod replica;
@@ -62,6 +63,9 @@ pub use model_info::ModelInfo;
 pub use model_set::{
     DEFAULT_LOAD_WAIT, LoadProgress, Loader, LocalModel, ModelSet, ModelState, ServedModel, WeakModelSet,
     check_name,
+};
+pub use observation::{
+    Attempt, Attempts, BegunAttempt, Called, Ending, Observation, Observer, RequestObserver, Said,
 };
 pub use options::{DraftLimits, EngineOptions, Routing, Speculation};
 pub use request::{

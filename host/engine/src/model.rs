@@ -11,6 +11,7 @@ use skep_model::{ModelDigest, Sampling};
 
 use crate::chat::{
     ChatMessage, ChatOptions, ChatStream, Opening, RemoteAnswer, RemoteStream, TOKEN_BYTES, Transcript, chat,
+    observed,
 };
 use crate::{Cancel, Engine, EngineError, Priority};
 
@@ -128,26 +129,26 @@ impl Model {
 
     /// Answers `messages` without keeping a transcript.
     pub fn chat(&self, messages: &[ChatMessage], options: ChatOptions) -> Result<ChatStream, EngineError> {
-        match self {
+        observed(self.name(), messages, options, |options| match self {
             Model::Local(engine) => chat(engine, messages, options),
             Model::Remote(remote) => {
                 options.validate()?;
                 ask(remote.as_ref(), messages.to_vec(), options)
             }
-        }
+        })
     }
 
     /// Generates the next assistant message of a transcript, which does not change until
     /// [`Transcript::commit`].
     pub fn answer(&self, transcript: &Transcript, options: ChatOptions) -> Result<ChatStream, EngineError> {
-        match self {
+        observed(self.name(), transcript.messages(), options, |options| match self {
             Model::Local(engine) => transcript.generate(engine, options),
             Model::Remote(remote) => {
                 options.validate()?;
                 transcript.check_tool_results()?;
                 ask(remote.as_ref(), transcript.messages_for_model().into_owned(), options)
             }
-        }
+        })
     }
 
     /// Returns the number of tokens of the prompt that the next answer would continue. For a remote model it is
@@ -227,6 +228,7 @@ pub fn estimated_tokens(messages: &[ChatMessage], opening: Opening<'_>) -> usize
 mod tests {
     use super::*;
     use crate::chat::{ChatEvent, ChatFinish, ChatOutcome, ToolCall};
+    use crate::{Attempt, Ending, Observation, Observer, RequestObserver, Said};
     use std::sync::Mutex;
 
     /// Repeats the last message, and remembers what it was asked.
@@ -282,6 +284,82 @@ mod tests {
         assert_eq!(said, ["one", "one", "two", "two"]);
         assert!(transcript.tokens().is_empty() && transcript.rendered().is_empty());
         assert_eq!(echo.asked.lock().expect("not poisoned")[1].len(), 3, "the whole history is sent");
+    }
+
+    /// Notes what it observes.
+    #[derive(Debug, Clone, Default)]
+    struct Notes(Arc<Mutex<Vec<String>>>);
+
+    impl Notes {
+        fn add(&self, note: String) {
+            self.0.lock().expect("not poisoned").push(note);
+        }
+
+        fn take(&self) -> Vec<String> {
+            std::mem::take(&mut *self.0.lock().expect("not poisoned"))
+        }
+    }
+
+    impl Observer for Notes {
+        fn asked(&self, model: &str, said: &mut dyn Iterator<Item = Said<'_>>) -> Box<dyn RequestObserver> {
+            let said: Vec<String> = said.map(|said| said.text.into_owned()).collect();
+            self.add(format!("asked {model}: {}", said.join(", ")));
+            Box::new(self.clone())
+        }
+    }
+
+    impl RequestObserver for Notes {
+        fn note(&mut self, observation: Observation<'_>) {
+            self.add(format!("{observation:?}"));
+        }
+
+        fn ended(self: Box<Self>, ending: Ending<'_>, _spent_tokens: usize, attempts: Vec<Attempt>) {
+            let ending = match ending {
+                Ending::Finished { reason, .. } => reason.to_owned(),
+                Ending::Failed(error) => error.code().to_owned(),
+                Ending::Cancelled => "cancelled".to_owned(),
+            };
+            let attempts: Vec<_> = attempts.iter().map(|attempt| attempt.model.as_str()).collect();
+            self.add(format!("{ending} after {attempts:?}"));
+        }
+    }
+
+    /// Asks another model, as a route does.
+    struct Relay(Model, RemoteInfo);
+
+    impl RemoteModel for Relay {
+        fn info(&self) -> &RemoteInfo {
+            &self.1
+        }
+
+        fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream {
+            options.attempts.begin(Some("elsewhere"), self.0.name()).ended("ok", Some(200));
+            Box::pin(self.0.chat(&messages, options).expect("started"))
+        }
+
+        fn free_slots(&self) -> usize {
+            1
+        }
+
+        fn problem(&self) -> Option<String> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_is_observed_once_however_many_models_it_passes_through() {
+        let (notes, echo) = (Notes::default(), Echo::new(Some(100)));
+        let info = RemoteInfo { name: "relay".to_owned(), ..echo.info.clone() };
+        let relay = Model::Remote(Arc::new(Relay(Model::Remote(echo), info)));
+        let options = || ChatOptions { observer: Some(Arc::new(notes.clone())), ..ChatOptions::default() };
+        let messages = [ChatMessage::user("one"), ChatMessage::user("two")];
+        relay.chat(&messages, options()).expect("started").outcome().await.expect("an answer");
+        assert_eq!(notes.take(), ["asked relay: two, one", "stop after [\"elsewhere/echo\"]"]);
+        drop(relay.chat(&messages, options()).expect("started"));
+        assert_eq!(notes.take()[1], "cancelled after [\"elsewhere/echo\"]");
+        let long = [ChatMessage::user("a".repeat(1_000))];
+        relay.chat(&long, options()).err().expect("too long");
+        assert_eq!(notes.take()[1], "context_overflow after []");
     }
 
     #[tokio::test]

@@ -1,13 +1,14 @@
 //! The request that a caller hands to the engine. A request is plain data: it holds no reference to a running
 //! engine, and everything in it is checked against the model's limits before it is queued.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use skep_model::Sampling;
 
-use crate::{EngineError, ModelInfo, RolledBack};
+use crate::{EngineError, ModelInfo, Observer, RolledBack};
 
 /// Maximum number of stop strings in a request.
 const MAX_STOP_STRINGS: usize = 16;
@@ -155,6 +156,8 @@ pub struct GenerateRequest {
     pub priority: Priority,
     /// The deadline of the request; `None` uses the engine's default.
     pub deadline: Option<Instant>,
+    /// Follows the request.
+    pub observer: Option<Arc<dyn Observer>>,
 }
 
 impl GenerateRequest {
@@ -175,6 +178,7 @@ impl GenerateRequest {
             affinity: Affinity::default(),
             priority: Priority::default(),
             deadline: None,
+            observer: None,
         }
     }
 

@@ -10,7 +10,8 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
 use crate::generation_span::GenerationSpan;
-use crate::{EngineError, TokenEvent};
+use crate::observation::{Ending, Observation, Observed};
+use crate::{EngineError, Finished, TokenEvent};
 
 pub(crate) type EventSender = mpsc::Sender<Result<TokenEvent, EngineError>>;
 pub(crate) type EventReceiver = mpsc::Receiver<Result<TokenEvent, EngineError>>;
@@ -27,6 +28,7 @@ pub struct TokenStream {
     events: EventReceiver,
     ended: bool,
     span: GenerationSpan,
+    observed: Option<Observed>,
     spent: SpentTokens,
     warnings: Arc<[String]>,
 }
@@ -44,11 +46,11 @@ impl SpentTokens {
 impl TokenStream {
     pub(crate) fn new(
         events: EventReceiver,
-        span: GenerationSpan,
+        (span, observed): (GenerationSpan, Option<Observed>),
         spent: SpentTokens,
         warnings: Arc<[String]>,
     ) -> Self {
-        TokenStream { events, ended: false, span, spent, warnings }
+        TokenStream { events, ended: false, span, observed, spent, warnings }
     }
 
     /// Returns likely mistakes in the request's constraint, for its author.
@@ -71,14 +73,35 @@ impl TokenStream {
         if self.ended {
             return Poll::Ready(None);
         }
-        let event = match self.events.poll_recv(cx) {
+        let received = self.events.poll_recv(cx);
+        let spent = self.spent_tokens();
+        self.observed.iter_mut().for_each(|observed| observed.spent(spent));
+        let event = match received {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Some(event)) => event,
             Poll::Ready(None) => Err(EngineError::Failed("the engine stopped unexpectedly".to_string())),
         };
         self.span.observe(&event);
+        self.observed.iter_mut().for_each(|observed| observe(observed, &event));
         self.ended = matches!(event, Ok(TokenEvent::Finished(_)) | Err(_));
         Poll::Ready(Some(event))
+    }
+}
+
+/// Passes an event on to the observer of the request.
+fn observe(observed: &mut Observed, event: &Result<TokenEvent, EngineError>) {
+    match event {
+        Ok(TokenEvent::Started { prompt_tokens, cached_tokens }) => {
+            let (prompt_tokens, cached_tokens) = (*prompt_tokens, *cached_tokens);
+            observed.note(Observation::Started { prompt_tokens, cached_tokens });
+        }
+        Ok(TokenEvent::PromptLogprobs(_)) => {}
+        Ok(TokenEvent::Token(token)) => observed.note(Observation::Text(&token.text)),
+        Ok(TokenEvent::Finished(Finished { reason, text_rest, usage, timing, .. })) => {
+            observed.note(Observation::Text(text_rest));
+            observed.end(Ending::Finished { reason: reason.as_str(), usage, timing });
+        }
+        Err(error) => observed.fail(error),
     }
 }
 

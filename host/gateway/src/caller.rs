@@ -6,9 +6,9 @@ use axum::{
     extract::FromRequestParts,
     http::{StatusCode, request::Parts},
 };
-use skep_engine::{Affinity, ServedModel};
-use skep_runtime::{AgentName, ApiKey, Role, Tenant, plain_session, tenant_of};
-use std::num::NonZeroU32;
+use skep_engine::{Affinity, Observer, ServedModel};
+use skep_runtime::{AgentName, ApiKey, RequestOrigin, Role, Surface, Tenant, plain_session, tenant_of};
+use std::{num::NonZeroU32, sync::Arc};
 
 /// An authenticated caller: a tenant in a role.
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct Caller {
     /// The key's id, or `None` where no key is required.
     key: Option<String>,
     requests_per_minute: Option<NonZeroU32>,
+    /// Whether the caller may read what was said in requests to models.
+    reads_bodies: bool,
     spent: Spent,
 }
 
@@ -44,13 +46,15 @@ impl Caller {
             agents: None,
             key: None,
             requests_per_minute: None,
+            reads_bodies: true,
             spent: Spent::default(),
         }
     }
 
     pub(crate) fn with(key: &ApiKey) -> Self {
-        let ApiKey { id, tenant, role, agents, requests_per_minute, .. } = key.clone();
-        Caller { tenant, role, agents, key: Some(id), requests_per_minute, spent: Spent::default() }
+        let ApiKey { id, tenant, role, agents, requests_per_minute, bodies, .. } = key.clone();
+        let (key, spent) = (Some(id), Spent::default());
+        Caller { tenant, role, agents, key, requests_per_minute, reads_bodies: bodies, spent }
     }
 
     /// Returns the key's id, if a key was required.
@@ -123,6 +127,35 @@ impl Caller {
         let message =
             format!("this request needs a key with the role `{role}`; {} has `{}`", self.name(), self.role);
         Err(forbidden("role_missing", message))
+    }
+
+    /// Whether the caller may read what was said in requests to models.
+    pub(crate) fn reads_bodies(&self) -> bool {
+        self.reads_bodies
+    }
+
+    pub(crate) fn must_read_bodies(&self) -> Result<(), ApiError> {
+        if self.reads_bodies {
+            return Ok(());
+        }
+        let message = format!(
+            "this request needs a key that may read bodies, which {} may not; an operator creates one with `skep key \
+             create --bodies`",
+            self.name()
+        );
+        Err(forbidden("role_missing", message))
+    }
+
+    /// Returns the observer of requests of this caller that name a model, if they are logged.
+    pub(crate) fn observer(
+        &self,
+        gateway: &Gateway,
+        surface: Surface,
+        asked: Option<&str>,
+        streamed: bool,
+    ) -> Option<Arc<dyn Observer>> {
+        let origin = RequestOrigin::of_client(self.tenant.as_str(), self.key(), surface);
+        gateway.host.requests().observer(origin.asking(asked).streamed(streamed))
     }
 
     /// Whether the caller may reach only some agents.

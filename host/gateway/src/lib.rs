@@ -217,7 +217,7 @@ fn routes_of(gateway: Gateway) -> Router {
 fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
     use routes::{
         agents, ai_batches, ai_run, approvals, chat_completions, completions, events, health, held, keys,
-        logs, mcp_servers, messages, model_changes, models, openapi_document, schedules, secrets,
+        logs, mcp_servers, messages, model_changes, models, openapi_document, requests, schedules, secrets,
         session_exports, sessions, status, turns, usage, versions, webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
@@ -263,6 +263,8 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))
         .routes(routes!(usage::report))
+        .routes(routes!(requests::list))
+        .routes(routes!(requests::show))
         .routes(routes!(held::show, held::decide))
         .routes(routes!(status::show))
         .routes(routes!(health::healthz))

@@ -16,7 +16,7 @@ const ABOUT: &str = "The HTTP API of a Skep host: agents with sessions, OpenAI's
     know. Every answer has an `x-request-id`. A host with too many connections answers 503 before it reads a request.\n\n\
     An agent may have routes of its own, which `GET /v1/agents` lists; `components.pathItems.AgentRoute` describes them.";
 
-const TAGS: [(&str, &str); 15] = [
+const TAGS: [(&str, &str); 16] = [
     ("agents", "Deployed agents and their versions"),
     ("sessions", "Sessions of agents and their messages"),
     ("turns", "Messages to agents and what becomes of them"),
@@ -31,6 +31,7 @@ const TAGS: [(&str, &str); 15] = [
     ("secrets", "Values that agents can send without seeing them"),
     ("keys", "API keys"),
     ("usage", "The use of models and what it costs"),
+    ("requests", "The log of requests to models"),
     ("host", "The host itself"),
 ];
 

@@ -33,7 +33,7 @@ pub use client::{Bounds, Client, Options};
 pub use error::OutboundError;
 pub use mcp::{McpBounds, McpOptions, McpServer, McpTransport};
 pub use origin::{Origin, OriginError, OriginPattern, Origins};
-pub use policy::{Policy, Secret, Secrets, check_secret_value};
+pub use policy::{Policy, Redactor, Secret, Secrets, check_secret_value};
 pub use request::{Request, Response};
 pub use reqwest::{Method, Url, header};
 pub use resolve::{Resolve, SystemResolver};

@@ -155,7 +155,12 @@ impl Asking {
         let mut failed = 0_u32;
         loop {
             self.options.cancel.check()?;
-            let failure = match self.attempt(prepared, live).await? {
+            // An attempt that could not be sent is one, too.
+            let unsent = |error: &EngineError| {
+                let attempts = &self.options.attempts;
+                attempts.begin(Some(&self.shared.options.name), &self.name).ended(error.code(), None);
+            };
+            let failure = match self.attempt(prepared, live).await.inspect_err(unsent)? {
                 Ok(arrived) => {
                     tracing::Span::current().record("skep.attempts", i64::from(failed) + 1);
                     return Ok(arrived);
@@ -220,9 +225,12 @@ impl Asking {
             max_tokens: prepared.max_tokens,
             timeouts: options.timeouts,
             bounds: options.bounds,
+            status: None,
         };
-        let result = attempt.run(admission, live).await;
+        let noted = self.options.attempts.begin(Some(&options.name), &self.name);
+        let (result, status) = attempt.run(admission, live).await;
         let outcome = result.as_ref().map_or_else(Failure::outcome, |_| "ok");
+        noted.ended(outcome, status);
         let labels = [
             ("upstream", options.name.clone()),
             ("model", self.model().name.clone()),

@@ -41,6 +41,8 @@ pub(crate) struct Attempt<'a> {
     pub max_tokens: Option<u64>,
     pub timeouts: Timeouts,
     pub bounds: AnswerBounds,
+    /// The status of the response, once there is one.
+    pub status: Option<u16>,
 }
 
 /// The answer that an attempt brought.
@@ -55,12 +57,13 @@ pub(crate) trait Listener: Send {
 }
 
 impl Attempt<'_> {
-    /// Sends the request. A failure counts against the upstream's breaker if the upstream is at fault.
+    /// Sends the request, and returns the status of the response too, if there was one. A failure counts against the
+    /// upstream's breaker if the upstream is at fault.
     pub(crate) async fn run<L: Listener>(
         mut self,
         mut admission: Admission,
         listener: &mut L,
-    ) -> Result<Arrived, Failure> {
+    ) -> (Result<Arrived, Failure>, Option<u16>) {
         let key = self.key;
         let result = self.exchange(&mut admission, listener).await.map_err(|failure| failure.cleaned(key));
         match &result {
@@ -69,7 +72,7 @@ impl Attempt<'_> {
             // A server that refuses a request, or has no room, works.
             Err(_) => admission.succeeded(),
         }
-        result
+        (result, self.status)
     }
 
     async fn exchange<L: Listener>(
@@ -86,6 +89,7 @@ impl Attempt<'_> {
         let post = self.http.post(self.url.clone(), headers, std::mem::take(&mut self.body));
         let response = timeout_at(due, post).await.map_err(|_| self.slow(sent))??;
         let status = response.status();
+        self.status = Some(status.as_u16());
         if !status.is_success() {
             let wait = retry_after(response.headers());
             let body = timeout(ERROR_BODY, http::error_text(response)).await.unwrap_or_default();

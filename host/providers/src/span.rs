@@ -2,7 +2,7 @@
 
 use skep_engine::{
     EngineError,
-    chat::{ChatFinish, ChatOptions, ChatOutcome},
+    chat::{ChatOptions, ChatOutcome},
 };
 use tracing::{Span, field::Empty, info_span};
 
@@ -31,12 +31,7 @@ pub(crate) fn open(provider: &str, model: &str, options: &ChatOptions) -> Span {
 pub(crate) fn close(span: &Span, result: &Result<ChatOutcome, EngineError>) {
     match result {
         Ok(outcome) => {
-            let reason = match outcome.finish {
-                ChatFinish::Stop => "stop",
-                ChatFinish::Length => "length",
-                ChatFinish::ToolCalls => "tool_calls",
-            };
-            span.record("gen_ai.response.finish_reasons", reason);
+            span.record("gen_ai.response.finish_reasons", outcome.finish.as_str());
             span.record("gen_ai.usage.input_tokens", i64::from(outcome.usage.prompt_tokens));
             span.record("gen_ai.usage.output_tokens", i64::from(outcome.usage.completion_tokens));
             span.record("gen_ai.usage.cache_read.input_tokens", i64::from(outcome.usage.cached_tokens));

@@ -48,6 +48,7 @@ mod models;
 mod name;
 mod options;
 mod portable;
+mod requests;
 mod route;
 mod schedule;
 mod session;
@@ -93,13 +94,17 @@ pub use measure::HeldInstance;
 pub use name::{AgentName, SecretName, SessionId, Tenant, plain_session, tenant_of};
 pub use options::{BatchOptions, RuntimeOptions, WaitingBytes};
 pub use portable::{PortableConversation, PortableSession};
+pub use requests::{
+    LoggedAttempt, LoggedBody, LoggedCall, LoggedCost, LoggedMessage, LoggedPage, LoggedRequest, LoggedUsage,
+    RequestDetails, RequestFollower, RequestLog, RequestLogMode, RequestLogOptions, RequestOrigin, Surface,
+};
 pub use route::{Route, RouteMatch};
 pub use schedule::{ManifestSchedule, ScheduleState, ScheduleSummary, ScheduleTiming};
 pub use session_policy::{CompactionMode, SessionsToml};
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::Origins;
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
-pub use skep_store::{DiskUse, Held, LogFilter, OpenWork, QueuedWork};
+pub use skep_store::{DiskUse, Held, LogFilter, OpenWork, QueuedWork, RequestFilter, RequestRange};
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage,
     SessionDetail, SessionSummary, ToolDefinition, TurnDetail, TurnPhase,

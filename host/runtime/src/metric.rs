@@ -20,6 +20,7 @@ pub(crate) const ALARM_DELAY: &str = "skep_alarm_delay_seconds";
 pub(crate) const COMMIT_TIME: &str = skep_store::COMMIT_TIME;
 pub(crate) const EVENTS: &str = "skep_events_total";
 pub(crate) const WAITING_BYTES: &str = "skep_waiting_message_bytes";
+pub(crate) const REQUESTS_DROPPED: &str = "skep_requests_log_dropped_total";
 
 /// Histogram buckets from an idle host to a day-long queue.
 const BATCH_SECONDS: &[f64] = &[0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1_800.0, 3_600.0, 14_400.0, 86_400.0];
@@ -65,6 +66,12 @@ pub const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Gauge,
         unit: Unit::Count,
         help: "Running guest instances",
+    },
+    MetricSpec {
+        name: REQUESTS_DROPPED,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Records of requests that the log dropped, by reason",
     },
     MetricSpec {
         name: BATCH_WAITING,

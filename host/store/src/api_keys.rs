@@ -24,10 +24,12 @@ pub struct ApiKeyRow {
     /// The day of the last use, in days since 1970.
     pub last_used_day: Option<u32>,
     pub requests_per_minute: Option<u32>,
+    /// Whether the key may read what was said in requests to models.
+    pub bodies: bool,
 }
 
 const COLUMNS: &str = "id, digest, tenant, role, agents, name, created_at_ms, expires_at_ms, revoked_at_ms, last_used_day, \
-     requests_per_minute";
+     requests_per_minute, bodies";
 
 impl Store {
     /// Adds a key.
@@ -101,7 +103,7 @@ async fn put(connection: &mut SqliteConnection, key: &ApiKeyRow) -> Result<(), S
     if known >= MAX_KEYS {
         return Err(StoreError::TooManyApiKeys { limit: MAX_KEYS });
     }
-    let sql = format!("INSERT INTO api_keys ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+    let sql = format!("INSERT INTO api_keys ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
     query(sqlx::AssertSqlSafe(sql))
         .bind(&key.id)
         .bind(key.digest.as_slice())
@@ -114,6 +116,7 @@ async fn put(connection: &mut SqliteConnection, key: &ApiKeyRow) -> Result<(), S
         .bind(key.revoked_at_ms.map(|at| at as i64))
         .bind(key.last_used_day)
         .bind(key.requests_per_minute)
+        .bind(key.bodies)
         .execute(&mut *connection)
         .await
         .map_err(failed())?;
@@ -137,6 +140,7 @@ fn api_key_row(row: &SqliteRow) -> Result<ApiKeyRow, sqlx::Error> {
         revoked_at_ms: at_ms(8)?,
         last_used_day: row.try_get(9)?,
         requests_per_minute: row.try_get(10)?,
+        bodies: row.try_get(11)?,
     })
 }
 
@@ -157,6 +161,7 @@ mod tests {
             revoked_at_ms: None,
             last_used_day: None,
             requests_per_minute: Some(u32::MAX),
+            bodies: digest == 1,
         }
     }
 

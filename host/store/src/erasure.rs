@@ -25,6 +25,7 @@ pub(crate) struct Erasure {
     delivery: i64,
     turn: i64,
     log: i64,
+    request: i64,
 }
 
 /// The outcome of the first chunk of a deletion.
@@ -138,7 +139,7 @@ impl Store {
 
     /// Returns the deletions that a crash interrupted.
     pub(crate) async fn erasures(&self) -> Result<Vec<Erasure>, StoreError> {
-        let rows = query("SELECT key, agent, session, schedule, delivery, turn, log FROM erasures")
+        let rows = query("SELECT key, agent, session, schedule, delivery, turn, log, request FROM erasures")
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for interrupted deletions"))?;
@@ -205,13 +206,13 @@ pub(crate) async fn begin(
             .await
             .map_err(failed())?;
     let row = query(
-        "INSERT INTO erasures (agent, session, schedule, delivery, turn, log)
+        "INSERT INTO erasures (agent, session, schedule, delivery, turn, log, request)
          SELECT ?1, ?2, (SELECT COALESCE(MAX(key), 0) FROM schedules),
              CASE WHEN ?3 THEN (SELECT COALESCE(MAX(key), 0) FROM deliveries) ELSE 0 END,
              COALESCE((SELECT MIN(key) - 1 FROM turns WHERE agent = ?1 AND session = ?2 AND ended_at_ms IS NULL),
                  (SELECT COALESCE(MAX(key), 0) FROM turns)),
-             (SELECT COALESCE(MAX(id), 0) FROM logs)
-         RETURNING key, agent, session, schedule, delivery, turn, log",
+             (SELECT COALESCE(MAX(id), 0) FROM logs), (SELECT COALESCE(MAX(key), 0) FROM requests)
+         RETURNING key, agent, session, schedule, delivery, turn, log, request",
     )
     .bind(agent)
     .bind(session)
@@ -235,7 +236,7 @@ async fn erase(
     erasure: &Erasure,
     mut chunk: Chunk,
 ) -> Result<ChunkProgress, StoreError> {
-    let Erasure { key, agent, session, content, schedule, delivery, turn, log } = erasure;
+    let Erasure { key, agent, session, content, schedule, delivery, turn, log, request } = erasure;
     // Remove first everything that would wake the session.
     for (sql, last) in [
         (
@@ -266,11 +267,22 @@ async fn erase(
     {
         return Ok(chunk.more());
     }
-    let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*log)];
-    let logs = "DELETE FROM logs WHERE id IN
-         (SELECT id FROM logs WHERE agent = ?1 AND session = ?2 AND id <= ?3 LIMIT 1000)";
-    if !chunk.remove(connection, logs, &bind).await? {
-        return Ok(chunk.more());
+    for (sql, last) in [
+        (
+            "DELETE FROM logs WHERE id IN
+                 (SELECT id FROM logs WHERE agent = ?1 AND session = ?2 AND id <= ?3 LIMIT 1000)",
+            log,
+        ),
+        (
+            "DELETE FROM requests WHERE key IN
+                 (SELECT key FROM requests WHERE agent = ?1 AND session = ?2 AND key <= ?3 LIMIT 50)",
+            request,
+        ),
+    ] {
+        let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*last)];
+        if !chunk.remove(connection, sql, &bind).await? {
+            return Ok(chunk.more());
+        }
     }
     if !usage::forget_session(connection, &chunk, agent, Some(session)).await? {
         return Ok(chunk.more());
@@ -289,6 +301,7 @@ fn erasure(row: &SqliteRow) -> Erasure {
         delivery: row.get(4),
         turn: row.get(5),
         log: row.get(6),
+        request: row.get(7),
     }
 }
 

@@ -36,6 +36,9 @@ mod journal;
 mod keys;
 mod logs;
 mod open_work;
+#[cfg(test)]
+mod request_tests;
+mod requests;
 mod restored;
 mod retention;
 mod rows;
@@ -79,6 +82,7 @@ pub use journal::{MAX_RECORD_BYTES, Record};
 pub use keys::{SessionFolder, TurnKey};
 pub use logs::{LogEntry, LogFilter, LogRow};
 pub use open_work::{DiskUse, OpenWork, QueuedWork, table_rows};
+pub use requests::{RequestBody, RequestFilter, RequestPage, RequestRange, RequestRow};
 pub use restored::{Held, HeldTurn, Release};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;

@@ -423,4 +423,32 @@ pub(crate) const STEPS: &[&str] = &[
     CREATE INDEX usage_by_session ON usage (agent, session) WHERE session != '';
     CREATE INDEX usage_of_sessions ON usage (day) WHERE session != '';
 ",
+    // The log of requests to models, and the keys that may read what was said. Deletions of sessions remove the
+    // requests before them.
+    "
+    CREATE TABLE requests (
+        key     INTEGER PRIMARY KEY AUTOINCREMENT,
+        id      TEXT NOT NULL UNIQUE,
+        at_ms   INTEGER NOT NULL,
+        tenant  TEXT NOT NULL,
+        api_key TEXT,
+        agent   TEXT,
+        session TEXT,
+        asked   TEXT NOT NULL,
+        model   TEXT NOT NULL,
+        status  TEXT NOT NULL,
+        error   TEXT,
+        details TEXT NOT NULL,
+        bytes   INTEGER NOT NULL
+    );
+    CREATE INDEX requests_by_tenant ON requests (tenant, key, bytes);
+    CREATE INDEX requests_by_session ON requests (agent, session) WHERE agent IS NOT NULL;
+    CREATE INDEX requests_by_age ON requests (at_ms);
+    CREATE TABLE request_bodies (
+        request INTEGER PRIMARY KEY REFERENCES requests(key) ON DELETE CASCADE,
+        body    TEXT NOT NULL
+    );
+    ALTER TABLE erasures ADD COLUMN request INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE api_keys ADD COLUMN bodies INTEGER NOT NULL DEFAULT FALSE;
+",
 ];

@@ -22,6 +22,7 @@ async fn data_folder(folder: &Path) -> PathBuf {
         revoked_at_ms: None,
         last_used_day: None,
         requests_per_minute: None,
+        bodies: false,
     };
     store.put_api_key(&key).await.expect("a row");
     let batch = NewBatch {

@@ -100,7 +100,11 @@ pub(super) struct EventParser {
     line: Vec<u8>,
     name: String,
     data: String,
-    ready: VecDeque<(String, String)>,
+    /// The id of the event that arrives.
+    id: Option<i64>,
+    ready: VecDeque<(Option<i64>, String, String)>,
+    /// The id of the last event that was taken, if it had one.
+    last_id: Option<i64>,
 }
 
 impl EventParser {
@@ -123,9 +127,11 @@ impl EventParser {
     fn take(&mut self, line: &str) {
         if line.is_empty() {
             if !self.data.is_empty() {
-                self.ready.push_back((std::mem::take(&mut self.name), std::mem::take(&mut self.data)));
+                let (name, data) = (std::mem::take(&mut self.name), std::mem::take(&mut self.data));
+                self.ready.push_back((self.id, name, data));
             }
             self.name.clear();
+            self.id = None;
         } else if let Some(name) = line.strip_prefix("event:") {
             self.name = name.trim_start().to_owned();
         } else if let Some(data) = line.strip_prefix("data:") {
@@ -133,12 +139,21 @@ impl EventParser {
                 self.data.push('\n');
             }
             self.data.push_str(data.strip_prefix(' ').unwrap_or(data));
+        } else if let Some(id) = line.strip_prefix("id:") {
+            self.id = id.trim().parse().ok();
         }
     }
 
     /// Returns the next whole event: its name and its data.
     pub(super) fn pop(&mut self) -> Option<(String, String)> {
-        self.ready.pop_front()
+        let (id, name, data) = self.ready.pop_front()?;
+        self.last_id = id;
+        Some((name, data))
+    }
+
+    /// Returns the id of the last event, if it is a number.
+    pub(super) fn last_id(&self) -> Option<i64> {
+        self.last_id
     }
 }
 

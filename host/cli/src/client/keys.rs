@@ -8,7 +8,7 @@ use skep_runtime::NewApiKey;
 
 impl Client {
     pub async fn create_key(&self, new: NewApiKey) -> Result<Key> {
-        let NewApiKey { tenant, role, agents, name, expires_in, requests_per_minute } = new;
+        let NewApiKey { tenant, role, agents, name, expires_in, requests_per_minute, bodies } = new;
         let new = NewKey {
             tenant: tenant.to_string(),
             role: Role::from(role.as_str()),
@@ -16,6 +16,7 @@ impl Client {
             name,
             expires_in_s: expires_in.map(|time| time.as_secs()),
             requests_per_minute,
+            bodies,
         };
         self.json(self.request(Method::POST, &["v1", "keys"])?.json(&new)).await
     }

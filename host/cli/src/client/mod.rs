@@ -4,11 +4,13 @@ mod ai;
 mod approvals;
 mod chat;
 mod events;
+mod follower;
 mod held;
 mod keys;
 mod logs;
 mod models;
 mod outbox;
+mod requests;
 mod secrets;
 mod sessions;
 mod status;
@@ -27,7 +29,9 @@ pub use ai::AiReader;
 pub use chat::{ChatAnswer, ChatClient, ChatReader, ChatUsage};
 use events::StreamedTurn;
 pub use events::TurnStream;
-pub use logs::{LogQuery, LogStream};
+pub use follower::Follower;
+pub use logs::LogQuery;
+pub use requests::RequestQuery;
 pub use sessions::ImportOptions;
 use skep_api::{
     AcceptedTurn, Agent, AgentVersion, Agents, ErrorBody, Rollback, SendMessage, Turn, TurnStatus,

@@ -39,7 +39,8 @@ Examples:
   skep key create --role admin --data ~/.local/share/skep
   export SKEP_API_KEY=$(skep key create --role admin --data data)
   skep key create --tenant acme --role invoke --name ci --expires 30d
-  skep key create --tenant acme --role invoke --agents concierge,echo --requests-per-minute 30")]
+  skep key create --tenant acme --role invoke --agents concierge,echo --requests-per-minute 30
+  skep key create --role admin --bodies --data data")]
 pub struct CreateArgs {
     /// Tenant that the key belongs to; `local` has the sessions of a host that requires no keys
     #[arg(long, default_value = "local")]
@@ -60,6 +61,10 @@ pub struct CreateArgs {
     /// a tenant together have the limit of [tenants.NAME] in skep.toml [default: only that limit]
     #[arg(long, value_name = "N")]
     requests_per_minute: Option<NonZeroU32>,
+    /// The key may read what was said in requests to models, see `skep requests --help`. No role includes
+    /// this, and over HTTP only a key that may do so can create another one
+    #[arg(long)]
+    bodies: bool,
     #[command(flatten)]
     store: KeyStoreArgs,
     /// Print as JSON
@@ -136,6 +141,7 @@ async fn create(args: CreateArgs) -> Result<()> {
         name: args.name,
         expires_in: args.expires,
         requests_per_minute: args.requests_per_minute,
+        bodies: args.bodies,
     };
     // The key is checked before a folder is created for it.
     new.check().map_err(usage)?;
@@ -145,7 +151,9 @@ async fn create(args: CreateArgs) -> Result<()> {
     }
     let about = format!(
         "  {} of tenant {} with the role {}; it will not be shown again",
-        made.id, made.tenant, made.role
+        made.id,
+        made.tenant,
+        role(&made)
     );
     eprintln!("{}", style::stderr().dim(&about));
     out::line(made.key.as_deref().context("the host did not return the key")?)
@@ -163,21 +171,11 @@ async fn list(args: ListArgs) -> Result<()> {
     let rows: Vec<_> = keys
         .into_iter()
         .map(|key| {
-            let state = state(&key, now_ms);
+            let (state, role) = (state(&key, now_ms), role(&key));
             let agents = key.agents.map_or_else(|| "all".to_owned(), |agents| agents.join(", "));
             let rate = key.requests_per_minute.map_or_else(String::new, |rate| format!("{rate}/min"));
             let used = key.last_used_at_ms.map_or_else(|| "never".to_owned(), |day| used(day, now_ms));
-            [
-                key.id,
-                key.tenant,
-                key.role.to_string(),
-                agents,
-                rate,
-                key.name,
-                out::ago(key.created_at_ms),
-                used,
-                state,
-            ]
+            [key.id, key.tenant, role, agents, rate, key.name, out::ago(key.created_at_ms), used, state]
         })
         .collect();
     out::table(["KEY", "TENANT", "ROLE", "AGENTS", "RATE", "NAME", "CREATED", "USED", "STATE"], &rows)
@@ -260,6 +258,10 @@ impl Keys {
 async fn open_alone(dir: &Path, database: &Path) -> Result<Store> {
     let _lock = DataLock::take(dir)?;
     Ok(Store::open(database, Durability::Power).await?)
+}
+
+fn role(key: &Key) -> String {
+    if key.bodies { format!("{}, bodies", key.role) } else { key.role.to_string() }
 }
 
 fn state(key: &Key, now_ms: u64) -> String {

@@ -7,14 +7,10 @@ use clap::ValueEnum;
 use skep_api::LogLine;
 use skep_runtime::for_terminal;
 
+use super::follow::follow;
 use super::{HostArgs, out};
-use crate::client::{Client, LogQuery, LogStream};
-use crate::failure::Refused;
+use crate::client::LogQuery;
 use crate::style::{self, Painter};
-
-/// Delay before `--follow` asks a host that is gone again; it doubles each time that the host is still gone.
-const FIRST_RETRY: Duration = Duration::from_millis(200);
-const LAST_RETRY: Duration = Duration::from_secs(3);
 
 /// Print the log lines of agents
 #[derive(Debug, clap::Args)]
@@ -69,13 +65,10 @@ pub async fn run(args: Args) -> Result<()> {
     let client = args.host.client()?;
     let printer = Printer { json: args.json, names_agent: args.agent.is_none(), paint: style::stdout() };
     let level = args.level.and_then(|level| Some(level.to_possible_value()?.get_name().to_owned()));
-    let since_ms = args.since.map(|age| {
-        let at = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
-        u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
-    });
+    let since_ms = args.since.map(ms_before_now);
     let query = LogQuery { agent: args.agent, session: args.session, level, since_ms, limit: args.limit };
     if args.follow {
-        return follow(&client, &query, &printer).await;
+        return follow(async |last| client.follow_logs(&query, last).await, |line| printer.print(line)).await;
     }
     let lines = client.logs(&query).await?;
     if lines.is_empty() && !args.json {
@@ -85,49 +78,6 @@ pub async fn run(args: Args) -> Result<()> {
         });
     }
     lines.iter().try_for_each(|line| printer.print(line))
-}
-
-/// Follows the log until it is interrupted. A host that is gone may come back; one that was never there is an
-/// error.
-async fn follow(client: &Client, query: &LogQuery, printer: &Printer) -> Result<()> {
-    let mut stream = client.follow_logs(query, None).await?;
-    let mut last = 0;
-    loop {
-        while let Ok(line) = stream.next().await {
-            printer.print(&line)?;
-            last = last.max(line.id);
-        }
-        stream = connect_again(client, query, last).await?;
-    }
-}
-
-async fn connect_again(client: &Client, query: &LogQuery, last: i64) -> Result<LogStream> {
-    let mut wait = FIRST_RETRY;
-    let mut is_told = false;
-    loop {
-        match client.follow_logs(query, Some(last)).await {
-            Ok(stream) => {
-                if is_told {
-                    eprintln!("  the host is back");
-                }
-                return Ok(stream);
-            }
-            // The host is there but refuses the request, for example because the agent is gone.
-            Err(error)
-                if error.downcast_ref().is_some_and(|refused: &Refused| refused.code != "shutting_down") =>
-            {
-                return Err(error);
-            }
-            Err(_gone) => {
-                if !is_told {
-                    eprintln!("  the host is gone; waiting for it");
-                    is_told = true;
-                }
-                tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(LAST_RETRY);
-            }
-        }
-    }
 }
 
 impl Printer {
@@ -143,9 +93,7 @@ impl Printer {
             "info" => paint.green(" INFO"),
             other => format!("{:>5}", other.to_uppercase()),
         };
-        let seconds = line.at_ms / 1000;
-        let (hours, minutes, rest) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-        let at = format!("{hours:02}:{minutes:02}:{rest:02}.{:03}", line.at_ms % 1000);
+        let at = time_of_day(line.at_ms);
         let agent = if self.names_agent { format!(" {}", line.agent) } else { String::new() };
         // Lines that an agent logs while it is described belong to no session.
         let place = match (line.session.as_str(), line.turn) {
@@ -161,7 +109,21 @@ impl Printer {
     }
 }
 
-fn age(text: &str) -> Result<Duration, String> {
+/// Returns the time of day in UTC.
+pub(super) fn time_of_day(at_ms: u64) -> String {
+    let seconds = at_ms / 1000;
+    let (hours, minutes, rest) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{hours:02}:{minutes:02}:{rest:02}.{:03}", at_ms % 1000)
+}
+
+/// Returns the time this long ago, in milliseconds since 1970.
+pub(super) fn ms_before_now(age: Duration) -> u64 {
+    let at = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
+    u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Parses a number and a unit.
+pub(super) fn age(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not an age; write 90s, 10m, 2h or 1d");
     let unit = text.chars().next_back().ok_or_else(wrong)?;
     let seconds = match unit {

@@ -13,6 +13,7 @@ pub mod demo;
 mod deploy;
 mod doctor;
 mod event;
+mod follow;
 mod health;
 mod held;
 mod invoke;
@@ -28,6 +29,7 @@ mod out;
 mod pull;
 mod push;
 mod registry_args;
+mod requests;
 mod restore;
 mod rollback;
 mod schedule;
@@ -111,6 +113,7 @@ enum Command {
     Secret(secret::Command),
     Chat(chat::Args),
     Logs(logs::Args),
+    Requests(requests::Args),
     #[command(subcommand)]
     Approval(approval::Command),
     #[command(subcommand)]
@@ -225,6 +228,7 @@ impl Command {
             Command::Secret(command) => secret::run(command).await,
             Command::Chat(args) => chat::run(args).await,
             Command::Logs(args) => logs::run(args).await,
+            Command::Requests(args) => requests::run(args).await,
             Command::Approval(command) => approval::run(command).await,
             Command::Ai(command) => ai::run(command).await,
             Command::Schedule(command) => schedule::run(command).await,

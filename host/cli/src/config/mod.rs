@@ -15,6 +15,7 @@ mod mcp;
 mod model;
 mod outbound;
 mod prices;
+mod requests;
 mod sessions;
 mod tenants;
 mod webhook;
@@ -47,6 +48,7 @@ pub use listen::listen_address;
 pub use mcp::McpConfig;
 use model::ModelSetting;
 use outbound::OutboundConfig;
+use requests::RequestsConfig;
 use sessions::SessionsConfig;
 use tenants::TenantConfig;
 pub use tenants::rates_of_open_host;
@@ -94,6 +96,8 @@ pub struct Config {
     pub tenants: BTreeMap<String, TenantConfig>,
     /// Prices of models, by name. They can also stand with the models.
     pub prices: BTreeMap<String, PricesConfig>,
+    /// The log of requests to models.
+    pub requests: RequestsConfig,
     pub telemetry: TelemetryConfig,
     /// Servers that compute models.
     pub upstream: Vec<UpstreamConfig>,
@@ -220,6 +224,7 @@ impl Config {
         self.ai.apply(options);
         self.sessions.apply(options)?;
         self.grants.apply(&mut options.runtime);
+        self.requests.apply(&mut options.runtime.requests);
         tenants::apply(&self.tenants, options)?;
         options.runtime.prices = prices::list(self)?;
         agents::apply(&self.agents, &mut options.engine)?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use skep_gateway::{RateOptions, TenantRates};
-use skep_runtime::{ModelGrant, Money, Tenant};
+use skep_runtime::{ModelGrant, Money, RequestLogMode, Tenant};
 
 use super::parsed;
 use crate::number::number;
@@ -40,6 +40,8 @@ pub struct TenantConfig {
     /// Share of the model, relative to other tenants that want it at the same time.
     #[serde(deserialize_with = "number::<1, MAX_WEIGHT, _, _>")]
     pub weight: Option<NonZeroU32>,
+    /// How much of the tenant's requests to models is logged.
+    pub requests: Option<RequestLogMode>,
 }
 
 /// The section of all tenants that have none.
@@ -62,6 +64,8 @@ pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut Serv
         options.runtime.tenant_models.extend(models);
         let money = own.money_per_day.map(|money| (name.clone(), money));
         options.runtime.tenant_money_per_day.extend(money);
+        let requests = own.requests.map(|mode| (name.clone(), mode));
+        options.runtime.requests.tenants.extend(requests);
         if name == DEFAULT {
             continue;
         }
@@ -93,6 +97,7 @@ impl TenantConfig {
             tokens_per_day: self.tokens_per_day.or(default.tokens_per_day),
             money_per_day: self.money_per_day.or(default.money_per_day),
             weight: self.weight.or(default.weight),
+            requests: None,
         }
     }
 

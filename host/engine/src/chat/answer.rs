@@ -96,3 +96,14 @@ pub enum ChatFinish {
     Length,
     ToolCalls,
 }
+
+impl ChatFinish {
+    /// Returns the name of the reason, as OpenAI's API has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ChatFinish::Stop => "stop",
+            ChatFinish::Length => "length",
+            ChatFinish::ToolCalls => "tool_calls",
+        }
+    }
+}

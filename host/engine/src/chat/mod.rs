@@ -13,6 +13,7 @@ mod json_scan;
 mod local_answer;
 mod markup;
 mod message;
+mod observed;
 mod options;
 mod prompt;
 mod remote_answer;
@@ -34,6 +35,7 @@ mod rolled_back_tests;
 
 pub use answer::{ChatEvent, ChatFinish, ChatOutcome, Routed};
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
+pub(crate) use observed::observed;
 pub use options::{ChatOptions, Opening};
 pub use prompt::{encode_prompt, refuse_oversized};
 pub use remote_answer::RemoteStream;

@@ -1,12 +1,13 @@
 //! The options of an answer.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use skep_model::Sampling;
 
 use super::message::{ChatMessage, Role, ToolChoice, ToolSpec};
-use crate::{Affinity, Cancel, Constraint, EngineError, Priority, RolledBack};
+use crate::{Affinity, Attempts, Cancel, Constraint, EngineError, Observer, Priority, RolledBack};
 
 /// Maximum number of tools. Each tool is text in the prompt and a rule in the grammar.
 const MAX_TOOLS: usize = 128;
@@ -50,6 +51,12 @@ pub struct ChatOptions {
     /// Reports whether anyone still waits for the generation to start.
     #[serde(skip)]
     pub cancel: Cancel,
+    /// Follows the request.
+    #[serde(skip)]
+    pub observer: Option<Arc<dyn Observer>>,
+    /// Collects the attempts of remote models, for the observer.
+    #[serde(skip)]
+    pub attempts: Attempts,
 }
 
 impl Default for ChatOptions {
@@ -73,6 +80,8 @@ impl Default for ChatOptions {
             priority: Priority::Interactive,
             deadline: None,
             cancel: Cancel::default(),
+            observer: None,
+            attempts: Attempts::default(),
         }
     }
 }

@@ -12,9 +12,11 @@ use futures::Stream;
 use super::answer::{ChatEvent, ChatOutcome};
 use super::local_answer::LocalAnswer;
 use super::message::ChatMessage;
+use super::observed::observe;
 use super::options::ChatOptions;
 use super::prompt;
 use super::remote_answer::RemoteAnswer;
+use crate::observation::Observed;
 use crate::{Engine, EngineError, RolledBack};
 
 /// Answers `messages` without keeping a transcript.
@@ -29,7 +31,11 @@ pub fn chat(
 }
 
 /// The events of one answer. Dropping the stream cancels the generation.
-pub struct ChatStream(Source);
+pub struct ChatStream {
+    /// Dropped before `observed`, which then knows the last attempt of a remote model.
+    source: Source,
+    observed: Option<Observed>,
+}
 
 enum Source {
     Local(Box<LocalAnswer>),
@@ -38,18 +44,25 @@ enum Source {
 
 impl ChatStream {
     pub(crate) fn local(answer: LocalAnswer) -> Self {
-        ChatStream(Source::Local(Box::new(answer)))
+        ChatStream { source: Source::Local(Box::new(answer)), observed: None }
     }
 
     pub(crate) fn remote(answer: RemoteAnswer) -> Self {
-        ChatStream(Source::Remote(Box::new(answer)))
+        ChatStream { source: Source::Remote(Box::new(answer)), observed: None }
+    }
+
+    pub(super) fn observed_by(self, observed: Observed) -> Self {
+        ChatStream { observed: Some(observed), ..self }
     }
 
     /// Waits until a remote model has begun to answer, so that a refusal is an error here and not an event. What a
     /// local model refuses is known when the stream is made.
     pub async fn begun(mut self) -> Result<Self, EngineError> {
-        if let Source::Remote(answer) = &mut self.0 {
-            answer.begin().await?;
+        if let Source::Remote(answer) = &mut self.source
+            && let Err(error) = answer.begin().await
+        {
+            self.observed.iter_mut().for_each(|observed| observed.fail(&error));
+            return Err(error);
         }
         Ok(self)
     }
@@ -62,7 +75,7 @@ impl ChatStream {
     /// Returns all tokens reported by an event so far, in the order of their production. Remote models report
     /// none.
     pub fn produced(&self) -> &[u32] {
-        match &self.0 {
+        match &self.source {
             Source::Local(answer) => answer.produced(),
             Source::Remote(_) => &[],
         }
@@ -70,7 +83,7 @@ impl ChatStream {
 
     /// Returns likely mistakes in the schemas of the output or the tools, for their author.
     pub fn warnings(&self) -> Arc<[String]> {
-        match &self.0 {
+        match &self.source {
             Source::Local(answer) => answer.warnings().clone(),
             Source::Remote(_) => Arc::default(),
         }
@@ -79,7 +92,7 @@ impl ChatStream {
     /// Returns the number of tokens produced so far, see [`crate::TokenStream::spent_tokens`]. For a remote
     /// model it is an estimate until the answer is complete.
     pub fn spent_tokens(&self) -> usize {
-        match &self.0 {
+        match &self.source {
             Source::Local(answer) => answer.spent_tokens(),
             Source::Remote(answer) => answer.spent_tokens(),
         }
@@ -87,7 +100,7 @@ impl ChatStream {
 
     /// Returns the output that had been rolled back when the last of the produced tokens was settled.
     pub fn rolled_back(&self) -> RolledBack {
-        match &self.0 {
+        match &self.source {
             Source::Local(answer) => answer.rolled_back(),
             Source::Remote(_) => RolledBack::default(),
         }
@@ -104,10 +117,18 @@ impl ChatStream {
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<ChatEvent, EngineError>>> {
-        match &mut self.0 {
+        let event = match &mut self.source {
             Source::Local(answer) => answer.poll_event(cx),
             Source::Remote(answer) => answer.poll_event(cx),
+        };
+        let spent = self.spent_tokens();
+        if let Some(observed) = &mut self.observed {
+            observed.spent(spent);
+            if let Poll::Ready(Some(event)) = &event {
+                observe(observed, event);
+            }
         }
+        event
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use futures::{StreamExt, TryStreamExt, future, stream};
+use futures::{StreamExt, TryStreamExt, stream};
 use skep_model::ModelDigest;
 
 use super::device_turns::DeviceTurns;
@@ -35,6 +35,7 @@ impl RemoteModel for RouteMember {
 
     fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream {
         let (slot, turns) = (self.slot.clone(), self.turns.clone());
+        let mut attempt = Some(options.attempts.begin(None, slot.name()));
         let begin = async move {
             let engine = slot.ready(&turns).await?;
             // Rendering and encoding a long prompt blocks.
@@ -42,7 +43,17 @@ impl RemoteModel for RouteMember {
             begun.map_err(|_| EngineError::Failed("the prompt could not be rendered".to_owned()))?
         };
         let events = stream::once(begin).try_flatten();
-        Box::pin(events.then(|event| future::ready(event.map(without_tokens))))
+        Box::pin(events.map(move |event| {
+            let outcome = match &event {
+                Ok(ChatEvent::Finished(_)) => Some("ok"),
+                Ok(_) => None,
+                Err(error) => Some(error.code()),
+            };
+            if let Some((outcome, attempt)) = outcome.zip(attempt.take_if(|_| outcome.is_some())) {
+                attempt.ended(outcome, None);
+            }
+            event.map(without_tokens)
+        }))
     }
 
     fn free_slots(&self) -> usize {

@@ -76,7 +76,7 @@ impl Harness {
         let (events, received) = stream::channel(max_tokens);
         let stream = TokenStream::new(
             received,
-            GenerationSpan::new("test", &request),
+            (GenerationSpan::new("test", &request), None),
             SpentTokens::default(),
             Arc::default(),
         );

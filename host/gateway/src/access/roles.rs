@@ -56,6 +56,8 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::DELETE, "/v1/secrets/{name}", Admin),
     (Method::GET, "/v1/logs", Read),
     (Method::GET, "/v1/usage", Read),
+    (Method::GET, "/v1/requests", Read),
+    (Method::GET, "/v1/requests/{id}", Read),
     (Method::GET, "/v1/models", Read),
     (Method::POST, "/v1/models", Admin),
     (Method::GET, "/v1/models/{model}", Read),

@@ -52,6 +52,7 @@ mod tests {
             revoked_at_ms: None,
             last_used_day: None,
             requests_per_minute: None,
+            bodies: false,
         })
     }
 

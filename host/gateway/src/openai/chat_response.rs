@@ -41,14 +41,5 @@ pub(crate) fn choice(
     finish: ChatFinish,
     logprobs: Option<ChatLogprobs>,
 ) -> ChatChoice {
-    ChatChoice { index: index as u32, message, finish_reason: finish_reason(finish).to_owned(), logprobs }
-}
-
-/// Returns the name of the reason why a choice ended.
-pub(crate) fn finish_reason(finish: ChatFinish) -> &'static str {
-    match finish {
-        ChatFinish::Stop => "stop",
-        ChatFinish::Length => "length",
-        ChatFinish::ToolCalls => "tool_calls",
-    }
+    ChatChoice { index: index as u32, message, finish_reason: finish.as_str().to_owned(), logprobs }
 }

@@ -26,7 +26,7 @@ use skep_api::{
     ErrorBody, QueuedBatchEnvelope,
 };
 use skep_engine::{Cancel, EngineError, Priority, ServedModel, chat::ChatEvent};
-use skep_runtime::AGENT_MODEL;
+use skep_runtime::{AGENT_MODEL, Surface};
 use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 
@@ -135,7 +135,7 @@ async fn answer(
     let Query(in_query) = in_query.map_err(|rejection| {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", rejection.body_text())
     })?;
-    let target = target_of(&gateway, &model)?;
+    let (target, asked) = (target_of(&gateway, &model)?, model);
     let bytes = body::read(request, &gateway).await?;
     let (tenant, size) = (caller.tenant.to_string(), bytes.len());
     let mut fields = run_on_compute(&gateway, &tenant, size, move |_| body::parse_fields(&bytes)).await?;
@@ -178,8 +178,9 @@ async fn answer(
     if rejects_if_busy && model.free_slots(Priority::Interactive) == 0 {
         return Err(ApiError::from(EngineError::Busy { retry_after_ms: RETRY_AFTER_MS }).into());
     }
-    let chat =
-        StartedChat::start(&gateway, &caller, model, headers::affinity(&headers, &caller)?, &body).await?;
+    let observer = caller.observer(&gateway, Surface::AiRun, Some(&asked), body.parameters.streams());
+    let affinity = headers::affinity(&headers, &caller)?;
+    let chat = StartedChat::start(&gateway, &caller, (model, observer), affinity, &body).await?;
     let (warnings, served) = (chat.warnings.clone(), chat.served());
     let response = match (schema, body.parameters.streams()) {
         (Schema::OpenAi, true) => chat.stream(body.parameters.streams_usage()),

@@ -9,7 +9,7 @@ use crate::{
     openai::{
         Envelope,
         chat_request::ChatBody,
-        chat_response::{choice, completion, finish_reason, message},
+        chat_response::{choice, completion, message},
         fields::Fields,
         logprobs,
     },
@@ -29,10 +29,10 @@ use skep_api::{
     ChunkFunction, ChunkToolCall, ErrorBody, marker,
 };
 use skep_engine::{
-    Affinity, Cancel, EngineError, Model, Priority, TokenLogprob, Usage,
+    Affinity, Cancel, EngineError, Model, Observer, Priority, TokenLogprob, Usage,
     chat::{ChatEvent, ChatMessage, ChatOptions, ChatStream, Routed},
 };
-use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError, WorstCase, most_prompt_tokens};
+use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError, Surface, WorstCase, most_prompt_tokens};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -94,11 +94,15 @@ pub(super) async fn model_of(
     caller: &Caller,
     model: Option<&str>,
 ) -> Result<Model, ApiError> {
-    let name = model.filter(|name| !name.is_empty() && *name != "default");
     let models = gateway.host.models();
-    let model = models.find(name)?;
+    let model = models.find(named(model))?;
     caller.may_use(gateway, &model)?;
     Ok(models.ready(Some(model.name())).await?)
+}
+
+/// Returns the name of the model that was asked for, unless it is the default one.
+pub(super) fn named(model: Option<&str>) -> Option<&str> {
+    model.filter(|name| !name.is_empty() && *name != "default")
 }
 
 async fn with_model(
@@ -107,8 +111,11 @@ async fn with_model(
     headers: &HeaderMap,
     body: &Arc<ChatBody>,
 ) -> Result<Response, ApiError> {
-    let model = model_of(gateway, caller, body.parameters.model.as_deref()).await?;
-    let chat = StartedChat::start(gateway, caller, model, headers::affinity(headers, caller)?, body).await?;
+    let asked = named(body.parameters.model.as_deref());
+    let model = model_of(gateway, caller, asked).await?;
+    let observer = caller.observer(gateway, Surface::ChatCompletions, asked, body.parameters.streams());
+    let affinity = headers::affinity(headers, caller)?;
+    let chat = StartedChat::start(gateway, caller, (model, observer), affinity, body).await?;
     let (warnings, served) = (chat.warnings.clone(), chat.served());
     let response = match body.parameters.streams() {
         true => chat.stream(body.parameters.streams_usage()),
@@ -132,7 +139,7 @@ impl StartedChat {
     pub(super) async fn start(
         gateway: &Gateway,
         caller: &Caller,
-        model: Model,
+        (model, observer): (Model, Option<Arc<dyn Observer>>),
         affinity: Affinity,
         body: &Arc<ChatBody>,
     ) -> Result<StartedChat, ApiError> {
@@ -149,7 +156,7 @@ impl StartedChat {
             let chats = options.into_iter().map(|options| {
                 let worst = worst_case(&started, &messages, &options);
                 let tokens = budget.meter(started.name(), worst)?;
-                let options = ChatOptions { cancel: cancel.clone(), ..options };
+                let options = ChatOptions { cancel: cancel.clone(), observer: observer.clone(), ..options };
                 let stream = started.chat(&messages, options);
                 let stream = stream.map_err(|error| ApiError::of_request(error, asked.form_field()))?;
                 Ok(Metered::new(stream, tokens, spent.clone()))
@@ -305,7 +312,7 @@ impl Writer for ChunkWriter {
             ChatEvent::ToolCallFinished { .. } => return Step::Go(Vec::new()),
             ChatEvent::Finished(outcome) => {
                 self.usage.add(&outcome.usage);
-                let finish_reason = Some(finish_reason(outcome.finish).to_owned());
+                let finish_reason = Some(outcome.finish.as_str().to_owned());
                 self.envelope.chunk(ChunkChoice { finish_reason, ..piece(index, ChatDelta::default()) })
             }
         };

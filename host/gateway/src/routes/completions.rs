@@ -14,7 +14,7 @@ use crate::{
         prompt::Prompt,
         response_format::{self, Form},
     },
-    routes::chat_completions::model_of,
+    routes::chat_completions::{model_of, named},
     spent::Spent,
     sse::{self, Message, Step, Writer},
 };
@@ -27,10 +27,11 @@ use axum::{
 use futures::{StreamExt, stream};
 use skep_api::{Completion, CompletionChoice, ErrorBody};
 use skep_engine::{
-    Affinity, Cancel, Engine, EngineError, FinishReason, GenerateRequest, Sampling, TokenEvent, TokenStream,
-    Usage, chat::encode_prompt,
+    Affinity, Cancel, Engine, EngineError, FinishReason, GenerateRequest, Observer, Sampling, TokenEvent,
+    TokenStream, Usage, chat::encode_prompt,
 };
-use skep_runtime::{TenantBudget, WorstCase};
+use skep_runtime::{Surface, TenantBudget, WorstCase};
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 const MAX_PROMPTS: usize = 64;
@@ -72,7 +73,8 @@ pub(crate) async fn create(
     headers: HeaderMap,
     FieldsBody(body): FieldsBody<CompletionBody>,
 ) -> Result<Response, ApiError> {
-    let model = model_of(&gateway, &caller, body.parameters.model.as_deref()).await?;
+    let asked = named(body.parameters.model.as_deref());
+    let model = model_of(&gateway, &caller, asked).await?;
     let Some(engine) = model.engine().cloned() else {
         let message = format!(
             "{} runs on another server, which answers messages and continues no plain text; use /v1/chat/completions",
@@ -84,8 +86,9 @@ pub(crate) async fn create(
     let budget = gateway.host.tenant_budget(caller.tenant.as_str(), caller.key())?;
     let (started, bytes) = (engine.clone(), body.bytes());
     let spent = caller.spent().clone();
+    let observer = caller.observer(&gateway, Surface::Completions, asked, body.parameters.streams());
     let begin = move |cancel: &Cancel| {
-        let choices = body.start(&started, &affinity, &budget, &spent, cancel)?;
+        let choices = body.start(&started, (&affinity, &observer), &budget, &spent, cancel)?;
         Ok((body, choices))
     };
     let (body, mut choices) = run_on_compute(&gateway, caller.tenant.as_str(), bytes, begin).await?;
@@ -138,7 +141,7 @@ impl CompletionBody {
     fn start(
         &self,
         engine: &Engine,
-        affinity: &Affinity,
+        (affinity, observer): (&Affinity, &Option<Arc<dyn Observer>>),
         budget: &TenantBudget,
         spent: &Spent,
         cancel: &Cancel,
@@ -149,6 +152,7 @@ impl CompletionBody {
             for choice in 0..per_prompt {
                 let mut request = self.request(prompt.clone(), choice, &engine.info().sampling)?;
                 request.affinity = affinity.clone();
+                request.observer = observer.clone();
                 let most = request.max_tokens.unwrap_or_else(|| engine.sequence_limit());
                 let worst = WorstCase {
                     input_tokens: prompt.len(),

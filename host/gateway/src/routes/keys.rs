@@ -4,6 +4,7 @@ use crate::{
     ApiError, Gateway,
     access::Details,
     body::{JsonBody, field},
+    caller::Caller,
 };
 use axum::{
     Extension, Json,
@@ -23,9 +24,13 @@ const DAY_MS: u64 = 24 * 3600 * 1000;
 ))]
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
+    caller: Caller,
     JsonBody(body): JsonBody<NewKey>,
 ) -> Result<(StatusCode, Extension<Details>, Json<Key>), ApiError> {
-    let NewKey { tenant, role, agents, name, expires_in_s, requests_per_minute } = body;
+    let NewKey { tenant, role, agents, name, expires_in_s, requests_per_minute, bodies } = body;
+    if bodies {
+        caller.must_read_bodies()?;
+    }
     let new = NewApiKey {
         tenant: field("tenant", tenant)?,
         role: field("role", role.as_str())?,
@@ -33,9 +38,11 @@ pub(crate) async fn create(
         name,
         expires_in: expires_in_s.map(Duration::from_secs),
         requests_per_minute,
+        bodies,
     };
     let (key, secret) = gateway.host.keys().create(new).await?;
-    let details = Details(format!("key={} tenant={} role={}", key.id, key.tenant, key.role));
+    let bodies = if key.bodies { " bodies" } else { "" };
+    let details = Details(format!("key={} tenant={} role={}{bodies}", key.id, key.tenant, key.role));
     let created = Key { key: Some(secret), ..described(key) };
     Ok((StatusCode::CREATED, Extension(details), Json(created)))
 }
@@ -75,6 +82,7 @@ pub fn described(key: ApiKey) -> Key {
         expires_at_ms: key.expires_at_ms,
         revoked_at_ms: key.revoked_at_ms,
         requests_per_minute: key.requests_per_minute,
+        bodies: key.bodies,
         // The precision is one day.
         last_used_at_ms: key.last_used_day.map(|day| u64::from(day) * DAY_MS),
         key: None,

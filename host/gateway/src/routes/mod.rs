@@ -16,6 +16,7 @@ pub(crate) mod messages;
 pub(crate) mod model_changes;
 pub(crate) mod models;
 pub(crate) mod openapi_document;
+pub(crate) mod requests;
 pub(crate) mod schedules;
 pub(crate) mod secrets;
 pub(crate) mod session_exports;

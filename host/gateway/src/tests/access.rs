@@ -35,6 +35,7 @@ pub(super) async fn key(server: &Server, tenant: &str, role: Role, agents: Optio
         name: String::new(),
         expires_in: None,
         requests_per_minute: None,
+        bodies: false,
     };
     server.host.keys().create(new).await.unwrap().1
 }

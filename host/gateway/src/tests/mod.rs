@@ -15,6 +15,7 @@ mod heavy;
 mod mcp;
 mod mcp_servers;
 mod model_changes;
+mod model_requests;
 mod openapi;
 mod rates;
 mod request_logs;

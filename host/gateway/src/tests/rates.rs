@@ -55,6 +55,7 @@ impl Limited {
             name: String::new(),
             expires_in: None,
             requests_per_minute: requests_per_minute.and_then(NonZeroU32::new),
+            bodies: false,
         };
         self.server.host.keys().create(new).await.unwrap().1
     }

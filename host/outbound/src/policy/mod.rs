@@ -4,7 +4,7 @@
 mod secret;
 
 pub(crate) use secret::Carried;
-pub use secret::{Secret, Secrets, check_secret_value};
+pub use secret::{Redactor, Secret, Secrets, check_secret_value};
 
 use crate::{Origin, Origins, OutboundError};
 use std::{borrow::Cow, sync::Arc};

@@ -37,6 +37,8 @@ pub struct ApiKey {
     pub last_used_day: Option<u32>,
     /// Maximum number of requests per minute, within the tenant's own limit.
     pub requests_per_minute: Option<NonZeroU32>,
+    /// Whether the key may read what was said in requests to models.
+    pub bodies: bool,
 }
 
 /// A key to be created.
@@ -48,6 +50,8 @@ pub struct NewApiKey {
     pub name: String,
     pub expires_in: Option<Duration>,
     pub requests_per_minute: Option<NonZeroU32>,
+    /// Whether the key may read what was said in requests to models. No role includes it.
+    pub bodies: bool,
 }
 
 const MAX_NAME_BYTES: usize = 128;
@@ -122,6 +126,9 @@ impl NewApiKey {
             return invalid(&message);
         }
         match &self.agents {
+            _ if self.role == Role::Metrics && self.bodies => invalid(
+                "a metrics key reads nothing but metrics; omit the bodies, or choose read, invoke or admin",
+            ),
             Some(agents) if self.role == Role::Metrics && !agents.is_empty() => {
                 invalid("a metrics key has no access to agents; omit the agents, or choose invoke or read")
             }
@@ -173,11 +180,15 @@ mod tests {
             name: String::new(),
             expires_in: None,
             requests_per_minute: None,
+            bodies: false,
         };
         let error = key("acme", Role::Admin).check().expect_err("the operator's").to_string();
         assert!(error.contains("choose invoke or read for acme"), "{error}");
         key("acme", Role::Metrics).check().expect_err("metrics cover all tenants");
         key("local", Role::Metrics).check().expect("the operator's");
+        let reads = NewApiKey { bodies: true, ..key("local", Role::Metrics) };
+        reads.check().expect_err("a metrics key reads nothing else");
+        NewApiKey { bodies: true, ..key("acme", Role::Read) }.check().expect("a tenant's own");
         key("acme", Role::Invoke).check().expect("a tenant's own");
         key("local", Role::Admin).check().expect("the operator's");
     }
@@ -191,6 +202,7 @@ mod tests {
             name: String::new(),
             expires_in: None,
             requests_per_minute: None,
+            bodies: false,
         };
         key(Role::Invoke, &["a"]).check().expect("for one agent");
         key(Role::Admin, &["a"]).check().expect_err("admins deploy all of them");

@@ -58,6 +58,7 @@ impl KeyRing {
             revoked_at_ms: None,
             last_used_day: None,
             requests_per_minute: new.requests_per_minute,
+            bodies: new.bodies,
         };
         self.store.put_api_key(&row(&key, digest(&secret))).await?;
         self.known.look_again().await;
@@ -154,6 +155,7 @@ fn row(key: &ApiKey, digest: KeyDigest) -> ApiKeyRow {
         revoked_at_ms: key.revoked_at_ms,
         last_used_day: key.last_used_day,
         requests_per_minute: key.requests_per_minute.map(NonZeroU32::get),
+        bodies: key.bodies,
     }
 }
 
@@ -170,6 +172,7 @@ pub(super) fn api_key(row: ApiKeyRow) -> Result<ApiKey, RuntimeError> {
         revoked_at_ms: row.revoked_at_ms,
         last_used_day: row.last_used_day,
         requests_per_minute: row.requests_per_minute.and_then(NonZeroU32::new),
+        bodies: row.bodies,
     })
 }
 
@@ -188,6 +191,7 @@ mod tests {
             name: "ci".into(),
             expires_in,
             requests_per_minute: NonZeroU32::new(30),
+            bodies: true,
         }
     }
 

@@ -28,7 +28,7 @@ pub use secrets::SecretReader;
 
 use crate::{
     AgentDetail, AgentSummary, BudgetUsedUp, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine,
-    PriceList, RouteMatch, RuntimeError, RuntimeOptions, TenantBudget, ToolDefinition,
+    PriceList, RequestLog, RouteMatch, RuntimeError, RuntimeOptions, TenantBudget, ToolDefinition,
     admission::Admission,
     agent_log::{AgentLog, log_line},
     approvals::ApprovalDesk,
@@ -114,6 +114,10 @@ impl AgentHost {
         let deployments = Arc::new(Deployments::new(stored, routed, logged, compiler, instances.clone()));
         let tokens = TokenBudgets::open(&store, clock.clone(), &options).await?;
         let compute = Arc::new(Compute::new(tenancy.clone()));
+        let stored = (store.clone(), clock.clone(), shutdown.clone());
+        let prices = Arc::new(options.prices.clone());
+        let (requests, logging) =
+            RequestLog::new(options.requests.clone(), stored, prices, egress.vault.clone());
         let batches = batch::Context {
             store: store.clone(),
             clock: clock.clone(),
@@ -124,6 +128,7 @@ impl AgentHost {
             tokens: tokens.clone(),
             compute: compute.clone(),
             deployments: deployments.clone(),
+            requests: requests.clone(),
         };
         let batches = BatchQueue::new(options.batch.clone(), batches);
         let courier = courier::Context {
@@ -147,6 +152,7 @@ impl AgentHost {
                 compute,
                 approvals: ApprovalDesk::new(store.clone(), clock.clone()),
                 tools: Arc::new(tools),
+                requests,
             };
             let host = TurnHost {
                 store,
@@ -170,6 +176,7 @@ impl AgentHost {
         let mut background = JoinSet::new();
         background.spawn(expiry.clone().run());
         background.spawn(watching);
+        background.spawn(logging);
         background.spawn(adoption::run(Arc::downgrade(&dispatch), host.shutdown.clone()));
         dispatch.resume_turns().await?;
         // The courier starts after the turns that it requested earlier have been resumed.
@@ -230,6 +237,7 @@ impl AgentHost {
             return Err(host.deployments.not_found(name));
         }
         self.inner.dispatch.sessions.end_agent(name).await;
+        host.reach.requests.forget(name, None).await;
         host.store.delete_agent(name).await?;
         host.outbox.router.set_agent(name, &[]);
         tracing::info!(agent = name, "deleted");
@@ -283,6 +291,11 @@ impl AgentHost {
         &self.host().reach.compute
     }
 
+    /// Returns the log of requests to models.
+    pub fn requests(&self) -> &RequestLog {
+        &self.host().reach.requests
+    }
+
     pub fn models(&self) -> &ModelSet {
         self.host().reach.models.set()
     }
@@ -323,6 +336,7 @@ impl AgentHost {
             tracing::warn!("turns are still running at the drain deadline; cancelling them");
         }
         self.inner.dispatch.sessions.end_all().await;
+        host.reach.requests.flush().await;
         if let Err(error) = host.store.end_in_order(host.clock.now_ms()).await {
             tracing::warn!(
                 "cannot record an orderly shutdown, so the interrupted turns will count as lost: {error}"

@@ -25,8 +25,8 @@ pub use skep_store::ItemCounts;
 pub(crate) use work::batch_session_pattern;
 
 use crate::{
-    Clock, Compute, Json, deployment::Deployments, event::Outbox, shutdown::Shutdown, tenancy::Tenancy,
-    token_budget::TokenBudgets,
+    Clock, Compute, Json, RequestLog, deployment::Deployments, event::Outbox, shutdown::Shutdown,
+    tenancy::Tenancy, token_budget::TokenBudgets,
 };
 use serde::{Deserialize, Serialize};
 use skep_engine::{
@@ -47,6 +47,7 @@ pub(crate) struct Context {
     pub(crate) tokens: TokenBudgets,
     pub(crate) compute: Arc<Compute>,
     pub(crate) deployments: Arc<Deployments>,
+    pub(crate) requests: RequestLog,
 }
 
 /// Prefix of a model name that refers to an agent.

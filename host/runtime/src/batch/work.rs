@@ -2,8 +2,8 @@
 
 use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
 use crate::{
-    Invocation, Origin, Outcome, RuntimeError, TenantBudget, WorstCase, batch::Context, dispatch::Dispatch,
-    invocation::OWN_KEY, most_prompt_tokens, name::session_in,
+    Invocation, Origin, Outcome, RequestOrigin, RuntimeError, Surface, TenantBudget, WorstCase,
+    batch::Context, dispatch::Dispatch, invocation::OWN_KEY, most_prompt_tokens, name::session_in,
 };
 use skep_engine::{
     Affinity, Cancel, EngineError, Priority,
@@ -58,10 +58,13 @@ pub(super) async fn run(
             let budget =
                 TenantBudget::open(&context.tokens, &context.store, &item.principal, key.as_deref())?;
             let tokens = budget.meter(model.name(), worst)?;
+            let origin = RequestOrigin::of_client(&item.principal, key.as_deref(), Surface::Batch);
+            let origin = origin.asking(Some(&item.model));
             let options = ChatOptions {
                 priority: Priority::Background,
                 affinity: Affinity { tenant: item.principal.clone(), ..Affinity::default() },
                 deadline: Instant::now().checked_add(DEADLINE),
+                observer: context.requests.observer(origin),
                 ..*options
             };
             // Rendering and encoding a long prompt takes long.

@@ -1,7 +1,7 @@
 //! The context that all generations of one turn share: the agent and its session, the deadline, and the remaining tokens.
 
 use crate::{
-    BudgetUsedUp, PriceUnknown, RuntimeError, WorstCase,
+    BudgetUsedUp, PriceUnknown, RequestLog, RequestOrigin, RuntimeError, Surface, WorstCase,
     agent::Agent,
     approvals::{ApprovalDesk, TurnApprovals},
     bindings::types::Error,
@@ -17,10 +17,10 @@ use crate::{
     tool::Tool,
     usage::{Amount, ModelUse, Promise, RequestUse, Source, most_prompt_tokens},
 };
-use skep_engine::{Affinity, Cancel, Model, Priority, ServedModel, Usage};
+use skep_engine::{Affinity, Cancel, Model, Observer, Priority, ServedModel, Usage};
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 use tokio::sync::OwnedSemaphorePermit;
@@ -42,6 +42,7 @@ pub(crate) struct Reach {
     pub(crate) compute: Arc<Compute>,
     pub(crate) approvals: ApprovalDesk,
     pub(crate) tools: Arc<HostTools>,
+    pub(crate) requests: RequestLog,
 }
 
 /// One turn, as the host functions see it.
@@ -62,8 +63,8 @@ pub(crate) struct Turn {
     day: Arc<DayShare>,
     /// The origin of the turn's usage.
     pub(crate) source: Source,
-    /// The reason why a generation was refused, if a budget of the day did not allow it.
-    refused: OnceLock<Refusal>,
+    /// The observer of the turn's requests to models.
+    pub(super) observer: Option<Arc<dyn Observer>>,
     /// The permit of a resumed turn.
     resuming: Mutex<Option<OwnedSemaphorePermit>>,
 }
@@ -86,6 +87,8 @@ struct Spent {
     models: ModelUse,
     /// Estimates of what generations used that were cut off, by call, until they are recorded.
     cut: BTreeMap<u32, Usage>,
+    /// The reason why a generation was refused first, if a budget of the day did not allow it.
+    refused: Option<Refusal>,
 }
 
 /// The tokens that a generation asks for.
@@ -174,7 +177,7 @@ impl Turn {
             spent: Mutex::default(),
             day: Arc::new(day),
             source,
-            refused: OnceLock::new(),
+            observer: None,
             resuming: Mutex::default(),
         }
     }
@@ -193,6 +196,14 @@ impl Turn {
     pub(crate) fn sent_with(mut self, key: Option<String>) -> Self {
         self.source.key = key;
         self
+    }
+
+    /// Lets the log follow the turn's requests to models. It is called once the origin of the turn is complete.
+    pub(crate) fn logged_in(self, log: &RequestLog, surface: Surface) -> Self {
+        let turn = Some(self.tools.turn_id.clone());
+        let origin =
+            RequestOrigin { source: self.source.clone(), turn, surface, asked: None, streamed: None };
+        Turn { observer: log.observer(origin), ..self }
     }
 
     /// Sets the priority of the turn's generations.
@@ -275,7 +286,7 @@ impl Turn {
     /// Refines the error of a failed agent: if the agent only passed on the reason why it was denied a generation, that reason
     /// becomes the error.
     pub(crate) fn explain(&self, error: RuntimeError) -> RuntimeError {
-        match (&error, self.refused.get()) {
+        match (&error, &self.lock().refused) {
             (RuntimeError::AgentFailed { message }, Some(why)) if *message == why.message() => {
                 why.clone().into()
             }
@@ -310,7 +321,7 @@ impl Turn {
         }
         let worst = WorstCase { input_tokens: most_input, output_tokens: max_tokens };
         let Promise { output_tokens: max_tokens, amount: promised } =
-            self.reserve_for_today(&model, worst, beginning)?;
+            self.reserve_for_today(&model, worst, beginning, &mut spent.refused)?;
         spent.tokens += max_tokens;
         spent.running += 1;
         spent.generations += 1;
@@ -324,8 +335,9 @@ impl Turn {
         model: &str,
         worst: WorstCase,
         beginning: GenerationStart,
+        refused: &mut Option<Refusal>,
     ) -> Result<Promise, Error> {
-        let denied = |why| Error::Denied(self.refused.get_or_init(|| why).message());
+        let mut denied = |why| Error::Denied(refused.get_or_insert(why).message());
         match beginning {
             GenerationStart::New => self.day.promise_request(model, worst).map_err(|none| match none {
                 NoTokens::Promised => Error::Busy(RETRY_PROMISED_MS),

@@ -6,7 +6,7 @@ mod waiting_bytes;
 pub use batch::BatchOptions;
 pub use waiting_bytes::WaitingBytes;
 
-use crate::{Limits, ModelGrant, Money, NewWebhook, PriceList, ToolGrant};
+use crate::{Limits, ModelGrant, Money, NewWebhook, PriceList, RequestLogOptions, ToolGrant};
 use skep_outbound::Origins;
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -74,6 +74,8 @@ pub struct RuntimeOptions {
     /// Webhooks that the operator configured.
     pub webhooks: Vec<NewWebhook>,
     pub batch: BatchOptions,
+    /// The log of requests to models.
+    pub requests: RequestLogOptions,
 }
 
 impl RuntimeOptions {
@@ -113,6 +115,7 @@ impl Default for RuntimeOptions {
             usage_session_days: 31,
             webhooks: Vec::new(),
             batch: BatchOptions::default(),
+            requests: RequestLogOptions::default(),
         }
     }
 }

@@ -144,12 +144,14 @@ impl Actor {
                 self.tell_size();
             }
             Command::Delete(responder) => {
+                self.forget_requests().await;
                 self.write(responder, async |store, SessionKey { agent, session }| {
                     store.delete_session(agent, session).await
                 })
                 .await;
             }
             Command::Expire { before_ms, responder } => {
+                self.forget_requests().await;
                 self.write(responder, async |store, SessionKey { agent, session }| {
                     store.expire_session(agent, session, before_ms).await
                 })
@@ -163,6 +165,7 @@ impl Actor {
                 .await;
             }
             Command::Import { snapshot, existing, responder } => {
+                self.forget_requests().await;
                 self.write(responder, async |store, SessionKey { agent, .. }| {
                     store.import_session(agent, *snapshot, existing).await
                 })
@@ -182,6 +185,12 @@ impl Actor {
         self.memory = None;
         let written = write(&self.host.store, &self.key).await;
         let _ = responder.send(written.map_err(RuntimeError::from));
+    }
+
+    /// Stores what the log of requests still holds of the session, so that it is removed with the session.
+    async fn forget_requests(&self) {
+        let SessionKey { agent, session } = &self.key;
+        self.host.reach.requests.forget(agent, Some(session)).await;
     }
 
     fn tell_size(&self) {

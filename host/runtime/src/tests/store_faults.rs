@@ -49,6 +49,7 @@ async fn an_unreadable_row_does_not_keep_the_rest_from_starting() {
         name: "ci".into(),
         expires_in: None,
         requests_per_minute: None,
+        bodies: false,
     };
     host.agents.keys().create(key).await.expect("created");
     let mut host = host;

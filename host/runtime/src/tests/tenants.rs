@@ -26,6 +26,7 @@ async fn start(change: impl FnOnce(&mut RuntimeOptions), limits: &str) -> (Host,
             name: String::new(),
             expires_in: None,
             requests_per_minute: None,
+            bodies: false,
         };
         host.agents.keys().create(new).await.expect("made");
     }

@@ -76,8 +76,9 @@ All settings:
   [tenants.NAME]
              requests_per_minute, request_burst, tokens_per_minute,
              tokens_per_day, money_per_day (\"1.50 USD\"), weight, models (that
-             may be used for the tenant; \"*\" is all of this host); NAME
-             \"default\" covers tenants without a section
+             may be used for the tenant; \"*\" is all of this host), requests
+             (as log under [requests]); NAME \"default\" covers tenants without a
+             section
   [agents.NAME]
              weight: its share of the model, relative to other agents of its tenant
   [grants]   models (\"*\" is all of this host, \"UPSTREAM/*\" all of an
@@ -104,6 +105,8 @@ All settings:
              model NAME; currency (\"USD\"), from: the first day, such as
              \"2026-01-01\"; [[prices.NAME]] has prices from several days on;
              or prices of a [[model]] or of a model of an [[upstream]]
+  [requests] log (\"off\", \"metadata\", \"full\": of requests to models, see:
+             skep requests --help), retention_days (7), max_mb (256), body_kb (64)
   [telemetry]
              otlp_endpoint
   [[upstream]]

@@ -40,6 +40,9 @@ pub struct Secret {
 #[derive(Clone, Debug, Default)]
 pub struct Secrets(Vec<Secret>);
 
+/// Replaces values in texts that are stored or shown.
+pub struct Redactor(Vec<(Vec<Pattern>, String)>);
+
 /// The secrets that were inserted into a request, or into one that led to it by a redirect.
 #[derive(Debug, Default)]
 pub(crate) struct Carried(Vec<Secret>);
@@ -142,11 +145,29 @@ impl Carried {
     }
 
     fn redacted<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
-        let values = self.0.iter().filter_map(|secret| Some((secret.value.as_ref()?, &secret.placeholder)));
-        values.fold(Cow::Borrowed(bytes), |bytes, (value, placeholder)| {
-            Pattern::of(value).iter().fold(bytes, |bytes, pattern| {
-                replaced(&bytes, pattern, placeholder).map_or(bytes, Cow::Owned)
-            })
+        let values =
+            self.0.iter().filter_map(|secret| Some((secret.value.as_deref()?, &*secret.placeholder)));
+        Redactor::new(values).redacted(bytes)
+    }
+}
+
+impl Redactor {
+    /// Creates a redactor of values, each with the text that replaces it.
+    pub fn new<'a>(values: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let mut values: Vec<_> = values.into_iter().collect();
+        // A value that contains another one is found first, because nothing of it may remain.
+        values.sort_by_key(|(value, _)| std::cmp::Reverse(value.len()));
+        Redactor(
+            values.into_iter().map(|(value, instead)| (Pattern::of(value), instead.to_owned())).collect(),
+        )
+    }
+
+    /// Replaces each value, wherever it occurs in any encoding.
+    pub fn redacted<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        self.0.iter().fold(Cow::Borrowed(bytes), |bytes, (patterns, instead)| {
+            patterns
+                .iter()
+                .fold(bytes, |bytes, pattern| replaced(&bytes, pattern, instead).map_or(bytes, Cow::Owned))
         })
     }
 }
@@ -406,6 +427,13 @@ mod tests {
         let error =
             secrets.redact_body("s3cret/\"value".repeat(100).into_bytes(), 1_500).expect_err("it grew");
         assert!(matches!(error, OutboundError::ResponseTooLarge { limit: 1_500 }));
+    }
+
+    #[test]
+    fn nothing_remains_of_a_value_that_contains_another_one() {
+        let redactor = Redactor::new([("inner-value-1", "[one]"), ("outer-inner-value-1-rest", "[two]")]);
+        let redacted = redactor.redacted(b"outer-inner-value-1-rest, inner-value-1, rest");
+        assert_eq!(String::from_utf8_lossy(&redacted), "[two], [one], rest");
     }
 
     #[test]

@@ -268,6 +268,7 @@ impl Compacting {
             affinity: turn.affinity.clone(),
             priority: turn.priority,
             deadline: Some(turn.deadline),
+            observer: turn.observer.clone(),
             resume: call.tokens().to_vec(),
             resume_rolled_back: call.taken_back(),
             ..ChatOptions::default()

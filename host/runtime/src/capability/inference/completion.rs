@@ -96,6 +96,7 @@ pub(crate) async fn complete(
     request.affinity = chat.affinity;
     request.priority = chat.priority;
     request.deadline = chat.deadline;
+    request.observer = chat.observer;
     request.resume = call.tokens().to_vec();
     request.resume_rolled_back = call.taken_back();
     let must_complete = request.constraint.is_some();

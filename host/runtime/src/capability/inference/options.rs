@@ -77,6 +77,7 @@ pub(in crate::capability) fn chat_options(
         affinity: turn.affinity.clone(),
         priority: turn.priority,
         deadline: Some(turn.deadline),
+        observer: turn.observer.clone(),
         ..ChatOptions::default()
     })
 }

@@ -10,7 +10,7 @@ use super::{
     span,
 };
 use crate::{
-    Invocation, RunEvent, RuntimeError,
+    Invocation, RunEvent, RuntimeError, Surface,
     capability::tools::TurnTools,
     capability::{
         ConversationSet, SessionRoom, Turn, TurnContext,
@@ -215,6 +215,7 @@ fn turn_of(run: &Run<'_>, assignment: &Assignment, agent: &Arc<Deployed>, journa
     Turn::new(agent.agent.clone(), affinity, deadline, journal.clone(), tools, &host.reach)
         .with_priority(invocation.priority)
         .sent_with(invocation.key.clone())
+        .logged_in(&host.reach.requests, Surface::of(&invocation.origin))
 }
 
 fn events_of(run: &Run<'_>, invocation: &Invocation, agent: &Deployed) -> TurnEvents {

@@ -1,0 +1,211 @@
+//! Observation of requests to models: what was asked, what came back, and how it ended.
+//!
+//! A request is observed once, where it enters the engine: an answer of a chat at [`crate::Model`], the continuation of
+//! a text at [`crate::Engine`]. An observer must not block, because it is called on the path of the answer.
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::{EngineError, Timing, Usage};
+
+/// Maximum number of attempts that are kept of one request.
+const MAX_ATTEMPTS: usize = 64;
+
+/// Observes requests.
+pub trait Observer: Debug + Send + Sync {
+    /// Returns the observer of a request to `model`. `said` are the messages of the request, the newest first.
+    fn asked(&self, model: &str, said: &mut dyn Iterator<Item = Said<'_>>) -> Box<dyn RequestObserver>;
+}
+
+/// Observes one request.
+pub trait RequestObserver: Send {
+    fn note(&mut self, observation: Observation<'_>);
+
+    /// Takes the end of the request. `spent_tokens` is the number of output tokens that were produced, which is an
+    /// estimate unless the request was finished.
+    fn ended(self: Box<Self>, ending: Ending<'_>, spent_tokens: usize, attempts: Vec<Attempt>);
+}
+
+/// A message of a request, or the text that it continues.
+#[derive(Debug, Clone)]
+pub struct Said<'a> {
+    /// The speaker, or `prompt` for a text to continue.
+    pub role: &'static str,
+    pub text: Cow<'a, str>,
+    pub reasoning: Option<&'a str>,
+    /// The name of the tool that answers, or of the speaker.
+    pub name: Option<&'a str>,
+    /// The call that a tool answers.
+    pub call_id: Option<&'a str>,
+    pub calls: Vec<Called<'a>>,
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, Copy)]
+pub struct Called<'a> {
+    pub id: &'a str,
+    pub name: &'a str,
+    /// JSON, as the model wrote it.
+    pub arguments: &'a str,
+}
+
+/// A part of an answer.
+#[derive(Debug, Clone, Copy)]
+pub enum Observation<'a> {
+    /// A route chose the model that answers.
+    Routed(&'a str),
+    Started {
+        prompt_tokens: u32,
+        cached_tokens: u32,
+    },
+    Reasoning(&'a str),
+    Text(&'a str),
+    Called(Called<'a>),
+}
+
+/// The end of a request.
+#[derive(Debug, Clone, Copy)]
+pub enum Ending<'a> {
+    Finished {
+        reason: &'static str,
+        usage: &'a Usage,
+        timing: &'a Timing,
+    },
+    Failed(&'a EngineError),
+    /// Nobody waited for the answer any longer.
+    Cancelled,
+}
+
+/// One attempt to get an answer: a request that was sent to an upstream, or a model of this process that a route tried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// The upstream, or `None` for a model of this process.
+    pub upstream: Option<String>,
+    pub model: String,
+    /// The word `ok`, `cancelled`, or the name of the fault.
+    pub outcome: &'static str,
+    /// The status of the upstream's response, if there was one.
+    pub status: Option<u16>,
+    pub time: Duration,
+}
+
+/// The attempts of one request, if anybody observes it. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Attempts(Option<Arc<Mutex<Vec<Attempt>>>>);
+
+/// An attempt that has begun. Dropping it notes that it was cancelled.
+#[derive(Debug)]
+pub struct BegunAttempt {
+    attempts: Attempts,
+    upstream: Option<String>,
+    model: String,
+    began: Instant,
+    ended: bool,
+}
+
+impl Attempts {
+    pub(crate) fn kept() -> Self {
+        Attempts(Some(Arc::default()))
+    }
+
+    pub fn begin(&self, upstream: Option<&str>, model: &str) -> BegunAttempt {
+        BegunAttempt {
+            attempts: self.clone(),
+            upstream: upstream.map(str::to_owned),
+            model: model.to_owned(),
+            began: Instant::now(),
+            ended: false,
+        }
+    }
+
+    fn take(&self) -> Vec<Attempt> {
+        let Some(attempts) = &self.0 else { return Vec::new() };
+        std::mem::take(&mut *attempts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn note(&self, attempt: Attempt) {
+        let Some(attempts) = &self.0 else { return };
+        let mut attempts = attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        if attempts.len() < MAX_ATTEMPTS {
+            attempts.push(attempt);
+        }
+    }
+}
+
+impl BegunAttempt {
+    pub fn ended(mut self, outcome: &'static str, status: Option<u16>) {
+        self.note(outcome, status);
+    }
+
+    fn note(&mut self, outcome: &'static str, status: Option<u16>) {
+        self.ended = true;
+        let (upstream, model) = (self.upstream.take(), std::mem::take(&mut self.model));
+        let time = self.began.elapsed();
+        self.attempts.note(Attempt { upstream, model, outcome, status, time });
+    }
+}
+
+impl Drop for BegunAttempt {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.note("cancelled", None);
+        }
+    }
+}
+
+/// The observer of a request in progress. If it is dropped before the end, the request was cancelled.
+pub(crate) struct Observed {
+    /// `None` after the end.
+    observer: Option<Box<dyn RequestObserver>>,
+    attempts: Attempts,
+    spent_tokens: usize,
+}
+
+impl Observed {
+    pub fn begin(
+        observer: &dyn Observer,
+        model: &str,
+        said: &mut dyn Iterator<Item = Said<'_>>,
+        attempts: Attempts,
+    ) -> Self {
+        Observed { observer: Some(observer.asked(model, said)), attempts, spent_tokens: 0 }
+    }
+
+    /// Sets the number of output tokens produced so far.
+    pub fn spent(&mut self, tokens: usize) {
+        self.spent_tokens = tokens;
+    }
+
+    pub fn note(&mut self, observation: Observation<'_>) {
+        if let Some(observer) = &mut self.observer {
+            observer.note(observation);
+        }
+    }
+
+    pub fn fail(&mut self, error: &EngineError) {
+        self.end(match error {
+            EngineError::Cancelled => Ending::Cancelled,
+            error => Ending::Failed(error),
+        });
+    }
+
+    pub fn end(&mut self, ending: Ending<'_>) {
+        if let Some(observer) = self.observer.take() {
+            observer.ended(ending, self.spent_tokens, self.attempts.take());
+        }
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        self.end(Ending::Cancelled);
+    }
+}
+
+impl Debug for Observed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Observed").field("spent_tokens", &self.spent_tokens).finish_non_exhaustive()
+    }
+}
