@@ -60,6 +60,7 @@ fn every_command_explains_itself() {
         "event",
         "webhook",
         "key",
+        "config",
         "model",
         "bench",
         "kernels",

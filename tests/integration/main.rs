@@ -21,6 +21,10 @@ mod batches;
 mod bench;
 /// The commands of the binary, their output and exit codes.
 mod cli;
+/// A host whose configuration tests change.
+mod config_host;
+/// The configuration of a running host, read again.
+mod config_reload;
 /// Structured output: schemas, regular expressions, grammars, tools.
 mod constraints;
 /// The default model on a GPU, if there is one.

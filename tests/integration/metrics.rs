@@ -102,6 +102,8 @@ async fn every_documented_metric_exists_with_its_labels() {
     let limited = Host::start_with(options);
     assert_eq!((limited.get("/no/agent").await.0, limited.get("/no/agent").await.0), (404, 429));
 
+    assert_eq!(host.post("/v1/config/reload", json!(null)).await.0, 409, "it was started without a file");
+
     let (_, metrics) = host.get("/metrics").await;
     let metrics = metrics.as_str().unwrap();
     for Documented { name, kind, labels } in documented() {

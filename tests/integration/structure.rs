@@ -26,7 +26,7 @@ const CRATES: [&str; 12] = [
 ];
 const MOST_FIELDS: usize = 16;
 /// Structs with more fields, which hold settings.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 10] = [
     "RuntimeOptions",
     "Config",
     "EngineConfig",
@@ -34,6 +34,7 @@ const SETTINGS: [&str; 9] = [
     "ModelConfig",
     "Parameters",
     "ChatOptions",
+    "ServerOptions",
     "Limits",
     "LimitsToml",
 ];

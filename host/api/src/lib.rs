@@ -13,6 +13,7 @@ mod ai;
 mod approval;
 mod chat;
 mod completion;
+mod config;
 mod error;
 mod event;
 mod health;
@@ -48,6 +49,7 @@ pub use chat::{
     ChunkFunction, ChunkToolCall, FunctionCall, FunctionToolCall, LikelyToken, TokenLogprob,
 };
 pub use completion::{Completion, CompletionChoice, CompletionLogprobs};
+pub use config::{Config, ConfigReload, Setting, SettingChange};
 pub use error::{ErrorBody, ErrorDetail};
 pub use event::{CloudEvent, Event, NewEvent, PublishedEvent, PublishedState};
 pub use health::{Health, Readiness};

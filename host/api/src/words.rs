@@ -105,6 +105,8 @@ pub mod marker {
         Assistant = "assistant",
         ChatChunk = "chat.completion.chunk",
         ChatCompletion = "chat.completion",
+        Config = "config",
+        ConfigReload = "config.reload",
         DeadLetter = "dead_letter",
         Event = "event",
         Function = "function",

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use skep_engine::{DEFAULT_LOAD_WAIT, Engine, EngineOptions, LoadProgress, LocalModel, ModelSet};
 use skep_model::ExecutorOptions;
 
@@ -18,14 +18,13 @@ pub fn declare(
     options: &ServerOptions,
     engine: &EngineOptions,
     progress: &Arc<dyn Progress + Send>,
+    budget: &Arc<MemoryBudget>,
 ) -> Result<ModelSet> {
     let models = options.local_models();
     check(&models)?;
-    let budgeted = models.iter().map(|model| budgeted(model, options, engine)).collect();
-    let budget = Arc::new(MemoryBudget::new(budgeted));
     let mut set: Option<ModelSet> = None;
     for model in &models {
-        let declared = local_model(model, options, engine, progress, &budget);
+        let declared = local_model(model, options, engine, progress, budget);
         set = Some(match set {
             None => ModelSet::new(declared),
             Some(set) => set.with(declared),
@@ -42,15 +41,22 @@ pub fn declare(
         }
     }
     budget.watch(&set);
-    let first = models.iter().filter(|model| model.load == LoadPolicy::Start);
-    budget.check_together(&first.map(name_of).collect::<Vec<_>>(), &**progress)?;
     Ok(set)
 }
 
-/// Loads the models that are to be there before the host accepts requests.
-pub async fn load_at_start(models: &[ModelOptions], set: &ModelSet) -> Result<()> {
-    for model in models.iter().filter(|model| model.load == LoadPolicy::Start) {
-        let name = name_of(model);
+/// Loads the models that are to be there before the host accepts requests, if all of them fit.
+pub async fn load_at_start(
+    models: &[ModelOptions],
+    set: &ModelSet,
+    budget: &Arc<MemoryBudget>,
+    progress: &Arc<dyn Progress + Send>,
+) -> Result<()> {
+    let first = models.iter().filter(|model| model.load == LoadPolicy::Start);
+    let names: Vec<String> = first.map(name_of).collect();
+    let (planned, budget, progress) = (names.clone(), budget.clone(), progress.clone());
+    let check = move || budget.check_together(&planned, &*progress);
+    tokio::task::spawn_blocking(check).await.context("planning the memory of the models panicked")??;
+    for name in names {
         set.load(&name)?;
         if let skep_engine::ModelState::Failed(reason) = set.settled(&name).await? {
             bail!("{reason}");
@@ -60,7 +66,7 @@ pub async fn load_at_start(models: &[ModelOptions], set: &ModelSet) -> Result<()
 }
 
 /// Returns the model's name. One whose source does not exist is reported under its source when it is loaded.
-fn name_of(model: &ModelOptions) -> String {
+pub fn name_of(model: &ModelOptions) -> String {
     model.served_name().unwrap_or_else(|| model.source.clone())
 }
 
@@ -82,7 +88,8 @@ fn budgeted(model: &ModelOptions, options: &ServerOptions, engine: &EngineOption
     }
 }
 
-fn local_model(
+/// Declares a model. What its own settings leave out is as in `options`.
+pub fn local_model(
     model: &ModelOptions,
     options: &ServerOptions,
     engine: &EngineOptions,
@@ -93,14 +100,15 @@ fn local_model(
     let engine = EngineOptions { context: model.context.or(engine.context), ..engine.clone() };
     let replicas = model.replicas.unwrap_or(options.replicas);
     let (name, source, progress) = (name_of(model), model.source.clone(), progress.clone());
-    let (named, budget) = (name.clone(), budget.clone());
+    let (named, budget, budgeted) = (name.clone(), budget.clone(), budgeted(model, options, &engine));
+    budget.add(budgeted.clone());
     // Nobody deletes the files of a model that a host has loaded.
     let in_use = Mutex::new(None);
     let load = move |told: &LoadProgress| -> Result<Engine, String> {
         let both = Both { told: told.clone(), shown: progress.clone() };
         let held = catalog::hold(&source, &both).map_err(|error| format!("{error:#}"))?;
         *in_use.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
-        let executor = budget.admit(&named, &both).map_err(|error| format!("{error:#}"))?;
+        let executor = budget.admit(&budgeted, &both).map_err(|error| format!("{error:#}"))?;
         open_engine_as(Some(&named), &source, replicas, executor, engine.clone(), &both)
             .map_err(|error| format!("{error:#}"))
     };

@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
 use indicatif::HumanBytes;
@@ -20,10 +20,10 @@ use crate::catalog;
 use crate::machine;
 use crate::progress::Progress;
 
-/// The models that share the memory of a host.
+/// The models that share the memory of a host. Models can be added while it runs.
 #[derive(Default)]
 pub struct MemoryBudget {
-    models: Vec<BudgetedModel>,
+    models: Mutex<Vec<BudgetedModel>>,
     /// The models with their states, known once all of them are declared.
     set: OnceLock<WeakModelSet>,
 }
@@ -38,8 +38,11 @@ pub struct BudgetedModel {
 }
 
 impl MemoryBudget {
-    pub fn new(models: Vec<BudgetedModel>) -> Self {
-        MemoryBudget { models, set: OnceLock::new() }
+    /// Adds a model, which replaces a model of the same name.
+    pub fn add(&self, model: BudgetedModel) {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        models.retain(|known| known.name != model.name);
+        models.push(model);
     }
 
     /// Makes the states of the models known, so that loads see which of the others are loaded.
@@ -51,7 +54,8 @@ impl MemoryBudget {
     /// Checks that the named models fit into the machine's memory together.
     pub fn check_together(&self, names: &[String], progress: &dyn Progress) -> Result<()> {
         let Some(available) = machine::available_memory_bytes() else { return Ok(()) };
-        let chosen = self.models.iter().filter(|model| names.contains(&model.name));
+        let models = self.models();
+        let chosen = models.iter().filter(|model| names.contains(&model.name));
         let mut plans = Vec::new();
         for model in chosen.filter(|model| model.devices().is_none()) {
             // A source that cannot be read is reported by the load of the model.
@@ -76,9 +80,7 @@ impl MemoryBudget {
     }
 
     /// Checks that a model fits beside those that are loaded, and returns the options to load it with.
-    pub fn admit(&self, name: &str, progress: &dyn Progress) -> Result<ExecutorOptions> {
-        let model = self.models.iter().find(|model| model.name == name);
-        let model = model.with_context(|| format!("{name} is not a model of this host"))?;
+    pub fn admit(&self, model: &BudgetedModel, progress: &dyn Progress) -> Result<ExecutorOptions> {
         match model.devices() {
             None => {
                 if let Some(available) = machine::available_memory_bytes() {
@@ -91,7 +93,8 @@ impl MemoryBudget {
                 Ok(model.executor)
             }
             Some(devices) => {
-                let others = self.others(model).filter(|(other, loaded)| {
+                let others = self.others(model);
+                let others = others.iter().filter(|(other, loaded)| {
                     let shares = |theirs: Ordinals| {
                         devices.iter().any(|own| theirs.iter().any(|device| device == own))
                     };
@@ -107,7 +110,8 @@ impl MemoryBudget {
         if plan.total_bytes() <= available {
             return Ok(());
         }
-        let loaded = self.others(model).filter(|(other, loaded)| *loaded && other.devices().is_none());
+        let others = self.others(model);
+        let loaded = others.iter().filter(|(other, loaded)| *loaded && other.devices().is_none());
         let names: Vec<&str> = loaded.map(|(other, _)| other.name.as_str()).collect();
         let beside = if names.is_empty() { String::new() } else { format!(" beside {}", names.join(", ")) };
         bail!(
@@ -119,15 +123,22 @@ impl MemoryBudget {
         )
     }
 
-    /// Returns the other models, each with whether it is loaded.
-    fn others<'a>(&'a self, model: &'a BudgetedModel) -> impl Iterator<Item = (&'a BudgetedModel, bool)> {
-        let is_loaded = |name: &str| {
-            let set = self.set.get().and_then(WeakModelSet::upgrade);
-            let state = set.and_then(|set| set.find(Some(name)).ok()).map(|model| model.state());
-            matches!(state, Some(ModelState::Loaded | ModelState::Unloading))
+    /// Returns the other models that the host still has, each with whether it is loaded.
+    fn others(&self, model: &BudgetedModel) -> Vec<(BudgetedModel, bool)> {
+        let set = self.set.get().and_then(WeakModelSet::upgrade);
+        let is_loaded = |name: &str| match &set {
+            Some(set) => {
+                let state = set.find(Some(name)).ok()?.state();
+                Some(matches!(state, ModelState::Loaded | ModelState::Unloading))
+            }
+            None => Some(false),
         };
-        let others = self.models.iter().filter(|other| other.name != model.name);
-        others.map(move |other| (other, is_loaded(&other.name)))
+        let others = self.models().into_iter().filter(|other| other.name != model.name);
+        others.filter_map(|other| is_loaded(&other.name).map(|loaded| (other, loaded))).collect()
+    }
+
+    fn models(&self) -> Vec<BudgetedModel> {
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use skep_engine::EngineOptions;
-use skep_gateway::{GatewayOptions, RateLimiter};
+use skep_engine::{EngineOptions, InForce};
+use skep_gateway::{Configuration, GatewayOptions, RateLimiter};
 use skep_runtime::{AgentHost, HostParts, RuntimeOptions};
 use skep_store::{Durability, Store};
 use tokio::net::TcpListener;
@@ -17,11 +17,12 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::agent_source::AgentSource;
-use crate::config::rates_of_open_host;
 use crate::data_lock::DataLock;
 use crate::local_models;
+use crate::memory_budget::MemoryBudget;
 use crate::progress::{Progress, Silent};
 use crate::server_options::{DataDir, ServerOptions};
+use crate::settings::{self, Parts, Settings};
 use crate::upstreams::VaultKeys;
 
 /// The name under which the agents that a host is started with are deployed.
@@ -32,6 +33,7 @@ pub struct RunningServer {
     pub address: SocketAddr,
     pub keys_required: bool,
     pub host: AgentHost,
+    pub configuration: Arc<dyn Configuration>,
     store: Store,
     /// Held until everything else is closed.
     data_lock: Option<DataLock>,
@@ -54,9 +56,7 @@ pub async fn start_with(
 ) -> Result<RunningServer> {
     let access = options.auth.at(options.listen.ip())?;
     let is_open = access.keys_required || !options.listen.ip().is_loopback();
-    let rates = options.rates.clone();
-    let rates = if is_open { rates_of_open_host(rates) } else { rates };
-    let rates = Arc::new(RateLimiter::new(rates));
+    let rates = Arc::new(RateLimiter::new(settings::rates_of(&options, is_open)));
     // The port comes first, because a port in use is the most common failure and loading the model takes
     // longest.
     let listener = TcpListener::bind(options.listen).await.with_context(|| {
@@ -71,10 +71,16 @@ pub async fn start_with(
         DataDir::InMemory => None,
     };
     let vault = VaultKeys::default();
-    let engine_options = EngineOptions { meter: Some(rates.clone()), ..options.engine.clone() };
-    let models = local_models::declare(&options, &engine_options, &progress)?;
+    let weights = InForce::new(options.weights.clone());
+    let engine =
+        EngineOptions { meter: Some(rates.clone()), weights: weights.clone(), ..options.engine.clone() };
+    let budget = Arc::<MemoryBudget>::default();
+    let models = local_models::declare(&options, &engine, &progress, &budget)?;
     let models = options.remote.add_to(models, &options.runtime.prices, &vault)?;
-    local_models::load_at_start(&options.local_models(), &models).await?;
+    for warning in settings::warnings(&options, &models) {
+        tracing::warn!("{warning}");
+    }
+    local_models::load_at_start(&options.local_models(), &models, &budget, &progress).await?;
     let store = open_store(&options.data, options.durability).await?;
     let artifact_dir = match &options.data {
         DataDir::Path(dir) => Some(dir.join("artifacts")),
@@ -84,8 +90,9 @@ pub async fn start_with(
         DataDir::Path(dir) => Some(dir.join("secrets.key")),
         DataDir::InMemory => None,
     };
-    let runtime = RuntimeOptions { artifact_dir, key_file, ..options.runtime };
-    let parts = HostParts { tool_servers: options.tool_servers, ..HostParts::new(store.clone(), models) };
+    let runtime = RuntimeOptions { artifact_dir, key_file, ..options.runtime.clone() };
+    let tool_servers = options.tool_servers.clone();
+    let parts = HostParts { tool_servers, ..HostParts::new(store.clone(), models) };
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
     vault.open(host.secret_reader());
     for agent in agents {
@@ -94,7 +101,26 @@ pub async fn start_with(
             .await
             .with_context(|| format!("deploying {name}"))?;
     }
-    let gateway = GatewayOptions { access, rates, ..options.gateway };
+    let model_names = InForce::new(options.model_names.clone());
+    let gateway_options = options.gateway.clone();
+    let parts = Parts {
+        rates: rates.clone(),
+        is_open,
+        weights,
+        model_names: model_names.clone(),
+        vault,
+        engine,
+        budget,
+        progress,
+    };
+    let configuration: Arc<dyn Configuration> = Arc::new(Settings::new(host.clone(), parts, options));
+    let gateway = GatewayOptions {
+        access,
+        rates,
+        model_names,
+        configuration: Some(configuration.clone()),
+        ..gateway_options
+    };
     let drain = gateway.drain;
     let (stop, stopped) = oneshot::channel::<()>();
     let shutdown = async move {
@@ -103,7 +129,7 @@ pub async fn start_with(
     };
     let serving = tokio::spawn(skep_gateway::serve(listener, host.clone(), gateway, shutdown));
     let keys_required = access.keys_required;
-    Ok(RunningServer { address, keys_required, host, store, data_lock, drain, stop, serving })
+    Ok(RunningServer { address, keys_required, host, configuration, store, data_lock, drain, stop, serving })
 }
 
 /// Returns the path of the database in a host's data folder.

@@ -3,6 +3,7 @@
 //! Configuration fills them in and the server reads them, so they depend on neither.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use skep_engine::EngineOptions;
+use skep_engine::{EngineOptions, Weights};
 use skep_gateway::{AccessOptions, GatewayOptions, RateOptions};
 use skep_model::{DeviceChoice, ExecutorOptions};
 use skep_runtime::{RuntimeOptions, ToolServer};
@@ -19,6 +20,7 @@ use skep_store::Durability;
 use crate::catalog;
 use crate::model_options::ModelOptions;
 use crate::upstreams::RemoteOptions;
+use crate::written::Written;
 
 /// Options of a host.
 #[derive(Debug, Clone)]
@@ -48,6 +50,36 @@ pub struct ServerOptions {
     pub remote: RemoteOptions,
     pub auth: AuthOptions,
     pub rates: RateOptions,
+    /// The shares of tenants and agents in each model.
+    pub weights: Weights,
+    /// Aliases of models on the routes of Workers AI.
+    pub model_names: BTreeMap<String, String>,
+    /// The origin of the options.
+    pub source: Source,
+}
+
+/// The origin of a host's options.
+#[derive(Clone, Default)]
+pub struct Source {
+    /// The file that the host was started with.
+    pub file: Option<PathBuf>,
+    /// The settings of the file and the flags.
+    pub written: Written,
+    /// Reads the file again and applies the same flags.
+    pub reread: Option<Reread>,
+}
+
+/// Reads options again.
+pub type Reread = Arc<dyn Fn() -> Result<ServerOptions> + Send + Sync>;
+
+/// Leaves out the function that reads the file again.
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source")
+            .field("file", &self.file)
+            .field("written", &self.written)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Storage for agents, sessions and conversations.
@@ -86,6 +118,9 @@ impl Default for ServerOptions {
             remote: RemoteOptions::default(),
             auth: AuthOptions::default(),
             rates: RateOptions::default(),
+            weights: Weights::default(),
+            model_names: BTreeMap::new(),
+            source: Source::default(),
         }
     }
 }

@@ -24,6 +24,7 @@ mod fairness;
 mod generation_span;
 mod handle;
 mod health;
+mod in_force;
 mod keyed_hash;
 mod kv;
 mod lookahead;
@@ -58,11 +59,12 @@ pub use error::{EngineError, UpstreamFault};
 pub use event::{FinishReason, Finished, RolledBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
 pub use fairness::{TokenMeter, Weights};
 pub use handle::Engine;
+pub use in_force::InForce;
 pub use model::{Model, RemoteInfo, RemoteModel, estimated_tokens};
 pub use model_info::ModelInfo;
 pub use model_set::{
-    DEFAULT_LOAD_WAIT, LoadProgress, Loader, LocalModel, ModelSet, ModelState, ServedModel, WeakModelSet,
-    check_name,
+    DEFAULT_LOAD_WAIT, LoadProgress, Loader, LocalModel, ModelChanges, ModelSet, ModelState, ServedModel,
+    WeakModelSet, check_name,
 };
 pub use observation::{
     Attempt, Attempts, BegunAttempt, Called, Ending, Observation, Observer, RequestObserver, Said,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{TokenMeter, Weights};
+use crate::{InForce, TokenMeter, Weights};
 
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
@@ -28,7 +28,7 @@ pub struct EngineOptions {
     pub routing: Routing,
     pub speculation: Speculation,
     /// The shares of tenants and agents in each replica while demand exceeds capacity.
-    pub weights: Arc<Weights>,
+    pub weights: InForce<Weights>,
     /// Receives the number of tokens that each tenant got.
     pub meter: Option<Arc<dyn TokenMeter>>,
 }
@@ -44,7 +44,7 @@ impl Default for EngineOptions {
             default_deadline: Duration::from_secs(600),
             routing: Routing::default(),
             speculation: Speculation::Off,
-            weights: Arc::default(),
+            weights: InForce::default(),
             meter: None,
         }
     }

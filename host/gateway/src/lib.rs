@@ -12,6 +12,7 @@ mod access_log;
 mod body;
 mod caller;
 mod client_address;
+mod configuration;
 mod error;
 mod headers;
 mod mcp;
@@ -34,6 +35,7 @@ mod workers_ai;
 use axum::{Router, body::Bytes, extract::DefaultBodyLimit, middleware};
 use ipnet::IpNet;
 use serde_json::Value;
+use skep_engine::InForce;
 use skep_runtime::AgentHost;
 use std::{
     collections::BTreeMap,
@@ -51,6 +53,7 @@ use utoipa_axum::{
 };
 
 pub use access::AccessOptions;
+pub use configuration::{Configuration, ReloadError, reload as reload_configuration};
 pub use error::ApiError;
 pub use mcp::McpOptions;
 pub use rates::{RateLimiter, RateOptions, TenantRates};
@@ -80,7 +83,9 @@ pub struct GatewayOptions {
     /// Maximum time that running requests may continue after the server starts to shut down.
     pub drain: Duration,
     /// Aliases of models, such as `@cf/meta/llama-3.1-8b-instruct`, on the routes of Workers AI.
-    pub model_names: BTreeMap<String, String>,
+    pub model_names: InForce<BTreeMap<String, String>>,
+    /// The configuration of the host, if it is one that can be shown and read again.
+    pub configuration: Option<Arc<dyn Configuration>>,
     /// Bounds of `/mcp`.
     pub mcp: McpOptions,
     /// Links the span of a request to the caller's trace. With `None`, each request starts a trace.
@@ -98,7 +103,8 @@ impl Default for GatewayOptions {
             trusted_proxies: Vec::new(),
             rates: Arc::default(),
             drain: Duration::from_secs(30),
-            model_names: BTreeMap::new(),
+            model_names: InForce::default(),
+            configuration: None,
             mcp: McpOptions::default(),
             remote_parent: None,
         }
@@ -216,9 +222,9 @@ fn routes_of(gateway: Gateway) -> Router {
 /// Returns the table of routes. Each handler declares its path and its method beside its description.
 fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
     use routes::{
-        agents, ai_batches, ai_run, approvals, chat_completions, completions, events, health, held, keys,
-        logs, mcp_servers, messages, model_changes, models, openapi_document, requests, schedules, secrets,
-        session_exports, sessions, status, turns, usage, versions, webhooks,
+        agents, ai_batches, ai_run, approvals, chat_completions, completions, config, events, health, held,
+        keys, logs, mcp_servers, messages, model_changes, models, openapi_document, requests, schedules,
+        secrets, session_exports, sessions, status, turns, usage, versions, webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
     let import_limit = DefaultBodyLimit::max(session_exports::MAX_BYTES);
@@ -266,6 +272,8 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(requests::list))
         .routes(routes!(requests::show))
         .routes(routes!(held::show, held::decide))
+        .routes(routes!(config::show))
+        .routes(routes!(config::reload))
         .routes(routes!(status::show))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))

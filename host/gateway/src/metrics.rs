@@ -17,6 +17,7 @@ pub(crate) const CONNECTIONS_REFUSED: &str = "skep_http_connections_refused_tota
 pub(crate) const CONNECTIONS_ENDED: &str = "skep_http_connections_ended_total";
 pub(crate) const MCP_SESSIONS: &str = "skep_mcp_sessions";
 pub(crate) const MCP_CALLS: &str = "skep_mcp_calls_total";
+pub(crate) const CONFIG_RELOADS: &str = "skep_config_reloads_total";
 pub(crate) const RATE_LIMITED: &str = "skep_rate_limited_total";
 
 pub(crate) const BUILD: &str = "skep_build_info";
@@ -152,6 +153,12 @@ const METRICS: &[MetricSpec] = &[
         kind: MetricKind::Counter,
         unit: Unit::Count,
         help: "Requests refused by a rate limit",
+    },
+    MetricSpec {
+        name: CONFIG_RELOADS,
+        kind: MetricKind::Counter,
+        unit: Unit::Count,
+        help: "Reloads of the configuration",
     },
 ];
 

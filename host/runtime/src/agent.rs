@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// A deployed version of an agent. A turn keeps the version with which it started.
+#[derive(Clone)]
 pub(crate) struct Agent {
     pub(crate) version: u64,
     pub(crate) deployed_at_ms: u64,

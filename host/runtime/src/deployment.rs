@@ -88,8 +88,42 @@ impl Deployments {
 
     /// Compiles the stored agents concurrently.
     pub(crate) async fn restore(self: &Arc<Self>) -> Result<(), RuntimeError> {
+        let rows = self.store.agents().await?;
+        self.restore_all(rows).await;
+        Ok(())
+    }
+
+    /// Tries those agents again that could not be restarted because the host lacked their model. Returns the names of
+    /// those that can be called now.
+    pub(crate) async fn restore_waiting(self: &Arc<Self>) -> Result<Vec<String>, RuntimeError> {
+        let waits = |slot: &Slot| matches!(slot, Slot::Failed(NotStarted { model_gone: Some(_), .. }));
+        let mut names: Vec<String> = self.names();
+        names.retain(|name| self.read().get(name).is_some_and(waits));
+        if names.is_empty() {
+            return Ok(names);
+        }
+        let mut rows = self.store.agents().await?;
+        rows.retain(|row| names.contains(&row.agent.name));
+        self.restore_all(rows).await;
+        names.retain(|name| self.deployed(name).is_ok());
+        Ok(names)
+    }
+
+    /// Gives all agents the limits that follow from the operator's ceilings now. Turns that run keep theirs.
+    pub(crate) fn renew_limits(&self) {
+        let mut agents = self.agents.write().unwrap_or_else(PoisonError::into_inner);
+        for slot in agents.values_mut() {
+            let Slot::Ready(deployed) = slot else { continue };
+            let limits = self.compiler.limits_of(&deployed.manifest);
+            if limits != deployed.limits {
+                *deployed = Arc::new(deployed.limited(limits));
+            }
+        }
+    }
+
+    async fn restore_all(self: &Arc<Self>, rows: Vec<VersionRow>) {
         let mut restoring = JoinSet::new();
-        for row in self.store.agents().await? {
+        for row in rows {
             let deployments = self.clone();
             restoring.spawn(async move {
                 // Routes are set even for an agent that cannot be called, so that its events wait
@@ -108,7 +142,6 @@ impl Deployments {
             });
         }
         restoring.join_all().await;
-        Ok(())
     }
 
     async fn restore_one(&self, row: &VersionRow) -> Result<Deployed, RuntimeError> {
@@ -170,10 +203,12 @@ impl Deployments {
     /// Makes a prepared version the active one.
     pub(crate) async fn activate(
         &self,
-        prepared: Prepared,
+        mut prepared: Prepared,
         version: u64,
         deployed_at_ms: u64,
     ) -> AgentSummary {
+        // The ceilings may have changed since the version was prepared.
+        prepared.limits = self.compiler.limits_of(&prepared.manifest);
         let (agent, logs) = prepared.into_version(version, deployed_at_ms);
         let (name, summary) = (agent.manifest.name.to_string(), agent.summary());
         self.outbox.router.set_agent(&name, &agent.manifest.trigger.event);

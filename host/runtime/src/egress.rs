@@ -1,4 +1,4 @@
-//! Outbound requests of agents: the HTTP client, the operator's allowed hosts, and the secrets. Denials name the setting
+//! Outbound requests of agents: the HTTP client, the allowed hosts, and the secrets. Denials name the setting
 //! that would allow the request.
 
 use crate::{
@@ -21,20 +21,17 @@ pub(crate) struct Egress {
     /// Slots for calls to tool servers. They are separate, so that slow servers do not block requests.
     tool_call_permits: TenantPermits,
     pub(crate) vault: Arc<Vault>,
-    granted: Arc<Origins>,
 }
 
 impl Egress {
     pub(crate) fn new(store: Store, clock: Clock, options: &RuntimeOptions, tenancy: Tenancy) -> Self {
-        let (client, granted) =
-            (Client::new(options.outbound.clone()), Arc::new(options.granted_hosts.clone()));
+        let client = Client::new(options.outbound.clone());
         let request_permits = TenantPermits::new(options.outbound.max_running, tenancy.clone());
         let tool_call_permits = TenantPermits::new(options.outbound.max_running, tenancy);
         Egress {
             client,
             request_permits,
             tool_call_permits,
-            granted,
             vault: Arc::new(Vault::new(store, clock, options.key_file.clone())),
         }
     }
@@ -62,21 +59,16 @@ impl Egress {
         self.client.send(request, policy, bounds).await
     }
 
-    /// Whether both the developer and the operator allow any host at all.
-    pub(crate) fn grants_any(&self, manifest: &Manifest) -> bool {
-        !manifest.grants.hosts.is_empty() && !self.granted.is_empty()
-    }
-
-    /// Returns the hosts to which an agent may send requests: those that its developer asks for and the operator allows.
-    /// `placeholder` returns the text that stands for a secret in requests.
+    /// Returns the hosts to which an agent may send requests: those that its developer asks for and the operator allows, which
+    /// are `granted`. `placeholder` returns the text that stands for a secret in requests.
     pub(crate) async fn policy(
         &self,
         manifest: &Manifest,
+        granted: Arc<Origins>,
         placeholder: impl Fn(&str) -> String,
     ) -> Result<Policy, RuntimeError> {
         let grants = &manifest.grants;
-        let policy =
-            Policy::default().and(grants.hosts.clone(), DEVELOPER).and(self.granted.clone(), OPERATOR);
+        let policy = Policy::default().and(grants.hosts.clone(), DEVELOPER).and(granted, OPERATOR);
         if grants.secrets.is_empty() {
             return Ok(policy);
         }

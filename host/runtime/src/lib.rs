@@ -111,7 +111,7 @@ pub use summary::{
 };
 pub use tenancy::TENANT_SHARE;
 pub use tenant_tokens::{TenantBudget, TenantTokens};
-pub use text::for_terminal;
+pub use text::{did_you_mean, for_terminal, nearest_name};
 pub use toml_text::parse_toml;
 pub use usage::{
     Amount, Bill, Currency, Money, Price, PriceList, Rate, Unpriced, UsageBy, UsageCounts, UsageDay,

@@ -4,23 +4,25 @@
 //! configures nothing allows only the host's default model. A route counts as all the models that it may choose, so a
 //! request never leaves the host without a grant that names the upstream.
 
-use crate::{Manifest, ModelGrant, RuntimeOptions, agent::Agent, bindings::types::Error, name::setting_of};
-use skep_engine::{Model, ModelSet, ServedModel};
-use std::{collections::BTreeMap, sync::Arc};
+use crate::{Manifest, ModelGrant, agent::Agent, bindings::types::Error, name::setting_of, options::Rules};
+use skep_engine::{InForce, Model, ModelSet, ServedModel};
+use std::sync::Arc;
 
 /// The host's models, and the operator's ceilings on which of them agents and tenants may use.
 #[derive(Clone)]
 pub(crate) struct GrantedModels {
     set: ModelSet,
-    ceiling: Arc<Vec<ModelGrant>>,
-    tenants: Arc<BTreeMap<String, Vec<ModelGrant>>>,
+    rules: InForce<Rules>,
 }
 
 impl GrantedModels {
-    pub(crate) fn new(set: ModelSet, options: &RuntimeOptions) -> Self {
-        let default = || vec![ModelGrant::of(set.default_name())];
-        let ceiling = Arc::new(options.granted_models.clone().unwrap_or_else(default));
-        GrantedModels { set, ceiling, tenants: Arc::new(options.tenant_models.clone()) }
+    pub(crate) fn new(set: ModelSet, rules: InForce<Rules>) -> Self {
+        GrantedModels { set, rules }
+    }
+
+    /// Returns the models as they are now, with these rules. Later changes do not reach them.
+    pub(crate) fn pinned(&self, rules: Arc<Rules>) -> Self {
+        GrantedModels { set: self.set.pinned(), rules: rules.into() }
     }
 
     pub(crate) fn set(&self) -> &ModelSet {
@@ -69,10 +71,9 @@ impl GrantedModels {
         is_operator: bool,
         model: &ServedModel,
     ) -> Result<(), String> {
-        let local = || vec![ModelGrant::all_local()];
-        match self.of_tenant(tenant) {
+        match setting_of(&self.rules.now().tenant_models, tenant) {
             None if is_operator => Ok(()),
-            None => check_tenant(tenant, &local(), model),
+            None => check_tenant(tenant, &[ModelGrant::all_local()], model),
             Some(granted) => check_tenant(tenant, granted, model),
         }
     }
@@ -80,12 +81,15 @@ impl GrantedModels {
     fn check(&self, agent: &Agent, tenant: &str, asked: &str, model: &ServedModel) -> Result<(), String> {
         // Under its own name, the model that an agent's alias means is the agent's own model, too.
         let own = self.own_name(agent).filter(|own| own == asked).unwrap_or_else(|| agent.model.clone());
-        check(&agent.manifest, &own, &self.ceiling, asked, model)?;
-        self.of_tenant(tenant).map_or(Ok(()), |granted| check_tenant(tenant, granted, model))
-    }
-
-    fn of_tenant(&self, tenant: &str) -> Option<&Vec<ModelGrant>> {
-        setting_of(&self.tenants, tenant)
+        let rules = self.rules.now();
+        match &rules.granted_models {
+            Some(ceiling) => check(&agent.manifest, &own, ceiling, asked, model)?,
+            None => {
+                check(&agent.manifest, &own, &[ModelGrant::of(self.set.default_name())], asked, model)?;
+            }
+        }
+        let of_tenant = setting_of(&rules.tenant_models, tenant);
+        of_tenant.map_or(Ok(()), |granted| check_tenant(tenant, granted, model))
     }
 }
 

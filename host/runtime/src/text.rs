@@ -1,5 +1,5 @@
 //! Makes text from agents safe for a terminal: characters that would move the cursor, change colors
-//! or imitate another log line are escaped.
+//! or imitate another log line are escaped. Also finds the name that was meant by a misspelled one.
 
 use std::{borrow::Cow, fmt::Write as _};
 
@@ -35,6 +35,26 @@ pub(crate) fn cut(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }
 
+/// Returns the known name that resembles an unknown one most, if one does.
+pub fn nearest_name<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if unknown.len() <= 2 {
+        return None;
+    }
+    let known: Vec<&str> = known.into_iter().collect();
+    let distance = |name: &str| strsim::damerau_levenshtein(unknown, name);
+    let nearest = known.iter().copied().min_by_key(|name| distance(name))?;
+    // Allows one typo per three letters, or one name being a prefix of the other.
+    if distance(nearest) <= 1.max(unknown.len() / 3) {
+        return Some(nearest);
+    }
+    known.into_iter().find(|name| name.starts_with(unknown) || unknown.starts_with(name))
+}
+
+/// Returns the known name that resembles an unknown one as an addition to a sentence; empty if there is none.
+pub fn did_you_mean<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest_name(unknown, known).map(|name| format!("; did you mean {name:?}?")).unwrap_or_default()
+}
+
 /// Formats bytes as lowercase hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(64), |mut text, byte| {
@@ -46,6 +66,22 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_misspelled_name_is_recognized() {
+        let known = ["concierge", "echo", "echo-loud"];
+        for (unknown, meant) in [
+            ("conceirge", Some("concierge")),
+            ("echos", Some("echo")),
+            ("conc", Some("concierge")),
+            ("xx", None),
+            ("orders", None),
+        ] {
+            assert_eq!(nearest_name(unknown, known), meant, "{unknown}");
+        }
+        assert_eq!(did_you_mean("ecko", known), "; did you mean \"echo\"?");
+        assert_eq!(did_you_mean("orders", known), "");
+    }
 
     #[test]
     fn control_characters_are_escaped_and_other_text_is_kept() {

@@ -6,14 +6,16 @@
 //! so that many concurrent turns do not exceed a budget together.
 
 use crate::{
-    BudgetUsedUp, Clock, PriceUnknown, RuntimeError, RuntimeOptions, UsageDay, WorstCase,
+    BudgetUsedUp, Clock, PriceUnknown, RuntimeError, UsageDay, WorstCase,
     error::Budget,
     name::setting_of,
+    options::Rules,
     usage::{ModelUse, MoneyBudgets, MoneyShare, NoMoney, Promise, Source},
 };
+use skep_engine::InForce;
 use skep_store::{Store, TokenUse, UsageCounts, UsageRow};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -34,7 +36,7 @@ pub(crate) struct TokenBudgets(Arc<Inner>);
 
 struct Inner {
     clock: Clock,
-    of_tenants: BTreeMap<String, u32>,
+    rules: InForce<Rules>,
     money: MoneyBudgets,
     today: Mutex<Today>,
 }
@@ -119,30 +121,30 @@ impl TokenBudgets {
     pub(crate) async fn open(
         store: &Store,
         clock: Clock,
-        options: &RuntimeOptions,
+        rules: InForce<Rules>,
     ) -> Result<Self, RuntimeError> {
         let mut today = Today { day: day_of(clock.now_ms()), tallies: HashMap::new() };
         for used in store.token_use(today.day).await? {
             today.count(&used);
         }
-        let of_tenants = options.tenant_tokens_per_day.clone();
-        let money = options.tenant_money_per_day.clone();
-        let money = MoneyBudgets::open(store, clock.clone(), Arc::new(options.prices.clone()), money).await?;
-        Ok(TokenBudgets(Arc::new(Inner { clock, of_tenants, money, today: Mutex::new(today) })))
+        let money = MoneyBudgets::open(store, clock.clone()).await?;
+        Ok(TokenBudgets(Arc::new(Inner { clock, rules, money, today: Mutex::new(today) })))
     }
 
     /// Returns the share for work of a tenant, either with an agent that has this daily limit or
-    /// directly with a model.
+    /// directly with a model. The share keeps the budgets and prices that are in force now.
     pub(crate) fn share(&self, tenant: &str, agent: Option<(&str, u32)>) -> DayShare {
         let mut accounts = Vec::with_capacity(2);
         if let Some((name, limit)) = agent {
             accounts.push((Account::Agent(name.to_owned()), u64::from(limit)));
         }
-        let limit = setting_of(&self.0.of_tenants, tenant);
+        let rules = self.0.rules.now();
+        let limit = setting_of(&rules.tenant_tokens_per_day, tenant);
         if let Some(limit) = limit {
             accounts.push((Account::Tenant(tenant.to_owned()), u64::from(*limit)));
         }
-        let money = self.0.money.share(tenant);
+        let limit = setting_of(&rules.tenant_money_per_day, tenant).copied();
+        let money = self.0.money.share(tenant, limit, rules.prices.clone());
         let (agent, tenant) = (agent.map(|(name, _)| name.to_owned()), tenant.to_owned());
         DayShare { budgets: self.clone(), agent, tenant, accounts, money, held: Mutex::default() }
     }
@@ -311,11 +313,14 @@ fn day_of(ms: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::RuntimeOptions;
+    use std::collections::BTreeMap;
 
     async fn budgets(store: &Store, clock: &Clock) -> TokenBudgets {
         let tenant_tokens_per_day = BTreeMap::from([("acme".to_owned(), 100), ("default".to_owned(), 50)]);
         let options = RuntimeOptions { tenant_tokens_per_day, ..RuntimeOptions::default() };
-        TokenBudgets::open(store, clock.clone(), &options).await.expect("readable")
+        let rules = InForce::new(Rules::from(&options));
+        TokenBudgets::open(store, clock.clone(), rules).await.expect("readable")
     }
 
     async fn spend(store: &Store, share: &DayShare, tokens: u64) {
@@ -354,6 +359,20 @@ mod tests {
         let share = again.share("acme", Some(("a", 10)));
         clock.advance(DAY_MS);
         assert!(matches!(share.promise(20), Ok(10)), "a new day");
+    }
+
+    #[tokio::test]
+    async fn a_replaced_budget_counts_what_was_used_before_and_spares_turns_that_run() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        let budgets = budgets(&store, &Clock::at(0)).await;
+        let running = budgets.share("acme", Some(("a", 1_000)));
+        spend(&store, &budgets.share("acme", Some(("a", 1_000))), 40).await;
+        let tenant_tokens_per_day = BTreeMap::from([("acme".to_owned(), 45)]);
+        let options = RuntimeOptions { tenant_tokens_per_day, ..RuntimeOptions::default() };
+        budgets.0.rules.replace(Rules::from(&options));
+        assert!(matches!(budgets.share("acme", None).promise(20), Ok(5)), "40 of 45 are used");
+        assert!(matches!(running.promise(50), Ok(50)), "a turn keeps the budget with which it began");
+        assert!(matches!(budgets.share("local", None).promise(500), Ok(500)), "the default budget is gone");
     }
 
     #[tokio::test]

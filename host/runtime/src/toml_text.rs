@@ -1,6 +1,7 @@
 //! Parses `agent.toml` and `skep.toml` with uniform error messages: the line, the section and
 //! field, the mistake, and for a misspelled field the likely intended one.
 
+use crate::text::nearest_name;
 use serde::de::DeserializeOwned;
 
 /// Starts of messages that already name the field.
@@ -63,15 +64,7 @@ fn is_header(line: &str) -> bool {
 fn nearest_field(message: &str) -> Option<&str> {
     let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
     let unknown = quoted.next()?;
-    let known: Vec<&str> = quoted.collect();
-    let distance = |name: &str| strsim::damerau_levenshtein(unknown, name);
-    let nearest = known.iter().copied().min_by_key(|name| distance(name))?;
-    // Allows one typo per three letters, or one name being a prefix of the other.
-    if distance(nearest) <= 1.max(unknown.len() / 3) && unknown.len() > 2 {
-        return Some(nearest);
-    }
-    let begins = |name: &&str| unknown.len() > 2 && (name.starts_with(unknown) || unknown.starts_with(*name));
-    known.into_iter().find(begins)
+    nearest_name(unknown, quoted)
 }
 
 #[cfg(test)]

@@ -110,6 +110,14 @@ pub fn name_of(name_or_path: &str) -> Option<String> {
     }
 }
 
+/// Checks that there is such a model, without pulling it.
+pub fn check(name_or_path: &str) -> Result<()> {
+    match source(name_or_path)? {
+        Some(_) => Ok(()),
+        None => local(Path::new(name_or_path)).map(drop),
+    }
+}
+
 /// Returns the catalog entry with this name or alias.
 pub fn entry(name: &str) -> Option<&'static CatalogEntry> {
     entries().iter().find(|entry| entry.is_called(name))

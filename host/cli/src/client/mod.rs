@@ -3,6 +3,7 @@
 mod ai;
 mod approvals;
 mod chat;
+mod config;
 mod events;
 mod follower;
 mod held;

@@ -149,6 +149,9 @@ async fn create(args: CreateArgs) -> Result<()> {
     if args.json {
         return out::json(&made);
     }
+    for warning in &made.warnings {
+        eprintln!("{} {warning}", style::stderr().yellow("warning:"));
+    }
     let about = format!(
         "  {} of tenant {} with the role {}; it will not be shown again",
         made.id,
@@ -224,9 +227,10 @@ impl Keys {
         match self {
             Keys::OfHost(client) => client.create_key(new).await,
             Keys::InFolder { ring, store } => {
+                let warnings = ring.warnings(&new).await?;
                 let (key, secret) = ring.create(new).await?;
                 store.close().await;
-                Ok(Key { key: Some(secret), ..skep_gateway::describe_key(key) })
+                Ok(Key { key: Some(secret), warnings, ..skep_gateway::describe_key(key) })
             }
         }
     }

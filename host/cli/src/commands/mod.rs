@@ -7,6 +7,7 @@ mod bench;
 mod build;
 mod chat;
 mod completions;
+mod config;
 mod confirmation;
 mod delete;
 pub mod demo;
@@ -128,6 +129,8 @@ enum Command {
     Webhook(webhook::Command),
     #[command(subcommand)]
     Key(key::Command),
+    #[command(subcommand)]
+    Config(config::Command),
     Backup(backup::Args),
     Restore(restore::Args),
     #[command(subcommand)]
@@ -235,6 +238,7 @@ impl Command {
             Command::Event(command) => event::run(command).await,
             Command::Webhook(command) => webhook::run(command).await,
             Command::Key(command) => key::run(command).await,
+            Command::Config(command) => config::run(command).await,
             Command::Backup(args) => backup::run(args).await,
             Command::Restore(args) => restore::run(args).await,
             Command::Held(command) => held::run(command).await,

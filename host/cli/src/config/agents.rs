@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
-use skep_engine::EngineOptions;
+use skep_engine::Weights;
 use skep_runtime::AgentName;
 
 use super::tenants::MAX_WEIGHT;
@@ -20,8 +19,7 @@ pub struct AgentConfig {
     pub weight: Option<NonZeroU32>,
 }
 
-pub(super) fn apply(agents: &BTreeMap<String, AgentConfig>, options: &mut EngineOptions) -> Result<()> {
-    let weights = Arc::make_mut(&mut options.weights);
+pub(super) fn apply(agents: &BTreeMap<String, AgentConfig>, weights: &mut Weights) -> Result<()> {
     for (name, AgentConfig { weight }) in agents {
         AgentName::new(name).with_context(|| format!("[agents.{name}]"))?;
         weights.agents.extend(weight.map(|weight| (name.clone(), weight)));
@@ -38,7 +36,7 @@ mod tests {
     fn agent_weights_reach_the_engine() {
         let applied = |text: &str| {
             let mut options = ServerOptions::default();
-            Config::parse(text).and_then(|config| config.apply(&mut options)).map(|()| options.engine.weights)
+            Config::parse(text).and_then(|config| config.apply(&mut options)).map(|()| options.weights)
         };
         let weights = applied("[agents.concierge]\nweight = 4\n[agents.echo]\n").expect("in range");
         assert_eq!(weights.agents, [("concierge".to_owned(), NonZeroU32::new(4).unwrap())].into());

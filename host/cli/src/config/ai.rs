@@ -18,7 +18,7 @@ pub struct AiConfig {
 
 impl AiConfig {
     pub(super) fn apply(&self, options: &mut ServerOptions) {
-        options.gateway.model_names.extend(self.models.clone());
+        options.model_names.extend(self.models.clone());
     }
 
     /// Checks that each alias names something that the host serves, once its models are known.

@@ -37,6 +37,7 @@ use crate::model_prices::PricesConfig;
 use crate::number::number;
 use crate::server_options::{DataDir, ServerOptions};
 use crate::upstreams::{RouteConfig, UpstreamConfig};
+use crate::written::Written;
 use agents::AgentConfig;
 pub use ai::AiConfig;
 pub use auth::{AuthConfig, AuthFlag};
@@ -105,6 +106,9 @@ pub struct Config {
     pub route: Vec<RouteConfig>,
     /// Webhooks that events are sent to.
     pub webhook: Vec<WebhookConfig>,
+    /// The settings as they were written.
+    #[serde(skip)]
+    pub written: Written,
 }
 
 /// The failures that a committed turn survives.
@@ -184,11 +188,14 @@ impl Config {
 
     /// Parses the text of a file.
     pub fn parse(text: &str) -> Result<Self> {
-        skep_runtime::parse_toml(text).map_err(anyhow::Error::msg)
+        let config: Config = skep_runtime::parse_toml(text).map_err(anyhow::Error::msg)?;
+        let written = skep_runtime::parse_toml(text).map_err(anyhow::Error::msg)?;
+        Ok(Config { written: Written::new(&written), ..config })
     }
 
     /// Applies the settings in the file to `options`.
     pub fn apply(&self, options: &mut ServerOptions) -> Result<()> {
+        options.source.written.clone_from(&self.written);
         set(&mut options.listen, &self.listen);
         self.model.iter().try_for_each(|model| model.apply(options))?;
         if let Some(durability) = self.durability {
@@ -227,7 +234,7 @@ impl Config {
         self.requests.apply(&mut options.runtime.requests);
         tenants::apply(&self.tenants, options)?;
         options.runtime.prices = prices::list(self)?;
-        agents::apply(&self.agents, &mut options.engine)?;
+        agents::apply(&self.agents, &mut options.weights)?;
         mcp::apply(&self.mcp, &mut options.tool_servers)?;
         self.batch.apply(&mut options.runtime.batch);
         self.outbound.apply(&mut options.runtime);
@@ -320,7 +327,7 @@ mod tests {
         let text = "[ai.models]\n\"@cf/a/b\" = \"tiny\"\n[batch]\nretention_h = 2\nmax_stored_mb = 3\n";
         let mut options = ServerOptions::default();
         Config::parse(text).expect("valid").apply(&mut options).expect("in range");
-        assert_eq!(options.gateway.model_names["@cf/a/b"], "tiny");
+        assert_eq!(options.model_names["@cf/a/b"], "tiny");
         let batch = options.runtime.batch;
         assert_eq!((batch.retention.as_secs(), batch.max_stored_bytes), (7200, 3 << 20));
     }

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
@@ -55,7 +54,7 @@ const MAX_RATE: u64 = u32::MAX as u64;
 pub(super) fn apply(tenants: &BTreeMap<String, TenantConfig>, options: &mut ServerOptions) -> Result<()> {
     let default = tenants.get(DEFAULT).cloned().unwrap_or_default();
     let mut rates = RateOptions { others: default.rates(), ..RateOptions::default() };
-    let weights = Arc::make_mut(&mut options.engine.weights);
+    let weights = &mut options.weights;
     weights.other_tenants = default.weight;
     for (name, own) in tenants {
         let tokens = own.tokens_per_day.map(|tokens| (name.clone(), tokens.get()));
@@ -129,7 +128,7 @@ mod tests {
     fn a_tenant_gets_its_own_section_and_the_rest_from_the_default() {
         let text = "[tenants.default]\nrequests_per_minute = 60\nweight = 2\n[tenants.acme]\nweight = 3\n\
                     request_burst = 5\ntokens_per_minute = 9000\n[tenants.big]\nrequests_per_minute = 600\n";
-        let ServerOptions { rates, engine, .. } = applied(text).expect("in range");
+        let ServerOptions { rates, weights, .. } = applied(text).expect("in range");
         assert_eq!(rates.others, TenantRates { requests_per_minute: number(60), ..TenantRates::default() });
         assert_eq!(
             rates.tenants["acme"],
@@ -141,7 +140,7 @@ mod tests {
         );
         assert_eq!(rates.tenants["big"].requests_per_minute, number(600));
         assert_eq!(
-            (engine.weights.other_tenants, engine.weights.tenants["acme"], engine.weights.tenants["big"]),
+            (weights.other_tenants, weights.tenants["acme"], weights.tenants["big"]),
             (number(2), NonZeroU32::new(3).unwrap(), NonZeroU32::new(2).unwrap())
         );
     }

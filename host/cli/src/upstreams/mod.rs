@@ -57,38 +57,67 @@ impl KeySource for VaultKey {
 impl RemoteOptions {
     /// Adds the models of all upstreams, and the routes over them and the models of the set.
     pub fn add_to(&self, mut models: ModelSet, prices: &PriceList, vault: &VaultKeys) -> Result<ModelSet> {
-        let priced =
-            |model: &Model| (model.name().to_owned(), (model.clone(), price_of(prices, model.name())));
-        let mut known: KnownModels = models.for_routes().iter().map(priced).collect();
-        let mut names = BTreeSet::new();
+        self.check_names()?;
         for upstream in &self.upstreams {
-            if !names.insert(&upstream.name) {
-                bail!("two [[upstream]] have the name {:?}\n  hint: rename one of them", upstream.name);
-            }
-            let secret = |name: &str| -> Arc<dyn KeySource> {
-                // An address that is not valid is reported with the other options.
-                let address = Url::parse(&upstream.url).unwrap_or_else(|_| nowhere());
-                Arc::new(VaultKey { vault: vault.clone(), name: name.to_owned(), address })
-            };
-            let options = upstream.options(&secret)?;
-            let opened = Upstream::new(options)
-                .with_context(|| format!("[[upstream]] with the name {:?}", upstream.name))?;
-            for remote in opened.models() {
-                let model = Model::Remote(remote);
-                known.extend([priced(&model)]);
+            for model in upstream.open(vault)? {
                 models = models.with(model);
             }
         }
-        for route in &self.routes {
-            let options = route.options(&known, None)?;
-            let route =
-                Route::new(options).with_context(|| format!("[[route]] with the name {:?}", route.name))?;
-            let model = Model::Remote(Arc::new(route));
-            // A route is not a member of another, so a request never goes in circles.
-            models = models.with(model);
+        let known = known_models(&models.for_routes(), prices);
+        // A route is not a member of another, so a request never goes in circles.
+        for route in self.open_routes(&known)? {
+            models = models.with(route);
         }
         Ok(models)
     }
+
+    /// Checks that no two upstreams have the same name.
+    pub fn check_names(&self) -> Result<()> {
+        let mut names = BTreeSet::new();
+        match self.upstreams.iter().find(|upstream| !names.insert(&upstream.name)) {
+            Some(upstream) => {
+                bail!("two [[upstream]] have the name {:?}\n  hint: rename one of them", upstream.name)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the routes over these models.
+    pub fn open_routes(&self, known: &KnownModels) -> Result<Vec<Model>> {
+        let open = |route: &RouteConfig| {
+            let options = route.options(known, None)?;
+            let opened =
+                Route::new(options).with_context(|| format!("[[route]] with the name {:?}", route.name))?;
+            Ok(Model::Remote(Arc::new(opened)))
+        };
+        self.routes.iter().map(open).collect()
+    }
+}
+
+impl UpstreamConfig {
+    /// Returns the models of the upstream. Nothing is sent before the first request.
+    pub fn open(&self, vault: &VaultKeys) -> Result<Vec<Model>> {
+        let secret = |name: &str| -> Arc<dyn KeySource> {
+            // An address that is not valid is reported with the other options.
+            let address = Url::parse(&self.url).unwrap_or_else(|_| nowhere());
+            Arc::new(VaultKey { vault: vault.clone(), name: name.to_owned(), address })
+        };
+        let options = self.options(&secret)?;
+        let opened =
+            Upstream::new(options).with_context(|| format!("[[upstream]] with the name {:?}", self.name))?;
+        Ok(opened.models().into_iter().map(|model| Model::Remote(model)).collect())
+    }
+
+    /// Returns the names by which callers use the models.
+    pub fn model_names(&self) -> impl Iterator<Item = String> + '_ {
+        self.models.iter().map(|model| format!("{}/{}", self.name, model.name))
+    }
+}
+
+/// Returns the models that routes may name, with their prices today.
+pub fn known_models(models: &[Model], prices: &PriceList) -> KnownModels {
+    let priced = |model: &Model| (model.name().to_owned(), (model.clone(), price_of(prices, model.name())));
+    models.iter().map(priced).collect()
 }
 
 /// Returns the price of a model today, for the conditions of routes.

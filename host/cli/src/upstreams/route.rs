@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use skep_engine::Model;
 use skep_providers::{Choice, Conditions, LocalOnly, Member, Prices, RouteOptions};
+use skep_runtime::did_you_mean;
 
 use crate::number::number;
 
@@ -92,7 +93,8 @@ impl RouteModelConfig {
         let name = &self.model;
         let Some((model, prices)) = known.get(name) else {
             let names = known.keys().cloned().collect::<Vec<_>>().join(", ");
-            bail!("no model is called {name:?}\n  hint: the models are: {names}");
+            let meant = did_you_mean(name, known.keys().map(String::as_str));
+            bail!("no model is called {name:?}{meant}\n  hint: the models are: {names}");
         };
         if self.max_price.is_some_and(|price| !price.is_finite() || price < 0.0) {
             bail!("max_price of {name:?} must not be negative");

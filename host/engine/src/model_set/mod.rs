@@ -4,6 +4,7 @@
 //! Reads take a snapshot and never wait for a load. An alias is another name of a model and can be pointed at
 //! another model at any time; a request that has its model keeps it.
 
+mod changes;
 mod device_turns;
 mod load_progress;
 mod local_model;
@@ -18,6 +19,7 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use crate::{Engine, EngineError, Model};
+pub use changes::ModelChanges;
 use device_turns::DeviceTurns;
 pub use load_progress::LoadProgress;
 pub use local_model::{DEFAULT_LOAD_WAIT, Loader, LocalModel};
@@ -67,10 +69,7 @@ impl ModelSet {
     pub fn with(self, model: impl Into<ServedModel>) -> Self {
         let model = model.into();
         self.change(|names| {
-            match names.models.iter_mut().find(|known| known.name() == model.name()) {
-                Some(known) => *known = model,
-                None => names.models.push(model),
-            }
+            names.put(model);
             Ok(())
         })
         .expect("adding a model checks nothing");
@@ -81,17 +80,10 @@ impl ModelSet {
         WeakModelSet { shared: Arc::downgrade(&self.shared) }
     }
 
-    /// Removes a model and its aliases. The default model stays.
-    pub fn without(&self, name: &str) -> Result<(), EngineError> {
-        self.change(|names| {
-            names.find(name)?;
-            if names.default == name {
-                return Err(EngineError::invalid("model", format!("{name} is the default model")));
-            }
-            names.models.retain(|model| model.name() != name);
-            names.aliases.retain(|_, model| model != name);
-            Ok(())
-        })
+    /// Returns a set with the present meaning of all names, which later changes do not reach.
+    pub fn pinned(&self) -> ModelSet {
+        let turns = self.shared.turns.clone();
+        ModelSet { shared: Arc::new(Shared { names: RwLock::new(self.names()), turns }) }
     }
 
     /// Makes a model the default.
@@ -104,20 +96,7 @@ impl ModelSet {
 
     /// Points an alias at a model. Requests that begin afterwards get this model.
     pub fn set_alias(&self, alias: &str, model: &str) -> Result<(), EngineError> {
-        check_name(alias).map_err(|why| EngineError::invalid("alias", why))?;
-        self.change(|names| {
-            let model = names.find(model)?.name().to_owned();
-            if names.models.iter().any(|known| known.name() == alias) {
-                let message = format!("{alias:?} is the name of a model; an alias needs another name");
-                return Err(EngineError::invalid("alias", message));
-            }
-            if names.aliases.len() >= MAX_MODELS && !names.aliases.contains_key(alias) {
-                let message = format!("there are {MAX_MODELS} aliases already; re-point one of them");
-                return Err(EngineError::invalid("alias", message));
-            }
-            names.aliases.insert(alias.to_owned(), model);
-            Ok(())
-        })
+        self.change(|names| names.set_alias(alias, model))
     }
 
     /// Returns the aliases of a model.
@@ -231,6 +210,28 @@ impl WeakModelSet {
 }
 
 impl Names {
+    fn put(&mut self, model: ServedModel) {
+        match self.models.iter_mut().find(|known| known.name() == model.name()) {
+            Some(known) => *known = model,
+            None => self.models.push(model),
+        }
+    }
+
+    fn set_alias(&mut self, alias: &str, model: &str) -> Result<(), EngineError> {
+        check_name(alias).map_err(|why| EngineError::invalid("alias", why))?;
+        let model = self.find(model)?.name().to_owned();
+        if self.models.iter().any(|known| known.name() == alias) {
+            let message = format!("{alias:?} is the name of a model; an alias needs another name");
+            return Err(EngineError::invalid("alias", message));
+        }
+        if self.aliases.len() >= MAX_MODELS && !self.aliases.contains_key(alias) {
+            let message = format!("there are {MAX_MODELS} aliases already; re-point one of them");
+            return Err(EngineError::invalid("alias", message));
+        }
+        self.aliases.insert(alias.to_owned(), model);
+        Ok(())
+    }
+
     fn find(&self, name: &str) -> Result<&ServedModel, EngineError> {
         let of = self.aliases.get(name).map_or(name, String::as_str);
         self.models.iter().find(|model| model.name() == of).ok_or_else(|| EngineError::ModelUnknown {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use super::{LocalModel, ModelSet, ModelState, check_name};
+use super::{LocalModel, ModelChanges, ModelSet, ModelState, ServedModel, check_name};
 use crate::tests::fixture::{collect, engine, first_token, greedy, model};
 use crate::{Engine, EngineError, EngineOptions, LoadProgress, Model, TokenEvent};
 
@@ -177,7 +177,7 @@ async fn an_idle_model_is_unloaded_and_one_in_use_is_not() {
 }
 
 #[tokio::test]
-async fn an_alias_is_pointed_at_another_model_and_models_come_and_go() {
+async fn an_alias_is_pointed_at_another_model() {
     let models = ModelSet::new(declared("a")).with(declared("b"));
     models.set_alias("fast", "a").expect("valid");
     assert_eq!(models.ready(Some("fast")).await.expect("loaded").name(), "a");
@@ -187,11 +187,60 @@ async fn an_alias_is_pointed_at_another_model_and_models_come_and_go() {
     models.set_alias("fast", "nowhere").expect_err("an alias names a model");
     let error = models.set_alias("a", "b").expect_err("a model has this name").to_string();
     assert!(error.contains("\"a\" is the name of a model"), "{error}");
-    models.without("a").expect_err("it is the default");
-    models.set_default("b").expect("known");
-    models.without("a").expect("no longer the default");
-    assert_eq!((models.default_name(), models.served().len()), ("b".to_owned(), 1));
-    assert_eq!(models.get(Some("a")).expect_err("it is gone").code(), "model_unknown");
+}
+
+#[tokio::test]
+async fn models_come_and_go_in_one_step_and_those_who_have_one_keep_it() {
+    let models = ModelSet::new(declared("old")).with(declared("kept"));
+    models.set_alias("fast", "old").expect("valid");
+    models.set_alias("smart", "old").expect("valid");
+    let used = models.ready(Some("fast")).await.expect("loaded");
+    let mut running = engine_of(used.clone()).generate(greedy("a long answer", 100)).expect("accepted");
+    first_token(&mut running).await;
+    let pinned = models.pinned();
+    let changes = ModelChanges {
+        removed: vec!["old".to_owned()],
+        put: vec![declared("new").into()],
+        aliases: vec![("fast".to_owned(), "new".to_owned())],
+        ..ModelChanges::default()
+    };
+    let error = models.make_changes(changes.clone()).err().expect("the default model would be gone");
+    assert_eq!(error.code(), "model_unknown");
+    assert_eq!((models.served().len(), models.find(Some("fast")).expect("as before").name()), (2, "old"));
+    let changes = ModelChanges { default: Some("fast".to_owned()), ..changes };
+    let tried = models.with_changes(changes.clone()).expect("valid");
+    assert_eq!((tried.default_name(), models.default_name()), ("new".to_owned(), "old".to_owned()));
+    drop(tried);
+    let retired = models.make_changes(changes).expect("valid");
+    let names: Vec<String> = models.served().iter().map(|model| model.name().to_owned()).collect();
+    assert_eq!((names, models.default_name()), (vec!["kept".to_owned(), "new".to_owned()], "new".to_owned()));
+    assert!(models.is_alias("fast") && !models.is_alias("smart"), "an alias goes with its model");
+    assert_eq!(models.get(Some("old")).expect_err("it is gone").code(), "model_unknown");
+    let mut rest = 0;
+    while let Some(event) = running.next().await {
+        rest += usize::from(matches!(event.expect("it may end"), TokenEvent::Token(_)));
+    }
+    assert_eq!(rest, 99);
+    assert_eq!(generated(used).await, 4, "those who have the model may go on using it");
+    tokio::time::timeout(LONG, retired).await.expect("nobody uses it any more");
+    thread_ends("engine-0-old").await;
+    assert_eq!(generated(pinned.ready(Some("fast")).await.expect("loaded again")).await, 4);
+    assert!(has_thread("engine-0-old"), "what has the former names gets the former model");
+    drop(pinned);
+    thread_ends("engine-0-old").await;
+}
+
+#[tokio::test]
+async fn a_model_that_is_put_again_is_another_one_and_the_others_stay() {
+    let models = ModelSet::new(declared("same")).with(declared("other"));
+    let slot = |name: &str| match models.find(Some(name)).expect("declared") {
+        ServedModel::Local(slot) => slot,
+        ServedModel::Remote(_) => panic!("{name} is of this process"),
+    };
+    let (same, other) = (slot("same"), slot("other"));
+    let changes = ModelChanges { put: vec![declared("same").into()], ..ModelChanges::default() };
+    models.make_changes(changes).expect("valid").await;
+    assert!(!Arc::ptr_eq(&slot("same"), &same) && Arc::ptr_eq(&slot("other"), &other));
 }
 
 #[tokio::test]

@@ -8,10 +8,9 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use crate::service::Service;
-use crate::{Affinity, Weights};
+use crate::{Affinity, InForce, Weights};
 
 /// Cost of an output token in prompt tokens, as in the paper: it needs a step of its own.
 const OUTPUT_COST: usize = 2;
@@ -27,7 +26,7 @@ pub(super) struct ServicePerWeight {
 
 #[derive(Default)]
 pub(super) struct Accounts {
-    weights: Arc<Weights>,
+    weights: InForce<Weights>,
     tenants: Level,
     agents: HashMap<String, Level>,
     /// Number of accounts of agents.
@@ -50,7 +49,7 @@ impl ServicePerWeight {
 }
 
 impl Accounts {
-    pub fn new(weights: Arc<Weights>) -> Self {
+    pub fn new(weights: InForce<Weights>) -> Self {
         Accounts { weights, ..Accounts::default() }
     }
 
@@ -92,9 +91,10 @@ impl Accounts {
     pub fn charge(&mut self, affinity: &Affinity, service: Service) {
         let cost = (service.prompt + OUTPUT_COST * service.output) as f64;
         let (tenant, agent) = (affinity.tenant.as_str(), affinity.agent.as_deref());
-        self.tenants.charge(tenant, cost / self.weights.tenant_weight(tenant));
+        let weights = self.weights.now();
+        self.tenants.charge(tenant, cost / weights.tenant_weight(tenant));
         if let Some(agents) = self.agents.get_mut(tenant) {
-            agents.charge(name(agent), cost / self.weights.agent_weight(agent));
+            agents.charge(name(agent), cost / weights.agent_weight(agent));
         }
     }
 }

@@ -36,7 +36,7 @@ use crate::router::ReplicaView;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 use crate::telemetry::Telemetry;
-use crate::{EngineError, FinishReason, Priority, TokenMeter, Weights};
+use crate::{EngineError, FinishReason, InForce, Priority, TokenMeter, Weights};
 
 use step_pace::{MIN_CHUNK_TOKENS, StepPace, StepShape};
 pub(crate) use step_plan::{PlannedSequence, StepLimits};
@@ -58,7 +58,7 @@ pub(crate) struct Scheduler {
     pace: StepPace,
     /// The position of the next background decode, for when not all of them fit into a step.
     background_turn: usize,
-    weights: Arc<Weights>,
+    weights: InForce<Weights>,
     meter: Option<Arc<dyn TokenMeter>>,
     telemetry: Arc<Telemetry>,
 }
@@ -85,7 +85,7 @@ pub(crate) type Ending = Result<FinishReason, EngineError>;
 impl Scheduler {
     pub fn new(
         limits: StepLimits,
-        weights: &Arc<Weights>,
+        weights: &InForce<Weights>,
         meter: Option<Arc<dyn TokenMeter>>,
         view: &ReplicaView,
     ) -> Self {
@@ -323,7 +323,8 @@ impl Scheduler {
     fn prefills(&self, class: Priority) -> Vec<Prefill> {
         let wanted = |sequence: &Sequence| !is_decode(sequence) && sequence.request.priority == class;
         let sequences = self.running.iter().enumerate().filter(|(_, sequence)| wanted(sequence));
-        let shares = prefill_shares::shares(&self.weights, sequences.clone().map(|(_, sequence)| sequence));
+        let shares =
+            prefill_shares::shares(&self.weights.now(), sequences.clone().map(|(_, sequence)| sequence));
         let prefills = sequences.zip(shares);
         prefills.map(|((at, sequence), share)| Prefill { at, pending: sequence.pending(), share }).collect()
     }

@@ -34,10 +34,10 @@ pub(super) type Planned = Vec<(u64, usize)>;
 
 impl Harness {
     pub(super) fn new(pages: usize, sequences: usize, tokens: usize) -> Self {
-        Self::weighted(Weights::default(), pages, sequences, tokens)
+        Self::weighted(InForce::default(), pages, sequences, tokens)
     }
 
-    pub(super) fn weighted(weights: Weights, pages: usize, sequences: usize, tokens: usize) -> Self {
+    pub(super) fn weighted(weights: InForce<Weights>, pages: usize, sequences: usize, tokens: usize) -> Self {
         let view = ReplicaView {
             load: Arc::new(ReplicaLoad::default()),
             prefixes: Arc::new(PublishedPrefixes::new(&KeyedHash::default())),
@@ -59,7 +59,7 @@ impl Harness {
             telemetry: view.telemetry.clone(),
         };
         Harness {
-            scheduler: Scheduler::new(limits, &Arc::new(weights), None, &view),
+            scheduler: Scheduler::new(limits, &weights, None, &view),
             context: Arc::new(context),
             view,
             streams: HashMap::new(),

@@ -5,13 +5,12 @@
 //! others. Requests of one session run in order.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use super::accounts::{Accounts, ServicePerWeight};
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 use crate::service::Service;
-use crate::{Priority, Weights};
+use crate::{InForce, Priority, Weights};
 
 pub(super) struct Waiting {
     interactive: Lanes,
@@ -39,7 +38,7 @@ struct SessionLane {
 }
 
 impl Waiting {
-    pub fn new(weights: &Arc<Weights>) -> Self {
+    pub fn new(weights: &InForce<Weights>) -> Self {
         let lanes = || Lanes { accounts: Accounts::new(weights.clone()), ..Lanes::default() };
         Waiting { interactive: lanes(), background: lanes() }
     }

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use super::tests::Harness;
 use crate::tests::fixture::greedy;
-use crate::{GenerateRequest, Weights};
+use crate::{GenerateRequest, InForce, Weights};
 
 /// Tenant and agent.
 type Who = (&'static str, &'static str);
@@ -27,6 +27,7 @@ fn request((tenant, agent): Who, prompt: &str, max_tokens: usize) -> GenerateReq
 /// The scheduler, and the sender of each request.
 struct Contest {
     harness: Harness,
+    weights: InForce<Weights>,
     senders: HashMap<u64, Who>,
     /// The tokens of each sequence that has started.
     begun: HashMap<u64, usize>,
@@ -34,8 +35,9 @@ struct Contest {
 
 impl Contest {
     fn new(weights: Weights, sequences: usize, tokens: usize) -> Self {
-        let harness = Harness::weighted(weights, 4_000, sequences, tokens);
-        Contest { harness, senders: HashMap::new(), begun: HashMap::new() }
+        let weights = InForce::new(weights);
+        let harness = Harness::weighted(weights.clone(), 4_000, sequences, tokens);
+        Contest { harness, weights, senders: HashMap::new(), begun: HashMap::new() }
     }
 
     fn send(&mut self, who: Who, count: usize, prompt: usize, max_tokens: usize) {
@@ -79,6 +81,16 @@ fn busy_agents_get_tokens_by_weight() {
         contest.send(A, 400, 8, 20);
         assert_near(&contest.tokens(1_000), &[(A, share), (B, 1.0 - share)]);
     }
+}
+
+#[test]
+fn replaced_weights_apply_from_then_on() {
+    let mut contest = Contest::new(weights(&[], &[("a", 4)]), 4, 64);
+    contest.send(B, 800, 8, 20);
+    contest.send(A, 800, 8, 20);
+    assert_near(&contest.tokens(1_000), &[(A, 0.8), (B, 0.2)]);
+    contest.weights.replace(weights(&[], &[("b", 4)]));
+    assert_near(&contest.tokens(1_000), &[(A, 0.2), (B, 0.8)]);
 }
 
 #[test]
@@ -159,7 +171,7 @@ fn a_pause_saves_up_no_service() {
 
 #[test]
 fn sessions_of_an_agent_take_turns_whatever_its_weight() {
-    let mut harness = Harness::weighted(weights(&[], &[("a", 5)]), 400, 1, 64);
+    let mut harness = Harness::weighted(InForce::new(weights(&[], &[("a", 5)])), 400, 1, 64);
     let mut of = |session: &str| {
         let mut request = request(A, "x", 1);
         request.affinity.session = Some(session.to_string());

@@ -28,6 +28,7 @@ const ACTS: &[(Method, &str, &str, Of)] = &[
     (Method::DELETE, "/v1/webhooks/{webhook}", "webhook.remove", Of::Everyone),
     (Method::POST, "/v1/webhooks/{webhook}/test", "webhook.test", Of::Everyone),
     (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", "webhook.redeliver", Of::Everyone),
+    (Method::POST, "/v1/config/reload", "config.reload", Of::Everyone),
     (Method::POST, "/v1/held", "held.decide", Of::Everyone),
     (Method::POST, "/v1/keys", "key.create", Of::Everyone),
     (Method::DELETE, "/v1/keys/{key}", "key.revoke", Of::Everyone),

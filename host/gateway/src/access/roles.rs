@@ -39,6 +39,8 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/webhooks/dead-letters", Admin),
     (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", Admin),
     (Method::GET, "/v1/status", Admin),
+    (Method::GET, "/v1/config", Admin),
+    (Method::POST, "/v1/config/reload", Admin),
     (Method::GET, "/v1/held", Admin),
     (Method::POST, "/v1/held", Admin),
     (Method::GET, "/v1/mcp", Admin),

@@ -75,6 +75,13 @@ impl Bucket {
         }
     }
 
+    /// Changes the rate. What was taken stays taken, and is added at the new rate from now on.
+    pub fn change_rate(&mut self, before: Rate, after: Rate, now: Instant) {
+        let missing = self.missing(now).as_nanos() * u128::from(before.per_minute.get());
+        let missing = u64::try_from(missing / u128::from(after.per_minute.get())).unwrap_or(u64::MAX);
+        self.full_at = now.checked_add(Duration::from_nanos(missing)).unwrap_or(self.full_at);
+    }
+
     fn missing(self, now: Instant) -> Duration {
         self.full_at.saturating_duration_since(now)
     }
@@ -87,6 +94,20 @@ mod tests {
     fn rate(per_minute: u32, burst: u32) -> Rate {
         let number = |number| NonZeroU32::new(number).unwrap();
         Rate { per_minute: number(per_minute), burst: number(burst) }
+    }
+
+    #[test]
+    fn what_was_taken_stays_taken_at_another_rate() {
+        let (before, after, now) = (rate(10, 10), rate(20, 20), Instant::now());
+        let mut bucket = Bucket::full(now);
+        bucket.take(10, before, now);
+        bucket.change_rate(before, after, now);
+        assert_eq!((bucket.window(after, now).remaining, bucket.wait(after, now)), (10, Duration::ZERO));
+        bucket.change_rate(after, before, now);
+        assert_eq!(bucket.window(before, now).remaining, 0);
+        let mut full = Bucket::full(now);
+        full.change_rate(before, after, now);
+        assert!(full.is_full(now));
     }
 
     #[test]

@@ -9,7 +9,8 @@ use super::{
     status::{RateStatus, Refusal},
 };
 use crate::{caller::Caller, client_address::network, metrics::RATE_LIMITED};
-use skep_engine::TokenMeter;
+use skep_engine::{InForce, TokenMeter};
+use skep_runtime::Tenant;
 use std::{
     collections::HashMap,
     fmt,
@@ -20,7 +21,7 @@ use std::{
 
 /// The rate limiter of one host. The gateway checks requests with it, and engines report tokens to it.
 pub struct RateLimiter {
-    options: RateOptions,
+    options: InForce<RateOptions>,
     clock: Clock,
     max_accounts: usize,
     accounts: Mutex<Accounts>,
@@ -60,7 +61,25 @@ impl RateLimiter {
     }
 
     pub(crate) fn with_clock(options: RateOptions, clock: Clock, max_accounts: usize) -> Self {
-        RateLimiter { options, clock, max_accounts, accounts: Mutex::default() }
+        RateLimiter { options: InForce::new(options), clock, max_accounts, accounts: Mutex::default() }
+    }
+
+    /// Replaces the limits of tenants. What they have used counts toward the new limits.
+    pub fn replace(&self, options: RateOptions) {
+        let now = (self.clock)();
+        let before = self.options.now();
+        let mut accounts = self.accounts();
+        accounts.buckets.retain(|account, bucket| match (account.rate(&before), account.rate(&options)) {
+            _ if matches!(account, Account::Key(_)) => true,
+            (Some(before), Some(after)) => {
+                if before.per_minute != after.per_minute {
+                    bucket.change_rate(before, after, now);
+                }
+                true
+            }
+            _ => false,
+        });
+        self.options.replace(options);
     }
 
     /// Counts a request if it is within the limits, and refuses it otherwise.
@@ -104,14 +123,13 @@ impl RateLimiter {
     }
 
     fn requests_of(&self, caller: &Caller, address: Option<IpAddr>) -> Vec<(Account, Rate)> {
-        let rates = self.options.of(caller.tenant.as_str());
-        let of_tenant = rates.requests_per_minute.map(|per_minute| {
+        let of_tenant = self.options.now().of(caller.tenant.as_str()).requests().map(|rate| {
             let account = match (caller.key(), address) {
                 (Some(_), _) => Account::Tenant(caller.tenant.to_string()),
                 (None, Some(address)) => Account::Address(network(address)),
                 (None, None) => Account::Crowd,
             };
-            (account, Rate { per_minute, burst: rates.request_burst.unwrap_or(per_minute) })
+            (account, rate)
         });
         let of_key = caller.key().zip(caller.requests_per_minute());
         let of_key =
@@ -120,8 +138,8 @@ impl RateLimiter {
     }
 
     fn tokens_of(&self, tenant: &str) -> Option<(Account, Rate)> {
-        let per_minute = self.options.of(tenant).tokens_per_minute?;
-        Some((Account::Tokens(tenant.to_owned()), Rate::per_minute(per_minute)))
+        let rate = self.options.now().of(tenant).tokens()?;
+        Some((Account::Tokens(tenant.to_owned()), rate))
     }
 
     fn accounts(&self) -> MutexGuard<'_, Accounts> {
@@ -180,6 +198,16 @@ impl Accounts {
 }
 
 impl Account {
+    /// Returns the rate of the account. That of a key is the key's own.
+    fn rate(&self, options: &RateOptions) -> Option<Rate> {
+        match self {
+            Account::Tenant(tenant) => options.of(tenant).requests(),
+            Account::Address(_) | Account::Crowd => options.of(Tenant::local().as_str()).requests(),
+            Account::Tokens(tenant) => options.of(tenant).tokens(),
+            Account::Key(_) => None,
+        }
+    }
+
     /// Returns the label value of the metric.
     fn limit(&self) -> &'static str {
         match self {

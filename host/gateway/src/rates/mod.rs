@@ -14,6 +14,7 @@ pub(crate) use limiter::Clock;
 pub use limiter::RateLimiter;
 pub(crate) use status::{RateStatus, Refusal};
 
+use bucket::Rate;
 use std::{collections::BTreeMap, num::NonZeroU32};
 
 /// Limits of one tenant. `None` means no limit.
@@ -34,6 +35,17 @@ pub struct RateOptions {
     pub tenants: BTreeMap<String, TenantRates>,
     /// Limits of all other tenants.
     pub others: TenantRates,
+}
+
+impl TenantRates {
+    fn requests(&self) -> Option<Rate> {
+        let per_minute = self.requests_per_minute?;
+        Some(Rate { per_minute, burst: self.request_burst.unwrap_or(per_minute) })
+    }
+
+    fn tokens(&self) -> Option<Rate> {
+        self.tokens_per_minute.map(Rate::per_minute)
+    }
 }
 
 impl RateOptions {

@@ -207,7 +207,8 @@ impl Target {
 /// or by its name after a vendor (`@cf/vendor/model`).
 fn target_of(gateway: &Gateway, path: &str) -> Result<Target, ApiError> {
     let models = gateway.host.models();
-    let name = gateway.options.model_names.get(path).map_or(path, String::as_str);
+    let model_names = gateway.options.model_names.now();
+    let name = model_names.get(path).map_or(path, String::as_str);
     if name.starts_with(AGENT_MODEL) {
         return Ok(Target::Agent(name.to_owned()));
     }

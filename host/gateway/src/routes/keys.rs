@@ -40,10 +40,11 @@ pub(crate) async fn create(
         requests_per_minute,
         bodies,
     };
+    let warnings = gateway.host.keys().warnings(&new).await?;
     let (key, secret) = gateway.host.keys().create(new).await?;
     let bodies = if key.bodies { " bodies" } else { "" };
     let details = Details(format!("key={} tenant={} role={}{bodies}", key.id, key.tenant, key.role));
-    let created = Key { key: Some(secret), ..described(key) };
+    let created = Key { key: Some(secret), warnings, ..described(key) };
     Ok((StatusCode::CREATED, Extension(details), Json(created)))
 }
 
@@ -86,5 +87,6 @@ pub fn described(key: ApiKey) -> Key {
         // The precision is one day.
         last_used_at_ms: key.last_used_day.map(|day| u64::from(day) * DAY_MS),
         key: None,
+        warnings: Vec::new(),
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod ai_run;
 pub(crate) mod approvals;
 pub(crate) mod chat_completions;
 pub(crate) mod completions;
+pub(crate) mod config;
 pub(crate) mod events;
 pub(crate) mod health;
 pub(crate) mod held;

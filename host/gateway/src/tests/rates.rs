@@ -166,6 +166,28 @@ async fn tenants_have_independent_limits() {
 }
 
 #[tokio::test]
+async fn replaced_limits_count_what_was_used_before() {
+    let host = Limited::start(true, everyone(requests(2, 2)), 100).await;
+    let (key, narrow) = (host.key("acme", None).await, host.key("acme", Some(1)).await);
+    host.rates.count("acme", 7);
+    assert_eq!(host.say(From::Key(&narrow)).await.status, 200);
+    assert_eq!(told(&host.say(From::Key(&key)).await).1[1], "0");
+    assert_eq!(host.say(From::Key(&key)).await.status, 429);
+    host.rates.replace(everyone(requests(5, 5)));
+    assert_eq!(told(&host.say(From::Key(&key)).await).1[..2], ["5", "2"]);
+    assert_eq!(host.say(From::Key(&narrow)).await.status, 429, "the limit of the key itself stays used up");
+    host.rates.replace(everyone(requests(1, 1)));
+    assert_eq!(host.say(From::Key(&key)).await.status, 429);
+    host.rates.replace(RateOptions::default());
+    assert_eq!(told(&host.say(From::Key(&key)).await), (200, ["", "", "", ""]));
+    let tokens_per_minute = NonZeroU32::new(5);
+    host.rates.replace(everyone(TenantRates { tokens_per_minute, ..TenantRates::default() }));
+    assert_eq!(host.say(From::Key(&key)).await.status, 200, "tokens are counted from now on");
+    host.rates.count("acme", 6);
+    assert_eq!(host.say(From::Key(&key)).await.status, 429);
+}
+
+#[tokio::test]
 async fn a_key_can_have_a_limit_below_its_tenants() {
     let host = Limited::start(true, everyone(requests(60, 3)), 100).await;
     let (narrow, wide) = (host.key("acme", Some(1)).await, host.key("acme", None).await);

@@ -7,7 +7,7 @@ use super::{
     ApiKey, NewApiKey,
     known_keys::{KeyDigest, KnownKey, KnownKeys},
 };
-use crate::{AgentName, Clock, RuntimeError, Tenant, tenancy::Tenancy};
+use crate::{AgentName, Clock, RuntimeError, Tenant, tenancy::Tenancy, text::did_you_mean};
 use sha2::{Digest, Sha256};
 use skep_store::{ApiKeyRow, Store};
 use std::{num::NonZeroU32, sync::Arc};
@@ -69,6 +69,20 @@ impl KeyRing {
             "an API key was created"
         );
         Ok((key, secret))
+    }
+
+    /// Returns what is likely a mistake in a key, although it can be created: agents that do not exist.
+    pub async fn warnings(&self, new: &NewApiKey) -> Result<Vec<String>, RuntimeError> {
+        let Some(agents) = &new.agents else { return Ok(Vec::new()) };
+        let rows = self.store.agents().await?;
+        let known: Vec<&str> = rows.iter().map(|row| row.agent.name.as_str()).collect();
+        let unknown = agents.iter().map(AgentName::as_str).filter(|name| !known.contains(name));
+        Ok(unknown
+            .map(|name| {
+                let meant = did_you_mean(name, known.iter().copied());
+                format!("no agent {name:?} is deployed{meant}; the key can use it once it is")
+            })
+            .collect())
     }
 
     /// Returns all keys, oldest first.

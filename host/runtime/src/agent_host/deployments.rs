@@ -6,6 +6,7 @@
 use super::AgentHost;
 use crate::{
     AgentSummary, AgentVersion, Manifest, RuntimeError, Tenant, component::Source, schedule::manifest::rows,
+    text::did_you_mean,
 };
 use skep_store::{AgentRow, VersionRow};
 
@@ -60,6 +61,16 @@ impl AgentHost {
     /// Returns what is likely a mistake in a manifest, although an agent can be deployed with it.
     pub fn deployment_warnings(&self, manifest: &Manifest) -> Vec<String> {
         let models = &self.host().reach.models;
+        let servers = self.tool_servers();
+        let servers: Vec<&str> = servers.keys().map(String::as_str).collect();
+        let absent = manifest.grants.tools.iter().filter_map(|grant| Some((grant, grant.server()?)));
+        let absent = absent.filter(|(_, server)| !servers.contains(server)).map(|(grant, server)| {
+            format!(
+                "[grants] tools in agent.toml names {:?}, and skep.toml has no MCP server {server:?}{}",
+                String::from(grant.clone()),
+                did_you_mean(server, servers.iter().copied())
+            )
+        });
         let unserved = models.unserved(manifest).into_iter().map(|name| {
             let served: Vec<String> = models.set().served().iter().map(|model| model.name().to_owned()).collect();
             format!(
@@ -68,7 +79,7 @@ impl AgentHost {
                 served.join(", ")
             )
         });
-        unserved.collect()
+        unserved.chain(absent).collect()
     }
 
     /// Reactivates a kept version. Without a number, this is the version before the active one.

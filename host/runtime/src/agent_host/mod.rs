@@ -16,6 +16,7 @@ mod parts;
 mod schedules;
 mod secrets;
 mod sessions;
+mod settings;
 mod store_health;
 mod turns;
 mod usage;
@@ -28,7 +29,7 @@ pub use secrets::SecretReader;
 
 use crate::{
     AgentDetail, AgentSummary, BudgetUsedUp, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine,
-    PriceList, RequestLog, RouteMatch, RuntimeError, RuntimeOptions, TenantBudget, ToolDefinition,
+    RequestLog, RouteMatch, RuntimeError, RuntimeOptions, TenantBudget, ToolDefinition,
     admission::Admission,
     agent_log::{AgentLog, log_line},
     approvals::ApprovalDesk,
@@ -43,13 +44,14 @@ use crate::{
     feed::LiveTurns,
     guest::{Instances, WasmEngine},
     models::GrantedModels,
+    options::Rules,
     session::{ResumePermits, Sessions, TurnHost},
     shutdown::Shutdown,
     token_budget::TokenBudgets,
     webhook::Webhooks,
 };
 use expiry::Expiry;
-use skep_engine::{ModelSet, ServedModel};
+use skep_engine::{InForce, ModelSet, ServedModel};
 use skep_outbound::ToolServer;
 use std::{
     collections::BTreeMap,
@@ -74,7 +76,7 @@ struct Inner {
     keys: KeyRing,
     max_agents: usize,
     disk_warning_bytes: u64,
-    prices: PriceList,
+    rules: InForce<Rules>,
     /// Serializes deployments, so that only one at a time becomes active.
     deploying: tokio::sync::Mutex<()>,
     expiry: Expiry,
@@ -99,6 +101,7 @@ impl AgentHost {
         let store_health = StoreHealth::new(store.clone());
         let watching = store_health::watch(store.clone(), options.disk_warning_bytes);
         let tenancy = keys.tenancy();
+        let rules = InForce::new(Rules::from(&options));
         let (shutdown, live) = (Shutdown::default(), Arc::<LiveTurns>::default());
         let log = AgentLog::new(store.clone(), shutdown.clone());
         let outbox = Arc::new(Outbox::new(store.clone(), tenancy.clone()));
@@ -107,17 +110,23 @@ impl AgentHost {
         webhooks.load(&outbox.router, &options.webhooks).await?;
         egress.vault.report_unreadable().await?;
         let wasm = WasmEngine::new(&options)?;
-        let compiler =
-            Compiler::open(wasm.clone(), models.clone(), store.clone(), clock.clone(), &options).await?;
+        let compiler = Compiler::open(
+            wasm.clone(),
+            models.clone(),
+            store.clone(),
+            clock.clone(),
+            &options,
+            rules.clone(),
+        );
+        let compiler = compiler.await?;
         let instances = Instances::new(wasm, options.max_instances, tenancy.clone());
         let (stored, routed, logged) = (store.clone(), outbox.clone(), log.clone());
         let deployments = Arc::new(Deployments::new(stored, routed, logged, compiler, instances.clone()));
-        let tokens = TokenBudgets::open(&store, clock.clone(), &options).await?;
+        let tokens = TokenBudgets::open(&store, clock.clone(), rules.clone()).await?;
         let compute = Arc::new(Compute::new(tenancy.clone()));
         let stored = (store.clone(), clock.clone(), shutdown.clone());
-        let prices = Arc::new(options.prices.clone());
-        let (requests, logging) =
-            RequestLog::new(options.requests.clone(), stored, prices, egress.vault.clone());
+        let (logged, prices) = (options.requests.clone(), options.prices.clone());
+        let (requests, logging) = RequestLog::new(logged, stored, prices, egress.vault.clone());
         let batches = batch::Context {
             store: store.clone(),
             clock: clock.clone(),
@@ -142,11 +151,11 @@ impl AgentHost {
         let sessions = Arc::new(Sessions::new(&options));
         // A turn may call other agents, so what it reaches refers to what runs turns.
         let dispatch = Arc::new_cyclic(|dispatch: &Weak<Dispatch>| {
-            let tools =
-                HostTools::new(tool_servers, &options, deployments.clone(), dispatch.clone(), live.clone());
+            let (directory, invoke) = (deployments.clone(), dispatch.clone());
+            let tools = HostTools::new(tool_servers, rules.clone(), directory, invoke, live.clone());
             let admission = Admission::new(options.waiting_bytes, tokens.clone(), tenancy);
             let reach = Reach {
-                models: GrantedModels::new(models, &options),
+                models: GrantedModels::new(models, rules.clone()),
                 tokens,
                 egress,
                 compute,
@@ -189,7 +198,7 @@ impl AgentHost {
             keys,
             max_agents: options.max_agents,
             disk_warning_bytes: options.disk_warning_bytes,
-            prices: options.prices,
+            rules,
             deploying: tokio::sync::Mutex::default(),
             expiry,
             store_health,
@@ -225,8 +234,8 @@ impl AgentHost {
     }
 
     /// Returns the servers whose tools agents may be granted, by name.
-    pub fn tool_servers(&self) -> &BTreeMap<String, Arc<dyn ToolServer>> {
-        self.host().reach.tools.servers()
+    pub fn tool_servers(&self) -> Arc<BTreeMap<String, Arc<dyn ToolServer>>> {
+        self.host().reach.tools.servers.now()
     }
 
     /// Removes an agent with its sessions and logs. Running turns are cancelled.

@@ -17,7 +17,7 @@ impl AgentHost {
         if sums.len() > MAX_ROWS as usize {
             return Err(RuntimeError::UsageTooLong { limit: MAX_ROWS });
         }
-        Ok(UsageReport::new(*by, sums, &self.inner.prices))
+        Ok(UsageReport::new(*by, sums, &self.inner.rules.now().prices))
     }
 
     /// Returns the day in UTC, as the host's clock has it.

@@ -163,7 +163,7 @@ impl Turn {
         };
         let (desk, turn_id) = (reach.approvals.clone(), tools.turn_id.clone());
         Turn {
-            models: reach.models.clone(),
+            models: reach.models.pinned(tools.rules.clone()),
             compute: reach.compute.clone(),
             egress: reach.egress.clone(),
             fetches: FetchBudget::new(&agent.limits),

@@ -17,10 +17,11 @@ use crate::{
     capability::{self, ConversationSet, TurnContext, log::TurnLog, state::StateView},
     grant::ToolName,
     guest::{self, AgentPre, Code, WasmEngine},
+    options::Rules,
     tool::Tools,
 };
 use compiler::{CompileError, Compiled, ComponentCompiler};
-use skep_engine::{EngineError, ModelSet};
+use skep_engine::{EngineError, InForce, ModelSet};
 use skep_store::{LogEntry, Store};
 use std::{ops::Deref, sync::Arc};
 use wasmtime::component::Linker;
@@ -34,6 +35,12 @@ pub(crate) struct Deployed {
 }
 
 impl Deployed {
+    /// Returns the same version with other limits.
+    pub(crate) fn limited(&self, limits: Limits) -> Self {
+        let agent = Agent { limits, ..self.agent.as_ref().clone() };
+        Deployed { agent: Arc::new(agent), pre: self.pre.clone() }
+    }
+
     pub(crate) fn code<'a>(&'a self, wasm: &'a WasmEngine) -> Code<'a> {
         Code { wasm, pre: &self.pre, limits: &self.agent.limits }
     }
@@ -54,7 +61,7 @@ pub(crate) struct Compiler {
     linker: Linker<TurnContext>,
     models: ModelSet,
     clock: Clock,
-    ceilings: Limits,
+    rules: InForce<Rules>,
 }
 
 /// The linked code of a component that has not described itself yet.
@@ -74,7 +81,7 @@ pub(crate) struct Prepared {
     pub(crate) logs: Vec<LogEntry>,
     description: String,
     model: String,
-    limits: Limits,
+    pub(crate) limits: Limits,
     tools: Tools,
     pre: AgentPre,
 }
@@ -86,13 +93,19 @@ impl Compiler {
         store: Store,
         clock: Clock,
         options: &RuntimeOptions,
+        rules: InForce<Rules>,
     ) -> Result<Self, RuntimeError> {
         let mut linker = Linker::new(&wasm.engine);
         capability::add_to_linker(&mut linker).map_err(|error| RuntimeError::Internal {
             message: format!("the host's interfaces cannot be linked: {error:#}"),
         })?;
         let components = ComponentCompiler::open(wasm.clone(), store, clock.clone(), options).await;
-        Ok(Compiler { wasm, components, linker, models, clock, ceilings: options.ceilings })
+        Ok(Compiler { wasm, components, linker, models, clock, rules })
+    }
+
+    /// Returns the limits of an agent within the operator's ceilings.
+    pub(crate) fn limits_of(&self, manifest: &Manifest) -> Limits {
+        manifest.limits.within(&self.rules.now().ceilings)
     }
 
     /// Loads or compiles the code of a component, links it, and checks its exports against the manifest.
@@ -120,7 +133,7 @@ impl Compiler {
         let name = manifest.name.clone();
         let broken = |message: String| RuntimeError::Component { agent: name.to_string(), message };
         let own = self.models.find(manifest.model.as_deref()).map_err(model_error)?;
-        let limits = manifest.limits.within(&self.ceilings);
+        let limits = self.limits_of(&manifest);
         let context = TurnContext::new(
             None,
             StateView::new(Arc::default(), 0),

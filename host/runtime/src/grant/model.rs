@@ -30,7 +30,7 @@ impl ModelGrant {
     }
 
     /// Returns whether the grant allows a model.
-    pub(crate) fn covers(&self, model: &str) -> bool {
+    pub fn covers(&self, model: &str) -> bool {
         match self.0.strip_suffix("/*") {
             Some(upstream) => model.split_once('/').is_some_and(|(of, _)| of == upstream),
             None if self.0 == ALL_LOCAL => !model.contains('/'),

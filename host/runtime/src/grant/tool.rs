@@ -107,6 +107,14 @@ impl fmt::Display for ToolName {
 }
 
 impl ToolGrant {
+    /// Returns the name of the one MCP server whose tools are granted, if it is one.
+    pub fn server(&self) -> Option<&str> {
+        match &self.0 {
+            ToolName::Server { server, .. } if server != "*" => Some(server),
+            _ => None,
+        }
+    }
+
     pub(crate) fn covers(&self, name: &ToolName) -> bool {
         self.covers_owner(name) && ["*", name.tool()].contains(&self.0.tool())
     }

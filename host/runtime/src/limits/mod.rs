@@ -55,6 +55,15 @@ macro_rules! limits {
         }
 
         impl Limits {
+            /// The ceilings that instances are reserved with when the host starts. The others can change while it runs.
+            pub const OF_POOL: [&str; 4] = ["memory_mb", "tables", "table_elements", "instances"];
+
+            /// Returns these ceilings with those of a pool that exists.
+            pub(crate) fn with_pool_of(self, pool: &Limits) -> Limits {
+                let Limits { memory_mb, tables, table_elements, instances, .. } = *pool;
+                Limits { memory_mb, tables, table_elements, instances, ..self }
+            }
+
             /// Returns each limit with its name.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u32)> {
                 [$((stringify!($name), self.$name),)*].into_iter()
@@ -152,6 +161,20 @@ mod tests {
         let limits = asked.within(&ceilings);
         assert_eq!((limits.memory_mb, limits.cpu_ms, limits.state_kb), (128, 10, 8));
         assert_eq!(limits.turn_ms, DEFAULT.turn_ms);
+    }
+
+    #[test]
+    fn ceilings_of_the_pool_stay() {
+        let (before, after) = (Limits::default(), Limits { memory_mb: 1, cpu_ms: 1, ..Limits::default() });
+        let changed: Vec<&str> = before
+            .named()
+            .zip(after.with_pool_of(&before).named())
+            .filter(|(a, b)| a != b)
+            .map(|(a, _)| a.0)
+            .collect();
+        assert_eq!(changed, ["cpu_ms"]);
+        let names: Vec<&str> = before.named().map(|(name, _)| name).collect();
+        assert!(Limits::OF_POOL.iter().all(|name| names.contains(name)));
     }
 
     #[test]

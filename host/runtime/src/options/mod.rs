@@ -1,9 +1,11 @@
 //! The operator's settings for the runtime.
 
 mod batch;
+mod rules;
 mod waiting_bytes;
 
 pub use batch::BatchOptions;
+pub(crate) use rules::Rules;
 pub use waiting_bytes::WaitingBytes;
 
 use crate::{Limits, ModelGrant, Money, NewWebhook, PriceList, RequestLogOptions, ToolGrant};

@@ -28,12 +28,12 @@ pub use record::{
 
 use crate::{Clock, PriceList, RuntimeError, metric, shutdown::Shutdown, vault::Vault};
 use recording::{Finished, Watcher};
-use skep_engine::Observer;
+use skep_engine::{InForce, Observer};
 use skep_store::{RequestBody, RequestFilter, RequestRange, Store};
 use std::{
     fmt,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -52,10 +52,10 @@ pub struct RequestLog {
 }
 
 struct Inner {
-    options: RwLock<Arc<RequestLogOptions>>,
+    options: InForce<RequestLogOptions>,
     store: Store,
     clock: Clock,
-    prices: Arc<PriceList>,
+    prices: InForce<PriceList>,
     shutdown: Shutdown,
     queue: mpsc::Sender<Command>,
     /// Size of the messages and answers in the queue.
@@ -82,15 +82,15 @@ impl RequestLog {
     pub(crate) fn new(
         options: RequestLogOptions,
         (store, clock, shutdown): (Store, Clock, Shutdown),
-        prices: Arc<PriceList>,
+        prices: PriceList,
         vault: Arc<Vault>,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (queue, commands) = mpsc::channel(QUEUE);
         let inner = Inner {
-            options: RwLock::new(Arc::new(options)),
+            options: InForce::new(options),
             store,
             clock,
-            prices,
+            prices: InForce::new(prices),
             shutdown,
             queue,
             waiting_bytes: Arc::default(),
@@ -101,13 +101,14 @@ impl RequestLog {
         (log, writer.run())
     }
 
-    /// Replaces the settings. Requests that have begun keep theirs.
-    pub fn configure(&self, options: RequestLogOptions) {
-        *self.inner.options.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(options);
+    /// Replaces the settings and the prices. Requests that have begun keep their settings.
+    pub(crate) fn configure(&self, options: RequestLogOptions, prices: PriceList) {
+        self.inner.options.replace(options);
+        self.inner.prices.replace(prices);
     }
 
     fn options(&self) -> Arc<RequestLogOptions> {
-        self.inner.options.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.options.now()
     }
 
     /// Returns the observer of requests from this origin, unless the tenant's are not logged.

@@ -170,7 +170,8 @@ impl RequestObserver for Recording {
 
 impl Recording {
     fn cost(&self, counts: &UsageCounts) -> Option<LoggedCost> {
-        let price = self.log.inner.prices.price(&self.model, UsageDay::of_ms(self.at_ms))?;
+        let prices = self.log.inner.prices.now();
+        let price = prices.price(&self.model, UsageDay::of_ms(self.at_ms))?;
         Some(LoggedCost { amount: price.cost(counts).to_string(), currency: price.currency.to_string() })
     }
 }

@@ -47,7 +47,7 @@ async fn log(
     let (store, clock) = (Store::in_memory().await.expect("a database in memory"), Clock::default());
     let options = RequestLogOptions { mode, body_bytes: 1 << 20, ..RequestLogOptions::default() };
     let vault = Arc::new(Vault::new(store.clone(), clock.clone(), key_file));
-    RequestLog::new(options, (store, clock, Shutdown::default()), Arc::default(), vault)
+    RequestLog::new(options, (store, clock, Shutdown::default()), PriceList::default(), vault)
 }
 
 /// Begins a request of a session, with this text.
@@ -123,13 +123,14 @@ async fn settings_can_be_replaced_while_requests_run() {
     let (log, writer) = log(RequestLogMode::Full, None).await;
     tokio::spawn(writer);
     let before = begin(&log, "s", "text");
-    log.configure(RequestLogOptions { mode: RequestLogMode::Metadata, ..RequestLogOptions::default() });
+    let metadata = RequestLogOptions { mode: RequestLogMode::Metadata, ..RequestLogOptions::default() };
+    log.configure(metadata, PriceList::default());
     let after = begin(&log, "s", "text");
     end(before);
     end(after);
     let has_body: Vec<_> = stored(&log).await.iter().map(|request| request.has_body).collect();
     assert_eq!(has_body, [true, false]);
-    log.configure(RequestLogOptions::default());
+    log.configure(RequestLogOptions::default(), PriceList::default());
     assert!(log.observer(RequestOrigin::of_client("acme", None, Surface::Batch)).is_none(), "it is off");
 }
 

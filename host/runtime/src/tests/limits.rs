@@ -11,7 +11,7 @@ use super::{
 use crate::{Limits, LogFilter, Manifest, RuntimeError};
 
 const LOG: &str = r#"(import "skep:agent/log@0.1.1" "write" (func $log (param i32 i32 i32)))"#;
-const STATE_GET: &str = r#"(import "skep:agent/state@0.1.1" "get" (func $get (param i32 i32 i32)))
+pub(super) const STATE_GET: &str = r#"(import "skep:agent/state@0.1.1" "get" (func $get (param i32 i32 i32)))
     (data (i32.const 512) "key")"#;
 
 /// The code and the message with which a guest that exceeded a limit was stopped.

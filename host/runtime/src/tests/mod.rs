@@ -33,6 +33,7 @@ mod schedules;
 mod secrets;
 mod session_size;
 mod sessions;
+mod settings;
 mod store_faults;
 mod tenants;
 mod token_budgets;

@@ -142,6 +142,43 @@ async fn an_address_that_is_gone_receives_no_more_events() {
 }
 
 #[tokio::test]
+async fn replaced_webhooks_apply_at_once_and_those_that_stay_are_untouched() {
+    let receiver = Receiver::answering(["410"]).await;
+    let (host, _clock) = start(&receiver).await;
+    let configured = |path: &str, topic: &str| NewWebhook {
+        secret: Some("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into()),
+        ..to(format!("{}{path}", receiver.url()), topic)
+    };
+    let (added, _) =
+        host.agents.add_webhook(to(format!("{}added", receiver.url()), "none")).await.expect("added");
+    host.agents
+        .set_webhooks(&[configured("one", "order.*"), configured("two", "none")])
+        .await
+        .expect("valid");
+    publish(&host, "1").await;
+    receiver.received(1).await;
+    let disabled = async || {
+        let all = host.agents.webhooks();
+        all.into_iter().find(|webhook| webhook.url.ends_with("one")).expect("listed").disabled
+    };
+    until(async || disabled().await).await;
+    host.agents.set_webhooks(&[configured("one", "order.*")]).await.expect("valid");
+    let urls = || host.agents.webhooks().into_iter().map(|webhook| webhook.url).collect::<Vec<_>>();
+    assert_eq!(urls().len(), 2, "the added one stays: {:?}", urls());
+    assert!(disabled().await.is_some(), "what did not change stays as it is");
+    let invalid = NewWebhook { url: "no address".into(), ..configured("one", "*") };
+    host.agents.set_webhooks(&[configured("three", "*"), invalid]).await.expect_err("not an address");
+    assert!(!urls().iter().any(|url| url.ends_with("three")), "nothing changes: {:?}", urls());
+    host.agents.set_webhooks(&[configured("one", "*")]).await.expect("valid");
+    assert_eq!(disabled().await, None, "another topic is another attempt");
+    publish(&host, "2").await;
+    receiver.received(2).await;
+    host.agents.set_webhooks(&[]).await.expect("valid");
+    assert_eq!(host.agents.webhooks()[0].id, added.id);
+    assert_eq!(host.store().webhooks().await.expect("read").len(), 1);
+}
+
+#[tokio::test]
 async fn non_public_addresses_are_not_connected_to() {
     let receiver = Receiver::answering([]).await;
     let clock = Clock::at(1_800_000_000_000);

@@ -22,7 +22,7 @@ const MAX_RETRIES: u32 = 10;
 /// Maximum length of the description of an error in a value.
 const MAX_COMPLAINT_CHARS: usize = 1_000;
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Tools {
     tools: Vec<Arc<Tool>>,
 }

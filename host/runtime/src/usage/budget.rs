@@ -1,12 +1,14 @@
 //! Daily budgets of tenants in money.
 //!
+//! The counts of the day are kept, not their cost, so that budgets and prices can be replaced at any time.
+//!
 //! Invariant: what is spent and what running requests may still cost never exceeds a budget together, except
 //! for requests that a restart interrupted. A request reserves the most that it can cost before it is sent; the
 //! reservation is replaced with the cost when the request ends, and becomes part of the day's sum when the
 //! store has it. A request whose cost cannot be known is refused.
 
-use super::{Amount, Money, PriceList, UsageDay, WorstCase};
-use crate::{BudgetUsedUp, Clock, PriceUnknown, error::Budget, name::setting_of};
+use super::{Amount, Currency, Money, PriceList, UsageDay, WorstCase};
+use crate::{BudgetUsedUp, Clock, PriceUnknown, error::Budget};
 use skep_store::{Store, StoreError, UsageBy, UsageCounts, UsageFilter, UsageRow};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,22 +29,15 @@ pub(crate) struct MoneyBudgets(Arc<Inner>);
 
 struct Inner {
     clock: Clock,
-    prices: Arc<PriceList>,
-    of_tenants: BTreeMap<String, Money>,
     today: Mutex<Today>,
 }
 
 struct Today {
     day: UsageDay,
-    /// By tenant; only those with a budget.
-    tallies: HashMap<String, Tally>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    /// The cost of what the store has counted today.
-    used: Amount,
-    held: Held,
+    /// The counts of today by tenant and model.
+    used: HashMap<String, BTreeMap<String, UsageCounts>>,
+    /// Money held by tenants that have a budget in this currency.
+    held: HashMap<(String, Currency), Held>,
 }
 
 /// Money held for open turns and running requests, regardless of the day they started.
@@ -58,6 +53,7 @@ pub(crate) struct MoneyShare {
     budgets: MoneyBudgets,
     tenant: String,
     limit: Option<Money>,
+    prices: Arc<PriceList>,
     /// Locked only while the tallies are locked.
     held: Mutex<Held>,
 }
@@ -71,30 +67,21 @@ pub(crate) struct Promise {
 }
 
 impl MoneyBudgets {
-    /// Opens the budgets with what was spent today.
-    pub(crate) async fn open(
-        store: &Store,
-        clock: Clock,
-        prices: Arc<PriceList>,
-        of_tenants: BTreeMap<String, Money>,
-    ) -> Result<Self, StoreError> {
+    /// Opens the budgets with what was used today.
+    pub(crate) async fn open(store: &Store, clock: Clock) -> Result<Self, StoreError> {
         let day = UsageDay::of_ms(clock.now_ms());
-        let today = Mutex::new(Today { day, tallies: HashMap::new() });
-        let budgets = MoneyBudgets(Arc::new(Inner { clock, prices, of_tenants, today }));
-        if !budgets.0.of_tenants.is_empty() {
-            let filter = UsageFilter { tenant: None, first_day: day.number(), last_day: day.number() };
-            for sum in store.usage(&filter, UsageBy::Tenant, u32::MAX).await? {
-                let tenant = sum.group.unwrap_or_default();
-                let cost = budgets.share(&tenant).cost(day, &sum.model, &sum.counts);
-                budgets.today().tallies.entry(tenant).or_default().used += cost;
-            }
+        let mut today = Today { day, used: HashMap::new(), held: HashMap::new() };
+        let filter = UsageFilter { tenant: None, first_day: day.number(), last_day: day.number() };
+        for sum in store.usage(&filter, UsageBy::Tenant, u32::MAX).await? {
+            today.count(&sum.group.unwrap_or_default(), &sum.model, &sum.counts);
         }
-        Ok(budgets)
+        Ok(MoneyBudgets(Arc::new(Inner { clock, today: Mutex::new(today) })))
     }
 
-    pub(crate) fn share(&self, tenant: &str) -> MoneyShare {
-        let limit = setting_of(&self.0.of_tenants, tenant).copied();
-        MoneyShare { budgets: self.clone(), tenant: tenant.to_owned(), limit, held: Mutex::default() }
+    /// Returns the share for work of a tenant that has this budget, at these prices.
+    pub(crate) fn share(&self, tenant: &str, limit: Option<Money>, prices: Arc<PriceList>) -> MoneyShare {
+        let (budgets, tenant) = (self.clone(), tenant.to_owned());
+        MoneyShare { budgets, tenant, limit, prices, held: Mutex::default() }
     }
 
     /// Returns the current day's state, resetting it if the day has changed.
@@ -103,18 +90,17 @@ impl MoneyBudgets {
         let mut today = self.0.today.lock().unwrap_or_else(PoisonError::into_inner);
         if today.day != day {
             today.day = day;
-            today.tallies.retain(|_, tally| {
-                tally.used = Amount::ZERO;
-                tally.held != Held::default()
-            });
+            today.used.clear();
+            today.held.retain(|_, held| *held != Held::default());
         }
         today
     }
 }
 
 impl Today {
-    fn tally(&self, tenant: &str) -> Tally {
-        self.tallies.get(tenant).copied().unwrap_or_default()
+    fn count(&mut self, tenant: &str, model: &str, counts: &UsageCounts) {
+        let models = self.used.entry(tenant.to_owned()).or_default();
+        models.entry(model.to_owned()).or_default().add(counts);
     }
 }
 
@@ -122,8 +108,8 @@ impl MoneyShare {
     /// Fails if the budget is used up.
     pub(crate) fn check(&self) -> Result<(), BudgetUsedUp> {
         let Some(limit) = self.limit else { return Ok(()) };
-        let Tally { used, held } = self.budgets.today().tally(&self.tenant);
-        match used + held.spent >= limit.amount {
+        let today = self.budgets.today();
+        match self.used(&today) + self.all_held(&today, limit).spent >= limit.amount {
             true => Err(self.used_up(&format!("tenant {:?} has used its {limit} for today", self.tenant))),
             false => Ok(()),
         }
@@ -138,8 +124,7 @@ impl MoneyShare {
         };
         self.check().map_err(NoMoney::UsedUp)?;
         let mut today = self.budgets.today();
-        let price = self.budgets.0.prices.price(model, today.day);
-        let price = match price {
+        let price = match self.prices.price(model, today.day) {
             Some(price) if price.currency == limit.currency => price,
             Some(price) => {
                 return Err(NoMoney::Unknown(
@@ -154,7 +139,7 @@ impl MoneyShare {
             let tokens = (room >= input).then(|| price.output.tokens_for(room - input))?;
             Some(u32::try_from(tokens).unwrap_or(u32::MAX).min(asked)).filter(|tokens| *tokens >= least)
         };
-        let Tally { used, held } = today.tally(&self.tenant);
+        let (used, held) = (self.used(&today), self.all_held(&today, limit));
         let left = limit.amount - (used + held.spent);
         let Some(output_tokens) = affordable(left - held.promised) else {
             if affordable(left).is_some() {
@@ -202,30 +187,40 @@ impl MoneyShare {
         let mut today = self.budgets.today();
         let day = today.day;
         let spent = std::mem::take(&mut self.held().spent);
-        self.change(&mut today, |tally| tally.held.spent -= spent);
+        self.change(&mut today, |held| held.spent -= spent);
         for row in rows.iter().filter(|row| row.day == day.number()) {
-            let cost = self.cost(day, &row.model, &row.counts);
-            self.change(&mut today, |tally| tally.used += cost);
+            today.count(&self.tenant, &row.model, &row.counts);
         }
+    }
+
+    /// Returns the cost of what the tenant has used today.
+    fn used(&self, today: &Today) -> Amount {
+        let models = today.used.get(&self.tenant).into_iter().flatten();
+        models.fold(Amount::ZERO, |sum, (model, counts)| sum + self.cost(today.day, model, counts))
+    }
+
+    /// Returns what all shares of the tenant hold.
+    fn all_held(&self, today: &Today, limit: Money) -> Held {
+        today.held.get(&(self.tenant.clone(), limit.currency)).copied().unwrap_or_default()
     }
 
     /// Returns the cost in the currency of the budget. What has no such price was not allowed by this budget,
     /// and does not count.
     fn cost(&self, day: UsageDay, model: &str, counts: &UsageCounts) -> Amount {
         let Some(limit) = self.limit else { return Amount::ZERO };
-        let price = self.budgets.0.prices.price(model, day).filter(|price| price.currency == limit.currency);
+        let price = self.prices.price(model, day).filter(|price| price.currency == limit.currency);
         price.map_or(Amount::ZERO, |price| price.cost(counts))
     }
 
     /// Changes what is held for this share.
     fn hold(&self, today: &mut Today, change: impl Fn(&mut Held)) {
         change(&mut self.held());
-        self.change(today, |tally| change(&mut tally.held));
+        self.change(today, change);
     }
 
-    fn change(&self, today: &mut Today, change: impl Fn(&mut Tally)) {
-        if self.limit.is_some() {
-            change(today.tallies.entry(self.tenant.clone()).or_default());
+    fn change(&self, today: &mut Today, change: impl Fn(&mut Held)) {
+        if let Some(limit) = self.limit {
+            change(today.held.entry((self.tenant.clone(), limit.currency)).or_default());
         }
     }
 
@@ -257,9 +252,9 @@ impl Drop for MoneyShare {
         if promised + spent == Amount::ZERO {
             return;
         }
-        self.change(&mut self.budgets.today(), |tally| {
-            tally.held.promised -= promised;
-            tally.held.spent -= spent;
+        self.change(&mut self.budgets.today(), |held| {
+            held.promised -= promised;
+            held.spent -= spent;
         });
     }
 }
@@ -267,6 +262,7 @@ impl Drop for MoneyShare {
 #[cfg(test)]
 mod tests {
     use super::{super::price::tests::price, *};
+    use crate::name::setting_of;
 
     const DAY_MS: u64 = 86_400_000;
 
@@ -274,15 +270,29 @@ mod tests {
         text.parse().expect("an amount")
     }
 
-    async fn budgets(store: &Store, clock: &Clock, limits: &[(&str, &str)]) -> MoneyBudgets {
+    /// The budgets of a host with these limits and prices.
+    struct Budgets {
+        budgets: MoneyBudgets,
+        limits: BTreeMap<String, Money>,
+        prices: Arc<PriceList>,
+    }
+
+    impl Budgets {
+        fn share(&self, tenant: &str) -> MoneyShare {
+            let limit = setting_of(&self.limits, tenant).copied();
+            self.budgets.share(tenant, limit, self.prices.clone())
+        }
+    }
+
+    async fn budgets(store: &Store, clock: &Clock, limits: &[(&str, &str)]) -> Budgets {
         let mut prices = PriceList::default();
         // A token of input costs one millionth, a token of output ten.
         prices.add("m", vec![price("1", "0.1", "10", "USD", "1970-01-01")]).expect("a price");
         prices.add("euro", vec![price("1", "0.1", "10", "EUR", "1970-01-01")]).expect("a price");
         prices.add("late", vec![price("1", "0.1", "10", "USD", "2030-01-01")]).expect("a price");
         let limits = limits.iter().map(|(name, money)| ((*name).to_owned(), money.parse().expect("money")));
-        let opened = MoneyBudgets::open(store, clock.clone(), Arc::new(prices), limits.collect()).await;
-        opened.expect("readable")
+        let budgets = MoneyBudgets::open(store, clock.clone()).await.expect("readable");
+        Budgets { budgets, limits: limits.collect(), prices: Arc::new(prices) }
     }
 
     fn worst(input_tokens: usize, output_tokens: u32) -> WorstCase {
@@ -347,6 +357,36 @@ mod tests {
         budgets.share("globex").check().expect("another tenant has its own");
         clock.advance(DAY_MS);
         budgets.share("acme").check().expect("a new day");
+    }
+
+    #[tokio::test]
+    async fn replaced_budgets_and_prices_apply_to_what_the_day_has_used_already() {
+        let store = Store::in_memory().await.expect("a database in memory");
+        let mut budgets = budgets(&store, &Clock::at(0), &[]).await;
+        // The tenant has no budget yet: 100 × 1 + 10 × 10 = 200 millionths.
+        budgets.share("acme").counted(&[row(0, "acme", counts(100, 0, 10))]);
+        budgets.limits = [("acme".to_owned(), "0.0002 USD".parse().expect("money"))].into();
+        budgets.share("acme").check().expect_err("a new budget counts what was used before");
+        budgets.limits = [("acme".to_owned(), "0.001 USD".parse().expect("money"))].into();
+        let running = budgets.share("acme");
+        let promise = running.promise("m", worst(100, 10), 1).ok().expect("800 are left");
+        let mut dearer = PriceList::default();
+        dearer.add("m", vec![price("5", "0.5", "50", "USD", "1970-01-01")]).expect("a price");
+        budgets.prices = Arc::new(dearer);
+        budgets.share("acme").check().expect_err("five times the price");
+        running.settle(promise.amount, "m", &counts(100, 0, 10));
+        budgets.limits = [("acme".to_owned(), "0.001 EUR".parse().expect("money"))].into();
+        budgets.share("acme").check().expect("another currency begins anew");
+        budgets.limits = [("acme".to_owned(), "1 USD".parse().expect("money"))].into();
+        let held = budgets.share("acme").all_held(&budgets.budgets.today(), "1 USD".parse().expect("money"));
+        assert_eq!(
+            (held.promised, held.spent),
+            (Amount::ZERO, amount("0.0002")),
+            "at the price of its start"
+        );
+        drop(running);
+        let held = budgets.share("acme").all_held(&budgets.budgets.today(), "1 USD".parse().expect("money"));
+        assert_eq!(held, Held::default());
     }
 
     #[tokio::test]

@@ -64,20 +64,45 @@ impl Webhooks {
         router: &EventRouter,
         configured: &[NewWebhook],
     ) -> Result<(), RuntimeError> {
-        let wanted: Vec<String> = configured.iter().map(|webhook| configured_id(&webhook.url)).collect();
-        for row in self.store.webhooks().await? {
-            if row.configured && !wanted.contains(&row.id) {
-                self.store.delete_webhook(&row.id).await?;
-            } else if !row.configured
-                && let Err(error) = self.enter(router, row)
-            {
+        for row in self.store.webhooks().await?.into_iter().filter(|row| !row.configured) {
+            if let Err(error) = self.enter(router, row) {
                 tracing::error!("{error}; no events are sent to it until it is removed and added again");
             }
         }
+        self.configure(router, configured).await
+    }
+
+    /// Makes the configured webhooks match the configuration. Those that are loaded and did not change stay untouched.
+    pub(crate) async fn configure(
+        &self,
+        router: &EventRouter,
+        configured: &[NewWebhook],
+    ) -> Result<(), RuntimeError> {
+        configured.iter().try_for_each(NewWebhook::check)?;
+        let wanted: Vec<String> = configured.iter().map(|webhook| configured_id(&webhook.url)).collect();
+        let rows = self.store.webhooks().await?.into_iter();
+        for row in rows.filter(|row| row.configured && !wanted.contains(&row.id)) {
+            self.forget(router, &row.id).await?;
+        }
         for (webhook, id) in configured.iter().zip(wanted) {
-            self.put(router, id, webhook.clone(), true).await?;
+            if !self.is_loaded(&id, webhook).await {
+                self.put(router, id, webhook.clone(), true).await?;
+            }
         }
         Ok(())
+    }
+
+    /// Returns whether a webhook is loaded with exactly this configuration.
+    async fn is_loaded(&self, id: &str, webhook: &NewWebhook) -> bool {
+        let NewWebhook { url, topics, secret: Some(secret) } = webhook else { return false };
+        let Some(known) =
+            self.get(id).filter(|known| (&known.summary.url, &known.summary.topics) == (url, topics))
+        else {
+            return false;
+        };
+        let reveal = |secret: WebhookSecret| secret.reveal();
+        // A secret that cannot be read is replaced.
+        self.secret(&known).await.ok().map(reveal) == WebhookSecret::parse(secret).ok().map(reveal)
     }
 
     /// Adds a webhook, unless nothing could ever be sent to its address. Its secret is returned
@@ -153,16 +178,22 @@ impl Webhooks {
         let not_found = || RuntimeError::WebhookNotFound { id: id.chars().take(80).collect() };
         let webhook = self.get(id).ok_or_else(not_found)?;
         if webhook.summary.is_configured {
-            let message =
-                format!("webhook {id} is defined in skep.toml; remove it there and restart the host");
+            let message = format!(
+                "webhook {id} is defined in skep.toml; remove it there, and run `skep config reload`"
+            );
             return Err(RuntimeError::InvalidWebhook { message });
         }
-        router.remove_webhook(id);
-        self.by_id.write().unwrap_or_else(PoisonError::into_inner).remove(id);
-        match self.store.delete_webhook(id).await? {
+        match self.forget(router, id).await? {
             true => Ok(()),
             false => Err(not_found()),
         }
+    }
+
+    /// Removes a webhook and its pending deliveries. Returns whether it was stored.
+    async fn forget(&self, router: &EventRouter, id: &str) -> Result<bool, StoreError> {
+        router.remove_webhook(id);
+        self.by_id.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.store.delete_webhook(id).await
     }
 
     /// Stops sending events to a webhook.

@@ -1,6 +1,7 @@
 //! `skep up`: starts a host, and watches sources if asked to.
 
 mod help;
+mod overrides;
 mod redeploy;
 #[cfg(unix)]
 mod service_manager;
@@ -33,8 +34,9 @@ use crate::{
 /// Start a host: a model and its engine, agents, and an HTTP server
 ///
 /// Builds and deploys the given agents; agents that were deployed before start again. On SIGTERM or Ctrl-C,
-/// running requests may finish; a second signal stops the host at once.
-#[derive(Debug, clap::Args)]
+/// running requests may finish; a second signal stops the host at once. SIGHUP reads the file of --config again,
+/// as `skep config reload` does.
+#[derive(Debug, Clone, clap::Args)]
 #[command(after_help = help::AFTER)]
 pub struct Args {
     /// Agents to build and deploy: folders, or .wasm files
@@ -101,12 +103,18 @@ impl Args {
 }
 
 pub async fn run(args: Args, config: Config) -> Result<()> {
-    let options = options(&args, &config)?;
+    let mut options = options(&args, &config)?;
+    if args.config.is_some() {
+        let args = args.clone();
+        options.source.reread =
+            Some(Arc::new(move || args.config().and_then(|config| self::options(&args, &config))));
+    }
     open_files::raise_limit(options.gateway.connections.max);
     let data = options.data.clone();
     let threads = options.threads.unwrap_or_else(physical_cores);
     // Signals are caught from here on, so that one that arrives during a long build is not lost.
     let mut signals = Signals::new()?;
+    let mut hangups = Hangups::new()?;
     // Watching starts before the first build, so that no change made during it is missed.
     let watched = args.watch.then(|| SourceWatch::new(&args.agents)).transpose()?;
     let serving = async {
@@ -133,8 +141,16 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         }
         std::future::pending::<()>().await
     };
+    let reloading = async {
+        loop {
+            hangups.next().await;
+            // The result is logged.
+            let _ = skep_gateway::reload_configuration(server.configuration.clone()).await;
+        }
+    };
     tokio::select! {
         () = watching => {}
+        () = reloading => {}
         () = signals.next() => {}
     }
     #[cfg(unix)]
@@ -195,6 +211,8 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
         options.models = args.models.iter().map(model).collect();
         model_options::check(&options.models)?;
     }
+    options.source.file.clone_from(&args.config);
+    overrides::apply(args, &options.models, &mut options.source.written);
     config.ai.check(&options.local_models()).with_context(in_file)?;
     Ok(options)
 }
@@ -315,6 +333,37 @@ impl Signals {
     async fn next(&mut self) {
         // An error means that Ctrl-C cannot be caught; the host then stops as if it had been pressed.
         let _ = tokio::signal::ctrl_c().await;
+    }
+}
+
+/// Requests to read the configuration again. Without this, the system would end the process.
+struct Hangups {
+    #[cfg(unix)]
+    hangup: tokio::signal::unix::Signal,
+}
+
+impl Hangups {
+    #[cfg(unix)]
+    fn new() -> Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { hangup: signal(SignalKind::hangup()).context("cannot listen for signals")? })
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        if self.hangup.recv().await.is_none() {
+            std::future::pending().await
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> Result<Self> {
+        Ok(Self {})
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        std::future::pending().await
     }
 }
 

@@ -72,7 +72,8 @@ impl Turn {
             response_bytes: reservation.response_bytes,
             redirects: MAX_REDIRECTS,
         };
-        let policy = self.egress.policy(&self.agent.manifest, |name| self.placeholder(name)).await;
+        let granted = self.tools.rules.granted_hosts.clone();
+        let policy = self.egress.policy(&self.agent.manifest, granted, |name| self.placeholder(name)).await;
         let policy = policy.map_err(|error| FetchError::Host(error.to_string()))?;
         let response = self.egress.send(&self.affinity.tenant, request, &policy, &bounds).await?;
         reservation.settle(response.body.len());

@@ -12,7 +12,7 @@ use super::{
     fetch, grant,
 };
 use crate::{
-    Json, Origin, RuntimeOptions, ToolGrant,
+    Json, Origin,
     agent::Agent,
     bindings::tools::{CallOptions, ToolError, ToolInfo},
     capability::Turn,
@@ -21,8 +21,10 @@ use crate::{
     grant::ToolName,
     journal::{Call, Identity, Stopped},
     metric,
+    options::Rules,
     tool::{MAX_ARGUMENT_BYTES, Tool},
 };
+use skep_engine::InForce;
 use skep_outbound::{ToolServer, ToolServerError};
 use std::{
     collections::BTreeMap,
@@ -43,9 +45,8 @@ pub(crate) struct HostTools {
     /// It is weak because whoever runs turns owns these tools.
     pub(super) invoke: Weak<dyn Invoke>,
     pub(super) live: Arc<LiveTurns>,
-    pub(super) servers: BTreeMap<String, Arc<dyn ToolServer>>,
-    /// The tools that the operator allows.
-    pub(super) ceiling: Vec<ToolGrant>,
+    pub(crate) servers: InForce<BTreeMap<String, Arc<dyn ToolServer>>>,
+    rules: InForce<Rules>,
     pub(super) catalog: Catalog,
     /// The `http/fetch` tool.
     pub(super) fetch: Arc<Tool>,
@@ -54,6 +55,9 @@ pub(crate) struct HostTools {
 /// The external tool calls of one turn.
 pub(crate) struct TurnTools {
     pub(super) host: Arc<HostTools>,
+    /// The servers, and the operator's rules, with which the turn began.
+    pub(super) servers: Arc<BTreeMap<String, Arc<dyn ToolServer>>>,
+    pub(crate) rules: Arc<Rules>,
     pub(crate) turn_id: String,
     /// Agents whose calls led to this turn, outermost first.
     pub(crate) callers: Vec<String>,
@@ -73,20 +77,15 @@ enum Target {
 }
 
 impl HostTools {
-    pub(crate) fn servers(&self) -> &BTreeMap<String, Arc<dyn ToolServer>> {
-        &self.servers
-    }
-
     pub(crate) fn new(
         servers: BTreeMap<String, Arc<dyn ToolServer>>,
-        options: &RuntimeOptions,
+        rules: InForce<Rules>,
         directory: Arc<dyn Directory>,
         invoke: Weak<dyn Invoke>,
         live: Arc<LiveTurns>,
     ) -> Self {
-        let ceiling = options.granted_tools.clone();
-        let (catalog, fetch) = (Catalog::default(), Arc::new(fetch::tool()));
-        HostTools { directory, invoke, live, servers, ceiling, catalog, fetch }
+        let (servers, catalog) = (InForce::new(servers), Catalog::default());
+        HostTools { directory, invoke, live, servers, rules, catalog, fetch: Arc::new(fetch::tool()) }
     }
 }
 
@@ -98,7 +97,8 @@ impl TurnTools {
         };
         let (hops, at_once) = (turn_events::hops(origin), Semaphore::new(MAX_AT_ONCE));
         let (called, offered) = (CalledTurns::default(), Mutex::default());
-        TurnTools { host, turn_id, callers, hops, called, at_once, offered }
+        let (servers, rules) = (host.servers.now(), host.rules.now());
+        TurnTools { host, servers, rules, turn_id, callers, hops, called, at_once, offered }
     }
 
     /// Returns a tool that this turn listed, by either of its names.
@@ -264,8 +264,7 @@ async fn prepare(
     arguments: &str,
 ) -> Result<(ToolName, Target, Json), ToolError> {
     let name = resolve(turn, name).map_err(ToolError::Unknown)?;
-    let tools = &turn.tools.host;
-    grant::check(&turn.agent.manifest, &tools.ceiling, &name).map_err(ToolError::Denied)?;
+    grant::check(&turn.agent.manifest, &turn.tools.rules.granted_tools, &name).map_err(ToolError::Denied)?;
     if arguments.len() > MAX_ARGUMENT_BYTES {
         let message =
             format!("the arguments have {} bytes; at most {MAX_ARGUMENT_BYTES} are allowed", arguments.len());
@@ -293,7 +292,7 @@ async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {
             Ok(Target::Agent { agent, tool })
         }
         ToolName::Server { server: server_name, tool } => {
-            let HostTools { servers, catalog, .. } = &*turn.tools.host;
+            let TurnTools { host, servers, .. } = &turn.tools;
             let Some(server) = servers.get(server_name) else {
                 let known: Vec<&str> = servers.keys().map(String::as_str).collect();
                 let message = format!(
@@ -306,7 +305,8 @@ async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {
             let Some(found) = served.iter().find(|served| served.name == *tool) else {
                 return Err(unknown(name, served.iter().map(|served| served.name.as_str())));
             };
-            let tool = catalog
+            let tool = host
+                .catalog
                 .compiled(&found.name, found)
                 .map_err(|why| ToolError::Failed(format!("{name} cannot be called: {why}")))?;
             Ok(Target::Server { server: server.clone(), tool })

@@ -9,7 +9,7 @@ use crate::{
     bindings::tools::ToolInfo,
     capability::{
         Turn,
-        tools::{HostTools, agents, grant},
+        tools::{HostTools, TurnTools, agents, grant},
     },
     grant::ToolName,
     tool::{Tool, tool_hints, wit_hints},
@@ -146,7 +146,8 @@ pub(in crate::capability) async fn list(turn: &Arc<Turn>) -> Vec<ToolInfo> {
 
 /// Returns the granted tools of every agent and server, ordered by agent and server name.
 async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
-    let HostTools { directory, servers, ceiling, catalog, fetch, .. } = &*turn.tools.host;
+    let TurnTools { host, servers, rules, .. } = &turn.tools;
+    let HostTools { directory, catalog, fetch, .. } = &**host;
     let grants = &turn.agent.manifest.grants.tools;
     let mut found = Vec::new();
     if crate::capability::tools::fetch::reaches_anywhere(turn) {
@@ -159,7 +160,7 @@ async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
             found.extend(agent.tools.iter().map(|tool| (name(&tool.definition.name), tool.clone())));
         }
     }
-    for (server_name, server) in servers {
+    for (server_name, server) in servers.iter() {
         let name = |tool: &str| ToolName::Server { server: server_name.clone(), tool: tool.to_owned() };
         if !grants.iter().any(|grant| grant.covers_owner(&name(""))) {
             continue;
@@ -181,7 +182,7 @@ async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
             }
         }
     }
-    found.retain(|(name, _)| grant::check(&turn.agent.manifest, ceiling, name).is_ok());
+    found.retain(|(name, _)| grant::check(&turn.agent.manifest, &rules.granted_tools, name).is_ok());
     found
 }
 

@@ -102,7 +102,7 @@ pub(in crate::capability) fn tool() -> Tool {
 
 /// Whether there is any host to which the agent might be allowed to send a request.
 pub(in crate::capability) fn reaches_anywhere(turn: &Turn) -> bool {
-    turn.egress.grants_any(&turn.agent.manifest)
+    !turn.agent.manifest.grants.hosts.is_empty() && !turn.tools.rules.granted_hosts.is_empty()
 }
 
 pub(in crate::capability) async fn call(

@@ -1,0 +1,16 @@
+//! The configuration of a running host.
+
+use super::Client;
+use anyhow::Result;
+use reqwest::Method;
+use skep_api::{Config, ConfigReload};
+
+impl Client {
+    pub async fn config(&self) -> Result<Config> {
+        self.json(self.request(Method::GET, &["v1", "config"])?).await
+    }
+
+    pub async fn reload_config(&self) -> Result<ConfigReload> {
+        self.json(self.request(Method::POST, &["v1", "config", "reload"])?).await
+    }
+}

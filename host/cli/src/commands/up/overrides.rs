@@ -1,0 +1,53 @@
+//! The flags of `skep up` as settings, so that the host can show which settings do not come from the file.
+
+use clap::ValueEnum as _;
+
+use super::Args;
+use crate::config::AuthFlag;
+use crate::model_options::ModelOptions;
+use crate::written::Written;
+
+/// Replaces the settings that flags override. `models` are those that the flag `--model` names.
+pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut Written) {
+    let text = |value: &dyn std::fmt::Display| format!("{:?}", value.to_string());
+    let number = |value: &dyn std::fmt::Display| value.to_string();
+    let compute = &args.compute;
+    let speculation = args.speculation.and_then(|how| Some(how.to_possible_value()?.get_name().to_owned()));
+    let data = args.data.as_ref().map(|data| data.display().to_string());
+    let is_required = args.auth.map(|auth| auth == AuthFlag::Required);
+    let device = compute.device;
+    let flags = [
+        (None, "listen", "--listen", args.listen.map(|value| text(&value))),
+        (None, "data", "--data", data.map(|value| text(&value))),
+        (None, "data", "--ephemeral", args.ephemeral.then(|| text(&"in memory"))),
+        (None, "device", "--device", device.device.map(|value| text(&value))),
+        (None, "deterministic", "--deterministic", device.deterministic.map(|value| number(&value))),
+        (None, "threads", "--threads", args.threads.map(|value| number(&value))),
+        (Some("engine"), "replicas", "--replicas", args.replicas.map(|value| number(&value))),
+        (Some("engine"), "speculation", "--speculation", speculation.map(|value| text(&value))),
+        (Some("engine"), "tensor_parallel", "--tp", args.tp.map(|value| number(&value))),
+        (Some("engine"), "pipeline_parallel", "--pp", args.pp.map(|value| number(&value))),
+        (Some("engine"), "isa", "--isa", compute.isa.map(|value| text(&value))),
+        (Some("engine"), "kv", "--kv", compute.kv.map(|value| text(&value))),
+        (Some("engine"), "activations", "--activations", compute.activations.map(|value| text(&value))),
+        (Some("engine"), "pin_threads", "--pin", compute.pin.then(|| number(&true))),
+        (Some("auth"), "required", "--auth", is_required.map(|value| number(&value))),
+        (
+            Some("telemetry"),
+            "otlp_endpoint",
+            "--otlp-endpoint",
+            args.otlp_endpoint.as_ref().map(|_| text(&"set by the flag")),
+        ),
+    ];
+    for (section, key, flag, value) in flags {
+        if let Some(value) = value {
+            written.set_flag(section, key, &value, flag);
+        }
+    }
+    if !args.models.is_empty() {
+        let entries: Vec<String> =
+            models.iter().map(|model| model.name.clone().unwrap_or_else(|| model.source.clone())).collect();
+        written.keep_entries("model", &entries);
+        written.set_flag(None, "model", &format!("{:?}", args.models), "--model");
+    }
+}

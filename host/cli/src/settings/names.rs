@@ -1,0 +1,83 @@
+//! Names in the settings that mean nothing, which are likely mistakes: they are no errors, because what they name may
+//! come later.
+
+use skep_engine::{ModelSet, ServedModel};
+use skep_runtime::{AgentHost, ModelGrant, did_you_mean};
+
+use crate::server_options::ServerOptions;
+
+/// Returns what is likely a mistake in the settings of a host with these models.
+pub fn warnings(options: &ServerOptions, models: &ModelSet) -> Vec<String> {
+    let known = names(models);
+    let mut warnings = Vec::new();
+    let runtime = &options.runtime;
+    let granted = runtime.granted_models.iter().map(|grants| ("[grants]".to_owned(), grants));
+    let of_tenants =
+        runtime.tenant_models.iter().map(|(tenant, grants)| (format!("[tenants.{tenant}]"), grants));
+    for (section, grants) in granted.chain(of_tenants) {
+        warnings.extend(grants.iter().filter_map(|grant| unknown_model(&section, grant, &known)));
+    }
+    let servers = || options.tool_servers.keys().map(String::as_str);
+    for grant in &runtime.granted_tools {
+        if let Some(server) = grant.server().filter(|server| !options.tool_servers.contains_key(*server)) {
+            warnings.push(format!(
+                "[grants] tools: {:?} grants tools of the MCP server {server:?}, and there is no [mcp.{server}]{}",
+                String::from(grant.clone()),
+                did_you_mean(server, servers())
+            ));
+        }
+    }
+    warnings
+}
+
+/// Returns a warning for each agent whose own model the host does not serve.
+pub fn agents_without_model(host: &AgentHost) -> Vec<String> {
+    let models = host.models();
+    let known = names(models);
+    let agents = host.agents().into_iter().filter(|agent| models.find(Some(&agent.model)).is_err());
+    agents
+        .map(|agent| {
+            let meant = did_you_mean(&agent.model, known.iter().map(String::as_str));
+            format!(
+                "agent {} generates with the model {:?}, which this host does not serve any more{meant}",
+                agent.name, agent.model
+            )
+        })
+        .collect()
+}
+
+/// Returns the names of all models, and their aliases.
+fn names(models: &ModelSet) -> Vec<String> {
+    let served = models.served();
+    let names = served
+        .iter()
+        .map(ServedModel::name)
+        .flat_map(|name| std::iter::once(name.to_owned()).chain(models.aliases_of(name)));
+    names.collect()
+}
+
+fn unknown_model(section: &str, grant: &ModelGrant, known: &[String]) -> Option<String> {
+    let text = String::from(grant.clone());
+    // A host without local models, or a tenant that may use all of them, is not a mistake.
+    if text == "*" || known.iter().any(|name| grant.covers(name)) {
+        return None;
+    }
+    Some(match text.strip_suffix("/*") {
+        Some(upstream) => {
+            let upstreams =
+                known.iter().filter_map(|name| name.split_once('/')).map(|(upstream, _)| upstream);
+            let meant = did_you_mean(upstream, upstreams);
+            format!(
+                "{section} models: {text:?} grants the models of the upstream {upstream:?}, which does not exist{meant}"
+            )
+        }
+        None if text.ends_with('*') => format!(
+            "{section} models: {text:?} grants nothing; \"*\" stands for all models of this host, and \"NAME/*\" for those of \
+             an upstream"
+        ),
+        None => {
+            let meant = did_you_mean(&text, known.iter().map(String::as_str));
+            format!("{section} models: {text:?} is neither a model nor an alias of this host{meant}")
+        }
+    })
+}

@@ -1,0 +1,64 @@
+//! A setting that is replaced while the host runs.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// The value of a setting that is in force now. Clones share it. Those that have read it keep what they read.
+pub struct InForce<T>(Arc<RwLock<Arc<T>>>);
+
+impl<T> InForce<T> {
+    pub fn new(value: T) -> Self {
+        Arc::new(value).into()
+    }
+
+    /// Returns the value that is in force now.
+    pub fn now(&self) -> Arc<T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn replace(&self, value: T) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+    }
+
+    /// Returns the same value, apart from later replacements.
+    pub fn pinned(&self) -> Self {
+        self.now().into()
+    }
+}
+
+impl<T> From<Arc<T>> for InForce<T> {
+    fn from(value: Arc<T>) -> Self {
+        InForce(Arc::new(RwLock::new(value)))
+    }
+}
+
+impl<T> Clone for InForce<T> {
+    fn clone(&self) -> Self {
+        InForce(self.0.clone())
+    }
+}
+
+impl<T: Default> Default for InForce<T> {
+    fn default() -> Self {
+        InForce::new(T::default())
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for InForce<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.now().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replacement_reaches_clones_and_neither_readers_nor_pinned_values() {
+        let setting = InForce::new(1);
+        let (clone, pinned, read) = (setting.clone(), setting.pinned(), setting.now());
+        setting.replace(2);
+        assert_eq!((*clone.now(), *pinned.now(), *read), (2, 1, 1));
+    }
+}
