@@ -56,7 +56,7 @@ const KNOWN: [KnownDevice; 11] = [
     KnownDevice { name: "RTX5090", memory_gib: 31.36, multiprocessors: 170 },
 ];
 /// Multiprocessors of a device that is not known by name. They decide only the size of small buffers.
-const ASSUMED_MULTIPROCESSORS: u32 = 132;
+pub(super) const ASSUMED_MULTIPROCESSORS: u32 = 132;
 
 impl Devices {
     /// Returns one processor with this much memory.

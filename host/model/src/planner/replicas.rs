@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 
+use super::devices::ASSUMED_MULTIPROCESSORS;
 use super::layouts::largest_rank;
 use crate::batch::PAGE_TOKENS;
 use crate::checkpoint::Checkpoint;
@@ -10,9 +11,6 @@ use crate::executor::cuda::estimate::device_options;
 use crate::executor::estimate::cpu_plan;
 use crate::executor::{CPU_KV_TOKENS, ExecutorOptions};
 use crate::memory_plan::{MemoryPlan, RankPlan};
-
-/// Multiprocessors of a device that nobody has opened yet. They decide only the size of small buffers.
-const ASSUMED_MULTIPROCESSORS: u32 = 132;
 
 /// Returns the memory that all replicas take together on the CPU.
 pub fn memory_on_cpu(

@@ -6,8 +6,9 @@ use super::{
 };
 use crate::{Invocation, Outcome, RunEvent, RunHandle, TurnPhase};
 
-/// Enough tokens for several restarts within one generation.
 const TOKENS: u32 = 160;
+/// Enough tokens for several restarts within one generation, nearly as many as the context has room for.
+const MANY_TOKENS: u32 = 400;
 /// Enough CPU time that the test ends the turn, not the limit.
 const PATIENT: &str = "[limits]\ncpu_ms = 30000";
 
@@ -49,6 +50,14 @@ pub(super) fn talker() -> Guest {
             (local.set $length (i32.load offset=12 (i32.const 2048)))"#,
         ..Guest::default()
     }
+}
+
+/// Talks like [`talker`], with up to [`MANY_TOKENS`] tokens.
+pub(super) fn long_talker() -> Guest {
+    let Guest { on_message, .. } = talker();
+    let tokens = |count: u32| format!("(i32.const {count})");
+    let on_message = on_message.replace(&tokens(TOKENS), &tokens(MANY_TOKENS));
+    Guest { on_message: on_message.leak(), ..talker() }
 }
 
 pub(super) fn detached(agent: &str, text: &str) -> Invocation {
@@ -95,9 +104,10 @@ async fn cut_off(host: Host, handle: &mut RunHandle) -> (Host, Vec<(u64, RunEven
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_turn_resumes_after_its_last_token() {
     let mut cut_in_the_middle = 0;
-    for round in 0..10 {
+    // A generation may end before it can be interrupted.
+    for round in 0..40 {
         let host = Host::start().await;
-        host.deploy("talk", "", talker()).await.expect("valid");
+        host.deploy("talk", "", long_talker()).await.expect("valid");
         let mut handle = host.agents.invoke(detached("talk", "hello")).await.expect("taken");
         let id = handle.turn_id().to_owned();
         let (mut host, mut seen) = cut_off(host, &mut handle).await;
@@ -117,7 +127,7 @@ async fn an_interrupted_turn_resumes_after_its_last_token() {
         assert!(seen.is_sorted_by_key(|(id, _)| *id) && seen.windows(2).all(|pair| pair[0].0 < pair[1].0));
         let outcome = outcome(&seen);
         assert_eq!(outcome.text, joined_text(&seen), "round {round}");
-        assert!((1..=TOKENS).contains(&outcome.usage.completion_tokens), "{outcome:?}");
+        assert!((1..=MANY_TOKENS).contains(&outcome.usage.completion_tokens), "{outcome:?}");
         let session = host.agents.session("talk", "s").await.expect("committed");
         assert_eq!((session.summary.turns, session.messages.len()), (1, 2));
         assert_eq!(session.messages[1].content, outcome.text);

@@ -1,7 +1,7 @@
 //! Tests of the bill: what is counted of turns and batches, and daily budgets in money.
 
 use super::{
-    durability::{detached, talker},
+    durability::{detached, long_talker},
     fixture::{Host, Setup, invocation, until},
     inference::{chatter, relayer},
 };
@@ -111,9 +111,10 @@ async fn turns_are_counted_by_agent_key_session_model_and_day() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_that_is_cancelled_after_a_restart_is_counted_once_as_an_estimate() {
-    for _ in 0..10 {
+    // A generation may end before it can be cut off.
+    for _ in 0..40 {
         let host = Host::start().await;
-        host.deploy("talk", "", talker()).await.expect("valid");
+        host.deploy("talk", "", long_talker()).await.expect("valid");
         let mut handle = host.agents.invoke(detached("talk", "hello")).await.expect("taken");
         let id = handle.turn_id().to_owned();
         while !matches!(handle.next().await, None | Some(Ok(RunEvent::Delta { .. }))) {}
