@@ -73,27 +73,8 @@ pub struct Args {
     /// Threads [default: physical cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Tokens to prefill
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    prompt: usize,
-    /// Tokens to decode
-    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
-    generate: usize,
-    /// Tokens in the KV cache before each run
-    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
-    depth: usize,
-    /// Tokens of the depth that all sequences share, such as a system prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
-    shared: usize,
-    /// Sequences that run at the same time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
-    batch: u16,
-    /// Tokens per step of a prefill
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    chunk: u32,
-    /// Number of runs of each kind
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    repeat: u16,
+    #[command(flatten)]
+    work: WorkFlags,
     #[command(flatten)]
     compute: ComputeFlags,
     /// Tensor-parallel ranks, which share each layer
@@ -115,6 +96,32 @@ pub struct Args {
     json: bool,
 }
 
+/// The work that is measured.
+#[derive(Debug, clap::Args)]
+struct WorkFlags {
+    /// Tokens to prefill
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    prompt: usize,
+    /// Tokens to decode
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    generate: usize,
+    /// Tokens in the KV cache before each run
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    depth: usize,
+    /// Tokens of the depth that all sequences share, such as a system prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    shared: usize,
+    /// Sequences that run at the same time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    batch: u16,
+    /// Tokens per step of a prefill
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    chunk: u32,
+    /// Number of runs of each kind
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    repeat: u16,
+}
+
 pub fn run(args: &Args) -> Result<()> {
     if args.suite {
         let suite = whole(args)?;
@@ -132,7 +139,7 @@ fn whole(args: &Args) -> Result<Suite> {
     let named = args.shape.as_deref();
     let mut options = args.options()?;
     options.device = suite::device(options.device, named)?;
-    suite::run(&Shapes::new(named), Plan::whole(args.repeat), options, args.against.as_deref())
+    suite::run(&Shapes::new(named), Plan::whole(args.work.repeat), options, args.against.as_deref())
 }
 
 /// Measures Skep and llama.cpp in turns.
@@ -193,7 +200,7 @@ impl Args {
             device: DeviceChoice::Auto,
             kernels: kernel_folders()?,
             threads: Some(self.threads()),
-            max_batch_tokens: self.chunk as usize,
+            max_batch_tokens: self.work.chunk as usize,
             tensor_parallel: self.tp,
             pipeline_parallel: self.pp,
             ..ExecutorOptions::default()
@@ -212,8 +219,8 @@ impl Args {
     }
 
     fn amounts(&self) -> Amounts {
-        let Args { prompt, generate, depth, shared, repeat, .. } = *self;
-        Amounts { prompt, generate, depth, shared, batch: self.batch.into(), repeat }
+        let WorkFlags { prompt, generate, depth, shared, batch, repeat, .. } = self.work;
+        Amounts { prompt, generate, depth, shared, batch: batch.into(), repeat }
     }
 }
 

@@ -36,7 +36,7 @@ struct Report {
     busy_without_turns_tok_per_s: f64,
 }
 
-/// What was measured in one setting, over all rounds.
+/// Measurements of one setting, over all rounds.
 #[derive(Default)]
 struct Measured {
     gaps: Vec<f64>,
