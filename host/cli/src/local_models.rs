@@ -96,26 +96,26 @@ pub fn local_model(
     progress: &Arc<dyn Progress + Send>,
     budget: &Arc<MemoryBudget>,
 ) -> LocalModel {
-    let device = model.device.unwrap_or(options.executor.device);
     let engine = EngineOptions { context: model.context.or(engine.context), ..engine.clone() };
-    let replicas = model.replicas.unwrap_or(options.replicas);
-    let (name, source, progress) = (name_of(model), model.source.clone(), progress.clone());
-    let (named, budget, budgeted) = (name.clone(), budget.clone(), budgeted(model, options, &engine));
+    let budgeted = budgeted(model, options, &engine);
     budget.add(budgeted.clone());
+    let (name, device) = (budgeted.name.clone(), budgeted.executor.device.to_string());
+    let (budget, progress) = (budget.clone(), progress.clone());
     // Nobody deletes the files of a model that a host has loaded.
     let in_use = Mutex::new(None);
     let load = move |told: &LoadProgress| -> Result<Engine, String> {
         let both = Both { told: told.clone(), shown: progress.clone() };
-        let held = catalog::hold(&source, &both).map_err(|error| format!("{error:#}"))?;
+        let BudgetedModel { name, source, replicas, .. } = &budgeted;
+        let held = catalog::hold(source, &both).map_err(|error| format!("{error:#}"))?;
         *in_use.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
         let executor = budget.admit(&budgeted, &both).map_err(|error| format!("{error:#}"))?;
-        open_engine_as(Some(&named), &source, replicas, executor, engine.clone(), &both)
+        open_engine_as(Some(name), source, *replicas, executor, engine.clone(), &both)
             .map_err(|error| format!("{error:#}"))
     };
     LocalModel {
         load_wait: model.load_wait.or(options.load_wait).unwrap_or(DEFAULT_LOAD_WAIT),
         idle_unload: model.idle_unload,
-        ..LocalModel::new(name, device.to_string(), load)
+        ..LocalModel::new(name, device, load)
     }
 }
 

@@ -51,8 +51,11 @@ impl MemoryBudget {
         let _ = self.set.set(set.downgrade());
     }
 
-    /// Checks that the named models fit into the machine's memory together.
+    /// Checks that the named models fit into the machine's memory together. A model alone is checked when it is loaded.
     pub fn check_together(&self, names: &[String], progress: &dyn Progress) -> Result<()> {
+        if names.len() < 2 {
+            return Ok(());
+        }
         let Some(available) = machine::available_memory_bytes() else { return Ok(()) };
         let models = self.models();
         let chosen = models.iter().filter(|model| names.contains(&model.name));

@@ -19,6 +19,13 @@ pub fn stderr() -> Painter {
     Painter { enabled: std::io::stderr().is_terminal() && wanted() }
 }
 
+/// Writes warnings to stderr, each on a line.
+pub fn warn(warnings: &[String]) {
+    for warning in warnings {
+        eprintln!("{} {warning}", stderr().yellow("warning:"));
+    }
+}
+
 fn wanted() -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")

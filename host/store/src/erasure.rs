@@ -238,7 +238,7 @@ async fn erase(
 ) -> Result<ChunkProgress, StoreError> {
     let Erasure { key, agent, session, content, schedule, delivery, turn, log, request } = erasure;
     // Remove first everything that would wake the session.
-    for (sql, last) in [
+    let entries = [
         (
             "DELETE FROM schedules WHERE key IN
                  (SELECT key FROM schedules WHERE agent = ?1 AND session = ?2 AND key <= ?3 LIMIT 50)",
@@ -249,11 +249,9 @@ async fn erase(
                  (SELECT key FROM deliveries WHERE agent = ?1 AND session = ?2 AND key <= ?3 LIMIT 500)",
             delivery,
         ),
-    ] {
-        let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*last)];
-        if !chunk.remove(connection, sql, &bind).await? {
-            return Ok(chunk.more());
-        }
+    ];
+    if !remove_entries(connection, &mut chunk, erasure, entries).await? {
+        return Ok(chunk.more());
     }
     let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*turn)];
     let turns =
@@ -267,7 +265,7 @@ async fn erase(
     {
         return Ok(chunk.more());
     }
-    for (sql, last) in [
+    let entries = [
         (
             "DELETE FROM logs WHERE id IN
                  (SELECT id FROM logs WHERE agent = ?1 AND session = ?2 AND id <= ?3 LIMIT 1000)",
@@ -278,17 +276,32 @@ async fn erase(
                  (SELECT key FROM requests WHERE agent = ?1 AND session = ?2 AND key <= ?3 LIMIT 50)",
             request,
         ),
-    ] {
-        let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*last)];
-        if !chunk.remove(connection, sql, &bind).await? {
-            return Ok(chunk.more());
-        }
+    ];
+    if !remove_entries(connection, &mut chunk, erasure, entries).await? {
+        return Ok(chunk.more());
     }
     if !usage::forget_session(connection, &chunk, agent, Some(session)).await? {
         return Ok(chunk.more());
     }
     query("DELETE FROM erasures WHERE key = ?").bind(key).execute(connection).await.map_err(failed())?;
     Ok(chunk.done())
+}
+
+/// Removes the session's entries of each table, up to the last one that there was when the erasure began. Returns false if
+/// the chunk is full.
+async fn remove_entries(
+    connection: &mut SqliteConnection,
+    chunk: &mut Chunk,
+    Erasure { agent, session, .. }: &Erasure,
+    tables: [(&'static str, &i64); 2],
+) -> Result<bool, StoreError> {
+    for (sql, last) in tables {
+        let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*last)];
+        if !chunk.remove(connection, sql, &bind).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn erasure(row: &SqliteRow) -> Erasure {

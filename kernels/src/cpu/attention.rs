@@ -17,8 +17,9 @@ use super::simd::{Simd, exp};
 
 /// Maximum number of query rows of one sequence per call.
 pub(crate) const MAX_ROWS: usize = 8;
-/// The number of query rows of a call for several sequences, if it has more than [`MAX_ROWS`].
-pub(crate) const MANY_SHARED_ROWS: usize = 12;
+/// Maximum number of query rows per call of several sequences together, and their number if there are more than
+/// [`MAX_ROWS`].
+pub(crate) const MAX_SHARED_ROWS: usize = 12;
 /// Number of positions whose weights are summed before they are merged with other blocks.
 pub(crate) const BLOCK: usize = 128;
 /// Lanes of a register that holds one value per row. A state has one such register of largest scores and one of totals.
@@ -401,7 +402,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
     }
 }
 
-const R_MAX: usize = MANY_SHARED_ROWS;
+const R_MAX: usize = MAX_SHARED_ROWS;
 
 /// Turns a block's scores, at positions `at..`, into weights, and returns the largest score and the sum of the weights.
 /// Positions that the row does not see get weight 0.

@@ -107,6 +107,11 @@ impl Weights {
     }
 }
 
+/// Returns whether products read blocks of a format as they are in files.
+pub fn reads_blocks(dtype: DType) -> bool {
+    block_format("matmul", dtype).is_ok()
+}
+
 /// Returns the part of the kernel names for a format, and the number of values per block.
 pub(super) fn block_format(op: &'static str, dtype: DType) -> Result<(&'static str, u32), KernelError> {
     match dtype {

@@ -56,8 +56,8 @@ pub struct ShowArgs {
 ///
 /// The whole file is checked before anything changes: a file that is not valid changes nothing. Running requests and turns
 /// end with the settings with which they began. The sections [[model]], [[upstream]], [[route]], [prices], [tenants],
-/// [limits], [grants], [agents], [mcp], [[webhook]] and [ai] apply at once; other settings need a restart and are listed.
-/// SIGHUP does the same and writes the result to the log.
+/// [limits], [grants], [agents], [mcp], [[webhook]], [requests] and [ai] apply at once; other settings need a restart and are
+/// listed. SIGHUP does the same and writes the result to the log.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -82,7 +82,7 @@ pub async fn run(command: Command) -> Result<()> {
 
 fn check(args: &CheckArgs) -> Result<()> {
     let (_, warnings) = settings::check(&args.file)?;
-    print_warnings(&warnings);
+    style::warn(&warnings);
     let about = match warnings.len() {
         0 => String::new(),
         count => format!(", with {}", out::count(count as u64, "warning")),
@@ -123,25 +123,19 @@ async fn reload(args: ReloadArgs) -> Result<()> {
     for change in needs_restart {
         out::line(&format!("  {change}"))?;
     }
-    print_warnings(&warnings);
+    style::warn(&warnings);
     Ok(())
 }
 
 fn of_file(file: &Path) -> Result<Config> {
     let (options, warnings) = settings::check(file)?;
-    print_warnings(&warnings);
+    style::warn(&warnings);
     Ok(Config {
         object: marker::Config,
         file: Some(file.display().to_string()),
         settings: options.source.written.settings(),
         needs_restart: Vec::new(),
     })
-}
-
-fn print_warnings(warnings: &[String]) {
-    for warning in warnings {
-        eprintln!("{} {warning}", style::stderr().yellow("warning:"));
-    }
 }
 
 /// Returns the settings as lines in the form of the file, each section once.

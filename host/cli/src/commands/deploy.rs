@@ -47,9 +47,7 @@ pub async fn run(args: Args) -> Result<()> {
         .deploy(&source.manifest_toml, source.component)
         .await
         .with_context(|| format!("deploying {}", source.manifest.name.as_str()))?;
-    for warning in &agent.warnings {
-        eprintln!("{} {warning}", style::stderr().yellow("warning:"));
-    }
+    style::warn(&agent.warnings);
     if args.json {
         return out::json(&agent);
     }

@@ -149,9 +149,7 @@ async fn create(args: CreateArgs) -> Result<()> {
     if args.json {
         return out::json(&made);
     }
-    for warning in &made.warnings {
-        eprintln!("{} {warning}", style::stderr().yellow("warning:"));
-    }
+    style::warn(&made.warnings);
     let about = format!(
         "  {} of tenant {} with the role {}; it will not be shown again",
         made.id,

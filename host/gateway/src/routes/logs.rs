@@ -1,23 +1,17 @@
 //! The logs of agents: `/v1/agents/{agent}/logs` for one, and `/v1/logs` for all; as a page, or as a stream of new
 //! lines.
 
-use super::page_limit;
-use crate::{
-    ApiError, Gateway,
-    caller::Caller,
-    headers,
-    sse::{self, Message, Step, Writer},
-};
+use super::{follow, page_limit};
+use crate::{ApiError, Gateway, caller::Caller, headers, sse::Message};
 use axum::{
     Json,
     extract::{Path, Query, State},
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
-use futures::{Stream, StreamExt};
 use serde::Deserialize;
 use skep_api::{LogLevel, LogLineList};
-use skep_runtime::{LogFilter, LogFollower, LogLine};
+use skep_runtime::{LogFilter, LogLine};
 use utoipa::IntoParams;
 
 /// The levels, in ascending order.
@@ -110,47 +104,15 @@ async fn answer(
     };
     let after = last_seen.or(page.last().map(|line| line.id)).unwrap_or(0);
     let follower = gateway.host.follow_logs(filter, after);
-    let lines = futures::stream::iter([page]).chain(follow(gateway, follower));
-    Ok(sse::respond(lines.boxed(), LogEvents { caller }))
-}
-
-/// Returns a stream of new lines. It ends when the server shuts down, which would otherwise wait for an endless
-/// stream.
-fn follow(gateway: Gateway, follower: LogFollower) -> impl Stream<Item = Vec<LogLine>> {
-    let draining = gateway.draining.subscribe();
-    futures::stream::unfold((follower, draining), |(mut follower, mut draining)| async move {
-        let lines = tokio::select! {
-            lines = follower.next() => lines,
-            _ = draining.wait_for(|draining| *draining) => return None,
-        };
-        match lines {
-            Ok(lines) => Some((lines, (follower, draining))),
-            Err(error) => {
-                tracing::debug!(%error, "a stream of log lines ended early");
-                None
-            }
-        }
-    })
-}
-
-struct LogEvents {
-    caller: Caller,
-}
-
-impl Writer for LogEvents {
-    type Item = Vec<LogLine>;
-
-    fn write(&mut self, lines: Vec<LogLine>) -> Step {
-        let event = |line: LogLine| Message {
-            id: u64::try_from(line.id).ok(),
-            ..Message::named("log", &described(line, &self.caller))
-        };
-        Step::Go(lines.into_iter().map(event).collect())
-    }
-
-    fn end(&mut self) -> Vec<Message> {
-        Vec::new()
-    }
+    let lines = futures::stream::unfold(follower, async |mut follower| {
+        let lines = follower.next().await;
+        Some((lines, follower))
+    });
+    let event = move |line: LogLine| Message {
+        id: u64::try_from(line.id).ok(),
+        ..Message::named("log", &described(line, &caller))
+    };
+    Ok(follow::respond(&gateway, "log lines", page, lines, event))
 }
 
 fn at_least(level: &str) -> Result<Vec<&'static str>, ApiError> {

@@ -8,6 +8,7 @@ pub(crate) mod chat_completions;
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod events;
+mod follow;
 pub(crate) mod health;
 pub(crate) mod held;
 pub(crate) mod keys;

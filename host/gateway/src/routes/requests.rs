@@ -1,12 +1,7 @@
 //! `/v1/requests`: the log of requests to models, as pages, as a stream of new records, and as JSON Lines.
 
-use super::page_limit;
-use crate::{
-    ApiError, Gateway,
-    caller::Caller,
-    headers,
-    sse::{self, Message, Step, Writer},
-};
+use super::{follow, page_limit};
+use crate::{ApiError, Gateway, caller::Caller, headers, sse::Message};
 use axum::{
     Json,
     body::{Body, Bytes},
@@ -14,7 +9,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use futures::{Stream, StreamExt, TryStreamExt, stream};
+use futures::{TryStreamExt, stream};
 use serde::Deserialize;
 use skep_api::{
     ModelRequest, ModelRequestPage, RequestAgent, RequestAttempt, RequestCall, RequestCost, RequestMessage,
@@ -22,8 +17,7 @@ use skep_api::{
     marker,
 };
 use skep_runtime::{
-    LoggedBody, LoggedMessage, LoggedRequest, RequestFilter, RequestFollower, RequestRange, RuntimeError,
-    Tenant,
+    LoggedBody, LoggedMessage, LoggedRequest, RequestFilter, RequestRange, RuntimeError, Tenant,
 };
 use utoipa::IntoParams;
 
@@ -104,8 +98,15 @@ pub(crate) async fn list(
     if follows {
         let seen = headers::last_event_id(&headers)?.and_then(|id| i64::try_from(id).ok());
         let follower = gateway.host.requests().follow(filter, seen, with_bodies).await?;
-        let requests = follow(gateway, follower);
-        return Ok(sse::respond(requests.boxed(), Records { caller }));
+        let records = stream::unfold(follower, async |mut follower| {
+            let records = follower.next().await;
+            Some((records, follower))
+        });
+        let event = move |request: LoggedRequest| Message {
+            id: u64::try_from(request.key).ok(),
+            ..Message::named("request", &described(request, &caller))
+        };
+        return Ok(follow::respond(&gateway, "requests", Vec::new(), records, event));
     }
     if is_export {
         let left = query.limit.map_or(u64::MAX, u64::from);
@@ -190,45 +191,6 @@ fn position(cursor: &str) -> Result<i64, ApiError> {
 fn key_of(range: RequestRange) -> i64 {
     match range {
         RequestRange::Before(key) | RequestRange::After(key) => key,
-    }
-}
-
-/// Returns a stream of new records. It ends when the server shuts down, which would otherwise wait for an endless
-/// stream.
-fn follow(gateway: Gateway, follower: RequestFollower) -> impl Stream<Item = Vec<LoggedRequest>> {
-    let draining = gateway.draining.subscribe();
-    stream::unfold((follower, draining), |(mut follower, mut draining)| async move {
-        let requests = tokio::select! {
-            requests = follower.next() => requests,
-            _ = draining.wait_for(|draining| *draining) => return None,
-        };
-        match requests {
-            Ok(requests) => Some((requests, (follower, draining))),
-            Err(error) => {
-                tracing::debug!(%error, "a stream of requests ended early");
-                None
-            }
-        }
-    })
-}
-
-struct Records {
-    caller: Caller,
-}
-
-impl Writer for Records {
-    type Item = Vec<LoggedRequest>;
-
-    fn write(&mut self, requests: Vec<LoggedRequest>) -> Step {
-        let event = |request: LoggedRequest| Message {
-            id: u64::try_from(request.key).ok(),
-            ..Message::named("request", &described(request, &self.caller))
-        };
-        Step::Go(requests.into_iter().map(event).collect())
-    }
-
-    fn end(&mut self) -> Vec<Message> {
-        Vec::new()
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
 use crate::{Limits, LogFilter, Manifest, RuntimeError};
 
 const LOG: &str = r#"(import "skep:agent/log@0.1.1" "write" (func $log (param i32 i32 i32)))"#;
-pub(super) const STATE_GET: &str = r#"(import "skep:agent/state@0.1.1" "get" (func $get (param i32 i32 i32)))
+const STATE_GET: &str = r#"(import "skep:agent/state@0.1.1" "get" (func $get (param i32 i32 i32)))
     (data (i32.const 512) "key")"#;
 
 /// The code and the message with which a guest that exceeded a limit was stopped.
@@ -194,18 +194,22 @@ async fn flood() -> Stopped {
     Stopped("dropped", lines[3].message.clone())
 }
 
-#[tokio::test]
-async fn the_last_allowed_host_call_succeeds() {
-    let host = Host::start().await;
-    let fifty = Guest {
+/// Makes fifty host calls.
+pub(super) fn fifty_calls() -> Guest {
+    Guest {
         module: STATE_GET,
         on_message: r#"(loop $again
             (call $get (i32.const 512) (i32.const 3) (i32.const 600))
             (local.set $a (i32.add (local.get $a) (i32.const 1)))
             (br_if $again (i32.lt_u (local.get $a) (i32.const 50))))"#,
         ..Guest::default()
-    };
-    host.deploy("asking", "[limits]\nhost_calls = 50", fifty).await.expect("valid");
+    }
+}
+
+#[tokio::test]
+async fn the_last_allowed_host_call_succeeds() {
+    let host = Host::start().await;
+    host.deploy("asking", "[limits]\nhost_calls = 50", fifty_calls()).await.expect("valid");
     assert_eq!(host.answer("asking", "s", "go").await, "go");
 }
 

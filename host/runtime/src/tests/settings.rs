@@ -2,12 +2,14 @@
 
 use super::{
     fixture::{Host, Setup, permuted_engine, tiny_engine},
-    guest::Guest,
     inference::chatter,
-    limits::STATE_GET,
+    limits::fifty_calls,
     tools::{caller, granted, granting},
 };
-use crate::{Limits, ModelGrant, RuntimeOptions, ServedTool, ToolHints, ToolServer, ToolServerError};
+use crate::{
+    Limits, ModelGrant, RequestLogMode, RequestLogOptions, RequestOrigin, RuntimeOptions, ServedTool,
+    Surface, ToolHints, ToolServer, ToolServerError,
+};
 use serde_json::{Value, json};
 use skep_engine::ModelSet;
 use std::{collections::BTreeMap, pin::Pin, sync::Arc};
@@ -75,18 +77,21 @@ async fn replaced_grants_and_servers_reach_the_next_turn_and_not_the_running_one
 }
 
 #[tokio::test]
+async fn a_replaced_log_of_requests_observes_the_next_ones() {
+    let host = Host::start().await;
+    let observer =
+        || host.agents.requests().observer(RequestOrigin::of_client("acme", None, Surface::ChatCompletions));
+    assert!(observer().is_none(), "it is off");
+    let requests = RequestLogOptions { mode: RequestLogMode::Metadata, ..RequestLogOptions::default() };
+    host.agents.set_rules(&RuntimeOptions { requests, ..RuntimeOptions::default() }).await;
+    assert!(observer().is_some());
+}
+
+#[tokio::test]
 async fn replaced_ceilings_limit_deployed_agents_except_for_the_pools() {
     let host = Host::start().await;
     let asks = "[limits]\nhost_calls = 60\nmemory_mb = 8";
-    let fifty = Guest {
-        module: STATE_GET,
-        on_message: r#"(loop $again
-            (call $get (i32.const 512) (i32.const 3) (i32.const 600))
-            (local.set $a (i32.add (local.get $a) (i32.const 1)))
-            (br_if $again (i32.lt_u (local.get $a) (i32.const 50))))"#,
-        ..Guest::default()
-    };
-    host.deploy("asking", asks, fifty).await.expect("valid");
+    host.deploy("asking", asks, fifty_calls()).await.expect("valid");
     assert_eq!(host.answer("asking", "s", "go").await, "go");
     let ceilings = Limits { host_calls: 10, memory_mb: 1, ..Limits::default() };
     host.agents.set_rules(&RuntimeOptions { ceilings, ..RuntimeOptions::default() }).await;

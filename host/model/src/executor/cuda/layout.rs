@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use skep_kernels::DType;
 use skep_kernels::cuda::Activation;
-use skep_kernels::cuda::matmul::Weights;
+use skep_kernels::cuda::matmul::{Weights, reads_blocks};
 use skep_kernels::cuda::operation::ACTIVATION_BYTES;
 
 use crate::checkpoint::{Checkpoint, Tensor};
@@ -352,19 +352,7 @@ impl Form {
 /// Returns the format of a weight on the device. Formats that kernels read stay as they are; others become
 /// activations.
 fn form(dtype: DType) -> Form {
-    match dtype {
-        DType::Q4_0 | DType::Q4_1 | DType::Q8_0 | DType::Q4K | DType::Q6K => Form::Blocks(dtype),
-        DType::F32
-        | DType::F16
-        | DType::BF16
-        | DType::Q5_0
-        | DType::Q5_1
-        | DType::Q2K
-        | DType::Q3K
-        | DType::Q5K
-        | DType::Iq4Nl
-        | DType::Iq4Xs => Form::Activations,
-    }
+    if reads_blocks(dtype) { Form::Blocks(dtype) } else { Form::Activations }
 }
 
 fn full_name(prefix: &str, name: &str, kind: &str) -> String {
