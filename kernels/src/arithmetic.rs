@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::Isa;
 use crate::cpu::Kernel;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::bf16_tiles;
 use crate::cpu::dispatch;
 use crate::cpu::simd::Simd;
 
@@ -22,9 +24,11 @@ pub struct ArithmeticRate {
     pub int8_per_s: f64,
     /// Rate for `f32`, as in attention.
     pub f32_per_s: f64,
+    /// Rate for products with BF16 weights, in BF16 if the tier has it.
+    pub bf16_per_s: f64,
 }
 
-/// Measures both rates. It takes a fifth of a second.
+/// Measures all rates. It takes up to a third of a second.
 pub fn measure(isa: Isa, threads: usize) -> ArithmeticRate {
     let threads = threads.clamp(1, 1024);
     let rates = std::thread::scope(|scope| {
@@ -32,13 +36,17 @@ pub fn measure(isa: Isa, threads: usize) -> ArithmeticRate {
         runners.into_iter().filter_map(|runner| runner.join().ok()).collect::<Vec<_>>()
     });
     let total = |of: fn(&ArithmeticRate) -> f64| rates.iter().map(of).sum();
-    ArithmeticRate { int8_per_s: total(|rate| rate.int8_per_s), f32_per_s: total(|rate| rate.f32_per_s) }
+    ArithmeticRate {
+        int8_per_s: total(|rate| rate.int8_per_s),
+        f32_per_s: total(|rate| rate.f32_per_s),
+        bf16_per_s: total(|rate| rate.bf16_per_s),
+    }
 }
 
 fn one_thread(isa: Isa) -> ArithmeticRate {
     // Independent sums hide the latency of an instruction; more sums than registers would spill to memory.
     match isa {
-        Isa::Avx512 => rates::<6>(isa),
+        Isa::Avx512 | Isa::Avx512Bf16 => rates::<6>(isa),
         Isa::Avx2 | Isa::Portable => rates::<3>(isa),
     }
 }
@@ -49,12 +57,20 @@ fn rates<const N: usize>(isa: Isa) -> ArithmeticRate {
     // Each operand is combined with two registers of 64 bytes or 16 floats, with one multiplication and one addition
     // per element.
     let operations = |lanes: usize| (PASSES * OPERANDS * 2 * lanes * 2) as f64;
-    ArithmeticRate {
-        // SAFETY: the arrays hold every operand that the kernels read.
-        int8_per_s: operations(64) / best_s(|| unsafe { dispatch(isa, Dots::<N>(&bytes)) }),
-        // SAFETY: as above.
-        f32_per_s: operations(16) / best_s(|| unsafe { dispatch(isa, MultiplyAdds::<N>(&floats)) }),
-    }
+    // SAFETY: the arrays hold every operand that the kernels read.
+    let int8_per_s = operations(64) / best_s(|| unsafe { dispatch(isa, Dots::<N>(&bytes)) });
+    // SAFETY: as above.
+    let f32_per_s = operations(16) / best_s(|| unsafe { dispatch(isa, MultiplyAdds::<N>(&floats)) });
+    let bf16_per_s = match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 if isa.supported() => {
+            let pairs = [0x3f00_3f00; OPERANDS];
+            // SAFETY: the machine supports the tier.
+            operations(32) / best_s(|| unsafe { bf16_tiles::many_products(&pairs, PASSES) })
+        }
+        _ => f32_per_s,
+    };
+    ArithmeticRate { int8_per_s, f32_per_s, bf16_per_s }
 }
 
 fn best_s(mut run: impl FnMut() -> f32) -> f64 {
@@ -131,6 +147,7 @@ mod tests {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
             let rate = measure(isa, 1);
             assert!(rate.int8_per_s.is_finite() && rate.int8_per_s > 1e6, "{isa} {rate:?}");
+            assert!(rate.bf16_per_s.is_finite() && rate.bf16_per_s > 1e6, "{isa} {rate:?}");
             assert!(rate.f32_per_s.is_finite() && rate.f32_per_s > 1e6, "{isa} {rate:?}");
         }
     }

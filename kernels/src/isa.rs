@@ -13,20 +13,16 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL and VNNI.
     Avx512,
+    /// The same with BF16: weights in BF16 are multiplied with activations that are rounded to BF16.
+    Avx512Bf16,
 }
 
 impl Isa {
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
 
     /// Returns the fastest tier that this machine supports.
     pub fn detect() -> Isa {
-        if Isa::Avx512.supported() {
-            Isa::Avx512
-        } else if Isa::Avx2.supported() {
-            Isa::Avx2
-        } else {
-            Isa::Portable
-        }
+        Isa::ALL.into_iter().rfind(|isa| isa.supported()).unwrap_or(Isa::Portable)
     }
 
     /// Returns whether this machine can run the tier.
@@ -46,6 +42,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            Isa::Avx512Bf16 => Isa::Avx512.supported() && is_x86_feature_detected!("avx512bf16"),
         }
     }
 
@@ -62,6 +59,7 @@ impl fmt::Display for Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512-bf16",
         })
     }
 }
@@ -70,10 +68,9 @@ impl FromStr for Isa {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Isa::ALL
-            .into_iter()
-            .find(|isa| isa.to_string() == text)
-            .ok_or_else(|| format!("unknown instruction set {text:?}; expected portable, avx2 or avx512"))
+        Isa::ALL.into_iter().find(|isa| isa.to_string() == text).ok_or_else(|| {
+            format!("unknown instruction set {text:?}; expected portable, avx2, avx512 or avx512-bf16")
+        })
     }
 }
 

@@ -2,16 +2,18 @@
 //!
 //! Invariant: each output depends only on its row of weights and its token, and its sums have one fixed order. Quantized
 //! weights are multiplied with activations rounded to 8 bits per block of 32; float weights are multiplied with
-//! unrounded activations.
+//! unrounded activations, except that [`Isa::Avx512Bf16`] multiplies weights in BF16 with activations rounded to BF16.
 
 use std::marker::PhantomData;
 
 use crate::buffer::{AlignedBytes, Arena};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::bf16_tiles::{Bf16Range, PairGroup};
 use crate::cpu::elementwise::Add;
 use crate::cpu::float_tiles::{self, FloatRange};
 use crate::cpu::integer_tiles::{TileRange, UnpackBlock};
 use crate::cpu::pack::pack_tile;
-use crate::cpu::quantise::{GroupView, QuantiseRow};
+use crate::cpu::quantise::{GroupView, QuantiseRow, RoundRow};
 use crate::cpu::tile_format::{self, TILE_ROWS};
 use crate::cpu::{dispatch, group_tokens};
 use crate::error::{expect_len, product};
@@ -112,8 +114,15 @@ impl PackedMatrix {
         let tile = &self.bytes.as_slice()[tile * self.tile_bytes..][..self.tile_bytes];
         if !self.dtype.is_quantised() {
             let size = self.dtype.block_bytes();
-            for (value, lanes) in out.iter_mut().zip(tile.chunks_exact(size * TILE_ROWS)) {
-                let at = &lanes[lane * size..][..size];
+            for (column, value) in out.iter_mut().enumerate() {
+                let first = match self.dtype {
+                    // Columns are stored in pairs, but for the last one of an odd number.
+                    DType::BF16 if column | 1 < self.columns => {
+                        (column - column % 2) * TILE_ROWS + 2 * lane + column % 2
+                    }
+                    _ => column * TILE_ROWS + lane,
+                };
+                let at = &tile[first * size..][..size];
                 *value = match self.dtype {
                     DType::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
                     DType::F16 => half::f16::from_le_bytes([at[0], at[1]]).to_f32(),
@@ -136,9 +145,11 @@ impl PackedMatrix {
     }
 }
 
-/// Scratch memory for quantized activations, reused between calls.
+/// Scratch memory for quantized and rounded activations, reused between calls.
 #[derive(Default)]
 pub struct Activations {
+    /// Activations rounded to BF16, in pairs.
+    pairs: Vec<u32>,
     bytes: Vec<i8>,
     scales: Vec<f32>,
     sums: Vec<f32>,
@@ -148,7 +159,25 @@ pub struct Activations {
 impl Activations {
     /// Returns the size in bytes of the scratch memory for `tokens` rows of `columns` values.
     pub fn byte_len(tokens: usize, columns: usize) -> usize {
-        tokens.saturating_mul(columns.saturating_add(columns / 32 * 12))
+        let quantized = columns.saturating_add(columns / 32 * 12);
+        tokens.saturating_mul(quantized.saturating_add(4 * columns.div_ceil(2)))
+    }
+
+    /// Rounds the input to BF16.
+    fn round(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], tokens: usize, columns: usize) {
+        let row_pairs = columns.div_ceil(2);
+        self.pairs.resize(tokens * row_pairs, 0);
+        let pairs = SharedSlice::new(&mut self.pairs);
+        for_each_group(pool, isa, tokens, |first, count| {
+            for token in 0..count {
+                let row = &input[(first + token) * columns..][..columns];
+                // SAFETY: each group writes a disjoint part of the array, which was sized above.
+                unsafe {
+                    let pairs = pairs.as_mut_ptr().add(first * row_pairs);
+                    dispatch(isa, RoundRow { row, group: count, token, pairs });
+                }
+            }
+        });
     }
 
     fn quantise(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], tokens: usize, columns: usize) {
@@ -159,10 +188,7 @@ impl Activations {
         }
         let (bytes, scales) = (SharedSlice::new(&mut self.bytes), SharedSlice::new(&mut self.scales));
         let (sums, low_sums) = (SharedSlice::new(&mut self.sums), SharedSlice::new(&mut self.low_sums));
-        let group = group_tokens(isa);
-        let quantise_group = |index: usize| {
-            let first = index * group;
-            let count = group.min(tokens - first);
+        for_each_group(pool, isa, tokens, |first, count| {
             for token in 0..count {
                 // SAFETY: each group writes a disjoint part of the arrays, which were sized above.
                 unsafe {
@@ -179,9 +205,7 @@ impl Activations {
                     dispatch(isa, kernel);
                 }
             }
-        };
-        let groups = tokens.div_ceil(group);
-        if groups <= 2 { (0..groups).for_each(quantise_group) } else { pool.run(groups, quantise_group) }
+        });
     }
 
     /// Returns views of the groups that hold the `tokens` tokens from `first`, which must start a group.
@@ -201,6 +225,27 @@ impl Activations {
             })
             .collect()
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Activations {
+    /// Returns the groups of the rounded `tokens` tokens from `first`, which must start a group.
+    fn pair_groups(&self, isa: Isa, first: usize, tokens: usize, columns: usize) -> Vec<PairGroup> {
+        let group = group_tokens(isa);
+        let pairs = |at: usize| self.pairs[at * columns.div_ceil(2)..].as_ptr();
+        (first..first + tokens)
+            .step_by(group)
+            .map(|at| PairGroup { pairs: pairs(at), tokens: group.min(first + tokens - at) })
+            .collect()
+    }
+}
+
+/// Calls `convert` with the first token of each group and the number of its tokens.
+fn for_each_group(pool: &WorkerPool, isa: Isa, tokens: usize, convert: impl Fn(usize, usize) + Sync) {
+    let group = group_tokens(isa);
+    let groups = tokens.div_ceil(group);
+    let convert = |index: usize| convert(index * group, group.min(tokens - index * group));
+    if groups <= 2 { (0..groups).for_each(convert) } else { pool.run(groups, convert) }
 }
 
 /// Matrices that are multiplied with the same input.
@@ -240,6 +285,9 @@ pub fn matmul(
     }
     if matrices.iter().any(|matrix| matrix.dtype.is_quantised()) {
         scratch.quantise(pool, isa, input, tokens, columns);
+    }
+    if isa == Isa::Avx512Bf16 && matrices.iter().any(|matrix| matrix.dtype == DType::BF16) {
+        scratch.round(pool, isa, input, tokens, columns);
     }
     let tasks = plan(pool.threads(), matrices, tokens);
     let out = SharedSlice::new(out);
@@ -357,6 +405,17 @@ fn run_task(
         match matrix.dtype {
             DType::F32 => floats!(float_tiles::F32),
             DType::F16 => floats!(float_tiles::F16),
+            #[cfg(target_arch = "x86_64")]
+            DType::BF16 if isa == Isa::Avx512Bf16 && isa.supported() => Bf16Range {
+                tiles,
+                tile_bytes: matrix.tile_bytes,
+                columns: matrix.columns,
+                rows,
+                groups: &scratch.pair_groups(isa, task.first_token, task.tokens, matrix.columns),
+                out,
+                stride,
+            }
+            .run(),
             DType::BF16 => floats!(float_tiles::BF16),
             quantised => with_tile_format!(quantised, integers),
         }

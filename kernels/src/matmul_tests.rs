@@ -42,7 +42,10 @@ pub(crate) fn random_weights(random: &mut Random, dtype: DType, rows: usize, col
 }
 
 /// Returns the activations as the kernels round them.
-fn rounded(dtype: DType, input: &[f32]) -> Vec<f64> {
+fn rounded(dtype: DType, isa: Isa, input: &[f32]) -> Vec<f64> {
+    if (dtype, isa) == (DType::BF16, Isa::Avx512Bf16) {
+        return input.iter().map(|x| half::bf16::from_f32(*x).to_f64()).collect();
+    }
     if !dtype.is_quantised() {
         return input.iter().map(|x| f64::from(*x)).collect();
     }
@@ -83,7 +86,7 @@ fn every_format_and_tier_agrees_with_double_precision() {
                 let (first, second) = weights.split_at_mut(rows * columns);
                 dequantize(dtype, &data, first).unwrap();
                 dequantize(dtype, &other, second).unwrap();
-                let input = rounded(dtype, &input);
+                let input = rounded(dtype, isa, &input);
                 for token in 0..tokens {
                     for row in 0..stride {
                         let pairs = weights[row * columns..][..columns]
@@ -152,4 +155,42 @@ fn wrong_shapes_are_errors() {
     assert!(run(4, 2, 1).is_err());
     assert!(PackedMatrix::pack(&pool, &mut Arena::default(), DType::Q4_1, 1, 33, &[0; 20]).is_err());
     assert!(PackedMatrix::pack(&pool, &mut Arena::default(), DType::F32, usize::MAX, 4, &[0; 20]).is_err());
+}
+
+#[test]
+fn any_number_of_columns_of_floats_is_multiplied() {
+    let mut random = Random::fresh();
+    let pool = WorkerPool::new(1).unwrap();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for columns in 1..=9 {
+            let (rows, tokens) = (21, 10);
+            let data = random_weights(&mut random, dtype, rows, columns);
+            let matrix =
+                PackedMatrix::pack(&pool, &mut Arena::default(), dtype, rows, columns, &data).unwrap();
+            let mut weights = vec![0f32; rows * columns];
+            dequantize(dtype, &data, &mut weights).unwrap();
+            let input = random.floats(tokens * columns);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+                let mut out = vec![f32::NAN; tokens * rows];
+                let projection = Projection { matrices: &[&matrix], bias: &[] };
+                matmul(&pool, isa, projection, &input, tokens, &mut out, &mut Activations::default())
+                    .unwrap();
+                let input = rounded(dtype, isa, &input);
+                for (index, found) in out.iter().enumerate() {
+                    let (token, row) = (index / rows, index % rows);
+                    let sum: f64 = (0..columns)
+                        .map(|k| f64::from(weights[row * columns + k]) * input[token * columns + k])
+                        .sum();
+                    let found = f64::from(*found);
+                    assert!(
+                        (found - sum).abs() < 1e-5,
+                        "{dtype} {isa} {columns} [{token}, {row}]: {found} for {sum}"
+                    );
+                }
+                let mut row = vec![0.0; columns];
+                matrix.unpack_row(isa, 17, &mut row);
+                assert_eq!(row, weights[17 * columns..18 * columns], "{dtype} {columns}");
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use crate::device_flag::DeviceFlag;
 pub struct ComputeFlags {
     #[command(flatten)]
     pub device: DeviceFlag,
-    /// Instruction set: portable, avx2 or avx512 [default: the best that the CPU has]
+    /// Instruction set: portable, avx2, avx512 or avx512-bf16 [default: the best that the CPU has]
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
     /// Format of keys and values: f16, f32, or i8, which takes half the memory of f16 [default: f16]

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
 use super::{AttentionBatch, AttentionParams, AttentionSequence, PAGE_TOKENS};
-use crate::cpu::attention::{BLOCK, MAX_ROWS, MAX_SHARED_ROWS, QueryRow, State};
+use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow, State};
 use crate::kv::KvLayer;
 
 /// Number of tasks per thread into which long ranges are divided to balance the load.
@@ -106,15 +106,15 @@ impl<'a> Plan<'a> {
 
     /// Adds a part that the rows of `groups` read.
     fn add(&mut self, kv_head: usize, pages: &'a [u32], range: Range<usize>, groups: Vec<usize>) {
-        let mut rows: Vec<QueryRow> = Vec::with_capacity(MAX_SHARED_ROWS);
+        let mut rows: Vec<QueryRow> = Vec::with_capacity(MAX_ROWS);
         for group in &groups {
             let group = &mut self.groups[*group];
             group.parts.push((self.parts.len(), rows.len()));
             rows.extend(&group.rows);
         }
-        if rows.len() > MAX_ROWS {
+        if rows.len() > EXACT_ROWS {
             // The kernel computes this many rows; the copies are not used.
-            rows.resize(MAX_SHARED_ROWS, rows[0]);
+            rows.resize(MAX_ROWS, rows[0]);
         }
         let Range { start: from, end: to } = range;
         self.parts.push(Part { rows, kv_head, pages, from, to, groups, states: None });

@@ -5,7 +5,7 @@
 //! query of each member, and together with the rest of each sequence they cover every position once, in order.
 
 use super::{AttentionSequence, BLOCK_PAGES};
-use crate::cpu::attention::{BLOCK, MAX_SHARED_ROWS};
+use crate::cpu::attention::{BLOCK, MAX_ROWS};
 
 /// Number of blocks from which on a common range is worth a task of its own.
 const MIN_BLOCKS: usize = 2;
@@ -48,7 +48,7 @@ impl AttentionBatch {
 fn shared_ranges(sequences: &[AttentionSequence], queries_per_token: usize) -> Vec<SharedRange> {
     let queries = |index: usize| sequences[index].tokens.saturating_mul(queries_per_token);
     // Sequences with many queries make good use of each read already.
-    let few = |index: &usize| (1..=MAX_SHARED_ROWS / 2).contains(&queries(*index));
+    let few = |index: &usize| (1..=MAX_ROWS / 2).contains(&queries(*index));
     let mut order: Vec<usize> = (0..sequences.len()).filter(few).collect();
     let mut found = Vec::new();
     if order.len() > 1 {
@@ -71,7 +71,7 @@ impl Search<'_> {
         let common = common_blocks(&self.sequences[*first], &self.sequences[*last]);
         let queries: usize = order.iter().map(|index| (self.queries)(*index)).sum();
         if common >= depth + MIN_BLOCKS {
-            if queries > MAX_SHARED_ROWS {
+            if queries > MAX_ROWS {
                 return self.search_chunks(order, depth, queries);
             }
             let members = order.to_vec();
@@ -95,11 +95,11 @@ impl Search<'_> {
 
     /// Divides sequences that share a range but have too many queries for it, as evenly as possible.
     fn search_chunks(&mut self, order: &[usize], depth: usize, queries: usize) {
-        let share = queries.div_ceil(queries.div_ceil(MAX_SHARED_ROWS));
+        let share = queries.div_ceil(queries.div_ceil(MAX_ROWS));
         let (mut start, mut taken) = (0, 0);
         for (at, index) in order.iter().enumerate() {
             let own = (self.queries)(*index);
-            if taken > 0 && (taken + own > MAX_SHARED_ROWS || taken >= share) {
+            if taken > 0 && (taken + own > MAX_ROWS || taken >= share) {
                 self.search(&order[start..at], depth);
                 (start, taken) = (at, 0);
             }

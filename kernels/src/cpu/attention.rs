@@ -15,18 +15,15 @@ use super::Kernel;
 use super::kv::{KvFormat, MAX_HEAD, PAGE};
 use super::simd::{Simd, exp};
 
-/// Maximum number of query rows of one sequence per call.
-pub(crate) const MAX_ROWS: usize = 8;
-/// Maximum number of query rows per call of several sequences together, and their number if there are more than
-/// [`MAX_ROWS`].
-pub(crate) const MAX_SHARED_ROWS: usize = 12;
+/// Maximum number of query rows per call.
+pub(crate) const MAX_ROWS: usize = 12;
+/// Number of query rows up to which the kernel is compiled for each number. With more, there are [`MAX_ROWS`].
+pub(crate) const EXACT_ROWS: usize = 8;
 /// Number of positions whose weights are summed before they are merged with other blocks.
 pub(crate) const BLOCK: usize = 128;
 /// Lanes of a register that holds one value per row. A state has one such register of largest scores and one of totals.
 const LANES: usize = 16;
 const MASKED: f32 = -1e30;
-/// Number of rows from which on the arithmetic takes longer than the memory reads, so that nothing is prefetched.
-const MANY_ROWS: usize = 5;
 
 /// One query row, and the positions that it attends to.
 #[derive(Clone, Copy, Default)]
@@ -223,24 +220,40 @@ impl<Kv: KvFormat> Kernel for AttendRows<'_, Kv> {
                 2 => self.attend::<S, 2, 4>(),
                 3 => self.attend::<S, 3, 4>(),
                 4 => self.attend::<S, 4, 2>(),
-                5 => self.attend::<S, 5, 1>(),
-                6 => self.attend::<S, 6, 1>(),
-                7 => self.attend::<S, 7, 1>(),
-                8 => self.attend::<S, 8, 1>(),
-                _ => self.attend::<S, 12, 1>(),
+                5 => self.attend_many::<S, 5>(),
+                6 => self.attend_many::<S, 6>(),
+                7 => self.attend_many::<S, 7>(),
+                8 => self.attend_many::<S, 8>(),
+                _ => self.attend_many::<S, MAX_ROWS>(),
             }
         }
     }
 }
 
 impl<Kv: KvFormat> AttendRows<'_, Kv> {
+    /// Processes `R` rows, two pages at a time if there are enough registers: each query that is loaded is used twice.
+    ///
+    /// # Safety
+    /// The conditions of `attend` hold.
+    #[inline(always)]
+    unsafe fn attend_many<S: Simd, const R: usize>(self) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            if S::MANY_REGISTERS {
+                self.attend::<S, R, 2>();
+            } else {
+                self.attend::<S, R, 1>();
+            }
+        }
+    }
+
     /// Processes `R` rows, and `P` pages or columns at a time: `R * P` independent sums hide the latency of the additions.
     ///
     /// # Safety
     /// There are `R` rows, the pages cover `from..to`, and `head_size <= MAX_HEAD`.
     #[inline(always)]
     unsafe fn attend<S: Simd, const R: usize, const P: usize>(self) {
-        let mut query = [0f32; MAX_HEAD * R_MAX];
+        let mut query = [0f32; MAX_HEAD * MAX_ROWS];
         // SAFETY: the caller guarantees that offsets are inside the query.
         unsafe {
             for r in 0..R {
@@ -284,15 +297,15 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 
-    /// Scores the first `P` of `pages`, which are relative to `first_page`. With few rows, it prefetches what is read next:
-    /// the values of the same pages and the keys of the pages after them.
+    /// Scores the first `P` of `pages`, which are relative to `first_page`. It prefetches what is read next: the values of
+    /// the same pages and the keys of the pages after them. Pages lie apart, so the processor does not foresee them.
     ///
     /// # Safety
     /// The conditions of `attend` hold, and the pages are in the sequence's page list.
     #[inline(always)]
     unsafe fn score_pages<S: Simd, const R: usize, const P: usize>(
         &self,
-        query: &[f32; MAX_HEAD * R_MAX],
+        query: &[f32; MAX_HEAD * MAX_ROWS],
         first_page: usize,
         pages: Range<usize>,
         scores: &mut [[f32; BLOCK]; R],
@@ -311,11 +324,8 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
             ];
             let mut sums = [[S::zero(); P]; R];
             for d in 0..self.head_size {
-                // With more rows, the arithmetic takes longer than the reads.
-                if R < MANY_ROWS {
-                    for ahead in ahead[d % 2] {
-                        S::prefetch(ahead.wrapping_add(d / 2 * 2 * PAGE * size_of::<Kv::Element>()));
-                    }
+                for ahead in ahead[d % 2] {
+                    S::prefetch(ahead.wrapping_add(d / 2 * 2 * PAGE * size_of::<Kv::Element>()));
                 }
                 let loaded: [S::F; P] = std::array::from_fn(|i| Kv::load::<S>(keys[i].add(d * PAGE)));
                 for (r, sums) in sums.iter_mut().enumerate() {
@@ -401,8 +411,6 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
         }
     }
 }
-
-const R_MAX: usize = MAX_SHARED_ROWS;
 
 /// Turns a block's scores, at positions `at..`, into weights, and returns the largest score and the sum of the weights.
 /// Positions that the row does not see get weight 0.

@@ -85,6 +85,24 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16_pairs(from: *const u16) -> [F2; 2] {
+        unsafe {
+            let low = _mm256_loadu_si256(from.cast());
+            let high = _mm256_loadu_si256(from.add(16).cast());
+            let second = _mm256_set1_epi32(!0xffff);
+            [
+                F2(
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                ),
+                F2(
+                    _mm256_castsi256_ps(_mm256_and_si256(low, second)),
+                    _mm256_castsi256_ps(_mm256_and_si256(high, second)),
+                ),
+            ]
+        }
+    }
+    #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> F2 {
         unsafe {
             let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()));

@@ -45,6 +45,14 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16_pairs(from: *const u16) -> [__m512; 2] {
+        unsafe {
+            let pairs = _mm512_loadu_si512(from.cast());
+            let second = _mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff));
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(second)]
+        }
+    }
+    #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
     }

@@ -1,14 +1,13 @@
 //! Products of float weight tiles with `f32` activations.
 //!
-//! Invariant: tiles of 16 rows store value `k` of every row contiguously. An output is the sum of four chains of
-//! multiply-adds, one for each remainder of the column index modulo 4, in order; columns after the last full group of
-//! four continue the first chain. The chains are added as `(0 + 1) + (2 + 3)`, whatever other tokens are in the batch.
+//! Invariant: tiles of 16 rows store value `k` of every row contiguously, or in BF16 values `k` and `k + 1`. An output
+//! is one chain of multiply-adds over the columns in order, whatever other tokens and tiles are computed beside it.
 
 use std::marker::PhantomData;
 
 use super::Kernel;
 use super::simd::Simd;
-use super::tile_format::TILE_ROWS;
+use super::tile_format::{PREFETCH_BYTES, PREFETCH_TOKENS, TILE_ROWS};
 
 /// A float format of weights, of which 16 are loaded at a time.
 pub(crate) trait FloatFormat: Copy {
@@ -19,6 +18,16 @@ pub(crate) trait FloatFormat: Copy {
     /// # Safety
     /// `from` is valid for 16 values; call inside a dispatched kernel.
     unsafe fn load<S: Simd>(from: *const u8) -> S::F;
+
+    /// Loads two consecutive columns of 16 rows.
+    ///
+    /// # Safety
+    /// `from` is valid for 32 values; call inside a dispatched kernel.
+    #[inline(always)]
+    unsafe fn load_pair<S: Simd>(from: *const u8) -> [S::F; 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { [Self::load::<S>(from), Self::load::<S>(from.add(TILE_ROWS * Self::BYTES))] }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -56,6 +65,12 @@ impl FloatFormat for BF16 {
         // SAFETY: guaranteed by the caller.
         unsafe { S::load_bf16(from.cast()) }
     }
+
+    #[inline(always)]
+    unsafe fn load_pair<S: Simd>(from: *const u8) -> [S::F; 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { S::load_bf16_pairs(from.cast()) }
+    }
 }
 
 /// Multiplies consecutive tiles with consecutive tokens.
@@ -78,49 +93,53 @@ impl<Format: FloatFormat> Kernel for FloatRange<Format> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let mut spill = [0f32; 4 * TILE_ROWS];
-        // SAFETY: tiles, inputs and outputs are as long as the fields say; a partial tile goes through `spill`.
+        // SAFETY: tiles, inputs and outputs are as long as the fields say.
         unsafe {
-            for tile in 0..self.rows.div_ceil(TILE_ROWS) {
-                let rows = (self.rows - tile * TILE_ROWS).min(TILE_ROWS);
-                let mut at = 0;
-                while at < self.tokens {
-                    let tokens = (self.tokens - at).min(4);
-                    let out = self.out.add(at * self.stride + tile * TILE_ROWS);
-                    let whole = rows == TILE_ROWS;
-                    let (to, stride) =
-                        if whole { (out, self.stride) } else { (spill.as_mut_ptr(), TILE_ROWS) };
+            let mut row = 0;
+            while row < self.rows {
+                // Tiles beside each other share each activation that is loaded; for a single token, they hide the latency of
+                // the multiply-adds.
+                let tiles = (self.rows - row).div_ceil(TILE_ROWS);
+                let tiles = match tiles {
+                    4.. if self.tokens == 1 => 4,
+                    2.. if S::MANY_REGISTERS || self.tokens == 1 => 2,
+                    _ => 1,
+                };
+                let rows = (self.rows - row).min(tiles * TILE_ROWS);
+                let mut token = 0;
+                while token < self.tokens {
                     let product = FloatProduct::<Format> {
-                        tile: self.tiles.add(tile * TILE_ROWS * self.columns * Format::BYTES),
+                        tiles: self.tiles.add(row * self.columns * Format::BYTES),
                         columns: self.columns,
-                        input: self.input.add(at * self.columns),
-                        out: to,
-                        stride,
+                        rows,
+                        input: self.input.add(token * self.columns),
+                        out: self.out.add(token * self.stride + row),
+                        stride: self.stride,
                         format: PhantomData,
                     };
-                    match tokens {
-                        1 => product.compute::<S, 1>(),
-                        2 => product.compute::<S, 2>(),
-                        3 => product.compute::<S, 3>(),
-                        _ => product.compute::<S, 4>(),
-                    }
-                    if !whole {
-                        for t in 0..tokens {
-                            let from = spill.as_ptr().add(t * TILE_ROWS);
-                            std::ptr::copy_nonoverlapping(from, out.add(t * self.stride), rows);
-                        }
-                    }
-                    at += tokens;
+                    token += match (tiles, self.tokens - token) {
+                        (4, _) => product.compute::<S, 4, 1>(),
+                        (2, 8..) => product.compute::<S, 2, 8>(),
+                        (2, 4..) => product.compute::<S, 2, 4>(),
+                        (2, 2..) => product.compute::<S, 2, 2>(),
+                        (2, _) => product.compute::<S, 2, 1>(),
+                        (_, 4..) => product.compute::<S, 1, 4>(),
+                        (_, 2..) => product.compute::<S, 1, 2>(),
+                        (_, _) => product.compute::<S, 1, 1>(),
+                    };
                 }
+                row += rows;
             }
         }
     }
 }
 
-/// Multiplies one tile with up to 4 tokens.
+/// Multiplies a few tiles with a few tokens.
 struct FloatProduct<Format> {
-    tile: *const u8,
+    tiles: *const u8,
     columns: usize,
+    /// Number of rows. The last tile may be partial.
+    rows: usize,
     input: *const f32,
     out: *mut f32,
     stride: usize,
@@ -128,37 +147,62 @@ struct FloatProduct<Format> {
 }
 
 impl<Format: FloatFormat> FloatProduct<Format> {
-    /// Computes the products of `T` tokens.
+    /// Computes the products of `W` tiles with `T` tokens, and returns `T`.
     ///
     /// # Safety
-    /// The tile has `columns` columns, `input` has `T` rows of `columns` values, and `out` has room for 16 values per token.
+    /// The tiles have `columns` columns, `input` has `T` rows of `columns` values, and `out` has room for `rows` values per
+    /// token.
     #[inline(always)]
-    unsafe fn compute<S: Simd, const T: usize>(&self) {
+    unsafe fn compute<S: Simd, const W: usize, const T: usize>(&self) -> usize {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            // Four sums per token hide the latency of the multiply-add.
-            let mut sums = [[S::zero(); 4]; T];
-            let step = 16 * Format::BYTES;
-            let whole = self.columns / 4 * 4;
-            for k in (0..whole).step_by(4) {
-                for part in 0..4 {
-                    let weight = Format::load::<S>(self.tile.add((k + part) * step));
-                    for (t, sum) in sums.iter_mut().enumerate() {
-                        let x = S::splat(*self.input.add(t * self.columns + k + part));
-                        sum[part] = S::fma(weight, x, sum[part]);
+            let mut sums = [[S::zero(); W]; T];
+            let column_bytes = TILE_ROWS * Format::BYTES;
+            let tile_bytes = column_bytes * self.columns;
+            for k in (0..self.columns / 2 * 2).step_by(2) {
+                let mut weights = [[S::zero(); 2]; W];
+                for (tile, weights) in weights.iter_mut().enumerate() {
+                    let from = self.tiles.add(tile * tile_bytes + k * column_bytes);
+                    *weights = Format::load_pair::<S>(from);
+                    if T <= PREFETCH_TOKENS {
+                        let ahead = from.wrapping_add(PREFETCH_BYTES);
+                        for line in 0..2 * column_bytes / 64 {
+                            S::prefetch(ahead.wrapping_add(64 * line));
+                        }
+                    }
+                }
+                for (t, sums) in sums.iter_mut().enumerate() {
+                    let x = self.input.add(t * self.columns + k);
+                    let (first, second) = (S::splat(*x), S::splat(*x.add(1)));
+                    for (sum, weights) in sums.iter_mut().zip(&weights) {
+                        *sum = S::fma(weights[1], second, S::fma(weights[0], first, *sum));
                     }
                 }
             }
-            for k in whole..self.columns {
-                let weight = Format::load::<S>(self.tile.add(k * step));
-                for (t, sum) in sums.iter_mut().enumerate() {
-                    sum[0] = S::fma(weight, S::splat(*self.input.add(t * self.columns + k)), sum[0]);
+            if self.columns % 2 == 1 {
+                let k = self.columns - 1;
+                for (t, sums) in sums.iter_mut().enumerate() {
+                    let x = S::splat(*self.input.add(t * self.columns + k));
+                    for (tile, sum) in sums.iter_mut().enumerate() {
+                        let last = self.tiles.add(tile * tile_bytes + k * column_bytes);
+                        *sum = S::fma(Format::load::<S>(last), x, *sum);
+                    }
                 }
             }
-            for (t, sum) in sums.iter().enumerate() {
-                let total = S::add(S::add(sum[0], sum[1]), S::add(sum[2], sum[3]));
-                S::store(self.out.add(t * self.stride), total);
+            for (t, sums) in sums.iter().enumerate() {
+                for (tile, sum) in sums.iter().enumerate() {
+                    let out = self.out.add(t * self.stride + tile * TILE_ROWS);
+                    let rows = (self.rows - tile * TILE_ROWS).min(TILE_ROWS);
+                    if rows == TILE_ROWS {
+                        S::store(out, *sum);
+                    } else {
+                        let mut spill = [0f32; TILE_ROWS];
+                        S::store(spill.as_mut_ptr(), *sum);
+                        std::ptr::copy_nonoverlapping(spill.as_ptr(), out, rows);
+                    }
+                }
             }
         }
+        T
     }
 }

@@ -9,10 +9,7 @@ use std::marker::PhantomData;
 use super::Kernel;
 use super::quantise::GroupView;
 use super::simd::Simd;
-use super::tile_format::{TILE_ROWS, TileFormat};
-
-/// Distance in bytes by which weights are prefetched ahead of the dot products.
-const PREFETCH_BYTES: usize = 4096;
+use super::tile_format::{PREFETCH_BYTES, PREFETCH_TOKENS, TILE_ROWS, TileFormat};
 
 /// Multiplies consecutive tiles with consecutive groups of up to 8 tokens.
 pub(crate) struct TileRange<'a, Format> {
@@ -108,8 +105,7 @@ impl<Format: TileFormat> TileProduct<Format> {
                 let weights = Format::integers::<S>(self.tile, block);
                 let scales = Format::scales::<S>(self.tile, block);
                 let offset = block * T;
-                if T <= 4 {
-                    // With few tokens the weights come from memory, and the hardware prefetcher stops at page boundaries.
+                if T <= PREFETCH_TOKENS {
                     let ahead = self.tile.wrapping_add((block * Format::BLOCK_BYTES) + PREFETCH_BYTES);
                     for line in 0..Format::BLOCK_BYTES.div_ceil(64) {
                         S::prefetch(ahead.wrapping_add(line * 64));

@@ -17,6 +17,8 @@ pub(crate) mod tile_format;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod bf16_tiles;
 
 use crate::Isa;
 use simd::Simd;
@@ -41,7 +43,7 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 if isa.supported() => run_avx512(kernel),
+            Isa::Avx512 | Isa::Avx512Bf16 if isa.supported() => run_avx512(kernel),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 if isa.supported() => run_avx2(kernel),
             _ => kernel.run::<portable::Portable>(),
@@ -52,8 +54,8 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
 /// Returns the number of tokens that the tier's kernels process at once.
 pub(crate) fn group_tokens(isa: Isa) -> usize {
     match isa {
-        // The tier has `Simd::MANY_REGISTERS`.
-        Isa::Avx512 if isa.supported() => 8,
+        // These tiers have `Simd::MANY_REGISTERS`.
+        Isa::Avx512 | Isa::Avx512Bf16 if isa.supported() => 8,
         _ => 4,
     }
 }

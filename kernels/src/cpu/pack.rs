@@ -13,7 +13,8 @@ const LOW: u32 = 0x0f0f_0f0f;
 pub(crate) fn pack_tile(dtype: DType, rows: &[&[u8]], tile: &mut [u8]) {
     match dtype {
         DType::F32 => pack_floats::<4>(rows, tile),
-        DType::F16 | DType::BF16 => pack_floats::<2>(rows, tile),
+        DType::F16 => pack_floats::<2>(rows, tile),
+        DType::BF16 => pack_pairs(rows, tile),
         DType::Q4_0 | DType::Iq4Nl => pack_groups::<18>(rows, tile, |block, lane| {
             (0..4).for_each(|z| lane.word(z * 64, word(block, 2 + 4 * z)));
             lane.half(NIBBLES, block, 0);
@@ -198,4 +199,13 @@ fn pack_floats<const SIZE: usize>(rows: &[&[u8]], tile: &mut [u8]) {
         let lanes = tile.as_chunks_mut::<SIZE>().0.iter_mut().skip(lane).step_by(TILE_ROWS);
         lanes.zip(row.as_chunks::<SIZE>().0).for_each(|(to, value)| *to = *value);
     }
+}
+
+/// Stores pairs of consecutive values of every row side by side, and so the last value of an odd number.
+fn pack_pairs(rows: &[&[u8]], tile: &mut [u8]) {
+    let even = rows.first().map_or(0, |row| row.len() / 4 * 4);
+    let (pairs, rest) = tile.split_at_mut(even * TILE_ROWS);
+    let halves: Vec<(&[u8], &[u8])> = rows.iter().map(|row| row.split_at(even)).collect();
+    pack_floats::<4>(&halves.iter().map(|(pairs, _)| *pairs).collect::<Vec<_>>(), pairs);
+    pack_floats::<2>(&halves.iter().map(|(_, rest)| *rest).collect::<Vec<_>>(), rest);
 }

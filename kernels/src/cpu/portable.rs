@@ -57,6 +57,11 @@ unsafe impl Simd for Portable {
         bits.map(|bits| f32::from_bits(u32::from(bits) << 16))
     }
     #[inline(always)]
+    unsafe fn load_bf16_pairs(from: *const u16) -> [Floats; 2] {
+        let pairs = unsafe { from.cast::<Words>().read_unaligned() };
+        [pairs.map(|pair| f32::from_bits(pair << 16)), pairs.map(|pair| f32::from_bits(pair & !0xffff))]
+    }
+    #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Floats {
         unsafe { from.cast::<[i8; 16]>().read_unaligned() }.map(f32::from)
     }

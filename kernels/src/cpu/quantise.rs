@@ -1,7 +1,7 @@
-//! Quantizes activations to 8 bits per block of 32, in the order in which the integer kernels read them.
+//! Quantizes activations to 8 bits per block of 32, or rounds them to BF16, in the order in which the kernels read them.
 //!
-//! Invariant: tokens are stored in groups; inside a group, block `b` of its `n` tokens is contiguous. A block that is all
-//! zero or not finite has scale 0.
+//! Invariant: tokens are stored in groups; inside a group, block `b` (or pair `b` of columns) of its `n` tokens is
+//! contiguous. A block that is all zero or not finite has scale 0.
 
 use super::Kernel;
 use super::simd::Simd;
@@ -62,4 +62,42 @@ impl Kernel for QuantiseRow {
             }
         }
     }
+}
+
+/// Rounds one token's row to BF16 and writes it into its group. The last value of an odd number is paired with zero.
+pub(crate) struct RoundRow<'a> {
+    pub row: &'a [f32],
+    /// Number of tokens in the group. `token` is the index of this one.
+    pub group: usize,
+    pub token: usize,
+    /// Rounded values, `[pair of columns][token]`.
+    pub pairs: *mut u32,
+}
+
+impl Kernel for RoundRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the group has room for every pair of the row.
+        unsafe {
+            let to = self.pairs.add(self.token);
+            let (pairs, last) = self.row.as_chunks::<2>();
+            for (pair, [first, second]) in pairs.iter().enumerate() {
+                *to.add(pair * self.group) = bf16_bits(*first) | bf16_bits(*second) << 16;
+            }
+            if let [last] = last {
+                *to.add(pairs.len() * self.group) = bf16_bits(*last);
+            }
+        }
+    }
+}
+
+/// Returns the bits of the nearest BF16 number, ties to even. What is not a number stays so.
+#[inline(always)]
+fn bf16_bits(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    let kept = if value.is_nan() { bits | 0x0040_0000 } else { rounded };
+    kept >> 16
 }

@@ -38,7 +38,7 @@ pub struct EngineConfig {
     /// Format of activations on CUDA devices: bf16 or f16.
     #[serde(deserialize_with = "parsed")]
     pub activations: Option<Activation>,
-    /// Instruction set to compute with: portable, avx2 or avx512.
+    /// Instruction set to compute with: portable, avx2, avx512 or avx512-bf16.
     pub isa: Option<String>,
     /// Whether each thread of the model's computation is pinned to a CPU of its own.
     pub pin_threads: Option<bool>,

@@ -13,6 +13,11 @@ pub(crate) use small_blocks::{Iq4Nl, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 /// Number of rows per tile.
 pub(crate) const TILE_ROWS: usize = 16;
+/// Number of tokens up to which kernels prefetch weights: they come from memory then, and the hardware prefetcher stops at
+/// page boundaries.
+pub(crate) const PREFETCH_TOKENS: usize = 4;
+/// Distance in bytes by which weights are prefetched ahead of the products.
+pub(crate) const PREFETCH_BYTES: usize = 4096;
 
 /// Reads the tiles of one format. `block` counts blocks of 32 values along the row.
 pub(crate) trait TileFormat: Copy {

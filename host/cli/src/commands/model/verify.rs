@@ -30,7 +30,7 @@ pub struct Args {
     /// Threads [default: physical cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Instruction set: portable, avx2 or avx512 [default: the best that the CPU has]
+    /// Instruction set: portable, avx2, avx512 or avx512-bf16 [default: the best that the CPU has]
     #[arg(long, value_name = "ISA")]
     isa: Option<Isa>,
     /// Tokens that are computed at once

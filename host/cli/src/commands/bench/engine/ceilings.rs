@@ -47,7 +47,11 @@ impl Ceilings {
         Ceilings {
             read_gb_per_s: bandwidth::measure_read_gb_per_s(threads),
             products: Some(Products {
-                weight_ops_per_s: if weights.is_quantised() { rate.int8_per_s } else { rate.f32_per_s },
+                weight_ops_per_s: match weights {
+                    DType::F32 | DType::F16 => rate.f32_per_s,
+                    DType::BF16 => rate.bf16_per_s,
+                    _ => rate.int8_per_s,
+                },
                 attention_ops_per_s: rate.f32_per_s,
             }),
         }
