@@ -21,6 +21,7 @@ mod batches;
 mod bench;
 /// The commands of the binary, their output and exit codes.
 mod cli;
+mod clients;
 /// A host whose configuration tests change.
 mod config_host;
 /// The configuration of a running host, read again.
@@ -70,7 +71,7 @@ mod model_set;
 /// Pulls of models, and the cache that they fill.
 mod models;
 /// The official Python client against the routes.
-mod openai_client;
+
 /// OpenAI-compatible routes: shapes, streaming, batching, prefix reuse.
 mod openai_routes;
 /// The service manager, a machine without compilers, and what a release consists of.

@@ -10,6 +10,7 @@
 
 mod agent;
 mod ai;
+mod anthropic;
 mod approval;
 mod chat;
 mod completion;
@@ -42,6 +43,10 @@ pub use ai::{
     AiAnswer, AiAnswerEnvelope, AiBatchAnswer, AiBatchAnswers, AiBatchAnswersEnvelope, AiChunk, AiEnvelope,
     AiError, AiErrorSource, AiFailure, AiToolCall, BatchItems, BatchPhase, BatchStatus, BatchStatusEnvelope,
     ChatCompletionEnvelope, QueuedBatch, QueuedBatchEnvelope,
+};
+pub use anthropic::{
+    AnthropicBlock, AnthropicDelta, AnthropicEnd, AnthropicError, AnthropicErrorDetail, AnthropicEvent,
+    AnthropicMessage, AnthropicTokenCount, AnthropicUsage,
 };
 pub use approval::{Approval, Decide, Decision};
 pub use chat::{

@@ -19,6 +19,7 @@ words! {
     pub enum RequestSurface {
         Chat = "chat",
         Completions = "completions",
+        Messages = "messages",
         AiRun = "ai-run",
         Batch = "batch",
         Agent = "agent",

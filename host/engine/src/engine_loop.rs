@@ -22,6 +22,7 @@ use crate::sequence_id::SequenceId;
 use crate::speculation::Speculator;
 use crate::step::{self, Committed, RowUse};
 use crate::submission::Submission;
+use crate::timeline::{Phase, StepTimer, StepWork};
 use crate::{EngineError, ModelInfo};
 
 /// The interval at which an idle loop probes whether its broken executor works again.
@@ -53,6 +54,7 @@ pub(crate) struct EngineLoop {
     speculator: Speculator,
     lookahead: Lookahead,
     masks: MaskWorker,
+    timer: StepTimer,
     context: Arc<SequenceContext>,
     health: Arc<Health>,
     next_id: u64,
@@ -67,8 +69,8 @@ impl EngineLoop {
         scheduler: Scheduler,
         speculator: Speculator,
         masks: MaskWorker,
-        info: &ModelInfo,
-        tokenizer: &Arc<Tokenizer>,
+        timer: StepTimer,
+        (info, tokenizer): (&ModelInfo, &Arc<Tokenizer>),
         view: &ReplicaView,
     ) -> Self {
         let context = SequenceContext {
@@ -87,6 +89,7 @@ impl EngineLoop {
             speculator,
             lookahead,
             masks,
+            timer,
             context,
             health,
             next_id,
@@ -98,6 +101,7 @@ impl EngineLoop {
     /// Runs until all handles are dropped, or one of them stops it.
     pub fn run(mut self, commands: Receiver<Command>) {
         while self.take_commands(&commands) && self.stops.is_empty() {
+            self.timer.lap(Phase::Wait);
             self.scheduler.end_interrupted(Instant::now());
             self.scheduler.admit();
             let mut plan = self.scheduler.plan();
@@ -190,7 +194,9 @@ impl EngineLoop {
 
     /// Runs one step: prepare → compute → assign rows → predict → sample → commit → learn.
     fn step(&mut self, plan: Vec<PlannedSequence>) {
+        let drafted = plan.iter().map(|planned| planned.draft.tokens.len()).sum();
         let batch = self.prepare(&plan);
+        self.timer.lap(Phase::Plan);
         let started = Instant::now();
         let masked = match self.compute(&plan, &batch) {
             Ok(masked) => masked,
@@ -199,6 +205,7 @@ impl EngineLoop {
         let uses = step::row_uses(&mut self.scheduler, plan, &batch, masked);
         let next = self.predict(&batch, &uses);
         let (outputs, broken) = self.sample(&uses, next.as_ref());
+        self.timer.lap(Phase::Sample);
         self.record_health(broken);
         let took = started.elapsed();
         self.scheduler.record_step_time(took);
@@ -206,6 +213,13 @@ impl EngineLoop {
             self.commit(used, outputs);
         }
         self.learn(&batch, took);
+        self.timer.lap(Phase::Commit);
+        self.timer.end(StepWork {
+            sequences: batch.sequences.len(),
+            tokens: batch.token_count(),
+            logit_rows: batch.logit_rows(),
+            drafted,
+        });
     }
 
     /// Builds the batch of a plan and records the step.
@@ -220,7 +234,9 @@ impl EngineLoop {
     fn compute(&mut self, plan: &[PlannedSequence], batch: &Batch) -> Result<Vec<Masked>, EngineError> {
         let masks = self.masks.begin(step::mask_jobs(&mut self.scheduler, plan));
         let computed = guarded(|| self.executor.forward(batch));
+        self.timer.lap(Phase::Forward);
         let masked = masks.join();
+        self.timer.lap(Phase::Masks);
         computed.map(|()| masked)
     }
 

@@ -52,6 +52,7 @@ mod submission;
 mod telemetry;
 #[cfg(test)]
 mod tests;
+mod timeline;
 mod validator;
 
 pub use cancel::Cancel;
@@ -76,4 +77,5 @@ pub use request::{
 pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
 pub use stats::EngineStats;
 pub use stream::TokenStream;
+pub use timeline::{Phase, StepRecord, StepWork, Timeline};
 pub use validator::{Dialect, Invalid, SchemaValidator};

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{InForce, TokenMeter, Weights};
+use crate::{InForce, Timeline, TokenMeter, Weights};
 
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
@@ -31,6 +31,8 @@ pub struct EngineOptions {
     pub weights: InForce<Weights>,
     /// Receives the number of tokens that each tenant got.
     pub meter: Option<Arc<dyn TokenMeter>>,
+    /// Records every step.
+    pub timeline: Option<Arc<Timeline>>,
 }
 
 impl Default for EngineOptions {
@@ -46,6 +48,7 @@ impl Default for EngineOptions {
             speculation: Speculation::Off,
             weights: InForce::default(),
             meter: None,
+            timeline: None,
         }
     }
 }

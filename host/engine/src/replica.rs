@@ -19,6 +19,7 @@ use crate::scheduler::{BACKGROUND_HEADROOM, Scheduler, StepLimits};
 use crate::speculation::Speculator;
 use crate::submission::Submission;
 use crate::telemetry::Telemetry;
+use crate::timeline::StepTimer;
 use crate::{EngineError, EngineOptions, EngineStats, ModelInfo, Priority};
 
 /// The reason that a request did not reach the loop.
@@ -58,7 +59,9 @@ impl Replica {
         let masks = MaskWorker::start(&format!("{index}-{}", info.name)).map_err(unstartable)?;
         let speculator = Speculator::new(options.speculation);
         let scheduler = Scheduler::new(step, &options.weights, options.meter.clone(), &view);
-        let engine_loop = EngineLoop::new(executor, scheduler, speculator, masks, info, tokenizer, &view);
+        let timer = StepTimer::new(options.timeline.clone(), index);
+        let engine_loop =
+            EngineLoop::new(executor, scheduler, speculator, masks, timer, (info, tokenizer), &view);
         let thread = std::thread::Builder::new()
             .name(format!("engine-{index}-{}", info.name))
             .spawn(move || engine_loop.run(queue))

@@ -98,11 +98,13 @@ impl IntoResponse for ApiError {
             tracing::error!(code = self.code, message = self.message, "request failed");
         }
         let mut response = (self.status, Json(self.body())).into_response();
-        response.headers_mut().extend(self.headers);
+        response.headers_mut().extend(self.headers.clone());
         if let Some(milliseconds) = self.retry_after_ms {
             let seconds = milliseconds.div_ceil(1000).max(1);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        // Routes of other APIs give it their shape.
+        response.extensions_mut().insert(self);
         response
     }
 }

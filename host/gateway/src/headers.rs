@@ -9,6 +9,8 @@ const MAX_HEADER_BYTES: usize = 256;
 /// Response header with likely mistakes in the request's schemas, which are applied as written nevertheless.
 const SCHEMA_WARNINGS: &str = "x-skep-schema-warnings";
 const MAX_WARNING_BYTES: usize = 1024;
+/// Maximum number of ignored fields that a response names.
+const MAX_IGNORED: usize = 32;
 
 /// Adds likely mistakes in the request's schemas to the response as a header, and logs them.
 pub(crate) fn warned(mut response: Response, warnings: &[String]) -> Response {
@@ -32,6 +34,18 @@ pub(crate) fn session(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         }
     }
     Ok(None)
+}
+
+/// Adds the names of fields of the request that the host does not know and therefore ignored.
+pub(crate) fn ignored(mut response: Response, names: &[String]) -> Response {
+    let visible = |name: &&String| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+    let names: Vec<&str> = names.iter().filter(visible).map(String::as_str).take(MAX_IGNORED).collect();
+    if let Some(value) =
+        (!names.is_empty()).then(|| HeaderValue::try_from(names.join(", "))).and_then(Result::ok)
+    {
+        response.headers_mut().insert("x-skep-ignored", value);
+    }
+    response
 }
 
 /// Adds the model that answers, and how many models were asked.

@@ -9,6 +9,7 @@
 
 mod access;
 mod access_log;
+mod anthropic;
 mod body;
 mod caller;
 mod client_address;
@@ -216,15 +217,18 @@ fn routes_of(gateway: Gateway) -> Router {
         .layer(middleware::from_fn_with_state(gateway.clone(), trace::request))
         .with_state(gateway.clone());
     // This layer wraps the whole router, because it must run before a request is matched to its route.
-    Router::new().fallback_service(routes).layer(middleware::from_fn_with_state(gateway, access::identify))
+    Router::new()
+        .fallback_service(routes)
+        .layer(middleware::from_fn_with_state(gateway, access::identify))
+        .layer(middleware::from_fn(anthropic::error::in_shape))
 }
 
 /// Returns the table of routes. Each handler declares its path and its method beside its description.
 fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
     use routes::{
-        agents, ai_batches, ai_run, approvals, chat_completions, completions, config, events, health, held,
-        keys, logs, mcp_servers, messages, model_changes, models, openapi_document, requests, schedules,
-        secrets, session_exports, sessions, status, turns, usage, versions, webhooks,
+        agents, ai_batches, ai_run, anthropic_messages, approvals, chat_completions, completions, config,
+        events, health, held, keys, logs, mcp_servers, messages, model_changes, models, openapi_document,
+        requests, schedules, secrets, session_exports, sessions, status, turns, usage, versions, webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
     let import_limit = DefaultBodyLimit::max(session_exports::MAX_BYTES);
@@ -259,6 +263,8 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(models::show))
         .routes(routes!(chat_completions::create))
         .routes(routes!(completions::create))
+        .routes(routes!(anthropic_messages::create))
+        .routes(routes!(anthropic_messages::count_tokens))
         .routes(routes!(ai_run::run))
         .routes(routes!(ai_run::run_of_account))
         .routes(routes!(ai_batches::show, ai_batches::cancel))

@@ -54,6 +54,8 @@ pub struct ChatOutcome {
     /// Complete calls only: a call that a limit cut off is not included.
     pub tool_calls: Vec<ToolCall>,
     pub finish: ChatFinish,
+    /// The stop string that ended the text.
+    pub stopped_by: Option<String>,
     /// Whether output that must be whole was cut off: a tool call, or an answer that must have a form or be a
     /// call.
     pub cut_off: bool,
@@ -77,6 +79,7 @@ impl ChatOutcome {
             reasoning: String::new(),
             tool_calls: Vec::new(),
             finish,
+            stopped_by: None,
             cut_off: false,
             usage: Usage::default(),
             timing: Timing::default(),

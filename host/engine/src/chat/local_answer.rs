@@ -203,11 +203,16 @@ impl LocalAnswer {
         };
         let raw = std::mem::take(&mut self.raw);
         let tokens = self.history_tokens(finished.tokens, &finished.reason, &raw);
+        let stopped_by = match finished.reason {
+            FinishReason::Stop(stop) => Some(stop),
+            _ => None,
+        };
         self.ready.push_back(ChatEvent::Finished(ChatOutcome {
             text: std::mem::take(&mut self.text),
             reasoning: String::new(),
             tool_calls: std::mem::take(&mut self.tool_calls),
             finish,
+            stopped_by,
             cut_off,
             usage: finished.usage,
             timing: finished.timing,

@@ -32,6 +32,11 @@ impl Fields {
         self.0.get(name).is_some_and(|value| !value.is_null())
     }
 
+    /// Returns the names of the fields that have not been taken and are not `null`.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
+    }
+
     /// Sets a field that another shape has under a different name.
     pub(crate) fn put(&mut self, name: &str, value: Value) {
         self.0.insert(name.to_owned(), value);

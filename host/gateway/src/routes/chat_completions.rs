@@ -124,6 +124,15 @@ async fn with_model(
     Ok(headers::served(headers::warned(response, &warnings), &served))
 }
 
+/// A chat that was asked for.
+pub(super) struct Asked {
+    pub messages: Vec<ChatMessage>,
+    /// The options of each choice, of which there is at least one.
+    pub choices: Vec<ChatOptions>,
+    /// The field that specifies the form of the response.
+    pub form_field: Option<&'static str>,
+}
+
 /// A completion that was admitted. Invalid requests, and those for which there is no room, have been refused before.
 pub(super) struct StartedChat {
     pub model: Model,
@@ -143,22 +152,37 @@ impl StartedChat {
         affinity: Affinity,
         body: &Arc<ChatBody>,
     ) -> Result<StartedChat, ApiError> {
+        let bytes = if body.is_constrained() { LONG } else { body.text_bytes() };
+        let body = body.clone();
+        let asked = move |model: &Model| {
+            let choices = (0..body.parameters.choices()?)
+                .map(|choice| body.options(choice, &affinity, &model.sampling()))
+                .collect::<Result<_, ApiError>>()?;
+            Ok(Asked { messages: body.messages()?, choices, form_field: body.form_field() })
+        };
+        StartedChat::begin(gateway, caller, (model, observer), bytes, asked).await
+    }
+
+    /// Starts a chat. `asked` reads the request, which takes about as long as its `bytes` do.
+    pub(super) async fn begin(
+        gateway: &Gateway,
+        caller: &Caller,
+        (model, observer): (Model, Option<Arc<dyn Observer>>),
+        bytes: usize,
+        asked: impl FnOnce(&Model) -> Result<Asked, ApiError> + Send + 'static,
+    ) -> Result<StartedChat, ApiError> {
         let (tenant, spent) = (caller.tenant.as_str(), caller.spent().clone());
         let budget = gateway.host.tenant_budget(tenant, caller.key())?;
-        let bytes = if body.is_constrained() { LONG } else { body.text_bytes() };
-        let (started, asked) = (model.clone(), body.clone());
+        let started = model.clone();
         let begin = move |cancel: &Cancel| {
-            let messages = asked.messages()?;
-            let options = (0..asked.parameters.choices()?)
-                .map(|choice| asked.options(choice, &affinity, &started.sampling()));
-            let options = options.collect::<Result<Vec<ChatOptions>, ApiError>>()?;
-            let wants_logprobs = options[0].top_logprobs.is_some();
-            let chats = options.into_iter().map(|options| {
+            let Asked { messages, choices, form_field } = asked(&started)?;
+            let wants_logprobs = choices[0].top_logprobs.is_some();
+            let chats = choices.into_iter().map(|options| {
                 let worst = worst_case(&started, &messages, &options);
                 let tokens = budget.meter(started.name(), worst)?;
                 let options = ChatOptions { cancel: cancel.clone(), observer: observer.clone(), ..options };
                 let stream = started.chat(&messages, options);
-                let stream = stream.map_err(|error| ApiError::of_request(error, asked.form_field()))?;
+                let stream = stream.map_err(|error| ApiError::of_request(error, form_field))?;
                 Ok(Metered::new(stream, tokens, spent.clone()))
             });
             Ok((chats.collect::<Result<Vec<_>, ApiError>>()?, wants_logprobs))
@@ -176,6 +200,15 @@ impl StartedChat {
             ChatEvent::Routed(routed) => routed.clone(),
             _ => Routed { model: self.model.name().to_owned(), attempts: 1 },
         }
+    }
+
+    /// Returns a streamed response of the only choice.
+    pub(super) fn respond_with<W>(self, writer: W) -> Response
+    where
+        W: Writer<Item = Result<ChatEvent, EngineError>>,
+    {
+        let choices = stream::select_all(self.choices);
+        sse::respond(stream::iter([Ok(self.first)]).chain(choices), writer)
     }
 
     /// Returns a streamed response.

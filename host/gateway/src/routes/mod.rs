@@ -3,6 +3,7 @@
 pub(crate) mod agents;
 pub(crate) mod ai_batches;
 pub(crate) mod ai_run;
+pub(crate) mod anthropic_messages;
 pub(crate) mod approvals;
 pub(crate) mod chat_completions;
 pub(crate) mod completions;

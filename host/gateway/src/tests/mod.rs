@@ -3,6 +3,7 @@
 
 mod access;
 mod ai_batches;
+mod anthropic;
 mod bounds;
 mod chat;
 mod completions;

@@ -23,6 +23,7 @@ pub struct RequestOrigin {
 pub enum Surface {
     ChatCompletions,
     Completions,
+    Messages,
     AiRun,
     Batch,
     /// A message to an agent.
@@ -77,6 +78,7 @@ impl Surface {
         match self {
             Surface::ChatCompletions => "chat",
             Surface::Completions => "completions",
+            Surface::Messages => "messages",
             Surface::AiRun => "ai-run",
             Surface::Batch => "batch",
             Surface::Agent => "agent",

@@ -125,6 +125,7 @@ pub async fn run(args: Args) -> Result<()> {
             concurrency: args.sessions.min(4),
             answer_tokens: 48,
             affinity: true,
+            mix: false,
         };
         let step = Terminal.begin(&format!("round {round} of 2"), None);
         let outcome = drive(&target, plan, step).await?;

@@ -91,10 +91,11 @@ async fn measure(args: &Args, routing: Routing, name: &str) -> Result<RoundRepor
         concurrency: args.concurrency,
         answer_tokens: args.answer_tokens,
         affinity: true,
+        mix: false,
     };
     let outcome = drive(&target, plan, Terminal.begin(name, None)).await?;
     if let Some(target) = Arc::into_inner(target) {
         target.stop().await;
     }
-    Ok(RoundReport::new(outcome))
+    Ok(RoundReport::new(outcome, None).0)
 }

@@ -117,6 +117,7 @@ impl Message {
             reasoning: self.reasoning,
             tool_calls,
             finish,
+            stopped_by: None,
             cut_off: false,
             usage,
             timing: Timing::default(),

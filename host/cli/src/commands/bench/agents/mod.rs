@@ -2,12 +2,15 @@
 
 mod report;
 mod sessions;
+mod timeline;
 mod workload;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
+use skep_engine::{EngineOptions, Timeline};
 
 use super::target::{Target, TargetArgs};
 use crate::commands::out;
@@ -15,6 +18,10 @@ use crate::progress::{Progress as _, Terminal};
 use crate::server_options::ServerOptions;
 pub(super) use report::RoundReport;
 pub(super) use sessions::{Plan, run as drive};
+use timeline::StepShares;
+
+/// Tokens that the KV cache holds under the mixed workload, whose sessions hold about twice as many.
+const MIX_KV_TOKENS: usize = 16_384;
 
 /// Measure a server under the load of tool-calling agents
 ///
@@ -27,18 +34,27 @@ pub(super) use sessions::{Plan, run as drive};
 Examples:
   skep bench agents
   skep bench agents --sessions 16 --concurrency 8 --json
+  skep bench agents --mix                                          different agents, slow tools, little memory
+  skep bench agents --timeline trace.json                          every step and request, for Perfetto
   skep bench agents --url http://127.0.0.1:8081/v1 --rounds 2      another server, the same work")]
 pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
+    /// Drive a mixed workload: 32 sessions at once with eight different system prompts, tools that take 50 to 500 ms,
+    /// and a KV cache for half of the tokens that the sessions hold
+    #[arg(long)]
+    mix: bool,
+    /// Tokens that the KV cache holds [default: 32768; with --mix 16384]
+    #[arg(long, value_name = "N", conflicts_with = "url")]
+    kv_tokens: Option<usize>,
     /// Sessions per round
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 8, default_value_if("mix", "true", "32"), value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sessions: u32,
     /// Turns per session, with two requests each
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
     /// Sessions that run at the same time
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 4, default_value_if("mix", "true", "32"), value_parser = clap::value_parser!(u32).range(1..=1024))]
     concurrency: u32,
     /// Exact length of each free-text answer
     #[arg(long, value_name = "TOKENS", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..))]
@@ -50,6 +66,9 @@ pub struct Args {
     /// it
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// Write every step of the engine and every request to this file, as a trace that Perfetto opens
+    #[arg(long, value_name = "FILE", conflicts_with = "url")]
+    timeline: Option<PathBuf>,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -63,12 +82,17 @@ struct Report {
     concurrency: u32,
     answer_tokens: u32,
     affinity: bool,
+    mix: bool,
     rounds: Vec<RoundReport>,
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let target = Arc::new(Target::start(&args.target, ServerOptions::default()).await?);
-    let mut rounds = Vec::new();
+    let timeline = args.timeline.is_some().then(Arc::<Timeline>::default);
+    let engine = EngineOptions { timeline: timeline.clone(), ..EngineOptions::default() };
+    let mut options = ServerOptions { engine, ..ServerOptions::default() };
+    options.executor.kv_tokens = args.kv_tokens.or(args.mix.then_some(MIX_KV_TOKENS));
+    let target = Arc::new(Target::start(&args.target, options).await?);
+    let (mut rounds, mut exchanges, mut start) = (Vec::new(), Vec::new(), None);
     for round in 1..=args.rounds {
         let plan = Plan {
             round,
@@ -77,9 +101,17 @@ pub async fn run(args: Args) -> Result<()> {
             concurrency: args.concurrency,
             answer_tokens: args.answer_tokens,
             affinity: !args.no_affinity,
+            mix: args.mix,
         };
         let step = Terminal.begin(&format!("round {round} of {}", args.rounds), None);
-        rounds.push(RoundReport::new(drive(&target, plan, step).await?));
+        let outcome = drive(&target, plan, step).await?;
+        let shares = timeline.as_ref().and_then(|timeline| {
+            StepShares::of(&timeline.steps(), outcome.started, outcome.started + outcome.wall)
+        });
+        start.get_or_insert(outcome.started);
+        let (report, of_round) = RoundReport::new(outcome, shares);
+        rounds.push(report);
+        exchanges.extend(of_round);
     }
     let report = Report {
         target: target.place.clone(),
@@ -88,10 +120,14 @@ pub async fn run(args: Args) -> Result<()> {
         concurrency: args.concurrency,
         answer_tokens: args.answer_tokens,
         affinity: !args.no_affinity,
+        mix: args.mix,
         rounds,
     };
     if let Some(target) = Arc::into_inner(target) {
         target.stop().await;
+    }
+    if let (Some(path), Some(timeline), Some(start)) = (&args.timeline, timeline, start) {
+        timeline::write(path, start, &timeline.steps(), &exchanges)?;
     }
     if args.json {
         out::json(&report)?

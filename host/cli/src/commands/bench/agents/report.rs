@@ -5,7 +5,8 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::sessions::Outcome;
+use super::sessions::{Exchange, Outcome};
+use super::timeline::StepShares;
 use crate::client::ChatUsage;
 use crate::commands::bench::percentile;
 use crate::commands::out;
@@ -30,6 +31,10 @@ pub struct RoundReport {
     pub accepted_tokens: Option<u64>,
     pub rejected_tokens: Option<u64>,
     pub schema_failures: usize,
+    /// The first call that its schema does not allow.
+    pub violation: Option<String>,
+    /// Shares of the engine's time, if a timeline was recorded.
+    pub engine: Option<StepShares>,
     pub failures: Vec<String>,
 }
 
@@ -41,8 +46,9 @@ pub struct Percentiles {
 }
 
 impl RoundReport {
-    pub fn new(outcome: Outcome) -> Self {
-        let Outcome { wall, exchanges, failures } = outcome;
+    /// Returns the results, and the exchanges that they come from.
+    pub fn new(outcome: Outcome, engine: Option<StepShares>) -> (Self, Vec<Exchange>) {
+        let Outcome { wall, exchanges, failures, .. } = outcome;
         let sum =
             |of: fn(&ChatUsage) -> u64| exchanges.iter().map(|exchange| of(&exchange.usage)).sum::<u64>();
         let reported = |of: fn(&ChatUsage) -> Option<u64>| {
@@ -52,7 +58,7 @@ impl RoundReport {
             (sum(|usage| usage.prompt_tokens), sum(ChatUsage::cached_tokens));
         let output_tokens = sum(|usage| usage.completion_tokens);
         let wall_s = wall.as_secs_f64();
-        Self {
+        let report = Self {
             wall_s,
             requests: exchanges.len(),
             turns_per_s: exchanges.len() as f64 / 2.0 / wall_s,
@@ -68,9 +74,12 @@ impl RoundReport {
             forced_tokens: reported(ChatUsage::forced_tokens),
             accepted_tokens: reported(ChatUsage::accepted_tokens),
             rejected_tokens: reported(ChatUsage::rejected_tokens),
-            schema_failures: exchanges.iter().filter(|exchange| !exchange.valid).count(),
+            schema_failures: exchanges.iter().filter(|exchange| exchange.violation.is_some()).count(),
+            violation: exchanges.iter().find_map(|exchange| exchange.violation.clone()),
+            engine,
             failures,
-        }
+        };
+        (report, exchanges)
     }
 
     pub fn failed(&self) -> bool {
@@ -99,7 +108,11 @@ impl RoundReport {
             cached_share * 100.0,
             of_output.collect::<String>()
         ))?;
-        out::line(&format!("  calls that violate their schema: {}", self.schema_failures))?;
+        if let Some(engine) = &self.engine {
+            engine.print()?;
+        }
+        let such_as = self.violation.as_ref().map_or_else(String::new, |call| format!(", such as {call:?}"));
+        out::line(&format!("  calls that violate their schema: {}{such_as}", self.schema_failures))?;
         self.failures.iter().try_for_each(|failure| out::line(&format!("  failed: {failure}")))
     }
 }

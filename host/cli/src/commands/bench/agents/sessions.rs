@@ -23,21 +23,30 @@ pub struct Plan {
     pub concurrency: u32,
     pub answer_tokens: u32,
     pub affinity: bool,
+    /// Whether sessions have different system prompts, and tools take time.
+    pub mix: bool,
 }
 
 /// One request and its answer.
 pub struct Exchange {
+    /// Number of the worker that sent it, from 0.
+    pub worker: u32,
+    /// The kind of the request: `call` or `answer`.
+    pub kind: &'static str,
+    pub asked: Instant,
+    pub ended: Instant,
     pub first_token: Duration,
     /// Times between chunks of text, for free-text answers only: the forced tokens of a call arrive all at
     /// once.
     pub gaps: Vec<Duration>,
     pub usage: ChatUsage,
-    /// Whether the schema allows the call; true for a free-text answer.
-    pub valid: bool,
+    /// The text of a call that its schema does not allow.
+    pub violation: Option<String>,
 }
 
 /// Everything that a round produced.
 pub struct Outcome {
+    pub started: Instant,
     pub wall: Duration,
     pub exchanges: Vec<Exchange>,
     /// Errors of sessions that broke off. The other sessions continue, but no new one starts.
@@ -70,7 +79,7 @@ pub async fn run(target: &Arc<Target>, plan: Plan, step: Box<dyn Step>) -> Resul
         started: Instant::now(),
     });
     let mut running: JoinSet<Result<(Vec<Exchange>, Vec<String>)>> =
-        (0..workers).map(|_| round.clone().work()).collect();
+        (0..workers).map(|worker| round.clone().work(worker)).collect();
     let (mut exchanges, mut failures) = (Vec::new(), Vec::new());
     while let Some(ended) = running.join_next().await {
         let (mine, failed) = ended.context("a session panicked")??;
@@ -79,20 +88,21 @@ pub async fn run(target: &Arc<Target>, plan: Plan, step: Box<dyn Step>) -> Resul
     }
     let wall = round.started.elapsed();
     let Some(round) = Arc::into_inner(round) else { bail!("a session outlived its round") };
+    let started = round.started;
     round.step.finish(&format!("{} requests", exchanges.len()));
-    Ok(Outcome { wall, exchanges, failures })
+    Ok(Outcome { started, wall, exchanges, failures })
 }
 
 impl Round {
     /// Runs one session after the other. A server that cannot be reached is an error, not a failed session.
-    async fn work(self: Arc<Self>) -> Result<(Vec<Exchange>, Vec<String>)> {
+    async fn work(self: Arc<Self>, worker: u32) -> Result<(Vec<Exchange>, Vec<String>)> {
         let (mut exchanges, mut failures) = (Vec::new(), Vec::new());
         while self.failed.load(Relaxed) == 0 {
             let session = self.next_session.fetch_add(1, Relaxed);
             if session >= self.plan.sessions {
                 break;
             }
-            match self.session(session, &mut exchanges).await {
+            match self.session(worker, session, &mut exchanges).await {
                 Ok(()) => {}
                 Err(error) if error.is::<Unreachable>() => return Err(error),
                 Err(error) => {
@@ -104,10 +114,11 @@ impl Round {
         Ok((exchanges, failures))
     }
 
-    async fn session(&self, session: u32, exchanges: &mut Vec<Exchange>) -> Result<()> {
-        let Plan { round, turns, answer_tokens, .. } = self.plan;
+    async fn session(&self, worker: u32, session: u32, exchanges: &mut Vec<Exchange>) -> Result<()> {
+        let Plan { round, turns, answer_tokens, mix, .. } = self.plan;
+        let desk = mix.then(|| workload::DESKS[session as usize % workload::DESKS.len()]);
         let id = format!("bench-{round}-{session}");
-        let mut messages = vec![message("system", &workload::system_prompt())];
+        let mut messages = vec![message("system", &workload::system_prompt(desk))];
         for turn in 0..turns {
             let task = workload::task(session, turn);
             // The number makes sessions different, so that they share only the system prompt.
@@ -116,13 +127,18 @@ impl Round {
             let call = json!({"max_tokens": MAX_CALL_TOKENS, "response_format": workload::response_format(task.tool)});
             let (mut exchange, text) = self.exchange(&id, &messages, call).await?;
             exchange.gaps.clear();
-            exchange.valid = workload::is_call_of(task.tool, &text);
+            (exchange.worker, exchange.kind) = (worker, "call");
+            exchange.violation = (!workload::is_call_of(task.tool, &text)).then(|| text.clone());
             exchanges.push(exchange);
             messages.push(message("assistant", &text));
 
+            if mix {
+                tokio::time::sleep(workload::tool_time(session, turn)).await;
+            }
             messages.push(message("user", &format!("The tool says: {}", task.result)));
             let answer = json!({"max_tokens": answer_tokens, "ignore_eos": true});
-            let (exchange, text) = self.exchange(&id, &messages, answer).await?;
+            let (mut exchange, text) = self.exchange(&id, &messages, answer).await?;
+            exchange.worker = worker;
             exchanges.push(exchange);
             messages.push(message("assistant", &text));
         }
@@ -163,7 +179,8 @@ impl Round {
         let rate = tokens as f64 / self.started.elapsed().as_secs_f64();
         self.step.note(&format!("{done} of {all} requests, {rate:.0} tok/s"));
         let first_token = first_token.unwrap_or_else(|| asked.elapsed());
-        Ok((Exchange { first_token, gaps, usage, valid: true }, text))
+        let (worker, kind, ended) = (0, "answer", Instant::now());
+        Ok((Exchange { worker, kind, asked, ended, first_token, gaps, usage, violation: None }, text))
     }
 }
 

@@ -1,9 +1,11 @@
 //! The conversations of the sessions: the front desk of a public library, whose assistant works with five
 //! tools.
 //!
-//! The system prompt is long and the same for all sessions, as with real agents; everything that differs
+//! The system prompt is long and the same for all sessions of a desk, as with real agents; everything that differs
 //! comes after it. Calls are checked here once more, with types that know nothing of the grammar that the
 //! server enforced.
+
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -104,14 +106,28 @@ pub fn task(session: u32, turn: u32) -> &'static Task {
     &TASKS[(session as usize + turn as usize) % TASKS.len()]
 }
 
-/// Returns the system prompt of every conversation.
-pub fn system_prompt() -> String {
+/// Desks of the mixed workload, each with a system prompt that differs from the first word on.
+pub const DESKS: [&str; 8] = ["Aveiro", "Braga", "Coimbra", "Faro", "Guarda", "Lagos", "Porto", "Sintra"];
+
+/// Returns how long the tool of a turn takes in the mixed workload: 50 to 500 ms, the same in every run.
+pub fn tool_time(session: u32, turn: u32) -> Duration {
+    let mixed = (u64::from(session) << 32 | u64::from(turn)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    Duration::from_millis(50 + (mixed >> 32) % 451)
+}
+
+/// Returns the system prompt of the conversations at a desk, or of all conversations.
+pub fn system_prompt(desk: Option<&str>) -> String {
+    let desk = desk.map_or_else(String::new, |town| format!("{town}: "));
     let tools = TOOLS.iter().map(|tool| {
         let schema = serde_json::to_string(&schema(tool)).expect("a JSON value");
         format!("- {}: {}\n  Schema of its call: {schema}\n", tool.name, tool.purpose)
     });
     let rules = RULES.iter().enumerate().map(|(index, rule)| format!("{}. {rule}\n", index + 1));
-    format!("{INTRODUCTION}\n\nTools:\n{}\nRules:\n{}", tools.collect::<String>(), rules.collect::<String>())
+    format!(
+        "{desk}{INTRODUCTION}\n\nTools:\n{}\nRules:\n{}",
+        tools.collect::<String>(),
+        rules.collect::<String>()
+    )
 }
 
 /// Returns the `response_format` for a call of `tool`.
@@ -227,7 +243,7 @@ mod tests {
 
     #[test]
     fn every_task_has_a_tool_and_every_tool_is_in_the_prompt() {
-        let prompt = system_prompt();
+        let prompt = system_prompt(None);
         for (index, tool) in TOOLS.iter().enumerate() {
             assert!(prompt.contains(&serde_json::to_string(&schema(tool)).expect("JSON")), "{}", tool.name);
             assert!(TASKS.iter().any(|task| task.tool == tool.name), "{}", tool.name);

@@ -1,0 +1,88 @@
+//! The official clients of the APIs that the host speaks. The checks of each are in a script beside this file.
+
+use crate::harness::{MODEL, repository, shared, skipped_without};
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Mutex,
+};
+
+/// Clients in Python, in one virtual environment.
+const PYTHON: [&str; 2] = ["openai>=2,<3", "anthropic==2.12.0"];
+/// Clients in JavaScript, in one folder.
+const NODE: [&str; 1] = ["@anthropic-ai/sdk@1.12.0"];
+
+/// Tests that need the same folder wait for the one that makes it.
+static MADE: Mutex<()> = Mutex::new(());
+
+#[test]
+fn openai_for_python_works() {
+    check(python().arg(script("openai_python.py")).args([&shared().at("/v1"), MODEL]));
+}
+
+#[test]
+fn anthropic_for_python_works() {
+    check(python().arg(script("anthropic_python.py")).args([&shared().at(""), MODEL]));
+}
+
+#[test]
+fn anthropic_for_node_works() {
+    let Some(mut node) = node("anthropic_node.mjs") else { return skipped_without("node") };
+    check(node.args([&shared().at(""), MODEL]));
+}
+
+fn check(command: &mut Command) {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stdout}\n{stderr}");
+    assert!(stdout.contains("all checks passed"), "{stdout}");
+}
+
+fn script(name: &str) -> PathBuf {
+    repository().join("tests/integration/clients").join(name)
+}
+
+/// Returns Python with the clients.
+fn python() -> Command {
+    let folder = made("python-clients", &PYTHON, |folder| {
+        run(Command::new("python3").args(["-m", "venv"]).arg(folder));
+        run(Command::new(folder.join("bin/python")).args(["-m", "pip", "install", "--quiet"]).args(PYTHON));
+    });
+    Command::new(folder.join("bin/python"))
+}
+
+/// Returns Node.js with a script beside the clients, where it finds them. Returns `None` where there is no Node.js.
+fn node(name: &str) -> Option<Command> {
+    for program in ["node", "npm"] {
+        Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
+    }
+    let folder = made("node-clients", &NODE, |folder| {
+        std::fs::create_dir_all(folder).unwrap();
+        std::fs::write(folder.join("package.json"), "{\"private\": true}").unwrap();
+        let install = ["install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"];
+        run(Command::new("npm").args(install).args(NODE).current_dir(folder));
+    });
+    std::fs::copy(script(name), folder.join(name)).unwrap();
+    let mut node = Command::new("node");
+    node.arg(folder.join(name));
+    Some(node)
+}
+
+/// Returns a folder that `make` made for these packages, in this run or an earlier one.
+fn made(name: &str, packages: &[&str], make: impl FnOnce(&Path)) -> PathBuf {
+    let _one = MADE.lock().unwrap();
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let (ready, packages) = (folder.join("ready"), packages.join("\n"));
+    if std::fs::read_to_string(&ready).is_ok_and(|made| made == packages) {
+        return folder;
+    }
+    let _ = std::fs::remove_dir_all(&folder);
+    make(&folder);
+    std::fs::write(ready, packages).unwrap();
+    folder
+}
+
+fn run(command: &mut Command) {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
