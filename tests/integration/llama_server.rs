@@ -1,5 +1,6 @@
 //! llama-server of llama.cpp as an upstream. The tests run if `SKEP_LLAMA_SERVER` names the binary; it serves the default
-//! model, or the GGUF file that `SKEP_LLAMA_MODEL` names.
+//! model with the template of `skep bench tools --peer-template`, because its own does not support tools; or the GGUF
+//! file that `SKEP_LLAMA_MODEL` names, as it is.
 
 use crate::{
     harness::{Host, client, content, model_path, skipped_without},
@@ -7,12 +8,13 @@ use crate::{
 };
 use serde_json::{Value, json};
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     net::TcpListener,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
+use tempfile::TempDir;
 
 /// Time within which the server has to load its model.
 const LOADS: Duration = Duration::from_secs(120);
@@ -24,14 +26,21 @@ const MODEL: &str = "llama/m";
 struct LlamaServer {
     child: Child,
     url: String,
+    /// Holds the template.
+    _folder: TempDir,
 }
 
 impl LlamaServer {
     /// Starts the server that the environment names, and waits until it has loaded its model.
     async fn start() -> Option<LlamaServer> {
         let binary = std::env::var_os("SKEP_LLAMA_SERVER")?;
-        let model = std::env::var_os("SKEP_LLAMA_MODEL");
-        let model = model.map_or_else(|| model_path().to_owned(), PathBuf::from);
+        let folder = TempDir::new().unwrap();
+        let (model, template) = match std::env::var_os("SKEP_LLAMA_MODEL") {
+            Some(model) => (PathBuf::from(model), None),
+            None => (model_path().to_owned(), Some(template(folder.path()))),
+        };
+        let template =
+            template.iter().flat_map(|file| [OsStr::new("--chat-template-file"), file.as_os_str()]);
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let arguments = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
         let (port, context) = (port.to_string(), (2 * CONTEXT).to_string());
@@ -39,13 +48,14 @@ impl LlamaServer {
             .arg("--model")
             .arg(model)
             .args(arguments(&["--host", "127.0.0.1", "--port", &port, "--jinja"]))
+            .args(template)
             .args(arguments(&["--ctx-size", &context, "--parallel", "2", "--threads", "2"]))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .expect("SKEP_LLAMA_SERVER names a program");
-        let mut server = LlamaServer { child, url: format!("http://127.0.0.1:{port}") };
+        let mut server = LlamaServer { child, url: format!("http://127.0.0.1:{port}"), _folder: folder };
         let started = Instant::now();
         let health = format!("{}/health", server.url);
         while !client().get(&health).send().await.is_ok_and(|response| response.status() == 200) {
@@ -72,6 +82,37 @@ impl Drop for LlamaServer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Writes the template that shows tools as Skep does.
+fn template(folder: &Path) -> PathBuf {
+    let printed =
+        Command::new(env!("CARGO_BIN_EXE_skep")).args(["bench", "tools", "--peer-template"]).output();
+    let file = folder.join("tools.jinja");
+    std::fs::write(&file, printed.unwrap().stdout).unwrap();
+    file
+}
+
+/// Returns a conversation in which the assistant has called `look_up`, and a question to call it again. The server
+/// lets a model write text before a call that it requires, so a small model needs the examples.
+fn look_up() -> Value {
+    let cities = [("Rome", 3_000_000), ("Oslo", 700_000), ("Bern", 130_000)];
+    let asked = |city: &str, people: i64| json!({"role": "user", "content": format!("Look up {city}, where {people} people live.")});
+    let mut messages = vec![json!({"role": "system", "content": "Serve the user with the tools."})];
+    for (index, (city, people)) in cities.into_iter().enumerate() {
+        let arguments = format!("{{\"city\": \"{city}\", \"people\": {people}}}");
+        let function = json!({"name": "look_up", "arguments": arguments});
+        let call = json!({"id": format!("call_{index}"), "type": "function", "function": function});
+        messages.extend([
+            asked(city, people),
+            json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+        ]);
+    }
+    messages.push(asked("Paris", 2_000_000));
+    let function = json!({"name": "look_up", "description": "Looks up a city.", "parameters": schema()});
+    let tools = json!([{"type": "function", "function": function}]);
+    json!({"model": MODEL, "messages": messages, "tools": tools, "tool_choice": "required", "max_tokens": 80,
+        "temperature": 0})
 }
 
 fn question(text: &str) -> Value {
@@ -114,10 +155,7 @@ async fn clients_chat_stream_get_forms_and_calls_from_llama_server() {
     let formed = host.ok("/v1/chat/completions", formed).await;
     assert!(is_a_city(content(&formed)), "{formed}");
 
-    let mut calling = question("Look up the city of Paris, where 2 million people live.");
-    let function = json!({"name": "look_up", "description": "Looks up a city.", "parameters": schema()});
-    calling["tools"] = json!([{"type": "function", "function": function}]);
-    (calling["tool_choice"], calling["max_tokens"]) = (json!("required"), json!(80));
+    let mut calling = look_up();
     for stream in [false, true] {
         calling["stream"] = json!(stream);
         let call = if stream {
@@ -139,6 +177,15 @@ async fn clients_chat_stream_get_forms_and_calls_from_llama_server() {
         };
         assert!(call.0 == "look_up" && is_a_city(&call.1), "stream {stream}: {call:?}");
     }
+
+    let text =
+        json!({"model": MODEL, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0});
+    let continued = host.ok("/v1/completions", text).await;
+    assert!(!continued["choices"][0]["text"].as_str().unwrap().is_empty(), "{continued}");
+    assert_eq!(
+        (&continued["usage"]["completion_tokens"], &continued["choices"][0]["finish_reason"]),
+        (&json!(8), &json!("length"))
+    );
 
     let (status, refused) =
         host.post("/v1/chat/completions", question(&"word ".repeat(4 * CONTEXT as usize))).await;
@@ -166,6 +213,15 @@ async fn agents_converse_fill_forms_and_call_tools_with_llama_server() {
     assert!(is_a_city(formed["text"].as_str().unwrap()), "{formed}");
     let streamed = host.message("stream", "s", "Name a colour.").await.1;
     assert_eq!(streamed["data"]["same"], true, "{streamed}");
-    let called = host.message("toolcall", "s", "good Add 2 and 3.").await.1;
-    assert!(called["text"].is_string(), "{called}");
+    // The server does not make a model call a tool before its tokens are used up. What is no call is an error then, and
+    // never taken for one.
+    let (status, called) = host.message("toolcall", "s", "good Add 2 and 3.").await;
+    let refused = called["error"]["message"].as_str().unwrap_or_default();
+    match status {
+        200 => assert!(called["text"].is_string(), "{called}"),
+        _ => assert!(
+            refused.contains("has to call a tool") || refused.contains("cut off"),
+            "{status} {called}"
+        ),
+    }
 }

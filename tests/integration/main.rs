@@ -48,6 +48,8 @@ mod host_tools;
 mod hostile;
 /// Cheap checks of project rules.
 mod house;
+/// Images in messages, and texts to continue, that upstreams get.
+mod images_and_texts;
 /// Agents in languages other than Rust.
 mod languages;
 /// Limits of agents and tenants, and their persistence.

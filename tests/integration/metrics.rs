@@ -62,7 +62,7 @@ async fn every_documented_metric_exists_with_its_labels() {
     let (talker, gone) = (talker(), nowhere());
     let mut options = upstreams::options(&format!(
         "[requests]\nlog = \"metadata\"\n[[upstream]]\nname = \"talker\"\nkind = \"openai\"\nurl = \"{talker}\"\n[[upstream.models]]\nname = \"m\"\n\
-         [[upstream]]\nname = \"gone\"\nkind = \"openai\"\nurl = \"{gone}\"\nattempts = 1\n[[upstream.models]]\nname = \"m\"\n\
+         [[upstream]]\nname = \"gone\"\nkind = \"openai\"\nurl = \"{gone}\"\nattempts = 1\nbreaker_failures = 1\n[[upstream.models]]\nname = \"m\"\n\
          [[route]]\nname = \"smart\"\n[[route.models]]\nmodel = \"gone/m\"\n[[route.models]]\nmodel = \"talker/m\"\n"
     ));
     options.data = DataDir::Path(data.path().to_owned());
@@ -73,6 +73,9 @@ async fn every_documented_metric_exists_with_its_labels() {
     let formless = json!({"model": "talker/m", "messages": hello, "response_format": form});
     let (status, formless) = host.post("/v1/chat/completions", formless).await;
     assert_eq!((status, &formless["error"]["code"]), (422, &json!("schema_unsatisfied")), "{formless}");
+    let constrained =
+        json!({"model": MODEL, "messages": hello, "guided_regex": "[a-z]{1,9}", "max_tokens": 16});
+    host.ok("/v1/chat/completions", constrained).await;
     let schedule = "[[schedule]]\nname = \"x\"\nevery = \"1h\"\nsession = \"s\"";
     assert_eq!(host.deploy_guest("generate", "measured", schedule).await.0, 201);
     assert_eq!(host.post("/v1/events", json!({"topic": "x"})).await.0, 202);

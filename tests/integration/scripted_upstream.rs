@@ -3,8 +3,8 @@
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::State,
-    http::{HeaderMap, StatusCode},
+    extract::{DefaultBodyLimit, State},
+    http::{HeaderMap, StatusCode, Uri},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -19,6 +19,7 @@ use std::sync::{
 pub struct Asked {
     /// Number of the request, from 0.
     pub number: usize,
+    pub path: String,
     pub headers: HeaderMap,
     pub body: Value,
 }
@@ -42,10 +43,10 @@ struct Shared {
 
 impl ScriptedUpstream {
     pub async fn start(script: impl Fn(&Asked) -> Response + Send + Sync + 'static) -> Self {
-        async fn answer(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
+        async fn answer(State(shared): State<Shared>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
             let number = shared.count.fetch_add(1, Ordering::AcqRel);
             let body = serde_json::from_slice(&body).unwrap_or_default();
-            let asked = Asked { number, headers, body };
+            let asked = Asked { number, path: uri.path().to_owned(), headers, body };
             shared.asked.lock().unwrap().push(asked.clone());
             (shared.script)(&asked)
         }
@@ -53,7 +54,11 @@ impl ScriptedUpstream {
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::default());
         let shared = Shared { script: Arc::new(script), asked: Arc::clone(&asked), count: Arc::default() };
-        let routes = Router::new().route("/v1/chat/completions", post(answer)).with_state(shared);
+        let routes = Router::new()
+            .route("/v1/chat/completions", post(answer))
+            .route("/v1/completions", post(answer))
+            .layer(DefaultBodyLimit::max(64 << 20))
+            .with_state(shared);
         tokio::spawn(async move { axum::serve(listener, routes).await });
         ScriptedUpstream { url, asked }
     }
@@ -76,6 +81,19 @@ pub fn answered(deltas: &[Value]) -> Response {
     let end = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}});
     text.push_str(&format!("data: {end}\n\ndata: [DONE]\n\n"));
+    streamed(Body::from(text))
+}
+
+/// Returns a continued text in these pieces, with 4 tokens of the prompt and 2 of the answer.
+pub fn continued(pieces: &[&str]) -> Response {
+    let piece = |text: &str, finish: Value| {
+        format!("data: {}\n\n", json!({"choices": [{"index": 0, "text": text, "finish_reason": finish}]}))
+    };
+    let mut text: String = pieces.iter().map(|text| piece(text, Value::Null)).collect();
+    text.push_str(&piece("", json!("length")));
+    let usage =
+        json!({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}});
+    text.push_str(&format!("data: {usage}\n\ndata: [DONE]\n\n"));
     streamed(Body::from(text))
 }
 

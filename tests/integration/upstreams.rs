@@ -89,11 +89,13 @@ async fn a_model_of_another_host_answers_as_it_does_there() {
         .collect();
     assert_eq!(text, content(&there));
 
-    let (status, refused) =
-        host.post("/v1/completions", json!({"model": remote, "prompt": "a", "max_tokens": 2})).await;
-    assert!(
-        status == 400 && refused["error"]["message"].as_str().unwrap().contains("use /v1/chat/completions")
-    );
+    // A plain text is continued in the same way.
+    let text = |model: &str| json!({"model": model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "echo": true});
+    let there = near.ok("/v1/completions", text(MODEL)).await;
+    let here = host.ok("/v1/completions", text(&remote)).await;
+    assert_eq!(here["choices"], there["choices"]);
+    assert_eq!(here["usage"]["completion_tokens"], there["usage"]["completion_tokens"]);
+    assert!(here["choices"][0]["text"].as_str().unwrap().starts_with("The capital of France is "), "{here}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -115,6 +115,7 @@ pub fn local_model(
     LocalModel {
         load_wait: model.load_wait.or(options.load_wait).unwrap_or(DEFAULT_LOAD_WAIT),
         idle_unload: model.idle_unload,
+        on_demand: model.load == LoadPolicy::Demand,
         ..LocalModel::new(name, device, load)
     }
 }

@@ -140,14 +140,7 @@ impl Engine {
 
     /// Tells an observer of a request. The prompt becomes text only if the observer reads it.
     fn observed(&self, observer: &dyn Observer, prompt: &[u32]) -> Observed {
-        let said = || Said {
-            role: "prompt",
-            text: self.tokenizer().decode(prompt, false).into(),
-            reasoning: None,
-            name: None,
-            call_id: None,
-            calls: Vec::new(),
-        };
+        let said = || Said::prompt(self.tokenizer().decode(prompt, false).into());
         let mut said = std::iter::once_with(said);
         Observed::begin(observer, &self.shared.info.name, &mut said, Attempts::default())
     }

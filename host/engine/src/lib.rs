@@ -61,7 +61,7 @@ pub use event::{FinishReason, Finished, RolledBack, Timing, Token, TokenEvent, T
 pub use fairness::{TokenMeter, Weights};
 pub use handle::Engine;
 pub use in_force::InForce;
-pub use model::{Model, RemoteInfo, RemoteModel, estimated_tokens};
+pub use model::{Model, RemoteInfo, RemoteModel};
 pub use model_info::ModelInfo;
 pub use model_set::{
     DEFAULT_LOAD_WAIT, LoadProgress, Loader, LocalModel, ModelChanges, ModelSet, ModelState, ServedModel,

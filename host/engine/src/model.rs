@@ -10,15 +10,13 @@ use std::sync::Arc;
 use skep_model::{ModelDigest, Sampling};
 
 use crate::chat::{
-    ChatMessage, ChatOptions, ChatStream, Opening, RemoteAnswer, RemoteStream, TOKEN_BYTES, Transcript, chat,
-    observed,
+    ChatMessage, ChatOptions, ChatStream, Input, Opening, RemoteAnswer, RemoteStream, Transcript, chat,
+    continue_text, estimated_tokens, observed, refuse_images, said,
 };
-use crate::{Cancel, Engine, EngineError, Priority};
+use crate::{Cancel, Engine, EngineError, Priority, Said};
 
 /// The context that a remote model is assumed to have if nobody told it. Its server refuses what is too long.
 const UNKNOWN_CONTEXT: usize = 1 << 20;
-/// Tokens of markup around each message and tool, in the same estimate.
-const MARKUP_TOKENS: usize = 8;
 
 /// A model that answers. Clones share it.
 #[derive(Clone)]
@@ -52,8 +50,13 @@ pub trait RemoteModel: Send + Sync {
         Ok(())
     }
 
+    /// Refuses an input that the model cannot read. Unless a model says otherwise, it reads text only.
+    fn accepts(&self, input: &Input) -> Result<(), EngineError> {
+        refuse_images(input.messages(), &self.info().name)
+    }
+
     /// Starts an answer and returns at once. A request that is refused fails with the stream's first event.
-    fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream;
+    fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream;
 
     /// Returns the number of requests that could be sent now without waiting.
     fn free_slots(&self) -> usize;
@@ -63,6 +66,14 @@ pub trait RemoteModel: Send + Sync {
 }
 
 impl Model {
+    /// Refuses an input that the model cannot read.
+    pub fn accepts(&self, input: &Input) -> Result<(), EngineError> {
+        match self {
+            Model::Local(engine) => refuse_images(input.messages(), &engine.info().name),
+            Model::Remote(remote) => remote.accepts(input),
+        }
+    }
+
     /// Returns the engine, if the model is computed in this process.
     pub fn engine(&self) -> Option<&Engine> {
         match self {
@@ -129,11 +140,14 @@ impl Model {
 
     /// Answers `messages` without keeping a transcript.
     pub fn chat(&self, messages: &[ChatMessage], options: ChatOptions) -> Result<ChatStream, EngineError> {
-        observed(self.name(), messages, options, |options| match self {
-            Model::Local(engine) => chat(engine, messages, options),
+        observed(self.name(), &mut said(messages), options, |options| match self {
+            Model::Local(engine) => {
+                refuse_images(messages, self.name())?;
+                chat(engine, messages, options)
+            }
             Model::Remote(remote) => {
                 options.validate()?;
-                ask(remote.as_ref(), messages.to_vec(), options)
+                ask(remote.as_ref(), messages.to_vec().into(), options)
             }
         })
     }
@@ -141,12 +155,27 @@ impl Model {
     /// Generates the next assistant message of a transcript, which does not change until
     /// [`Transcript::commit`].
     pub fn answer(&self, transcript: &Transcript, options: ChatOptions) -> Result<ChatStream, EngineError> {
-        observed(self.name(), transcript.messages(), options, |options| match self {
-            Model::Local(engine) => transcript.generate(engine, options),
+        observed(self.name(), &mut said(transcript.messages()), options, |options| match self {
+            Model::Local(engine) => {
+                refuse_images(transcript.messages(), self.name())?;
+                transcript.generate(engine, options)
+            }
             Model::Remote(remote) => {
                 options.validate()?;
                 transcript.check_tool_results()?;
-                ask(remote.as_ref(), transcript.messages_for_model().into_owned(), options)
+                ask(remote.as_ref(), transcript.messages_for_model().into_owned().into(), options)
+            }
+        })
+    }
+
+    /// Continues a text as it is, without a template. Not every remote model can.
+    pub fn complete(&self, text: &str, options: ChatOptions) -> Result<ChatStream, EngineError> {
+        let mut asked = std::iter::once(Said::prompt(text.into()));
+        observed(self.name(), &mut asked, options, |options| match self {
+            Model::Local(engine) => continue_text(engine, text, options),
+            Model::Remote(remote) => {
+                options.validate()?;
+                ask(remote.as_ref(), Input::Text(text.to_owned()), options)
             }
         })
     }
@@ -195,15 +224,12 @@ impl fmt::Debug for Model {
 }
 
 /// Sends a request to a remote model, unless it is certainly too long for it.
-fn ask(
-    remote: &dyn RemoteModel,
-    messages: Vec<ChatMessage>,
-    options: ChatOptions,
-) -> Result<ChatStream, EngineError> {
+fn ask(remote: &dyn RemoteModel, input: Input, options: ChatOptions) -> Result<ChatStream, EngineError> {
     options.cancel.check()?;
     remote.check(&options)?;
+    remote.accepts(&input)?;
     if let Some(limit) = remote.info().context_length {
-        let prompt = estimated_tokens(&messages, options.opening());
+        let prompt = input.estimated_tokens(options.opening());
         let requested = options.max_tokens.unwrap_or(1);
         if prompt.saturating_add(requested) > limit {
             return Err(EngineError::ContextOverflow { limit, prompt, requested });
@@ -211,24 +237,14 @@ fn ask(
     }
     // The caller's mark only says whether anyone waits for the start. From here on, dropping the stream cancels.
     let options = ChatOptions { cancel: Cancel::default(), ..options };
-    Ok(ChatStream::remote(RemoteAnswer::new(remote.chat(messages, options))))
-}
-
-/// Estimates the tokens of a prompt from its text, for models whose tokenizer is elsewhere.
-pub fn estimated_tokens(messages: &[ChatMessage], opening: Opening<'_>) -> usize {
-    let said = messages.iter().chain(opening.examples).map(ChatMessage::text_bytes);
-    let described = opening
-        .tools
-        .iter()
-        .map(|tool| tool.name.len() + tool.description.len() + tool.parameters.to_string().len());
-    said.chain(described).map(|bytes| bytes.div_ceil(TOKEN_BYTES) + MARKUP_TOKENS).sum()
+    Ok(ChatStream::remote(RemoteAnswer::new(remote.ask(input, options))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chat::{ChatEvent, ChatFinish, ChatOutcome, ToolCall};
-    use crate::{Attempt, Ending, Observation, Observer, RequestObserver, Said};
+    use crate::chat::{ChatEvent, ChatFinish, ChatOutcome, Image, ImageSource, ToolCall};
+    use crate::{Attempt, Ending, Observation, Observer, RequestObserver};
     use std::sync::Mutex;
 
     /// Repeats the last message, and remembers what it was asked.
@@ -254,7 +270,8 @@ mod tests {
             &self.info
         }
 
-        fn chat(&self, messages: Vec<ChatMessage>, _options: ChatOptions) -> RemoteStream {
+        fn ask(&self, input: Input, _options: ChatOptions) -> RemoteStream {
+            let messages = input.messages().to_vec();
             let text = messages.last().map(|last| last.content.clone()).unwrap_or_default();
             self.asked.lock().expect("not poisoned").push(messages);
             let outcome = ChatOutcome::remote(text, ChatFinish::Stop);
@@ -332,9 +349,9 @@ mod tests {
             &self.1
         }
 
-        fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream {
+        fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {
             options.attempts.begin(Some("elsewhere"), self.0.name()).ended("ok", Some(200));
-            Box::pin(self.0.chat(&messages, options).expect("started"))
+            Box::pin(self.0.chat(input.messages(), options).expect("started"))
         }
 
         fn free_slots(&self) -> usize {
@@ -360,6 +377,21 @@ mod tests {
         let long = [ChatMessage::user("a".repeat(1_000))];
         relay.chat(&long, options()).err().expect("too long");
         assert_eq!(notes.take()[1], "context_overflow after []");
+    }
+
+    #[tokio::test]
+    async fn a_model_that_sees_nothing_refuses_an_image_by_its_place() {
+        let echo = Echo::new(None);
+        let source = ImageSource::Url("https://a.example/cat.png".to_owned().into());
+        let image = Image { at: 0, part: 2, source, detail: None };
+        let seen = ChatMessage { images: vec![image], ..ChatMessage::user("Look.") };
+        let messages = [ChatMessage::system("Be brief."), seen];
+        let error =
+            Model::Remote(echo.clone()).chat(&messages, ChatOptions::default()).err().expect("an image");
+        let EngineError::InvalidRequest { parameter, message } = error else { panic!("{error}") };
+        assert_eq!(parameter, "messages[1].content[2]");
+        assert!(message.contains("the model elsewhere/echo accepts only text"), "{message}");
+        assert!(echo.asked.lock().expect("not poisoned").is_empty());
     }
 
     #[tokio::test]

@@ -42,6 +42,13 @@ pub struct Said<'a> {
     pub calls: Vec<Called<'a>>,
 }
 
+impl<'a> Said<'a> {
+    /// Returns a text that the model continues.
+    pub(crate) fn prompt(text: Cow<'a, str>) -> Self {
+        Said { role: "prompt", text, reasoning: None, name: None, call_id: None, calls: Vec::new() }
+    }
+}
+
 /// A call of a tool.
 #[derive(Debug, Clone, Copy)]
 pub struct Called<'a> {

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use skep_engine::{
     EngineError, Timing, Usage,
-    chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome},
-    estimated_tokens,
+    chat::{ChatEvent, ChatFinish, ChatOptions, ChatOutcome, Input},
 };
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::Instrument as _;
@@ -37,7 +36,7 @@ pub(crate) struct Asking {
     shared: Arc<Shared>,
     index: usize,
     name: String,
-    messages: Vec<ChatMessage>,
+    input: Input,
     options: Arc<ChatOptions>,
     started: Instant,
     until: Instant,
@@ -78,18 +77,18 @@ impl Asking {
         shared: Arc<Shared>,
         index: usize,
         name: &str,
-        messages: Vec<ChatMessage>,
+        input: Input,
         options: ChatOptions,
     ) -> Self {
         let started = Instant::now();
         let longest = started + shared.options.timeouts.total;
         let until = options.deadline.map_or(longest, Instant::from_std);
         let (name, options) = (name.to_owned(), Arc::new(options));
-        Asking { shared, index, name, messages, options, started, until }
+        Asking { shared, index, name, input, options, started, until }
     }
 
     pub(crate) async fn run(self, teller: Teller) -> Result<ChatOutcome, EngineError> {
-        let span = span::open(self.shared.options.kind.as_str(), &self.name, &self.options);
+        let span = span::open(self.shared.options.kind.as_str(), &self.name, &self.input, &self.options);
         let until = self.until;
         let answer = timeout_at(until, self.answer(teller)).instrument(span.clone()).await;
         let result = answer.unwrap_or(Err(EngineError::DeadlineExceeded));
@@ -115,7 +114,7 @@ impl Asking {
             };
             let arrived = self.ask(&prepared, &mut live).await?;
             let text_is_told = live.text;
-            let answer = arrived.assembly.answer(&self.messages, prepared.prompt_tokens);
+            let answer = arrived.assembly.answer(self.input.messages(), prepared.prompt_tokens);
             self.count(&answer.usage);
             reasoning.get_or_insert_with(|| answer.reasoning.clone());
             let (checker, tool) = (checks.clone(), prepared.answer_tool);
@@ -143,7 +142,10 @@ impl Asking {
                             rolled_back: refused.rolled_back_tokens,
                         });
                     }
-                    self.messages.extend(complaint(&unfit));
+                    // Only answers to messages have a form.
+                    if let Input::Messages(messages) = &mut self.input {
+                        messages.extend(complaint(&unfit));
+                    }
                     asked += 1;
                 }
             }
@@ -218,7 +220,7 @@ impl Asking {
             kind: options.kind,
             upstream: &options.name,
             model: &self.model().name,
-            url: wire::address(options.kind, base, self.model().remote_name()),
+            url: wire::address(options.kind, base, self.model().remote_name(), &self.input),
             key: key.as_ref(),
             body: prepared.body.clone(),
             streams: prepared.streams,
@@ -253,16 +255,16 @@ impl Asking {
     /// Writes the request in its wire format.
     async fn prepare(&self) -> Result<Prepared, EngineError> {
         let (shared, index) = (self.shared.clone(), self.index);
-        let (messages, options) = (self.messages.clone(), self.options.clone());
+        let (input, options) = (self.input.clone(), self.options.clone());
         computed(move || {
             let model = &shared.options.models[index];
-            let question = Question::new(shared.options.kind, model, &messages, &options)?;
+            let question = Question::new(shared.options.kind, model, &input, &options)?;
             let body = wire::body(shared.options.kind, &question, &shared.base);
             let most = body.get("max_tokens").or_else(|| body.get("max_completion_tokens"));
             let prepared = Prepared {
                 streams: body["stream"] == true,
                 max_tokens: most.and_then(serde_json::Value::as_u64),
-                prompt_tokens: estimated_tokens(&messages, options.opening()),
+                prompt_tokens: input.estimated_tokens(options.opening()),
                 answer_tool: match question.form {
                     Form::Tool(tool) => Some(tool),
                     Form::Free | Form::Json | Form::Schema(_) => None,
@@ -271,8 +273,9 @@ impl Asking {
             };
             let (bytes, limit) = (prepared.body.len(), shared.options.bounds.request);
             if bytes > limit {
+                let parameter = if input.messages().is_empty() { "prompt" } else { "messages" };
                 let message = format!("the request has {bytes} bytes; an upstream gets at most {limit}");
-                return Err(EngineError::InvalidRequest { parameter: "messages".to_owned(), message });
+                return Err(EngineError::InvalidRequest { parameter: parameter.to_owned(), message });
             }
             Ok(prepared)
         })

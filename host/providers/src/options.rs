@@ -87,6 +87,8 @@ pub struct Capabilities {
     pub structured: StructuredOutput,
     /// Whether the model gets its earlier reasoning again, as some need it between the calls of one turn.
     pub reasoning: bool,
+    /// Whether the model sees images.
+    pub images: bool,
 }
 
 /// The server's means of giving an answer a form.
@@ -102,7 +104,8 @@ pub enum StructuredOutput {
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Capabilities { tools: true, structured: StructuredOutput::JsonSchema, reasoning: false }
+        let structured = StructuredOutput::JsonSchema;
+        Capabilities { tools: true, structured, reasoning: false, images: false }
     }
 }
 

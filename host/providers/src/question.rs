@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 use skep_engine::{
     Constraint, EngineError,
-    chat::{ChatMessage, ChatOptions, Role, ToolChoice},
+    chat::{ChatMessage, ChatOptions, Image, ImageSource, Input, Role, ToolChoice, refusal, refuse_images},
 };
 
 use crate::options::{StructuredOutput, UpstreamKind, UpstreamModelOptions};
@@ -19,7 +19,7 @@ const ANSWER: &str = "answer";
 #[derive(Debug)]
 pub(crate) struct Question<'a> {
     pub model: &'a UpstreamModelOptions,
-    pub messages: &'a [ChatMessage],
+    pub input: &'a Input,
     pub options: &'a ChatOptions,
     pub form: Form,
 }
@@ -55,17 +55,19 @@ impl<'a> Question<'a> {
     pub(crate) fn new(
         kind: UpstreamKind,
         model: &'a UpstreamModelOptions,
-        messages: &'a [ChatMessage],
+        input: &'a Input,
         options: &'a ChatOptions,
     ) -> Result<Self, EngineError> {
         check(kind, model, options)?;
-        Ok(Question { model, messages, options, form: Form::of(kind, model, options) })
+        accepts(kind, model, input)?;
+        Ok(Question { model, input, options, form: Form::of(kind, model, options) })
     }
 
     /// Returns the messages in the order in which the model sees them: the examples follow the system messages.
     pub(crate) fn history(&self) -> impl Iterator<Item = &'a ChatMessage> {
-        let system = self.messages.iter().take_while(|message| message.role == Role::System).count();
-        let (opening, rest) = self.messages.split_at(system);
+        let messages = self.input.messages();
+        let system = messages.iter().take_while(|message| message.role == Role::System).count();
+        let (opening, rest) = messages.split_at(system);
         opening.iter().chain(&self.options.examples).chain(rest)
     }
 
@@ -146,6 +148,33 @@ pub(crate) fn check(
         }
         Some(_) if model.capabilities.structured == StructuredOutput::None && !options.unconstrained => {
             invalid("output", format!("the upstream model {name} has no structured output"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses an input that no server of this kind, or not this model, reads.
+pub(crate) fn accepts(
+    kind: UpstreamKind,
+    model: &UpstreamModelOptions,
+    input: &Input,
+) -> Result<(), EngineError> {
+    let name = &model.name;
+    if matches!(input, Input::Text(_)) && kind != UpstreamKind::OpenAi {
+        let message = format!(
+            "the upstream model {name} answers messages and continues no plain text, as its server is of the kind {}\n  \
+             hint: use /v1/chat/completions, or a model of an upstream of the kind openai",
+            kind.as_str()
+        );
+        return Err(EngineError::InvalidRequest { parameter: "model".to_owned(), message });
+    }
+    if !model.capabilities.images {
+        return refuse_images(input.messages(), name);
+    }
+    let is_fetched = |image: &Image| matches!(image.source, ImageSource::Url(_));
+    match input.images().find(|(_, image)| is_fetched(image)) {
+        Some((message, image)) if kind == UpstreamKind::WorkersAi => {
+            Err(refusal(message, image, "Workers AI fetches no images; send it as a data: URL"))
         }
         _ => Ok(()),
     }
@@ -273,7 +302,8 @@ mod tests {
             (ChatOptions { top_logprobs: Some(1), ..ChatOptions::default() }, "top_logprobs"),
             (ChatOptions { ignore_eos: true, ..ChatOptions::default() }, "ignore_eos"),
         ] {
-            let error = Question::new(UpstreamKind::OpenAi, &model, &[], &options).expect_err(parameter);
+            let error = Question::new(UpstreamKind::OpenAi, &model, &Vec::new().into(), &options)
+                .expect_err(parameter);
             assert!(error.to_string().starts_with(&format!("`{parameter}`: ")), "{error}");
         }
     }

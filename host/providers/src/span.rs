@@ -2,17 +2,21 @@
 
 use skep_engine::{
     EngineError,
-    chat::{ChatOptions, ChatOutcome},
+    chat::{ChatOptions, ChatOutcome, Input},
 };
 use tracing::{Span, field::Empty, info_span};
 
 /// Opens the span of an answer of `model`.
-pub(crate) fn open(provider: &str, model: &str, options: &ChatOptions) -> Span {
+pub(crate) fn open(provider: &str, model: &str, input: &Input, options: &ChatOptions) -> Span {
+    let operation = match input {
+        Input::Messages(_) => "chat",
+        Input::Text(_) => "text_completion",
+    };
     info_span!(
         "generation",
-        otel.name = %format_args!("chat {model}"),
+        otel.name = %format_args!("{operation} {model}"),
         otel.status_code = Empty,
-        gen_ai.operation.name = "chat",
+        gen_ai.operation.name = operation,
         gen_ai.provider.name = provider,
         gen_ai.agent.name = options.affinity.agent.as_deref(),
         gen_ai.conversation.id = options.affinity.session.as_deref(),

@@ -294,7 +294,9 @@ mod tests {
         let options = ChatOptions { output: Some(schema), ..ChatOptions::default() };
         let mut model = crate::UpstreamModelOptions::new("m");
         model.capabilities.structured = crate::StructuredOutput::Tool;
-        let question = crate::question::Question::new(crate::UpstreamKind::OpenAi, &model, &[], &options);
+        let nothing = Vec::new().into();
+        let question =
+            crate::question::Question::new(crate::UpstreamKind::OpenAi, &model, &nothing, &options);
         let crate::question::Form::Tool(tool) = question.expect("valid").form else { panic!("not a tool") };
         let checks = Checks::compile(&options).expect("valid");
         let called = answer("", &[("answer", "{\"answer\": [1]}")], ChatFinish::ToolCalls);

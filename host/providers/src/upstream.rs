@@ -8,7 +8,7 @@ use std::{
 
 use skep_engine::{
     EngineError, ModelDigest, RemoteInfo, RemoteModel,
-    chat::{ChatMessage, ChatOptions, RemoteStream},
+    chat::{ChatOptions, Input, RemoteStream},
 };
 use tokio::time::Instant;
 
@@ -82,8 +82,12 @@ impl RemoteModel for UpstreamModel {
         question::check(self.shared.options.kind, self.options(), options)
     }
 
-    fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream {
-        let asking = Asking::new(self.shared.clone(), self.index, &self.info.name, messages, options);
+    fn accepts(&self, input: &Input) -> Result<(), EngineError> {
+        question::accepts(self.shared.options.kind, self.options(), input)
+    }
+
+    fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {
+        let asking = Asking::new(self.shared.clone(), self.index, &self.info.name, input, options);
         telling::stream(move |teller| asking.run(teller))
     }
 

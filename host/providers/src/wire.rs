@@ -7,6 +7,7 @@ use reqwest::{
     header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue},
 };
 use serde_json::Value;
+use skep_engine::chat::Input;
 
 use crate::{
     anthropic, delta::Decoder, failure::Failure, key::Key, openai, options::UpstreamKind, question::Question,
@@ -15,15 +16,18 @@ use crate::{
 
 const ANTHROPIC_VERSION: &str = "2023-06-01";
 
-/// Returns the address of a model. `base` may or may not have the version that the paths of OpenAI and Anthropic
+/// Returns the address that an input for a model is sent to. `base` may or may not have the version that the paths of OpenAI and Anthropic
 /// begin with.
-pub(crate) fn address(kind: UpstreamKind, base: &Url, model: &str) -> Url {
+pub(crate) fn address(kind: UpstreamKind, base: &Url, model: &str, input: &Input) -> Url {
     let mut url = base.clone();
     let is_bare = base.path().trim_matches('/').is_empty();
     let ends_with_version = base.path().trim_end_matches('/').ends_with("/v1");
     let segments: Vec<&str> = match kind {
-        UpstreamKind::OpenAi if is_bare => vec!["v1", "chat", "completions"],
-        UpstreamKind::OpenAi => vec!["chat", "completions"],
+        UpstreamKind::OpenAi => {
+            let version = is_bare.then_some("v1");
+            let chat = matches!(input, Input::Messages(_)).then_some("chat");
+            version.into_iter().chain(chat).chain(["completions"]).collect()
+        }
         UpstreamKind::Anthropic if ends_with_version => vec!["messages"],
         UpstreamKind::Anthropic => vec!["v1", "messages"],
         UpstreamKind::WorkersAi => ["ai", "run"].into_iter().chain(model.split('/')).collect(),
@@ -57,7 +61,10 @@ pub(crate) fn headers(kind: UpstreamKind, key: Option<&Key>) -> HeaderMap {
 
 pub(crate) fn body(kind: UpstreamKind, question: &Question<'_>, base: &Url) -> Value {
     match kind {
-        UpstreamKind::OpenAi => openai::body(question, base.host_str().unwrap_or_default()),
+        UpstreamKind::OpenAi => match question.input {
+            Input::Messages(_) => openai::body(question, base.host_str().unwrap_or_default()),
+            Input::Text(text) => openai::text_body(question, text),
+        },
         UpstreamKind::Anthropic => anthropic::body(question),
         UpstreamKind::WorkersAi => workers_ai::body(question),
     }
@@ -97,7 +104,14 @@ mod tests {
             (WorkersAi, "https://a/accounts/1", "https://a/accounts/1/ai/run/@cf/m%3F"),
         ] {
             let base: Url = base.parse().expect("valid");
-            assert_eq!(address(kind, &base, "@cf/m?").as_str(), expected);
+            assert_eq!(address(kind, &base, "@cf/m?", &Vec::new().into()).as_str(), expected);
+        }
+        for (base, expected) in [
+            ("http://a:8000", "http://a:8000/v1/completions"),
+            ("http://a/openai/", "http://a/openai/completions"),
+        ] {
+            let base: Url = base.parse().expect("valid");
+            assert_eq!(address(OpenAi, &base, "m", &Input::Text("x".into())).as_str(), expected);
         }
     }
 }

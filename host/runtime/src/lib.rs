@@ -115,7 +115,7 @@ pub use text::{did_you_mean, for_terminal, nearest_name};
 pub use toml_text::parse_toml;
 pub use usage::{
     Amount, Bill, Currency, Money, Price, PriceList, Rate, Unpriced, UsageBy, UsageCounts, UsageDay,
-    UsageLine, UsageQuery, UsageReport, WorstCase, most_prompt_tokens,
+    UsageLine, UsageQuery, UsageReport, WorstCase,
 };
 pub use vault::SecretSummary;
 pub use webhook::{WebhookState, WebhookSummary, WebhookTest};

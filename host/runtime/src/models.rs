@@ -140,7 +140,7 @@ mod tests {
     use super::*;
     use skep_engine::{
         ModelDigest, RemoteInfo, RemoteModel,
-        chat::{ChatMessage, ChatOptions, RemoteStream},
+        chat::{ChatOptions, Input, RemoteStream},
     };
 
     /// A model that is only looked at.
@@ -158,7 +158,7 @@ mod tests {
             self.members.clone()
         }
 
-        fn chat(&self, _messages: Vec<ChatMessage>, _options: ChatOptions) -> RemoteStream {
+        fn ask(&self, _input: Input, _options: ChatOptions) -> RemoteStream {
             Box::pin(futures::stream::empty())
         }
 

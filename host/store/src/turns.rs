@@ -155,9 +155,10 @@ impl Store {
     /// in an orderly way. The count restarts for a turn that has made progress since its last loss. Turns
     /// that wait for a person, or for a turn that they called, are not counted, because they did nothing. The
     /// idempotency key of such a call begins with `called`, the id of the calling turn, and a space. Records that
-    /// begin with `aside` are no progress.
-    pub async fn count_losses(&self, called: &str, aside: &[u8]) -> Result<(), StoreError> {
-        self.write((called.to_owned(), aside.to_owned()), |connection, (called, aside)| {
+    /// match one of the `LIKE` patterns `aside` are no progress.
+    pub async fn count_losses(&self, called: &str, aside: &[&str]) -> Result<(), StoreError> {
+        let aside: Vec<String> = aside.iter().map(|pattern| (*pattern).to_owned()).collect();
+        self.write((called.to_owned(), aside), |connection, (called, aside)| {
             Box::pin(count_losses(connection, called, aside))
         })
         .await
@@ -395,31 +396,34 @@ async fn prune(
     Ok(())
 }
 
+/// Number of the first parameter that is a pattern, in the statement below.
+const FIRST_PATTERN: usize = 4;
+
 async fn count_losses(
     connection: &mut SqliteConnection,
     called: &str,
-    aside: &[u8],
+    aside: &[String],
 ) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("counted the turns that were lost");
     let ended = query("DELETE FROM ended_in_order").execute(&mut *connection).await.map_err(failed())?;
-    let lost = query(
+    let is_progress: String = (0..aside.len())
+        .map(|index| format!(" AND CAST(body AS TEXT) NOT LIKE ?{}", FIRST_PATTERN + index))
+        .collect();
+    let sql = format!(
         "UPDATE turns SET losses = CASE WHEN lost_at = reached.position THEN losses + 1 ELSE 1 END,
              lost_at = reached.position
-         FROM (SELECT key AS turn, COALESCE((SELECT MAX(position) FROM turn_records
-                   WHERE turn_records.turn = turns.key AND substr(body, 1, length(?4)) <> ?4), 0) AS position FROM turns
+         FROM (SELECT key AS turn, COALESCE((SELECT position FROM turn_records
+                   WHERE turn_records.turn = turns.key{is_progress}
+                   ORDER BY position DESC LIMIT 1), 0) AS position FROM turns
                WHERE ended_at_ms IS NULL) AS reached
          WHERE turns.key = reached.turn AND state = ?1 AND runs AND NOT ?3
              AND NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.key AND verdict IS NULL)
              AND NOT EXISTS (SELECT 1 FROM turns AS called WHERE called.ended_at_ms IS NULL
                  AND substr(called.idempotency_key, 1, length(?2 || turns.id) + 1) = ?2 || turns.id || ' ')",
-    )
-    .bind(RUNNING)
-    .bind(called)
-    .bind(ended.rows_affected() > 0)
-    .bind(aside)
-    .execute(&mut *connection)
-    .await;
-    lost.map_err(failed())?;
+    );
+    let lost = query(sqlx::AssertSqlSafe(sql)).bind(RUNNING).bind(called).bind(ended.rows_affected() > 0);
+    let lost = aside.iter().fold(lost, |lost, pattern| lost.bind(pattern));
+    lost.execute(&mut *connection).await.map_err(failed())?;
     let left = query("UPDATE turns SET runs = FALSE WHERE ended_at_ms IS NULL").execute(connection).await;
     left.map(drop).map_err(failed())
 }

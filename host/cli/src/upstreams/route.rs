@@ -52,6 +52,8 @@ pub struct RouteModelConfig {
     pub max_prompt_tokens: Option<usize>,
     /// Whether the request has tools.
     pub tools: Option<bool>,
+    /// Whether the request has images.
+    pub images: Option<bool>,
     pub tenants: Option<Vec<String>>,
     /// The highest price of a request, in the currency of the prices.
     pub max_price: Option<f64>,
@@ -111,6 +113,7 @@ impl RouteModelConfig {
                 min_prompt_tokens: self.min_prompt_tokens,
                 max_prompt_tokens: self.max_prompt_tokens,
                 tools: self.tools,
+                images: self.images,
                 tenants: self.tenants.clone(),
                 max_price: self.max_price,
             },
@@ -140,14 +143,15 @@ mod tests {
     #[test]
     fn a_route_is_read_with_its_conditions() {
         let text = "name = \"smart\"\nchoice = \"weighted\"\nfirst_token_ms = 100\n[[models]]\nmodel = \"a/m\"\n\
-            weight = 3\nmax_prompt_tokens = 1000\ntools = false\ntenants = [\"acme\"]\nmax_price = 0.5\n\
+            weight = 3\nmax_prompt_tokens = 1000\ntools = false\nimages = true\ntenants = [\"acme\"]\nmax_price = 0.5\n\
             [[models]]\nmodel = \"a/m\"\n";
         let route = options(text).expect("valid");
         assert_eq!((route.choice, route.first_token), (Choice::Weighted, Some(Duration::from_millis(100))));
         let [first, second] = &route.members[..] else { panic!("{:?}", route.members) };
         assert_eq!((first.weight, second.weight), (3, 1));
         assert_eq!(first.conditions.tenants.as_deref(), Some(&["acme".to_owned()][..]));
-        assert_eq!((first.conditions.max_price, first.conditions.tools), (Some(0.5), Some(false)));
+        let Conditions { tools, images, max_price, .. } = first.conditions;
+        assert_eq!((max_price, tools, images), (Some(0.5), Some(false), Some(true)));
         assert_eq!(second.conditions, Conditions::default());
         assert_eq!(second.prices.map(|prices| prices.input), Some(1.0));
     }

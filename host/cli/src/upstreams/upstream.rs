@@ -88,6 +88,8 @@ pub struct UpstreamModelConfig {
     pub structured: Option<StructuredConfig>,
     /// Whether the model gets its earlier reasoning again.
     pub reasoning: Option<bool>,
+    /// Whether the model sees images.
+    pub images: Option<bool>,
     pub prices: Option<PricesConfig>,
 }
 
@@ -180,7 +182,7 @@ impl UpstreamConfig {
 
 impl UpstreamModelConfig {
     fn options(&self) -> UpstreamModelOptions {
-        let Capabilities { tools, structured, reasoning } = Capabilities::default();
+        let Capabilities { tools, structured, reasoning, images } = Capabilities::default();
         UpstreamModelOptions {
             name: self.name.clone(),
             remote_name: self.remote_name.clone(),
@@ -190,6 +192,7 @@ impl UpstreamModelConfig {
                 tools: self.tools.unwrap_or(tools),
                 structured: self.structured.map_or(structured, StructuredOutput::from),
                 reasoning: self.reasoning.unwrap_or(reasoning),
+                images: self.images.unwrap_or(images),
             },
         }
     }
@@ -254,7 +257,7 @@ mod tests {
         let text = "name = \"cloud\"\nkind = \"workers-ai\"\nurl = \"https://a.example\"\nkey = \"secret:OPENAI\"\n\
             requests_per_minute = 60\ntokens_per_minute = 100000\nmax_in_flight = 8\nfirst_token_ms = 1500\n\
             attempts = 2\nbreaker_failures = 9\n[[models]]\nname = \"big\"\nremote_name = \"@cf/big\"\n\
-            context_length = 1000\nmax_output = 100\nstructured = \"tool\"\nreasoning = true\n";
+            context_length = 1000\nmax_output = 100\nstructured = \"tool\"\nreasoning = true\nimages = true\n";
         let read = options(text).expect("valid");
         assert_eq!((read.kind, read.key.is_some()), (UpstreamKind::WorkersAi, true));
         assert_eq!((read.limits.requests_per_minute, read.limits.max_in_flight), (Some(60), 8));
@@ -263,8 +266,10 @@ mod tests {
         let model = &read.models[0];
         assert_eq!((model.remote_name(), model.context_length), ("@cf/big", Some(1000)));
         assert_eq!(model.capabilities.structured, StructuredOutput::Tool);
-        assert!(model.capabilities.tools && model.capabilities.reasoning);
+        let Capabilities { tools, reasoning, images, .. } = model.capabilities;
+        assert!(tools && reasoning && images);
         let defaults = options(&format!("{BEGINNING}{MODEL}")).expect("valid");
+        assert!(!defaults.models[0].capabilities.images);
         assert_eq!((defaults.timeouts, defaults.limits), (Timeouts::default(), LimitOptions::default()));
         options(&format!("{BEGINNING}key_env = \"SET\"\n{MODEL}")).expect("valid");
     }

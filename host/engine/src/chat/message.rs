@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::image::Image;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -31,6 +33,9 @@ impl Role {
 pub struct ChatMessage {
     pub role: Role,
     pub content: String,
+    /// The images of a user's message, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<Image>,
     /// The calls that an assistant message makes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
@@ -77,9 +82,11 @@ impl ChatMessage {
         const OWN: usize = 64;
         let text = |text: &Option<String>| text.as_deref().map_or(0, json_bytes);
         let arguments: usize = self.tool_calls.iter().map(|call| json_bytes(&call.arguments)).sum();
+        let images: usize = self.images.iter().map(|image| image.source.bytes() + OWN).sum();
         let names: usize = self.tool_calls.iter().map(|call| call.id.len() + call.name.len() + OWN).sum();
         OWN + json_bytes(&self.content)
             + arguments
+            + images
             + names
             + text(&self.tool_call_id)
             + text(&self.name)
@@ -91,6 +98,7 @@ impl ChatMessage {
         ChatMessage {
             role,
             content,
+            images: Vec::new(),
             tool_calls: Vec::new(),
             tool_call_id: None,
             name: None,

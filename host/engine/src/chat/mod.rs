@@ -6,9 +6,12 @@
 //! module knows nothing of HTTP, agents or tensors.
 
 mod answer;
+mod continuation;
 mod free_text;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod image;
+mod input;
 mod json_scan;
 mod local_answer;
 mod markup;
@@ -34,11 +37,14 @@ pub(crate) mod fixture;
 mod rolled_back_tests;
 
 pub use answer::{ChatEvent, ChatFinish, ChatOutcome, Routed};
+pub(crate) use continuation::continue_text;
+pub use image::{ContentPart, Image, ImageDetail, ImageKind, ImageSource, ImageText};
+pub use input::{Input, estimated_tokens, refusal, refuse_images};
 pub use message::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
-pub(crate) use observed::observed;
+pub(crate) use observed::{observed, said};
 pub use options::{ChatOptions, Opening};
 pub use prompt::{encode_prompt, refuse_oversized};
+pub(crate) use remote_answer::RemoteAnswer;
 pub use remote_answer::RemoteStream;
-pub(crate) use remote_answer::{RemoteAnswer, TOKEN_BYTES};
 pub use stream::{ChatStream, chat};
 pub use transcript::Transcript;

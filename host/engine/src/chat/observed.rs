@@ -11,14 +11,13 @@ use crate::observation::{Attempts, Called, Ending, Observation, Observed, Said};
 /// `start` gets have none, so that a model that asks others is observed once.
 pub(crate) fn observed(
     model: &str,
-    messages: &[ChatMessage],
+    said: &mut dyn Iterator<Item = Said<'_>>,
     mut options: ChatOptions,
     start: impl FnOnce(ChatOptions) -> Result<ChatStream, EngineError>,
 ) -> Result<ChatStream, EngineError> {
     let Some(observer) = options.observer.take() else { return start(options) };
     options.attempts = Attempts::kept();
-    let mut said = messages.iter().rev().map(said);
-    let mut observed = Observed::begin(&*observer, model, &mut said, options.attempts.clone());
+    let mut observed = Observed::begin(&*observer, model, said, options.attempts.clone());
     match start(options) {
         Ok(stream) => Ok(stream.observed_by(observed)),
         Err(error) => {
@@ -47,15 +46,16 @@ pub(super) fn observe(observed: &mut Observed, event: &Result<ChatEvent, EngineE
     observed.note(observation);
 }
 
-fn said(message: &ChatMessage) -> Said<'_> {
-    Said {
+/// Returns the messages for the observer of a request, the newest first.
+pub(crate) fn said(messages: &[ChatMessage]) -> impl Iterator<Item = Said<'_>> {
+    messages.iter().rev().map(|message| Said {
         role: message.role.as_str(),
-        text: (&*message.content).into(),
+        text: message.text_with_notes(),
         reasoning: message.reasoning.as_deref(),
         name: message.name.as_deref(),
         call_id: message.tool_call_id.as_deref(),
         calls: message.tool_calls.iter().map(called).collect(),
-    }
+    })
 }
 
 fn called(call: &ToolCall) -> Called<'_> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
 
-use super::{ModelSet, Names, ServedModel, Slot};
+use super::{ModelSet, Names, Reload, ServedModel, Slot};
 use crate::EngineError;
 
 /// Time that what uses a local model may go on after the model was removed or replaced.
@@ -53,7 +53,7 @@ impl ModelSet {
                 |model: &ServedModel| matches!(model, ServedModel::Local(kept) if Arc::ptr_eq(kept, &slot));
             // A model that is still being loaded is freed when its load has ended, and one that was given as a running
             // engine when nobody has it any more.
-            if !after.iter().any(stays) && slot.unload(RETIRE_DEADLINE).is_ok() {
+            if !after.iter().any(stays) && slot.unload(RETIRE_DEADLINE, Reload::ByRequest).is_ok() {
                 retired.push(slot);
             }
         }

@@ -21,11 +21,13 @@ pub struct LocalModel {
     pub load_wait: Duration,
     /// Time without requests after which the model is unloaded.
     pub idle_unload: Option<Duration>,
+    /// Whether a request loads the model again after a person has unloaded it.
+    pub on_demand: bool,
     pub loader: Loader,
 }
 
 impl LocalModel {
-    /// Returns the declaration with the default times.
+    /// Returns the declaration of a model that is loaded on demand, with the default times.
     pub fn new(
         name: impl Into<String>,
         device: impl Into<String>,
@@ -36,6 +38,7 @@ impl LocalModel {
             device: device.into(),
             load_wait: DEFAULT_LOAD_WAIT,
             idle_unload: None,
+            on_demand: true,
             loader: Arc::new(loader),
         }
     }

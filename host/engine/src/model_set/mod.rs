@@ -25,7 +25,7 @@ pub use load_progress::LoadProgress;
 pub use local_model::{DEFAULT_LOAD_WAIT, Loader, LocalModel};
 use route_member::RouteMember;
 pub use served::{ModelState, ServedModel};
-use slot::Slot;
+use slot::{Reload, Slot};
 
 /// Maximum number of models and of aliases.
 const MAX_MODELS: usize = 1024;
@@ -129,7 +129,8 @@ impl ModelSet {
     }
 
     /// Returns the model of this name or alias. One that is not loaded is loaded first; a load that takes longer
-    /// than the model's bound continues, and the request fails with [`EngineError::ModelLoading`].
+    /// than the model's bound continues, and the request fails with [`EngineError::ModelLoading`]. So does one for
+    /// which too many others wait already.
     pub async fn ready(&self, name: Option<&str>) -> Result<Model, EngineError> {
         match self.find(name)? {
             ServedModel::Local(slot) => slot.ready(&self.shared.turns).await.map(Model::Local),
@@ -152,9 +153,10 @@ impl ModelSet {
         self.local(name)?.load(&self.shared.turns)
     }
 
-    /// Starts to unload a model and returns at once. What uses the model may go on until the deadline.
+    /// Starts to unload a model and returns at once. What uses the model may go on until the deadline. Requests load
+    /// it again only if it is declared as loaded on demand.
     pub fn unload(&self, name: &str, deadline: Duration) -> Result<(), EngineError> {
-        self.local(name)?.unload(deadline)
+        self.local(name)?.unload_by_hand(deadline)
     }
 
     /// Waits until a model is neither being loaded nor being unloaded.

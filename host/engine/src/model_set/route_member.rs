@@ -7,7 +7,7 @@ use skep_model::ModelDigest;
 
 use super::device_turns::DeviceTurns;
 use super::slot::Slot;
-use crate::chat::{ChatEvent, ChatMessage, ChatOptions, ChatOutcome, RemoteStream, chat};
+use crate::chat::{ChatEvent, ChatOptions, ChatOutcome, Input, RemoteStream, chat, continue_text};
 use crate::{EngineError, Priority, RemoteInfo, RemoteModel};
 
 pub(super) struct RouteMember {
@@ -33,13 +33,17 @@ impl RemoteModel for RouteMember {
         &self.info
     }
 
-    fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream {
+    fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {
         let (slot, turns) = (self.slot.clone(), self.turns.clone());
         let mut attempt = Some(options.attempts.begin(None, slot.name()));
         let begin = async move {
             let engine = slot.ready(&turns).await?;
             // Rendering and encoding a long prompt blocks.
-            let begun = tokio::task::spawn_blocking(move || chat(&engine, &messages, options)).await;
+            let begin = move || match input {
+                Input::Messages(messages) => chat(&engine, &messages, options),
+                Input::Text(text) => continue_text(&engine, &text, options),
+            };
+            let begun = tokio::task::spawn_blocking(begin).await;
             begun.map_err(|_| EngineError::Failed("the prompt could not be rendered".to_owned()))?
         };
         let events = stream::once(begin).try_flatten();

@@ -5,12 +5,14 @@
 //!                               |
 //!                               +--> Failed
 //! ```
+//!
+//! A request begins a load as well, unless a person has unloaded a model that is not declared as loaded on demand.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::device_turns::DeviceTurns;
 use super::local_model::{DEFAULT_LOAD_WAIT, Loader, LocalModel};
@@ -21,6 +23,8 @@ use crate::{Engine, EngineError, LoadProgress, ModelInfo};
 const FAILURE_KEPT: Duration = Duration::from_secs(10);
 /// Time that a model whose idle time has passed gives to what still uses it.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
+/// Maximum number of requests that wait for one model.
+const MAX_WAITING: usize = 1024;
 /// Retry delays that are told while a load runs.
 const RETRY_MS: std::ops::RangeInclusive<u64> = 500..=30_000;
 
@@ -30,6 +34,7 @@ pub struct Slot {
     device: String,
     load_wait: Duration,
     idle_unload: Option<Duration>,
+    on_demand: bool,
     /// Models that were given as a running engine cannot be loaded again, and are never unloaded.
     loader: Option<Loader>,
     state: watch::Sender<State>,
@@ -40,14 +45,24 @@ pub struct Slot {
     used_ms: AtomicU64,
     /// Duration of the last load; 0 before the first.
     load_ms: AtomicU64,
+    /// One permit for each further request that may wait.
+    waiting: Semaphore,
 }
 
 enum State {
-    Unloaded,
+    Unloaded(Reload),
     Loading { progress: LoadProgress, since: Instant },
     Loaded(Engine),
     Unloading,
     Failed { reason: String, at: Instant },
+}
+
+/// The way in which an unloaded model is loaded again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reload {
+    /// By the next request, or by a person.
+    ByRequest,
+    ByHand,
 }
 
 impl Slot {
@@ -59,9 +74,9 @@ impl Slot {
     }
 
     pub(super) fn declared(declared: LocalModel) -> Arc<Slot> {
-        let LocalModel { name, device, load_wait, idle_unload, loader } = declared;
-        let slot = Slot::new(name, device, Some(loader), State::Unloaded);
-        Arc::new(Slot { load_wait, idle_unload, ..slot })
+        let LocalModel { name, device, load_wait, idle_unload, on_demand, loader } = declared;
+        let slot = Slot::new(name, device, Some(loader), State::Unloaded(Reload::ByRequest));
+        Arc::new(Slot { load_wait, idle_unload, on_demand, ..slot })
     }
 
     fn new(name: String, device: String, loader: Option<Loader>, state: State) -> Slot {
@@ -70,12 +85,14 @@ impl Slot {
             device,
             load_wait: DEFAULT_LOAD_WAIT,
             idle_unload: None,
+            on_demand: true,
             loader,
             state: watch::Sender::new(state),
             known: OnceLock::new(),
             began: Instant::now(),
             used_ms: AtomicU64::new(0),
             load_ms: AtomicU64::new(0),
+            waiting: Semaphore::new(MAX_WAITING),
         }
     }
 
@@ -90,7 +107,7 @@ impl Slot {
 
     pub fn state(&self) -> ModelState {
         match &*self.state.borrow() {
-            State::Unloaded => ModelState::Unloaded,
+            State::Unloaded(_) => ModelState::Unloaded,
             State::Loading { progress, .. } => {
                 ModelState::Loading { step: progress.text(), percent: progress.percent() }
             }
@@ -113,28 +130,35 @@ impl Slot {
         self.engine().ok_or_else(|| self.missing())
     }
 
-    /// Returns the engine for a request. A model that is not loaded is loaded first.
+    /// Returns the engine for a request. A model that is not loaded is loaded first, unless a person has unloaded it.
     pub(super) async fn ready(self: &Arc<Self>, turns: &DeviceTurns) -> Result<Engine, EngineError> {
         self.touch();
         let mut states = self.state.subscribe();
         let deadline = tokio::time::Instant::now() + self.load_wait;
+        let mut place = None;
         loop {
             let needs_load = match &*states.borrow_and_update() {
                 State::Loaded(engine) => return Ok(engine.clone()),
                 State::Failed { reason, at } if at.elapsed() < FAILURE_KEPT => {
                     return Err(EngineError::ModelUnloaded { name: self.name.clone(), why: reason.clone() });
                 }
-                State::Unloaded | State::Failed { .. } => true,
+                State::Unloaded(Reload::ByHand) => break,
+                State::Unloaded(Reload::ByRequest) | State::Failed { .. } => true,
                 State::Loading { .. } | State::Unloading => false,
             };
             if needs_load {
                 self.load(turns)?;
             }
+            if place.is_none() {
+                // A request that finds no place is told to come back, as one that has waited too long.
+                place = Some(self.waiting.try_acquire().map_err(|_| self.missing())?);
+            }
             // The slot holds the sender, so only the deadline ends the wait without a change.
             if tokio::time::timeout_at(deadline, states.changed()).await.is_err() {
-                return Err(self.missing());
+                break;
             }
         }
+        Err(self.missing())
     }
 
     /// Begins a load unless the model is loaded or has begun to load. It runs in the background.
@@ -142,7 +166,7 @@ impl Slot {
         let Some(loader) = self.loader.clone() else { return Ok(()) };
         let progress = LoadProgress::default();
         let begun = self.state.send_if_modified(|state| match state {
-            State::Unloaded | State::Failed { .. } => {
+            State::Unloaded(_) | State::Failed { .. } => {
                 *state = State::Loading { progress: progress.clone(), since: Instant::now() };
                 true
             }
@@ -186,8 +210,14 @@ impl Slot {
         }
     }
 
+    /// Begins to unload the model at a person's request. It is loaded again by a person, or by the next request if it is
+    /// declared as loaded on demand.
+    pub(super) fn unload_by_hand(self: &Arc<Self>, deadline: Duration) -> Result<(), EngineError> {
+        self.unload(deadline, if self.on_demand { Reload::ByRequest } else { Reload::ByHand })
+    }
+
     /// Begins to unload the model. Nobody gets it any more; those who have it may use it until the deadline.
-    pub(super) fn unload(self: &Arc<Self>, deadline: Duration) -> Result<(), EngineError> {
+    pub(super) fn unload(self: &Arc<Self>, deadline: Duration, reload: Reload) -> Result<(), EngineError> {
         if self.loader.is_none() {
             let message =
                 format!("{} was given to this process as a running engine and stays loaded", self.name);
@@ -201,15 +231,15 @@ impl Slot {
                 *state = State::Unloading;
                 true
             }
-            State::Failed { .. } => {
-                *state = State::Unloaded;
+            State::Failed { .. } | State::Unloaded(_) => {
+                *state = State::Unloaded(reload);
                 true
             }
             State::Loading { .. } => {
                 is_loading = true;
                 false
             }
-            State::Unloaded | State::Unloading => false,
+            State::Unloading => false,
         });
         if is_loading {
             return Err(self.missing());
@@ -219,7 +249,7 @@ impl Slot {
         tokio::spawn(async move {
             engine.retire(deadline).await;
             tracing::info!(model = slot.name, "the model is unloaded");
-            slot.state.send_replace(State::Unloaded);
+            slot.state.send_replace(State::Unloaded(reload));
         });
         Ok(())
     }
@@ -252,7 +282,15 @@ impl Slot {
                 retry_after_ms: *RETRY_MS.start() as u32,
                 progress: "it is about to be ready".to_owned(),
             },
-            State::Unloaded => EngineError::ModelUnloaded { name, why: "nobody has loaded it".to_owned() },
+            State::Unloaded(Reload::ByRequest) => {
+                EngineError::ModelUnloaded { name, why: "nobody has loaded it".to_owned() }
+            }
+            State::Unloaded(Reload::ByHand) => {
+                let why = format!(
+                    "an operator has unloaded it\n  hint: `skep model load {name}` or POST /v1/models loads it again"
+                );
+                EngineError::ModelUnloaded { name, why }
+            }
             State::Failed { reason, .. } => EngineError::ModelUnloaded { name, why: reason.clone() },
         }
     }
@@ -300,7 +338,7 @@ async fn unload_when_idle(slot: Weak<Slot>, idle: Duration) {
         }
         tracing::info!(model = slot.name, idle_s = idle.as_secs(), "the model has been idle and is unloaded");
         // Only a model without a loader cannot be unloaded.
-        let _ = slot.unload(IDLE_DEADLINE);
+        let _ = slot.unload(IDLE_DEADLINE, Reload::ByRequest);
         return;
     }
 }

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::{LocalModel, ModelChanges, ModelSet, ModelState, ServedModel, check_name};
+use crate::chat::{ChatMessage, ChatOptions};
 use crate::tests::fixture::{collect, engine, first_token, greedy, model};
 use crate::{Engine, EngineError, EngineOptions, LoadProgress, Model, TokenEvent};
 
@@ -144,6 +145,67 @@ async fn an_unloaded_model_finishes_its_work_frees_everything_and_is_loaded_agai
     models.unload("unl", LONG).expect("it has begun");
     assert_eq!(models.settled("unl").await.expect("known"), ModelState::Unloaded);
     thread_ends("engine-0-unl").await;
+}
+
+#[tokio::test]
+async fn a_model_that_a_person_unloads_stays_unloaded_unless_it_is_loaded_on_demand() {
+    let by_hand = |name| LocalModel { on_demand: false, ..declared(name) };
+    let models = ModelSet::new(by_hand("kept")).with(declared("lazy"));
+    for name in ["kept", "lazy"] {
+        models.ready(Some(name)).await.expect("the first request loads it");
+        models.unload(name, LONG).expect("it has begun");
+        assert_eq!(models.settled(name).await.expect("known"), ModelState::Unloaded);
+    }
+    models.ready(Some("lazy")).await.expect("loaded again");
+    let error = models.ready(Some("kept")).await.expect_err("a person has unloaded it");
+    assert_eq!(error.code(), "model_unloaded");
+    assert!(error.to_string().contains("`skep model load kept`"), "{error}");
+    let in_a_route = models.for_routes().remove(0);
+    let error =
+        in_a_route.chat(&[ChatMessage::user("a")], ChatOptions::default()).expect("begun").outcome().await;
+    assert_eq!(error.expect_err("it stays unloaded").code(), "model_unloaded");
+    models.load("kept").expect("a person may");
+    assert_eq!(generated(models.ready(Some("kept")).await.expect("loaded")).await, 4);
+}
+
+#[tokio::test]
+async fn an_idle_model_that_is_loaded_at_the_start_is_loaded_again_by_a_request() {
+    let idle_unload = Some(Duration::from_millis(20));
+    let models = ModelSet::new(LocalModel { idle_unload, on_demand: false, ..declared("idle-start") });
+    drop(models.ready(None).await.expect("loaded"));
+    let unloaded = async {
+        while models.find(None).expect("known").state() != ModelState::Unloaded {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONG, unloaded).await.expect("it is unloaded");
+    models.ready(None).await.expect("loaded again");
+}
+
+#[tokio::test]
+async fn the_number_of_requests_that_wait_for_a_load_is_bounded() {
+    let (release, held) = mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let models = ModelSet::new(LocalModel::new("slow", "cpu", move |_: &LoadProgress| {
+        held.lock().expect("not poisoned").recv().expect("the test releases it");
+        start("slow")
+    }));
+    let waits = (0..1024).map(|_| {
+        let models = models.clone();
+        tokio::spawn(async move { models.ready(None).await.map(drop) })
+    });
+    let waits: Vec<_> = waits.collect();
+    // The runtime of the test polls some of them between two looks at the test itself.
+    for _ in 0..1024 {
+        tokio::task::yield_now().await;
+    }
+    let error = models.ready(None).await.expect_err("too many wait already");
+    assert_eq!(error.code(), "model_loading");
+    release.send(()).expect("the load waits");
+    for wait in waits {
+        wait.await.expect("no panic").expect("loaded");
+    }
+    models.ready(None).await.expect("nobody waits any more");
 }
 
 #[tokio::test]

@@ -1,9 +1,9 @@
 //! The messages of a request, and the blocks of which they consist.
 
-use crate::ApiError;
+use crate::{ApiError, openai::image};
 use serde::Deserialize;
-use serde_json::Value;
-use skep_engine::chat::{ChatMessage, ToolCall};
+use serde_json::{Value, json};
+use skep_engine::chat::{ChatMessage, Image, ToolCall};
 use utoipa::ToSchema;
 
 /// A message of a conversation.
@@ -15,7 +15,7 @@ pub(crate) struct Turn {
     content: Content,
 }
 
-/// A text, or blocks of type `text`, `thinking`, `tool_use` and `tool_result`.
+/// A text, or blocks of type `text`, `image`, `thinking`, `tool_use` and `tool_result`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicContent)]
 #[serde(
@@ -60,20 +60,19 @@ impl Turn {
             ("user", Content::Text(text)) => messages.push(ChatMessage::user(text.clone())),
             ("assistant", Content::Text(text)) => messages.push(ChatMessage::assistant(text.clone())),
             ("user", Content::Blocks(blocks)) => {
-                let mut text = String::new();
-                let mut has_text = false;
-                for (block, at) in numbered(blocks, &at) {
+                let (mut text, mut images) = (String::new(), Vec::new());
+                let mut speaks = false;
+                for (part, (block, at)) in numbered(blocks, &at).enumerate() {
+                    speaks |= kind(block) != "tool_result";
                     match kind(block) {
-                        "text" => {
-                            has_text = true;
-                            text.push_str(string(block, "text", &at)?);
-                        }
+                        "text" => text.push_str(string(block, "text", &at)?),
+                        "image" => images.push(picture(block, text.len(), part, &at)?),
                         "tool_result" => messages.push(tool_result(block, &at)?),
                         other => return Err(unsupported(other, &at)),
                     }
                 }
-                if has_text {
-                    messages.push(ChatMessage::user(text));
+                if speaks {
+                    messages.push(ChatMessage { images, ..ChatMessage::user(text) });
                 } else if blocks.is_empty() {
                     return Err(ApiError::parameter(at, "the content is empty; send at least one block"));
                 }
@@ -118,6 +117,21 @@ fn assistant(blocks: &[Value], at: &str) -> Result<ChatMessage, ApiError> {
         }
     }
     Ok(message)
+}
+
+/// Returns the image of a block, which stands at the offset `at_text` of its message's text.
+fn picture(block: &Value, at_text: usize, part: usize, at: &str) -> Result<Image, ApiError> {
+    let source = &block["source"];
+    let url = match (source["type"].as_str(), source["media_type"].as_str(), source["data"].as_str()) {
+        (Some("base64"), Some(kind), Some(data)) => format!("data:{kind};base64,{data}"),
+        (Some("url"), ..) => string(source, "url", &format!("{at}.source"))?.to_owned(),
+        _ => {
+            let message = "the source of an image must be {\"type\": \"base64\", \"media_type\": …, \"data\": …} or \
+                           {\"type\": \"url\", \"url\": …}";
+            return Err(ApiError::parameter(format!("{at}.source"), message));
+        }
+    };
+    image::read(&json!({"url": url}), at_text, part).map_err(|message| ApiError::parameter(at, message))
 }
 
 fn tool_result(block: &Value, at: &str) -> Result<ChatMessage, ApiError> {
@@ -167,7 +181,7 @@ fn string<'a>(block: &'a Value, field: &str, at: &str) -> Result<&'a str, ApiErr
 fn unsupported(kind: &str, at: &str) -> ApiError {
     let message = format!(
         "a block of type {kind:?} is not supported here; supported are text, thinking and tool_use of the assistant, and \
-         text and tool_result of the user"
+         text, image and tool_result of the user"
     );
     ApiError::parameter(at, message)
 }
@@ -184,7 +198,6 @@ fn value_bytes(value: &Value) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use skep_engine::chat::Role;
 
     fn read(turns: Value) -> Result<Vec<ChatMessage>, ApiError> {
@@ -228,9 +241,23 @@ mod tests {
     }
 
     #[test]
+    fn images_stand_between_the_texts_of_their_message() {
+        let source = json!({"type": "url", "url": "https://bees.example/hive.png"});
+        let blocks = json!([{"type": "text", "text": "Is this "}, {"type": "image", "source": source}, {"type": "text", "text": "a hive?"}]);
+        let messages = read(json!([{"role": "user", "content": blocks}])).unwrap();
+        assert_eq!(messages[0].content, "Is this a hive?");
+        assert_eq!((messages[0].images[0].at, messages[0].images[0].part), (8, 1));
+    }
+
+    #[test]
     fn errors_name_the_block() {
         for (content, param) in [
-            (json!([{"type": "image", "source": {}}]), "messages[0].content[0]"),
+            (json!([{"type": "document", "source": {}}]), "messages[0].content[0]"),
+            (json!([{"type": "image", "source": {}}]), "messages[0].content[0].source"),
+            (
+                json!([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "?"}}]),
+                "messages[0].content[0]",
+            ),
             (json!([{"type": "text"}]), "messages[0].content[0].text"),
             (json!([{"type": "tool_result", "content": "x"}]), "messages[0].content[0].tool_use_id"),
             (

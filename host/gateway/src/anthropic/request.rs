@@ -1,7 +1,11 @@
 //! Reads the body of `/v1/messages` and `/v1/messages/count_tokens`.
 
 use super::content::{Content, Turn};
-use crate::{ApiError, body::FromFields, openai::fields::Fields};
+use crate::{
+    ApiError,
+    body::FromFields,
+    openai::{fields::Fields, image},
+};
 use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{
@@ -171,7 +175,10 @@ impl MessageRequest {
                 let message = "the last message is of the assistant; beginning its answer is not supported";
                 Err(ApiError::parameter(format!("messages[{}]", self.messages.len() - 1), message))
             }
-            Some(_) => Ok(messages),
+            Some(_) => {
+                image::check_all(&messages, 1)?;
+                Ok(messages)
+            }
         }
     }
 

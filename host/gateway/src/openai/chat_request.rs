@@ -2,6 +2,7 @@
 
 use super::{
     fields::Fields,
+    image,
     parameters::Parameters,
     response_format::{self, Form},
 };
@@ -10,14 +11,14 @@ use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{
     Affinity, Constraint, Sampling,
-    chat::{ChatMessage, ChatOptions, Role, ToolCall, ToolChoice, ToolSpec},
+    chat::{ChatMessage, ChatOptions, Image, Role, ToolCall, ToolChoice, ToolSpec},
 };
 use utoipa::ToSchema;
 
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("functions", "use tools"),
     ("function_call", "use tool_choice"),
-    ("audio", "the only supported modality is text"),
+    ("audio", "the only supported modalities are text, and images in messages"),
     ("prediction", "remove it"),
     ("web_search_options", "define a tool instead"),
 ];
@@ -52,7 +53,7 @@ pub(super) struct MessageBody {
     tool_call_id: Option<String>,
 }
 
-/// A text, or parts of type `text`.
+/// A text, or parts of type `text` and, for models that see, `image_url`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = ChatContent)]
 #[serde(
@@ -137,14 +138,25 @@ impl ChatBody {
         if self.messages.is_empty() {
             return Err(ApiError::parameter("messages", "messages is empty; send at least one message"));
         }
-        self.messages.iter().enumerate().map(|(index, message)| message.read(index)).collect()
+        let messages = self.messages.iter().enumerate().map(|(index, message)| message.read(index));
+        let messages: Vec<ChatMessage> = messages.collect::<Result<_, _>>()?;
+        image::check_all(&messages, self.parameters.choices()?)?;
+        Ok(messages)
     }
 
     /// Returns the text of the last user message, which is the message to an agent.
     pub(crate) fn last_user_text(&self) -> Result<String, ApiError> {
-        let last = self.messages()?.into_iter().rfind(|message| message.role == Role::User);
-        last.map(|message| message.content)
-            .ok_or_else(|| ApiError::parameter("messages", "an agent requires a message with the role user"))
+        let mut messages = self.messages()?.into_iter().enumerate();
+        let Some((index, message)) = messages.rfind(|(_, message)| message.role == Role::User) else {
+            return Err(ApiError::parameter("messages", "an agent requires a message with the role user"));
+        };
+        match message.images.first() {
+            None => Ok(message.content),
+            Some(Image { part, .. }) => {
+                let at = format!("messages[{index}].content[{part}]");
+                Err(ApiError::parameter(at, "an agent takes only text; send the image to a model"))
+            }
+        }
     }
 
     /// Returns the options of one choice, with the model's sampling parameters where the request sets none.
@@ -242,8 +254,7 @@ fn tool_choice(choice: Option<Value>) -> Result<ToolChoice, ApiError> {
 
 impl MessageBody {
     fn text_bytes(&self) -> usize {
-        let parts =
-            |parts: &[Value]| parts.iter().map(|part| part["text"].as_str().map_or(0, str::len)).sum();
+        let parts = |parts: &[Value]| parts.iter().map(part_bytes).sum();
         let content = match &self.content {
             None => 0,
             Some(Content::Text(text)) => text.len(),
@@ -254,11 +265,15 @@ impl MessageBody {
 
     fn read(&self, index: usize) -> Result<ChatMessage, ApiError> {
         let at = |field: &str| format!("messages[{index}].{field}");
-        let content = match &self.content {
-            None => String::new(),
-            Some(Content::Text(text)) => text.clone(),
-            Some(Content::Parts(parts)) => text_of_parts(parts, &at("content"))?,
+        let (content, images) = match &self.content {
+            None => Default::default(),
+            Some(Content::Text(text)) => (text.clone(), Vec::new()),
+            Some(Content::Parts(parts)) => read_parts(parts, &at("content"))?,
         };
+        if let Some(Image { part, .. }) = images.first().filter(|_| self.role != "user") {
+            let message = "only a message with the role user may have images";
+            return Err(ApiError::parameter(at(&format!("content[{part}]")), message));
+        }
         let message = match self.role.as_str() {
             "system" | "developer" => ChatMessage::system(content),
             "user" => ChatMessage::user(content),
@@ -290,7 +305,7 @@ impl MessageBody {
         if content_is_missing(self) {
             return Err(ApiError::parameter(at("content"), "the content is missing"));
         }
-        Ok(ChatMessage { name: self.name.clone(), ..message })
+        Ok(ChatMessage { images, name: self.name.clone(), ..message })
     }
 }
 
@@ -312,21 +327,30 @@ fn content_is_missing(message: &MessageBody) -> bool {
     message.content.is_none() && !(message.role == "assistant" && message.tool_calls.is_some())
 }
 
-fn text_of_parts(parts: &[Value], at: &str) -> Result<String, ApiError> {
-    let mut text = String::new();
+/// Returns the size of a part's text or image.
+fn part_bytes(part: &Value) -> usize {
+    let bytes = |value: &Value| value.as_str().map_or(0, str::len);
+    bytes(&part["text"]) + bytes(&part["image_url"]["url"]) + bytes(&part["image_url"])
+}
+
+fn read_parts(parts: &[Value], at: &str) -> Result<(String, Vec<Image>), ApiError> {
+    let (mut text, mut images) = (String::new(), Vec::new());
     for (index, part) in parts.iter().enumerate() {
+        let invalid = |message: String| ApiError::parameter(format!("{at}[{index}]"), message);
         match (part["type"].as_str(), part["text"].as_str()) {
             (Some("text" | "input_text"), Some(part)) => text.push_str(part),
+            (Some("image_url"), _) => {
+                images.push(image::read(&part["image_url"], text.len(), index).map_err(invalid)?);
+            }
             (kind, _) => {
-                let message = format!(
-                    "a part of type {:?} is not supported; this model accepts only text",
-                    kind.unwrap_or("?")
-                );
-                return Err(ApiError::parameter(format!("{at}[{index}]"), message));
+                let kind = kind.unwrap_or("?");
+                return Err(invalid(format!(
+                    "a part of type {kind:?} is not supported; send text or image_url"
+                )));
             }
         }
     }
-    Ok(text)
+    Ok((text, images))
 }
 
 #[cfg(test)]
@@ -352,7 +376,21 @@ mod tests {
             [Role::System, Role::User, Role::Assistant, Role::Tool]
         );
         assert_eq!(messages[1].content, "ab");
+        assert!(messages[1].images.is_empty());
         assert_eq!(messages[2].tool_calls[0].name, "f");
+    }
+
+    #[test]
+    fn images_stand_between_the_texts_of_their_message() {
+        let part = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let content = json!([text("é"), part("https://a/1"), text("b"), part("https://a/2")]);
+        let body = body(json!({"messages": [{"role": "user", "content": content}]}));
+        let message = body.messages().unwrap().remove(0);
+        assert_eq!(message.content, "éb");
+        let places: Vec<_> = message.images.iter().map(|image| (image.at, image.part)).collect();
+        assert_eq!(places, [(2, 1), (3, 3)]);
+        assert_eq!(body.last_user_text().unwrap_err().param.as_deref(), Some("messages[0].content[1]"));
     }
 
     #[test]
@@ -363,6 +401,14 @@ mod tests {
             (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
             (
                 json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+                "messages[0].content[0]",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "input_audio"}]}]}),
+                "messages[0].content[1]",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "content": [{"type": "image_url", "image_url": {"url": "https://a/b"}}]}]}),
                 "messages[0].content[0]",
             ),
             (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].tool_call_id"),

@@ -3,6 +3,7 @@
 pub(crate) mod chat_request;
 pub(crate) mod chat_response;
 pub(crate) mod fields;
+pub(crate) mod image;
 pub(crate) mod logprobs;
 pub(crate) mod parameters;
 pub(crate) mod prompt;

@@ -32,7 +32,7 @@ use skep_engine::{
     Affinity, Cancel, EngineError, Model, Observer, Priority, TokenLogprob, Usage,
     chat::{ChatEvent, ChatMessage, ChatOptions, ChatStream, Routed},
 };
-use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError, Surface, WorstCase, most_prompt_tokens};
+use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError, Surface, WorstCase};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -178,7 +178,7 @@ impl StartedChat {
             let Asked { messages, choices, form_field } = asked(&started)?;
             let wants_logprobs = choices[0].top_logprobs.is_some();
             let chats = choices.into_iter().map(|options| {
-                let worst = worst_case(&started, &messages, &options);
+                let worst = WorstCase::of_chat(&messages, &options, started.sequence_limit());
                 let tokens = budget.meter(started.name(), worst)?;
                 let options = ChatOptions { cancel: cancel.clone(), observer: observer.clone(), ..options };
                 let stream = started.chat(&messages, options);
@@ -235,17 +235,6 @@ impl StartedChat {
             answers.push(whole_choice(&model, index, stream, wants_logprobs, &mut usage).await?);
         }
         Ok(completion(&served, answers, &usage))
-    }
-}
-
-/// Returns the most tokens that a chat may use.
-fn worst_case(model: &Model, messages: &[ChatMessage], options: &ChatOptions) -> WorstCase {
-    let limit = model.sequence_limit();
-    let texts: usize = messages.iter().map(ChatMessage::text_bytes).sum();
-    let tools = if options.tools.is_empty() { 0 } else { limit };
-    WorstCase {
-        input_tokens: most_prompt_tokens(texts + tools, messages.len(), limit),
-        output_tokens: u32::try_from(options.max_tokens.unwrap_or(limit)).unwrap_or(u32::MAX),
     }
 }
 

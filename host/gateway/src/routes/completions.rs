@@ -14,9 +14,11 @@ use crate::{
         prompt::Prompt,
         response_format::{self, Form},
     },
-    routes::chat_completions::{model_of, named},
+    routes::{
+        chat_completions::{model_of, named},
+        text_choice::{Choice, Continued, Continues, TokenReader, streamed},
+    },
     spent::Spent,
-    sse::{self, Message, Step, Writer},
 };
 use axum::{
     Json,
@@ -24,11 +26,12 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
-use futures::{StreamExt, stream};
-use skep_api::{Completion, CompletionChoice, ErrorBody};
+use futures::Stream;
+use skep_api::{Completion, ErrorBody};
 use skep_engine::{
-    Affinity, Cancel, Engine, EngineError, FinishReason, GenerateRequest, Observer, Sampling, TokenEvent,
-    TokenStream, Usage, chat::encode_prompt,
+    Affinity, Cancel, Engine, EngineError, GenerateRequest, Model, Observer, Sampling, TokenEvent,
+    TokenStream, Usage,
+    chat::{ChatEvent, ChatOptions, ChatStream, Routed, encode_prompt},
 };
 use skep_runtime::{Surface, TenantBudget, WorstCase};
 use std::sync::Arc;
@@ -61,10 +64,12 @@ enum StreamItem {
 #[utoipa::path(post, path = "/v1/completions", tag = "models", operation_id = "create_completion",
     request_body = crate::openai::schema::CompletionRequest,
     responses(
-        (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one.",
+        (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one. `x-skep-model` names the model that answers, and `x-skep-attempts` how many a route asked.",
             content((Completion = "application/json"), (StreamItem = "text/event-stream"))),
         (status = 404, description = "`model_not_found`"),
         (status = 422, description = "`schema_unsatisfied` or `truncated`"),
+        (status = 502, description = "`upstream_refused`, `upstream_cut_off` or `upstream_malformed`"),
+        (status = 503, description = "`upstream_unavailable`"),
         (status = 504, description = "`deadline_exceeded`"),
     ))]
 pub(crate) async fn create(
@@ -75,39 +80,72 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let asked = named(body.parameters.model.as_deref());
     let model = model_of(&gateway, &caller, asked).await?;
-    let Some(engine) = model.engine().cloned() else {
-        let message = format!(
-            "{} runs on another server, which answers messages and continues no plain text; use /v1/chat/completions",
-            model.name()
-        );
-        return Err(ApiError::parameter("model", message));
-    };
-    let affinity = headers::affinity(&headers, &caller)?;
-    let budget = gateway.host.tenant_budget(caller.tenant.as_str(), caller.key())?;
-    let (started, bytes) = (engine.clone(), body.bytes());
-    let spent = caller.spent().clone();
     let observer = caller.observer(&gateway, Surface::Completions, asked, body.parameters.streams());
-    let begin = move |cancel: &Cancel| {
-        let choices = body.start(&started, (&affinity, &observer), &budget, &spent, cancel)?;
-        Ok((body, choices))
+    let asking = Asking {
+        affinity: headers::affinity(&headers, &caller)?,
+        budget: gateway.host.tenant_budget(caller.tenant.as_str(), caller.key())?,
+        spent: caller.spent().clone(),
+        observer,
     };
-    let (body, mut choices) = run_on_compute(&gateway, caller.tenant.as_str(), bytes, begin).await?;
-    let warnings = choices[0].1.stream().warnings().clone();
-    // A refusal is a status, not an event, so the first event is awaited before the response starts.
-    let first = choices[0].1.next().await.unwrap_or(Err(EngineError::Cancelled))?;
-    choices[0].0.take(first);
-    let envelope = Envelope::new("cmpl", model.name());
-    if body.parameters.streams() {
-        let response = streamed(choices, envelope, body.parameters.streams_usage());
-        return Ok(headers::warned(response, &warnings));
+    let (tenant, bytes) = (caller.tenant.as_str(), body.bytes());
+    let streaming = Streaming::of(&body.parameters);
+    if let Some(engine) = model.engine().cloned() {
+        let begin = move |cancel: &Cancel| body.start(&engine, &asking, cancel);
+        let choices = run_on_compute(&gateway, tenant, bytes, begin).await?;
+        let warnings = choices[0].stream.stream().warnings().clone();
+        return Ok(headers::warned(answer(&model, choices, streaming).await?, &warnings));
+    }
+    let started = model.clone();
+    let begin = move |cancel: &Cancel| body.start_remote(&started, &asking, cancel);
+    let choices = run_on_compute(&gateway, tenant, bytes, begin).await?;
+    answer(&model, choices, streaming).await
+}
+
+/// Whether and how the answer is streamed.
+struct Streaming {
+    streams: bool,
+    sends_usage: bool,
+}
+
+impl Streaming {
+    fn of(parameters: &Parameters) -> Self {
+        Streaming { streams: parameters.streams(), sends_usage: parameters.streams_usage() }
+    }
+}
+
+/// The caller's part in a request.
+struct Asking {
+    affinity: Affinity,
+    budget: TenantBudget,
+    spent: Spent,
+    observer: Option<Arc<dyn Observer>>,
+}
+
+/// Returns the response of choices that have been started.
+async fn answer<S, E>(
+    model: &Model,
+    mut choices: Vec<Continued<S, E>>,
+    streaming: Streaming,
+) -> Result<Response, ApiError>
+where
+    E: Continues,
+    S: 'static,
+    Metered<S>: Stream<Item = Result<E, EngineError>> + Unpin + Send + 'static,
+{
+    choices[0].begin().await?;
+    let served = choices[0].choice.routed.clone();
+    let served = served.unwrap_or_else(|| Routed { model: model.name().to_owned(), attempts: 1 });
+    let envelope = Envelope::new("cmpl", &served.model);
+    if streaming.streams {
+        return Ok(headers::served(streamed(choices, envelope, streaming.sends_usage), &served));
     }
     let mut usage = Usage::default();
     let mut answers = Vec::new();
-    for (choice, stream) in choices {
-        answers.push(choice.whole(stream, &mut usage).await?);
+    for choice in choices {
+        answers.push(choice.whole(&mut usage).await?);
     }
     let answer = envelope.text(answers, Some(&usage));
-    Ok(headers::warned(Json(answer).into_response(), &warnings))
+    Ok(headers::served(Json(answer).into_response(), &served))
 }
 
 impl FromFields for CompletionBody {
@@ -141,33 +179,116 @@ impl CompletionBody {
     fn start(
         &self,
         engine: &Engine,
-        (affinity, observer): (&Affinity, &Option<Arc<dyn Observer>>),
-        budget: &TenantBudget,
-        spent: &Spent,
+        asking: &Asking,
         cancel: &Cancel,
-    ) -> Result<Vec<(Choice, Metered<TokenStream>)>, ApiError> {
+    ) -> Result<Vec<Continued<TokenStream, TokenEvent>>, ApiError> {
         let (prompts, per_prompt) = (self.prompts(engine, cancel)?, self.parameters.choices()?);
         let mut choices = Vec::new();
         for prompt in &prompts {
             for choice in 0..per_prompt {
                 let mut request = self.request(prompt.clone(), choice, &engine.info().sampling)?;
-                request.affinity = affinity.clone();
-                request.observer = observer.clone();
+                request.affinity = asking.affinity.clone();
+                request.observer = asking.observer.clone();
                 let most = request.max_tokens.unwrap_or_else(|| engine.sequence_limit());
                 let worst = WorstCase {
                     input_tokens: prompt.len(),
                     output_tokens: u32::try_from(most).unwrap_or(u32::MAX),
                 };
-                let tokens = budget.meter(&engine.info().name, worst)?;
+                let tokens = asking.budget.meter(&engine.info().name, worst)?;
                 let stream = engine.generate(request);
                 let stream = stream.map_err(|error| {
                     ApiError::of_request(error, self.output.as_ref().map(|form| form.field))
                 })?;
-                let stream = Metered::new(stream, tokens, spent.clone());
-                choices.push((Choice::new(choices.len(), engine, self, prompt), stream));
+                let text = if self.echo { engine.tokenizer().decode(prompt, false) } else { String::new() };
+                let scores = self.echo && self.logprobs.is_some();
+                choices.push(Continued {
+                    reader: TokenReader {
+                        engine: engine.clone(),
+                        scored_prompt: if scores { prompt.clone() } else { Vec::new() },
+                        must_be_whole: self.output.is_some(),
+                    },
+                    stream: Metered::new(stream, tokens, asking.spent.clone()),
+                    choice: Choice {
+                        logprobs: self.logprobs.map(|_| TextLogprobs::default()),
+                        ..Choice::new(choices.len(), text)
+                    },
+                });
             }
         }
         Ok(choices)
+    }
+
+    /// Starts the choices of a model that another server computes, or of a route.
+    fn start_remote(
+        &self,
+        model: &Model,
+        asking: &Asking,
+        cancel: &Cancel,
+    ) -> Result<Vec<Continued<ChatStream, ChatEvent>>, ApiError> {
+        let (prompts, per_prompt) = (self.texts(model)?, self.parameters.choices()?);
+        let mut choices = Vec::new();
+        for prompt in prompts {
+            for choice in 0..per_prompt {
+                let options = ChatOptions {
+                    affinity: asking.affinity.clone(),
+                    observer: asking.observer.clone(),
+                    cancel: cancel.clone(),
+                    ..self.options(choice, &model.sampling())?
+                };
+                let worst = WorstCase::of_text(prompt, options.max_tokens, model.sequence_limit());
+                let tokens = asking.budget.meter(model.name(), worst)?;
+                let stream = model.complete(prompt, options)?;
+                let text = if self.echo { prompt.clone() } else { String::new() };
+                choices.push(Continued {
+                    choice: Choice::new(choices.len(), text),
+                    reader: (),
+                    stream: Metered::new(stream, tokens, asking.spent.clone()),
+                });
+            }
+        }
+        Ok(choices)
+    }
+
+    /// Returns the prompts as texts, and refuses what no server of another model can do.
+    fn texts(&self, model: &Model) -> Result<&[String], ApiError> {
+        let name = model.name();
+        if let Some(form) = &self.output {
+            let message = format!(
+                "{name} may run on another server, which holds no plain text to a form; use /v1/chat/completions"
+            );
+            return Err(ApiError::parameter(form.field, message));
+        }
+        if self.logprobs.is_some() {
+            let message =
+                format!("{name} may run on another server, which reports no log-probabilities here");
+            return Err(ApiError::parameter("logprobs", message));
+        }
+        let texts = match &self.prompt {
+            Prompt::Text(text) => std::slice::from_ref(text),
+            Prompt::Texts(texts) if texts.len() <= MAX_PROMPTS => texts,
+            Prompt::Texts(texts) => return Err(too_many(texts.len())),
+            Prompt::Ids(_) | Prompt::IdLists(_) => {
+                let message = format!(
+                    "{name} may run on another server, which has tokens of its own; send the prompt as text"
+                );
+                return Err(ApiError::parameter("prompt", message));
+            }
+        };
+        match texts.is_empty() || texts.iter().any(String::is_empty) {
+            true => Err(empty()),
+            false => Ok(texts),
+        }
+    }
+
+    fn options(&self, choice: usize, defaults: &Sampling) -> Result<ChatOptions, ApiError> {
+        Ok(ChatOptions {
+            sampling: self.parameters.sampling(defaults)?,
+            seed: self.parameters.seed_of(choice),
+            max_tokens: Some(self.parameters.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize),
+            stop: self.parameters.stops(),
+            ignore_eos: self.parameters.ignore_eos.unwrap_or(false),
+            ..ChatOptions::default()
+        })
     }
 
     fn prompts(&self, engine: &Engine, cancel: &Cancel) -> Result<Vec<Vec<u32>>, ApiError> {
@@ -183,7 +304,7 @@ impl CompletionBody {
             Prompt::IdLists(lists) => return Err(too_many(lists.len())),
         };
         match prompts.iter().any(Vec::is_empty) || prompts.is_empty() {
-            true => Err(ApiError::parameter("prompt", "the prompt is empty; send at least one token")),
+            true => Err(empty()),
             false => Ok(prompts),
         }
     }
@@ -211,132 +332,13 @@ impl CompletionBody {
     }
 }
 
+fn empty() -> ApiError {
+    ApiError::parameter("prompt", "the prompt is empty; send at least one token")
+}
+
 fn too_many(prompts: usize) -> ApiError {
     ApiError::parameter(
         "prompt",
         format!("the request has {prompts} prompts; at most {MAX_PROMPTS} are allowed"),
     )
-}
-
-/// One choice while it is being generated.
-struct Choice {
-    index: usize,
-    engine: Engine,
-    /// Text that has not been sent yet. It starts with the prompt if the prompt is to be echoed.
-    text: String,
-    /// The prompt, if it is to be echoed and scored.
-    scored_prompt: Vec<u32>,
-    logprobs: Option<TextLogprobs>,
-    /// Whether the text must have a form, so that an incomplete one is reported as cut off.
-    must_be_whole: bool,
-    finish: Option<&'static str>,
-    usage: Usage,
-}
-
-impl Choice {
-    fn new(index: usize, engine: &Engine, body: &CompletionBody, prompt: &[u32]) -> Self {
-        let logprobs = body.logprobs.map(|_| TextLogprobs::default());
-        Choice {
-            index,
-            engine: engine.clone(),
-            text: if body.echo { engine.tokenizer().decode(prompt, false) } else { String::new() },
-            scored_prompt: if body.echo && logprobs.is_some() { prompt.to_vec() } else { Vec::new() },
-            logprobs,
-            must_be_whole: body.output.is_some(),
-            finish: None,
-            usage: Usage::default(),
-        }
-    }
-
-    fn take(&mut self, event: TokenEvent) {
-        match event {
-            TokenEvent::Started { .. } => {}
-            TokenEvent::PromptLogprobs(scores) => {
-                let Some(logprobs) = &mut self.logprobs else { return };
-                for (id, score) in self.scored_prompt.iter().zip(&scores) {
-                    logprobs.push(&self.engine, *id, score.as_ref());
-                }
-            }
-            TokenEvent::Token(token) => {
-                self.text.push_str(&token.text);
-                // The token that ends the text is not part of it.
-                let ends = token.text.is_empty() && self.engine.info().eos.contains(&token.id);
-                if let Some(logprobs) = self.logprobs.as_mut().filter(|_| !ends) {
-                    logprobs.push(&self.engine, token.id, token.logprob.as_ref());
-                }
-            }
-            TokenEvent::Finished(finished) => {
-                self.text.push_str(&finished.text_rest);
-                self.usage = finished.usage;
-                self.finish = Some(match finished.reason {
-                    FinishReason::Length => "length",
-                    reason if self.must_be_whole && reason.cuts_off() => "length",
-                    _ => "stop",
-                });
-            }
-        }
-    }
-
-    /// Returns everything generated since the last call.
-    fn piece(&mut self) -> CompletionChoice {
-        CompletionChoice {
-            index: self.index as u32,
-            text: std::mem::take(&mut self.text),
-            logprobs: self.logprobs.as_mut().map(TextLogprobs::take),
-            finish_reason: self.finish.map(str::to_owned),
-        }
-    }
-
-    async fn whole(
-        mut self,
-        mut stream: Metered<TokenStream>,
-        usage: &mut Usage,
-    ) -> Result<CompletionChoice, ApiError> {
-        while let Some(event) = stream.next().await {
-            self.take(event?);
-        }
-        usage.add(&self.usage);
-        Ok(self.piece())
-    }
-}
-
-fn streamed(choices: Vec<(Choice, Metered<TokenStream>)>, envelope: Envelope, sends_usage: bool) -> Response {
-    let mut known = Vec::new();
-    let mut streams = Vec::new();
-    for (index, (choice, stream)) in choices.into_iter().enumerate() {
-        known.push(choice);
-        streams.push(stream.map(move |event| (index, event)));
-    }
-    sse::respond(stream::select_all(streams), ChunkWriter { choices: known, envelope, sends_usage })
-}
-
-struct ChunkWriter {
-    choices: Vec<Choice>,
-    envelope: Envelope,
-    sends_usage: bool,
-}
-
-impl Writer for ChunkWriter {
-    type Item = (usize, Result<TokenEvent, EngineError>);
-
-    fn write(&mut self, (index, event): Self::Item) -> Step {
-        let choice = &mut self.choices[index];
-        match event {
-            Ok(event) => choice.take(event),
-            Err(error) => return Step::Break(vec![Message::data(&ApiError::from(error).body())]),
-        }
-        // A token whose text is held back is sent with the one that completes it.
-        if choice.text.is_empty() && choice.finish.is_none() {
-            return Step::Go(Vec::new());
-        }
-        let piece = choice.piece();
-        Step::Go(vec![Message::data(&self.envelope.text(vec![piece], None))])
-    }
-
-    fn end(&mut self) -> Vec<Message> {
-        let mut usage = Usage::default();
-        self.choices.iter().for_each(|choice| usage.add(&choice.usage));
-        let usage = self.sends_usage.then(|| Message::data(&self.envelope.text(Vec::new(), Some(&usage))));
-        usage.into_iter().chain([Message::done()]).collect()
-    }
 }

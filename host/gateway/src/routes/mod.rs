@@ -25,6 +25,7 @@ pub(crate) mod secrets;
 pub(crate) mod session_exports;
 pub(crate) mod sessions;
 pub(crate) mod status;
+mod text_choice;
 pub(crate) mod triggers;
 pub(crate) mod turns;
 mod unimplemented;

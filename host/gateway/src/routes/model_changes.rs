@@ -11,8 +11,9 @@ const MAX_DRAIN_S: u64 = 86_400;
 
 /// Loads or unloads a model, or points an alias at it.
 ///
-/// A load or an unload goes on in the background, and `GET /v1/models/{model}` shows how far it is. A request for a model
-/// that is not loaded loads it, too. Aliases are as configured again after the next start.
+/// A load or an unload goes on in the background, and `GET /v1/models/{model}` shows how far it is. A request
+/// loads a model that was never loaded, was idle, or is declared as loaded on demand. Aliases are as configured again after the
+/// next start.
 #[utoipa::path(post, path = "/v1/models", tag = "models", operation_id = "change_model", request_body = ChangeModel,
     responses(
         (status = 200, description = "The model, which is as asked for.", body = Model),

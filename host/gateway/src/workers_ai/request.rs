@@ -24,8 +24,8 @@ const ONLY_OPENAI: &[&str] = &[
 ];
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("functions", "use tools"),
-    ("image", "this model accepts only text"),
-    ("audio", "this model accepts only text"),
+    ("image", "put it into `messages`, as a part of type image_url"),
+    ("audio", "models accept only text, and images in messages"),
 ];
 /// The default of Workers AI.
 const DEFAULT_MAX_TOKENS: u32 = 256;

@@ -5,7 +5,7 @@
 //! reasoning is not sent: Anthropic accepts it only with a signature, which messages do not have.
 
 use serde_json::{Map, Value, json};
-use skep_engine::chat::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
+use skep_engine::chat::{ChatMessage, ContentPart, ImageSource, Role, ToolCall, ToolChoice, ToolSpec};
 
 use crate::question::{AnswerTool, Form, Knob, Question};
 
@@ -61,7 +61,7 @@ fn messages(question: &Question<'_>) -> (String, Vec<Value>) {
                 system.push(message.content.as_str());
                 continue;
             }
-            Role::User => ("user", text_blocks(&message.content)),
+            Role::User => ("user", blocks(message)),
             Role::Tool => ("user", vec![tool_result(message)]),
             Role::Assistant => {
                 let calls = message.tool_calls.iter().map(tool_use);
@@ -85,6 +85,23 @@ fn messages(question: &Question<'_>) -> (String, Vec<Value>) {
     }
     let messages = merged.into_iter().map(|(role, content)| json!({"role": role, "content": content}));
     (system.join("\n\n"), messages.collect())
+}
+
+/// Returns the texts and the images of a message.
+fn blocks(message: &ChatMessage) -> Vec<Value> {
+    let block = |part| match part {
+        ContentPart::Text(text) => text_blocks(text),
+        ContentPart::Image(image) => {
+            let source = match &image.source {
+                ImageSource::Url(url) => json!({"type": "url", "url": url.as_str()}),
+                ImageSource::Data { kind, base64 } => {
+                    json!({"type": "base64", "media_type": kind.media_type(), "data": base64.as_str()})
+                }
+            };
+            vec![json!({"type": "image", "source": source})]
+        }
+    };
+    message.parts().into_iter().flat_map(block).collect()
 }
 
 /// Returns one block, or none for an empty text, which the format does not allow.

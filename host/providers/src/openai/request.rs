@@ -2,7 +2,7 @@
 //! accept.
 
 use serde_json::{Map, Value, json};
-use skep_engine::chat::{ChatMessage, Role, ToolCall, ToolChoice, ToolSpec};
+use skep_engine::chat::{ChatMessage, ContentPart, Image, Role, ToolCall, ToolChoice, ToolSpec};
 
 use super::strict::is_strict;
 use crate::question::{AnswerTool, Form, Knob, Question};
@@ -53,6 +53,35 @@ pub(crate) fn body(question: &Question<'_>, host: &str) -> Value {
         Form::Json => set("response_format", json!({"type": "json_object"})),
         Form::Free | Form::Tool(_) => {}
     }
+    set_parameters(&mut body, question);
+    if let Some(most) = question.max_tokens() {
+        let is_openai = host == "api.openai.com";
+        let name = if is_openai { "max_completion_tokens" } else { "max_tokens" };
+        body.insert(name.to_owned(), most.into());
+    }
+    Value::Object(body)
+}
+
+/// Writes the body of a text completion.
+pub(crate) fn text_body(question: &Question<'_>, text: &str) -> Value {
+    let mut body = Map::new();
+    body.insert("model".to_owned(), question.model.remote_name().into());
+    body.insert("prompt".to_owned(), text.into());
+    body.insert("stream".to_owned(), true.into());
+    body.insert("stream_options".to_owned(), json!({"include_usage": true}));
+    set_parameters(&mut body, question);
+    if let Some(most) = question.max_tokens() {
+        body.insert("max_tokens".to_owned(), most.into());
+    }
+    Value::Object(body)
+}
+
+/// Writes the parameters that chats and text completions share.
+fn set_parameters(body: &mut Map<String, Value>, question: &Question<'_>) {
+    let options = question.options;
+    let mut set = |name: &str, value: Value| {
+        body.insert(name.to_owned(), value);
+    };
     for (name, value) in question.sampling(SAMPLING) {
         set(&name, value);
     }
@@ -66,11 +95,6 @@ pub(crate) fn body(question: &Question<'_>, host: &str) -> Value {
     if !options.stop.is_empty() {
         set("stop", json!(options.stop));
     }
-    if let Some(most) = question.max_tokens() {
-        let is_openai = host == "api.openai.com";
-        set(if is_openai { "max_completion_tokens" } else { "max_tokens" }, most.into());
-    }
-    Value::Object(body)
 }
 
 fn messages(question: &Question<'_>) -> Value {
@@ -88,7 +112,7 @@ fn message(message: &ChatMessage, with_reasoning: bool) -> Value {
     fields.insert("role".to_owned(), message.role.as_str().into());
     let content = match message.content.is_empty() && !message.tool_calls.is_empty() {
         true => Value::Null,
-        false => message.content.as_str().into(),
+        false => content(message),
     };
     fields.insert("content".to_owned(), content);
     if let (Some(reasoning), Role::Assistant, true) = (&message.reasoning, message.role, with_reasoning) {
@@ -105,6 +129,24 @@ fn message(message: &ChatMessage, with_reasoning: bool) -> Value {
         fields.insert("name".to_owned(), name.as_str().into());
     }
     Value::Object(fields)
+}
+
+/// Writes the content of a message: a text, or parts if it has images.
+pub(crate) fn content(message: &ChatMessage) -> Value {
+    if message.images.is_empty() {
+        return message.content.as_str().into();
+    }
+    let part = |part: ContentPart<'_>| match part {
+        ContentPart::Text(text) => json!({"type": "text", "text": text}),
+        ContentPart::Image(Image { source, detail, .. }) => {
+            let mut image = json!({"url": source.url()});
+            if let Some(detail) = detail {
+                image["detail"] = detail.as_str().into();
+            }
+            json!({"type": "image_url", "image_url": image})
+        }
+    };
+    message.parts().into_iter().map(part).collect()
 }
 
 /// Writes a call in OpenAI's form.

@@ -45,7 +45,8 @@ fn parse(data: &str) -> Result<Map<String, Value>, Failure> {
     })
 }
 
-/// Reads one chunk, or a whole answer, which has a `message` where a chunk has a `delta`.
+/// Reads one chunk, or a whole answer, which has a `message` where a chunk has a `delta`. A text completion has `text`
+/// instead of both.
 pub(crate) fn chunk(chunk: &Map<String, Value>) -> Result<Vec<Delta>, Failure> {
     if let Some(error) = chunk.get("error").filter(|error| !error.is_null()) {
         return Err(told_error(200, error, None));
@@ -64,6 +65,9 @@ pub(crate) fn chunk(chunk: &Map<String, Value>) -> Result<Vec<Delta>, Failure> {
         let delta = choice.get("delta").or_else(|| choice.get("message"));
         if let Some(Value::Object(delta)) = delta {
             read_delta(delta, &mut deltas)?;
+        } else if let Some(text) = choice.get("text").and_then(Value::as_str).filter(|text| !text.is_empty())
+        {
+            deltas.push(Delta::Text(text.to_owned()));
         }
         if let Some(usage) = choice.get("usage").and_then(Value::as_object) {
             deltas.push(Delta::Count(self::usage(usage)));

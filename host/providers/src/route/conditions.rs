@@ -2,8 +2,7 @@
 
 use skep_engine::{
     EngineError, Model,
-    chat::{ChatMessage, ChatOptions},
-    estimated_tokens,
+    chat::{ChatOptions, Input},
 };
 
 use super::Inner;
@@ -30,6 +29,8 @@ pub struct Conditions {
     pub max_prompt_tokens: Option<usize>,
     /// Whether the request has tools.
     pub tools: Option<bool>,
+    /// Whether the request has images.
+    pub images: Option<bool>,
     /// The tenants whose requests the model gets.
     pub tenants: Option<Vec<String>>,
     /// The highest price of a request, in the currency of the prices. It is estimated as if nothing of the prompt
@@ -49,8 +50,9 @@ impl Member {
     }
 
     /// Returns the reason that the model does not take a request.
-    fn objection(&self, prompt_tokens: usize, options: &ChatOptions) -> Option<String> {
-        let Conditions { min_prompt_tokens, max_prompt_tokens, tools, tenants, max_price } = &self.conditions;
+    fn objection(&self, input: &Input, prompt_tokens: usize, options: &ChatOptions) -> Option<String> {
+        let Conditions { min_prompt_tokens, max_prompt_tokens, tools, images, tenants, max_price } =
+            &self.conditions;
         let requested = options.max_tokens.unwrap_or(1);
         if self.model.context_length().is_some_and(|length| prompt_tokens.saturating_add(requested) > length)
         {
@@ -62,10 +64,15 @@ impl Member {
         if max_prompt_tokens.is_some_and(|most| prompt_tokens > most) {
             return Some(format!("about {prompt_tokens} prompt tokens are more than its max_prompt_tokens"));
         }
-        match tools {
-            Some(true) if options.tools.is_empty() => return Some("the request has no tools".to_owned()),
-            Some(false) if !options.tools.is_empty() => return Some("the request has tools".to_owned()),
-            _ => {}
+        let has_images = input.images().next().is_some();
+        for (what, wanted, has) in
+            [("tools", tools, !options.tools.is_empty()), ("images", images, has_images)]
+        {
+            match wanted {
+                Some(true) if !has => return Some(format!("the request has no {what}")),
+                Some(false) if has => return Some(format!("the request has {what}")),
+                _ => {}
+            }
         }
         let tenant = &options.affinity.tenant;
         if tenants.as_ref().is_some_and(|tenants| !tenants.contains(tenant)) {
@@ -81,7 +88,11 @@ impl Member {
                 return Some(format!("the request would cost about {price}, more than its max_price"));
             }
         }
-        self.model.check(options).err().map(|error| error.to_string())
+        self.model
+            .check(options)
+            .and_then(|()| self.model.accepts(input))
+            .err()
+            .map(|error| error.to_string())
     }
 }
 
@@ -89,10 +100,10 @@ impl Inner {
     /// Returns the members that take a request, in the order in which they are tried.
     pub(super) fn candidates(
         &self,
-        messages: &[ChatMessage],
+        input: &Input,
         options: &ChatOptions,
     ) -> Result<Vec<&Member>, EngineError> {
-        let prompt_tokens = estimated_tokens(messages, options.opening());
+        let prompt_tokens = input.estimated_tokens(options.opening());
         let tenant = &options.affinity.tenant;
         let stays = self.options.local_only.as_ref().is_some_and(|local_only| local_only(tenant));
         let mut objections = Vec::new();
@@ -100,7 +111,7 @@ impl Inner {
         for member in &self.options.members {
             let objection = match stays && !member.is_local() {
                 true => Some("the tenant's requests must stay on this host".to_owned()),
-                false => member.objection(prompt_tokens, options),
+                false => member.objection(input, prompt_tokens, options),
             };
             match objection {
                 None => members.push(member),

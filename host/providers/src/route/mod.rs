@@ -9,7 +9,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use skep_engine::{
     EngineError, Model, ModelDigest, Priority, RemoteInfo, RemoteModel, UpstreamFault,
-    chat::{ChatEvent, ChatMessage, ChatOptions, ChatOutcome, ChatStream, RemoteStream, Routed},
+    chat::{ChatEvent, ChatOptions, ChatOutcome, ChatStream, Input, RemoteStream, Routed},
 };
 use tokio::time::timeout;
 
@@ -90,14 +90,16 @@ impl RemoteModel for Route {
     }
 
     fn check(&self, options: &ChatOptions) -> Result<(), EngineError> {
-        let mut results = self.0.options.members.iter().map(|member| member.model.check(options));
-        let first = results.next().unwrap_or(Ok(()));
-        if results.any(|result| result.is_ok()) { Ok(()) } else { first }
+        self.0.any_member(|model| model.check(options))
     }
 
-    fn chat(&self, messages: Vec<ChatMessage>, options: ChatOptions) -> RemoteStream {
+    fn accepts(&self, input: &Input) -> Result<(), EngineError> {
+        self.0.any_member(|model| model.accepts(input))
+    }
+
+    fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {
         let inner = self.0.clone();
-        telling::stream(move |teller| async move { inner.answer(messages, options, teller).await })
+        telling::stream(move |teller| async move { inner.answer(input, options, teller).await })
     }
 
     fn free_slots(&self) -> usize {
@@ -116,21 +118,28 @@ impl RemoteModel for Route {
 }
 
 impl Inner {
+    /// Returns the first member's error if all have one.
+    fn any_member(&self, check: impl Fn(&Model) -> Result<(), EngineError>) -> Result<(), EngineError> {
+        let mut results = self.options.members.iter().map(|member| check(&member.model));
+        let first = results.next().unwrap_or(Ok(()));
+        if results.any(|result| result.is_ok()) { Ok(()) } else { first }
+    }
+
     async fn answer(
         &self,
-        messages: Vec<ChatMessage>,
+        input: Input,
         options: ChatOptions,
         mut teller: Teller,
     ) -> Result<ChatOutcome, EngineError> {
         let mut failed: Vec<(&str, EngineError)> = Vec::new();
-        for member in self.candidates(&messages, &options)? {
+        for member in self.candidates(&input, &options)? {
             if failed.last().is_some_and(|(_, error)| !may_differ(error, member)) {
                 continue;
             }
             options.cancel.check()?;
             let attempts = u32::try_from(failed.len() + 1).unwrap_or(u32::MAX);
             let name = member.model.name();
-            match self.try_member(member, &messages, &options, attempts, &mut teller).await {
+            match self.try_member(member, &input, &options, attempts, &mut teller).await {
                 Ok(outcome) => {
                     metrics::counter!(metric::ROUTE_ANSWERS, &self.labels(name)).increment(1);
                     tracing::debug!(route = self.options.name, model = name, attempts, "the model answered");
@@ -153,13 +162,12 @@ impl Inner {
     async fn try_member(
         &self,
         member: &Member,
-        messages: &[ChatMessage],
+        input: &Input,
         options: &ChatOptions,
         attempts: u32,
         teller: &mut Teller,
     ) -> Result<ChatOutcome, Tried> {
-        let mut answer =
-            start(&member.model, messages.to_vec(), options.clone()).await.map_err(Tried::Untold)?;
+        let mut answer = start(&member.model, input.clone(), options.clone()).await.map_err(Tried::Untold)?;
         let mut routed = Routed { model: member.model.name().to_owned(), attempts };
         let mut started = None;
         let mut told = false;
@@ -226,18 +234,21 @@ impl Inner {
 }
 
 /// Starts an answer. An engine renders and encodes the prompt first, which takes a while.
-async fn start(
-    model: &Model,
-    messages: Vec<ChatMessage>,
-    options: ChatOptions,
-) -> Result<ChatStream, EngineError> {
+async fn start(model: &Model, input: Input, options: ChatOptions) -> Result<ChatStream, EngineError> {
     match model {
-        Model::Remote(_) => model.chat(&messages, options),
+        Model::Remote(_) => ask(model, &input, options),
         Model::Local(_) => {
             let model = model.clone();
-            let started = tokio::task::spawn_blocking(move || model.chat(&messages, options)).await;
+            let started = tokio::task::spawn_blocking(move || ask(&model, &input, options)).await;
             started.map_err(|error| EngineError::Failed(error.to_string()))?
         }
+    }
+}
+
+fn ask(model: &Model, input: &Input, options: ChatOptions) -> Result<ChatStream, EngineError> {
+    match input {
+        Input::Messages(messages) => model.chat(messages, options),
+        Input::Text(text) => model.complete(text, options),
     }
 }
 

@@ -129,13 +129,15 @@ async fn a_deadline_ends_the_retries_and_the_answer() {
     let deadline = Some(Instant::now() + Duration::from_secs(2));
     let asked = ChatOptions { deadline, ..ChatOptions::default() };
     let start = Instant::now();
-    let heard = hear(model(options(OpenAi, &storm.url)).chat(vec![ChatMessage::user("x")], asked)).await;
+    let heard =
+        hear(model(options(OpenAi, &storm.url)).ask(vec![ChatMessage::user("x")].into(), asked)).await;
     assert_eq!(heard.fault(), UpstreamFault::Unavailable);
     assert!(start.elapsed() < Duration::from_secs(2), "the wait would end after the deadline");
     let stall = Server::always(|| vec![stream_head(), Part::Stall(Arc::default())]).await;
     let deadline = Some(Instant::now() + Duration::from_millis(80));
     let asked = ChatOptions { deadline, ..ChatOptions::default() };
-    let heard = hear(model(options(OpenAi, &stall.url)).chat(vec![ChatMessage::user("x")], asked)).await;
+    let heard =
+        hear(model(options(OpenAi, &stall.url)).ask(vec![ChatMessage::user("x")].into(), asked)).await;
     assert!(matches!(heard.result, Err(EngineError::DeadlineExceeded)), "{:?}", heard.result);
 }
 
@@ -230,7 +232,7 @@ async fn dropping_an_answer_closes_its_connection() {
     let server =
         Server::always(move || vec![stream_head(), event(&said("Hi")), Part::Stall(stall.clone())]).await;
     let mut answer =
-        model(options(OpenAi, &server.url)).chat(vec![ChatMessage::user("x")], ChatOptions::default());
+        model(options(OpenAi, &server.url)).ask(vec![ChatMessage::user("x")].into(), ChatOptions::default());
     while !matches!(
         futures::StreamExt::next(&mut answer).await,
         Some(Ok(skep_engine::chat::ChatEvent::Text { .. }))

@@ -35,7 +35,7 @@ fn called(arguments: &str) -> Vec<Value> {
 }
 
 async fn asked(kind: UpstreamKind, server: &Server, asked: ChatOptions) -> Heard {
-    hear(model(options(kind, &server.url)).chat(vec![ChatMessage::user("Count.")], asked)).await
+    hear(model(options(kind, &server.url)).ask(vec![ChatMessage::user("Count.")].into(), asked)).await
 }
 
 #[tokio::test]

@@ -3,7 +3,10 @@
 use serde_json::{Value, json};
 use skep_engine::{
     Constraint, Sampling,
-    chat::{ChatMessage, ChatOptions, ToolCall, ToolChoice, ToolSpec},
+    chat::{
+        ChatMessage, ChatOptions, Image, ImageDetail, ImageKind, ImageSource, Input, ToolCall, ToolChoice,
+        ToolSpec,
+    },
 };
 
 use crate::{StructuredOutput, UpstreamKind, UpstreamModelOptions, question::Question, wire};
@@ -15,7 +18,7 @@ fn written(
     options: &ChatOptions,
 ) -> Value {
     let base = "https://a.example/v1".parse().expect("valid");
-    wire::body(kind, &Question::new(kind, model, messages, options).expect("valid"), &base)
+    wire::body(kind, &Question::new(kind, model, &messages.to_vec().into(), options).expect("valid"), &base)
 }
 
 fn conversation() -> Vec<ChatMessage> {
@@ -143,7 +146,8 @@ fn openai_reasoning_choices_and_forms() {
 fn openai_itself_has_its_own_name_for_the_maximum() {
     let options = ChatOptions { max_tokens: Some(5), ..ChatOptions::default() };
     let (model, base) = (model(), "https://api.openai.com/v1".parse().expect("valid"));
-    let question = Question::new(UpstreamKind::OpenAi, &model, &[], &options).expect("valid");
+    let nothing = Vec::new().into();
+    let question = Question::new(UpstreamKind::OpenAi, &model, &nothing, &options).expect("valid");
     let body = wire::body(UpstreamKind::OpenAi, &question, &base);
     assert_eq!((&body["max_completion_tokens"], body.get("max_tokens")), (&json!(5), None));
 }
@@ -233,4 +237,86 @@ fn workers_ai() {
     let body = written(UpstreamKind::WorkersAi, &UpstreamModelOptions::new("m"), &[], &options);
     assert_eq!((&body["stream"], &body["max_tokens"]), (&json!(false), &json!(4096)));
     assert_eq!(body["response_format"], json!({"type": "json_schema", "json_schema": parameters()}));
+}
+
+/// Returns a message with a text, an image in the request, another text, and an image at an address.
+fn shown(with_address: bool) -> ChatMessage {
+    let source = ImageSource::Data { kind: ImageKind::Png, base64: "iVBORw0KGgo=".to_owned().into() };
+    let mut images = vec![Image { at: 5, part: 1, source, detail: Some(ImageDetail::Low) }];
+    if with_address {
+        let source = ImageSource::Url("https://a.example/cat.jpg".to_owned().into());
+        images.push(Image { at: 10, part: 3, source, detail: None });
+    }
+    ChatMessage { images, ..ChatMessage::user("Look.Here.") }
+}
+
+fn seeing() -> UpstreamModelOptions {
+    let mut model = UpstreamModelOptions::new("m");
+    model.capabilities.images = true;
+    model
+}
+
+#[test]
+fn images_stand_where_they_were_in_every_format() {
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let url = |image: Value| json!({"type": "image_url", "image_url": image});
+    let data = json!({"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"});
+    let address = json!({"url": "https://a.example/cat.jpg"});
+    let options = ChatOptions::default();
+    let body = written(UpstreamKind::OpenAi, &seeing(), &[shown(true)], &options);
+    let content = json!([text("Look."), url(data.clone()), text("Here."), url(address)]);
+    assert_eq!(body["messages"], json!([{"role": "user", "content": content}]));
+
+    let body = written(UpstreamKind::Anthropic, &seeing(), &[shown(true)], &options);
+    let source = |source: Value| json!({"type": "image", "source": source});
+    let mut last = source(json!({"type": "url", "url": "https://a.example/cat.jpg"}));
+    last["cache_control"] = json!({"type": "ephemeral"});
+    let inside = source(json!({"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}));
+    let content = json!([text("Look."), inside, text("Here."), last]);
+    assert_eq!(body["messages"], json!([{"role": "user", "content": content}]));
+
+    let body = written(UpstreamKind::WorkersAi, &seeing(), &[shown(false)], &options);
+    let content = json!([text("Look."), url(data), text("Here.")]);
+    assert_eq!(body["messages"], json!([{"role": "user", "content": content}]));
+}
+
+#[test]
+fn an_image_that_a_model_or_its_server_cannot_take_is_refused_by_its_place() {
+    let blind = UpstreamModelOptions::new("m");
+    let input = Input::Messages(vec![ChatMessage::system("Be brief."), shown(true)]);
+    for (kind, model, place, why) in [
+        (UpstreamKind::OpenAi, &blind, "messages[1].content[1]", "the model m accepts only text"),
+        (UpstreamKind::WorkersAi, &seeing(), "messages[1].content[3]", "send it as a data: URL"),
+    ] {
+        let error = Question::new(kind, model, &input, &ChatOptions::default()).expect_err(why).to_string();
+        assert!(error.contains(place) && error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn a_text_is_sent_as_it_is_and_only_to_servers_that_continue_texts() {
+    let input = Input::Text("Once upon".to_owned());
+    let options = ChatOptions {
+        max_tokens: Some(100),
+        stop: vec!["END".into()],
+        seed: Some(7),
+        ..ChatOptions::default()
+    };
+    let base = "https://api.openai.com/v1".parse().expect("valid");
+    let model = model();
+    let question = Question::new(UpstreamKind::OpenAi, &model, &input, &options).expect("valid");
+    let expected = json!({
+        "model": "big-1",
+        "prompt": "Once upon",
+        "stream": true,
+        "stream_options": {"include_usage": true},
+        "seed": 7,
+        "stop": ["END"],
+        "max_tokens": 64,
+    });
+    assert_eq!(wire::body(UpstreamKind::OpenAi, &question, &base), expected);
+    for kind in [UpstreamKind::Anthropic, UpstreamKind::WorkersAi] {
+        let error = Question::new(kind, &model, &input, &options).expect_err("no such route").to_string();
+        assert!(error.contains("`model`") && error.contains("/v1/chat/completions"), "{error}");
+    }
 }

@@ -62,7 +62,8 @@ async fn nothing_is_lost_and_nothing_is_told_twice() {
     for caller in 0..STREAMS {
         let (route, told) = (route.clone(), told.clone());
         callers.spawn(async move {
-            let stream = route.chat(vec![ChatMessage::user(caller.to_string())], ChatOptions::default());
+            let stream =
+                route.ask(vec![ChatMessage::user(caller.to_string())].into(), ChatOptions::default());
             // Reports the second part, so that the test knows when A has told what it will.
             let mut parts = 0;
             let watched = futures::StreamExt::inspect(stream, move |event| {

@@ -62,7 +62,7 @@ async fn hear(mut stream: RemoteStream) -> Heard {
 }
 
 async fn ask(model: &dyn RemoteModel) -> Heard {
-    hear(model.chat(vec![ChatMessage::user("Hello")], ChatOptions::default())).await
+    hear(model.ask(vec![ChatMessage::user("Hello")].into(), ChatOptions::default())).await
 }
 
 impl Heard {

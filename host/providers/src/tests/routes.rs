@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use skep_engine::{
     Affinity, EngineError, Model, RemoteModel, UpstreamFault,
-    chat::{ChatEvent, ChatMessage, ChatOptions, Routed, ToolSpec},
+    chat::{ChatEvent, ChatMessage, ChatOptions, Image, ImageSource, Input, Routed, ToolSpec},
 };
 
 use super::{
@@ -48,7 +48,7 @@ fn routed(heard: &Heard) -> (String, u32) {
 }
 
 async fn asked(route: &Route, text: &str, options: ChatOptions) -> Heard {
-    hear(route.chat(vec![ChatMessage::user(text)], options)).await
+    hear(route.ask(vec![ChatMessage::user(text)].into(), options)).await
 }
 
 #[tokio::test]
@@ -213,4 +213,64 @@ async fn a_route_in_a_route_counts_all_attempts() {
     let heard = ask(&outer).await;
     assert_eq!((heard.outcome().text.as_str(), routed(&heard)), ("yes", ("b/m".to_owned(), 3)));
     assert!(outer.free_slots() > 0 && outer.problem().is_none());
+}
+
+fn picture() -> Input {
+    let source = ImageSource::Url("https://a.example/cat.png".to_owned().into());
+    let image = Image { at: 0, part: 0, source, detail: None };
+    vec![ChatMessage { images: vec![image], ..ChatMessage::user("Look.") }].into()
+}
+
+#[tokio::test]
+async fn a_request_with_images_goes_to_a_model_that_sees() {
+    let server = Server::always(says("x")).await;
+    let sees = |model: &mut UpstreamModelOptions| model.capabilities.images = true;
+    let only_text = Conditions { images: Some(false), ..Conditions::default() };
+    let only_images = Conditions { images: Some(true), ..Conditions::default() };
+    let with = |name: &str, conditions| Member { conditions, ..member(name, &server, sees) };
+    let members = vec![
+        member("blind", &server, |_| ()),
+        with("text", only_text),
+        with("images", only_images.clone()),
+        with("both", Conditions::default()),
+    ];
+    let mixed = route(Choice::Ordered, members);
+    let heard = hear(mixed.ask(picture(), ChatOptions::default())).await;
+    assert_eq!(routed(&heard).0, "images/m");
+    assert_eq!(server.request(0).body["messages"][0]["content"][0]["type"], "image_url");
+    assert_eq!(routed(&ask(&mixed).await).0, "blind/m");
+
+    let ordered = route(Choice::Ordered, vec![with("images", only_images), member("blind", &server, |_| ())]);
+    assert_eq!(routed(&ask(&ordered).await).0, "blind/m", "the request has no images");
+    let blind = route(Choice::Ordered, vec![member("blind", &server, |_| ())]);
+    let error = blind.accepts(&picture()).expect_err("nobody sees").to_string();
+    assert!(error.contains("`messages[0].content[0]`") && error.contains("accepts only text"), "{error}");
+}
+
+#[tokio::test]
+async fn a_text_is_continued_by_the_next_model_after_a_failure_and_never_by_one_that_cannot() {
+    let piece = |text: &str, finish: serde_json::Value| serde_json::json!({"choices": [{"index": 0, "text": text, "finish_reason": finish}]});
+    let usage = || serde_json::json!({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 2}});
+    let texts = move || {
+        stream(&[piece(" a", serde_json::Value::Null), piece(" time", serde_json::json!("length")), usage()])
+    };
+    let (down, good) = (Server::always(|| status(500, "", "x")).await, Server::always(texts).await);
+    let messages_only =
+        UpstreamOptions { name: "c".to_owned(), ..options(crate::UpstreamKind::Anthropic, &good.url) };
+    let messages_only = Member::new(Model::Remote(model(messages_only)));
+    let members = vec![messages_only, member("a", &down, |_| ()), member("b", &good, |_| ())];
+    let route = route(Choice::Ordered, members);
+    let heard = hear(route.ask(Input::Text("Once upon".to_owned()), ChatOptions::default())).await;
+    assert_eq!((heard.outcome().text.as_str(), routed(&heard)), (" a time", ("b/m".to_owned(), 2)));
+    let outcome = heard.outcome();
+    assert_eq!(
+        (outcome.finish.as_str(), outcome.usage.prompt_tokens, outcome.usage.completion_tokens),
+        ("length", 2, 2)
+    );
+    let request = good.request(0);
+    assert!(
+        request.head.starts_with("POST /v1/completions ") && request.body["prompt"] == "Once upon",
+        "{request:?}"
+    );
+    assert_eq!((down.count(), good.count()), (1, 1));
 }

@@ -66,7 +66,7 @@ pub(crate) fn body(question: &Question<'_>) -> Value {
 fn message(message: &ChatMessage) -> Value {
     let mut fields = Map::new();
     fields.insert("role".to_owned(), message.role.as_str().into());
-    fields.insert("content".to_owned(), message.content.as_str().into());
+    fields.insert("content".to_owned(), openai::content(message));
     if !message.tool_calls.is_empty() {
         let calls = message.tool_calls.iter().map(openai::call);
         fields.insert("tool_calls".to_owned(), calls.collect());

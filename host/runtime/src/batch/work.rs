@@ -3,11 +3,11 @@
 use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
 use crate::{
     Invocation, Origin, Outcome, RequestOrigin, RuntimeError, Surface, TenantBudget, WorstCase,
-    batch::Context, dispatch::Dispatch, invocation::OWN_KEY, most_prompt_tokens, name::session_in,
+    batch::Context, dispatch::Dispatch, invocation::OWN_KEY, name::session_in,
 };
 use skep_engine::{
     Affinity, Cancel, EngineError, Priority,
-    chat::{ChatFinish, ChatMessage, ChatOptions, ChatOutcome},
+    chat::{ChatFinish, ChatOptions, ChatOutcome},
 };
 use skep_store::TakenItem;
 use std::{
@@ -49,12 +49,7 @@ pub(super) async fn run(
             // Items of other models do not wait for a load.
             let begun = context.models.get(Some(&item.model)).is_ok().then_some(begun);
             let model = context.models.ready(Some(&item.model)).await?;
-            let texts = messages.iter().map(ChatMessage::text_bytes).sum();
-            let limit = model.sequence_limit();
-            let worst = WorstCase {
-                input_tokens: most_prompt_tokens(texts, messages.len(), limit),
-                output_tokens: options.max_tokens.unwrap_or(limit).try_into().unwrap_or(u32::MAX),
-            };
+            let worst = WorstCase::of_chat(&messages, &options, model.sequence_limit());
             let budget =
                 TenantBudget::open(&context.tokens, &context.store, &item.principal, key.as_deref())?;
             let tokens = budget.meter(model.name(), worst)?;

@@ -10,7 +10,7 @@ use crate::{
     RuntimeError,
     feed::Feed,
     invocation::CALL_KEY,
-    journal::USED,
+    journal::NO_PROGRESS,
     name::{SessionKey, tenant_of},
     session::{Message, Settlement, TurnRequest},
     shutdown::Shutdown,
@@ -45,7 +45,7 @@ impl Dispatch {
     /// Resumes the turns of the last process at startup, after counting their losses. Logs those
     /// that cannot continue yet.
     pub(crate) async fn resume_turns(&self) -> Result<(), RuntimeError> {
-        self.host.store.count_losses(CALL_KEY, USED).await?;
+        self.host.store.count_losses(CALL_KEY, &NO_PROGRESS).await?;
         for OpenTurn { id, agent, session, .. } in self.adopt_turns(None).await? {
             tracing::warn!(
                 agent,

@@ -143,10 +143,32 @@ impl Dispatch {
         }
         let live = || self.host.live.get(&row.id);
         if row.is_open() && live().is_none() {
-            self.adopt_turns(Some(agent)).await?;
+            let left = self.adopt_turns(Some(agent)).await?;
+            if left.iter().any(|open| open.id == row.id) {
+                return self.end_unowned(agent, session, turn).await;
+            }
         }
         if let Some(feed) = live() {
             feed.cancel();
+        }
+        Ok(())
+    }
+
+    /// Ends a turn that nobody can run, because its agent cannot be called, as cancelled.
+    async fn end_unowned(
+        self: &Arc<Self>,
+        agent: &str,
+        session: &str,
+        turn: &str,
+    ) -> Result<(), RuntimeError> {
+        let feed = Feed::new(turn.to_owned());
+        // Somebody else has begun to run or to end it.
+        let Some(live) = self.host.live.enter(&feed) else { return Ok(()) };
+        let row = self.row(agent, session, turn).await?;
+        if row.is_open() {
+            let key = SessionKey { agent: agent.to_owned(), session: session.to_owned() };
+            let (host, error) = (&self.host, RuntimeError::Cancelled);
+            Settlement::for_lost_turn(host, row.key, key, &error, live).await.write(host).await;
         }
         Ok(())
     }

@@ -160,6 +160,30 @@ impl Journal {
         Ok(call)
     }
 
+    /// Returns the result that the guest's next call had before a restart, if that was this one and has ended; otherwise
+    /// no call is made. This is for calls that are only numbered if they fail.
+    pub(crate) fn failed_before<T: DeserializeOwned>(
+        self: &Arc<Self>,
+        identity: &Identity,
+    ) -> Result<Option<T>, Stopped> {
+        let is_next = {
+            let inner = self.lock();
+            let is_of_host = |number: u32| inner.recorded.get(&number).is_some_and(Recorded::is_of_host);
+            let next = inner.recorded.get(&inner.numbers.clone().take(is_of_host));
+            next.is_some_and(|next| next.identity.as_ref() == Some(identity) && next.result.is_some())
+        };
+        if !is_next {
+            return Ok(None);
+        }
+        let mut call = self.call(identity.clone())?;
+        Ok(self.recorded(&mut call)?.map(|(result, _place)| result))
+    }
+
+    /// Returns whether the guest has not repeated all calls that it made before a restart.
+    pub(crate) fn is_replaying(&self) -> bool {
+        !self.lock().recorded.is_empty()
+    }
+
     /// Makes a call that is answered immediately, by `make` or from the journal.
     pub(crate) fn immediate<T: Serialize + DeserializeOwned>(
         self: &Arc<Self>,

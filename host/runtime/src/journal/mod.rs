@@ -30,7 +30,7 @@ pub(crate) use guest_clocks::{GuestMonotonicClock, GuestWallClock};
 use numbers::Numbers;
 pub(crate) use random::{random, seed};
 pub(crate) use reads::{NextRead, Reads};
-pub(crate) use record::{Identity, SUMMARISE, USED};
+pub(crate) use record::{Identity, NO_PROGRESS, SUMMARISE};
 pub(crate) use replay::{Attempt, LeftGeneration, ReplayPosition, left_generations};
 
 use crate::{Clock, Json, RunEvent, RuntimeError, feed::Feed};

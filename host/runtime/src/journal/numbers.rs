@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Numbers {
     /// Number of the guest's next call, unless a call of the host has it.
     next: u32,

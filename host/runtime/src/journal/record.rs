@@ -5,8 +5,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use skep_engine::{ModelDigest, RolledBack, Usage};
 
-/// The beginning of the records that say only what a turn used, by which the store tells them from progress.
-pub(crate) const USED: &[u8] = b"{\"used\":";
+/// Records that are no progress of a turn, as patterns of SQL's `LIKE`: what it used, text without tokens, which another
+/// server wrote and which is made again after a crash, and what the caller was shown of a call without a result.
+pub(crate) const NO_PROGRESS: [&str; 3] =
+    ["{\"used\":%", "{\"tokens\":{\"call\":{%},\"ids\":[],%", "{\"shown\":%"];
 
 /// Name of the call that summarizes a conversation. It is the only call that the host makes on
 /// behalf of the guest.

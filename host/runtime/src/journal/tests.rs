@@ -103,6 +103,34 @@ async fn results_are_replayed_before_the_turn_is_live() {
 }
 
 #[tokio::test]
+async fn a_call_that_is_numbered_only_if_it_fails_is_found_where_it_failed() {
+    let turn = Turn::new().await;
+    let (journal, _) = turn.open().await;
+    let open = || identity("open", 1);
+    let before = |journal: &Arc<Journal>| journal.failed_before::<String>(&open()).expect("readable");
+    assert_eq!(before(&journal), None);
+    assert_eq!(journal.immediate(identity("clock", 0), || 7).expect("live"), 7);
+    assert!(!journal.is_replaying());
+    let call = journal.call(open()).expect("live");
+    journal.ended(&call, &"busy", Vec::new());
+    assert_eq!(before(&journal), None, "the second one succeeds, and has no number");
+    assert_eq!(journal.immediate(identity("clock", 0), || 8).expect("live"), 8);
+    journal.close().await.expect("stored");
+
+    let (journal, _) = turn.open().await;
+    assert!(journal.is_replaying());
+    assert_eq!(before(&journal), None);
+    assert_eq!(journal.immediate(identity("clock", 0), || 99).expect("recorded"), 7);
+    assert_eq!(journal.failed_before::<String>(&identity("open", 2)).expect("readable"), None);
+    assert_eq!(before(&journal).as_deref(), Some("busy"));
+    assert_eq!(before(&journal), None);
+    assert_eq!(journal.immediate(identity("clock", 0), || 99).expect("recorded"), 8);
+    assert!(!journal.is_replaying());
+    journal.close().await.expect("stored");
+    journal.check_replayed().expect("every call was repeated");
+}
+
+#[tokio::test]
 async fn a_host_call_is_found_again_in_either_order() {
     let turn = Turn::new().await;
     let (journal, _) = turn.open().await;

@@ -266,6 +266,28 @@ async fn waiting_turns_run_in_order_after_a_restart() {
 }
 
 #[tokio::test]
+async fn an_open_turn_whose_agent_cannot_be_called_is_cancelled() {
+    let host = Host::start().await;
+    host.deploy("spin", PATIENT, spinner()).await.expect("valid");
+    let mut spins = host.agents.invoke(detached("spin", "spin")).await.expect("taken");
+    spins.next().await.expect("the turn starts").expect("the turn starts");
+    let id = spins.turn_id().to_owned();
+    let without_compiler =
+        crate::RuntimeOptions { compile_timeout: std::time::Duration::ZERO, ..Default::default() };
+    let host = host.restart_with(without_compiler).await;
+    assert_eq!(host.agents.failed_agents().len(), 1);
+    let phase = async || host.agents.turn("spin", "s", &id).await.expect("kept").phase;
+    assert!(matches!(phase().await, TurnPhase::Running { .. }), "nobody can run it, and nobody ended it");
+    host.agents.cancel_turn("spin", "s", &id).await.expect("known");
+    let ended = phase().await;
+    assert!(matches!(&ended, TurnPhase::Failed { code, .. } if code == "cancelled"), "{ended:?}");
+    // Another host leaves it alone.
+    let host = host.restart().await;
+    let error = host.agents.follow("spin", "s", &id).await.expect("kept").outcome().await;
+    assert_eq!(error.expect_err("it was cancelled").code(), "cancelled");
+}
+
+#[tokio::test]
 async fn messages_refused_by_a_full_mailbox_are_not_stored() {
     let host = Host::with(crate::RuntimeOptions { mailbox: 1, ..Default::default() }).await;
     host.deploy("spin", PATIENT, spinner()).await.expect("valid");

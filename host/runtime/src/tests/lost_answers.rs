@@ -56,16 +56,23 @@ async fn asked(host: &Host, remote: &Arc<Scripted>, asked: usize, text: &str) {
 
 #[tokio::test]
 async fn a_turn_that_never_runs_again_is_counted_with_what_a_server_may_bill() {
+    let on_message =
+        relayer().on_message.replace("(i32.store8 offset=128 (i32.const 1024) (i32.const 1))", "");
+    lost_after_three_crashes(Guest { on_message: on_message.leak(), ..relayer() }).await;
+}
+
+#[tokio::test]
+async fn text_that_is_shown_and_made_again_after_each_crash_is_no_progress() {
+    lost_after_three_crashes(relayer()).await;
+}
+
+async fn lost_after_three_crashes(guest: Guest) {
     let finished = vec![Step::Route("far/big", 1), Step::Say("One."), Step::Finish];
     let long: &str = "word".repeat(100).leak();
     let cut = || vec![Step::Say("One "), Step::Say(long), Step::Hang];
     let remote = Scripted::new(None, vec![finished, cut(), cut(), cut()]);
     let mut host = Host::with_models(models(&remote), granting(&["far/*"])).await;
-    // Nothing is shown, so the turn makes no progress from one crash to the next.
-    let on_message =
-        relayer().on_message.replace("(i32.store8 offset=128 (i32.const 1024) (i32.const 1))", "");
-    let hidden = Guest { on_message: on_message.leak(), ..relayer() };
-    host.deploy("chat", REMOTE, hidden).await.expect("valid");
+    host.deploy("chat", REMOTE, guest).await.expect("valid");
     let id = host.agents.invoke(detached("chat", "count")).await.expect("taken").turn_id().to_owned();
     for attempt in 0..3 {
         let usage = "{\"prompt_tokens\":9,\"cached_tokens\":4,\"completion_tokens\":101,";

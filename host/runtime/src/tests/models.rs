@@ -2,11 +2,18 @@
 //! for every interface to a model.
 
 use super::{
-    fixture::{Host, tiny_engine},
+    durability::detached,
+    fixture::{Host, tiny_engine, until},
     guest::Guest,
+    inference::chatter,
+    upstreams::{REMOTE, Scripted, Step, granting, models},
 };
 use crate::{ModelGrant, RuntimeOptions};
 use skep_engine::{LoadProgress, LocalModel, ModelSet, ModelState};
+use std::{
+    sync::{Mutex, mpsc},
+    time::Duration,
+};
 
 /// Opens a conversation with the model that the message names, and appends a message to it. Replies
 /// with `ok`, or with the text of the error, which must be `denied`.
@@ -172,4 +179,38 @@ async fn an_alias_is_pointed_at_another_model_without_a_deployment() {
     assert_eq!(state(&host, "second"), ModelState::Loaded);
     let denied = host.answer("opens", "other", "tiny").await;
     assert!(denied.contains("may not use the model tiny"), "{denied}");
+}
+
+#[tokio::test]
+async fn a_turn_that_runs_again_sees_again_that_a_model_was_being_loaded() {
+    let (release, held) = mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let slow = LocalModel::new("other", "cpu", move |_: &LoadProgress| {
+        held.lock().expect("not poisoned").recv().expect("the test releases it");
+        Ok(tiny_engine("other"))
+    });
+    let slow = LocalModel { load_wait: Duration::from_millis(20), ..slow };
+    let remote =
+        Scripted::new(None, vec![vec![Step::Say("One"), Step::Hang], vec![Step::Say("Two."), Step::Finish]]);
+    let options = || granting(&["*", "far/*"]);
+    let host = Host::with_models(models(&remote).with(slow), options()).await;
+    // The guest goes on only if it does not get the model.
+    let chatter = chatter();
+    let on_message = format!(
+        r#"(call $open (i32.const 516) (i32.const 5) (i32.const 1) (i32.const 516) (i32.const 5) (i32.const 660))
+            (if (i32.eqz (i32.load8_u (i32.const 660))) (then unreachable))
+            {}"#,
+        chatter.on_message
+    );
+    let module = chatter.module.replace("\"main\")", "\"mainother\")");
+    let guest = Guest { module: module.leak(), on_message: on_message.leak(), ..chatter };
+    let settings = format!("{REMOTE}\n[grants]\nmodels = [\"*\"]");
+    host.deploy("chat", &settings, guest).await.expect("valid");
+    let id = host.agents.invoke(detached("chat", "count")).await.expect("taken").turn_id().to_owned();
+    until(async || host.journals().await.contains("One").then_some(())).await;
+    release.send(()).expect("the load waits");
+    until(async || (state(&host, "other") == ModelState::Loaded).then_some(())).await;
+    let host = host.crash().await.start(options()).await;
+    let outcome = host.agents.follow("chat", "s", &id).await.expect("kept").outcome().await;
+    assert_eq!(outcome.expect("the guest sees what it saw").text, "Two.");
 }

@@ -9,7 +9,7 @@ use crate::{ModelGrant, Outcome, RunEvent, RunHandle, RuntimeError, RuntimeOptio
 use futures::StreamExt;
 use skep_engine::{
     EngineError, ModelDigest, ModelSet, RemoteInfo, RemoteModel, UpstreamFault, Usage,
-    chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, RemoteStream, Role, Routed},
+    chat::{ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, Input, RemoteStream, Role, Routed},
 };
 use std::{
     collections::VecDeque,
@@ -56,8 +56,8 @@ impl RemoteModel for Scripted {
         &self.info
     }
 
-    fn chat(&self, messages: Vec<ChatMessage>, _options: ChatOptions) -> RemoteStream {
-        self.asked.lock().expect("not poisoned").push(messages);
+    fn ask(&self, input: Input, _options: ChatOptions) -> RemoteStream {
+        self.asked.lock().expect("not poisoned").push(input.messages().to_vec());
         let steps = self.script.lock().expect("not poisoned").pop_front().expect("the script has an entry");
         let (mut said, mut thought) = (String::new(), String::new());
         let mut begun = false;

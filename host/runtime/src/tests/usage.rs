@@ -152,8 +152,9 @@ async fn a_budget_in_money_ends_the_turns_of_its_tenant_until_midnight() {
     assert!(text.contains("of its 0.0005 USD for today left"), "{text}");
     assert!(text.contains("`money_per_day` under [tenants.local] in skep.toml"), "{text}");
     assert_eq!(in_the_turn.retry_after_ms, 3_600_000);
+    // The seed of a turn is random, and an answer may end after one token, which costs this much.
     let spent = report(&host, UsageBy::Agent).await.total.bills[&"USD".parse().expect("a currency")].cost;
-    assert!(spent > "0.00015".parse().expect("an amount"), "{spent}");
+    assert!(spent > "0.00001".parse().expect("an amount"), "{spent}");
     assert!(spent <= "0.0005".parse().expect("an amount"), "the worst case was reserved: {spent}");
 
     // What was spent survives a restart, and another tenant has its own money.

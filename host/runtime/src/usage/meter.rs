@@ -1,7 +1,10 @@
 //! Counts what requests to models use, however they end.
 
 use super::UsageDay;
-use skep_engine::Usage;
+use skep_engine::{
+    Usage,
+    chat::{ChatMessage, ChatOptions},
+};
 use skep_store::{UsageCounts, UsageRow};
 use std::collections::BTreeMap;
 
@@ -28,6 +31,29 @@ pub(crate) struct ModelUse(BTreeMap<String, UsageCounts>);
 pub struct WorstCase {
     pub input_tokens: usize,
     pub output_tokens: u32,
+}
+
+impl WorstCase {
+    /// Returns the most tokens of a chat. `limit` is the length of the model's context; tools and images may take all
+    /// of it, because their tokens are not those of a text.
+    pub fn of_chat(messages: &[ChatMessage], options: &ChatOptions, limit: usize) -> Self {
+        let has_images = messages.iter().any(|message| !message.images.is_empty());
+        let texts = match has_images || !options.tools.is_empty() {
+            true => limit,
+            false => messages.iter().map(ChatMessage::text_bytes).sum(),
+        };
+        let input_tokens = most_prompt_tokens(texts, messages.len(), limit);
+        WorstCase { input_tokens, output_tokens: most_output(options.max_tokens, limit) }
+    }
+
+    /// Returns the most tokens of a text and of its continuation.
+    pub fn of_text(text: &str, max_tokens: Option<usize>, limit: usize) -> Self {
+        WorstCase { input_tokens: text.len().min(limit), output_tokens: most_output(max_tokens, limit) }
+    }
+}
+
+fn most_output(max_tokens: Option<usize>, limit: usize) -> u32 {
+    u32::try_from(max_tokens.unwrap_or(limit)).unwrap_or(u32::MAX)
 }
 
 /// The usage of one request.
@@ -140,7 +166,7 @@ impl RequestUse {
 
 /// Returns the most tokens that a prompt of this size can have: a token has at least one byte. `limit` is the
 /// length of the model's context.
-pub fn most_prompt_tokens(text_bytes: usize, messages: usize, limit: usize) -> usize {
+pub(crate) fn most_prompt_tokens(text_bytes: usize, messages: usize, limit: usize) -> usize {
     let added = messages.saturating_mul(TOKENS_PER_MESSAGE).saturating_add(TEMPLATE_TOKENS);
     text_bytes.saturating_add(added).min(limit)
 }
@@ -148,6 +174,24 @@ pub fn most_prompt_tokens(text_bytes: usize, messages: usize, limit: usize) -> u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use skep_engine::chat::{Image, ImageSource, ToolSpec};
+
+    #[test]
+    fn images_and_tools_may_take_the_whole_context() {
+        let limit = 10_000;
+        let of = |message: ChatMessage, options: &ChatOptions| WorstCase::of_chat(&[message], options, limit);
+        let (plain, options) =
+            (ChatMessage::user("hello"), ChatOptions { max_tokens: Some(7), ..ChatOptions::default() });
+        assert_eq!(of(plain.clone(), &options), WorstCase { input_tokens: 5 + 32 + 256, output_tokens: 7 });
+        let source = ImageSource::Url("https://a/b".to_owned().into());
+        let images = vec![Image { at: 0, part: 0, source, detail: None }];
+        assert_eq!(of(ChatMessage { images, ..plain.clone() }, &options).input_tokens, limit);
+        let tool =
+            ToolSpec { name: "f".into(), description: String::new(), parameters: serde_json::json!({}) };
+        let calling = ChatOptions { tools: vec![tool], ..ChatOptions::default() };
+        assert_eq!(of(plain, &calling), WorstCase { input_tokens: limit, output_tokens: 10_000 });
+        assert_eq!(WorstCase::of_text("hello", Some(3), 4), WorstCase { input_tokens: 4, output_tokens: 3 });
+    }
 
     #[test]
     fn a_request_that_was_cut_is_an_estimate_and_one_that_never_began_is_nothing() {

@@ -13,8 +13,8 @@ mod report;
 
 pub(crate) use budget::{MoneyBudgets, MoneyShare, NoMoney, Promise};
 pub use day::UsageDay;
-pub(crate) use meter::{ModelUse, RequestUse, Source};
-pub use meter::{WorstCase, most_prompt_tokens};
+pub use meter::WorstCase;
+pub(crate) use meter::{ModelUse, RequestUse, Source, most_prompt_tokens};
 pub use money::{Amount, Currency, Money};
 pub use price::{Price, PriceList, Rate};
 pub use report::{Bill, Unpriced, UsageLine, UsageQuery, UsageReport};

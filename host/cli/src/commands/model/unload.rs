@@ -7,8 +7,8 @@ use crate::commands::HostArgs;
 
 /// Unload a model of a running host, and free its memory
 ///
-/// Requests and turns that use the model may come to their end first. The next request for the model loads it again. Needs an admin key
-/// if the host requires keys.
+/// Requests and turns that use the model may come to their end first. The model stays unloaded until `skep model load`; one with
+/// `load = "demand"` is loaded again by the next request. Needs an admin key if the host requires keys.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

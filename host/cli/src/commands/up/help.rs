@@ -112,14 +112,14 @@ All settings:
   [[upstream]]
              name, kind (\"openai\", \"anthropic\", \"workers-ai\"), url,
              key (\"secret:NAME\") or key_env, models (name, remote_name,
-             context_length, max_output, tools, structured, reasoning,
+             context_length, max_output, tools, structured, reasoning, images,
              prices, as [prices.NAME] has them),
              requests_per_minute, tokens_per_minute, max_in_flight, max_wait_ms,
              connect_ms, first_token_ms, idle_ms, attempts, breaker_failures,
              breaker_cool_down_ms: a server whose models are UPSTREAM/MODEL
   [[route]]  name, choice (\"ordered\", \"weighted\"), first_token_ms, models (model,
-             weight, min_prompt_tokens, max_prompt_tokens, tools, tenants,
-             max_price): the first model that can answers
+             weight, min_prompt_tokens, max_prompt_tokens, tools, images,
+             tenants, max_price): the first model that can answers
   [[webhook]]
              url, topics, secret
 

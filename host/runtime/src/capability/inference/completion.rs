@@ -11,6 +11,7 @@ use crate::{
             attempts::count_lost,
             conversion::{timing, usage},
             generation::{Generated, QUICK_HASH_BYTES, check_model, end, refuse, repeat},
+            model_errors,
             options::{chat_options, tokens_to_reserve},
             progress::Progress,
             record::{GenerationRecord, WrittenUsage},
@@ -34,9 +35,19 @@ pub(crate) async fn complete(
     prompt: String,
     options: GenerateOptions,
 ) -> Generated {
-    let model = match turn.model(model.as_deref()).await {
-        Ok(model) => model,
-        Err(error) => return Ok(Err(error)),
+    let asked = Identity::new("complete-with", &model);
+    if let Some(error) = model_errors::before(&turn, &asked)? {
+        return Ok(Err(error));
+    }
+    let model = loop {
+        match turn.model(model.as_deref()).await {
+            Ok(model) => break model,
+            Err(error) if model_errors::waits(&turn, &error).await => {}
+            Err(error) => {
+                model_errors::note(&turn, asked, &error)?;
+                return Ok(Err(error));
+            }
+        }
     };
     if !options.tools.is_empty() {
         let message = "tools: a completion cannot call tools; use a conversation";

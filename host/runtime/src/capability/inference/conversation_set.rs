@@ -7,11 +7,15 @@ use crate::{
     RuntimeError,
     bindings::types::Error,
     capability::{
-        inference::conversation::{Conversation, ModelChange},
+        inference::{
+            conversation::{Conversation, ModelChange},
+            model_errors,
+        },
         session_room::SessionRoom,
         turn::Turn,
     },
     compute::Compute,
+    journal::Identity,
     name::SessionKey,
 };
 use serde::{Deserialize, Serialize};
@@ -159,24 +163,43 @@ impl ConversationSet {
         name: &str,
         turn: &Turn,
         model: Option<&str>,
-    ) -> Result<Result<Conversation, Error>, RuntimeError> {
+    ) -> wasmtime::Result<Result<Conversation, Error>> {
         if let Some(open) = self.opened.get(name) {
             return Ok(Ok(open.clone()));
         }
-        let opened = match self.stored(name, turn).await? {
-            Some(stored) => self.reopen(name, stored, turn, model).await,
-            None => match self.check_new(name) {
-                Ok(()) => turn
-                    .model(model)
-                    .await
-                    .map(|model| Conversation::new(model, Transcript::new(), self.room.clone(), 0)),
-                Err(error) => Err(error),
-            },
+        let asked = Identity::new("open", &(name, model));
+        if let Some(error) = model_errors::before(turn, &asked)? {
+            return Ok(Err(error));
+        }
+        let opened = loop {
+            match self.try_open(name, turn, model).await? {
+                Err(error) if model_errors::waits(turn, &error).await => {}
+                opened => break opened,
+            }
         };
-        if let Ok(conversation) = &opened {
-            self.opened.insert(name.to_owned(), conversation.clone());
+        match &opened {
+            Ok(conversation) => {
+                self.opened.insert(name.to_owned(), conversation.clone());
+            }
+            Err(error) => model_errors::note(turn, asked, error)?,
         }
         Ok(opened)
+    }
+
+    async fn try_open(
+        &mut self,
+        name: &str,
+        turn: &Turn,
+        model: Option<&str>,
+    ) -> Result<Result<Conversation, Error>, RuntimeError> {
+        if let Some(stored) = self.stored(name, turn).await? {
+            return Ok(self.reopen(name, stored, turn, model).await);
+        }
+        if let Err(error) = self.check_new(name) {
+            return Ok(Err(error));
+        }
+        let model = turn.model(model).await;
+        Ok(model.map(|model| Conversation::new(model, Transcript::new(), self.room.clone(), 0)))
     }
 
     /// Returns the tool name and arguments of a model's call that is waiting for its result.

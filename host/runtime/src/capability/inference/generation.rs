@@ -28,8 +28,7 @@ use crate::{
 };
 use skep_engine::{
     Cancel, EngineError, Model, Timing, Usage,
-    chat::{ChatMessage, ChatOptions, ChatStream, ToolCall, ToolSpec, Transcript},
-    estimated_tokens,
+    chat::{ChatMessage, ChatOptions, ChatStream, ToolCall, ToolSpec, Transcript, estimated_tokens},
 };
 use std::sync::Arc;
 

@@ -10,6 +10,7 @@ mod conversation;
 mod conversation_set;
 mod conversion;
 mod generation;
+mod model_errors;
 mod options;
 mod progress;
 mod record;
