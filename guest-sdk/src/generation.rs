@@ -148,8 +148,8 @@ pub struct Timing {
 pub struct Generation {
     /// The text. It may be empty if there are tool calls.
     pub text: String,
-    /// The model's reasoning before its answer, if the model gave one apart from the text. Models on upstream servers may; a
-    /// model that the host computes gives none, and neither does [`complete`](crate::Context::complete).
+    /// The model's reasoning before its answer, if it was made to reason before it answers.
+    /// [`complete`](crate::Context::complete) gives none.
     pub reasoning: Option<String>,
     /// The calls that the model made, in order.
     pub tool_calls: Vec<ToolCall>,

@@ -255,6 +255,7 @@ pages! {
         asynchronous_batches = "asynchronous-batches",
         mcp = "mcp",
         structured_output_quality = "structured-output-quality",
+        reasoning_and_tools = "reasoning-and-tools",
         tenants_and_keys = "tenants-and-keys",
         usage = "usage",
         requests = "requests",

@@ -19,6 +19,8 @@ mod backup;
 mod batches;
 /// The benchmarks that use a server.
 mod bench;
+/// Published chat templates, compared with how `transformers` renders them.
+mod chat_templates;
 /// The commands of the binary, their output and exit codes.
 mod cli;
 mod clients;

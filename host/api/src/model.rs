@@ -45,6 +45,10 @@ pub struct ModelDetails {
     pub is_default: bool,
     /// Other names of the model.
     pub aliases: Vec<String>,
+    /// The markup in which the model writes tool calls. It is known once the model has been loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub markup: Option<String>,
     /// Sampling parameters of requests that set none. They are known once the model has been loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 
 use anyhow::{Context as _, Result, anyhow};
+use skep_engine::chat::Markup;
 use skep_engine::{Engine, EngineOptions};
 use skep_model::{ExecutorOptions, LoadedModel, ModelError};
 
@@ -47,6 +48,8 @@ pub fn open_engine_as(
         replica.sampling = replica.sampling.take().or_else(|| recommended.clone());
     }
     report_fallback(&model.name, loaded.first().and_then(|model| model.fallback.as_deref()));
+    let shown = loaded.first().map(|model| Markup::of_template(model.template.source()).name);
+    let engine = EngineOptions { markup: engine.markup.or(shown), ..engine };
     let engine =
         Engine::start_replicas(loaded, engine).with_context(|| format!("cannot start {}", model.name))?;
     step.finish("");

@@ -96,7 +96,8 @@ pub fn local_model(
     progress: &Arc<dyn Progress + Send>,
     budget: &Arc<MemoryBudget>,
 ) -> LocalModel {
-    let engine = EngineOptions { context: model.context.or(engine.context), ..engine.clone() };
+    let engine =
+        EngineOptions { context: model.context.or(engine.context), markup: model.markup, ..engine.clone() };
     let budgeted = budgeted(model, options, &engine);
     budget.add(budgeted.clone());
     let (name, device) = (budgeted.name.clone(), budgeted.executor.device.to_string());

@@ -36,6 +36,8 @@ pub struct ModelOptions {
     /// Maximum number of tokens of a sequence.
     pub context: Option<usize>,
     pub kv_tokens: Option<usize>,
+    /// The markup of tool calls, if it is not the one that the model's template shows.
+    pub markup: Option<&'static str>,
     pub load: LoadPolicy,
     pub load_wait: Option<Duration>,
     pub idle_unload: Option<Duration>,

@@ -24,9 +24,10 @@ pub(crate) struct Delta {
 }
 
 impl Detokeniser {
-    pub fn new(tokenizer: &Arc<Tokenizer>, keep_special: bool, stops: Vec<String>) -> Self {
+    /// Creates the text of a generation, in which only the special tokens `kept` are text.
+    pub fn new(tokenizer: &Arc<Tokenizer>, kept: Arc<[u32]>, stops: Vec<String>) -> Self {
         Detokeniser {
-            decoder: TokenDecoder::new(tokenizer.clone(), !keep_special),
+            decoder: TokenDecoder::keeping(tokenizer.clone(), kept),
             stops: StopStrings::new(stops),
         }
     }
@@ -139,7 +140,7 @@ mod tests {
     fn characters_of_several_tokens_are_emitted_whole() {
         let tokenizer = Arc::new(crate::tests::fixture::byte_tokenizer());
         let text = "naïve café 🐝 – ende";
-        let mut detokeniser = Detokeniser::new(&tokenizer, false, vec!["– e".to_string()]);
+        let mut detokeniser = Detokeniser::new(&tokenizer, Arc::default(), vec!["– e".to_string()]);
         let (mut joined, mut stopped) = (String::new(), None);
         for byte in text.bytes() {
             let delta = detokeniser.push(u32::from(byte));
@@ -153,7 +154,7 @@ mod tests {
     #[test]
     fn an_incomplete_character_at_the_end_is_replaced() {
         let tokenizer = Arc::new(crate::tests::fixture::byte_tokenizer());
-        let mut detokeniser = Detokeniser::new(&tokenizer, false, Vec::new());
+        let mut detokeniser = Detokeniser::new(&tokenizer, Arc::default(), Vec::new());
         assert_eq!(detokeniser.push(u32::from("é".as_bytes()[0])).text, "");
         assert_eq!(detokeniser.finish().text, "\u{FFFD}");
     }

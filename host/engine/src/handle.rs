@@ -95,6 +95,7 @@ impl Engine {
                 models.iter().map(|model| (model.device.as_str(), model.executor.plan())),
             ),
             sampling: first.sampling.clone().unwrap_or_default(),
+            markup: options.markup,
             created_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
         let (tokenizer, template) = (first.tokenizer.clone(), first.template.clone());

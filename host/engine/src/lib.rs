@@ -72,7 +72,8 @@ pub use observation::{
 };
 pub use options::{DraftLimits, EngineOptions, Routing, Speculation};
 pub use request::{
-    Affinity, BeforeCalls, CallMarkup, CallableTool, Constraint, GenerateRequest, Priority, ToolCallForm,
+    Affinity, AnswerMarkup, BeforeCalls, CallMarkup, CallPart, CallableTool, Constraint, GenerateRequest,
+    ObjectMarkup, ParameterMarkup, PartsMarkup, Priority, Thinking, ToolCallForm,
 };
 pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
 pub use stats::EngineStats;

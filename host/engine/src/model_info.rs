@@ -20,5 +20,8 @@ pub struct ModelInfo {
     pub memory: MemoryPlan,
     /// The sampling parameters of a request that sets none.
     pub sampling: Sampling,
+    /// The name of the markup in which the model writes calls, if it was chosen when the engine started. Otherwise the
+    /// template shows it.
+    pub markup: Option<&'static str>,
     pub created_unix_s: u64,
 }

@@ -29,6 +29,8 @@ pub struct EngineOptions {
     pub speculation: Speculation,
     /// The shares of tenants and agents in each replica while demand exceeds capacity.
     pub weights: InForce<Weights>,
+    /// The name of the markup in which the model writes calls; `None` takes the one that its template shows.
+    pub markup: Option<&'static str>,
     /// Receives the number of tokens that each tenant got.
     pub meter: Option<Arc<dyn TokenMeter>>,
     /// Records every step.
@@ -47,6 +49,7 @@ impl Default for EngineOptions {
             routing: Routing::default(),
             speculation: Speculation::Off,
             weights: InForce::default(),
+            markup: None,
             meter: None,
             timeline: None,
         }

@@ -71,14 +71,13 @@ pub enum Constraint {
 }
 
 impl Constraint {
-    /// Returns whether the output contains JSON whose form Skep knows.
+    /// Returns whether the output contains JSON whose form is known here.
     pub(crate) fn writes_json(&self) -> bool {
         matches!(self, Constraint::JsonSchema(_) | Constraint::JsonObject | Constraint::ToolCalls(_))
     }
 }
 
-/// The form of an answer that calls tools. A call is `OPEN {"name": "…", "arguments": {…}} CLOSE`, written in
-/// any form of the accepted set.
+/// The form of an answer that calls tools. JSON in it is written in any form of the accepted set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolCallForm {
     /// The tools that may be called.
@@ -108,9 +107,18 @@ pub enum BeforeCalls {
     Answer(Box<Constraint>),
 }
 
-/// The markup around calls.
+/// The way in which a model writes calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CallMarkup {
+pub enum CallMarkup {
+    /// A call is `OPEN {"name": "…", "arguments": {…}} CLOSE`.
+    Object(ObjectMarkup),
+    /// A call is a sequence of parts.
+    Parts(PartsMarkup),
+}
+
+/// The markup around calls that are JSON objects.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectMarkup {
     pub open: String,
     pub close: String,
     /// The text that a template writes between two calls.
@@ -119,6 +127,105 @@ pub struct CallMarkup {
     pub open_is_special: bool,
     /// Texts of the markup, besides `open`, that free text never contains.
     pub reserved: Vec<String>,
+}
+
+/// The parts of a markup, in the order in which they are written.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartsMarkup {
+    /// The parts before free text, or before the answer that replaces calls.
+    pub before_text: Vec<CallPart>,
+    /// The parts before the first call.
+    pub before: Vec<CallPart>,
+    /// The parts of one call, one of which is the name.
+    pub call: Vec<CallPart>,
+    pub between: Vec<CallPart>,
+    /// The parts after the last call.
+    pub after: Vec<CallPart>,
+    /// Whether calls stand only at the beginning of an answer, with no text before them.
+    pub only_first: bool,
+    /// Texts that free text never contains.
+    pub reserved: Vec<String>,
+}
+
+/// One part of a call, or of the markup around it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CallPart {
+    Text(String),
+    /// A special token of the tokenizer, with its text.
+    Token(u32, String),
+    /// White space that may be written in another way, or left out.
+    Gap(String),
+    /// The name of the tool.
+    Name,
+    /// A number that counts calls.
+    Number,
+    /// An id of nine letters and digits.
+    Id,
+    /// The arguments, as a JSON object.
+    Arguments,
+    /// The arguments one by one.
+    Parameters(ParameterMarkup),
+}
+
+/// The way in which a markup writes one argument: its name, and its value as JSON or, if it is a string, as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParameterMarkup {
+    pub before_name: Vec<CallPart>,
+    /// The parts between the name and a string.
+    pub before_string: Vec<CallPart>,
+    /// The parts between the name and JSON.
+    pub before_json: Vec<CallPart>,
+    pub after_value: Vec<CallPart>,
+    /// The text that ends a value, which no string contains.
+    pub close: String,
+}
+
+impl CallMarkup {
+    /// Returns the text right before the tool of a call, by which calls are found in the output. `None` means that
+    /// the arguments are not one JSON object.
+    pub(crate) fn opener(&self) -> Option<String> {
+        match self {
+            CallMarkup::Object(markup) => Some(markup.open.clone()),
+            CallMarkup::Parts(markup) => {
+                let name = markup.call.iter().position(|part| *part == CallPart::Name)?;
+                markup.call.contains(&CallPart::Arguments).then_some(())?;
+                let mut text = String::new();
+                for part in markup.call[..name].iter().rev() {
+                    match part {
+                        CallPart::Text(part) | CallPart::Token(_, part) => text.insert_str(0, part),
+                        _ => break,
+                    }
+                }
+                Some(text)
+            }
+        }
+    }
+}
+
+/// The markup of an output besides its constraint.
+#[derive(Debug, Clone, Default)]
+pub struct AnswerMarkup {
+    /// The special tokens whose text is part of the text.
+    pub kept_special: Arc<[u32]>,
+    pub thinking: Option<Thinking>,
+}
+
+/// The reasoning of a model before its answer. The constraint on an output binds what follows the reasoning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Thinking {
+    /// Whether the prompt ends within the reasoning.
+    pub is_open: bool,
+    /// The tokens with which an output begins its reasoning. Unless the prompt does it, they are forced if the output
+    /// has a constraint or a budget.
+    pub begin: Vec<u32>,
+    /// The token that ends the reasoning.
+    pub end: u32,
+    /// Tokens between the reasoning and the answer, which are forced before a constraint or after a budget.
+    pub between: Vec<u32>,
+    /// Tokens that belong to the answer and end the reasoning, too.
+    pub interrupts: Vec<u32>,
+    /// Maximum number of tokens of the reasoning; after them, its end is forced.
+    pub budget: Option<usize>,
 }
 
 /// One generation.
@@ -144,8 +251,7 @@ pub struct GenerateRequest {
     /// `Some(n)` scores the prompt too. Every prompt position is then computed (no prefix is reused), in chunks
     /// no longer than the executor's logit rows.
     pub prompt_logprobs: Option<u32>,
-    /// Whether the text contains the text of special tokens.
-    pub keep_special: bool,
+    pub markup: AnswerMarkup,
     /// Output that an earlier run of the same request produced before it was cut off. It is taken over,
     /// reported again, and counted as produced; then the generation continues with the draw that would have
     /// come next.
@@ -172,7 +278,7 @@ impl GenerateRequest {
             constraint: None,
             top_logprobs: None,
             prompt_logprobs: None,
-            keep_special: false,
+            markup: AnswerMarkup::default(),
             resume: Vec::new(),
             resume_rolled_back: RolledBack::default(),
             affinity: Affinity::default(),

@@ -5,10 +5,11 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use skep_engine::chat::Markup;
 use skep_model::DeviceChoice;
 
 use super::parsed;
@@ -55,6 +56,8 @@ pub struct ModelConfig {
     #[serde(deserialize_with = "number::<256, 4_294_967_295, _, _>")]
     pub kv_tokens: Option<usize>,
     pub load: LoadConfig,
+    /// The markup in which the model writes tool calls; by default the one that its chat template shows.
+    pub markup: Option<String>,
     /// Time that a request waits for the model to be loaded.
     #[serde(deserialize_with = "number::<1, 3_600, _, _>")]
     pub load_wait_s: Option<u64>,
@@ -127,6 +130,7 @@ impl ModelConfig {
             pipeline_parallel: self.pp,
             context: self.context,
             kv_tokens: self.kv_tokens,
+            markup: self.markup.as_deref().map(markup).transpose()?,
             load: match self.load {
                 LoadConfig::Start => LoadPolicy::Start,
                 LoadConfig::Demand => LoadPolicy::Demand,
@@ -135,6 +139,12 @@ impl ModelConfig {
             idle_unload: self.idle_unload_s.map(Duration::from_secs),
         })
     }
+}
+
+fn markup(name: &str) -> Result<&'static str> {
+    Markup::named(name).map(|markup| markup.name).map_err(|why| {
+        anyhow!("markup: {why}\n  hint: leave it out to use the markup that the model's chat template shows")
+    })
 }
 
 impl<'de> Deserialize<'de> for ModelSetting {
@@ -176,7 +186,7 @@ mod tests {
     fn several_models_come_from_the_file_with_their_settings() {
         let text = "[[model]]\nsource = \"smollm2-135m\"\n[[model]]\nname = \"big\"\nsource = \"hf:a/b\"\n\
                     aliases = [\"smart\"]\ndefault = true\ndevice = \"cuda:1\"\nreplicas = 2\ntp = 2\npp = 1\ncontext = 4096\n\
-                    kv_tokens = 8192\nload = \"demand\"\nload_wait_s = 5\nidle_unload_s = 600\n";
+                    kv_tokens = 8192\nload = \"demand\"\nload_wait_s = 5\nidle_unload_s = 600\nmarkup = \"kimi-k2\"\n";
         let models = applied(text).expect("valid").models;
         assert_eq!(models[0], ModelOptions::of("smollm2-135m"));
         let big = &models[1];
@@ -185,6 +195,7 @@ mod tests {
         assert_eq!(big.device.expect("given").to_string(), "cuda:1");
         assert_eq!((big.replicas.map(NonZeroUsize::get), big.tensor_parallel), (Some(2), Some(2)));
         assert_eq!((big.context, big.kv_tokens), (Some(4096), Some(8192)));
+        assert_eq!(big.markup, Some("kimi-k2"));
         assert_eq!(big.load_wait, Some(Duration::from_secs(5)));
         assert_eq!(big.idle_unload, Some(Duration::from_secs(600)));
         assert_eq!(applied("model = \"x.gguf\"").expect("valid").model, "x.gguf");
@@ -197,6 +208,7 @@ mod tests {
             ("[[model]]\n", "[[model]]: a model has neither `name` nor `source`"),
             ("[[model]]\nname = \"a\"\n[[model]]\nname = \"a\"\n", "[[model]]: two models are called \"a\""),
             ("[[model]]\nname = \"a/b\"\n", "contains \"/\""),
+            ("[[model]]\nname = \"a\"\nmarkup = \"klingon\"\n", "the markups are deepseek-v3, "),
             ("[[model]]\nname = \"a\"\nloads = \"demand\"\n", "line 3"),
             ("[[model]]\nname = \"a\"\ncontext = 1\n", "must be between 16 and 16777216"),
         ] {

@@ -20,6 +20,22 @@ pub(crate) fn tokenizer() -> Tokenizer {
         .expect("the fixture is a tokenizer")
 }
 
+/// Returns the same tokenizer with further special tokens.
+pub(crate) fn tokenizer_with(specials: &[&str]) -> Tokenizer {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizer/byte-level-chatml.json");
+    let text = std::fs::read_to_string(path).expect("the fixture exists");
+    let mut json: serde_json::Value = serde_json::from_str(&text).expect("the fixture is JSON");
+    let first = json["model"]["vocab"].as_object().expect("a vocabulary").len();
+    let added = json["added_tokens"].as_array_mut().expect("a list");
+    for (index, content) in specials.iter().enumerate() {
+        let mut token = added[0].clone();
+        (token["id"], token["content"]) = ((first + index).into(), (*content).into());
+        added.push(token);
+    }
+    Tokenizer::from_json(json.to_string().as_bytes()).expect("the fixture is a tokenizer")
+}
+
 /// Starts an engine whose model produces `scripts`, one for each generation. A text is followed by the end of
 /// turn, unless a limit cuts it. If a constraint forbids the next token, the model produces the first token
 /// that the constraint allows.
@@ -28,9 +44,20 @@ pub(super) fn engine(template: ChatTemplate, scripts: &[&str]) -> Engine {
 }
 
 pub(super) fn engine_with(template: ChatTemplate, scripts: &[&str], options: EngineOptions) -> Engine {
-    let tokenizer = Arc::new(tokenizer());
+    engine_of(tokenizer(), SpecialTokens::Literal, template, scripts, options)
+}
+
+/// Starts an engine with another tokenizer. `special` says whether scripts contain special tokens.
+pub(super) fn engine_of(
+    tokenizer: Tokenizer,
+    special: SpecialTokens,
+    template: ChatTemplate,
+    scripts: &[&str],
+    options: EngineOptions,
+) -> Engine {
+    let tokenizer = Arc::new(tokenizer);
     let encode = |text: &&str| {
-        let mut tokens = tokenizer.encode(text, SpecialTokens::Literal).expect("scripts can be encoded");
+        let mut tokens = tokenizer.encode(text, special).expect("scripts can be encoded");
         tokens.push(EOS);
         tokens
     };
@@ -43,7 +70,7 @@ pub(super) fn engine_with(template: ChatTemplate, scripts: &[&str], options: Eng
             max_sequences: 16,
             page_count: 512,
             context_length: 4096,
-            vocabulary_size: 320,
+            vocabulary_size: tokenizer.vocabulary_size().max(320),
         },
         plan: MemoryPlan::default(),
         scripts: Mutex::new(scripts.into_iter()),
@@ -127,10 +154,15 @@ impl Executor for Scripted {
                 let script =
                     &self.running.iter().find(|(prompt, _)| prompt == row.prompt).expect("just added").1;
                 let wanted = script.get(row.output.len()).copied().unwrap_or(EOS);
-                let allowed =
-                    |id: u32| row.mask.is_none_or(|mask| mask[id as usize / 32] >> (id % 32) & 1 == 1);
-                let token =
-                    if allowed(wanted) { wanted } else { (0..320).find(|&id| allowed(id)).expect("a token") };
+                let allowed = |id: u32| {
+                    !row.banned.contains(&id)
+                        && row.mask.is_none_or(|mask| mask[id as usize / 32] >> (id % 32) & 1 == 1)
+                };
+                let token = if allowed(wanted) {
+                    wanted
+                } else {
+                    (0..self.limits.vocabulary_size as u32).find(|&id| allowed(id)).expect("a token")
+                };
                 let logprob = row.top_logprobs.map(|_| -1.0);
                 Ok(RowOutput { token, logprob, top: Vec::new() })
             })

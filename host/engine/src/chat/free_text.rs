@@ -3,24 +3,30 @@
 //! Invariant: if tools are described but none may be called, the answer contains no tool markup. Without this,
 //! a model that has seen calls writes one as text, and nobody answers it.
 
-use super::markup::{OPEN, RESERVED};
+use super::dialect::Dialect;
+use super::markup::Reading;
 use super::message::ToolChoice;
 use super::options::ChatOptions;
 use crate::Constraint;
 use crate::constraint::text_without;
 
 /// Returns the constraint on the text, if one is needed. An answer with a form of its own is left to that form.
-pub(super) fn constraint(options: &ChatOptions) -> Option<Constraint> {
+pub(super) fn constraint(options: &ChatOptions, dialect: &Dialect) -> Option<Constraint> {
     let is_described = !options.tools.is_empty() && options.tool_choice == ToolChoice::None;
     if !is_described || options.output.is_some() {
         return None;
     }
-    Some(Constraint::Lark(format!("start: TEXT\n{}", text_without([OPEN].into_iter().chain(RESERVED)))))
+    // Channels are special tokens, which a text cannot contain, and the text comes after one.
+    if matches!(dialect.markup.reading, Reading::Harmony) {
+        return None;
+    }
+    Some(Constraint::Lark(format!("start: TEXT\n{}", text_without(dialect.markup.marks()))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chat::markup::{OPEN, RESERVED};
     use crate::chat::{ChatFinish, ChatMessage, ToolSpec, chat, fixture};
     use serde_json::json;
     use skep_model::ChatTemplate;

@@ -10,14 +10,15 @@ use futures::Stream;
 use skep_model::{SpecialTokens, Tokenizer};
 
 use super::answer::{ChatEvent, ChatFinish, ChatOutcome};
-use super::message::ToolCall;
+use super::message::{ToolCall, ToolSpec};
 use super::options::ChatOptions;
 use super::prompt::Prompt;
-use super::tool_parser::{ParsedEvent, ToolParser};
+use super::reading::AnswerReader;
+use super::tool_parser::ParsedEvent;
 use super::{free_text, tool_grammar};
 use crate::{
-    Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, Token, TokenEvent,
-    TokenLogprob, TokenStream,
+    Dialect, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, SchemaValidator,
+    Token, TokenEvent, TokenLogprob, TokenStream,
 };
 
 /// The events of one answer of a local model. Dropping it cancels the generation.
@@ -25,21 +26,54 @@ pub(crate) struct LocalAnswer {
     tokens: TokenStream,
     tokenizer: Arc<Tokenizer>,
     end_tokens: Vec<u32>,
-    keeps_special: bool,
-    /// Finds calls in the text; `None` if the text is not searched for calls.
-    parser: Option<ToolParser>,
+    /// The special tokens whose text is part of the text.
+    kept_special: Arc<[u32]>,
+    reader: AnswerReader,
     prompt: Prompt,
     ready: VecDeque<ChatEvent>,
     /// Log-probabilities of tokens whose text has not been reported yet.
     logprobs: Vec<TokenLogprob>,
     produced: Vec<u32>,
     rolled_back: RolledBack,
-    text: String,
-    raw: String,
-    tool_calls: Vec<ToolCall>,
+    said: Told,
     /// Whether the answer must have a form or be a call.
     must_be_whole: bool,
+    check: CallCheck,
     ended: bool,
+}
+
+/// The parts of an answer that events have told.
+#[derive(Default)]
+struct Told {
+    text: String,
+    reasoning: String,
+    /// All of it as the model wrote it.
+    raw: String,
+    tool_calls: Vec<ToolCall>,
+}
+
+/// The check of complete calls, where nothing follows their arguments while they are generated.
+struct CallCheck {
+    tools: Vec<ToolSpec>,
+    /// The flaw of a call, which ends the answer after the events before it.
+    flaw: Option<EngineError>,
+}
+
+impl CallCheck {
+    /// Returns whether this call or an earlier one has arguments that do not satisfy the schema of its tool.
+    fn fails(&mut self, call: &ToolCall) -> bool {
+        self.flaw = self.flaw.take().or_else(|| self.flaw_of(call));
+        self.flaw.is_some()
+    }
+
+    fn flaw_of(&self, call: &ToolCall) -> Option<EngineError> {
+        let tool = self.tools.iter().find(|tool| tool.name == call.name)?;
+        let validator = SchemaValidator::compile(&tool.parameters, Dialect::Backtracking).ok()?;
+        let arguments = serde_json::from_str(&call.arguments).unwrap_or_default();
+        let reason = validator.check(&arguments).err()?.to_string();
+        let place = format!("the whole of the arguments of `{}`", call.name);
+        Some(EngineError::SchemaUnsatisfied { place, reason, rolled_back: 0 })
+    }
 }
 
 impl LocalAnswer {
@@ -49,13 +83,15 @@ impl LocalAnswer {
         options: ChatOptions,
     ) -> Result<LocalAnswer, EngineError> {
         let tokenizer = engine.tokenizer().clone();
-        let keeps_special = options.calls_tools() && tool_grammar::marker_is_special(&tokenizer);
+        let dialect = super::dialect::Dialect::of_engine(engine);
+        let kept_special = dialect.kept_special(&options);
         let mut request = GenerateRequest::new(prompt.tokens.clone());
         if !options.unconstrained {
-            let constraint = tool_grammar::constraint(&options, &tokenizer)?;
-            request.constraint = constraint.or_else(|| free_text::constraint(&options));
+            let constraint = tool_grammar::constraint(&options, &dialect, &tokenizer)?;
+            request.constraint = constraint.or_else(|| free_text::constraint(&options, &dialect));
         }
-        request.keep_special = keeps_special;
+        request.markup.kept_special = kept_special.clone();
+        request.markup.thinking = dialect.thinking(&prompt.text, &tokenizer, &options);
         request.sampling = options.sampling.clone();
         request.seed = options.seed;
         request.max_tokens = options.max_tokens;
@@ -69,20 +105,27 @@ impl LocalAnswer {
         request.deadline = options.deadline;
         let tokens =
             engine.generate(request).map_err(|error| tool_grammar::explain(error, engine, &options))?;
+        let searched = options.calls_tools().then_some(options.tools.as_slice());
+        let reader = AnswerReader::new(&dialect, &prompt.text, searched);
         Ok(LocalAnswer {
             tokens,
             tokenizer,
             end_tokens: engine.info().eos.clone(),
-            keeps_special,
-            parser: options.calls_tools().then(ToolParser::new),
+            kept_special,
+            reader,
             prompt,
             ready: VecDeque::new(),
             logprobs: Vec::new(),
             produced: Vec::new(),
             rolled_back: RolledBack::default(),
-            text: String::new(),
-            raw: String::new(),
-            tool_calls: Vec::new(),
+            said: Told::default(),
+            check: CallCheck {
+                tools: match !options.unconstrained && dialect.markup.writes_parameters() {
+                    true => options.tools.clone(),
+                    false => Vec::new(),
+                },
+                flaw: None,
+            },
             must_be_whole: !options.unconstrained && (options.output.is_some() || options.must_call()),
             ended: false,
         })
@@ -115,6 +158,10 @@ impl LocalAnswer {
         loop {
             if let Some(event) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
+            }
+            if let Some(flaw) = self.check.flaw.take() {
+                self.ended = true;
+                return Poll::Ready(Some(Err(flaw)));
             }
             if self.ended {
                 return Poll::Ready(None);
@@ -152,11 +199,8 @@ impl LocalAnswer {
         if delta.is_empty() {
             return;
         }
-        self.raw.push_str(delta);
-        let parsed = match &mut self.parser {
-            Some(parser) => parser.push(delta),
-            None => vec![ParsedEvent::Text(delta.to_owned())],
-        };
+        self.said.raw.push_str(delta);
+        let parsed = self.reader.push(delta);
         self.tell(parsed);
     }
 
@@ -164,17 +208,26 @@ impl LocalAnswer {
         for event in parsed {
             self.ready.push_back(match event {
                 ParsedEvent::Text(delta) => {
-                    self.text.push_str(&delta);
+                    self.said.text.push_str(&delta);
                     ChatEvent::Text { delta, logprobs: std::mem::take(&mut self.logprobs) }
+                }
+                ParsedEvent::Reasoning(delta) => {
+                    // The log-probabilities of reasoning belong to no text either.
+                    self.logprobs.clear();
+                    self.said.reasoning.push_str(&delta);
+                    ChatEvent::Reasoning { delta }
                 }
                 ParsedEvent::CallStarted { index, id, name } => {
                     ChatEvent::ToolCallStarted { index, id, name }
                 }
                 ParsedEvent::Arguments { index, delta } => ChatEvent::ToolCallArguments { index, delta },
                 ParsedEvent::CallFinished { index, call } => {
+                    if self.check.fails(&call) {
+                        return;
+                    }
                     // The log-probabilities of the call's own tokens belong to no text.
                     self.logprobs.clear();
-                    self.tool_calls.push(call.clone());
+                    self.said.tool_calls.push(call.clone());
                     ChatEvent::ToolCallFinished { index, call }
                 }
             });
@@ -184,33 +237,35 @@ impl LocalAnswer {
     fn finish(&mut self, finished: Finished) {
         let cut = finished.reason.cuts_off();
         self.say(&finished.text_rest);
-        let in_call = self.parser.as_ref().is_some_and(ToolParser::is_in_call);
-        if let Some(parser) = &mut self.parser {
-            let rest = parser.finish(cut);
-            self.tell(rest);
-        } else if !self.logprobs.is_empty() {
+        let in_call = self.reader.is_in_call();
+        let rest = self.reader.finish(cut);
+        self.tell(rest);
+        if self.check.flaw.is_some() {
+            return;
+        }
+        if self.reader.is_plain() && !self.logprobs.is_empty() {
             let logprobs = std::mem::take(&mut self.logprobs);
             self.ready.push_back(ChatEvent::Text { delta: String::new(), logprobs });
         }
         // A stop string after a whole call cuts nothing off.
-        let has_calls = !self.tool_calls.is_empty() && finished.reason != FinishReason::Length;
+        let has_calls = !self.said.tool_calls.is_empty() && finished.reason != FinishReason::Length;
         let cut_off = cut && (in_call || self.must_be_whole && !has_calls);
         let finish = match finished.reason {
             FinishReason::Length => ChatFinish::Length,
             _ if cut_off => ChatFinish::Length,
-            _ if !self.tool_calls.is_empty() => ChatFinish::ToolCalls,
+            _ if !self.said.tool_calls.is_empty() => ChatFinish::ToolCalls,
             _ => ChatFinish::Stop,
         };
-        let raw = std::mem::take(&mut self.raw);
+        let Told { text, reasoning, raw, tool_calls } = std::mem::take(&mut self.said);
         let tokens = self.history_tokens(finished.tokens, &finished.reason, &raw);
         let stopped_by = match finished.reason {
             FinishReason::Stop(stop) => Some(stop),
             _ => None,
         };
         self.ready.push_back(ChatEvent::Finished(ChatOutcome {
-            text: std::mem::take(&mut self.text),
-            reasoning: String::new(),
-            tool_calls: std::mem::take(&mut self.tool_calls),
+            text,
+            reasoning,
+            tool_calls,
             finish,
             stopped_by,
             cut_off,
@@ -244,7 +299,7 @@ impl LocalAnswer {
     fn cut_at_text(&self, mut tokens: Vec<u32>, raw: &str) -> Vec<u32> {
         let (mut kept, mut kept_bytes, mut bytes) = (0, 0, 0);
         for (index, &id) in tokens.iter().enumerate() {
-            let hidden = self.tokenizer.is_special(id) && !self.keeps_special;
+            let hidden = self.tokenizer.is_special(id) && !self.kept_special.contains(&id);
             let piece = if hidden { &[][..] } else { self.tokenizer.token_bytes(id).unwrap_or_default() };
             if !raw.as_bytes()[bytes..].starts_with(piece) {
                 break;

@@ -146,6 +146,22 @@ impl ToolCall {
         random.drain(..8);
         format!("call_{random}")
     }
+
+    /// Returns the arguments as an object. Arguments that are none become its only member.
+    pub(super) fn arguments_object(&self) -> serde_json::Map<String, Value> {
+        let text = self.arguments.trim();
+        let value = match serde_json::from_str(text) {
+            Ok(Value::String(inner)) => serde_json::from_str(&inner).unwrap_or(Value::String(inner)),
+            Ok(value) => value,
+            Err(_) if text.is_empty() => Value::Null,
+            Err(_) => Value::String(text.to_owned()),
+        };
+        match value {
+            Value::Object(members) => members,
+            Value::Null => serde_json::Map::new(),
+            other => serde_json::Map::from_iter([("arguments".to_owned(), other)]),
+        }
+    }
 }
 
 /// Whether the model calls a tool.

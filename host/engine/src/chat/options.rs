@@ -24,6 +24,8 @@ pub struct ChatOptions {
     pub examples: Vec<ChatMessage>,
     /// Whether one answer may make several calls.
     pub parallel_tool_calls: bool,
+    #[serde(default, skip_serializing_if = "Reasoning::is_default")]
+    pub reasoning: Reasoning,
     /// The form of the answer if it makes no call.
     pub output: Option<Constraint>,
     /// Whether the model writes freely: calls are found, but neither they nor the output must have their form.
@@ -66,6 +68,7 @@ impl Default for ChatOptions {
             tool_choice: ToolChoice::Auto,
             examples: Vec::new(),
             parallel_tool_calls: true,
+            reasoning: Reasoning::default(),
             output: None,
             unconstrained: false,
             sampling: Sampling::default(),
@@ -86,6 +89,26 @@ impl Default for ChatOptions {
     }
 }
 
+/// The reasoning that a request wants before the answer. A model without reasoning has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reasoning {
+    /// Whether the model reasons; `None` leaves that to its template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// The effort in the model's own words, for templates that ask for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effort: Option<String>,
+    /// Maximum number of tokens of the reasoning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<usize>,
+}
+
+impl Reasoning {
+    fn is_default(&self) -> bool {
+        *self == Reasoning::default()
+    }
+}
+
 /// The part of a prompt before the first message of its conversation, besides the system message. It is the
 /// same in every conversation with the same tools, so it is computed once.
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,11 +116,13 @@ pub struct Opening<'a> {
     pub tools: &'a [ToolSpec],
     /// See [`ChatOptions::examples`].
     pub examples: &'a [ChatMessage],
+    /// Decides how the prompt ends.
+    pub reasoning: Option<&'a Reasoning>,
 }
 
 impl ChatOptions {
     pub fn opening(&self) -> Opening<'_> {
-        Opening { tools: &self.tools, examples: &self.examples }
+        Opening { tools: &self.tools, examples: &self.examples, reasoning: Some(&self.reasoning) }
     }
 
     /// Returns whether the output is searched for calls.

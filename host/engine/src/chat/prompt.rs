@@ -6,9 +6,10 @@
 
 use skep_model::{SpecialTokens, Tokenizer};
 
+use super::dialect::Dialect;
 use super::message::ChatMessage;
 use super::options::Opening;
-use super::render::{self, Rendering};
+use super::render::{Renderer, Rendering};
 use crate::{Cancel, Engine, EngineError};
 
 /// A text with more bytes per token of the context than this probably does not fit.
@@ -29,7 +30,7 @@ pub(super) fn render_and_encode(
     opening: Opening<'_>,
     cancel: &Cancel,
 ) -> Result<Prompt, EngineError> {
-    let rendering = render::render(engine.template(), engine.tokenizer(), messages, opening)?;
+    let rendering = Renderer::of(engine, &Dialect::of_engine(engine)).render(messages, opening, "")?;
     let tokens = encode_whole(engine, &rendering, cancel)?;
     Ok(Prompt { text: rendering.text, tokens })
 }
@@ -48,6 +49,39 @@ pub(super) fn encode_whole(
 ) -> Result<Vec<u32>, EngineError> {
     refuse_oversized(engine, &rendering.text, cancel)?;
     Ok(with_bos(engine, encode_from(engine.tokenizer(), rendering, 0)?))
+}
+
+/// Encodes a text that begins like that of `known` tokens: these are taken over up to the last special token before the
+/// difference, and only the rest is encoded.
+pub(super) fn encode_after(
+    engine: &Engine,
+    rendering: &Rendering,
+    known: &[u32],
+    cancel: &Cancel,
+) -> Result<Vec<u32>, EngineError> {
+    let tokenizer = engine.tokenizer();
+    let (mut at, mut kept, mut kept_bytes) = (0, 0, 0);
+    for (index, id) in known.iter().enumerate() {
+        let bytes = tokenizer.token_bytes(*id).unwrap_or_default();
+        let is_special = tokenizer.is_special(*id);
+        // Special tokens that a message spells are text.
+        let is_literal = is_special && rendering.literals.iter().any(|literal| literal.contains(&at));
+        if !is_literal && rendering.text.as_bytes()[at..].starts_with(bytes) {
+            at += bytes.len();
+        } else if !is_special || index > 0 {
+            break;
+        }
+        if is_special && rendering.text.is_char_boundary(at) {
+            (kept, kept_bytes) = (index + 1, at);
+        }
+    }
+    if kept_bytes == 0 {
+        return encode_whole(engine, rendering, cancel);
+    }
+    refuse_oversized(engine, &rendering.text[kept_bytes..], cancel)?;
+    let mut tokens = known[..kept].to_vec();
+    tokens.extend(encode_from(tokenizer, rendering, kept_bytes)?);
+    Ok(tokens)
 }
 
 fn with_bos(engine: &Engine, mut tokens: Vec<u32>) -> Vec<u32> {

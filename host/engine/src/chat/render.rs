@@ -4,20 +4,21 @@
 //! ranges in which a message or a tool contains the text of a special token, so that these ranges can be
 //! encoded as plain text.
 //!
-//! A template that supports tools and writes Skep's markup gets the tools as they are. For any other template,
+//! A template that shows tools in the markup of the model gets tools, calls and results as data. For any other template,
 //! the system message describes the tools, and their results are sent as user messages.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use serde_json::{Value, json};
 use skep_model::{ChatTemplate, Tokenizer, spelled_json};
-use uuid::Uuid;
 
-use super::markup::{self, CLOSE, OPEN, RESPONSE_CLOSE, RESPONSE_OPEN, TOOLS_CLOSE, TOOLS_OPEN};
-use super::message::{ChatMessage, Role, ToolSpec};
+use super::dialect::Dialect;
+use super::guard::Guard;
+use super::markup::{CLOSE, Markup, OPEN, RESPONSE_CLOSE, RESPONSE_OPEN, TOOLS_CLOSE, TOOLS_OPEN};
+use super::message::{ChatMessage, Role, ToolCall, ToolSpec};
+use super::native;
 use super::options::Opening;
-use crate::EngineError;
+use crate::{Engine, EngineError};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Rendering {
@@ -26,31 +27,80 @@ pub(super) struct Rendering {
     pub(super) literals: Vec<Range<usize>>,
 }
 
-/// Renders the conversation and the opening of the assistant's next message.
-pub(super) fn render(
+/// The parts of a model that a rendering depends on.
+#[derive(Clone, Copy)]
+pub(super) struct Renderer<'a> {
+    pub(super) template: &'a ChatTemplate,
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) dialect: &'a Dialect,
+    /// The tokens that end an answer.
+    pub(super) ends: &'a [u32],
+}
+
+impl<'a> Renderer<'a> {
+    pub(super) fn of(engine: &'a Engine, dialect: &'a Dialect) -> Self {
+        Renderer {
+            template: engine.template(),
+            tokenizer: engine.tokenizer(),
+            dialect,
+            ends: &engine.info().eos,
+        }
+    }
+
+    /// Renders the conversation and the opening of the assistant's next message. `known` is the text of the tokens
+    /// that the model has seen: an answer in it keeps the spelling that the model gave it.
+    pub(super) fn render(
+        &self,
+        messages: &[ChatMessage],
+        opening: Opening<'_>,
+        known: &str,
+    ) -> Result<Rendering, EngineError> {
+        let Opening { tools, examples, reasoning } = opening;
+        let invalid = |message: String| EngineError::InvalidRequest { parameter: "messages".into(), message };
+        if messages.is_empty() {
+            return Err(invalid("the list is empty; give at least one message".into()));
+        }
+        // Examples come after the system message and before every real message of the conversation.
+        let (system, rest) = messages.split_at(usize::from(messages[0].role == Role::System));
+        let messages: Vec<&ChatMessage> = system.iter().chain(examples).chain(rest).collect();
+        let mut guard = Guard::new(self.tokenizer, self.dialect);
+        let variables = reasoning.map_or_else(Vec::new, |wanted| self.dialect.template_variables(wanted));
+        let fill = |json: &[Value], tools: Option<&Value>| {
+            self.template
+                .render_with(json, tools, true, &variables)
+                .map_err(|error| invalid(error.to_string()))
+        };
+        let Dialect { markup, is_native, .. } = self.dialect;
+        if *is_native && !markup.is_hermes() {
+            let declares = !tools.is_empty() && !self.template.knows_tools();
+            let declared = markup.declaration.filter(|_| declares).map(|declare| declare(tools));
+            let native = native::messages(&messages, self.dialect, declared, &mut guard);
+            let described = (!tools.is_empty()).then(|| Value::Array(describe(tools, &mut guard)));
+            let text = fill(&native.json, described.as_ref())?;
+            let ends: Vec<&str> = self.ends.iter().filter_map(|id| self.tokenizer.token_text(*id)).collect();
+            return Ok(native.spliced(&text, &guard, &ends, known));
+        }
+        let described = (!tools.is_empty()).then(|| describe(tools, &mut guard));
+        let (json, tools) = if *is_native {
+            (native_messages(&messages, markup, &mut guard), described.map(Value::Array))
+        } else {
+            (plain_messages(&messages, described, markup, &mut guard), None)
+        };
+        let text = fill(&json, tools.as_ref())?;
+        Ok(guard.restore(&text))
+    }
+}
+
+/// Returns the text of the prompt that a model with this template and tokenizer gets, up to where the assistant continues.
+pub fn prompt_text(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
     messages: &[ChatMessage],
     opening: Opening<'_>,
-) -> Result<Rendering, EngineError> {
-    let Opening { tools, examples } = opening;
-    let invalid = |message: String| EngineError::InvalidRequest { parameter: "messages".into(), message };
-    if messages.is_empty() {
-        return Err(invalid("the list is empty; give at least one message".into()));
-    }
-    // Examples come after the system message and before every real message of the conversation.
-    let (system, rest) = messages.split_at(usize::from(messages[0].role == Role::System));
-    let messages: Vec<&ChatMessage> = system.iter().chain(examples).chain(rest).collect();
-    let mut guard = Guard::new(tokenizer);
-    let native = template.knows_tools() && template.source().contains(OPEN);
-    let described = (!tools.is_empty()).then(|| describe(tools, &mut guard));
-    let (json, tools) = if native {
-        (native_messages(&messages, &mut guard), described.map(Value::Array))
-    } else {
-        (plain_messages(&messages, described, &mut guard), None)
-    };
-    let text = template.render(&json, tools.as_ref(), true).map_err(|error| invalid(error.to_string()))?;
-    Ok(guard.restore(text))
+) -> Result<String, EngineError> {
+    let dialect = Dialect::of(template, tokenizer, None);
+    let renderer = Renderer { template, tokenizer, dialect: &dialect, ends: &[] };
+    Ok(renderer.render(messages, opening, "")?.text)
 }
 
 /// Describes the tools in OpenAI's form, which templates expect.
@@ -64,9 +114,12 @@ fn describe(tools: &[ToolSpec], guard: &mut Guard) -> Vec<Value> {
     tools.iter().map(describe).collect()
 }
 
-fn native_messages(messages: &[&ChatMessage], guard: &mut Guard) -> Vec<Value> {
+fn native_messages(messages: &[&ChatMessage], markup: &Markup, guard: &mut Guard) -> Vec<Value> {
     let native = |message: &&ChatMessage| {
-        let mut json = json!({"role": message.role.as_str(), "content": plain_text(message, guard)});
+        let mut json = json!({"role": message.role.as_str(), "content": plain_text(message, markup, guard)});
+        if let Some(reasoning) = message.reasoning.as_ref().filter(|_| message.raw.is_none()) {
+            json["reasoning_content"] = guard.protect(reasoning).into();
+        }
         for (key, value) in [("tool_call_id", &message.tool_call_id), ("name", &message.name)] {
             if let Some(value) = value {
                 json[key] = guard.protect(value).into();
@@ -77,10 +130,15 @@ fn native_messages(messages: &[&ChatMessage], guard: &mut Guard) -> Vec<Value> {
     messages.iter().map(native).collect()
 }
 
-fn plain_messages(messages: &[&ChatMessage], tools: Option<Vec<Value>>, guard: &mut Guard) -> Vec<Value> {
+fn plain_messages(
+    messages: &[&ChatMessage],
+    tools: Option<Vec<Value>>,
+    markup: &Markup,
+    guard: &mut Guard,
+) -> Vec<Value> {
     let mut out: Vec<Value> = Vec::with_capacity(messages.len() + 1);
     let mut results: Vec<String> = Vec::new();
-    let mut instructions = tools.map(|tools| instructions(&tools));
+    let mut instructions = tools.map(|tools| instructions(&tools, markup));
     if let Some(text) = instructions.take_if(|_| messages[0].role != Role::System) {
         out.push(json!({"role": "system", "content": text}));
     }
@@ -90,7 +148,7 @@ fn plain_messages(messages: &[&ChatMessage], tools: Option<Vec<Value>>, guard: &
             continue;
         }
         flush_results(&mut results, &mut out);
-        let mut content = plain_text(message, guard);
+        let mut content = plain_text(message, markup, guard);
         if let Some(text) = instructions.take() {
             content = format!("{content}\n\n{text}");
         }
@@ -108,17 +166,17 @@ fn flush_results(results: &mut Vec<String>, out: &mut Vec<Value>) {
     }
 }
 
-fn plain_text(message: &ChatMessage, guard: &mut Guard) -> String {
+fn plain_text(message: &ChatMessage, markup: &Markup, guard: &mut Guard) -> String {
     if message.role != Role::Assistant {
         return guard.protect(&message.content).into_owned();
     }
     match &message.raw {
         Some(raw) => guard.protect(raw).into_owned(),
-        None => guard.protect(&markup::assistant(&message.content, &message.tool_calls)).into_owned(),
+        None => guard.protect(&markup.assistant(&message.content, &message.tool_calls)).into_owned(),
     }
 }
 
-fn instructions(tools: &[Value]) -> String {
+fn instructions(tools: &[Value], markup: &Markup) -> String {
     let mut text = format!(
         "You can call tools. Each line below describes one tool, with the JSON Schema of its arguments:\n{TOOLS_OPEN}\n",
     );
@@ -127,8 +185,16 @@ fn instructions(tools: &[Value]) -> String {
         text.push('\n');
     }
     text.push_str(TOOLS_CLOSE);
-    text.push_str("\nTo call a tool, write its name and its arguments as JSON, in this form:\n");
-    text.push_str(&format!("{OPEN}\n{{\"name\": \"NAME\", \"arguments\": {{…}}}}\n{CLOSE}\n"));
+    if markup.is_hermes() {
+        text.push_str("\nTo call a tool, write its name and its arguments as JSON, in this form:\n");
+        text.push_str(&format!("{OPEN}\n{{\"name\": \"NAME\", \"arguments\": {{…}}}}\n{CLOSE}\n"));
+    } else {
+        let arguments = "{\"ARGUMENT\": \"VALUE\"}".to_owned();
+        let call = ToolCall { id: String::new(), name: "NAME".into(), arguments };
+        text.push_str("\nTo call a tool, write its name and its arguments in this form:\n");
+        text.push_str(&markup.assistant("", &[call]));
+        text.push('\n');
+    }
     text.push_str(&format!(
         "You are then given what it returned between {RESPONSE_OPEN} and {RESPONSE_CLOSE}. \
          Answer without a call when no tool helps."
@@ -136,109 +202,11 @@ fn instructions(tools: &[Value]) -> String {
     text
 }
 
-/// Replaces the text of special tokens in messages by placeholders that nobody can guess, and restores it once
-/// the template has produced its text.
-struct Guard {
-    specials: Vec<String>,
-    /// Whether any special token begins with the byte.
-    first: [bool; 256],
-    nonce: String,
-    replaced: Vec<String>,
-}
-
-/// A private-use character. No vocabulary contains it as a part of words, and no template looks for it.
-const EDGE: char = '\u{F8F0}';
-
-impl Guard {
-    fn new(tokenizer: &Tokenizer) -> Self {
-        let mut specials: Vec<String> = (0..tokenizer.vocabulary_size() as u32)
-            .filter(|&id| tokenizer.is_special(id))
-            .filter_map(|id| tokenizer.token_text(id))
-            // Messages may contain Skep's own markers: every system message that describes tools does.
-            .filter(|text| !text.is_empty() && *text != OPEN && *text != CLOSE)
-            .map(str::to_owned)
-            .collect();
-        // Where two special tokens begin at the same position, a tokenizer finds the longer one.
-        specials.sort_by_key(|text| std::cmp::Reverse(text.len()));
-        let mut first = [false; 256];
-        for text in &specials {
-            first[usize::from(text.as_bytes()[0])] = true;
-        }
-        Guard { specials, first, nonce: Uuid::now_v7().simple().to_string(), replaced: Vec::new() }
-    }
-
-    fn protect<'a>(&mut self, text: &'a str) -> Cow<'a, str> {
-        let mut out = String::new();
-        let (mut copied, mut at) = (0, 0);
-        while at < text.len() {
-            let found = self.first[usize::from(text.as_bytes()[at])]
-                .then(|| {
-                    self.specials.iter().find(|special| text.as_bytes()[at..].starts_with(special.as_bytes()))
-                })
-                .flatten();
-            let Some(special) = found else {
-                at += 1;
-                continue;
-            };
-            out.push_str(&text[copied..at]);
-            out.push_str(&format!("{EDGE}{}:{}{EDGE}", self.nonce, self.replaced.len()));
-            at += special.len();
-            copied = at;
-            self.replaced.push(special.clone());
-        }
-        if copied == 0 {
-            return Cow::Borrowed(text);
-        }
-        out.push_str(&text[copied..]);
-        Cow::Owned(out)
-    }
-
-    fn protect_json(&mut self, value: &mut Value) {
-        match value {
-            Value::String(text) => {
-                if let Cow::Owned(safe) = self.protect(text) {
-                    *text = safe;
-                }
-            }
-            Value::Array(items) => items.iter_mut().for_each(|item| self.protect_json(item)),
-            Value::Object(map) => {
-                let entries = std::mem::take(map);
-                for (key, mut value) in entries {
-                    self.protect_json(&mut value);
-                    map.insert(self.protect(&key).into_owned(), value);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn restore(&self, text: String) -> Rendering {
-        if self.replaced.is_empty() {
-            return Rendering { text, literals: Vec::new() };
-        }
-        let open = format!("{EDGE}{}:", self.nonce);
-        let (mut out, mut literals) = (String::with_capacity(text.len()), Vec::new());
-        let mut rest = text.as_str();
-        while let Some(at) = rest.find(&open) {
-            let (before, after) = rest.split_at(at);
-            let after = &after[open.len()..];
-            let Some(end) = after.find(EDGE) else { break };
-            let special = after[..end].parse::<usize>().ok().and_then(|index| self.replaced.get(index));
-            let Some(special) = special else { break };
-            out.push_str(before);
-            literals.push(out.len()..out.len() + special.len());
-            out.push_str(special);
-            rest = &after[end + EDGE.len_utf8()..];
-        }
-        out.push_str(rest);
-        Rendering { text: out, literals }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::chat::fixture;
+    use crate::chat::guard::EDGE;
     use crate::chat::prompt::encode_from;
     use crate::chat::{ChatMessage, ToolCall};
     use skep_model::SpecialTokens;
@@ -253,7 +221,9 @@ mod tests {
         tools: &[ToolSpec],
     ) -> (Rendering, Vec<u32>) {
         let tokenizer = fixture::tokenizer();
-        let rendering = render(template, &tokenizer, messages, Opening { tools, examples: &[] }).unwrap();
+        let dialect = Dialect::of(template, &tokenizer, None);
+        let renderer = Renderer { template, tokenizer: &tokenizer, dialect: &dialect, ends: &[] };
+        let rendering = renderer.render(messages, Opening { tools, ..Opening::default() }, "").unwrap();
         let tokens = encode_from(&tokenizer, &rendering, 0).unwrap();
         (rendering, tokens)
     }
@@ -360,7 +330,10 @@ mod tests {
         for (template, messages) in
             [(ChatTemplate::chatml_default(), vec![]), (refuses, vec![ChatMessage::user("x")])]
         {
-            let error = render(&template, &tokenizer, &messages, Opening::default()).unwrap_err();
+            let dialect = Dialect::of(&template, &tokenizer, None);
+            let renderer =
+                Renderer { template: &template, tokenizer: &tokenizer, dialect: &dialect, ends: &[] };
+            let error = renderer.render(&messages, Opening::default(), "").unwrap_err();
             assert!(matches!(error, EngineError::InvalidRequest { .. }), "{error}");
         }
     }

@@ -6,7 +6,8 @@
 
 use skep_model::Tokenizer;
 
-use super::markup::{self, CLOSE, OPEN};
+use super::dialect::Dialect;
+use super::markup;
 use super::message::{ToolChoice, ToolSpec};
 use super::options::ChatOptions;
 use crate::{BeforeCalls, CallMarkup, CallableTool, Constraint, Engine, EngineError, ToolCallForm};
@@ -17,24 +18,46 @@ const OUTPUT: &str = "output";
 /// Returns the constraint on the answer, if there is one.
 pub(super) fn constraint(
     options: &ChatOptions,
+    dialect: &Dialect,
     tokenizer: &Tokenizer,
 ) -> Result<Option<Constraint>, EngineError> {
+    let markup = || markup::call_markup(dialect.markup, Some(tokenizer));
     if !options.calls_tools() {
-        return Ok(options.output.clone());
+        let Some(output) = &options.output else { return Ok(None) };
+        // Where text has markup around it, an answer with a form has it too.
+        let form = match markup() {
+            CallMarkup::Parts(parts) if !parts.before_text.is_empty() && is_an_alternative(output) => {
+                ToolCallForm {
+                    tools: Vec::new(),
+                    before: BeforeCalls::Answer(Box::new(output.clone())),
+                    parallel: false,
+                    markup: CallMarkup::Parts(parts),
+                }
+            }
+            _ => return Ok(Some(output.clone())),
+        };
+        return Ok(Some(Constraint::ToolCalls(form)));
     }
     let offered: Vec<&ToolSpec> = match &options.tool_choice {
         ToolChoice::Named(name) => options.tools.iter().filter(|tool| tool.name == *name).collect(),
         _ => options.tools.iter().collect(),
     };
+    let refused = |message: &str| {
+        Err(EngineError::InvalidRequest { parameter: OUTPUT.into(), message: message.to_owned() })
+    };
     let before = match (&options.tool_choice, &options.output) {
         (ToolChoice::Auto, None) => BeforeCalls::Text,
-        (ToolChoice::Auto, Some(Constraint::Lark(_) | Constraint::ToolCalls(_))) => {
-            return Err(EngineError::InvalidRequest {
-                parameter: OUTPUT.into(),
-                message: "a grammar cannot be combined with tools that the model may call; \
-                          set the tool choice to none, or give a JSON schema or a regular expression"
-                    .into(),
-            });
+        (ToolChoice::Auto, Some(output)) if !is_an_alternative(output) => {
+            return refused(
+                "a grammar cannot be combined with tools that the model may call; \
+                 set the tool choice to none, or give a JSON schema or a regular expression",
+            );
+        }
+        (ToolChoice::Auto, Some(_)) if dialect.markup.begins_like_json() => {
+            return refused(
+                "calls of this model are JSON objects, so they cannot be told apart from an answer with a form; \
+                 set the tool choice to none or required",
+            );
         }
         (ToolChoice::Auto, Some(output)) => BeforeCalls::Answer(Box::new(output.clone())),
         _ => BeforeCalls::Nothing,
@@ -44,25 +67,14 @@ pub(super) fn constraint(
     Ok(Some(Constraint::ToolCalls(ToolCallForm {
         tools: offered.iter().map(callable).collect(),
         before,
-        parallel: options.parallel_tool_calls,
-        markup: call_markup(marker_is_special(tokenizer)),
+        parallel: options.parallel_tool_calls && dialect.markup.allows_many(),
+        markup: markup(),
     })))
 }
 
-fn call_markup(open_is_special: bool) -> CallMarkup {
-    CallMarkup {
-        open: OPEN.to_string(),
-        close: CLOSE.to_string(),
-        between: markup::BETWEEN.to_string(),
-        open_is_special,
-        reserved: markup::RESERVED.map(str::to_string).to_vec(),
-    }
-}
-
-/// Returns whether the opening marker is a special token of the tokenizer, which text does not contain unless
-/// it is kept.
-pub(super) fn marker_is_special(tokenizer: &Tokenizer) -> bool {
-    tokenizer.token_id(OPEN).is_some_and(|id| tokenizer.is_special(id))
+/// Returns whether an answer of this form may stand in place of calls.
+fn is_an_alternative(output: &Constraint) -> bool {
+    !matches!(output, Constraint::Lark(_) | Constraint::ToolCalls(_))
 }
 
 /// Names the option that caused the answer's constraint to be refused.
@@ -74,7 +86,7 @@ pub(super) fn explain(error: EngineError, engine: &Engine, options: &ChatOptions
                 tools: vec![CallableTool { name: tool.name.clone(), parameters: tool.parameters.clone() }],
                 before: BeforeCalls::Nothing,
                 parallel: false,
-                markup: call_markup(false),
+                markup: markup::call_markup(markup::default(), None),
             };
             let alone = Constraint::ToolCalls(form);
             if let Err(error @ EngineError::Constraint { .. }) = engine.validate_constraint(&alone) {
@@ -103,7 +115,7 @@ fn of_tool(error: EngineError, tool: &ToolSpec, options: &ChatOptions) -> Engine
 mod tests {
     use super::*;
     use crate::chat::fixture;
-    use crate::chat::markup;
+    use crate::chat::markup::{self, OPEN};
     use crate::chat::{ChatMessage, ChatOutcome, ToolCall, chat};
     use serde_json::{Value, json};
     use skep_model::ChatTemplate;
@@ -230,6 +242,7 @@ mod tests {
         use crate::constraint::{ConstraintCompiler, Spelling};
         use crate::tests::{draws::Draws, fixture, schema_fuzz::walk};
         let tokenizer = std::sync::Arc::new(fixture::byte_tokenizer());
+        let dialect = Dialect::of(&ChatTemplate::chatml_default(), &tokenizer, None);
         let compiler = ConstraintCompiler::new(&tokenizer, 320, &[fixture::EOS], "calls").unwrap();
         let mut found = 0;
         for seed in 0..60 {
@@ -240,7 +253,7 @@ mod tests {
                 parallel_tool_calls: draws.one_in(2),
                 ..Default::default()
             };
-            let constraint = constraint(&options, &tokenizer).unwrap().unwrap();
+            let constraint = constraint(&options, &dialect, &tokenizer).unwrap().unwrap();
             let mut state = match draws.below(3) {
                 0 => compiler.strict(&constraint, Spelling::Compact).unwrap(),
                 1 => compiler.strict(&constraint, Spelling::Spaced).unwrap(),

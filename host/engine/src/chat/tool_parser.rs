@@ -19,9 +19,21 @@ const MAX_HEAD_BYTES: usize = 512;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ParsedEvent {
     Text(String),
-    CallStarted { index: usize, id: String, name: String },
-    Arguments { index: usize, delta: String },
-    CallFinished { index: usize, call: ToolCall },
+    /// Reasoning, which only readers of whole answers find.
+    Reasoning(String),
+    CallStarted {
+        index: usize,
+        id: String,
+        name: String,
+    },
+    Arguments {
+        index: usize,
+        delta: String,
+    },
+    CallFinished {
+        index: usize,
+        call: ToolCall,
+    },
 }
 
 pub(super) struct ToolParser {

@@ -10,11 +10,12 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::answer::ChatOutcome;
+use super::dialect::Dialect;
 use super::local_answer::LocalAnswer;
 use super::message::{ChatMessage, Role, json_bytes};
 use super::options::{ChatOptions, Opening};
 use super::prompt::{self, Prompt};
-use super::render;
+use super::render::Renderer;
 use super::stream::ChatStream;
 use super::usage_sum::UsageSum;
 use crate::{Cancel, Engine, EngineError, Usage};
@@ -229,7 +230,8 @@ impl Transcript {
     fn prompt(&self, engine: &Engine, opening: Opening<'_>, cancel: &Cancel) -> Result<Prompt, EngineError> {
         cancel.check()?;
         let messages = self.messages_for_model();
-        let rendering = render::render(engine.template(), engine.tokenizer(), &messages, opening)?;
+        let dialect = Dialect::of_engine(engine);
+        let rendering = Renderer::of(engine, &dialect).render(&messages, opening, &self.rendered)?;
         cancel.check()?;
         let known = self.tokens.iter().all(|&id| engine.tokenizer().token_bytes(id).is_some());
         let tokens = if !self.rendered.is_empty() && rendering.text.starts_with(&self.rendered) && known {
@@ -247,7 +249,10 @@ impl Transcript {
                     "history changed; re-encoding it"
                 );
             }
-            prompt::encode_whole(engine, &rendering, cancel)?
+            match dialect.keeps_common_tokens() && known {
+                true => prompt::encode_after(engine, &rendering, &self.tokens, cancel)?,
+                false => prompt::encode_whole(engine, &rendering, cancel)?,
+            }
         };
         Ok(Prompt { text: rendering.text, tokens })
     }

@@ -14,11 +14,11 @@ use super::drafts::Draft;
 use super::relaxed::RelaxedSchema;
 use super::spelling::AcceptedSpelling;
 use super::unenforced::UnenforcedValue;
-use super::{rule_grammar, schema_keywords};
-use crate::request::{BeforeCalls, Constraint, ToolCallForm};
+use super::{call_parts, rule_grammar, schema_keywords};
+use crate::request::{BeforeCalls, CallMarkup, Constraint, ObjectMarkup, ToolCallForm};
 
 /// Maximum number of calls in one answer if parallel calls are allowed.
-const MAX_CALLS: usize = 16;
+pub(super) const MAX_CALLS: usize = 16;
 
 /// The condition under which an output is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,14 +157,17 @@ impl Form {
                     nested(document, written)
                 )
             }
-            Kind::Calls(form) => calls(form, parts, written),
+            Kind::Calls(form) => match &form.markup {
+                CallMarkup::Object(markup) => calls(form, markup, parts, written),
+                CallMarkup::Parts(markup) => call_parts::calls(form, markup, parts, written),
+            },
         };
         TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(source))
     }
 }
 
 /// Returns a document as a grammar within another grammar.
-fn nested(part: &RelaxedSchema, written: AcceptedSpelling) -> String {
+pub(super) fn nested(part: &RelaxedSchema, written: AcceptedSpelling) -> String {
     let rules = part.as_rules.then(|| rule_grammar::rules(part, written)).flatten();
     match rules {
         Some(rules) => format!("%lark {{\n{rules}}}"),
@@ -174,13 +177,17 @@ fn nested(part: &RelaxedSchema, written: AcceptedSpelling) -> String {
 
 /// Returns the grammar of calls. Every call is `OPEN {"name": NAME, "arguments": ARGUMENTS} CLOSE`, with white
 /// space wherever JSON has it.
-fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: AcceptedSpelling) -> String {
+fn calls(
+    form: &ToolCallForm,
+    markup: &ObjectMarkup,
+    parts: &[RelaxedSchema],
+    written: AcceptedSpelling,
+) -> String {
     let mut grammar = String::from("%llguidance {}\n");
     let mut line = |text: std::fmt::Arguments<'_>| {
         grammar.write_fmt(text).expect("writing to a string");
         grammar.push('\n');
     };
-    let markup = &form.markup;
     let gap = written.gap();
     let open = if markup.open_is_special { markup.open.clone() } else { literal(&markup.open) };
     let between = match written {
@@ -193,10 +200,7 @@ fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: AcceptedSpelling
     match &form.before {
         BeforeCalls::Nothing => line(format_args!("start: {gap}opened{more} {gap}")),
         BeforeCalls::Answer(answer) => {
-            let answer = match answer.as_ref() {
-                Constraint::Regex(regex) => format!("/{}/", slashes_escaped(regex)),
-                _ => parts.last().map_or_else(String::new, |part| nested(part, written)),
-            };
+            let answer = answer_grammar(answer, parts.last(), written);
             line(format_args!("start: {gap}opened{more} {gap} | {gap}answer {gap}\nanswer: {answer}"));
         }
         BeforeCalls::Text if markup.open_is_special => {
@@ -235,6 +239,18 @@ fn calls(form: &ToolCallForm, parts: &[RelaxedSchema], written: AcceptedSpelling
     grammar
 }
 
+/// Returns the grammar of an answer that replaces calls. `part` is the last document of the form.
+pub(super) fn answer_grammar(
+    answer: &Constraint,
+    part: Option<&RelaxedSchema>,
+    written: AcceptedSpelling,
+) -> String {
+    match answer {
+        Constraint::Regex(regex) => format!("/{}/", slashes_escaped(regex)),
+        _ => part.map_or_else(String::new, |part| nested(part, written)),
+    }
+}
+
 /// Returns the terminal `TEXT`, which is any text that contains none of `reserved`.
 pub(crate) fn text_without<'a>(reserved: impl Iterator<Item = &'a str>) -> String {
     let reserved: Vec<String> = reserved.map(regex_literal).collect();
@@ -264,12 +280,12 @@ fn object_schema(schema: &Value) -> Result<Value, String> {
     Ok(members.into())
 }
 
-fn literal(text: &str) -> String {
+pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
 /// Returns the text as a regular expression that may stand between slashes.
-fn regex_literal(text: &str) -> String {
+pub(super) fn regex_literal(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
         if !c.is_alphanumeric() && c.is_ascii() && !matches!(c, '<' | '>' | '_' | ' ' | '=' | ':') {
@@ -282,7 +298,7 @@ fn regex_literal(text: &str) -> String {
 
 /// Escapes the slashes of a regular expression, so that it may stand between slashes. Escaped ones are left as
 /// they are.
-fn slashes_escaped(regex: &str) -> String {
+pub(super) fn slashes_escaped(regex: &str) -> String {
     let mut out = String::with_capacity(regex.len());
     let mut escaped = false;
     for c in regex.chars() {

@@ -10,6 +10,7 @@
 
 #[cfg(test)]
 mod accepted_tests;
+mod call_parts;
 mod canonical;
 mod compile_share;
 mod compiler;
@@ -198,6 +199,12 @@ impl OutputConstraint {
 /// Returns the only token of `trie` with which text that begins with `forced` can continue, if there is only
 /// one.
 fn only_token(trie: &TokTrie, forced: &[u8]) -> Option<u32> {
+    if let Some(special) = forced.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER, b'[']) {
+        // A special token is forced by its number.
+        let number =
+            special.split(|byte| *byte == b']').next().filter(|number| number.len() < special.len())?;
+        return std::str::from_utf8(number).ok()?.parse().ok();
+    }
     let mut only = None;
     let mut node = trie.root();
     for byte in forced {

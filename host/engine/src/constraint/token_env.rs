@@ -55,7 +55,12 @@ impl TokenizerEnv for TokenizerWithTrie {
 fn trie_bytes(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id).unwrap_or_default();
     if !tokenizer.is_special(id) {
-        return bytes.to_vec();
+        // No text contains the byte that marks special tokens, and a token of it would stand in their way.
+        return if bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) {
+            Vec::new()
+        } else {
+            bytes.to_vec()
+        };
     }
     let text = tokenizer.token_text(id).unwrap_or_default();
     [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat()

@@ -97,6 +97,14 @@ impl ServedModel {
         }
     }
 
+    /// Returns the name of the markup in which the model writes tool calls, if it is known.
+    pub fn markup(&self) -> Option<&'static str> {
+        match self {
+            ServedModel::Local(slot) => slot.known()?.markup,
+            ServedModel::Remote(_) => None,
+        }
+    }
+
     /// Returns the sampling parameters of a request that sets none, if they are known.
     pub fn sampling(&self) -> Option<Sampling> {
         match self {

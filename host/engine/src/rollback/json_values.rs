@@ -4,6 +4,7 @@
 //! Invariant: the result does not depend on how the bytes were cut. The masks keep the output in form; for
 //! bytes that are not JSON, the result is meaningless, but nothing panics.
 
+use super::opener::Opener;
 use crate::constraint::{PathStep, UnenforcedValue};
 
 /// The members of a call's object.
@@ -52,8 +53,9 @@ pub(super) struct Complete {
 /// The current position in an output.
 #[derive(Debug)]
 pub(super) struct JsonValues {
-    /// The text before a call's object.
-    opener: String,
+    opener: Opener,
+    /// Whether the text before an answer is followed by a document.
+    document_follows: bool,
     region: Region,
     token: Token,
     frames: Vec<Frame>,
@@ -73,6 +75,18 @@ enum Region {
     Text,
     Call {
         name: Option<String>,
+    },
+    /// In the name of a tool, which begins at this offset.
+    Name {
+        start: usize,
+    },
+    /// Between the name of a tool and its arguments.
+    BeforeArguments {
+        name: String,
+    },
+    /// In arguments that are an object of their own.
+    Arguments {
+        name: String,
     },
     /// The document is complete.
     After,
@@ -99,14 +113,16 @@ enum Frame {
 }
 
 impl JsonValues {
-    pub fn new(layout: Layout, opener: &str) -> Self {
+    pub fn new(layout: Layout, opener: &Opener) -> Self {
         let region = match layout {
             Layout::Document => Region::Document,
             Layout::Calls => Region::Text,
+            Layout::DocumentOrCalls if !opener.answer.is_empty() => Region::Text,
             Layout::DocumentOrCalls => Region::Undecided,
         };
         JsonValues {
-            opener: opener.to_string(),
+            opener: opener.clone(),
+            document_follows: layout == Layout::DocumentOrCalls && !opener.answer.is_empty(),
             region,
             token: Token::Between,
             frames: Vec::new(),
@@ -148,16 +164,39 @@ impl JsonValues {
         began: &mut bool,
     ) {
         let byte = output[self.offset];
-        match self.region {
+        match &mut self.region {
             Region::After => return,
             Region::Undecided if byte.is_ascii_whitespace() => return,
-            Region::Undecided if self.opener.as_bytes().first() == Some(&byte) => self.region = Region::Text,
+            Region::Undecided if self.opener.starts(&output[self.offset..]) => self.region = Region::Text,
             Region::Undecided => self.region = Region::Document,
+            Region::Name { start } if is_name_byte(byte) => {
+                debug_assert!(*start <= self.offset);
+                return;
+            }
+            Region::Name { start } => {
+                let name = String::from_utf8_lossy(&output[*start..self.offset]).into_owned();
+                self.region = Region::BeforeArguments { name };
+            }
             _ => {}
         }
+        if let Region::BeforeArguments { name } = &mut self.region {
+            if byte != b'{' {
+                return;
+            }
+            let name = std::mem::take(name);
+            self.region = Region::Arguments { name };
+        }
         if self.region == Region::Text {
-            if output[..=self.offset].ends_with(self.opener.as_bytes()) {
-                self.region = Region::Call { name: None };
+            if self.document_follows && output[..=self.offset].ends_with(self.opener.answer.as_bytes()) {
+                self.region = Region::Document;
+                return;
+            }
+            let opener = self.opener.text.as_bytes();
+            if !opener.is_empty() && output[..=self.offset].ends_with(opener) {
+                self.region = match self.opener.names_tool {
+                    true => Region::Name { start: self.offset + 1 },
+                    false => Region::Call { name: None },
+                };
             }
             return;
         }
@@ -244,6 +283,7 @@ impl JsonValues {
                 }
                 _ => None,
             },
+            Region::Arguments { name } => Some((Some(name), &self.frames[..])),
             Region::Document => Some((None, &self.frames[..])),
             _ => None,
         }
@@ -297,11 +337,16 @@ impl JsonValues {
         }
         if depth == 0 {
             self.region = match self.region {
-                Region::Call { .. } => Region::Text,
+                Region::Call { .. } | Region::Arguments { .. } => Region::Text,
                 _ => Region::After,
             };
         }
     }
+}
+
+/// Returns whether the byte may stand in the name of a tool.
+fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.')
 }
 
 impl Frame {
@@ -332,7 +377,9 @@ mod tests {
 
     use super::*;
 
-    const OPENER: &str = "<tool_call>";
+    fn opener() -> Opener {
+        Opener { start: "<tool_call>".to_owned(), text: "<tool_call>".to_owned(), ..Opener::default() }
+    }
 
     fn wanted(tool: Option<&str>, path: &[PathStep]) -> UnenforcedValue {
         UnenforcedValue { tool: tool.map(str::to_owned), path: path.to_vec(), schema: Value::Bool(true) }
@@ -349,7 +396,17 @@ mod tests {
             (documents, _) if documents.is_empty() => Layout::Calls,
             _ => Layout::Document,
         };
-        let mut following = JsonValues::new(layout, OPENER);
+        values_after(&opener(), layout, wanted, output, piece)
+    }
+
+    fn values_after(
+        opener: &Opener,
+        layout: Layout,
+        wanted: &[UnenforcedValue],
+        output: &str,
+        piece: usize,
+    ) -> Vec<(Check, String, String)> {
+        let mut following = JsonValues::new(layout, opener);
         let mut complete = Vec::new();
         let ends = (0..output.len()).step_by(piece).skip(1).chain([output.len()]);
         for end in ends {
@@ -438,5 +495,23 @@ mod tests {
         check(&both, r#" {"a": 1, "b": "<tool_call>"}"#, &[(0, "/a", "1")]);
         check(&both, r#"<tool_call>{"name": "x", "arguments": {"a": 2}}"#, &[(1, "/a", "2")]);
         check(&both, r#"<tool_call>{"name": "z", "arguments": {"a": 2}}"#, &[]);
+    }
+
+    #[test]
+    fn arguments_after_a_name_are_an_object_of_their_own() {
+        let opener =
+            Opener { start: "[CALLS]".into(), text: "<call>".into(), names_tool: true, ..Opener::default() };
+        let wanted = [wanted(Some("x.y"), &[property("a")])];
+        let output =
+            "[CALLS]<call>x.y:3<args>{\"a\": {\"b\": 1}, \"c\": \"<call>\"}<call>z:4<args>{\"a\": 2}";
+        for piece in 7..output.len() {
+            for layout in [Layout::Calls, Layout::DocumentOrCalls] {
+                let found = values_after(&opener, layout, &wanted, output, piece);
+                assert_eq!(found, [(Check::Schema(0), "/a".to_owned(), "{\"b\": 1}".to_owned())], "{piece}");
+            }
+        }
+        let document = [self::wanted(None, &[PathStep::Item(0)])];
+        let found = values_after(&opener, Layout::DocumentOrCalls, &document, "[1, 2]", 1);
+        assert_eq!(found, [(Check::Schema(0), "/0".to_owned(), "1".to_owned())]);
     }
 }

@@ -9,6 +9,7 @@
 mod checks;
 mod instance;
 mod json_values;
+mod opener;
 
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use crate::{Constraint, EngineError, RolledBack, Token};
 use checks::InvalidInstance;
 pub(crate) use checks::{Checks, ChecksCache};
 use json_values::{Check, Complete, JsonValues, Layout};
+use opener::Opener;
 
 /// Maximum number of rollbacks of one generation: most values are right after one or two, and a schema that
 /// nothing satisfies should not keep a slot in the batch for long.
@@ -34,8 +36,7 @@ const NEAR_RETRIES: u32 = 4;
 pub(crate) struct CheckedOutput {
     checks: Arc<Checks>,
     layout: Layout,
-    /// The text before a call of a tool.
-    opener: String,
+    opener: Opener,
     values: JsonValues,
     bytes: Vec<u8>,
     /// The offset of the byte after each token of the output.
@@ -89,8 +90,8 @@ impl CheckedOutput {
     /// Creates the state of an output. `rolled_back` is what the resumed run had rolled back.
     pub fn new(checks: Arc<Checks>, constraint: Option<&Constraint>, rolled_back: RolledBack) -> Self {
         let (layout, opener) = match constraint {
-            Some(Constraint::ToolCalls(form)) => (layout(&form.before), form.markup.open.clone()),
-            _ => (Layout::Document, String::new()),
+            Some(Constraint::ToolCalls(form)) => (layout(&form.before), Opener::of(&form.markup)),
+            _ => (Layout::Document, Opener::default()),
         };
         CheckedOutput {
             values: JsonValues::new(layout, &opener),
@@ -122,6 +123,11 @@ impl CheckedOutput {
     pub fn excluded_from(&self, position: usize) -> Vec<(usize, u32)> {
         let behind = |(at, token): &(usize, u32)| Some((at.checked_sub(position)?, *token));
         self.excluded.iter().filter_map(behind).collect()
+    }
+
+    /// Takes a token of the reasoning, in which nothing is checked.
+    pub fn skip(&mut self) {
+        self.ends.push(self.bytes.len());
     }
 
     /// Takes the bytes of the next token. `before` returns the sequence's state without that token, in case it

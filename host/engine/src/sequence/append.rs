@@ -126,17 +126,24 @@ impl Sequence {
     /// Appends a token that an earlier run reported. A token that the constraint forces now must be the one it
     /// forced then.
     fn append_reported(&mut self, id: u32) -> Result<Appended, EngineError> {
-        let forced = match &mut self.form.constraint {
-            Constrained::By(constraint) => constraint.only_token(),
-            Constrained::No | Constrained::Lent => None,
-        };
-        match forced {
+        match self.only_token() {
             Some(only) if only != id => {
                 let message = "the output to resume from does not fit the constraint".to_string();
                 Err(EngineError::Failed(message))
             }
             Some(_) => self.append_only(id),
             None => self.append(Next { id, origin: Origin::Resumed, logprob: None }),
+        }
+    }
+
+    /// Returns the token that has to come next, if there is one.
+    fn only_token(&mut self) -> Option<u32> {
+        if self.is_thinking() {
+            return self.form.thinking.as_ref()?.forced();
+        }
+        match &mut self.form.constraint {
+            Constrained::By(constraint) => constraint.only_token(),
+            Constrained::No | Constrained::Lent => None,
         }
     }
 
@@ -147,9 +154,7 @@ impl Sequence {
     }
 
     fn append_forced(&mut self) -> Result<Option<FinishReason>, EngineError> {
-        while let Constrained::By(constraint) = &mut self.form.constraint
-            && let Some(id) = constraint.only_token()
-        {
+        while let Some(id) = self.only_token() {
             match self.append_only(id)? {
                 Appended::Continues => {}
                 Appended::RolledBack => return Ok(None),
@@ -164,7 +169,12 @@ impl Sequence {
         self.tokens.push(id);
         self.delivery.spent.set(self.output().len() + self.rolled_back_tokens());
         let ends = !self.request.ignore_eos && self.context.eos.contains(&id);
+        let thinks = self.form.thinking.as_mut().is_some_and(|thinking| thinking.take(id));
         let following = match (&mut self.form.checked, &self.form.constraint) {
+            (Some(checked), _) if thinks => {
+                checked.skip();
+                None
+            }
             (Some(checked), Constrained::By(constraint)) => {
                 let bytes = if ends { &[] } else { spelling(&self.context.tokenizer, id) };
                 let before =
@@ -178,6 +188,7 @@ impl Sequence {
         if !ends {
             match &mut self.form.constraint {
                 Constrained::No => {}
+                _ if thinks => {}
                 Constrained::By(constraint) => constraint.accept(id)?,
                 Constrained::Lent => {
                     return Err(EngineError::Failed("the output constraint was lost".to_string()));
@@ -187,6 +198,7 @@ impl Sequence {
             text = delta.text;
             reason = delta.stopped.map(FinishReason::Stop);
             if reason.is_none()
+                && !thinks
                 && let Constrained::By(constraint) = &mut self.form.constraint
                 && constraint.is_complete()
             {
@@ -243,8 +255,9 @@ impl Sequence {
             self.delivery.text.push(*id);
         }
         self.form.constraint = Constrained::By(Box::new(constraint));
+        let thought = self.thought_tokens();
         if let Some(drafter) = &mut self.form.drafter {
-            drafter.rollback(position);
+            drafter.rollback(position.saturating_sub(thought));
         }
         Ok(())
     }

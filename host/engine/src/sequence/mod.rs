@@ -5,6 +5,7 @@
 
 mod append;
 mod state;
+mod thinking;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ use crate::service::Service;
 use crate::submission::Submission;
 use crate::telemetry::{Outcome, RequestTelemetry, Telemetry, TokenKind};
 use crate::{EngineError, FinishReason, Finished, GenerateRequest, TokenEvent, TokenLogprob, Usage};
+
+use thinking::ThinkingState;
 
 pub(crate) use append::Draw;
 use state::{Computed, Constrained, Delivery, Form, Reservation, Times, TokenCounts};
@@ -71,9 +74,11 @@ impl Sequence {
         });
         let tokens = std::mem::take(&mut request.prompt);
         let stop = std::mem::take(&mut request.stop);
+        let thinking = request.markup.thinking.take();
+        let thinking = thinking.and_then(|thinking| ThinkingState::new(thinking, matcher.is_some()));
         let constraint = matcher.map_or(Constrained::No, |matcher| Constrained::By(Box::new(matcher)));
         let delivery = Delivery {
-            text: Detokeniser::new(&context.tokenizer, request.keep_special, stop),
+            text: Detokeniser::new(&context.tokenizer, request.markup.kept_special.clone(), stop),
             events,
             spent,
             scores: request.prompt_logprobs.map(|_| vec![None]),
@@ -87,7 +92,7 @@ impl Sequence {
             context: context.clone(),
             telemetry: context.telemetry.of_request(request.affinity.agent.as_deref()),
             max_tokens,
-            form: Form { constraint, drafter, checked },
+            form: Form { constraint, thinking, drafter, checked },
             delivery,
             counts: TokenCounts::default(),
             times: Times { submitted, deadline, admitted: None, first_token: None, last_token: None },
@@ -139,7 +144,8 @@ impl Sequence {
 
     /// Returns the ids that are never drawn.
     pub fn banned(&self) -> &[u32] {
-        if self.request.ignore_eos { &self.context.eos } else { &[] }
+        let may_not_end = self.form.thinking.as_ref().is_some_and(ThinkingState::holds_constraint);
+        if self.request.ignore_eos || may_not_end { &self.context.eos } else { &[] }
     }
 
     /// Returns the reason that the sequence must end before its next step, if there is one.
@@ -207,12 +213,26 @@ impl Sequence {
         std::mem::take(&mut self.computed.pages)
     }
 
+    /// Returns whether the next token is constrained, which it is not within the reasoning.
     pub fn is_constrained(&self) -> bool {
-        !matches!(self.form.constraint, Constrained::No)
+        !matches!(self.form.constraint, Constrained::No) && !self.is_thinking()
+    }
+
+    /// Returns whether the answer has not begun.
+    fn is_thinking(&self) -> bool {
+        self.form.thinking.as_ref().is_some_and(ThinkingState::is_underway)
+    }
+
+    /// Returns the number of output tokens before the answer.
+    fn thought_tokens(&self) -> usize {
+        self.form.thinking.as_ref().map_or(0, ThinkingState::tokens)
     }
 
     /// Lends the constraint out, while no token is appended.
     pub fn lend_constraint(&mut self) -> Option<Box<OutputConstraint>> {
+        if self.is_thinking() {
+            return None;
+        }
         match std::mem::replace(&mut self.form.constraint, Constrained::Lent) {
             Constrained::By(constraint) => Some(constraint),
             other => {
@@ -233,8 +253,12 @@ impl Sequence {
 
     /// Returns the tokens that the form of the output predicts next, at most `limit` of them.
     pub fn likely(&mut self, limit: usize) -> Vec<u32> {
+        if self.is_thinking() {
+            return Vec::new();
+        }
+        let answer = self.prompt_len + self.thought_tokens();
         let Constrained::By(constraint) = &mut self.form.constraint else { return Vec::new() };
-        let output = &self.tokens[self.prompt_len..];
+        let output = &self.tokens[answer..];
         let strict = self.form.drafter.as_mut().map(|drafter| drafter.propose(output, limit));
         strict.filter(|likely| !likely.is_empty()).unwrap_or_else(|| {
             let mut forced = constraint.forced();
@@ -249,13 +273,18 @@ impl Sequence {
         if proposal.tokens.is_empty() {
             return Draft::default();
         }
+        // One token is drawn after the draft.
+        let limit = limit.min(self.tokens_left().saturating_sub(1));
+        if let Some(thinking) = self.form.thinking.as_ref().filter(|thinking| thinking.is_underway()) {
+            let ends = proposal.tokens.iter().position(|id| thinking.ends_with(*id));
+            let limit = limit.min(thinking.left()).min(ends.unwrap_or(usize::MAX));
+            return DraftFilter { constraint: None, ends: &self.context.eos, limit }.admit(proposal);
+        }
         let constraint = match &self.form.constraint {
             Constrained::No => None,
             Constrained::By(constraint) => Some(constraint.fork()),
             Constrained::Lent => return Draft::default(),
         };
-        // One token is drawn after the draft.
-        let limit = limit.min(self.tokens_left().saturating_sub(1));
         DraftFilter { constraint, ends: &self.context.eos, limit }.admit(proposal)
     }
 

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::thinking::ThinkingState;
 use crate::constraint::OutputConstraint;
 use crate::detokenise::Detokeniser;
 use crate::draft::GrammarDrafter;
@@ -30,6 +31,8 @@ pub(crate) struct Computed {
 /// The form that the output must have.
 pub(super) struct Form {
     pub constraint: Constrained,
+    /// The reasoning before the answer, if something depends on it.
+    pub thinking: Option<ThinkingState>,
     /// Predicts the next tokens from the form of the output.
     pub drafter: Option<GrammarDrafter>,
     /// Checks values that the constraint's masks cannot enforce; `None` if they enforce everything.

@@ -83,7 +83,8 @@ fn text_depends_on_the_bytes_alone() {
         for _ in 0..4 {
             let which = draws.below(2);
             let tokens = tokens(&bytes, &vocabularies[which], &mut draws);
-            let mut detokeniser = Detokeniser::new(&tokenizers[which], false, stops.clone());
+            let mut detokeniser =
+                Detokeniser::new(&tokenizers[which], std::sync::Arc::default(), stops.clone());
             let (mut joined, mut stopped) = (String::new(), None);
             for token in &tokens {
                 let delta = detokeniser.push(*token);

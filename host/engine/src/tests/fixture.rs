@@ -23,6 +23,11 @@ pub fn byte_tokenizer() -> Tokenizer {
     tokenizer(&[])
 }
 
+/// Returns a byte-level tokenizer with further special tokens, whose ids begin at 259.
+pub fn tokenizer_with(specials: &[&str]) -> Tokenizer {
+    tokenizer_of(&[], specials)
+}
+
 /// Returns a tokenizer with the bytes, and longer tokens for parts of JSON: most texts can be spelled in
 /// several ways.
 pub fn merging_tokenizer() -> Tokenizer {
@@ -63,6 +68,10 @@ pub fn merging_tokenizer() -> Tokenizer {
 }
 
 fn tokenizer(merges: &[(&str, &str)]) -> Tokenizer {
+    tokenizer_of(merges, &[])
+}
+
+fn tokenizer_of(merges: &[(&str, &str)], specials: &[&str]) -> Tokenizer {
     let mut unprintable = 0;
     let mut vocabulary: serde_json::Map<String, serde_json::Value> = (0..=255u8)
         .map(|byte| {
@@ -87,11 +96,13 @@ fn tokenizer(merges: &[(&str, &str)]) -> Tokenizer {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
                "normalized": false, "special": true})
     };
+    let mut added = vec![special(256, "<s>"), special(EOS, "<|im_end|>"), special(258, "<|im_start|>")];
+    added.extend((259..).zip(specials).map(|(id, content)| special(id, content)));
     let byte_level =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
-        "added_tokens": [special(256, "<s>"), special(EOS, "<|im_end|>"), special(258, "<|im_start|>")],
+        "added_tokens": added,
         "pre_tokenizer": byte_level, "decoder": byte_level,
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,

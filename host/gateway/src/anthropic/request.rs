@@ -4,13 +4,13 @@ use super::content::{Content, Turn};
 use crate::{
     ApiError,
     body::FromFields,
-    openai::{fields::Fields, image},
+    openai::{fields::Fields, image, reasoning},
 };
 use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{
     Affinity, Constraint, Sampling,
-    chat::{ChatMessage, ChatOptions, ToolChoice, ToolSpec},
+    chat::{ChatMessage, ChatOptions, Reasoning, ToolChoice, ToolSpec},
 };
 use utoipa::ToSchema;
 
@@ -49,6 +49,9 @@ pub(crate) struct MessageRequest {
     /// The form of the answer: `{"format": {"type": "json_schema", "schema": …}}`.
     output_config: Option<OutputConfig>,
     metadata: Option<Metadata>,
+    /// Whether the model reasons before it answers, and the most tokens of it: `{"type": "enabled", "budget_tokens": …}`.
+    #[schema(value_type = Option<Value>)]
+    thinking: Reasoning,
     /// Names of fields that the host does not know, and those that change nothing here.
     #[schema(ignore)]
     pub ignored: Vec<String>,
@@ -128,6 +131,7 @@ impl FromFields for MessageRequest {
             top_k: fields.take("top_k")?,
             output_config: fields.take("output_config")?,
             metadata: fields.take("metadata")?,
+            thinking: reasoning::take(&mut fields)?,
             ignored: Vec::new(),
         };
         // Earlier clients send the form of the answer by itself.
@@ -187,6 +191,10 @@ impl MessageRequest {
         tools.map(|(index, tool)| tool.read(index)).collect()
     }
 
+    pub(crate) fn reasoning(&self) -> &Reasoning {
+        &self.thinking
+    }
+
     /// Returns the options of the answer, with the model's sampling parameters where the request sets none.
     pub(crate) fn options(
         &self,
@@ -216,6 +224,7 @@ impl MessageRequest {
             max_tokens: (max_tokens < limit).then_some(max_tokens),
             stop: self.stop_sequences.clone().unwrap_or_default(),
             affinity,
+            reasoning: self.thinking.clone(),
             ..ChatOptions::default()
         })
     }

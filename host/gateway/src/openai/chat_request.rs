@@ -4,6 +4,7 @@ use super::{
     fields::Fields,
     image,
     parameters::Parameters,
+    reasoning,
     response_format::{self, Form},
 };
 use crate::ApiError;
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::{
     Affinity, Constraint, Sampling,
-    chat::{ChatMessage, ChatOptions, Image, Role, ToolCall, ToolChoice, ToolSpec},
+    chat::{ChatMessage, ChatOptions, Image, Reasoning, Role, ToolCall, ToolChoice, ToolSpec},
 };
 use utoipa::ToSchema;
 
@@ -30,6 +31,7 @@ pub(crate) struct ChatBody {
     tools: Vec<ToolBody>,
     tool_choice: ToolChoice,
     parallel_tool_calls: bool,
+    reasoning: Reasoning,
     output: Option<Form>,
     logprobs: bool,
     top_logprobs: Option<u32>,
@@ -51,6 +53,9 @@ pub(super) struct MessageBody {
     tool_calls: Option<Vec<ToolCallBody>>,
     #[serde(default)]
     tool_call_id: Option<String>,
+    /// The reasoning before an assistant message. Models see it as far as their template shows it.
+    #[serde(default, alias = "reasoning")]
+    reasoning_content: Option<String>,
 }
 
 /// A text, or parts of type `text` and, for models that see, `image_url`.
@@ -126,6 +131,7 @@ impl ChatBody {
             tools: fields.take("tools")?.unwrap_or_default(),
             tool_choice,
             parallel_tool_calls,
+            reasoning: reasoning::take(&mut fields)?,
             output: response_format::take(&mut fields)?,
             logprobs: fields.take("logprobs")?.unwrap_or(false),
             top_logprobs: fields.take("top_logprobs")?,
@@ -173,6 +179,7 @@ impl ChatBody {
             tools: self.tools.iter().map(ToolBody::read).collect(),
             tool_choice: self.tool_choice.clone(),
             parallel_tool_calls: self.parallel_tool_calls,
+            reasoning: self.reasoning.clone(),
             output: self.output.as_ref().map(|form| form.constraint.clone()),
             sampling: self.parameters.sampling(defaults)?,
             seed: self.parameters.seed_of(choice),
@@ -260,7 +267,10 @@ impl MessageBody {
             Some(Content::Text(text)) => text.len(),
             Some(Content::Parts(list)) => parts(list),
         };
-        content + self.tool_calls.iter().flatten().map(|call| call.function.arguments.len()).sum::<usize>()
+        let reasoning = self.reasoning_content.as_ref().map_or(0, String::len);
+        content
+            + reasoning
+            + self.tool_calls.iter().flatten().map(|call| call.function.arguments.len()).sum::<usize>()
     }
 
     fn read(&self, index: usize) -> Result<ChatMessage, ApiError> {
@@ -283,7 +293,8 @@ impl MessageBody {
                     name: call.function.name.clone(),
                     arguments: call.function.arguments.clone(),
                 });
-                ChatMessage { tool_calls: calls.collect(), ..ChatMessage::assistant(content) }
+                let reasoning = self.reasoning_content.clone().filter(|text| !text.is_empty());
+                ChatMessage { tool_calls: calls.collect(), reasoning, ..ChatMessage::assistant(content) }
             }
             "tool" => {
                 let id = self.tool_call_id.as_deref();

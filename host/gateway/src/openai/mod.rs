@@ -7,6 +7,7 @@ pub(crate) mod image;
 pub(crate) mod logprobs;
 pub(crate) mod parameters;
 pub(crate) mod prompt;
+pub(crate) mod reasoning;
 pub(crate) mod response_format;
 pub(crate) mod schema;
 

@@ -7,6 +7,7 @@ use super::{
     chat_request::{MessageBody, ToolBody},
     parameters::Parameters,
     prompt::Prompt,
+    reasoning::{ReasoningBody, TemplateBody, ThinkingBody},
 };
 use serde_json::Value;
 use std::borrow::Cow;
@@ -43,6 +44,19 @@ struct ChatFields {
     max_completion_tokens: Option<u32>,
     /// The only modality is `text`.
     modalities: Option<Vec<String>>,
+}
+
+/// Fields that ask for reasoning. A more specific one takes precedence.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it only describes a request")]
+struct ReasoningFields {
+    /// `none`, `minimal`, `low`, `medium`, `high` or `xhigh`.
+    reasoning_effort: Option<String>,
+    reasoning: Option<ReasoningBody>,
+    thinking: Option<ThinkingBody>,
+    /// Whether the model reasons before it answers.
+    enable_thinking: Option<bool>,
+    chat_template_kwargs: Option<TemplateBody>,
 }
 
 /// Fields that specify the form of the answer; at most one of them may be given.
@@ -132,7 +146,7 @@ macro_rules! request {
 
 request! {
     /// A request for a chat completion. Unknown fields are ignored, except those that would change the meaning of the answer.
-    ChatCompletionRequest = ChatMessages | ChatFields | OutputForm | Parameters
+    ChatCompletionRequest = ChatMessages | ChatFields | ReasoningFields | OutputForm | Parameters
 }
 
 request! {
@@ -142,7 +156,7 @@ request! {
 
 request! {
     /// A request of Workers AI. A field that exists only in OpenAI's schema selects an answer in OpenAI's schema.
-    AiRunRequest = AiFields | ChatFields | OutputForm | Parameters
+    AiRunRequest = AiFields | ChatFields | ReasoningFields | OutputForm | Parameters
 }
 
 #[cfg(test)]
@@ -170,6 +184,7 @@ mod tests {
     fn the_schemas_have_the_fields_that_the_readers_take() {
         let chat = taken(include_str!("chat_request.rs"));
         assert_eq!(chat, &properties::<ChatMessages>() | &properties::<ChatFields>());
+        assert_eq!(taken(include_str!("reasoning.rs")), properties::<ReasoningFields>());
         assert_eq!(taken(include_str!("parameters.rs")), properties::<Parameters>());
         assert_eq!(taken(include_str!("response_format.rs")), properties::<OutputForm>());
         assert_eq!(taken(include_str!("../routes/completions.rs")), properties::<CompletionFields>());

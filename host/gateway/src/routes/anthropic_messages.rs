@@ -92,7 +92,7 @@ pub(crate) async fn count_tokens(
         let tools = request.tools()?;
         let mut transcript = Transcript::new();
         request.messages()?.into_iter().for_each(|message| transcript.push(message));
-        let opening = Opening { tools: &tools, examples: &[] };
+        let opening = Opening { tools: &tools, examples: &[], reasoning: Some(request.reasoning()) };
         let input_tokens = model.prompt_tokens(&transcript, opening, cancel)? as u64;
         Ok(Json(AnthropicTokenCount { input_tokens }))
     };

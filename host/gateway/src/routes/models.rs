@@ -76,6 +76,7 @@ pub(super) fn described(models: &ModelSet, model: &ServedModel) -> Model {
             percent,
             is_default: models.default_name() == name,
             aliases: models.aliases_of(&name),
+            markup: model.markup().map(str::to_owned),
             sampling: model.sampling().map(|sampling| SamplingDefaults {
                 temperature: sampling.temperature,
                 top_p: sampling.top_p,

@@ -56,18 +56,32 @@ impl ChatTemplate {
         tools: Option<&serde_json::Value>,
         add_generation_prompt: bool,
     ) -> Result<String, ModelError> {
+        self.render_with(messages, tools, add_generation_prompt, &[])
+    }
+
+    /// Renders the text of a conversation with further variables, which the template finds undefined otherwise.
+    pub fn render_with(
+        &self,
+        messages: &[serde_json::Value],
+        tools: Option<&serde_json::Value>,
+        add_generation_prompt: bool,
+        further: &[(&'static str, serde_json::Value)],
+    ) -> Result<String, ModelError> {
         let render = || {
             let given = Meter::unbounded();
             let messages =
                 messages.iter().map(|message| Value::of_json(message, &given)).collect::<Result<_, _>>()?;
             let text = |text: &Option<String>| Value::text(text.as_deref().unwrap_or_default(), &given);
-            let variables = vec![
+            let mut variables = vec![
                 ("messages", Value::list(messages, &given)?),
                 ("tools", tools.map_or(Ok(Value::None), |tools| Value::of_json(tools, &given))?),
                 ("add_generation_prompt", Value::Boolean(add_generation_prompt)),
                 ("bos_token", text(&self.bos)?),
                 ("eos_token", text(&self.eos)?),
             ];
+            for (name, value) in further {
+                variables.push((name, Value::of_json(value, &given)?));
+            }
             let max_bytes = MAX_MADE_BYTES.saturating_add(given.made().saturating_mul(MADE_PER_BYTE));
             self.template.render(variables, &Meter::new(MAX_STEPS, max_bytes))
         };

@@ -12,17 +12,24 @@ use super::Tokenizer;
 pub struct TokenDecoder {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
+    /// Special tokens that are not skipped.
+    kept: Arc<[u32]>,
     held: Vec<u8>,
 }
 
 impl TokenDecoder {
     pub fn new(tokenizer: Arc<Tokenizer>, skip_special: bool) -> Self {
-        TokenDecoder { tokenizer, skip_special, held: Vec::new() }
+        TokenDecoder { tokenizer, skip_special, kept: Arc::default(), held: Vec::new() }
+    }
+
+    /// Returns a decoder that skips all special tokens but these.
+    pub fn keeping(tokenizer: Arc<Tokenizer>, kept: Arc<[u32]>) -> Self {
+        TokenDecoder { kept, ..TokenDecoder::new(tokenizer, true) }
     }
 
     /// Adds a token and returns the text that it completes, which may be empty.
     pub fn push(&mut self, id: u32) -> String {
-        if !(self.skip_special && self.tokenizer.is_special(id)) {
+        if !(self.skip_special && self.tokenizer.is_special(id)) || self.kept.contains(&id) {
             self.held.extend_from_slice(self.tokenizer.token_bytes(id).unwrap_or_default());
         }
         let mut text = String::new();
@@ -75,6 +82,15 @@ mod tests {
                 assert_eq!(pieces(&tokenizer, &ids[..end], skip), tokenizer.decode(&ids[..end], skip));
             }
         }
+    }
+
+    #[test]
+    fn kept_special_tokens_are_text() {
+        let tokenizer = Arc::new(byte_level());
+        let ids = tokenizer.encode("<|start|>hello<|end|>", SpecialTokens::Parse).unwrap();
+        let mut decoder = TokenDecoder::keeping(tokenizer, [261].into());
+        let text: String = ids.iter().map(|id| decoder.push(*id)).collect();
+        assert_eq!(text, "hello<|end|>");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use indicatif::HumanBytes;
 use serde_json::json;
+use skep_engine::chat::Markup;
 use skep_model::Checkpoint;
 
 use crate::catalog;
@@ -47,7 +48,10 @@ pub fn run(args: &Args) -> Result<()> {
     }
     tensors.sort();
     let tokenizer = checkpoint.tokenizer()?.map(|tokenizer| tokenizer.vocabulary_size());
-    let template = checkpoint.chat_template()?.map(|template| template.knows_tools());
+    let template = checkpoint.chat_template()?;
+    let source = template.as_ref().map_or("", |template| template.source());
+    let markup = Markup::of_template(source).name;
+    let template = template.map(|template| template.knows_tools());
     if args.json {
         let kinds: BTreeMap<_, _> = kinds
             .into_iter()
@@ -65,7 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
             "feed_forward_size": config.feed_forward_size, "vocabulary_size": config.vocabulary_size,
             "context_length": config.context_length, "rope_theta": config.rope.theta, "tied_head": config.tied_head,
             "eos": config.eos, "bos": config.bos, "add_bos": config.add_bos,
-            "tokenizer_vocabulary": tokenizer, "chat_template_knows_tools": template,
+            "tokenizer_vocabulary": tokenizer, "chat_template_knows_tools": template, "markup": markup,
             "dtypes": kinds, "tensors": if args.tensors { Some(tensors) } else { None },
         }));
     }
@@ -101,6 +105,7 @@ pub fn run(args: &Args) -> Result<()> {
         Some(false) => "yes, without tools",
     };
     say("chat template", template.to_owned())?;
+    say("markup", markup.to_owned())?;
     for (kind, (count, bytes)) in kinds {
         say("weights", format!("{count} tensors in {kind}, {}", HumanBytes(bytes)))?;
     }

@@ -33,7 +33,7 @@ pub(super) fn print(models: &[Model], as_json: bool) -> Result<()> {
 
 fn line(model: &Model) -> String {
     let Some(details) = &model.skep else { return model.id.clone() };
-    let ModelDetails { state, message, percent, is_default, aliases, sampling } = details;
+    let ModelDetails { state, message, percent, is_default, aliases, sampling, markup } = details;
     let mut parts = vec![state.clone()];
     if let Some(message) = message {
         let percent = percent.map(|percent| format!(" {percent} %")).unwrap_or_default();
@@ -47,6 +47,9 @@ fn line(model: &Model) -> String {
     }
     if let Some(context) = model.context_length {
         parts.push(format!("context {context}"));
+    }
+    if let Some(markup) = markup {
+        parts.push(format!("markup {markup}"));
     }
     if let Some(SamplingDefaults { temperature, top_p, .. }) = sampling {
         parts.push(format!("temperature {temperature}, top_p {top_p}"));

@@ -52,7 +52,7 @@ All settings:
   threads
   [[model]]  instead of model, for several: name, source (a name, hf:OWNER/REPO[:FILE]
              or a path), aliases, default, device, replicas, tp, pp, context,
-             kv_tokens, load (\"start\", \"demand\"), load_wait_s, idle_unload_s,
+             kv_tokens, load (\"start\", \"demand\"), load_wait_s, idle_unload_s, markup,
              prices (as [prices.NAME] has them); what is left out is as [engine] says
   [engine]   replicas, routing (\"affinity\", \"round-robin\"), max_queue,
              max_sequences, step_tokens, step_target_ms, kv, kv_tokens,

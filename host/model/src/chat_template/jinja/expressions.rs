@@ -155,6 +155,15 @@ impl Render<'_> {
         loop {
             value = match steps {
                 [] => return Ok(value),
+                // Lists do not change, but a namespace may get another one.
+                [Step::Attribute(attribute), Step::Attribute(name), Step::Call(arguments), rest @ ..]
+                    if methods::changes_list(&value, attribute, name) =>
+                {
+                    let arguments = self.arguments(arguments)?;
+                    steps = rest;
+                    self.meter.step(1)?;
+                    methods::change_list(self, &value, attribute, name, arguments)?
+                }
                 // As in Python, a method takes precedence over a dict entry with the same name.
                 [Step::Attribute(name), Step::Call(arguments), rest @ ..] if methods::has(&value, name) => {
                     let arguments = self.arguments(arguments)?;

@@ -1,9 +1,11 @@
-//! Implements Python's methods of strings, lists and dicts, except those that modify the value.
+//! Implements Python's methods of strings, lists and dicts. Of those that modify the value, there are only `append` and `pop`,
+//! for lists of a namespace.
 
 use super::{
     Fault, Meter, Value,
     arguments::{Values, integer, text},
     statements::Render,
+    syntax::Name,
 };
 
 const OF_TEXTS: [&str; 30] = [
@@ -50,6 +52,46 @@ pub(super) fn has(value: &Value, name: &str) -> bool {
         Value::Loop(_) => OF_LOOPS.contains(&name),
         _ => false,
     }
+}
+
+/// Returns whether the method changes the list that this attribute of a namespace has. Such a call replaces the list.
+pub(super) fn changes_list(value: &Value, attribute: &str, name: &str) -> bool {
+    let Value::Namespace(attributes) = value else { return false };
+    let is_list = |(known, value): &(Name, Value)| &**known == attribute && matches!(value, Value::List(_));
+    matches!(name, "append" | "pop") && attributes.borrow().iter().any(is_list)
+}
+
+/// Calls a method that changes a list according to [`changes_list`].
+pub(super) fn change_list(
+    render: &Render<'_>,
+    value: &Value,
+    attribute: &str,
+    name: &str,
+    arguments: Values,
+) -> Result<Value, Fault> {
+    let Value::Namespace(attributes) = value else { return Ok(Value::Undefined) };
+    let mut attributes = attributes.borrow_mut();
+    let found = attributes.iter_mut().find(|(known, _)| &**known == attribute);
+    let Some((_, slot @ Value::List(_))) = found else { return Ok(Value::Undefined) };
+    let list = slot.items(render.meter)?;
+    if name == "append" {
+        let more = arguments.one(name, "value")?;
+        if !more.is_plain() {
+            return Err(Fault::new(format!("{} cannot be stored in a namespace", more.kind())));
+        }
+        let items = || list.items().iter().cloned().chain([more]).collect();
+        *slot = Value::list_of(list.items().len() + 1, items, render.meter)?;
+        return Ok(Value::None);
+    }
+    let [index] = arguments.bind(name, ["index"])?;
+    let (index, length) = (integer(&index, name)?.unwrap_or(-1), list.items().len());
+    let index = if index < 0 { index + length as i128 } else { index };
+    let Some(index) = usize::try_from(index).ok().filter(|index| *index < length) else {
+        return Err(Fault::new("pop did not find the element"));
+    };
+    let rest = list.items().iter().enumerate().filter(|(at, _)| *at != index);
+    *slot = Value::list_of(length - 1, || rest.map(|(_, item)| item.clone()).collect(), render.meter)?;
+    Ok(list.items()[index].clone())
 }
 
 /// Calls a method that the value has according to [`has`].

@@ -6,7 +6,11 @@ use super::{Meter, Template, Value};
 const MESSAGES: &str = r##"[{"role": "system", "content": " Be kind. "}, {"role": "user", "content": "Hi\nthere é🙂 it's \"q\""}, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyes", "tool_calls": [{"id": "1", "function": {"name": "find", "arguments": {"id": "é", "n": 3, "f": 2.5, "b": true, "x": null, "l": [1, [2, {"a": "b"}]]}}}]}, {"role": "tool", "content": {"state": "sent"}}, {"role": "tool", "content": "done"}]"##;
 const TOOLS: &str = r##"[{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": ["integer", "null"], "enum": [1, 2]}}, "required": ["a"]}}}]"##;
 
-const SHOWN: [(&str, &str); 84] = [
+const SHOWN: [(&str, &str); 85] = [
+    (
+        "{% set ns = namespace(l=[1]) %}{{ ns.l.append(2) }}{{ ns.l.pop(0) }}{{ ns.l.append('a') }}{{ ns.l.pop() }}{{ ns.l }}",
+        "None1Nonea[2]",
+    ),
     (
         "{{ messages }}",
         r#"[{'role': 'system', 'content': ' Be kind. '}, {'role': 'user', 'content': 'Hi\nthere é🙂 it\'s "q"'}, {'role': 'assistant', 'content': '<think>\nhm\n</think>\n\nyes', 'tool_calls': [{'id': '1', 'function': {'name': 'find', 'arguments': {'id': 'é', 'n': 3, 'f': 2.5, 'b': True, 'x': None, 'l': [1, [2, {'a': 'b'}]]}}}]}, {'role': 'tool', 'content': {'state': 'sent'}}, {'role': 'tool', 'content': 'done'}]"#,
@@ -214,7 +218,8 @@ const SHOWN: [(&str, &str); 84] = [
 ];
 
 /// Templates that Jinja rejects too.
-const REFUSED: [&str; 13] = [
+const REFUSED: [&str; 14] = [
+    "{% set ns = namespace(l=[]) %}{{ ns.l.pop() }}",
     "  {% if true %}",
     "  {% endif %}",
     "{% if true +%}",

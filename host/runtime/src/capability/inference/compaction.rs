@@ -172,7 +172,7 @@ impl Cut {
             rest = before;
         }
         // The examples are left out, because they are not part of the conversation.
-        let opening = Opening { tools, examples: &[] };
+        let opening = Opening { tools, ..Opening::default() };
         // Candidates: all messages, or those after any question except the first message.
         let questions = rest.iter().enumerate().skip(1).filter(|(_, message)| message.role == Role::User);
         let starts: Vec<usize> = iter::once(0).chain(questions.map(|(at, _)| at + 1)).collect();

@@ -1,0 +1,210 @@
+//! The dialect of one model: its markup, and the way in which it writes reasoning.
+
+use skep_model::{ChatTemplate, SpecialTokens, Tokenizer};
+
+use super::markup::{self, Markup, Reading, harmony};
+use super::options::{ChatOptions, Reasoning};
+use super::reading::ThinkReader;
+use crate::{Engine, Thinking};
+
+/// The tags around reasoning, in the order in which a template is searched for them.
+const TAGS: [(&str, &str); 2] = [("<think>", "</think>"), ("[THINK]", "[/THINK]")];
+
+/// How a model writes what is not plain text.
+#[derive(Debug)]
+pub struct Dialect {
+    pub markup: &'static Markup,
+    /// Whether the model's own template declares tools and shows calls.
+    pub(super) is_native: bool,
+    /// The tags around reasoning, if the template shows any.
+    pub(super) tags: Option<(&'static str, &'static str)>,
+    /// Special tokens whose text the readers need.
+    pub(super) kept: std::sync::Arc<[u32]>,
+    /// The variables of the template that control reasoning.
+    variables: Variables,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Variables {
+    enable_thinking: bool,
+    thinking: bool,
+    effort: bool,
+}
+
+impl Dialect {
+    /// Returns the dialect of a running model.
+    pub fn of_engine(engine: &Engine) -> Self {
+        let named = engine.info().markup.and_then(|name| Markup::named(name).ok());
+        Dialect::of(engine.template(), engine.tokenizer(), named)
+    }
+
+    /// Returns the dialect that a template shows, or the one with the given markup.
+    pub(crate) fn of(template: &ChatTemplate, tokenizer: &Tokenizer, named: Option<&'static Markup>) -> Self {
+        let source = template.source();
+        let markup = named.unwrap_or_else(|| Markup::of_template(source));
+        let declares = template.knows_tools() || markup.declaration.is_some();
+        let is_native = declares && markup.is_shown_by(source);
+        let is_harmony = matches!(markup.reading, Reading::Harmony);
+        let tags = TAGS.into_iter().find(|(_, end)| !is_harmony && source.contains(end));
+        let marks = tags.iter().flat_map(|(begin, end)| [*begin, *end]);
+        let texts = markup.tokens.iter().copied().chain(marks);
+        let kept = texts.filter_map(|text| markup::special(tokenizer, text)).collect();
+        let variables = Variables {
+            enable_thinking: source.contains("enable_thinking"),
+            thinking: ["thinking is defined", "not thinking", "if thinking"]
+                .iter()
+                .any(|use_| source.contains(use_)),
+            effort: source.contains("reasoning_effort"),
+        };
+        Dialect { markup, is_native, tags, kept, variables }
+    }
+
+    /// Returns the texts that only the template and the model write, besides special tokens. For Hermes, whose markup
+    /// messages may contain, there are none.
+    pub(super) fn own_tokens(&self) -> Vec<&'static str> {
+        if !self.is_native || self.markup.is_hermes() {
+            return Vec::new();
+        }
+        let marks = self.tags.into_iter().flat_map(|(begin, end)| [begin, end]);
+        self.markup.tokens.iter().copied().chain(marks).collect()
+    }
+
+    /// Returns the part of the model's own text that is the answer; `None` if it cannot be told apart.
+    pub(super) fn answer_of<'a>(&self, raw: &'a str) -> Option<&'a str> {
+        match (&self.markup.reading, self.tags) {
+            (Reading::Harmony, _) => None,
+            (_, Some((_, end))) if raw.contains(end) => {
+                raw.split_once(end).map(|(_, answer)| answer.trim_start())
+            }
+            _ => Some(raw),
+        }
+    }
+
+    /// Returns whether a conversation that has changed is encoded anew from where it differs, rather than from its
+    /// beginning.
+    pub(super) fn keeps_common_tokens(&self) -> bool {
+        !self.markup.is_hermes() || self.tags.is_some()
+    }
+
+    /// Returns the tokens whose text is kept in an answer.
+    pub(super) fn kept_special(&self, options: &ChatOptions) -> std::sync::Arc<[u32]> {
+        match self.markup.is_hermes() && self.tags.is_none() && !options.calls_tools() {
+            true => std::sync::Arc::default(),
+            false => self.kept.clone(),
+        }
+    }
+
+    /// Returns the reader of the reasoning in an answer to a prompt, if the model writes any.
+    pub(super) fn think_reader(&self, prompt: &str) -> Option<ThinkReader> {
+        let tags = self.tags?;
+        let interrupts = match &self.markup.reading {
+            Reading::Calls(reading) => reading.sections,
+            Reading::Hermes | Reading::Harmony => &[],
+        };
+        match self.opening(prompt)? {
+            Opened::Closed => None,
+            Opened::Open => Some(ThinkReader::new(tags, interrupts, true)),
+            Opened::No => Some(ThinkReader::new(tags, interrupts, false)),
+        }
+    }
+
+    /// Returns the reasoning of an output for the engine, which holds a constraint back until the answer begins.
+    pub(super) fn thinking(
+        &self,
+        prompt: &str,
+        tokenizer: &Tokenizer,
+        options: &ChatOptions,
+    ) -> Option<Thinking> {
+        let wanted = &options.reasoning;
+        let budget = match wanted.enabled {
+            // A template that cannot be told closes no reasoning itself.
+            Some(false) => Some(0),
+            _ => wanted.budget,
+        };
+        if matches!(self.markup.reading, Reading::Harmony) {
+            return harmony_thinking(tokenizer, budget);
+        }
+        let (begin, end) = self.tags?;
+        let is_open = match self.opening(prompt)? {
+            Opened::Closed => return None,
+            Opened::Open => true,
+            Opened::No => false,
+        };
+        let id = |text: &str| tokenizer.token_id(text);
+        let interrupts = match &self.markup.reading {
+            Reading::Calls(reading) if options.calls_tools() && options.output.is_none() => {
+                reading.sections.iter().filter_map(|text| markup::special(tokenizer, text)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let between = if self.writes_lines() { "\n\n" } else { "" };
+        Some(Thinking {
+            is_open,
+            begin: vec![id(begin)?],
+            end: id(end)?,
+            between: tokenizer.encode(between, SpecialTokens::Literal).ok()?,
+            interrupts,
+            budget,
+        })
+    }
+
+    /// Returns the variables of the template that control reasoning, as far as the request says something.
+    pub(super) fn template_variables(&self, wanted: &Reasoning) -> Vec<(&'static str, serde_json::Value)> {
+        let mut variables = Vec::new();
+        if let Some(enabled) = wanted.enabled {
+            for (name, is_known) in
+                [("enable_thinking", self.variables.enable_thinking), ("thinking", self.variables.thinking)]
+            {
+                if is_known {
+                    variables.push((name, enabled.into()));
+                }
+            }
+        }
+        if let Some(effort) = wanted.effort.as_ref().filter(|_| self.variables.effort) {
+            variables.push(("reasoning_effort", effort.as_str().into()));
+        }
+        variables
+    }
+
+    /// Returns whether reasoning and answer are separated by an empty line.
+    fn writes_lines(&self) -> bool {
+        self.markup.is_hermes() || self.markup.name == "qwen3-coder"
+    }
+
+    fn opening(&self, prompt: &str) -> Option<Opened> {
+        let (begin, end) = self.tags?;
+        let prompt = prompt.trim_end();
+        Some(if prompt.ends_with(end) {
+            Opened::Closed
+        } else if prompt.ends_with(begin) {
+            Opened::Open
+        } else {
+            Opened::No
+        })
+    }
+}
+
+/// Returns the reasoning of a model that writes it into a channel.
+fn harmony_thinking(tokenizer: &Tokenizer, budget: Option<usize>) -> Option<Thinking> {
+    let id = |text: &str| tokenizer.token_id(text);
+    let plain = |text: &str| tokenizer.encode(text, SpecialTokens::Literal).ok();
+    if budget == Some(0) {
+        return None;
+    }
+    let mut begin = vec![id(harmony::CHANNEL)?];
+    begin.extend(plain("analysis")?);
+    begin.push(id(harmony::MESSAGE)?);
+    let mut between = vec![id(harmony::START)?];
+    between.extend(plain("assistant")?);
+    Some(Thinking { is_open: false, begin, end: id(harmony::END)?, between, interrupts: Vec::new(), budget })
+}
+
+/// The position of a prompt's end.
+enum Opened {
+    /// Before any reasoning.
+    No,
+    /// Within the reasoning.
+    Open,
+    /// After the reasoning.
+    Closed,
+}

@@ -1,0 +1,327 @@
+//! Tests of whole answers in markups other than Hermes, and of reasoning: what masks bind, what budgets end, and what stays
+//! cached.
+
+use serde_json::{Value, json};
+use skep_model::{ChatTemplate, SpecialTokens};
+
+use super::dialect::Dialect;
+use super::fixture;
+use crate::chat::markup::Markup;
+use crate::chat::{
+    ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, Reasoning, ToolCall, ToolChoice, ToolSpec,
+    Transcript, chat,
+};
+use crate::{Constraint, Engine, EngineOptions};
+
+const THINK: [&str; 2] = ["<think>", "</think>"];
+const KIMI: [&str; 7] = [
+    "<think>",
+    "</think>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+];
+
+/// A template that shows reasoning only after the last message of the user, and opens it unless it is told not to.
+const THINKING_TEMPLATE: &str = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}\
+    {% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
+    {% if m.role == 'assistant' %}{% set c = m.content.split('</think>')[-1].lstrip('\n') %}\
+    {% if loop.index0 > ns.last and '</think>' in m.content %}<think>\n{{ m.content.split('</think>')[0].split('<think>')[-1].strip('\n') }}\n</think>\n\n{% endif %}{{ c }}\
+    {% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if tools %}<tool_call>{{ tools | length }}{% endif %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
+
+/// A template in the manner of Kimi's.
+const KIMI_TEMPLATE: &str = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}\
+    {% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}\
+    {% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}\
+    <think>{% if loop.index0 > ns.last and m.reasoning_content %}{{ m.reasoning_content }}{% endif %}</think>{{ m.content }}\
+    {% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>\
+    {{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}\
+    {% elif m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{{ m.content }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+fn engine(specials: &[&str], template: &str, scripts: &[&str]) -> Engine {
+    let template = ChatTemplate::new(template, None, None).expect("the template compiles");
+    let tokenizer = fixture::tokenizer_with(specials);
+    fixture::engine_of(tokenizer, SpecialTokens::Parse, template, scripts, EngineOptions::default())
+}
+
+fn tools() -> Vec<ToolSpec> {
+    let parameters = json!({"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}},
+                            "required": ["city"], "additionalProperties": false});
+    vec![ToolSpec { name: "weather".into(), description: "The weather.".into(), parameters }]
+}
+
+fn calls(outcome: &ChatOutcome) -> Vec<(&str, Value)> {
+    let read = |call: &ToolCall| serde_json::from_str(&call.arguments).expect("JSON");
+    outcome.tool_calls.iter().map(|call| (call.name.as_str(), read(call))).collect()
+}
+
+async fn turn(transcript: &mut Transcript, engine: &Engine, options: &ChatOptions) -> ChatOutcome {
+    let outcome = transcript.generate(engine, options.clone()).unwrap().outcome().await.unwrap();
+    transcript.commit(&outcome);
+    outcome
+}
+
+fn form() -> Constraint {
+    Constraint::JsonSchema(
+        json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+                                  "additionalProperties": false}),
+    )
+}
+
+#[tokio::test]
+async fn constraints_bind_the_answer_and_not_the_reasoning() {
+    let answer = "<think>\nIs { it } so?\n</think>\n\n{\"ok\": true}";
+    let call = "<think>\nI look.\n</think>\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rom\"}}\n</tool_call>";
+    let options = ChatOptions { output: Some(form()), ..ChatOptions::default() };
+    let model = engine(&THINK, THINKING_TEMPLATE, &[answer, call]);
+    let outcome = chat(&model, &[ChatMessage::user("so?")], options).unwrap().outcome().await.unwrap();
+    assert_eq!((outcome.reasoning.as_str(), outcome.text.as_str()), ("Is { it } so?", "{\"ok\": true}"));
+    assert_eq!((outcome.raw.as_str(), outcome.finish), (answer, ChatFinish::Stop));
+    let options = ChatOptions { tools: tools(), tool_choice: ToolChoice::Required, ..ChatOptions::default() };
+    let mut stream = chat(&model, &[ChatMessage::user("Rome?")], options).unwrap();
+    let (mut reasoning, mut finished) = (String::new(), None);
+    while let Some(event) = stream.next().await {
+        match event.unwrap() {
+            ChatEvent::Reasoning { delta } => reasoning += &delta,
+            ChatEvent::Text { delta, .. } => panic!("no text comes before the call: {delta:?}"),
+            ChatEvent::Finished(outcome) => finished = Some(outcome),
+            _ => {}
+        }
+    }
+    let outcome = finished.unwrap();
+    assert_eq!((reasoning.as_str(), outcome.reasoning.as_str()), ("I look.", "I look."));
+    assert_eq!(calls(&outcome), [("weather", json!({"city": "Rom"}))]);
+}
+
+#[tokio::test]
+async fn a_model_that_would_not_reason_begins_to_where_its_answer_is_bound() {
+    let model = engine(&THINK, THINKING_TEMPLATE, &["No thoughts, no form.", "{\"ok\": false}"]);
+    let options = ChatOptions { output: Some(form()), max_tokens: Some(40), ..ChatOptions::default() };
+    let outcome =
+        chat(&model, &[ChatMessage::user("so?")], options.clone()).unwrap().outcome().await.unwrap();
+    assert!(outcome.raw.starts_with("<think>"), "{}", outcome.raw);
+    assert_eq!(
+        (outcome.finish, outcome.text.as_str()),
+        (ChatFinish::Length, ""),
+        "it cannot end before its answer"
+    );
+    // Without reasoning the template closes it, and the form binds from the first token on.
+    let reasoning = Reasoning { enabled: Some(false), ..Reasoning::default() };
+    let options = ChatOptions { reasoning, ..options };
+    let outcome = chat(&model, &[ChatMessage::user("so?")], options).unwrap().outcome().await.unwrap();
+    assert_eq!((outcome.raw.as_str(), outcome.reasoning.as_str()), ("{\"ok\": false}", ""));
+    assert!(outcome.rendered.ends_with("<think>\n\n</think>\n\n"), "{}", outcome.rendered);
+}
+
+#[tokio::test]
+async fn a_budget_ends_the_reasoning() {
+    let reasoning = |budget| Reasoning { budget: Some(budget), ..Reasoning::default() };
+    let long = format!("<think>{}</think>\n\nYes.", "a, b; ".repeat(20));
+    for budget in [0, 1, 7, 1000] {
+        let model = engine(&THINK, THINKING_TEMPLATE, &[&long]);
+        let options =
+            ChatOptions { reasoning: reasoning(budget), max_tokens: Some(300), ..ChatOptions::default() };
+        let outcome = chat(&model, &[ChatMessage::user("so?")], options).unwrap().outcome().await.unwrap();
+        let tokenizer = model.tokenizer();
+        let end = outcome
+            .tokens
+            .iter()
+            .position(|id| tokenizer.token_text(*id) == Some("</think>"))
+            .expect("an end");
+        // One token opens the reasoning.
+        assert_eq!(
+            end - 1,
+            budget.min(
+                long.find("</think>")
+                    .map_or(0, |at| tokenizer.encode(&long[7..at], SpecialTokens::Literal).unwrap().len())
+            ),
+            "{}",
+            outcome.raw
+        );
+        assert!(
+            outcome.raw[outcome.raw.find("</think>").unwrap()..].starts_with("</think>\n\n"),
+            "{}",
+            outcome.raw
+        );
+        assert!(!outcome.text.is_empty() && outcome.finish == ChatFinish::Stop, "{:?}", outcome.raw);
+    }
+}
+
+#[tokio::test]
+async fn kimi_calls_are_made_answered_and_shown_with_ids_of_its_form() {
+    let call = "<think>Look.</think>One moment.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>\
+                {\"city\":\"Rom\"}<|tool_call_end|><|tool_calls_section_end|>";
+    let model = engine(&KIMI, KIMI_TEMPLATE, &[call, "<think>Sun.</think>Sunny.", "<think>Hm.</think>Bye."]);
+    assert_eq!(Dialect::of_engine(&model).markup.name, "kimi-k2");
+    let options = ChatOptions { tools: tools(), ..ChatOptions::default() };
+    let mut transcript = Transcript::new();
+    transcript.push(ChatMessage::user("Rome <|tool_call_begin|>?"));
+    let first = turn(&mut transcript, &model, &options).await;
+    assert_eq!((first.reasoning.as_str(), first.text.as_str()), ("Look.", "One moment."));
+    assert_eq!(calls(&first), [("weather", json!({"city": "Rom"}))]);
+    let begins = model.tokenizer().token_id("<|tool_call_begin|>").unwrap();
+    assert!(!first.prompt.contains(&begins), "the text of the user stays text");
+    let known = transcript.tokens().to_vec();
+    transcript.push(ChatMessage::tool(first.tool_calls[0].id.clone(), "sun"));
+    let second = turn(&mut transcript, &model, &options).await;
+    // The answer is continued in its own spelling, which the template would write otherwise.
+    assert!(second.prompt.starts_with(&known), "{}", second.rendered);
+    assert!(second.rendered.contains("{\"city\":\"Rom\"}<|tool_call_end|>"), "{}", second.rendered);
+    assert!(second.rendered.contains("## Return of functions.weather:0\nsun"), "{}", second.rendered);
+    assert!(second.usage.cached_tokens + 32 > first.usage.prompt_tokens + first.usage.completion_tokens);
+    // A new question drops the reasoning of the turns before it. Everything before that stays cached.
+    transcript.push(ChatMessage::user("Thanks."));
+    let third = turn(&mut transcript, &model, &options).await;
+    assert!(
+        !third.rendered.contains("Look.") && third.rendered.contains("<think></think>One moment."),
+        "{}",
+        third.rendered
+    );
+    assert!(third.prompt.starts_with(&first.prompt), "the prompt of the first answer is still the beginning");
+    assert!(
+        third.usage.cached_tokens + 16 >= first.usage.prompt_tokens,
+        "{:?} after {:?}",
+        third.usage,
+        first.usage
+    );
+    assert!(third.usage.cached_tokens < third.usage.prompt_tokens);
+    assert_eq!(third.text, "Bye.");
+}
+
+#[tokio::test]
+async fn calls_of_another_client_are_shown_with_ids_of_the_markup() {
+    let model = engine(&KIMI, KIMI_TEMPLATE, &["<think></think>Sunny."]);
+    let call = |id: &str, city: &str| ToolCall {
+        id: id.into(),
+        name: "weather".into(),
+        arguments: json!({"city": city}).to_string(),
+    };
+    let messages = [
+        ChatMessage::user("Rome and Bari?"),
+        ChatMessage {
+            tool_calls: vec![call("toolu_1", "Rom"), call("x", "Bari")],
+            ..ChatMessage::assistant("")
+        },
+        ChatMessage::tool("x", "rain"),
+        ChatMessage::tool("toolu_1", "sun"),
+    ];
+    let options = ChatOptions { tools: tools(), ..ChatOptions::default() };
+    let outcome = chat(&model, &messages, options).unwrap().outcome().await.unwrap();
+    for part in [
+        "functions.weather:0<|tool_call_argument_begin|>{\"city\": \"Rom\"}",
+        "functions.weather:1<|tool_call_argument_begin|>",
+        "## Return of functions.weather:1\nrain",
+        "## Return of functions.weather:0\nsun",
+    ] {
+        assert!(outcome.rendered.contains(part), "{}", outcome.rendered);
+    }
+    assert_eq!(outcome.text, "Sunny.");
+}
+
+#[tokio::test]
+async fn a_setting_chooses_the_markup_where_the_template_shows_none() {
+    let call =
+        ToolCall { id: String::new(), name: "weather".into(), arguments: "{\"city\": \"Rom\"}".into() };
+    for name in ["qwen3-coder", "glm-4.5", "deepseek-v3.2", "mistral-v13", "llama3", "deepseek-v3.1"] {
+        let markup = Markup::named(name).unwrap();
+        let script = markup.assistant("", std::slice::from_ref(&call));
+        let options = EngineOptions { markup: Some(markup.name), ..EngineOptions::default() };
+        let template = ChatTemplate::chatml_default();
+        let model = fixture::engine_of(
+            fixture::tokenizer(),
+            SpecialTokens::Literal,
+            template,
+            &[&script, "talk"],
+            options,
+        );
+        assert_eq!(Dialect::of_engine(&model).markup.name, name);
+        let options = ChatOptions { tools: tools(), ..ChatOptions::default() };
+        let outcome =
+            chat(&model, &[ChatMessage::user("Rome?")], options.clone()).unwrap().outcome().await.unwrap();
+        assert_eq!(calls(&outcome), [("weather", json!({"city": "Rom"}))], "{name}: {}", outcome.raw);
+        assert!(
+            outcome.rendered.contains(&markup.assistant(
+                "",
+                &[ToolCall {
+                    name: "NAME".into(),
+                    arguments: "{\"ARGUMENT\": \"VALUE\"}".into(),
+                    ..call.clone()
+                }]
+            )),
+            "{name}"
+        );
+        let forced = ChatOptions {
+            tool_choice: ToolChoice::Required,
+            max_tokens: Some(400),
+            parallel_tool_calls: false,
+            ..options
+        };
+        let outcome = chat(&model, &[ChatMessage::user("Bari?")], forced).unwrap().outcome().await.unwrap();
+        assert_eq!((outcome.tool_calls.len(), outcome.text.as_str()), (1, ""), "{name}: {}", outcome.raw);
+    }
+}
+
+#[tokio::test]
+async fn harmony_messages_become_reasoning_text_and_calls() {
+    let specials =
+        ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"];
+    let template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}\
+        {% if m.tool_calls %} to=functions.{{ m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>{{ m.tool_calls[0].function.arguments | tojson }}<|call|>\
+        {% else %}<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}{% else %}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}\
+        {% if add_generation_prompt %}<|start|>assistant{% endif %}";
+    let think = "<|channel|>analysis<|message|>Hm {.<|end|><|start|>assistant";
+    let final_text = format!("{think}<|channel|>final<|message|>{{\"ok\": true}}");
+    let call = format!(
+        "{think}<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{{\"city\": \"Rom\"}}"
+    );
+    let model = engine(&specials, template, &[&final_text, &call, &final_text]);
+    assert_eq!(Dialect::of_engine(&model).markup.name, "harmony");
+    let messages = [ChatMessage::user("so?")];
+    let formed = ChatOptions { output: Some(form()), ..ChatOptions::default() };
+    let outcome = chat(&model, &messages, formed).unwrap().outcome().await.unwrap();
+    assert_eq!(
+        (outcome.reasoning.as_str(), outcome.text.as_str()),
+        ("Hm {.", "{\"ok\": true}"),
+        "{}",
+        outcome.raw
+    );
+    let calling = ChatOptions { tools: tools(), tool_choice: ToolChoice::Required, ..ChatOptions::default() };
+    let outcome = chat(&model, &messages, calling.clone()).unwrap().outcome().await.unwrap();
+    assert_eq!(calls(&outcome), [("weather", json!({"city": "Rom"}))], "{}", outcome.raw);
+    assert_eq!((outcome.reasoning.as_str(), outcome.text.as_str()), ("Hm {.", ""));
+    let free = ChatOptions { tool_choice: ToolChoice::Auto, ..calling };
+    let outcome = chat(&model, &[ChatMessage::user("and now?")], free).unwrap().outcome().await.unwrap();
+    assert_eq!(
+        (outcome.reasoning.as_str(), outcome.text.as_str()),
+        ("Hm {.", "{\"ok\": true}"),
+        "{}",
+        outcome.raw
+    );
+}
+
+#[tokio::test]
+async fn a_call_that_masks_could_not_enforce_is_checked_when_it_is_complete() {
+    let parameters = json!({"type": "object", "properties": {"tags": {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": true}},
+                            "required": ["tags"], "additionalProperties": false});
+    let tools = vec![ToolSpec { name: "paint".into(), description: "Paints.".into(), parameters }];
+    let markup = Markup::named("qwen3-coder").unwrap();
+    for (arguments, is_valid) in [("{\"tags\": [\"a\", \"b\"]}", true), ("{\"tags\": [\"a\", \"a\"]}", false)]
+    {
+        let call = ToolCall { id: String::new(), name: "paint".into(), arguments: arguments.into() };
+        let script = markup.assistant("", &[call]);
+        let options = EngineOptions { markup: Some(markup.name), ..EngineOptions::default() };
+        let template = ChatTemplate::chatml_default();
+        let model =
+            fixture::engine_of(fixture::tokenizer(), SpecialTokens::Literal, template, &[&script], options);
+        let options = ChatOptions { tools: tools.clone(), ..ChatOptions::default() };
+        let answer = chat(&model, &[ChatMessage::user("?")], options).unwrap().outcome().await;
+        match answer {
+            Ok(outcome) => assert!(is_valid && outcome.tool_calls.len() == 1, "{}", outcome.raw),
+            Err(error) => assert!(!is_valid && error.code() == "schema_unsatisfied", "{error}"),
+        }
+    }
+}

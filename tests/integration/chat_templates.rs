@@ -1,0 +1,152 @@
+//! Published chat templates: what Skep renders with them is what `transformers` renders. `tests/fixtures/chat-templates/render.py`
+//! made the expected texts.
+
+use crate::harness::{repository, skipped};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use skep_engine::chat::{ChatMessage, Opening, Reasoning, ToolCall, ToolSpec, prompt_text};
+use skep_model::{ChatTemplate, Tokenizer};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// The source distribution that contains the templates.
+const PACKAGE: &str = "llama-cpp-python==0.3.36";
+const FOLDER: &str = "vendor/llama.cpp/models/templates";
+/// Conversations that are rendered otherwise on purpose: the template leaves out the text beside calls.
+const OTHERWISE: [(&str, &str); 1] =
+    [("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja", "text and call")];
+
+#[test]
+fn published_templates_render_as_in_transformers() {
+    let Some(templates) = templates() else { return };
+    let fixtures = repository().join("tests/fixtures/chat-templates");
+    let json = |name: &str| -> Value {
+        serde_json::from_str(&fs::read_to_string(fixtures.join(name)).unwrap()).unwrap()
+    };
+    let (conversations, renderings) = (json("conversations.json"), json("renderings.json"));
+    let tools: Vec<ToolSpec> = conversations["tools"].as_array().unwrap().iter().map(tool).collect();
+    let tokenizer = fs::read(repository().join("tests/fixtures/tokenizer/byte-level-chatml.json")).unwrap();
+    let tokenizer = Tokenizer::from_json(&tokenizer).unwrap();
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let (year, month, day) = skep_model::chat_template::civil_date(seconds / 86_400);
+    let today = format!("{year}-{month:02}-{day:02}");
+    let (mut faults, mut compared) = (Vec::new(), 0);
+    for (name, expected) in renderings.as_object().unwrap() {
+        let source = fs::read_to_string(templates.join(name)).unwrap();
+        let digest: String = Sha256::digest(&source).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(digest, expected["sha256"], "{name} is another template");
+        let template = ChatTemplate::new(&source, Some("<s>".into()), Some("</s>".into())).unwrap();
+        for (case, conversation) in conversations["cases"].as_object().unwrap() {
+            // Some templates refuse some conversations.
+            let Some(rest) = expected["cases"][case].as_str() else { continue };
+            if OTHERWISE.contains(&(name, case)) {
+                continue;
+            }
+            let start = if conversation["tools"] == true { "tools" } else { "plain" };
+            let wanted =
+                format!("{}{rest}", expected["starts"][start].as_str().unwrap()).replace("{today}", &today);
+            let messages: Vec<ChatMessage> =
+                conversation["messages"].as_array().unwrap().iter().map(message).collect();
+            let reasoning = Reasoning {
+                enabled: conversation["variables"]["thinking"].as_bool(),
+                ..Reasoning::default()
+            };
+            let shows_tools = conversation["tools"] == true && expected["tools"] == true;
+            let opening = Opening {
+                tools: if shows_tools { &tools } else { &[] },
+                examples: &[],
+                reasoning: Some(&reasoning),
+            };
+            compared += 1;
+            match prompt_text(&template, &tokenizer, &messages, opening) {
+                Ok(text) if text == wanted => {}
+                Ok(text) => faults.push(format!("{name}: {case}:\n{}", difference(&text, &wanted))),
+                Err(error) => faults.push(format!("{name}: {case}: {error}")),
+            }
+        }
+    }
+    eprintln!("{compared} conversations compared, {} differ", faults.len());
+    assert!(compared > 150 && faults.is_empty(), "{}", faults.join("\n"));
+}
+
+fn difference(found: &str, wanted: &str) -> String {
+    let same = found.chars().zip(wanted.chars()).take_while(|(a, b)| a == b).count();
+    let part = |text: &str| text.chars().skip(same.saturating_sub(40)).take(160).collect::<String>();
+    format!("  found  {:?}\n  wanted {:?}", part(found), part(wanted))
+}
+
+fn tool(json: &Value) -> ToolSpec {
+    let function = &json["function"];
+    let text = |key: &str| function[key].as_str().unwrap().to_owned();
+    ToolSpec {
+        name: text("name"),
+        description: text("description"),
+        parameters: function["parameters"].clone(),
+    }
+}
+
+fn message(json: &Value) -> ChatMessage {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let content = text(&json["content"]);
+    match json["role"].as_str().unwrap() {
+        "system" => ChatMessage::system(content),
+        "user" => ChatMessage::user(content),
+        "tool" => ChatMessage::tool(text(&json["tool_call_id"]), content),
+        _ => {
+            let call = |call: &Value| ToolCall {
+                id: text(&call["id"]),
+                name: text(&call["function"]["name"]),
+                arguments: text(&call["function"]["arguments"]),
+            };
+            ChatMessage {
+                tool_calls: json["tool_calls"].as_array().into_iter().flatten().map(call).collect(),
+                reasoning: json["reasoning_content"].as_str().map(str::to_owned),
+                ..ChatMessage::assistant(content)
+            }
+        }
+    }
+}
+
+/// Returns the folder of the templates, which is fetched once; `None` if it cannot be had.
+fn templates() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat-templates");
+    let found = folder.join("templates");
+    if found.exists() {
+        return Some(found);
+    }
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let download = Command::new("python3")
+        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--dest"])
+        .arg(&folder)
+        .arg(PACKAGE)
+        .output();
+    if !download.as_ref().is_ok_and(|output| output.status.success()) {
+        let why = download.map_or_else(
+            |error| error.to_string(),
+            |output| String::from_utf8_lossy(&output.stderr).into_owned(),
+        );
+        skipped(&format!("the chat templates cannot be fetched: {why}"));
+        return None;
+    }
+    let archive = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.extension().is_some_and(|ext| ext == "gz"));
+    let unpacked = Command::new("tar")
+        .arg("-xzf")
+        .arg(archive.expect("pip downloaded an archive"))
+        .args(["--wildcards", &format!("*/{FOLDER}/*"), "-C"])
+        .arg(&folder)
+        .output();
+    assert!(unpacked.is_ok_and(|output| output.status.success()), "the archive cannot be unpacked");
+    let inside = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path().join(FOLDER))
+        .find(|path| path.exists());
+    fs::rename(inside.expect("the archive has templates"), &found).unwrap();
+    Some(found)
+}
