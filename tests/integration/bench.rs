@@ -35,6 +35,30 @@ fn the_agents_benchmark_counts_work_and_checks_calls() {
 }
 
 #[test]
+fn a_timeline_has_every_step_and_every_request_of_a_mixed_workload() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let small =
+        ["--sessions", "3", "--turns", "1", "--concurrency", "3", "--answer-tokens", "4", "--rounds", "1"];
+    let flags = ["agents", "--mix", "--timeline", trace.to_str().unwrap()];
+    let (output, report) = bench(&[flags.as_slice(), small.as_slice()].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let round = &report["rounds"][0];
+    assert!(report["mix"] == true && round["requests"] == 6, "{report}");
+    // Each session has a system prompt of its own, and only its second request finds it in the cache.
+    assert!(round["cached_share"].as_f64().unwrap() < 0.6, "{round}");
+    let phases = ["wait", "plan", "forward", "masks", "sample", "commit"];
+    let shares: f64 = phases.iter().map(|phase| round["engine"][phase].as_f64().unwrap()).sum();
+    assert!((shares - 1.0).abs() < 1e-6, "{round}");
+    let trace: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let count =
+        |name: &str| events.iter().filter(|event| event["name"] == name && event["ph"] == "X").count();
+    assert_eq!((count("call"), count("answer"), count("first token")), (3, 3, 6));
+    assert!(count("forward") >= 2 * 4 && phases.iter().all(|phase| count(phase) == count("forward")));
+}
+
+#[test]
 fn a_server_whose_calls_break_their_schema_fails_the_benchmark() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());

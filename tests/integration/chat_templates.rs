@@ -139,8 +139,9 @@ fn templates() -> Option<PathBuf> {
     let unpacked = Command::new("tar")
         .arg("-xzf")
         .arg(archive.expect("pip downloaded an archive"))
-        .args(["--wildcards", &format!("*/{FOLDER}/*"), "-C"])
+        .arg("-C")
         .arg(&folder)
+        .args(["--wildcards", &format!("*/{FOLDER}/*")])
         .output();
     assert!(unpacked.is_ok_and(|output| output.status.success()), "the archive cannot be unpacked");
     let inside = fs::read_dir(&folder)

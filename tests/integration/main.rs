@@ -23,6 +23,7 @@ mod bench;
 mod chat_templates;
 /// The commands of the binary, their output and exit codes.
 mod cli;
+/// The official clients of the APIs that the host speaks.
 mod clients;
 /// A host whose configuration tests change.
 mod config_host;
@@ -74,8 +75,6 @@ mod model_plan;
 mod model_set;
 /// Pulls of models, and the cache that they fill.
 mod models;
-/// The official Python client against the routes.
-
 /// OpenAI-compatible routes: shapes, streaming, batching, prefix reuse.
 mod openai_routes;
 /// The service manager, a machine without compilers, and what a release consists of.

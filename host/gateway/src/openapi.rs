@@ -10,8 +10,8 @@ use skep_api::{AiFailure, ErrorBody};
 use std::collections::BTreeMap;
 use utoipa::{Path as _, ToSchema, openapi::OpenApi};
 
-const ABOUT: &str = "The HTTP API of a Skep host: agents with sessions, OpenAI's and Workers AI's routes for models, and \
-    the host's administration. A host may require a key; then each route needs a role.\n\nTimes are in milliseconds since \
+const ABOUT: &str = "The HTTP API of a Skep host: agents with sessions, the routes of OpenAI, Anthropic and Workers AI \
+    for models, and the host's administration. A host may require a key; then each route needs a role.\n\nTimes are in milliseconds since \
     1970 unless they say otherwise. Objects may get further fields, and words further values; a client ignores those that it does not \
     know. Every answer has an `x-request-id`. A host with too many connections answers 503 before it reads a request.\n\n\
     An agent may have routes of its own, which `GET /v1/agents` lists; `components.pathItems.AgentRoute` describes them.";
@@ -25,7 +25,7 @@ const TAGS: [(&str, &str); 16] = [
     ("schedules", "Schedules that wake sessions"),
     ("events", "Events for agents and webhooks"),
     ("webhooks", "URLs that events are sent to"),
-    ("models", "Models, in the shapes of OpenAI and Workers AI"),
+    ("models", "Models, in the shapes of OpenAI, Anthropic and Workers AI"),
     ("batches", "Asynchronous batches"),
     ("mcp", "The Model Context Protocol"),
     ("secrets", "Values that agents can send without seeing them"),
@@ -146,6 +146,7 @@ fn error_schema(status: &str, route: Option<&str>) -> Value {
     let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
     let is_of_workers_ai = route.is_some_and(|route| route.contains("/ai/"));
     match status {
+        _ if route.is_some_and(|route| route.starts_with("/v1/messages")) => schema("AnthropicError"),
         // These are decided before a handler sees the request.
         "401" | "421" => schema("ErrorBody"),
         "403" if !is_of_workers_ai => schema("ErrorBody"),

