@@ -31,10 +31,9 @@ pub struct RoundReport {
     pub accepted_tokens: Option<u64>,
     pub rejected_tokens: Option<u64>,
     pub schema_failures: usize,
-    /// The first call that its schema does not allow.
-    pub violation: Option<String>,
     /// Shares of the engine's time, if a timeline was recorded.
     pub engine: Option<StepShares>,
+    /// Errors of sessions that broke off, and the first call that its schema does not allow.
     pub failures: Vec<String>,
 }
 
@@ -48,7 +47,9 @@ pub struct Percentiles {
 impl RoundReport {
     /// Returns the results, and the exchanges that they come from.
     pub fn new(outcome: Outcome, engine: Option<StepShares>) -> (Self, Vec<Exchange>) {
-        let Outcome { wall, exchanges, failures, .. } = outcome;
+        let Outcome { wall, exchanges, mut failures, .. } = outcome;
+        let violation = exchanges.iter().find_map(|exchange| exchange.violation.as_ref());
+        failures.extend(violation.map(|call| format!("its schema does not allow the call {call:?}")));
         let sum =
             |of: fn(&ChatUsage) -> u64| exchanges.iter().map(|exchange| of(&exchange.usage)).sum::<u64>();
         let reported = |of: fn(&ChatUsage) -> Option<u64>| {
@@ -75,7 +76,6 @@ impl RoundReport {
             accepted_tokens: reported(ChatUsage::accepted_tokens),
             rejected_tokens: reported(ChatUsage::rejected_tokens),
             schema_failures: exchanges.iter().filter(|exchange| exchange.violation.is_some()).count(),
-            violation: exchanges.iter().find_map(|exchange| exchange.violation.clone()),
             engine,
             failures,
         };
@@ -111,8 +111,7 @@ impl RoundReport {
         if let Some(engine) = &self.engine {
             engine.print()?;
         }
-        let such_as = self.violation.as_ref().map_or_else(String::new, |call| format!(", such as {call:?}"));
-        out::line(&format!("  calls that violate their schema: {}{such_as}", self.schema_failures))?;
+        out::line(&format!("  calls that violate their schema: {}", self.schema_failures))?;
         self.failures.iter().try_for_each(|failure| out::line(&format!("  failed: {failure}")))
     }
 }
