@@ -1,8 +1,8 @@
 //! An entry point for fuzz targets into the readers of answers, which are otherwise private.
 
 use super::message::ToolCall;
+use super::parsed::ParsedEvent;
 use super::reading::AnswerReader;
-use super::tool_parser::ParsedEvent;
 
 /// The joined events of a text.
 #[derive(Debug, Default, PartialEq)]

@@ -17,6 +17,11 @@ enum StringState {
 }
 
 impl JsonScan {
+    /// Creates a scan of an object whose opening brace was seen.
+    pub(super) fn opened() -> Self {
+        JsonScan { depth: 1, ..JsonScan::default() }
+    }
+
     /// Takes the next character. Returns whether it closed the outermost object.
     pub(super) fn push(&mut self, c: char) -> bool {
         match (self.string, c) {

@@ -12,9 +12,9 @@ use skep_model::{SpecialTokens, Tokenizer};
 use super::answer::{ChatEvent, ChatFinish, ChatOutcome};
 use super::message::{ToolCall, ToolSpec};
 use super::options::ChatOptions;
+use super::parsed::ParsedEvent;
 use super::prompt::Prompt;
 use super::reading::AnswerReader;
-use super::tool_parser::ParsedEvent;
 use super::{free_text, tool_grammar};
 use crate::{
     Dialect, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, SchemaValidator,

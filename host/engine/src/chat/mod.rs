@@ -6,6 +6,7 @@
 //! module knows nothing of HTTP, agents or tensors.
 
 mod answer;
+mod call_object;
 mod continuation;
 mod dialect;
 mod free_text;
@@ -21,6 +22,7 @@ mod message;
 mod native;
 mod observed;
 mod options;
+mod parsed;
 mod prompt;
 mod reading;
 mod remote_answer;

@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn every_accepted_call_is_found_as_written() {
-        use crate::chat::tool_parser::{ParsedEvent, tests::joined};
+        use crate::chat::{parsed::ParsedEvent, tool_parser::tests::joined};
         use crate::constraint::{ConstraintCompiler, Spelling};
         use crate::tests::{draws::Draws, fixture, schema_fuzz::walk};
         let tokenizer = std::sync::Arc::new(fixture::byte_tokenizer());

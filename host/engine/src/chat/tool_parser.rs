@@ -9,38 +9,18 @@
 
 use serde_json::Value;
 
+use super::call_object::{self, Unread, read_name, skip};
 use super::json_scan::JsonScan;
 use super::markup::{CLOSE, OPEN};
 use super::message::ToolCall;
+use super::parsed::{ParsedEvent, ParsedEvents};
 
 /// Maximum size of a call's head. The head is parsed again for each of its characters, so it must stay short.
 const MAX_HEAD_BYTES: usize = 512;
 
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum ParsedEvent {
-    Text(String),
-    /// Reasoning, which only readers of whole answers find.
-    Reasoning(String),
-    CallStarted {
-        index: usize,
-        id: String,
-        name: String,
-    },
-    Arguments {
-        index: usize,
-        delta: String,
-    },
-    CallFinished {
-        index: usize,
-        call: ToolCall,
-    },
-}
-
 pub(super) struct ToolParser {
     state: State,
-    /// Number of calls that have been started in the events.
-    started: usize,
-    events: Vec<ParsedEvent>,
+    events: ParsedEvents,
 }
 
 enum State {
@@ -80,7 +60,7 @@ impl State {
 
 impl ToolParser {
     pub(super) fn new() -> Self {
-        ToolParser { state: State::text(false), started: 0, events: Vec::new() }
+        ToolParser { state: State::text(false), events: ParsedEvents::default() }
     }
 
     /// Takes the next chunk of text and returns the events that it completed.
@@ -88,7 +68,7 @@ impl ToolParser {
         for c in delta.chars() {
             self.step(c);
         }
-        std::mem::take(&mut self.events)
+        self.events.take()
     }
 
     /// Ends the text. `cut` says that a limit or a stop string ended it, not the model.
@@ -96,11 +76,11 @@ impl ToolParser {
         match std::mem::replace(&mut self.state, State::text(false)) {
             State::Text { space, marker, after_call } => {
                 if !after_call {
-                    self.text(&space);
+                    self.events.text(&space);
                 }
-                self.text(&marker);
+                self.events.text(&marker);
             }
-            State::Tail { call, .. } => self.finish_call(call),
+            State::Tail { call, .. } => self.events.finish_call(call),
             State::Arguments { .. } => {}
             State::Head { body } | State::Body { body, .. } => {
                 if !cut {
@@ -108,7 +88,7 @@ impl ToolParser {
                 }
             }
         }
-        std::mem::take(&mut self.events)
+        self.events.take()
     }
 
     /// Returns whether a call has started whose arguments are not complete.
@@ -133,7 +113,7 @@ impl ToolParser {
             }
             State::Arguments { mut call, mut scan } => {
                 call.arguments.push(c);
-                self.arguments(c);
+                self.events.arguments(c.encode_utf8(&mut [0; 4]));
                 if scan.push(c) {
                     State::Tail { call, rest: String::new() }
                 } else {
@@ -143,7 +123,7 @@ impl ToolParser {
             State::Tail { call, mut rest } => {
                 rest.push(c);
                 if rest.ends_with(CLOSE) {
-                    self.finish_call(call);
+                    self.events.finish_call(call);
                     State::text(true)
                 } else {
                     State::Tail { call, rest }
@@ -157,9 +137,9 @@ impl ToolParser {
         if !OPEN[marker.len()..].starts_with(c) && !marker.is_empty() {
             // The text is not a call after all.
             if !after_call {
-                self.text(&space);
+                self.events.text(&space);
             }
-            self.text(&marker);
+            self.events.text(&marker);
             (space, marker, after_call) = (String::new(), String::new(), false);
         }
         if OPEN[marker.len()..].starts_with(c) {
@@ -175,24 +155,16 @@ impl ToolParser {
             return State::Text { space, marker, after_call };
         }
         if !after_call {
-            self.text(&space);
+            self.events.text(&space);
         }
-        self.text(c.encode_utf8(&mut [0; 4]));
+        self.events.text(c.encode_utf8(&mut [0; 4]));
         State::text(false)
     }
 
     fn start_arguments(&mut self, name: String) -> State {
-        let call = ToolCall { id: ToolCall::mint_id(), name, arguments: "{".into() };
-        self.events.push(ParsedEvent::CallStarted {
-            index: self.started,
-            id: call.id.clone(),
-            name: call.name.clone(),
-        });
-        self.started += 1;
-        self.arguments('{');
-        let mut scan = JsonScan::default();
-        scan.push('{');
-        State::Arguments { call, scan }
+        let call = ToolCall { arguments: "{".into(), ..self.events.start_call(name) };
+        self.events.arguments("{");
+        State::Arguments { call, scan: JsonScan::opened() }
     }
 
     fn reread_as_body(body: String) -> State {
@@ -223,16 +195,9 @@ impl ToolParser {
         let inner = &body[..body.len() - CLOSE.len()];
         match read_body(inner) {
             Some((name, arguments)) => {
-                let index = self.started;
-                self.started += 1;
-                let call = ToolCall { id: ToolCall::mint_id(), name, arguments };
-                self.events.push(ParsedEvent::CallStarted {
-                    index,
-                    id: call.id.clone(),
-                    name: call.name.clone(),
-                });
-                self.events.push(ParsedEvent::Arguments { index, delta: call.arguments.clone() });
-                self.events.push(ParsedEvent::CallFinished { index, call });
+                let call = ToolCall { arguments, ..self.events.start_call(name) };
+                self.events.arguments(&call.arguments);
+                self.events.finish_call(call);
                 State::text(true)
             }
             None => {
@@ -242,28 +207,9 @@ impl ToolParser {
         }
     }
 
-    fn finish_call(&mut self, call: ToolCall) {
-        self.events.push(ParsedEvent::CallFinished { index: self.started - 1, call });
-    }
-
     fn markup_as_text(&mut self, body: &str) {
-        self.text(OPEN);
-        self.text(body);
-    }
-
-    fn text(&mut self, text: &str) {
-        match self.events.last_mut() {
-            _ if text.is_empty() => {}
-            Some(ParsedEvent::Text(delta)) => delta.push_str(text),
-            _ => self.events.push(ParsedEvent::Text(text.to_owned())),
-        }
-    }
-
-    fn arguments(&mut self, c: char) {
-        match self.events.last_mut() {
-            Some(ParsedEvent::Arguments { delta, .. }) => delta.push(c),
-            _ => self.events.push(ParsedEvent::Arguments { index: self.started - 1, delta: c.into() }),
-        }
+        self.events.text(OPEN);
+        self.events.text(body);
     }
 }
 
@@ -278,54 +224,24 @@ fn read_head(body: &str) -> Head {
     if body.len() > MAX_HEAD_BYTES {
         return Head::Other;
     }
-    let mut rest = body;
-    for want in ["{", "\"name\"", ":"] {
-        rest = rest.trim_start();
-        match rest.strip_prefix(want) {
-            Some(after) => rest = after,
-            None if want.starts_with(rest) => return Head::Partial,
-            None => return Head::Other,
-        }
+    let read = || {
+        let (name, rest) = read_name(body)?;
+        skip(rest, &[",", "\"arguments\"", ":", "{"])?;
+        Ok(name)
+    };
+    match read() {
+        Ok(name) => Head::Complete(name),
+        Err(Unread::Partial) => Head::Partial,
+        Err(Unread::Other) => Head::Other,
     }
-    rest = rest.trim_start();
-    if rest.is_empty() {
-        return Head::Partial;
-    }
-    if !rest.starts_with('"') {
-        return Head::Other;
-    }
-    let mut scan = JsonScan::default();
-    let end = rest.char_indices().skip(1).find_map(|(at, c)| {
-        // The scan treats the string as a whole value: it ends where the scan leaves the string state.
-        scan.push_in_string(c).then_some(at + 1)
-    });
-    let Some(end) = end else { return Head::Partial };
-    let Ok(name) = serde_json::from_str::<String>(&rest[..end]) else { return Head::Other };
-    rest = &rest[end..];
-    for want in [",", "\"arguments\"", ":", "{"] {
-        rest = rest.trim_start();
-        match rest.strip_prefix(want) {
-            Some(after) => rest = after,
-            None if want.starts_with(rest) => return Head::Partial,
-            None => return Head::Other,
-        }
-    }
-    Head::Complete(name)
 }
 
 /// Parses the name and arguments of a call in any order and spelling that models use.
 fn read_body(body: &str) -> Option<(String, String)> {
     let Value::Object(call) = serde_json::from_str::<Value>(body.trim()).ok()? else { return None };
     let name = call.get("name")?.as_str()?.to_owned();
-    let arguments = match call.get("arguments").or_else(|| call.get("parameters")) {
-        None | Some(Value::Null) => "{}".to_owned(),
-        Some(Value::String(text)) => {
-            serde_json::from_str::<Value>(text).ok().filter(Value::is_object)?;
-            text.clone()
-        }
-        Some(value) if value.is_object() => value.to_string(),
-        Some(_) => return None,
-    };
+    let arguments = call.get("arguments").or_else(|| call.get("parameters"));
+    let arguments = arguments.map_or_else(|| Some("{}".to_owned()), call_object::arguments)?;
     Some((name, arguments))
 }
 

@@ -11,19 +11,17 @@ use super::parameters::{ParameterReader, Progress};
 use crate::chat::json_scan::JsonScan;
 use crate::chat::markup::{CallReading, HeadForm};
 use crate::chat::message::{ToolCall, ToolSpec};
-use crate::chat::tool_parser::ParsedEvent;
+use crate::chat::parsed::{ParsedEvent, ParsedEvents};
 
 pub(super) struct CallReader {
     reading: &'static CallReading,
     tools: Vec<ToolSpec>,
     state: State,
-    /// Number of calls that have been started in the events.
-    started: usize,
     /// Whether anything but white space came before.
     said: bool,
     /// Whether the calls are items of a list.
     in_list: bool,
-    events: Vec<ParsedEvent>,
+    events: ParsedEvents,
 }
 
 enum State {
@@ -86,10 +84,9 @@ impl CallReader {
             reading,
             tools: tools.to_vec(),
             state: State::text(false),
-            started: 0,
             said: false,
             in_list: false,
-            events: Vec::new(),
+            events: ParsedEvents::default(),
         }
     }
 
@@ -97,7 +94,7 @@ impl CallReader {
         for c in delta.chars() {
             self.step(c);
         }
-        std::mem::take(&mut self.events)
+        self.events.take()
     }
 
     pub(super) fn finish(&mut self, cut: bool) -> Vec<ParsedEvent> {
@@ -109,7 +106,7 @@ impl CallReader {
                 self.text(&marker);
             }
             State::Section { held, marker } => self.text(&format!("{held}{marker}")),
-            State::Wrapper { call, .. } => self.finish_call(call),
+            State::Wrapper { call, .. } => self.events.finish_call(call),
             State::Behind { held } => self.text(held.trim()),
             State::Parameters { before, name, call, mut reader } if !cut => match reader.finish() {
                 Some(rest) => self.end_parameters(&name, call, &rest),
@@ -120,7 +117,7 @@ impl CallReader {
             }
             State::Arguments { .. } | State::Parameters { .. } | State::Head { .. } | State::Body { .. } => {}
         }
-        std::mem::take(&mut self.events)
+        self.events.take()
     }
 
     pub(super) fn is_in_call(&self) -> bool {
@@ -145,15 +142,11 @@ impl CallReader {
             }
             State::Arguments { mut call, mut scan, in_object } => {
                 call.arguments.push(c);
-                self.arguments(c.encode_utf8(&mut [0; 4]));
+                self.events.arguments(c.encode_utf8(&mut [0; 4]));
                 match scan.push(c) {
-                    true if in_object => {
-                        let mut scan = JsonScan::default();
-                        scan.push('{');
-                        State::Wrapper { call, scan }
-                    }
+                    true if in_object => State::Wrapper { call, scan: JsonScan::opened() },
                     true => {
-                        self.finish_call(call);
+                        self.events.finish_call(call);
                         State::Behind { held: String::new() }
                     }
                     false => State::Arguments { call, scan, in_object },
@@ -161,7 +154,7 @@ impl CallReader {
             }
             State::Wrapper { call, mut scan } => match scan.push(c) {
                 true => {
-                    self.finish_call(call);
+                    self.events.finish_call(call);
                     State::Behind { held: String::new() }
                 }
                 false => State::Wrapper { call, scan },
@@ -248,13 +241,13 @@ impl CallReader {
             Head::Arguments { name, in_object } => {
                 let call = self.start_call(name);
                 let call = ToolCall { arguments: "{".to_owned(), ..call };
-                self.arguments("{");
-                State::Arguments { call, scan: opened(), in_object }
+                self.events.arguments("{");
+                State::Arguments { call, scan: JsonScan::opened(), in_object }
             }
             Head::Nameless => State::Body {
                 before: before + &body[..body.len() - 1],
                 body: "{".to_owned(),
-                scan: opened(),
+                scan: JsonScan::opened(),
                 is_call: false,
             },
             Head::List => {
@@ -313,8 +306,8 @@ impl CallReader {
         };
         let Some((name, arguments)) = found else { return self.not_a_call(before, body) };
         let call = ToolCall { arguments, ..self.start_call(name) };
-        self.arguments(&call.arguments.clone());
-        self.finish_call(call);
+        self.events.arguments(&call.arguments);
+        self.events.finish_call(call);
         State::Behind { held: String::new() }
     }
 
@@ -350,7 +343,7 @@ impl CallReader {
             Progress::Parameter(part) => {
                 let begun = call.get_or_insert_with(|| self.start_call(name.clone()));
                 begun.arguments.push_str(&part);
-                self.arguments(&part);
+                self.events.arguments(&part);
                 State::Parameters { before, name, call, reader }
             }
             Progress::Ended(rest) => {
@@ -369,8 +362,8 @@ impl CallReader {
     fn end_parameters(&mut self, name: &str, call: Option<ToolCall>, rest: &str) {
         let mut call = call.unwrap_or_else(|| self.start_call(name.to_owned()));
         call.arguments.push_str(rest);
-        self.arguments(rest);
-        self.finish_call(call);
+        self.events.arguments(rest);
+        self.events.finish_call(call);
     }
 
     /// Turns markup that is not a call into text. The text after the first mark is read again.
@@ -412,42 +405,12 @@ impl CallReader {
     }
 
     fn start_call(&mut self, name: String) -> ToolCall {
-        let call = ToolCall { id: ToolCall::mint_id(), name, arguments: String::new() };
-        self.events.push(ParsedEvent::CallStarted {
-            index: self.started,
-            id: call.id.clone(),
-            name: call.name.clone(),
-        });
-        self.started += 1;
         self.said = true;
-        call
-    }
-
-    fn finish_call(&mut self, call: ToolCall) {
-        self.events.push(ParsedEvent::CallFinished { index: self.started - 1, call });
+        self.events.start_call(name)
     }
 
     fn text(&mut self, text: &str) {
         self.said |= !text.trim().is_empty();
-        match self.events.last_mut() {
-            _ if text.is_empty() => {}
-            Some(ParsedEvent::Text(delta)) => delta.push_str(text),
-            _ => self.events.push(ParsedEvent::Text(text.to_owned())),
-        }
+        self.events.text(text);
     }
-
-    fn arguments(&mut self, text: &str) {
-        match self.events.last_mut() {
-            _ if text.is_empty() => {}
-            Some(ParsedEvent::Arguments { delta, .. }) => delta.push_str(text),
-            _ => self.events.push(ParsedEvent::Arguments { index: self.started - 1, delta: text.to_owned() }),
-        }
-    }
-}
-
-/// Returns a scan after an opening brace.
-fn opened() -> JsonScan {
-    let mut scan = JsonScan::default();
-    scan.push('{');
-    scan
 }

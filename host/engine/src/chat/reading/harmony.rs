@@ -6,7 +6,7 @@
 use crate::chat::json_scan::JsonScan;
 use crate::chat::markup::harmony::{CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START};
 use crate::chat::message::ToolCall;
-use crate::chat::tool_parser::ParsedEvent;
+use crate::chat::parsed::{ParsedEvent, ParsedEvents};
 
 /// Maximum size of a header.
 const MAX_HEADER_BYTES: usize = 512;
@@ -17,10 +17,9 @@ pub(super) struct HarmonyReader {
     /// Whether messages to tools are calls.
     makes_calls: bool,
     state: State,
-    started: usize,
     /// Whether a message with text has ended, so that a line break stands before the next one.
     has_text: bool,
-    events: Vec<ParsedEvent>,
+    events: ParsedEvents,
 }
 
 enum State {
@@ -35,7 +34,7 @@ enum State {
 enum Content {
     Reasoning,
     Text,
-    /// Before the arguments of a call, with the header in case there are none.
+    /// The arguments of a call have not begun; `header` is text if none come.
     Call {
         name: String,
         header: String,
@@ -52,28 +51,28 @@ impl HarmonyReader {
     pub(super) fn new(makes_calls: bool) -> Self {
         // The prompt ends with the role of the first message.
         let state = State::Header { held: String::new() };
-        HarmonyReader { makes_calls, state, started: 0, has_text: false, events: Vec::new() }
+        HarmonyReader { makes_calls, state, has_text: false, events: ParsedEvents::default() }
     }
 
     pub(super) fn push(&mut self, delta: &str) -> Vec<ParsedEvent> {
         for c in delta.chars() {
             self.step(c);
         }
-        std::mem::take(&mut self.events)
+        self.events.take()
     }
 
     pub(super) fn finish(&mut self, cut: bool) -> Vec<ParsedEvent> {
         match std::mem::replace(&mut self.state, State::Between { held: String::new() }) {
-            State::Header { held } if !cut => self.text(&held),
+            State::Header { held } if !cut => self.events.text(&held),
             State::Content { content: Content::Call { header, .. }, held } if !cut => {
-                self.text(&format!("{header}{held}"));
+                self.events.text(&format!("{header}{held}"));
             }
-            State::Content { content: Content::Reasoning, held } => self.reasoning(&held),
-            State::Content { content: Content::Text, held } => self.text(&held),
-            State::Between { held } => self.text(held.trim()),
+            State::Content { content: Content::Reasoning, held } => self.events.reasoning(&held),
+            State::Content { content: Content::Text, held } => self.events.text(&held),
+            State::Between { held } => self.events.text(held.trim()),
             State::Header { .. } | State::Content { .. } => {}
         }
-        std::mem::take(&mut self.events)
+        self.events.take()
     }
 
     pub(super) fn is_in_call(&self) -> bool {
@@ -97,7 +96,7 @@ impl HarmonyReader {
                     // The first character is text, so that the rest is not taken for the same header.
                     let rest = held.split_off(held.chars().next().map_or(0, char::len_utf8));
                     self.begin_text();
-                    self.text(&held);
+                    self.events.text(&held);
                     self.reread(State::Content { content: Content::Text, held: String::new() }, &rest)
                 }
             }
@@ -171,39 +170,32 @@ impl HarmonyReader {
     fn say(&mut self, content: Content, c: char) -> State {
         let content = match content {
             Content::Reasoning => {
-                self.reasoning(c.encode_utf8(&mut [0; 4]));
+                self.events.reasoning(c.encode_utf8(&mut [0; 4]));
                 Content::Reasoning
             }
             Content::Text => {
-                self.text(c.encode_utf8(&mut [0; 4]));
+                self.events.text(c.encode_utf8(&mut [0; 4]));
                 Content::Text
             }
             Content::Call { name, header } if c.is_whitespace() => Content::Call { name, header },
             Content::Call { name, .. } if c == '{' => {
-                let call = ToolCall { id: ToolCall::mint_id(), name, arguments: "{".to_owned() };
-                self.events.push(ParsedEvent::CallStarted {
-                    index: self.started,
-                    id: call.id.clone(),
-                    name: call.name.clone(),
-                });
-                self.started += 1;
-                self.arguments('{');
-                let mut scan = JsonScan::default();
-                scan.push('{');
+                let call = ToolCall { arguments: "{".to_owned(), ..self.events.start_call(name) };
+                self.events.arguments("{");
+                let scan = JsonScan::opened();
                 Content::Arguments { call, scan }
             }
             Content::Call { header, .. } => {
                 self.begin_text();
-                self.text(&header);
-                self.text(c.encode_utf8(&mut [0; 4]));
+                self.events.text(&header);
+                self.events.text(c.encode_utf8(&mut [0; 4]));
                 Content::Text
             }
             Content::Arguments { mut call, mut scan } => {
                 call.arguments.push(c);
-                self.arguments(c);
+                self.events.arguments(c.encode_utf8(&mut [0; 4]));
                 match scan.push(c) {
                     true => {
-                        self.events.push(ParsedEvent::CallFinished { index: self.started - 1, call });
+                        self.events.finish_call(call);
                         Content::Called
                     }
                     false => Content::Arguments { call, scan },
@@ -212,7 +204,7 @@ impl HarmonyReader {
             Content::Called if c.is_whitespace() => Content::Called,
             Content::Called => {
                 self.begin_text();
-                self.text(c.encode_utf8(&mut [0; 4]));
+                self.events.text(c.encode_utf8(&mut [0; 4]));
                 Content::Text
             }
         };
@@ -222,38 +214,15 @@ impl HarmonyReader {
     fn end_content(&mut self, content: Content) {
         match content {
             Content::Text => self.has_text = true,
-            Content::Call { header, .. } => self.text(&header),
+            Content::Call { header, .. } => self.events.text(&header),
             Content::Reasoning | Content::Arguments { .. } | Content::Called => {}
         }
     }
 
     fn begin_text(&mut self) {
         if self.has_text {
-            self.text("\n\n");
+            self.events.text("\n\n");
             self.has_text = false;
-        }
-    }
-
-    fn text(&mut self, text: &str) {
-        match self.events.last_mut() {
-            _ if text.is_empty() => {}
-            Some(ParsedEvent::Text(delta)) => delta.push_str(text),
-            _ => self.events.push(ParsedEvent::Text(text.to_owned())),
-        }
-    }
-
-    fn reasoning(&mut self, text: &str) {
-        match self.events.last_mut() {
-            _ if text.is_empty() => {}
-            Some(ParsedEvent::Reasoning(delta)) => delta.push_str(text),
-            _ => self.events.push(ParsedEvent::Reasoning(text.to_owned())),
-        }
-    }
-
-    fn arguments(&mut self, c: char) {
-        match self.events.last_mut() {
-            Some(ParsedEvent::Arguments { delta, .. }) => delta.push(c),
-            _ => self.events.push(ParsedEvent::Arguments { index: self.started - 1, delta: c.into() }),
         }
     }
 }

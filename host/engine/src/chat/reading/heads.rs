@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use crate::chat::json_scan::JsonScan;
+use crate::chat::call_object::{self, Unread, read_name, skip};
 use crate::chat::markup::HeadForm;
 
 /// Maximum size of a head. It is read again for each of its characters, so it must stay short.
@@ -136,32 +136,11 @@ fn mistral(body: &str) -> Head {
 
 /// Reads `{"name": "…", "arguments": {` with any white space between; `parameters` may stand for `arguments`.
 fn object(body: &str) -> Head {
-    let mut rest = body;
-    for want in ["{", "\"name\"", ":"] {
-        rest = rest.trim_start();
-        match rest.strip_prefix(want) {
-            Some(after) => rest = after,
-            None if want.starts_with(rest) => return Head::Partial,
-            None => return Head::Other,
-        }
-    }
-    rest = rest.trim_start();
-    if rest.is_empty() {
-        return Head::Partial;
-    }
-    if !rest.starts_with('"') {
-        return Head::Other;
-    }
-    let mut scan = JsonScan::default();
-    let end = rest.char_indices().skip(1).find_map(|(at, c)| scan.push_in_string(c).then_some(at + 1));
-    let Some(end) = end else { return Head::Partial };
-    let Ok(name) = serde_json::from_str::<String>(&rest[..end]) else { return Head::Other };
-    rest = rest[end..].trim_start();
-    match rest.strip_prefix(',') {
-        Some(after) => rest = after.trim_start(),
-        None if rest.is_empty() => return Head::Partial,
-        None => return Head::Other,
-    }
+    let (name, rest) = match read_name(body).and_then(|(name, rest)| Ok((name, skip(rest, &[","])?))) {
+        Ok((name, rest)) => (name, rest.trim_start()),
+        Err(Unread::Partial) => return Head::Partial,
+        Err(Unread::Other) => return Head::Other,
+    };
     for key in ["\"arguments\"", "\"parameters\""] {
         if key.starts_with(rest) {
             return Head::Partial;
@@ -218,14 +197,6 @@ pub(super) fn read_object(body: &str) -> Option<(String, String)> {
         _ => &call,
     };
     let name = call.get("name").or_else(|| call.get("function"))?.as_str()?.to_owned();
-    let arguments = match call.get("arguments").or_else(|| call.get("parameters"))? {
-        Value::Null => "{}".to_owned(),
-        Value::String(text) => {
-            serde_json::from_str::<Value>(text).ok().filter(Value::is_object)?;
-            text.clone()
-        }
-        value if value.is_object() => value.to_string(),
-        _ => return None,
-    };
+    let arguments = call_object::arguments(call.get("arguments").or_else(|| call.get("parameters"))?)?;
     Some((name, arguments))
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: only the first reasoning is told apart; a tag that the answer itself contains is text.
 
-use crate::chat::tool_parser::ParsedEvent;
+use crate::chat::parsed::{ParsedEvent, ParsedEvents};
 
 /// The reader of reasoning between two tags.
 pub(in crate::chat) struct ThinkReader {
@@ -11,7 +11,7 @@ pub(in crate::chat) struct ThinkReader {
     /// Texts that begin a call, which ends a reasoning that has no end.
     interrupts: &'static [&'static str],
     state: State,
-    events: Vec<ParsedEvent>,
+    events: ParsedEvents,
 }
 
 enum State {
@@ -40,30 +40,30 @@ impl ThinkReader {
             true => State::Within { begun: false, held: String::new() },
             false => State::Before { held: String::new() },
         };
-        ThinkReader { begin, end, interrupts, state, events: Vec::new() }
+        ThinkReader { begin, end, interrupts, state, events: ParsedEvents::default() }
     }
 
     pub(super) fn push(&mut self, delta: &str) -> Vec<ParsedEvent> {
         for (at, c) in delta.char_indices() {
             if matches!(self.state, State::Over) {
-                self.text(&delta[at..]);
+                self.events.text(&delta[at..]);
                 break;
             }
             self.step(c);
         }
-        std::mem::take(&mut self.events)
+        self.events.take()
     }
 
     pub(super) fn finish(&mut self) -> Vec<ParsedEvent> {
         match std::mem::replace(&mut self.state, State::Over) {
-            State::Before { held } => self.text(&held),
+            State::Before { held } => self.events.text(&held),
             State::Within { held, .. } => {
                 let held = held.trim_end().to_owned();
-                self.reasoning(&held);
+                self.events.reasoning(&held);
             }
             State::Behind | State::Over => {}
         }
-        std::mem::take(&mut self.events)
+        self.events.take()
     }
 
     fn step(&mut self, c: char) {
@@ -76,7 +76,7 @@ impl ThinkReader {
                 } else if self.begin.starts_with(tag) {
                     State::Before { held }
                 } else {
-                    self.text(&held);
+                    self.events.text(&held);
                     State::Over
                 }
             }
@@ -87,18 +87,18 @@ impl ThinkReader {
                 }
                 if held.ends_with(self.end) {
                     let said = held[..held.len() - self.end.len()].trim_end().to_owned();
-                    self.reasoning(&said);
+                    self.events.reasoning(&said);
                     State::Behind
                 } else if let Some(open) = self.interrupts.iter().find(|open| held.ends_with(**open)) {
                     let said = held[..held.len() - open.len()].trim_end().to_owned();
-                    self.reasoning(&said);
-                    self.text(open);
+                    self.events.reasoning(&said);
+                    self.events.text(open);
                     State::Over
                 } else {
                     let sure = self.sure_bytes(&held);
                     if sure > 0 {
                         let said: String = held.drain(..sure).collect();
-                        self.reasoning(&said);
+                        self.events.reasoning(&said);
                         begun = true;
                     }
                     State::Within { begun, held }
@@ -106,7 +106,7 @@ impl ThinkReader {
             }
             State::Behind if c.is_whitespace() => State::Behind,
             State::Behind | State::Over => {
-                self.text(c.encode_utf8(&mut [0; 4]));
+                self.events.text(c.encode_utf8(&mut [0; 4]));
                 State::Over
             }
         };
@@ -118,21 +118,5 @@ impl ThinkReader {
         let begins_tag = |at: usize| tags().any(|tag| tag.starts_with(&held[at..]));
         let tag = held.char_indices().map(|(at, _)| at).find(|at| begins_tag(*at)).unwrap_or(held.len());
         held[..tag].trim_end().len()
-    }
-
-    fn text(&mut self, text: &str) {
-        match self.events.last_mut() {
-            _ if text.is_empty() => {}
-            Some(ParsedEvent::Text(delta)) => delta.push_str(text),
-            _ => self.events.push(ParsedEvent::Text(text.to_owned())),
-        }
-    }
-
-    fn reasoning(&mut self, text: &str) {
-        match self.events.last_mut() {
-            _ if text.is_empty() => {}
-            Some(ParsedEvent::Reasoning(delta)) => delta.push_str(text),
-            _ => self.events.push(ParsedEvent::Reasoning(text.to_owned())),
-        }
     }
 }
