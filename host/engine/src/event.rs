@@ -92,6 +92,8 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Sampled and forced tokens.
     pub completion_tokens: u32,
+    /// The part of `completion_tokens` that is reasoning, with the marks around it.
+    pub reasoning_tokens: u32,
     pub forced_tokens: u32,
     /// Sampled tokens that had been drafted, and so took no step of their own.
     pub accepted_tokens: u32,
@@ -115,6 +117,7 @@ impl Usage {
             (&mut self.prompt_tokens, other.prompt_tokens),
             (&mut self.cached_tokens, other.cached_tokens),
             (&mut self.completion_tokens, other.completion_tokens),
+            (&mut self.reasoning_tokens, other.reasoning_tokens),
             (&mut self.forced_tokens, other.forced_tokens),
             (&mut self.accepted_tokens, other.accepted_tokens),
             (&mut self.rejected_tokens, other.rejected_tokens),

@@ -96,6 +96,7 @@ impl Engine {
             ),
             sampling: first.sampling.clone().unwrap_or_default(),
             markup: options.markup,
+            weights: first.weights.clone(),
             created_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
         let (tokenizer, template) = (first.tokenizer.clone(), first.template.clone());

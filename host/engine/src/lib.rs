@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod abilities;
 mod agent_metrics;
 mod cancel;
 pub mod chat;
@@ -55,6 +56,7 @@ mod tests;
 mod timeline;
 mod validator;
 
+pub use abilities::Abilities;
 pub use cancel::Cancel;
 pub use error::{EngineError, UpstreamFault};
 pub use event::{FinishReason, Finished, RolledBack, Timing, Token, TokenEvent, TokenLogprob, Usage};

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use skep_model::{ModelDigest, Sampling};
 
 use crate::chat::{
-    ChatMessage, ChatOptions, ChatStream, Input, Opening, RemoteAnswer, RemoteStream, Transcript, chat,
-    continue_text, estimated_tokens, observed, refuse_images, said,
+    ChatMessage, ChatOptions, ChatStream, Dialect, Input, Opening, RemoteAnswer, RemoteStream, Transcript,
+    chat, continue_text, estimated_tokens, observed, refuse_images, said,
 };
-use crate::{Cancel, Engine, EngineError, Priority, Said};
+use crate::{Abilities, Cancel, Engine, EngineError, Priority, Said};
 
 /// The context that a remote model is assumed to have if nobody told it. Its server refuses what is too long.
 const UNKNOWN_CONTEXT: usize = 1 << 20;
@@ -43,6 +43,11 @@ pub trait RemoteModel: Send + Sync {
     /// Returns the names of the models that may answer, if they are others than the model itself.
     fn members(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Returns the model's abilities.
+    fn abilities(&self) -> Abilities {
+        Abilities::unknown()
     }
 
     /// Refuses a request that the model cannot serve, whatever its messages are.
@@ -127,6 +132,14 @@ impl Model {
             Model::Remote(remote) => remote.members(),
         };
         std::iter::once(self.name().to_owned()).chain(others).collect()
+    }
+
+    /// Returns the model's abilities.
+    pub fn abilities(&self) -> Abilities {
+        match self {
+            Model::Local(engine) => Abilities::local(Some(Dialect::of_engine(engine).reasons())),
+            Model::Remote(remote) => remote.abilities(),
+        }
     }
 
     /// Refuses a request that the model cannot serve, whatever its messages are. An engine finds that out when it

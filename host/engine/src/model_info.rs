@@ -23,5 +23,7 @@ pub struct ModelInfo {
     /// The name of the markup in which the model writes calls, if it was chosen when the engine started. Otherwise the
     /// template shows it.
     pub markup: Option<&'static str>,
+    /// The format of the most bytes of the weights, such as `Q8_0`, if it is known.
+    pub weights: Option<String>,
     pub created_unix_s: u64,
 }

@@ -1,16 +1,18 @@
 //! The dialect of one model: its markup, and the way in which it writes reasoning.
 
+use serde_json::Value;
 use skep_model::{ChatTemplate, SpecialTokens, Tokenizer};
 
 use super::markup::{self, Markup, Reading, harmony};
 use super::options::{ChatOptions, Reasoning};
 use super::reading::ThinkReader;
+use super::typescript;
 use crate::{Engine, Thinking};
 
 /// The tags around reasoning, in the order in which a template is searched for them.
 const TAGS: [(&str, &str); 2] = [("<think>", "</think>"), ("[THINK]", "[/THINK]")];
 
-/// How a model writes what is not plain text.
+/// The markup of a model's calls, and the way in which it writes its reasoning.
 #[derive(Debug)]
 pub struct Dialect {
     pub markup: &'static Markup,
@@ -29,6 +31,8 @@ struct Variables {
     enable_thinking: bool,
     thinking: bool,
     effort: bool,
+    /// The declarations of tools as TypeScript.
+    declarations: bool,
 }
 
 impl Dialect {
@@ -55,12 +59,18 @@ impl Dialect {
                 .iter()
                 .any(|use_| source.contains(use_)),
             effort: source.contains("reasoning_effort"),
+            declarations: source.contains(typescript::VARIABLE),
         };
         Dialect { markup, is_native, tags, kept, variables }
     }
 
-    /// Returns the texts that only the template and the model write, besides special tokens. For Hermes, whose markup
-    /// messages may contain, there are none.
+    /// Whether the model writes its reasoning apart from its answer.
+    pub(crate) fn reasons(&self) -> bool {
+        self.tags.is_some() || matches!(self.markup.reading, Reading::Harmony)
+    }
+
+    /// Returns the texts that only the template and the model write, besides special tokens. Messages may contain the markup
+    /// of Hermes, so that it has none.
     pub(super) fn own_tokens(&self) -> Vec<&'static str> {
         if !self.is_native || self.markup.is_hermes() {
             return Vec::new();
@@ -149,7 +159,7 @@ impl Dialect {
     }
 
     /// Returns the variables of the template that control reasoning, as far as the request says something.
-    pub(super) fn template_variables(&self, wanted: &Reasoning) -> Vec<(&'static str, serde_json::Value)> {
+    pub(super) fn template_variables(&self, wanted: &Reasoning) -> Vec<(&'static str, Value)> {
         let mut variables = Vec::new();
         if let Some(enabled) = wanted.enabled {
             for (name, is_known) in
@@ -164,6 +174,16 @@ impl Dialect {
             variables.push(("reasoning_effort", effort.as_str().into()));
         }
         variables
+    }
+
+    /// Returns the variable with the declarations of tools, which are in OpenAI's form, if the template has it. Such
+    /// templates get tools with sorted keys.
+    pub(super) fn declared_tools(&self, tools: &mut [Value]) -> Option<(&'static str, Value)> {
+        if !self.variables.declarations {
+            return None;
+        }
+        tools.iter_mut().for_each(Value::sort_all_objects);
+        Some((typescript::VARIABLE, typescript::declarations(tools)?.into()))
     }
 
     /// Returns whether reasoning and answer are separated by an empty line.

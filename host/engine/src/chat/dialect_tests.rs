@@ -8,8 +8,8 @@ use super::dialect::Dialect;
 use super::fixture;
 use crate::chat::markup::Markup;
 use crate::chat::{
-    ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, Reasoning, ToolCall, ToolChoice, ToolSpec,
-    Transcript, chat,
+    ChatEvent, ChatFinish, ChatMessage, ChatOptions, ChatOutcome, Opening, Reasoning, ToolCall, ToolChoice,
+    ToolSpec, Transcript, chat, prompt_text,
 };
 use crate::{Constraint, Engine, EngineOptions};
 
@@ -81,6 +81,10 @@ async fn constraints_bind_the_answer_and_not_the_reasoning() {
     let outcome = chat(&model, &[ChatMessage::user("so?")], options).unwrap().outcome().await.unwrap();
     assert_eq!((outcome.reasoning.as_str(), outcome.text.as_str()), ("Is { it } so?", "{\"ok\": true}"));
     assert_eq!((outcome.raw.as_str(), outcome.finish), (answer, ChatFinish::Stop));
+    let of_reasoning = model.tokenizer().encode("<think>\nIs { it } so?\n</think>", SpecialTokens::Parse);
+    let counted = outcome.usage.reasoning_tokens as usize;
+    let expected = of_reasoning.unwrap().len();
+    assert!((expected..=expected + 2).contains(&counted), "{counted} of {expected}, with the lines after it");
     let options = ChatOptions { tools: tools(), tool_choice: ToolChoice::Required, ..ChatOptions::default() };
     let mut stream = chat(&model, &[ChatMessage::user("Rome?")], options).unwrap();
     let (mut reasoning, mut finished) = (String::new(), None);
@@ -324,4 +328,28 @@ async fn a_call_that_masks_could_not_enforce_is_checked_when_it_is_complete() {
             Err(error) => assert!(!is_valid && error.code() == "schema_unsatisfied", "{error}"),
         }
     }
+}
+
+#[test]
+fn a_template_that_declares_types_gets_them_and_json_where_they_cannot_say_it() {
+    let template = KIMI_TEMPLATE.replace(
+        "{% if tools %}",
+        "{% if tools_ts_str %}<|im_start|>tools\n{{ tools_ts_str }}<|im_end|>\n{% elif tools %}",
+    );
+    let template = ChatTemplate::new(&template, None, None).expect("the template compiles");
+    let tokenizer = fixture::tokenizer_with(&[]);
+    let prompt = |tools: &[ToolSpec]| {
+        let opening = Opening { tools, examples: &[], reasoning: None };
+        prompt_text(&template, &tokenizer, &[ChatMessage::user("Rome?")], opening).unwrap()
+    };
+    let declared = prompt(&tools());
+    let expected = "# Tools\n\n## functions\nnamespace functions {\n// The weather.\ntype weather = (_: {\n  // maxLength: 12\n  \
+                    city: string,\n  [k: string]: never\n}) => any;\n}\n";
+    assert!(declared.contains(expected), "{declared}");
+    let parameters = json!({"type": "object", "properties": {"b": {"allOf": []}, "a": {"type": "string"}}});
+    let spec = ToolSpec { name: "odd".into(), description: String::new(), parameters };
+    let declared = prompt(&[spec]);
+    assert!(!declared.contains("namespace") && declared.contains("\"properties\""), "{declared}");
+    let place = |text: &str| declared.find(text).unwrap();
+    assert!(place("\"a\"") < place("\"b\""), "keys are sorted: {declared}");
 }

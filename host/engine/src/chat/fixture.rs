@@ -83,6 +83,7 @@ pub(super) fn engine_of(
         template: Arc::new(template),
         executor: Box::new(executor),
         digest: ModelDigest::default(),
+        weights: None,
         device: "cpu".into(),
         fallback: None,
         sampling: None,

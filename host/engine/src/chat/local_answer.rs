@@ -18,7 +18,7 @@ use super::reading::AnswerReader;
 use super::{free_text, tool_grammar};
 use crate::{
     Dialect, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, SchemaValidator,
-    Token, TokenEvent, TokenLogprob, TokenStream,
+    Token, TokenEvent, TokenLogprob, TokenStream, Usage,
 };
 
 /// The events of one answer of a local model. Dropping it cancels the generation.
@@ -36,6 +36,8 @@ pub(crate) struct LocalAnswer {
     produced: Vec<u32>,
     rolled_back: RolledBack,
     said: Told,
+    /// Number of tokens up to the end of the reasoning.
+    reasoning_tokens: usize,
     /// Whether the answer must have a form or be a call.
     must_be_whole: bool,
     check: CallCheck,
@@ -119,6 +121,7 @@ impl LocalAnswer {
             produced: Vec::new(),
             rolled_back: RolledBack::default(),
             said: Told::default(),
+            reasoning_tokens: 0,
             check: CallCheck {
                 tools: match !options.unconstrained && dialect.markup.writes_parameters() {
                     true => options.tools.clone(),
@@ -190,9 +193,18 @@ impl LocalAnswer {
                 let ends = text.is_empty() && self.end_tokens.contains(&id);
                 self.logprobs.extend(logprob.filter(|_| !ends));
                 self.say(&text);
+                if self.is_in_reasoning() {
+                    self.reasoning_tokens = self.produced.len();
+                }
             }
             TokenEvent::Finished(finished) => self.finish(finished),
         }
+    }
+
+    /// Returns whether everything so far is reasoning.
+    fn is_in_reasoning(&self) -> bool {
+        let Told { text, reasoning, tool_calls, .. } = &self.said;
+        !reasoning.is_empty() && text.is_empty() && tool_calls.is_empty() && !self.reader.is_in_call()
     }
 
     fn say(&mut self, delta: &str) {
@@ -269,7 +281,10 @@ impl LocalAnswer {
             finish,
             stopped_by,
             cut_off,
-            usage: finished.usage,
+            usage: Usage {
+                reasoning_tokens: u32::try_from(self.reasoning_tokens).unwrap_or(u32::MAX),
+                ..finished.usage
+            },
             timing: finished.timing,
             prompt: std::mem::take(&mut self.prompt.tokens),
             tokens,

@@ -147,7 +147,7 @@ impl ToolCall {
         format!("call_{random}")
     }
 
-    /// Returns the arguments as an object. Arguments that are none become its only member.
+    /// Returns the arguments as an object. Another value becomes the object's only member.
     pub(super) fn arguments_object(&self) -> serde_json::Map<String, Value> {
         let text = self.arguments.trim();
         let value = match serde_json::from_str(text) {

@@ -35,6 +35,20 @@ pub(super) fn render_and_encode(
     Ok(Prompt { text: rendering.text, tokens })
 }
 
+/// Returns the tokens of a conversation as its model gets them. `opens_answer` says whether they end with the beginning of
+/// the assistant's next message.
+pub fn encode_chat(
+    engine: &Engine,
+    messages: &[ChatMessage],
+    opening: Opening<'_>,
+    opens_answer: bool,
+    cancel: &Cancel,
+) -> Result<Vec<u32>, EngineError> {
+    let dialect = Dialect::of_engine(engine);
+    let renderer = Renderer { opens_answer, ..Renderer::of(engine, &dialect) };
+    encode_whole(engine, &renderer.render(messages, opening, "")?, cancel)
+}
+
 /// Encodes a plain text as a prompt, without a template. Special tokens that the text names are encoded as
 /// special tokens.
 pub fn encode_prompt(engine: &Engine, text: &str, cancel: &Cancel) -> Result<Vec<u32>, EngineError> {

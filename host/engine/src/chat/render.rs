@@ -35,6 +35,8 @@ pub(super) struct Renderer<'a> {
     pub(super) dialect: &'a Dialect,
     /// The tokens that end an answer.
     pub(super) ends: &'a [u32],
+    /// Whether the assistant's next message is opened at the end.
+    pub(super) opens_answer: bool,
 }
 
 impl<'a> Renderer<'a> {
@@ -44,6 +46,7 @@ impl<'a> Renderer<'a> {
             tokenizer: engine.tokenizer(),
             dialect,
             ends: &engine.info().eos,
+            opens_answer: true,
         }
     }
 
@@ -64,10 +67,14 @@ impl<'a> Renderer<'a> {
         let (system, rest) = messages.split_at(usize::from(messages[0].role == Role::System));
         let messages: Vec<&ChatMessage> = system.iter().chain(examples).chain(rest).collect();
         let mut guard = Guard::new(self.tokenizer, self.dialect);
-        let variables = reasoning.map_or_else(Vec::new, |wanted| self.dialect.template_variables(wanted));
+        let mut variables = reasoning.map_or_else(Vec::new, |wanted| self.dialect.template_variables(wanted));
+        let mut described = (!tools.is_empty()).then(|| describe(tools, &mut guard));
+        if let Some(described) = &mut described {
+            variables.extend(self.dialect.declared_tools(described));
+        }
         let fill = |json: &[Value], tools: Option<&Value>| {
             self.template
-                .render_with(json, tools, true, &variables)
+                .render_with(json, tools, self.opens_answer, &variables)
                 .map_err(|error| invalid(error.to_string()))
         };
         let Dialect { markup, is_native, .. } = self.dialect;
@@ -75,12 +82,10 @@ impl<'a> Renderer<'a> {
             let declares = !tools.is_empty() && !self.template.knows_tools();
             let declared = markup.declaration.filter(|_| declares).map(|declare| declare(tools));
             let native = native::messages(&messages, self.dialect, declared, &mut guard);
-            let described = (!tools.is_empty()).then(|| Value::Array(describe(tools, &mut guard)));
-            let text = fill(&native.json, described.as_ref())?;
+            let text = fill(&native.json, described.map(Value::Array).as_ref())?;
             let ends: Vec<&str> = self.ends.iter().filter_map(|id| self.tokenizer.token_text(*id)).collect();
             return Ok(native.spliced(&text, &guard, &ends, known));
         }
-        let described = (!tools.is_empty()).then(|| describe(tools, &mut guard));
         let (json, tools) = if *is_native {
             (native_messages(&messages, markup, &mut guard), described.map(Value::Array))
         } else {
@@ -99,7 +104,7 @@ pub fn prompt_text(
     opening: Opening<'_>,
 ) -> Result<String, EngineError> {
     let dialect = Dialect::of(template, tokenizer, None);
-    let renderer = Renderer { template, tokenizer, dialect: &dialect, ends: &[] };
+    let renderer = Renderer { template, tokenizer, dialect: &dialect, ends: &[], opens_answer: true };
     Ok(renderer.render(messages, opening, "")?.text)
 }
 
@@ -222,7 +227,8 @@ mod tests {
     ) -> (Rendering, Vec<u32>) {
         let tokenizer = fixture::tokenizer();
         let dialect = Dialect::of(template, &tokenizer, None);
-        let renderer = Renderer { template, tokenizer: &tokenizer, dialect: &dialect, ends: &[] };
+        let renderer =
+            Renderer { template, tokenizer: &tokenizer, dialect: &dialect, ends: &[], opens_answer: true };
         let rendering = renderer.render(messages, Opening { tools, ..Opening::default() }, "").unwrap();
         let tokens = encode_from(&tokenizer, &rendering, 0).unwrap();
         (rendering, tokens)
@@ -331,8 +337,13 @@ mod tests {
             [(ChatTemplate::chatml_default(), vec![]), (refuses, vec![ChatMessage::user("x")])]
         {
             let dialect = Dialect::of(&template, &tokenizer, None);
-            let renderer =
-                Renderer { template: &template, tokenizer: &tokenizer, dialect: &dialect, ends: &[] };
+            let renderer = Renderer {
+                template: &template,
+                tokenizer: &tokenizer,
+                dialect: &dialect,
+                ends: &[],
+                opens_answer: true,
+            };
             let error = renderer.render(&messages, Opening::default(), "").unwrap_err();
             assert!(matches!(error, EngineError::InvalidRequest { .. }), "{error}");
         }

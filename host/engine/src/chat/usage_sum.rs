@@ -4,6 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::Usage;
 
+/// Returns whether a count is 0, so that usage without reasoning is stored as in earlier versions.
+fn is_none(count: &u32) -> bool {
+    *count == 0
+}
+
 /// The stored form of [`Usage`]. A count that is missing in stored data is 0.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Usage")]
@@ -14,6 +19,8 @@ pub(super) struct UsageSum {
     cached_tokens: u32,
     #[serde(default)]
     completion_tokens: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    reasoning_tokens: u32,
     #[serde(default)]
     forced_tokens: u32,
     #[serde(default)]

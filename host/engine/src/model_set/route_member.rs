@@ -8,7 +8,7 @@ use skep_model::ModelDigest;
 use super::device_turns::DeviceTurns;
 use super::slot::Slot;
 use crate::chat::{ChatEvent, ChatOptions, ChatOutcome, Input, RemoteStream, chat, continue_text};
-use crate::{EngineError, Priority, RemoteInfo, RemoteModel};
+use crate::{Abilities, EngineError, Model, Priority, RemoteInfo, RemoteModel};
 
 pub(super) struct RouteMember {
     info: RemoteInfo,
@@ -31,6 +31,10 @@ impl RouteMember {
 impl RemoteModel for RouteMember {
     fn info(&self) -> &RemoteInfo {
         &self.info
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.slot.engine().map_or(Abilities::local(None), |engine| Model::Local(engine).abilities())
     }
 
     fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {

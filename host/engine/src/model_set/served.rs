@@ -6,7 +6,7 @@ use skep_model::Sampling;
 
 use super::local_model::LocalModel;
 use super::slot::Slot;
-use crate::{Engine, Model, RemoteModel};
+use crate::{Abilities, Engine, Model, RemoteModel};
 
 /// A model that the set serves. Clones share it.
 #[derive(Clone)]
@@ -87,6 +87,24 @@ impl ServedModel {
         match self {
             ServedModel::Local(slot) => slot.known().map(|known| known.context_length),
             ServedModel::Remote(remote) => remote.info().context_length,
+        }
+    }
+
+    /// Returns the model's abilities, as far as they are known while it is not loaded.
+    pub fn abilities(&self) -> Abilities {
+        match self {
+            ServedModel::Local(slot) => {
+                slot.engine().map_or(Abilities::local(None), |engine| Model::Local(engine).abilities())
+            }
+            ServedModel::Remote(remote) => remote.abilities(),
+        }
+    }
+
+    /// Returns the format of the most bytes of the weights, if it is known.
+    pub fn weights(&self) -> Option<&str> {
+        match self {
+            ServedModel::Local(slot) => slot.known()?.weights.as_deref(),
+            ServedModel::Remote(_) => None,
         }
     }
 

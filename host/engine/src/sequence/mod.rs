@@ -321,6 +321,8 @@ impl Sequence {
                 prompt_tokens: count(self.prompt_len),
                 cached_tokens: count(self.counts.cached),
                 completion_tokens: count(self.output().len()),
+                // Only a chat tells reasoning apart.
+                reasoning_tokens: 0,
                 forced_tokens: count(self.counts.forced),
                 accepted_tokens: count(self.counts.accepted),
                 rejected_tokens: count(self.counts.rejected),

@@ -157,6 +157,7 @@ fn loaded(checkpoint: &Checkpoint, executor: Box<dyn Executor>) -> LoadedModel {
         template: Arc::new(ChatTemplate::chatml_default()),
         executor,
         digest: ModelDigest::default(),
+        weights: None,
         device: "cpu".into(),
         fallback: None,
         sampling: None,
