@@ -13,6 +13,8 @@ mod ai;
 mod anthropic;
 mod approval;
 mod chat;
+mod client_batch;
+mod client_file;
 mod completion;
 mod config;
 mod error;
@@ -26,10 +28,12 @@ mod message;
 mod model;
 mod page;
 mod request_log;
+mod response;
 mod schedule;
 mod secret;
 mod session;
 mod status;
+mod tokens;
 mod turn;
 mod turn_event;
 mod usage;
@@ -53,6 +57,8 @@ pub use chat::{
     AssistantMessage, ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatLogprobs, ChunkChoice,
     ChunkFunction, ChunkToolCall, FunctionCall, FunctionToolCall, LikelyToken, TokenLogprob,
 };
+pub use client_batch::{Batch, BatchCounts, BatchError, BatchErrors, BatchState, BatchTimes, CreateBatch};
+pub use client_file::{ClientFile, DeletedFile, UploadFile};
 pub use completion::{Completion, CompletionChoice, CompletionLogprobs};
 pub use config::{Config, ConfigReload, Setting, SettingChange};
 pub use error::{ErrorBody, ErrorDetail};
@@ -63,14 +69,19 @@ pub use key::{Key, NewKey, Role};
 pub use log::{LogLevel, LogLine};
 pub use mcp_server::{McpServer, McpState, McpTool};
 pub use message::{Message, MessagePage, NumberedMessage, SendMessage};
-pub use model::{ChangeModel, Model, ModelAction, ModelDetails, SamplingDefaults};
+pub use model::{ChangeModel, Model, ModelAction, ModelCapabilities, ModelDetails, SamplingDefaults};
 pub use page::{
-    ApprovalList, DeadLetterPage, EventPage, KeyList, List, LogLineList, McpServerList, ModelList, Page,
-    SchedulePage, SecretList, SessionPage, VersionList, WebhookPage,
+    ApprovalList, BatchPage, ClientFilePage, DeadLetterPage, EventPage, KeyList, List, LogLineList,
+    McpServerList, ModelList, Page, SchedulePage, SecretList, SessionPage, VersionList, WebhookPage,
 };
 pub use request_log::{
     ModelRequest, ModelRequestPage, RequestAgent, RequestAttempt, RequestCall, RequestCost, RequestMessage,
     RequestModel, RequestResult, RequestStatus, RequestSurface, RequestTexts, RequestTiming, RequestUsage,
+};
+pub use response::{
+    DeletedResponse, IncompleteDetails, InputTokens, NumberedResponseEvent, OutputTokens, ReasoningPart,
+    Response, ResponseCaller, ResponseError, ResponseEvent, ResponseInputPage, ResponseItem, ResponsePart,
+    ResponseReasoning, ResponseSettings, ResponseStatus, ResponseUsage,
 };
 pub use schedule::{Schedule, ScheduleState, ScheduleTiming};
 pub use secret::{NewSecret, Secret};
@@ -79,6 +90,7 @@ pub use status::{
     AgentCounts, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
     SessionCounts,
 };
+pub use tokens::{Detokenize, Detokenized, Tokens};
 pub use turn::{AcceptedTurn, ToolCall, TotalTime, Turn, TurnError, TurnState, TurnStatus, TurnTiming};
 pub use turn_event::{
     ApprovalDecided, ApprovalRequired, Delta, Generation, GenerationRestarted, ModelChanged, ModelChosen,

@@ -49,10 +49,43 @@ pub struct ModelDetails {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub markup: Option<String>,
+    /// `local` for a model of this host, and `upstream` for one of another server and for a route.
+    #[serde(default)]
+    pub location: String,
+    /// The format of the most bytes of the weights, such as `Q8_0` or `BF16`. It is known once the model has been loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub quantization: Option<String>,
+    /// Maximum number of tokens of an answer; without it, the context bounds prompt and answer together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub max_output: Option<u64>,
+    #[serde(default)]
+    pub capabilities: ModelCapabilities,
     /// Sampling parameters of requests that set none. They are known once the model has been loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub sampling: Option<SamplingDefaults>,
+}
+
+/// The abilities of a model. A request that needs one that it lacks is refused.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ModelCapabilities {
+    /// Whether the model calls tools.
+    pub tools: bool,
+    /// Whether answers are held to a JSON Schema.
+    pub json_schema: bool,
+    /// Whether the model writes its reasoning apart from its answer. It is not known of other servers' models, and of one
+    /// that is not loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub reasoning: Option<bool>,
+    /// Whether the model sees images.
+    pub images: bool,
+    /// Whether the host makes embeddings with the model.
+    pub embeddings: bool,
+    /// Whether the host knows the model's tokens: log-probabilities, prompts of token ids, and `/tokenize`.
+    pub tokens: bool,
 }
 
 /// Sampling parameters of requests that set none.

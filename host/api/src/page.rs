@@ -1,8 +1,8 @@
 //! Listings.
 
 use crate::{
-    AgentVersion, Approval, DeadLetter, Event, Key, LogLine, McpServer, Model, Schedule, Secret, Session,
-    WebhookState, marker,
+    AgentVersion, Approval, Batch, ClientFile, DeadLetter, Event, Key, LogLine, McpServer, Model, Schedule,
+    Secret, Session, WebhookState, marker,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -33,6 +33,8 @@ pub struct Page<T> {
 
 // The OpenAPI document names a schema after the type that a route mentions, so each listing has a name of its own.
 pub type ApprovalList<J = Value> = List<Approval<J>>;
+pub type BatchPage = Page<Batch>;
+pub type ClientFilePage = Page<ClientFile>;
 pub type DeadLetterPage = Page<DeadLetter>;
 pub type EventPage<J = Value> = Page<Event<J>>;
 pub type KeyList = List<Key>;

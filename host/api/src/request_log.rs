@@ -20,6 +20,7 @@ words! {
         Chat = "chat",
         Completions = "completions",
         Messages = "messages",
+        Responses = "responses",
         AiRun = "ai-run",
         Batch = "batch",
         Agent = "agent",

@@ -187,7 +187,7 @@ mod tests {
         let usage = json!({
             "prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3,
             "prompt_tokens_details": {"cached_tokens": 1},
-            "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
         });
         let call = json!({"id": "c", "name": "t", "arguments": {"a": 1}, "result": [2]});
         let done = json!({

@@ -28,6 +28,8 @@ pub struct PromptTokens {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct CompletionTokens {
+    /// Generated tokens of the reasoning.
+    pub reasoning_tokens: u64,
     /// Generated tokens that had been drafted.
     pub accepted_prediction_tokens: u64,
     /// Drafted tokens that were not used.

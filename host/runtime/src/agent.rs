@@ -92,6 +92,7 @@ impl Agent {
             manifest_toml: self.manifest.to_toml(),
             tools: self.tools.definitions(),
             takes_tool_calls: self.handlers.tool_calls,
+            mcp: self.manifest.mcp.clone(),
             limits: self.limits,
         }
     }

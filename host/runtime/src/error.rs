@@ -30,6 +30,16 @@ pub enum RuntimeError {
     TurnNotFound { agent: String, session: String, turn: String },
     #[error("there is no batch {id:?}; the results of a batch are kept for {hours} h after it finishes")]
     BatchNotFound { id: String, hours: u64 },
+    #[error("there is no response {id:?}; it was not stored, or it was deleted or has expired")]
+    ResponseNotFound { id: String },
+    #[error(
+        "the responses before this one are too many to continue: at most {most}, and at most {most_mb} MiB; begin anew with what matters of them as `input`"
+    )]
+    ResponseChainTooLong { most: u64, most_mb: u64 },
+    #[error("the response cannot be stored, because stored responses take up their {} MiB; delete some, send `store: false`, or raise `max_stored_mb` under [responses] in skep.toml", .most >> 20)]
+    ResponsesFull { most: u64 },
+    #[error("there is no file {id:?}; GET /v1/files lists the files")]
+    FileNotFound { id: String },
     #[error("{message}")]
     InvalidBatch { message: String },
     #[error("{message}; try again in {retry_after_ms} ms")]
@@ -186,6 +196,10 @@ impl RuntimeError {
             Self::VersionNotFound { .. } => "version_not_found",
             Self::TurnNotFound { .. } => "turn_not_found",
             Self::BatchNotFound { .. } => "batch_not_found",
+            Self::ResponseNotFound { .. } => "response_not_found",
+            Self::ResponseChainTooLong { .. } => "response_chain_too_long",
+            Self::ResponsesFull { .. } => "responses_full",
+            Self::FileNotFound { .. } => "file_not_found",
             Self::InvalidBatch { .. } => "invalid_batch",
             Self::QueueFull { .. } => "queue_full",
             Self::KeyNotFound { .. } => "key_not_found",

@@ -198,6 +198,13 @@ pub(crate) struct StoredUsage {
     pub(crate) rejected_tokens: u32,
     #[serde(default, rename = "taken_back_tokens")]
     pub(crate) rolled_back_tokens: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) reasoning_tokens: u32,
+}
+
+/// Returns whether a count is 0, so that usage without reasoning encodes as in earlier versions.
+fn is_none(count: &u32) -> bool {
+    *count == 0
 }
 
 #[derive(Serialize, Deserialize)]

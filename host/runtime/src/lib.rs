@@ -42,6 +42,7 @@ mod journal;
 mod json;
 mod limits;
 mod manifest;
+mod mcp_offer;
 mod measure;
 pub mod metric;
 mod models;
@@ -49,9 +50,11 @@ mod name;
 mod options;
 mod portable;
 mod requests;
+mod response;
 mod route;
 mod schedule;
 mod session;
+mod session_changes;
 mod session_policy;
 mod shutdown;
 mod summary;
@@ -63,17 +66,20 @@ mod text;
 mod token_budget;
 mod toml_text;
 mod tool;
+mod turn_client;
 mod usage;
 mod vault;
 mod webhook;
 
 pub use access::{ApiKey, KeyRing, NewApiKey, Role};
-pub use agent_host::{AgentHost, HostLoad, HostParts, LimitUse, ModelMismatch, SecretReader};
+pub use agent_host::{
+    AgentHost, ClientFile, HostLoad, HostParts, LimitUse, ModelMismatch, NewClientFile, SecretReader,
+};
 pub use agent_log::LogFollower;
 pub use approvals::Approval;
 pub use batch::{
     AGENT_MODEL, BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchRequest, BatchResult, BatchResults,
-    BatchStatus, ItemCounts, NewBatch,
+    BatchStatus, BatchTerms, ItemCounts, LiveAnswer, NewBatch, Said,
 };
 pub use clock::Clock;
 pub use compute::{Compute, QUICK_BYTES};
@@ -90,16 +96,21 @@ pub use invocation::{
 pub use json::Json;
 pub use limits::{Limits, LimitsToml};
 pub use manifest::{Build, CutOffMode, Grants, HttpTrigger, InferenceToml, Manifest, ToolToml, Triggers};
+pub use mcp_offer::{HOST_SCHEME, McpToml, PromptToml, ResourceToml, UriTemplate};
 pub use measure::HeldInstance;
 pub use name::{AgentName, SecretName, SessionId, Tenant, plain_session, tenant_of};
-pub use options::{BatchOptions, RuntimeOptions, WaitingBytes};
+pub use options::{BatchOptions, ResponseOptions, RuntimeOptions, WaitingBytes};
 pub use portable::{PortableConversation, PortableSession};
 pub use requests::{
     LoggedAttempt, LoggedBody, LoggedCall, LoggedCost, LoggedMessage, LoggedPage, LoggedRequest, LoggedUsage,
     RequestDetails, RequestFollower, RequestLog, RequestLogMode, RequestLogOptions, RequestOrigin, Surface,
 };
+pub use response::{
+    MAX_CHAIN, NewResponse, ResponseEnd, ResponsePhase, ResponseTurn, StoredResponse, response_id,
+};
 pub use route::{Route, RouteMatch};
 pub use schedule::{ManifestSchedule, ScheduleState, ScheduleSummary, ScheduleTiming};
+pub use session_changes::SessionChange;
 pub use session_policy::{CompactionMode, SessionsToml};
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::Origins;
@@ -113,6 +124,7 @@ pub use tenancy::TENANT_SHARE;
 pub use tenant_tokens::{TenantBudget, TenantTokens};
 pub use text::{did_you_mean, for_terminal, nearest_name};
 pub use toml_text::parse_toml;
+pub use turn_client::{Asked, ClientError, ClientQuestion, TurnClient, TurnProgress};
 pub use usage::{
     Amount, Bill, Currency, Money, Price, PriceList, Rate, Unpriced, UsageBy, UsageCounts, UsageDay,
     UsageLine, UsageQuery, UsageReport, WorstCase,

@@ -4,7 +4,7 @@
 //! misspelled grant or limit is never silently ignored.
 
 use crate::{
-    AgentName, EventTrigger, LimitsToml, ManifestSchedule, ModelGrant, RuntimeError, SecretGrant,
+    AgentName, EventTrigger, LimitsToml, ManifestSchedule, McpToml, ModelGrant, RuntimeError, SecretGrant,
     SessionsToml, ToolGrant, TopicPattern, route::Route, schedule, toml_text::parse_toml,
 };
 use serde::{Deserialize, Serialize};
@@ -49,6 +49,8 @@ pub struct Manifest {
     pub sessions: SessionsToml,
     #[serde(default, skip_serializing_if = "InferenceToml::is_default")]
     pub inference: InferenceToml,
+    #[serde(default, skip_serializing_if = "McpToml::is_empty")]
+    pub mcp: McpToml,
 }
 
 /// `[inference]` in `agent.toml`.
@@ -166,6 +168,7 @@ impl Manifest {
     pub(crate) fn check(&self) -> Result<(), RuntimeError> {
         self.limits.check().map_err(|message| RuntimeError::Manifest { message })?;
         self.sessions.check()?;
+        self.mcp.check().map_err(|message| RuntimeError::Manifest { message })?;
         let invalid = |message: String| Err(RuntimeError::Manifest { message });
         schedule::manifest::check(&self.schedule)?;
         for (what, count, most) in [
@@ -284,6 +287,12 @@ memory_mb = 32
 tokens_per_turn = 512
 [sessions]
 ttl_h = 720
+[mcp.prompts.review]
+tool = "write_review"
+[mcp.resources.note]
+uri = "notes://{id}"
+tool = "read_note"
+mime_type = "text/plain"
 "#;
 
     #[test]

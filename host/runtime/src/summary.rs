@@ -1,6 +1,6 @@
 //! Descriptions of agents, sessions and turns for users of the host.
 
-use crate::{Limits, Outcome};
+use crate::{Limits, McpToml, Outcome};
 use serde_json::Value;
 use skep_engine::{Usage, chat::ChatMessage};
 use skep_outbound::ToolHints;
@@ -29,6 +29,8 @@ pub struct AgentDetail {
     pub tools: Vec<ToolDefinition>,
     /// Whether others may call the agent's tools, because the agent exports `tool-handler`.
     pub takes_tool_calls: bool,
+    /// The prompts and resources for clients of the Model Context Protocol.
+    pub mcp: McpToml,
     /// The limits in effect.
     pub limits: Limits,
 }

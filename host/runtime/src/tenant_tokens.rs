@@ -97,12 +97,17 @@ impl TenantTokens {
         }
     }
 
-    /// Reads a chat to its end.
-    pub(crate) async fn follow(mut self, mut chat: ChatStream) -> Result<ChatOutcome, EngineError> {
+    /// Reads a chat to its end, and shows `note` its events.
+    pub(crate) async fn follow(
+        mut self,
+        mut chat: ChatStream,
+        note: impl Fn(&ChatEvent),
+    ) -> Result<ChatOutcome, EngineError> {
         while let Some(event) = chat.next().await {
             self.produced(chat.spent_tokens());
             let event = event?;
             self.note_chat(&event);
+            note(&event);
             if let ChatEvent::Finished(outcome) = event {
                 return Ok(outcome);
             }

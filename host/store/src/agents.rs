@@ -268,6 +268,7 @@ async fn delete(
         "DELETE FROM deliveries WHERE key IN (SELECT key FROM deliveries WHERE agent = ?1 LIMIT 500)",
         "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE agent = ?1 LIMIT 500)",
         "DELETE FROM requests WHERE key IN (SELECT key FROM requests WHERE agent = ?1 LIMIT 50)",
+        "DELETE FROM responses WHERE key IN (SELECT key FROM responses WHERE agent = ?1 LIMIT 50)",
     ] {
         if !chunk.remove(connection, sql, &bind).await? {
             return Ok(chunk.more());

@@ -3,7 +3,7 @@
 //! An item is taken and finishes once: a result is written only to an item that is taken. Items that were
 //! taken when a process terminated are given back when the next one starts.
 
-use crate::batches::{DONE, FAILED, RUNNING, WAITING};
+use crate::work_states::{DONE, FAILED, RUNNING, WAITING};
 use crate::{Store, StoreError};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_as, query_scalar};
 

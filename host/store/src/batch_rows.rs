@@ -4,10 +4,10 @@
 
 use crate::{
     BatchRoom, NewBatch, NewEvent, NewItem, Queued, Store, StoreError,
-    batches::{CANCELLED, WAITING},
     chunks::{Bind, Chunk, ChunkProgress, is_there},
     events,
     sessions::bounded,
+    work_states::{CANCELLED, WAITING},
 };
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection, query, query_as, query_scalar};
 
@@ -42,8 +42,10 @@ impl Store {
     ) -> Result<Queued, StoreError> {
         let permit = self.chunked_write_permit().await?;
         let bytes: u64 = batch.items.iter().map(NewItem::bytes).sum();
-        let NewBatch { id, principal, model, at_ms, items } = batch;
-        let head = NewBatch { id, principal, model, at_ms, items: Vec::new() };
+        let NewBatch { id, principal, model, at_ms, items, terms } = batch;
+        let details = terms.details.as_ref().map_or(0, |details| details.len() as u64);
+        let bytes = bytes + details;
+        let head = NewBatch { id, principal, model, at_ms, items: Vec::new(), terms };
         let key = self
             .write((head, bytes, room), |connection, (head, bytes, room)| {
                 Box::pin(reserve(connection, head, *bytes, *room))
@@ -75,10 +77,23 @@ impl Store {
     /// Cancels the unfinished items of a batch. Running items count as cancelled, and their runner finds out
     /// when it finishes them.
     pub async fn cancel_batch(&self, id: &str) -> Result<(), StoreError> {
+        self.cancel(id, false).await
+    }
+
+    /// Cancels the unfinished items of a batch because its time is over.
+    pub async fn expire_batch(&self, id: &str) -> Result<(), StoreError> {
+        self.cancel(id, true).await
+    }
+
+    async fn cancel(&self, id: &str, expires: bool) -> Result<(), StoreError> {
         let (store, id) = (self.clone(), id.to_owned());
         // The cancellation continues even if the caller stops waiting.
         let cancelling = tokio::spawn(async move {
-            let key = store.write(id, |connection, id| Box::pin(mark_cancelled(connection, id))).await?;
+            let key = store
+                .write((id, expires), |connection, (id, expires)| {
+                    Box::pin(mark_cancelled(connection, id, *expires))
+                })
+                .await?;
             match key {
                 Some(key) => store.cancel_items(key).await,
                 None => Ok(()),
@@ -172,11 +187,17 @@ impl Store {
     }
 }
 
-async fn mark_cancelled(connection: &mut SqliteConnection, id: &str) -> Result<Option<i64>, StoreError> {
+async fn mark_cancelled(
+    connection: &mut SqliteConnection,
+    id: &str,
+    expires: bool,
+) -> Result<Option<i64>, StoreError> {
     query_scalar(
-        "UPDATE batches SET cancelled = TRUE, running = 0 WHERE id = ? AND ended_at_ms IS NULL RETURNING key",
+        "UPDATE batches SET expired = expired OR (?2 AND NOT cancelled), cancelled = TRUE, running = 0
+         WHERE id = ?1 AND ended_at_ms IS NULL RETURNING key",
     )
     .bind(id)
+    .bind(expires)
     .fetch_optional(connection)
     .await
     .map_err(StoreError::while_it("cancelled a batch"))
@@ -200,26 +221,21 @@ async fn reserve(
     .map_err(failed())?;
     let (batches, stored_bytes) = (stored.0 as u64, stored.1 as u64);
     let (own_batches, own_bytes) = (stored.2 as u64, stored.3 as u64);
-    if batches >= room.batches || stored_bytes + bytes > room.bytes {
+    if !room.admits((batches, stored_bytes), (own_batches, own_bytes), bytes) {
         return Ok(None);
     }
-    if let Some(share) = room.share {
-        let free_bytes = room.bytes - stored_bytes - bytes;
-        if own_batches >= share * (room.batches - batches)
-            || own_bytes + bytes > share.saturating_mul(free_bytes)
-        {
-            return Ok(None);
-        }
-    }
     let key = query_scalar(
-        "INSERT INTO batches (id, principal, model, created_at_ms, bytes, running, cancelled, complete)
-         VALUES (?, ?, ?, ?, ?, 0, FALSE, FALSE) RETURNING key",
+        "INSERT INTO batches (id, principal, model, created_at_ms, bytes, running, cancelled, complete, details,
+             expires_at_ms)
+         VALUES (?, ?, ?, ?, ?, 0, FALSE, FALSE, ?, ?) RETURNING key",
     )
     .bind(&head.id)
     .bind(&head.principal)
     .bind(&head.model)
     .bind(head.at_ms as i64)
     .bind(bytes as i64)
+    .bind(head.terms.details.as_deref())
+    .bind(head.terms.expires_at_ms.map(|at_ms| at_ms as i64))
     .fetch_one(connection)
     .await
     .map_err(failed())?;

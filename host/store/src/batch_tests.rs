@@ -17,6 +17,7 @@ fn batch(id: &str, items: usize) -> NewBatch {
         model: "m".into(),
         at_ms: 100,
         items: (0..items).map(item).collect(),
+        terms: BatchTerms::default(),
     }
 }
 

@@ -4,7 +4,10 @@
 //! [`crate::batch_items`]). Finished batches are removed after a while. [`crate::batch_rows`] creates and
 //! removes them.
 
-use crate::{NewEvent, Store, StoreError, events, rows};
+use crate::{
+    NewEvent, Store, StoreError, events, responses, rows,
+    work_states::{CANCELLED, DONE, FAILED, RUNNING},
+};
 use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// Limits on the storage of all batches together.
@@ -18,6 +21,20 @@ pub struct BatchRoom {
     pub share: Option<u64>,
 }
 
+impl BatchRoom {
+    /// Whether there is room for one more of this size. `all` and `own` are the number and the bytes of those that are
+    /// stored, and of the tenant's among them.
+    pub(crate) fn admits(&self, all: (u64, u64), own: (u64, u64), bytes: u64) -> bool {
+        if all.0 >= self.batches || all.1 + bytes > self.bytes {
+            return false;
+        }
+        self.share.is_none_or(|share| {
+            let free_bytes = self.bytes - all.1 - bytes;
+            own.0 < share * (self.batches - all.0) && own.1 + bytes <= share.saturating_mul(free_bytes)
+        })
+    }
+}
+
 /// A batch to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewBatch {
@@ -27,6 +44,16 @@ pub struct NewBatch {
     pub model: String,
     pub at_ms: u64,
     pub items: Vec<NewItem>,
+    pub terms: BatchTerms,
+}
+
+/// The part of a batch that its client's API adds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BatchTerms {
+    /// A JSON object, which has no meaning here.
+    pub details: Option<String>,
+    /// The time at which the batch is cancelled if it has not ended.
+    pub expires_at_ms: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +81,9 @@ pub struct BatchRow {
     pub started_at_ms: Option<u64>,
     pub ended_at_ms: Option<u64>,
     pub cancelled: bool,
+    /// Whether the batch was cancelled because its time was over.
+    pub expired: bool,
+    pub terms: BatchTerms,
     pub items: ItemCounts,
 }
 
@@ -92,12 +122,6 @@ pub struct QueueDepth {
     pub oldest_ms: Option<u64>,
 }
 
-pub(crate) const WAITING: i64 = 0;
-pub(crate) const RUNNING: i64 = 1;
-pub(crate) const DONE: i64 = 2;
-pub(crate) const FAILED: i64 = 3;
-pub(crate) const CANCELLED: i64 = 4;
-
 impl Store {
     /// Returns batches without unfinished items that have not been finished themselves.
     pub async fn finished_batches(&self) -> Result<Vec<BatchRow>, StoreError> {
@@ -119,8 +143,8 @@ impl Store {
         Ok(found)
     }
 
-    /// Finishes a batch without unfinished items, and writes the event that announces it. Returns `false` if
-    /// the batch had finished before; then nothing is written.
+    /// Finishes a batch without unfinished items, ends the response that it produced, if any, and writes the event
+    /// that announces it. Returns `false` if the batch had finished before; then nothing is written.
     pub async fn end_batch(
         &self,
         id: &str,
@@ -148,14 +172,66 @@ impl Store {
     async fn batch_by_key(&self, key: i64) -> Result<Option<BatchRow>, StoreError> {
         let row = query(
             "SELECT id, principal, model, created_at_ms, started_at_ms, ended_at_ms, cancelled,
-                 SUM(state = 0), SUM(state = 1), SUM(state = 2), SUM(state = 3), SUM(state = 4)
-             FROM batches JOIN batch_items ON batch = key WHERE key = ? GROUP BY key",
+                 COALESCE(SUM(state = 0), 0), COALESCE(SUM(state = 1), 0), COALESCE(SUM(state = 2), 0),
+                 COALESCE(SUM(state = 3), 0), COALESCE(SUM(state = 4), 0), expired, details, expires_at_ms
+             FROM batches LEFT JOIN batch_items ON batch = key WHERE key = ? GROUP BY key",
         )
         .bind(key)
         .fetch_optional(&self.readers)
         .await
         .map_err(StoreError::while_it("read a batch"))?;
         row.map(|row| rows::one(&row, "batch", batch_row)).transpose()
+    }
+
+    /// Returns batches of this principal that have details, the newest first, before the batch with the id `before`.
+    pub async fn detailed_batches(
+        &self,
+        principal: &str,
+        before: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<BatchRow>, StoreError> {
+        let keys: Vec<i64> = query_scalar(
+            "SELECT key FROM batches WHERE principal = ?1 AND details IS NOT NULL AND complete
+             AND (?2 IS NULL OR key < (SELECT key FROM batches WHERE id = ?2)) ORDER BY key DESC LIMIT ?3",
+        )
+        .bind(principal)
+        .bind(before)
+        .bind(limit)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("listed batches"))?;
+        let mut found = Vec::with_capacity(keys.len());
+        for key in keys {
+            found.extend(self.batch_by_key(key).await?);
+        }
+        Ok(found)
+    }
+
+    /// Returns the ids of batches whose time is over and that have not ended.
+    pub async fn overdue_batches(&self, now_ms: u64) -> Result<Vec<String>, StoreError> {
+        query_scalar(
+            "SELECT id FROM batches WHERE expires_at_ms <= ? AND ended_at_ms IS NULL AND complete AND NOT cancelled",
+        )
+        .bind(now_ms as i64)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("looked for batches whose time is over"))
+    }
+
+    /// Changes members of the details of a batch, as an RFC 7396 merge patch.
+    pub async fn patch_batch_details(&self, id: &str, patch: &str) -> Result<(), StoreError> {
+        self.write((id.to_owned(), patch.to_owned()), |connection, (id, patch)| {
+            Box::pin(async move {
+                query("UPDATE batches SET details = json_patch(details, ?) WHERE id = ? AND details IS NOT NULL")
+                    .bind(patch.as_str())
+                    .bind(id.as_str())
+                    .execute(connection)
+                    .await
+                    .map_err(StoreError::while_it("changed the details of a batch"))?;
+                Ok(())
+            })
+        })
+        .await
     }
 
     /// Returns the items of a batch, in order.
@@ -202,6 +278,7 @@ async fn end(
     if ended.rows_affected() == 0 {
         return Ok(false);
     }
+    responses::end(connection, id, now_ms).await?;
     if let Some(event) = event {
         events::insert(connection, event, now_ms).await?;
     }
@@ -232,6 +309,8 @@ fn batch_row(row: &SqliteRow) -> Result<BatchRow, sqlx::Error> {
         started_at_ms: time(4)?,
         ended_at_ms: time(5)?,
         cancelled: row.try_get(6)?,
+        expired: row.try_get(12)?,
+        terms: BatchTerms { details: row.try_get(13)?, expires_at_ms: time(14)? },
         items: ItemCounts {
             waiting: count(7)?,
             running: count(8)?,

@@ -77,7 +77,7 @@ pub(crate) enum Bind<'a> {
 }
 
 impl Store {
-    /// Cleans up after a crash: removes incomplete copies and batches, and finishes deletions. Only a
+    /// Cleans up after a crash: removes incomplete copies, files and batches, and finishes deletions. Only a
     /// starting host calls this; other processes that open the file must not.
     pub async fn tidy(&self) -> Result<(), StoreError> {
         let failed = || StoreError::while_it("looked for unfinished work");
@@ -98,6 +98,7 @@ impl Store {
         for session in unnamed {
             self.remove_unnamed(session).await?;
         }
+        self.tidy_files().await?;
         self.tidy_batches().await
     }
 

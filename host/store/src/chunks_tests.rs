@@ -370,6 +370,7 @@ async fn a_batch_cut_off_by_a_crash_does_not_exist_and_uses_no_space() {
             model: "m".into(),
             at_ms: 1,
             items: vec![item; 1_100],
+            terms: BatchTerms::default(),
         };
         let queued = store.queue_batch(batch.clone(), room, None).await;
         drop(store);

@@ -26,6 +26,7 @@ pub(crate) struct Erasure {
     turn: i64,
     log: i64,
     request: i64,
+    response: i64,
 }
 
 /// The outcome of the first chunk of a deletion.
@@ -139,10 +140,12 @@ impl Store {
 
     /// Returns the deletions that a crash interrupted.
     pub(crate) async fn erasures(&self) -> Result<Vec<Erasure>, StoreError> {
-        let rows = query("SELECT key, agent, session, schedule, delivery, turn, log, request FROM erasures")
-            .fetch_all(&self.readers)
-            .await
-            .map_err(StoreError::while_it("looked for interrupted deletions"))?;
+        let rows = query(
+            "SELECT key, agent, session, schedule, delivery, turn, log, request, response FROM erasures",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(StoreError::while_it("looked for interrupted deletions"))?;
         Ok(rows.iter().map(erasure).collect())
     }
 
@@ -206,13 +209,14 @@ pub(crate) async fn begin(
             .await
             .map_err(failed())?;
     let row = query(
-        "INSERT INTO erasures (agent, session, schedule, delivery, turn, log, request)
+        "INSERT INTO erasures (agent, session, schedule, delivery, turn, log, request, response)
          SELECT ?1, ?2, (SELECT COALESCE(MAX(key), 0) FROM schedules),
              CASE WHEN ?3 THEN (SELECT COALESCE(MAX(key), 0) FROM deliveries) ELSE 0 END,
              COALESCE((SELECT MIN(key) - 1 FROM turns WHERE agent = ?1 AND session = ?2 AND ended_at_ms IS NULL),
                  (SELECT COALESCE(MAX(key), 0) FROM turns)),
-             (SELECT COALESCE(MAX(id), 0) FROM logs), (SELECT COALESCE(MAX(key), 0) FROM requests)
-         RETURNING key, agent, session, schedule, delivery, turn, log, request",
+             (SELECT COALESCE(MAX(id), 0) FROM logs), (SELECT COALESCE(MAX(key), 0) FROM requests),
+             (SELECT COALESCE(MAX(key), 0) FROM responses)
+         RETURNING key, agent, session, schedule, delivery, turn, log, request, response",
     )
     .bind(agent)
     .bind(session)
@@ -236,7 +240,7 @@ async fn erase(
     erasure: &Erasure,
     mut chunk: Chunk,
 ) -> Result<ChunkProgress, StoreError> {
-    let Erasure { key, agent, session, content, schedule, delivery, turn, log, request } = erasure;
+    let Erasure { key, agent, session, content, schedule, delivery, turn, log, request, response } = erasure;
     // Remove first everything that would wake the session.
     let entries = [
         (
@@ -276,6 +280,11 @@ async fn erase(
                  (SELECT key FROM requests WHERE agent = ?1 AND session = ?2 AND key <= ?3 LIMIT 50)",
             request,
         ),
+        (
+            "DELETE FROM responses WHERE key IN
+                 (SELECT key FROM responses WHERE agent = ?1 AND session = ?2 AND key <= ?3 LIMIT 50)",
+            response,
+        ),
     ];
     if !remove_entries(connection, &mut chunk, erasure, entries).await? {
         return Ok(chunk.more());
@@ -293,7 +302,7 @@ async fn remove_entries(
     connection: &mut SqliteConnection,
     chunk: &mut Chunk,
     Erasure { agent, session, .. }: &Erasure,
-    tables: [(&'static str, &i64); 2],
+    tables: impl IntoIterator<Item = (&'static str, &i64)>,
 ) -> Result<bool, StoreError> {
     for (sql, last) in tables {
         let bind = [Bind::Text(agent), Bind::Text(session), Bind::Key(*last)];
@@ -315,6 +324,7 @@ fn erasure(row: &SqliteRow) -> Erasure {
         turn: row.get(5),
         log: row.get(6),
         request: row.get(7),
+        response: row.get(8),
     }
 }
 

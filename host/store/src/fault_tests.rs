@@ -127,7 +127,14 @@ async fn ask(store: &Store, number: u64, operation: Operation) -> Result<(), Sto
         Operation::Batch => {
             let item = NewItem { request: b"{}".to_vec(), reference: None };
             let (id, principal, model) = (session(number), "p".into(), "m".into());
-            let batch = NewBatch { id, principal, model, at_ms: 1, items: vec![item; KEYS] };
+            let batch = NewBatch {
+                id,
+                principal,
+                model,
+                at_ms: 1,
+                items: vec![item; KEYS],
+                terms: BatchTerms::default(),
+            };
             store
                 .queue_batch(batch, BatchRoom { bytes: 1 << 30, batches: 1_000, share: None }, None)
                 .await

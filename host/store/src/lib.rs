@@ -39,6 +39,7 @@ mod open_work;
 #[cfg(test)]
 mod request_tests;
 mod requests;
+mod responses;
 mod restored;
 mod retention;
 mod rows;
@@ -59,8 +60,10 @@ mod token_use;
 #[cfg(test)]
 mod turn_tests;
 mod turns;
+mod uploads;
 mod usage;
 mod webhooks;
+mod work_states;
 mod writer;
 
 pub use agents::{AgentRow, VersionRow};
@@ -69,7 +72,7 @@ pub use approvals::{ApprovalRow, Decision, NewApproval, Verdict};
 pub use artifacts::ArtifactRow;
 pub use batch_items::{BusyTenant, ItemEnd, ItemEnded, ItemKey, Take, TakenItem};
 pub use batches::{
-    BatchRoom, BatchRow, ItemCounts, ItemRow, ItemState, NewBatch, NewItem, QueueDepth, Queued,
+    BatchRoom, BatchRow, BatchTerms, ItemCounts, ItemRow, ItemState, NewBatch, NewItem, QueueDepth, Queued,
 };
 pub use clock_record::ClockRow;
 pub use copies::{Existing, Fork};
@@ -83,6 +86,7 @@ pub use keys::{SessionFolder, TurnKey};
 pub use logs::{LogEntry, LogFilter, LogRow};
 pub use open_work::{DiskUse, OpenWork, QueuedWork, table_rows};
 pub use requests::{RequestBody, RequestFilter, RequestPage, RequestRange, RequestRow};
+pub use responses::{ChainSize, NewResponse, ResponseRoom, ResponseRow, ResponseState, ResponseTurn};
 pub use restored::{Held, HeldTurn, Release};
 pub use schedules::{NewSchedule, ScheduleChange, ScheduleRow, ScheduleState};
 pub use secrets::SecretRow;
@@ -94,6 +98,7 @@ pub use snapshot::{Snapshot, known_schema, snapshot};
 pub use sqlite::{Durability, Store};
 pub use token_use::TokenUse;
 pub use turns::{Acceptance, NewTurn, OpenTurn, TURNS_KEPT, TurnFailure, TurnRow, TurnState};
+pub use uploads::{FileRow, NewFile};
 pub use usage::{UsageBy, UsageCounts, UsageFilter, UsageRow, UsageSum};
 pub use webhooks::{WebhookQueue, WebhookRow, WebhookTry};
 pub use writer::COMMIT_TIME;

@@ -193,7 +193,7 @@ mod tests {
         older(&path, steps).await;
         let mut broken = connection(&path).await;
         // The last step creates a table of this name.
-        sqlx::raw_sql("CREATE TABLE event_pruning (x)").execute(&mut broken).await.unwrap();
+        sqlx::raw_sql("CREATE TABLE file_parts (x)").execute(&mut broken).await.unwrap();
         broken.close().await.unwrap();
         for _ in 0..2 {
             Store::open(&path, Durability::Process).await.expect_err("the table is there already");

@@ -451,4 +451,66 @@ pub(crate) const STEPS: &[&str] = &[
     ALTER TABLE erasures ADD COLUMN request INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE api_keys ADD COLUMN bodies INTEGER NOT NULL DEFAULT FALSE;
 ",
+    // Responses that clients read again and later requests continue. Deletions of sessions remove those of their
+    // turns.
+    "
+    CREATE TABLE responses (
+        key           INTEGER PRIMARY KEY AUTOINCREMENT,
+        id            TEXT NOT NULL UNIQUE,
+        principal     TEXT NOT NULL,
+        previous      TEXT,
+        thread        TEXT NOT NULL,
+        agent         TEXT,
+        session       TEXT,
+        turn          TEXT,
+        created_at_ms INTEGER NOT NULL,
+        ended_at_ms   INTEGER,
+        state         INTEGER NOT NULL,
+        request       BLOB NOT NULL,
+        answer        BLOB,
+        bytes         INTEGER NOT NULL
+    );
+    -- Summed up here, because a sum over all responses would hold up other writes.
+    CREATE TABLE response_sizes (principal TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TRIGGER responses_added AFTER INSERT ON responses BEGIN
+        INSERT INTO response_sizes VALUES (NEW.principal, NEW.bytes)
+            ON CONFLICT (principal) DO UPDATE SET bytes = bytes + excluded.bytes;
+    END;
+    CREATE TRIGGER responses_resized AFTER UPDATE OF bytes ON responses BEGIN
+        UPDATE response_sizes SET bytes = bytes + NEW.bytes - OLD.bytes WHERE principal = NEW.principal;
+    END;
+    CREATE TRIGGER responses_removed AFTER DELETE ON responses BEGIN
+        UPDATE response_sizes SET bytes = bytes - OLD.bytes WHERE principal = OLD.principal;
+    END;
+    CREATE INDEX responses_by_session ON responses (agent, session) WHERE agent IS NOT NULL;
+    CREATE INDEX responses_by_age ON responses (created_at_ms);
+    ALTER TABLE erasures ADD COLUMN response INTEGER NOT NULL DEFAULT 0;
+",
+    // What a client's API says about a batch, the time at which it ends unfinished, and files of clients, in parts.
+    "
+    ALTER TABLE batches ADD COLUMN details TEXT;
+    ALTER TABLE batches ADD COLUMN expires_at_ms INTEGER;
+    ALTER TABLE batches ADD COLUMN expired INTEGER NOT NULL DEFAULT FALSE;
+    CREATE INDEX batches_by_expiry ON batches (expires_at_ms) WHERE expires_at_ms IS NOT NULL AND ended_at_ms IS NULL;
+    CREATE INDEX batches_with_details ON batches (principal, key) WHERE details IS NOT NULL;
+    CREATE TABLE files (
+        key           INTEGER PRIMARY KEY AUTOINCREMENT,
+        id            TEXT NOT NULL UNIQUE,
+        principal     TEXT NOT NULL,
+        name          TEXT NOT NULL,
+        purpose       TEXT NOT NULL,
+        bytes         INTEGER NOT NULL,
+        at_ms         INTEGER NOT NULL,
+        expires_at_ms INTEGER NOT NULL,
+        complete      INTEGER NOT NULL
+    );
+    CREATE INDEX files_by_principal ON files (principal, key);
+    CREATE INDEX files_by_expiry ON files (expires_at_ms);
+    CREATE TABLE file_parts (
+        file     INTEGER NOT NULL REFERENCES files(key) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        body     BLOB NOT NULL,
+        PRIMARY KEY (file, position)
+    );
+",
 ];

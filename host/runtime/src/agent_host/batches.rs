@@ -1,7 +1,7 @@
 //! Asynchronous batches; see `batch`.
 
 use super::AgentHost;
-use crate::{BatchResults, BatchStatus, NewBatch, RuntimeError};
+use crate::{BatchOptions, BatchResults, BatchStatus, NewBatch, RuntimeError};
 
 impl AgentHost {
     /// Queues requests that are processed when capacity is free. They are durable when this
@@ -22,6 +22,31 @@ impl AgentHost {
         id: &str,
     ) -> Result<(BatchStatus, Option<BatchResults>), RuntimeError> {
         self.inner.batches.results(principal, id).await
+    }
+
+    /// Returns batches of this principal that have details, the newest first, before the batch with the id `before`.
+    pub async fn detailed_batches(
+        &self,
+        principal: &str,
+        before: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<BatchStatus>, RuntimeError> {
+        self.inner.batches.detailed(principal, before, limit).await
+    }
+
+    /// Changes members of the details of a batch, as an RFC 7396 merge patch.
+    pub async fn patch_batch_details(
+        &self,
+        principal: &str,
+        id: &str,
+        patch: &str,
+    ) -> Result<(), RuntimeError> {
+        self.inner.batches.patch_details(principal, id, patch).await
+    }
+
+    /// Returns the bounds of batches.
+    pub fn batch_options(&self) -> &BatchOptions {
+        self.inner.batches.options()
     }
 
     /// Cancels the unfinished items of a batch. A batch that has ended is left unchanged.

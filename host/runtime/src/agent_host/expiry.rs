@@ -1,6 +1,6 @@
 //! Periodically deletes expired sessions, a few at a time, and everything else that would otherwise
-//! grow forever: sessions created by batch items, ended batches, results of idempotency keys,
-//! events and dead letters.
+//! grow forever: sessions created by batch items, ended batches, responses, results of idempotency
+//! keys, events and dead letters.
 //!
 //! Time skipped by a clock that was set forward does not count, and of the time during which no
 //! host ran at most one day counts per gap (see [`crate::Clock`]). When the clock is set back,
@@ -44,6 +44,7 @@ pub(super) struct Expiry {
     /// Retention of sessions created by batch items.
     batch_sessions: Duration,
     outcomes: Duration,
+    responses: Duration,
     /// Days for which usage is kept by session.
     usage_session_days: u32,
     /// Value of the clock's set-back counter at the last pass.
@@ -66,6 +67,7 @@ impl Expiry {
             ceiling: options.session_ttl,
             batch_sessions: options.batch.retention,
             outcomes: options.outcome_retention,
+            responses: options.responses.retention,
             usage_session_days: options.usage_session_days,
             set_back: Arc::default(),
         }
@@ -122,11 +124,12 @@ impl Expiry {
         Ok(expired)
     }
 
-    /// Deletes old rows of everything that grows with every turn, event and batch.
+    /// Deletes old rows of everything that grows with every turn, response, event and batch.
     async fn forget(&self, now_ms: u64) -> Result<(), RuntimeError> {
         let store = &self.host.store;
         let outcomes = store.forget_outcomes(self.before(now_ms, self.outcomes), now_ms).await?;
         let events = store.forget_events(|ms| self.host.clock.elapsed_before(now_ms, ms)).await?;
+        let responses = store.forget_responses(self.before(now_ms, self.responses)).await?;
         let mut batches = 0;
         loop {
             match store.forget_batches(self.before(now_ms, self.batch_sessions)).await? {
@@ -134,17 +137,26 @@ impl Expiry {
                 some => batches += some,
             }
         }
+        let mut files = 0;
+        loop {
+            match store.forget_files(now_ms).await? {
+                0 => break,
+                some => files += some,
+            }
+        }
         let before = |days: u32| UsageDay::of_ms(self.before(now_ms, DAY * days)).number();
         let of_sessions = self.usage_session_days.min(RuntimeOptions::USAGE_DAYS);
         let usage = store.merge_usage_of_sessions(before(of_sessions)).await?
             + store.forget_usage(before(RuntimeOptions::USAGE_DAYS)).await?;
-        if outcomes + events + batches + usage > 0 {
+        if outcomes + responses + events + batches + files + usage > 0 {
             tracing::debug!(
                 outcomes,
+                responses,
                 events,
                 batches,
+                files,
                 usage,
-                "deleted old outcomes, events, batches and usage"
+                "deleted old outcomes, responses, events, batches, files and usage"
             );
         }
         Ok(())

@@ -9,10 +9,12 @@ mod batches;
 mod deployments;
 mod events;
 mod expiry;
+mod files;
 mod held;
 mod model_use;
 mod monitoring;
 mod parts;
+mod responses;
 mod schedules;
 mod secrets;
 mod sessions;
@@ -22,6 +24,7 @@ mod turns;
 mod usage;
 mod webhooks;
 
+pub use files::{ClientFile, NewClientFile};
 pub use model_use::ModelMismatch;
 pub use monitoring::{HostLoad, LimitUse};
 pub use parts::HostParts;
@@ -29,11 +32,12 @@ pub use secrets::SecretReader;
 
 use crate::{
     AgentDetail, AgentSummary, BudgetUsedUp, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine,
-    RequestLog, RouteMatch, RuntimeError, RuntimeOptions, TenantBudget, ToolDefinition,
+    RequestLog, ResponseOptions, RouteMatch, RuntimeError, RuntimeOptions, SessionChange, TenantBudget,
+    ToolDefinition,
     admission::Admission,
     agent_log::{AgentLog, log_line},
     approvals::ApprovalDesk,
-    batch::{self, BatchQueue},
+    batch::{self, BatchQueue, LiveAnswers},
     capability::{Reach, tools::HostTools},
     component::Compiler,
     courier::{self, Courier},
@@ -46,6 +50,7 @@ use crate::{
     models::GrantedModels,
     options::Rules,
     session::{ResumePermits, Sessions, TurnHost},
+    session_changes::SessionChanges,
     shutdown::Shutdown,
     token_budget::TokenBudgets,
     webhook::Webhooks,
@@ -59,7 +64,10 @@ use std::{
     time::Duration,
 };
 use store_health::StoreHealth;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{
+    sync::{broadcast, watch},
+    task::JoinSet,
+};
 
 const MAX_PAGE: u32 = 1_000;
 
@@ -73,6 +81,7 @@ struct Inner {
     dispatch: Arc<Dispatch>,
     webhooks: Arc<Webhooks>,
     batches: BatchQueue,
+    responses: ResponseOptions,
     keys: KeyRing,
     max_agents: usize,
     disk_warning_bytes: u64,
@@ -82,6 +91,8 @@ struct Inner {
     expiry: Expiry,
     store_health: StoreHealth,
     courier: Courier,
+    /// The tasks that wait for the turns of responses.
+    following: std::sync::Mutex<JoinSet<()>>,
     /// Aborted with the host.
     _background: JoinSet<()>,
 }
@@ -138,6 +149,7 @@ impl AgentHost {
             compute: compute.clone(),
             deployments: deployments.clone(),
             requests: requests.clone(),
+            live: LiveAnswers::default(),
         };
         let batches = BatchQueue::new(options.batch.clone(), batches);
         let courier = courier::Context {
@@ -174,6 +186,7 @@ impl AgentHost {
                 live,
                 reach,
                 resuming: ResumePermits::default(),
+                changes: SessionChanges::default(),
             };
             Dispatch { host: Arc::new(host), admission, sessions: sessions.clone() }
         });
@@ -191,10 +204,12 @@ impl AgentHost {
         // The courier starts after the turns that it requested earlier have been resumed.
         let courier = Courier::start(Arc::new(courier), Arc::downgrade(&dispatch));
         batches.start(&dispatch).await?;
+        background.spawn(responses::follow_open(Arc::downgrade(&dispatch)));
         let inner = Inner {
             dispatch,
             webhooks,
             batches,
+            responses: options.responses.clone(),
             keys,
             max_agents: options.max_agents,
             disk_warning_bytes: options.disk_warning_bytes,
@@ -203,6 +218,7 @@ impl AgentHost {
             expiry,
             store_health,
             courier,
+            following: std::sync::Mutex::default(),
             _background: background,
         };
         Ok(AgentHost { inner: Arc::new(inner) })
@@ -222,6 +238,11 @@ impl AgentHost {
     /// value has no other meaning.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.host().deployments.changes()
+    }
+
+    /// Returns the committed turns of all sessions from now on.
+    pub fn session_changes(&self) -> broadcast::Receiver<SessionChange> {
+        self.host().changes.subscribe()
     }
 
     pub fn agent(&self, name: &str) -> Result<AgentDetail, RuntimeError> {

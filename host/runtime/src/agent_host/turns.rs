@@ -1,7 +1,8 @@
 //! Turns as callers see them.
 
 use super::AgentHost;
-use crate::{Invocation, RunHandle, RuntimeError, TurnDetail};
+use crate::{Invocation, RunHandle, RuntimeError, TurnClient, TurnDetail};
+use std::sync::Weak;
 
 impl AgentHost {
     /// Puts a message into the mailbox of its session. The returned handle delivers the events of
@@ -13,6 +14,15 @@ impl AgentHost {
     /// waits for a person.
     pub async fn invoke(&self, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
         self.inner.dispatch.invoke(invocation).await
+    }
+
+    /// Like [`AgentHost::invoke`], for a client that the turn may tell and ask things as long as it exists.
+    pub async fn invoke_for(
+        &self,
+        invocation: Invocation,
+        client: Weak<dyn TurnClient>,
+    ) -> Result<RunHandle, RuntimeError> {
+        self.inner.dispatch.invoke_for(invocation, client).await
     }
 
     /// Follows the events of an open or ended turn from the first one. Dropping the handle does not

@@ -1,5 +1,6 @@
 //! `cf.workersAi.model.batch.*`: the events that announce the start and the end of a batch.
 
+use super::queue::is_response;
 use crate::{
     Json,
     event::{HOST_SOURCE, Outbox, encode_data},
@@ -37,7 +38,7 @@ impl Announcement {
     /// Returns the event, if anyone subscribes to it.
     pub(super) fn event(self, outbox: &Outbox, batch: &BatchName<'_>, at_ms: u64) -> Option<NewEvent> {
         let topic = format!("cf.workersAi.model.batch.{}", self.name());
-        if !outbox.router.takes(&topic) {
+        if is_response(batch.id) || !outbox.router.takes(&topic) {
             return None;
         }
         let mut payload = json!({"requestId": batch.id});

@@ -15,26 +15,29 @@
 //! [`AgentHost::batch_results`]: crate::AgentHost::batch_results
 
 mod announcement;
+mod live;
 mod puller;
 mod queue;
 mod stored;
 mod work;
 
-pub(crate) use queue::BatchQueue;
+pub(crate) use live::LiveAnswers;
+pub use live::{LiveAnswer, Said};
+pub(crate) use queue::{BatchQueue, RESPONSE_PREFIX};
 pub use skep_store::ItemCounts;
 pub(crate) use work::batch_session_pattern;
 
 use crate::{
-    Clock, Compute, Json, RequestLog, deployment::Deployments, event::Outbox, shutdown::Shutdown,
+    Clock, Compute, Json, Outcome, RequestLog, deployment::Deployments, event::Outbox, shutdown::Shutdown,
     tenancy::Tenancy, token_budget::TokenBudgets,
 };
 use serde::{Deserialize, Serialize};
 use skep_engine::{
     ModelSet, Usage,
-    chat::{ChatFinish, ChatMessage, ChatOptions, ToolCall},
+    chat::{ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ToolCall},
 };
 use skep_store::Store;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// The parts of the host that batches use.
 pub(crate) struct Context {
@@ -48,6 +51,7 @@ pub(crate) struct Context {
     pub(crate) compute: Arc<Compute>,
     pub(crate) deployments: Arc<Deployments>,
     pub(crate) requests: RequestLog,
+    pub(crate) live: LiveAnswers,
 }
 
 /// Prefix of a model name that refers to an agent.
@@ -62,6 +66,16 @@ pub struct NewBatch {
     /// A model's name, or [`AGENT_MODEL`] followed by an agent's name.
     pub model: String,
     pub items: Vec<BatchItem>,
+    pub terms: BatchTerms,
+}
+
+/// The part of a batch that its client's API adds.
+#[derive(Clone, Debug, Default)]
+pub struct BatchTerms {
+    /// A JSON object, which is stored with the batch and not interpreted here. Only a batch with details may be empty.
+    pub details: Option<String>,
+    /// Maximum time from now to the end of the batch. Items that have not finished by then are cancelled.
+    pub window: Option<Duration>,
 }
 
 #[derive(Clone, Debug)]
@@ -98,7 +112,16 @@ pub struct BatchStatus {
     pub id: String,
     pub model: String,
     pub created_at_ms: u64,
+    pub started_at_ms: Option<u64>,
+    /// Time at which the unfinished items are cancelled.
+    pub expires_at_ms: Option<u64>,
     pub phase: BatchPhase,
+    /// Whether the batch is cancelled, although items may still be running.
+    pub cancelled: bool,
+    /// Whether it was cancelled because its time was over.
+    pub expired: bool,
+    /// The JSON object of the client's API.
+    pub details: Option<String>,
     pub items: ItemCounts,
 }
 
@@ -146,6 +169,12 @@ pub struct BatchAnswer {
     /// The response format from the request.
     pub form: String,
     pub text: String,
+    /// The model's reasoning. Answers stored by earlier versions lack it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reasoning: String,
+    /// The answer's text exactly as a local model generated it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub raw: String,
     /// Data of an agent's reply.
     pub data: Option<Json>,
     pub tool_calls: Vec<ToolCall>,
@@ -154,4 +183,30 @@ pub struct BatchAnswer {
     pub cut_off: bool,
     #[serde(with = "crate::invocation::StoredUsage")]
     pub usage: Usage,
+}
+
+impl BatchAnswer {
+    /// Returns a model's answer.
+    pub fn of_chat(form: String, outcome: &ChatOutcome) -> Self {
+        let ChatOutcome { text, reasoning, raw, tool_calls, finish, cut_off, usage, .. } = outcome;
+        BatchAnswer {
+            form,
+            text: text.clone(),
+            reasoning: reasoning.clone(),
+            raw: raw.clone(),
+            data: None,
+            tool_calls: tool_calls.clone(),
+            finish: *finish,
+            cut_off: *cut_off,
+            usage: *usage,
+        }
+    }
+
+    /// Returns an agent's answer.
+    pub fn of_turn(form: String, outcome: Outcome) -> Self {
+        let Outcome { text, data, usage, .. } = outcome;
+        let (tool_calls, finish) = (Vec::new(), ChatFinish::Stop);
+        let (reasoning, raw) = Default::default();
+        BatchAnswer { form, text, reasoning, raw, data, tool_calls, finish, cut_off: false, usage }
+    }
 }

@@ -32,6 +32,8 @@ const ROOM_INTERVAL: Duration = Duration::from_millis(20);
 const BUSY_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum age of the queue metrics while items wait.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between searches for batches whose time is over.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between searches for rows whose writer was interrupted before it could notify the
 /// puller.
 const IDLE_INTERVAL: Duration = Duration::from_secs(30);
@@ -50,9 +52,19 @@ enum Pull {
 pub(super) async fn run(queue: Arc<QueueShared>, dispatch: Weak<Dispatch>) {
     let mut tasks = JoinSet::new();
     let mut figures = Figures::default();
+    let mut looked: Option<Instant> = None;
     loop {
         let Some(strong) = dispatch.upgrade() else { return };
-        let pull = match queue.repair().await {
+        let is_due = looked.is_none_or(|at| at.elapsed() >= EXPIRY_INTERVAL);
+        let prepared = async {
+            queue.repair().await?;
+            if is_due { queue.expire().await } else { Ok(()) }
+        };
+        let prepared = prepared.await;
+        if is_due {
+            looked = Some(Instant::now());
+        }
+        let pull = match prepared {
             Ok(()) => begin(&queue, &strong, &mut tasks).await,
             Err(error) => Err(error),
         };
@@ -62,6 +74,8 @@ pub(super) async fn run(queue: Arc<QueueShared>, dispatch: Weak<Dispatch>) {
             // The clock may be changed meanwhile, so the wait is bounded.
             Ok(Pull::Within(time)) => time.min(IDLE_INTERVAL),
             Ok(Pull::Wait) if depth.waiting > 0 => FIGURES_INTERVAL,
+            // Items that run may belong to a batch whose time ends.
+            Ok(Pull::Wait) if !tasks.is_empty() => EXPIRY_INTERVAL,
             Ok(Pull::Wait) => IDLE_INTERVAL,
             Err(error) => {
                 tracing::error!("the batch queue is stalled: {error}");

@@ -1,7 +1,7 @@
 //! The queue as clients see it: queueing, status, results and cancellation. `puller` processes it.
 
 use super::{
-    AGENT_MODEL, BatchItem, BatchPhase, BatchResults, BatchStatus, NewBatch,
+    AGENT_MODEL, BatchItem, BatchPhase, BatchResults, BatchStatus, BatchTerms, LiveAnswer, NewBatch,
     announcement::{Announcement, BatchName},
     puller, stored,
 };
@@ -27,6 +27,13 @@ use tokio::{
 const MAX_LOSSES: u32 = 5;
 const RETRY_AFTER_MS: u32 = 10_000;
 const MAX_REFERENCE_BYTES: usize = 256;
+/// Prefix of the ids of responses.
+pub(crate) const RESPONSE_PREFIX: &str = "resp_";
+
+/// Whether a batch produces a response, whose id it has. No event announces such a batch.
+pub(super) fn is_response(batch: &str) -> bool {
+    batch.starts_with(RESPONSE_PREFIX)
+}
 
 /// The batch queue of a host.
 pub(crate) struct BatchQueue {
@@ -91,15 +98,25 @@ impl BatchQueue {
     }
 
     pub(crate) async fn queue(&self, batch: NewBatch) -> Result<BatchStatus, RuntimeError> {
+        self.queue_as(uuid::Uuid::now_v7().simple().to_string(), batch).await
+    }
+
+    /// Queues a batch with an id that no other batch has.
+    pub(crate) async fn queue_as(&self, id: String, batch: NewBatch) -> Result<BatchStatus, RuntimeError> {
         let context = &self.shared.context;
         context.shutdown.admit()?;
         self.check(&batch)?;
-        let NewBatch { principal, key, model, items } = batch;
+        let NewBatch { principal, key, model, items, terms: BatchTerms { details, window } } = batch;
+        let now_ms = context.clock.now_ms();
+        let expires_at_ms = window
+            .map(|window| now_ms.saturating_add(u64::try_from(window.as_millis()).unwrap_or(u64::MAX >> 1)));
+        let terms = skep_store::BatchTerms { details, expires_at_ms };
         let row = skep_store::NewBatch {
-            id: uuid::Uuid::now_v7().simple().to_string(),
+            terms: terms.clone(),
+            id,
             principal,
             model,
-            at_ms: self.shared.context.clock.now_ms(),
+            at_ms: now_ms,
             items: items.into_iter().map(|item| stored::new_item(item, key.as_deref())).collect(),
         };
         self.shared.forget().await?;
@@ -123,11 +140,34 @@ impl BatchQueue {
                 return Err(RuntimeError::QueueFull { message, retry_after_ms: RETRY_AFTER_MS });
             }
         }
+        if waiting == 0 {
+            // There is nothing to process.
+            self.shared.end_finished().await?;
+        }
         self.shared.changed.notify_one();
         // The status at the time of storing; some items may already be running.
         let items = ItemCounts { waiting, ..ItemCounts::default() };
         let phase = BatchPhase::Queued;
-        Ok(BatchStatus { id, model, created_at_ms: at_ms, phase, items })
+        Ok(BatchStatus {
+            id,
+            model,
+            created_at_ms: at_ms,
+            started_at_ms: None,
+            expires_at_ms,
+            phase,
+            cancelled: false,
+            expired: false,
+            details: terms.details,
+            items,
+        })
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.shared.context
+    }
+
+    pub(crate) fn options(&self) -> &BatchOptions {
+        &self.shared.options
     }
 
     pub(crate) async fn status(&self, principal: &str, id: &str) -> Result<BatchStatus, RuntimeError> {
@@ -147,6 +187,35 @@ impl BatchQueue {
         Ok((status.clone(), Some(BatchResults { status, items })))
     }
 
+    /// Returns the answer that a batch is producing.
+    pub(crate) fn live(&self, id: &str) -> Arc<LiveAnswer> {
+        self.shared.context.live.of(id)
+    }
+
+    /// Returns batches of this principal that have details, the newest first, before the batch with the id `before`.
+    pub(crate) async fn detailed(
+        &self,
+        principal: &str,
+        before: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<BatchStatus>, RuntimeError> {
+        let rows = self.shared.context.store.detailed_batches(principal, before, limit).await?;
+        let oldest_ms = self.shared.oldest_ms();
+        let kept = rows.iter().filter(|row| row.ended_at_ms.is_none_or(|at_ms| at_ms >= oldest_ms));
+        Ok(kept.map(stored::status).collect())
+    }
+
+    /// Changes members of the details of a batch, as an RFC 7396 merge patch.
+    pub(crate) async fn patch_details(
+        &self,
+        principal: &str,
+        id: &str,
+        patch: &str,
+    ) -> Result<(), RuntimeError> {
+        let row = self.row(principal, id).await?;
+        Ok(self.shared.context.store.patch_batch_details(&row.id, patch).await?)
+    }
+
     /// Makes the puller look for work that nobody announced.
     pub(crate) fn look(&self) {
         self.shared.request_repair();
@@ -163,6 +232,8 @@ impl BatchQueue {
     fn check(&self, batch: &NewBatch) -> Result<(), RuntimeError> {
         let invalid = |message: String| Err(RuntimeError::InvalidBatch { message });
         match batch.items.len() {
+            // The details of an empty batch say why it has no requests.
+            0 if batch.terms.details.is_some() => return Ok(()),
             0 => return invalid("a batch must have at least one request".to_owned()),
             items if items > self.shared.options.max_items => {
                 let most = self.shared.options.max_items;
@@ -212,6 +283,17 @@ impl QueueShared {
         Ok(())
     }
 
+    /// Cancels the batches whose time is over.
+    pub(super) async fn expire(&self) -> Result<(), RuntimeError> {
+        let overdue = self.context.store.overdue_batches(self.context.clock.now_ms()).await?;
+        for id in &overdue {
+            self.context.store.expire_batch(id).await?;
+            self.running().retain(|_, running| running.batch != *id);
+            tracing::info!(batch = id, "the time of a batch is over; its unfinished requests are cancelled");
+        }
+        if overdue.is_empty() { Ok(()) } else { self.end_finished().await }
+    }
+
     /// Makes the puller look for items that nobody runs and batches that nobody announced.
     pub(super) fn request_repair(&self) {
         self.needs_repair.store(true, Ordering::Release);
@@ -248,6 +330,7 @@ impl QueueShared {
             let event = announcement.event(&context.outbox, &name, at_ms);
             if context.store.end_batch(&row.id, at_ms, event.as_ref()).await? {
                 context.outbox.ring();
+                context.live.ended(&row.id);
                 tracing::info!(
                     batch = row.id,
                     items = row.items.total(),

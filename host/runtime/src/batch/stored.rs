@@ -38,6 +38,11 @@ pub(super) fn status(row: &BatchRow) -> BatchStatus {
         id: row.id.clone(),
         model: row.model.clone(),
         created_at_ms: row.created_at_ms,
+        started_at_ms: row.started_at_ms,
+        expires_at_ms: row.terms.expires_at_ms,
+        cancelled: row.cancelled,
+        expired: row.expired,
+        details: row.terms.details.clone(),
         phase: match (row.ended_at_ms, row.started_at_ms) {
             (Some(at_ms), _) => BatchPhase::Ended { at_ms, cancelled: row.cancelled },
             (None, Some(_)) => BatchPhase::Running,

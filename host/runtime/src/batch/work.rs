@@ -1,13 +1,13 @@
 //! Runs an item, and decides what its failure means.
 
-use super::{AGENT_MODEL, BatchAnswer, BatchRequest, stored::StoredRequest};
+use super::{AGENT_MODEL, BatchAnswer, BatchRequest, queue::is_response, stored::StoredRequest};
 use crate::{
-    Invocation, Origin, Outcome, RequestOrigin, RuntimeError, Surface, TenantBudget, WorstCase,
-    batch::Context, dispatch::Dispatch, invocation::OWN_KEY, name::session_in,
+    Invocation, Origin, RequestOrigin, RuntimeError, Surface, TenantBudget, WorstCase, batch::Context,
+    dispatch::Dispatch, invocation::OWN_KEY, name::session_in,
 };
 use skep_engine::{
     Affinity, Cancel, EngineError, Priority,
-    chat::{ChatFinish, ChatOptions, ChatOutcome},
+    chat::{ChatEvent, ChatOptions},
 };
 use skep_store::TakenItem;
 use std::{
@@ -53,7 +53,8 @@ pub(super) async fn run(
             let budget =
                 TenantBudget::open(&context.tokens, &context.store, &item.principal, key.as_deref())?;
             let tokens = budget.meter(model.name(), worst)?;
-            let origin = RequestOrigin::of_client(&item.principal, key.as_deref(), Surface::Batch);
+            let surface = if is_response(&item.batch) { Surface::Responses } else { Surface::Batch };
+            let origin = RequestOrigin::of_client(&item.principal, key.as_deref(), surface);
             let origin = origin.asking(Some(&item.model));
             let options = ChatOptions {
                 priority: Priority::Background,
@@ -68,8 +69,10 @@ pub(super) async fn run(
             };
             let chat = context.compute.run(&item.principal, begin).await?;
             let _ = begun.map(|begun| begun.send(()));
-            let ChatOutcome { text, tool_calls, finish, cut_off, usage, .. } = tokens.follow(chat).await?;
-            Ok(BatchAnswer { form, text, data: None, tool_calls, finish, cut_off, usage })
+            let live = is_response(&item.batch).then(|| context.live.of(&item.batch));
+            live.iter().for_each(|live| live.begin());
+            let note = |event: &ChatEvent| live.iter().for_each(|live| live.note(event));
+            Ok(BatchAnswer::of_chat(form, &tokens.follow(chat, note).await?))
         }
         BatchRequest::Turn { text, data } => {
             let invocation = Invocation { text, data, key, ..invocation(item) };
@@ -77,16 +80,13 @@ pub(super) async fn run(
             // twice.
             let run = dispatch.invoke_as_host(invocation).await?;
             let _ = begun.send(());
-            let Outcome { text, data, usage, .. } = run.outcome().await?;
-            let (tool_calls, finish) = (Vec::new(), ChatFinish::Stop);
-            Ok(BatchAnswer { form, text, data, tool_calls, finish, cut_off: false, usage })
+            Ok(BatchAnswer::of_turn(form, run.outcome().await?))
         }
         #[cfg(test)]
         BatchRequest::Panics { times } => {
+            use skep_engine::chat::{ChatFinish, ChatOutcome};
             assert!(item.failures >= times, "simulated host fault");
-            let (text, tool_calls, finish) = ("at last".to_owned(), Vec::new(), ChatFinish::Stop);
-            let usage = skep_engine::Usage::default();
-            Ok(BatchAnswer { form, text, data: None, tool_calls, finish, cut_off: false, usage })
+            Ok(BatchAnswer::of_chat(form, &ChatOutcome::remote("at last".to_owned(), ChatFinish::Stop)))
         }
     }
 }

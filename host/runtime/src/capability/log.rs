@@ -30,7 +30,13 @@ pub(crate) struct TurnLog {
 impl Host for TurnContext {
     fn write(&mut self, level: Level, message: String) -> wasmtime::Result<()> {
         self.charge(message.len())?;
-        self.log.write(level, &message);
+        let is_kept = self.log.write(level, &message);
+        // A client was told before what a turn that runs again repeats.
+        if let Some(turn) = self.turn.as_ref().filter(|turn| is_kept && !turn.journal.is_replaying())
+            && let Some(client) = turn.client()
+        {
+            client.log(level_name(level), cut(&message, MAX_LINE_BYTES));
+        }
         Ok(())
     }
 }
@@ -46,39 +52,29 @@ impl TurnLog {
         TurnLog { bytes_left: limit_kb as usize * 1024, limit_kb, ..self }
     }
 
-    pub(crate) fn write(&mut self, level: Level, message: &str) {
+    /// Writes a line. Returns whether it was kept.
+    pub(crate) fn write(&mut self, level: Level, message: &str) -> bool {
         let message = cut(message, MAX_LINE_BYTES);
         if self.lines.len() >= MAX_LINES || message.len() > self.bytes_left {
             self.dropped += 1;
-            return;
+            return false;
         }
         self.bytes_left -= message.len();
         let (agent, session, turn) = (&*self.agent, &*self.session, self.turn);
         // Only the shown line is sanitized; the stored line is not changed.
         let shown = for_terminal(message);
-        let name = match level {
-            Level::Debug => {
-                tracing::debug!(target: "skep_agent", agent, session, turn, "{shown}");
-                "debug"
-            }
-            Level::Info => {
-                tracing::info!(target: "skep_agent", agent, session, turn, "{shown}");
-                "info"
-            }
-            Level::Warn => {
-                tracing::warn!(target: "skep_agent", agent, session, turn, "{shown}");
-                "warn"
-            }
-            Level::Error => {
-                tracing::error!(target: "skep_agent", agent, session, turn, "{shown}");
-                "error"
-            }
-        };
+        match level {
+            Level::Debug => tracing::debug!(target: "skep_agent", agent, session, turn, "{shown}"),
+            Level::Info => tracing::info!(target: "skep_agent", agent, session, turn, "{shown}"),
+            Level::Warn => tracing::warn!(target: "skep_agent", agent, session, turn, "{shown}"),
+            Level::Error => tracing::error!(target: "skep_agent", agent, session, turn, "{shown}"),
+        }
         self.lines.push(LogEntry {
             at_ms: self.clock.now_ms(),
-            level: name.to_owned(),
+            level: level_name(level).to_owned(),
             message: message.to_owned(),
         });
+        true
     }
 
     /// Returns the last error line, which often says why the guest trapped.
@@ -98,6 +94,15 @@ impl TurnLog {
             self.dropped = 0;
         }
         lines
+    }
+}
+
+fn level_name(level: Level) -> &'static str {
+    match level {
+        Level::Debug => "debug",
+        Level::Info => "info",
+        Level::Warn => "warn",
+        Level::Error => "error",
     }
 }
 

@@ -1,7 +1,7 @@
 //! The context that all generations of one turn share: the agent and its session, the deadline, and the remaining tokens.
 
 use crate::{
-    BudgetUsedUp, PriceUnknown, RequestLog, RequestOrigin, RuntimeError, Surface, WorstCase,
+    BudgetUsedUp, PriceUnknown, RequestLog, RequestOrigin, RuntimeError, Surface, TurnClient, WorstCase,
     agent::Agent,
     approvals::{ApprovalDesk, TurnApprovals},
     bindings::types::Error,
@@ -209,6 +209,11 @@ impl Turn {
     /// Sets the priority of the turn's generations.
     pub(crate) fn with_priority(self, priority: Priority) -> Self {
         Turn { priority, ..self }
+    }
+
+    /// Returns the client that waits for the turn, if it can be told and asked things.
+    pub(crate) fn client(&self) -> Option<Arc<dyn TurnClient>> {
+        self.tools.client()
     }
 
     /// Whether calls of one of the agent's own tools need a person's approval.

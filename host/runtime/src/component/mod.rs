@@ -166,6 +166,10 @@ impl Compiler {
             );
         }
         let tools = Tools::compile(tools, own.loaded().as_ref()).map_err(broken)?;
+        let described = tools.iter().map(|tool| &tool.definition);
+        let described: Vec<(&str, bool)> =
+            described.map(|tool| (tool.name.as_str(), tool.hints.read_only)).collect();
+        manifest.mcp.check_tools(&described, pre.handlers().tool_calls).map_err(broken)?;
         for name in manifest.tools.keys() {
             if tools.get(name).is_none() && name.parse::<ToolName>().is_err() {
                 let own = match tools.names() {

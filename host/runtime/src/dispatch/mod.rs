@@ -4,7 +4,7 @@ pub(crate) mod adoption;
 mod held;
 
 use crate::{
-    AgentName, Invocation, Origin, RunHandle, RuntimeError, SessionId, TurnDetail, TurnPhase,
+    AgentName, Invocation, Origin, RunHandle, RuntimeError, SessionId, TurnClient, TurnDetail, TurnPhase,
     admission::Admission,
     capability::tools::{Accepting, Invoke},
     error::known_code,
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 use skep_store::{Acceptance, NewTurn, TurnRow, TurnState};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use tracing::Instrument as _;
 
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
@@ -48,17 +48,32 @@ impl Dispatch {
     /// Idempotency keys that start with [`OWN_KEY`] are reserved for the host; no client can create
     /// one.
     pub(crate) async fn invoke(self: &Arc<Self>, invocation: Invocation) -> Result<RunHandle, RuntimeError> {
-        if invocation.idempotency_key.as_ref().is_some_and(|key| key.chars().any(char::is_control)) {
-            let message = "an idempotency key must not contain control characters".to_owned();
-            return Err(RuntimeError::InvalidMessage { message });
-        }
+        check_key(&invocation)?;
         self.invoke_as_host(invocation).await
+    }
+
+    /// Like [`Dispatch::invoke`], for a client that can be told and asked things until it is dropped.
+    pub(crate) async fn invoke_for(
+        self: &Arc<Self>,
+        invocation: Invocation,
+        client: Weak<dyn TurnClient>,
+    ) -> Result<RunHandle, RuntimeError> {
+        check_key(&invocation)?;
+        self.accept(invocation, Some(client)).await
     }
 
     /// Like [`Dispatch::invoke`], but for work that the host starts itself with internal keys.
     pub(crate) async fn invoke_as_host(
         self: &Arc<Self>,
         invocation: Invocation,
+    ) -> Result<RunHandle, RuntimeError> {
+        self.accept(invocation, None).await
+    }
+
+    async fn accept(
+        self: &Arc<Self>,
+        invocation: Invocation,
+        client: Option<Weak<dyn TurnClient>>,
     ) -> Result<RunHandle, RuntimeError> {
         self.host.shutdown.admit()?;
         AgentName::new(&invocation.agent)?;
@@ -72,6 +87,9 @@ impl Dispatch {
             agent.check_call(&tool.name, invocation.data.as_ref())?;
         }
         let feed = Feed::new(uuid::Uuid::now_v7().simple().to_string());
+        if let Some(client) = &client {
+            feed.serve(client.clone());
+        }
         // Another caller with the same idempotency key can find the turn as soon as its row is
         // stored.
         let live = self.host.live.enter(&feed).expect("the turn's id is new");
@@ -79,11 +97,15 @@ impl Dispatch {
             // Runs in a separate task, because a stored turn must reach its session even if the
             // caller is gone by then.
             let accepting = self.clone().invoke_durably(invocation, feed, live).in_current_span();
-            let accepted = tokio::spawn(accepting).await;
-            return accepted.unwrap_or_else(|error| {
+            let accepted = tokio::spawn(accepting).await.unwrap_or_else(|error| {
                 let message = format!("a message could not be accepted: {error}");
                 Err(RuntimeError::Internal { message })
             });
+            // The turn may be a known one, which now has another client.
+            if let (Ok(handle), Some(client)) = (&accepted, client) {
+                handle.serve(client);
+            }
+            return accepted;
         }
         self.admission.held.check(&invocation.agent, &invocation.session)?;
         let handle = feed.follow(Hold::Cancels);
@@ -305,6 +327,15 @@ fn session_key(invocation: &Invocation) -> SessionKey {
 
 fn in_memory(invocation: Invocation, received_at_ms: u64, state: StoredState) -> Message {
     Message::InMemory(Accepted { invocation: Box::new(invocation), received_at_ms, state })
+}
+
+/// Checks that a client's idempotency key is not one of the host's.
+fn check_key(invocation: &Invocation) -> Result<(), RuntimeError> {
+    if invocation.idempotency_key.as_ref().is_some_and(|key| key.chars().any(char::is_control)) {
+        let message = "an idempotency key must not contain control characters".to_owned();
+        return Err(RuntimeError::InvalidMessage { message });
+    }
+    Ok(())
 }
 
 fn check(invocation: &Invocation) -> Result<(), RuntimeError> {

@@ -8,8 +8,8 @@ mod live;
 
 pub(crate) use live::{Live, LiveTurns};
 
-use crate::{Outcome, RunEvent, RuntimeError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::{Outcome, RunEvent, RuntimeError, TurnClient};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::{Notify, watch};
 
 /// A follower of one turn.
@@ -44,6 +44,8 @@ pub(crate) struct Feed {
     changed: Notify,
     cancelled: watch::Sender<bool>,
     parked: watch::Sender<Option<Pause>>,
+    /// The client that waits for the turn, if it can be told and asked things.
+    client: Mutex<Option<Weak<dyn TurnClient>>>,
 }
 
 /// State of a turn that only waits for people.
@@ -88,7 +90,7 @@ impl Feed {
     pub(crate) fn new(turn_id: String) -> Arc<Self> {
         let (inner, changed) = (Mutex::default(), Notify::new());
         let (cancelled, parked) = (watch::Sender::new(false), watch::Sender::new(None));
-        Arc::new(Feed { turn_id, inner, changed, cancelled, parked })
+        Arc::new(Feed { turn_id, inner, changed, cancelled, parked, client: Mutex::default() })
     }
 
     pub(crate) fn turn_id(&self) -> &str {
@@ -106,6 +108,16 @@ impl Feed {
         }
         drop(inner);
         self.changed.notify_waiters();
+    }
+
+    /// Sets the client that waits for the turn, until it is dropped.
+    pub(crate) fn serve(&self, client: Weak<dyn TurnClient>) {
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client);
+    }
+
+    /// Returns the client that waits for the turn, if there is one that can be told and asked things.
+    pub(crate) fn client(&self) -> Option<Arc<dyn TurnClient>> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
     }
 
     /// Creates a reader of all events, starting with the first.
@@ -152,6 +164,11 @@ impl RunHandle {
     /// Returns the id by which clients refer to the turn.
     pub fn turn_id(&self) -> &str {
         self.feed.turn_id()
+    }
+
+    /// Sets the client that waits for the turn, until it is dropped.
+    pub(crate) fn serve(&self, client: Weak<dyn TurnClient>) {
+        self.feed.serve(client);
     }
 
     /// Returns the number of the last delivered event. Numbers increase and are the same for all

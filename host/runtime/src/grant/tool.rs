@@ -7,13 +7,17 @@ use std::{fmt, str::FromStr};
 const MAX_BYTES: usize = 256;
 /// Maximum size of the name of a tool that a model sees.
 const MAX_MODEL_NAME_BYTES: usize = 64;
-const FORMS: &str = "`http/fetch`, `agent:NAME/TOOL` or `mcp:SERVER/TOOL`";
+const FORMS: &str = "`http/fetch`, `client/elicit`, `client/sample`, `agent:NAME/TOOL` or `mcp:SERVER/TOOL`";
+/// The tools of the client that waits for the turn.
+const OF_CLIENTS: [&str; 3] = ["elicit", "sample", "progress"];
 
 /// The name of an external tool, which says where the tool is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum ToolName {
     /// A tool of the host itself.
     Host { tool: String },
+    /// A tool of the client that waits for the turn.
+    Client { tool: String },
     /// A tool of another agent on this host.
     Agent { agent: String, tool: String },
     /// A tool of an MCP server.
@@ -31,6 +35,7 @@ impl ToolName {
     pub(crate) fn source(&self) -> &'static str {
         match self {
             ToolName::Host { .. } => "host",
+            ToolName::Client { .. } => "client",
             ToolName::Agent { .. } => "agent",
             ToolName::Server { .. } => "mcp",
         }
@@ -41,6 +46,7 @@ impl ToolName {
     pub(crate) fn for_model(&self, is_taken: impl Fn(&str) -> bool) -> String {
         let (kind, owner, tool) = match self {
             ToolName::Host { tool } => ("host", None, tool),
+            ToolName::Client { tool } => ("client", None, tool),
             ToolName::Agent { agent, tool } => ("agent", Some(agent), tool),
             ToolName::Server { server, tool } => ("mcp", Some(server), tool),
         };
@@ -60,8 +66,17 @@ impl ToolName {
 
     pub(crate) fn tool(&self) -> &str {
         match self {
-            ToolName::Host { tool } | ToolName::Agent { tool, .. } | ToolName::Server { tool, .. } => tool,
+            ToolName::Host { tool }
+            | ToolName::Client { tool }
+            | ToolName::Agent { tool, .. }
+            | ToolName::Server { tool, .. } => tool,
         }
+    }
+
+    /// Whether every agent may call the tool: one that only tells the caller of a turn how far it has come, as what a
+    /// model generates does anyway.
+    pub(crate) fn needs_no_grant(&self) -> bool {
+        matches!(self, ToolName::Client { tool } if tool == "progress")
     }
 }
 
@@ -89,6 +104,7 @@ impl FromStr for ToolName {
         };
         match owner.split_once(':') {
             None if owner == "http" && tool == "fetch" => Ok(ToolName::Host { tool }),
+            None if owner == "client" && OF_CLIENTS.contains(&tool.as_str()) => Ok(ToolName::Client { tool }),
             Some(("agent", agent)) => Ok(ToolName::Agent { agent: named(agent)?, tool }),
             Some(("mcp", server)) => Ok(ToolName::Server { server: named(server)?, tool }),
             _ => Err(invalid("the part before `/` is unknown")),
@@ -100,6 +116,7 @@ impl fmt::Display for ToolName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ToolName::Host { tool } => write!(f, "http/{tool}"),
+            ToolName::Client { tool } => write!(f, "client/{tool}"),
             ToolName::Agent { agent, tool } => write!(f, "agent:{agent}/{tool}"),
             ToolName::Server { server, tool } => write!(f, "mcp:{server}/{tool}"),
         }
@@ -123,7 +140,8 @@ impl ToolGrant {
     pub(crate) fn covers_owner(&self, name: &ToolName) -> bool {
         let same = |granted: &str, owner: &str| granted == "*" || granted == owner;
         match (&self.0, name) {
-            (ToolName::Host { .. }, ToolName::Host { .. }) => true,
+            (ToolName::Host { .. }, ToolName::Host { .. })
+            | (ToolName::Client { .. }, ToolName::Client { .. }) => true,
             (ToolName::Agent { agent: granted, .. }, ToolName::Agent { agent, .. }) => same(granted, agent),
             (ToolName::Server { server: granted, .. }, ToolName::Server { server, .. }) => {
                 same(granted, server)
@@ -157,13 +175,16 @@ mod tests {
 
     #[test]
     fn valid_names_round_trip_and_others_are_refused() {
-        for text in ["http/fetch", "agent:orders/find_order", "mcp:files/read.file", "mcp:files/a/b"] {
+        for text in
+            ["http/fetch", "client/elicit", "agent:orders/find_order", "mcp:files/read.file", "mcp:files/a/b"]
+        {
             assert_eq!(name(text).to_string(), text);
         }
         for text in [
             "",
             "fetch",
             "http/get",
+            "client/roots",
             "agent:/x",
             "agent:A/x",
             "agent:a/",
@@ -186,6 +207,7 @@ mod tests {
         assert!(!covers("agent:orders/*", "agent:orders2/find"));
         assert!(!covers("agent:orders/*", "mcp:orders/find"));
         assert!(!covers("http/fetch", "mcp:http/fetch"));
+        assert!(covers("client/sample", "client/sample") && !covers("client/elicit", "client/sample"));
         assert!(covers("agent:*/*", "agent:orders/find") && covers("agent:*/find", "agent:orders/find"));
         assert!(!covers("agent:*/*", "mcp:files/read") && !covers("agent:*/find", "agent:orders/lose"));
     }

@@ -1,10 +1,12 @@
 //! The operator's settings for the runtime.
 
 mod batch;
+mod responses;
 mod rules;
 mod waiting_bytes;
 
 pub use batch::BatchOptions;
+pub use responses::ResponseOptions;
 pub(crate) use rules::Rules;
 pub use waiting_bytes::WaitingBytes;
 
@@ -76,6 +78,8 @@ pub struct RuntimeOptions {
     /// Webhooks that the operator configured.
     pub webhooks: Vec<NewWebhook>,
     pub batch: BatchOptions,
+    /// Responses that clients read again and continue.
+    pub responses: ResponseOptions,
     /// The log of requests to models.
     pub requests: RequestLogOptions,
 }
@@ -117,6 +121,7 @@ impl Default for RuntimeOptions {
             usage_session_days: 31,
             webhooks: Vec::new(),
             batch: BatchOptions::default(),
+            responses: ResponseOptions::default(),
             requests: RequestLogOptions::default(),
         }
     }

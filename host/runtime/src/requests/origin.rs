@@ -24,6 +24,7 @@ pub enum Surface {
     ChatCompletions,
     Completions,
     Messages,
+    Responses,
     AiRun,
     Batch,
     /// A message to an agent.
@@ -79,6 +80,7 @@ impl Surface {
             Surface::ChatCompletions => "chat",
             Surface::Completions => "completions",
             Surface::Messages => "messages",
+            Surface::Responses => "responses",
             Surface::AiRun => "ai-run",
             Surface::Batch => "batch",
             Surface::Agent => "agent",

@@ -2,7 +2,7 @@
 
 use crate::{
     Clock, agent_log::AgentLog, capability::Reach, deployment::Deployments, event::Outbox, feed::LiveTurns,
-    guest::Instances, shutdown::Shutdown,
+    guest::Instances, session_changes::SessionChanges, shutdown::Shutdown,
 };
 use skep_store::Store;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ pub(crate) struct TurnHost {
     pub(crate) live: Arc<LiveTurns>,
     pub(crate) reach: Reach,
     pub(crate) resuming: ResumePermits,
+    pub(crate) changes: SessionChanges,
 }
 
 /// Permits for turns that are being resumed.

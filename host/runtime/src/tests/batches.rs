@@ -8,8 +8,8 @@ use super::{
     waker::waker,
 };
 use crate::{
-    BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResults, Clock, ItemCounts,
-    LogFilter, NewBatch, RuntimeError, RuntimeOptions, Tenant,
+    BatchItem, BatchOptions, BatchOutcome, BatchPhase, BatchRequest, BatchResults, BatchTerms, Clock,
+    ItemCounts, LogFilter, NewBatch, RuntimeError, RuntimeOptions, Tenant,
 };
 use serde_json::json;
 use skep_engine::{
@@ -38,7 +38,13 @@ fn turn(text: &str) -> BatchItem {
 }
 
 async fn queue(host: &Host, model: &str, items: Vec<BatchItem>) -> Result<String, RuntimeError> {
-    let batch = NewBatch { principal: PRINCIPAL.into(), key: None, model: model.into(), items };
+    let batch = NewBatch {
+        principal: PRINCIPAL.into(),
+        key: None,
+        model: model.into(),
+        items,
+        terms: BatchTerms::default(),
+    };
     host.agents.queue_batch(batch).await.map(|status| status.id)
 }
 
@@ -172,6 +178,37 @@ async fn an_item_waits_for_the_next_day_when_the_budget_is_used_up() {
     .await;
     clock.advance(1);
     assert_eq!(results(&host, &second).await.status.items.done, 1, "refused runs do not count as attempts");
+}
+
+#[tokio::test]
+async fn a_batch_whose_time_is_over_gives_its_other_items_up() {
+    let clock = Clock::at(20_000 * 86_400_000);
+    // No item is started.
+    let batch = BatchOptions { max_running: 0, ..BatchOptions::default() };
+    let host = Host::with(Setup::at(&clock, RuntimeOptions { batch, ..RuntimeOptions::default() })).await;
+    let queue = async |window: u64| {
+        let terms = BatchTerms { details: Some("{}".into()), window: Some(Duration::from_secs(window)) };
+        let items = vec![short("one"), short("two")];
+        let batch = NewBatch { principal: PRINCIPAL.into(), key: None, model: "tiny".into(), items, terms };
+        host.agents.queue_batch(batch).await.expect("room").id
+    };
+    let first = queue(61).await;
+    let second = queue(60).await;
+    clock.advance(59_999);
+    let overdue = host.store().overdue_batches(clock.now_ms()).await.expect("read");
+    assert!(overdue.is_empty(), "there is a millisecond left");
+    clock.advance(1);
+    let BatchResults { status, items } = results(&host, &second).await;
+    assert!(status.expired && status.cancelled, "{status:?}");
+    assert!(items.iter().all(|item| matches!(item.outcome, BatchOutcome::Cancelled)), "{items:?}");
+    let first = host.agents.batch(PRINCIPAL, &first).await.expect("known");
+    assert!(!first.expired && !first.cancelled, "it has a second left");
+    let listed = host.agents.detailed_batches(PRINCIPAL, None, 10).await.expect("read");
+    assert_eq!(listed.iter().map(|batch| &batch.id).collect::<Vec<_>>(), [&second, &first.id]);
+    host.agents.patch_batch_details(PRINCIPAL, &second, "{\"a\": {\"b\": 1}}").await.expect("written");
+    host.agents.patch_batch_details(PRINCIPAL, &second, "{\"a\": {\"c\": 2}}").await.expect("written");
+    let details = host.agents.batch(PRINCIPAL, &second).await.expect("known").details.expect("details");
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&details).unwrap(), json!({"a": {"b": 1, "c": 2}}));
 }
 
 #[tokio::test]

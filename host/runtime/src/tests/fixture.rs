@@ -261,6 +261,7 @@ fn tiny_model(name: &str, tokenizer: impl FnOnce(String) -> String) -> LoadedMod
         tokenizer: Arc::new(tokenizer),
         template: Arc::new(template),
         executor: Box::new(CpuExecutor::load(&checkpoint, options).expect("the fixture runs")),
+        weights: checkpoint.weight_format(),
         device: "cpu".into(),
         fallback: None,
         sampling: None,

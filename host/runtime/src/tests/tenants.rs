@@ -6,8 +6,8 @@ use super::{
     web::{EVERYWHERE, ReceivedRequest, Server, fetcher, granting},
 };
 use crate::{
-    BatchItem, BatchOptions, BatchRequest, Invocation, NewApiKey, NewBatch, Role, RunHandle, RuntimeError,
-    RuntimeOptions, Tenant,
+    BatchItem, BatchOptions, BatchRequest, BatchTerms, Invocation, NewApiKey, NewBatch, Role, RunHandle,
+    RuntimeError, RuntimeOptions, Tenant,
 };
 
 /// Starts a server that does not answer by itself, and a host whose agent `web` may send requests
@@ -107,7 +107,13 @@ fn batch(server: &Server, tenant: &str, items: usize) -> NewBatch {
         form: String::new(),
         reference: None,
     };
-    NewBatch { principal: tenant.into(), key: None, model: "agent:web".into(), items: vec![item; items] }
+    NewBatch {
+        principal: tenant.into(),
+        key: None,
+        model: "agent:web".into(),
+        items: vec![item; items],
+        terms: BatchTerms::default(),
+    }
 }
 
 #[tokio::test]

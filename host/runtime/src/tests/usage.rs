@@ -6,8 +6,8 @@ use super::{
     inference::{chatter, relayer},
 };
 use crate::{
-    BatchItem, BatchRequest, Clock, Invocation, NewBatch, Price, PriceList, RunEvent, RuntimeError,
-    RuntimeOptions, TurnPhase, UsageBy, UsageCounts, UsageDay, UsageQuery, UsageReport,
+    BatchItem, BatchRequest, BatchTerms, Clock, Invocation, NewBatch, Price, PriceList, RunEvent,
+    RuntimeError, RuntimeOptions, TurnPhase, UsageBy, UsageCounts, UsageDay, UsageQuery, UsageReport,
 };
 use skep_engine::{
     Usage,
@@ -195,6 +195,7 @@ async fn items_of_batches_are_counted_for_the_key_that_queued_them() {
         key: Some("key-2".into()),
         model: "tiny".into(),
         items: vec![item; 3],
+        terms: BatchTerms::default(),
     };
     host.agents.queue_batch(batch).await.expect("taken");
     let counts = until(async || {

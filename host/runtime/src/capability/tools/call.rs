@@ -9,10 +9,11 @@ use super::{
     Directory, Invoke,
     agents::{self, CalledTurns},
     catalog::{self, Catalog, Offered},
+    client::{self, ClientTools},
     fetch, grant,
 };
 use crate::{
-    Json, Origin,
+    Json, Origin, TurnClient,
     agent::Agent,
     bindings::tools::{CallOptions, ToolError, ToolInfo},
     capability::Turn,
@@ -50,6 +51,8 @@ pub(crate) struct HostTools {
     pub(super) catalog: Catalog,
     /// The `http/fetch` tool.
     pub(super) fetch: Arc<Tool>,
+    /// The `client/…` tools.
+    pub(super) client: ClientTools,
 }
 
 /// The external tool calls of one turn.
@@ -74,6 +77,7 @@ enum Target {
     Agent { agent: Arc<Agent>, tool: Arc<Tool> },
     Server { server: Arc<dyn ToolServer>, tool: Arc<Tool> },
     Fetch { tool: Arc<Tool> },
+    Client { tool: Arc<Tool> },
 }
 
 impl HostTools {
@@ -85,7 +89,8 @@ impl HostTools {
         live: Arc<LiveTurns>,
     ) -> Self {
         let (servers, catalog) = (InForce::new(servers), Catalog::default());
-        HostTools { directory, invoke, live, servers, rules, catalog, fetch: Arc::new(fetch::tool()) }
+        let (fetch, client) = (Arc::new(fetch::tool()), ClientTools::default());
+        HostTools { directory, invoke, live, servers, rules, catalog, fetch, client }
     }
 }
 
@@ -99,6 +104,11 @@ impl TurnTools {
         let (called, offered) = (CalledTurns::default(), Mutex::default());
         let (servers, rules) = (host.servers.now(), host.rules.now());
         TurnTools { host, servers, rules, turn_id, callers, hops, called, at_once, offered }
+    }
+
+    /// Returns the client that waits for the turn, if it can be told and asked things.
+    pub(crate) fn client(&self) -> Option<Arc<dyn TurnClient>> {
+        self.host.live.get(&self.turn_id)?.client()
     }
 
     /// Returns a tool that this turn listed, by either of its names.
@@ -116,7 +126,10 @@ impl TurnTools {
 impl Target {
     fn tool(&self) -> &Arc<Tool> {
         match self {
-            Target::Agent { tool, .. } | Target::Server { tool, .. } | Target::Fetch { tool } => tool,
+            Target::Agent { tool, .. }
+            | Target::Server { tool, .. }
+            | Target::Fetch { tool }
+            | Target::Client { tool } => tool,
         }
     }
 }
@@ -216,7 +229,7 @@ async fn make(
 fn needs_approval(turn: &Turn, name: &ToolName, target: &Target) -> bool {
     let asked_by_owner = match target {
         Target::Agent { tool, .. } => tool.definition.needs_approval,
-        Target::Server { .. } | Target::Fetch { .. } => false,
+        Target::Server { .. } | Target::Fetch { .. } | Target::Client { .. } => false,
     };
     asked_by_owner || turn.agent.manifest.asks_approval(&name.to_string())
 }
@@ -248,6 +261,10 @@ async fn attempt_once(
         }
         Target::Fetch { .. } => {
             fetch::call(turn, call, arguments.value(), timeout).await.map(|called| called.map(Json::from))
+        }
+        Target::Client { tool } => {
+            let name = tool.definition.name.as_str();
+            Ok(client::call(turn, name, arguments.value(), timeout).await.map(Json::from))
         }
     }
 }
@@ -313,6 +330,7 @@ async fn find(turn: &Arc<Turn>, name: &ToolName) -> Result<Target, ToolError> {
         }
         // `http/fetch` is the only tool of this kind.
         ToolName::Host { .. } => Ok(Target::Fetch { tool: turn.tools.host.fetch.clone() }),
+        ToolName::Client { tool } => Ok(Target::Client { tool: turn.tools.host.client.get(tool) }),
     }
 }
 

@@ -147,11 +147,16 @@ pub(in crate::capability) async fn list(turn: &Arc<Turn>) -> Vec<ToolInfo> {
 /// Returns the granted tools of every agent and server, ordered by agent and server name.
 async fn granted(turn: &Arc<Turn>) -> Vec<(ToolName, Arc<Tool>)> {
     let TurnTools { host, servers, rules, .. } = &turn.tools;
-    let HostTools { directory, catalog, fetch, .. } = &**host;
+    let HostTools { directory, catalog, fetch, client, .. } = &**host;
     let grants = &turn.agent.manifest.grants.tools;
     let mut found = Vec::new();
     if crate::capability::tools::fetch::reaches_anywhere(turn) {
         found.push((ToolName::Host { tool: fetch.definition.name.clone() }, fetch.clone()));
+    }
+    if turn.client().is_some() {
+        for tool in [&client.elicit, &client.sample] {
+            found.push((ToolName::Client { tool: tool.definition.name.clone() }, tool.clone()));
+        }
     }
     for agent in directory.ready() {
         let name =

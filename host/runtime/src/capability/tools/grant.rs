@@ -11,6 +11,9 @@ pub(in crate::capability) fn check(
     ceiling: &[ToolGrant],
     name: &ToolName,
 ) -> Result<(), String> {
+    if name.needs_no_grant() {
+        return Ok(());
+    }
     let covered = |grants: &[ToolGrant]| grants.iter().any(|grant| grant.covers(name));
     let lacks = |file| {
         format!(
@@ -51,5 +54,14 @@ mod tests {
             check(&asked, &ceiling("mcp:orders/*"), &name).expect_err("the operator does not allow it");
         assert!(denied.contains("in skep.toml"), "{denied}");
         check(&asked, &[], &name).expect_err("an operator who configures nothing allows nothing");
+        let named = |name: &str| name.parse().expect("a name");
+        assert_eq!(check(&manifest(""), &[], &named("client/progress")), Ok(()));
+        for name in ["client/elicit", "client/sample"] {
+            check(&manifest(""), &ceiling("client/elicit"), &named(name)).expect_err(name);
+        }
+        assert_eq!(
+            check(&manifest("\"client/elicit\""), &ceiling("client/elicit"), &named("client/elicit")),
+            Ok(())
+        );
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod agents;
 mod call;
 mod catalog;
+mod client;
 mod fetch;
 mod grant;
 

@@ -4,7 +4,7 @@ use super::{
     Run, State, assignment::Assignment, closing::Replied, ended::Ended, failing::Failing, opened::Opened,
 };
 use crate::{
-    Outcome, RuntimeError,
+    Origin, Outcome, RuntimeError, SessionChange,
     capability::{TurnContext, check_size, schedule::ScheduleView, state::apply},
     event::turn_events::TurnEnding,
     metric,
@@ -45,6 +45,12 @@ impl Committing {
         let Opened { agent, number, key, turn, assignment, .. } = opened;
         let Assignment { invocation, ending, time, .. } = assignment;
         let Replied { text, data, context } = replied;
+        let read_only = match &invocation.origin {
+            Origin::Tool(origin) => {
+                agent.tools.get(&origin.name).is_some_and(|tool| tool.definition.hints.read_only)
+            }
+            _ => false,
+        };
         let spend = turn.spend();
         let (usage, elapsed_us) = (turn.usage(), time.elapsed_us());
         drop(turn);
@@ -57,7 +63,14 @@ impl Committing {
             spend: spend.clone(),
         };
         match run.actor.commit(uncommitted, &ending).await {
-            Ok(outcome) => Ended::Done { last_id, outcome }.into(),
+            Ok(outcome) => {
+                run.actor.host.changes.announce(|| SessionChange {
+                    agent: run.actor.key.agent.clone(),
+                    session: run.actor.key.session.clone(),
+                    read_only,
+                });
+                Ended::Done { last_id, outcome }.into()
+            }
             Err(error) => {
                 let (spend, ending) = (Some(spend), Some(ending));
                 State::Failing(Failing { key, number, logs: Vec::new(), spend, ending, error })

@@ -9,7 +9,8 @@ use super::{
     Scenario, cut_off_at_every_write, eventually,
 };
 use crate::{
-    BatchItem, BatchOutcome, BatchRequest, Clock, Event, NewBatch, NewWebhook, ScheduleState, TopicPattern,
+    BatchItem, BatchOutcome, BatchRequest, BatchTerms, Clock, Event, NewBatch, NewWebhook, ScheduleState,
+    TopicPattern,
 };
 use serde_json::json;
 use skep_engine::chat::{ChatMessage, ChatOptions};
@@ -188,7 +189,7 @@ impl Batches {
         if queued.is_none() {
             *queued = Some(None);
             let (principal, model, items) = (PRINCIPAL.into(), model.into(), vec![item; ITEMS]);
-            let batch = NewBatch { principal, key: None, model, items };
+            let batch = NewBatch { principal, key: None, model, items, terms: BatchTerms::default() };
             let status = host.agents.queue_batch(batch).await.expect("taken");
             *queued = Some(Some(status.id));
         }

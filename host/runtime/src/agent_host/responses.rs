@@ -1,0 +1,189 @@
+//! Stored responses; see `response`.
+
+use super::AgentHost;
+use crate::{
+    BatchAnswer, BatchPhase, LiveAnswer, NewBatch, NewResponse, RuntimeError, StoredResponse,
+    dispatch::Dispatch,
+    response::{self, MAX_CHAIN, ResponseEnd, ResponsePhase},
+    tenancy::TENANT_SHARE,
+};
+use skep_store::{ResponseRoom, ResponseRow, ResponseState, ResponseTurn};
+use std::sync::{Arc, PoisonError, Weak};
+use tokio::task::JoinSet;
+
+/// Maximum size of the responses that one request continues.
+const MAX_CHAIN_BYTES: u64 = 64 << 20;
+
+impl AgentHost {
+    /// Stores a response with its answer, or one whose turn has begun and is followed to its end.
+    pub async fn keep_response(
+        &self,
+        new: NewResponse,
+        answer: Option<&BatchAnswer>,
+    ) -> Result<(), RuntimeError> {
+        let NewResponse { id, principal, previous, thread, turn, request } = new;
+        let followed = turn.clone().filter(|_| answer.is_none());
+        let host = self.host();
+        let several = self.inner.keys.tenancy().has_several();
+        let most = self.inner.responses.max_stored_bytes;
+        let room = ResponseRoom { bytes: most, share: several.then_some(TENANT_SHARE as u64) };
+        let (at_ms, answer) = (host.clock.now_ms(), answer.map(response::encode));
+        let row = skep_store::NewResponse {
+            id: id.clone(),
+            principal,
+            previous,
+            thread,
+            turn,
+            at_ms,
+            request,
+            answer,
+        };
+        if !host.store.put_response(row, room).await? {
+            return Err(RuntimeError::ResponsesFull { most });
+        }
+        if let Some(turn) = followed {
+            let follow = follow(self.inner.dispatch.clone(), id, turn);
+            let mut following = self.inner.following.lock().unwrap_or_else(PoisonError::into_inner);
+            while following.try_join_next().is_some() {}
+            following.spawn(follow);
+        }
+        Ok(())
+    }
+
+    /// Stores a response that a model produces in the background, and queues its request, which is the only item of
+    /// the batch. Both are durable when this returns.
+    pub async fn queue_response(&self, new: NewResponse, batch: NewBatch) -> Result<(), RuntimeError> {
+        let (id, principal) = (new.id.clone(), new.principal.clone());
+        self.keep_response(new, None).await?;
+        let queued = self.inner.batches.queue_as(id.clone(), batch).await;
+        if queued.is_err()
+            && let Err(error) = self.host().store.delete_response(&principal, &id).await
+        {
+            tracing::warn!(id, "cannot remove a response that could not be queued: {error}");
+        }
+        queued.map(drop)
+    }
+
+    /// Returns a response of this tenant.
+    pub async fn response(&self, principal: &str, id: &str) -> Result<StoredResponse, RuntimeError> {
+        let row = self.host().store.response(principal, id).await?;
+        let row = row.ok_or_else(|| RuntimeError::ResponseNotFound { id: shown(id) })?;
+        self.stored(principal, row).await
+    }
+
+    /// Returns a response of this tenant after the responses that it continues. All of them have ended.
+    pub async fn response_chain(
+        &self,
+        principal: &str,
+        id: &str,
+    ) -> Result<Vec<StoredResponse>, RuntimeError> {
+        let store = &self.host().store;
+        let size = store.response_chain_size(principal, id, MAX_CHAIN + 1).await?;
+        if size.responses > MAX_CHAIN || size.bytes > MAX_CHAIN_BYTES {
+            return Err(RuntimeError::ResponseChainTooLong {
+                most: MAX_CHAIN,
+                most_mb: MAX_CHAIN_BYTES >> 20,
+            });
+        }
+        let rows = store.response_chain(principal, id, MAX_CHAIN).await?;
+        let gone = match rows.first() {
+            None => Some(id),
+            Some(first) => first.previous.as_deref(),
+        };
+        if let Some(gone) = gone {
+            return Err(RuntimeError::ResponseNotFound { id: shown(gone) });
+        }
+        let mut chain = Vec::with_capacity(rows.len());
+        for row in rows {
+            chain.push(self.stored(principal, row).await?);
+        }
+        Ok(chain)
+    }
+
+    /// Deletes a response of this tenant. One that is being produced is cancelled first.
+    pub async fn delete_response(&self, principal: &str, id: &str) -> Result<(), RuntimeError> {
+        self.cancel_response(principal, id).await?;
+        match self.host().store.delete_response(principal, id).await? {
+            true => Ok(()),
+            false => Err(RuntimeError::ResponseNotFound { id: shown(id) }),
+        }
+    }
+
+    /// Cancels a response of this tenant. One that has ended is left unchanged.
+    pub async fn cancel_response(&self, principal: &str, id: &str) -> Result<(), RuntimeError> {
+        let found = self.response(principal, id).await?;
+        if let ResponsePhase::Ended { .. } = found.phase {
+            return Ok(());
+        }
+        match found.turn {
+            Some(ResponseTurn { agent, session, turn }) => {
+                self.inner.dispatch.cancel_turn(&agent, &session, &turn).await?;
+                let (store, at_ms) = (&self.host().store, self.host().clock.now_ms());
+                store.end_response(id, ResponseState::Cancelled, at_ms).await?;
+            }
+            None => self.inner.batches.cancel(principal, id).await?,
+        }
+        Ok(())
+    }
+
+    /// Returns the answer that a model is producing for a response.
+    pub fn live_response(&self, id: &str) -> Arc<LiveAnswer> {
+        self.inner.batches.live(id)
+    }
+
+    async fn stored(&self, principal: &str, row: ResponseRow) -> Result<StoredResponse, RuntimeError> {
+        let open = match (&row.state, &row.turn) {
+            (ResponseState::Open, None) => match self.inner.batches.status(principal, &row.id).await {
+                Ok(status) if status.phase == BatchPhase::Queued => ResponsePhase::Queued,
+                Ok(_) => ResponsePhase::Running,
+                // The process ended between the two writes that queue a response.
+                Err(RuntimeError::BatchNotFound { .. }) => {
+                    let message = "the host stopped before the request was queued; send it again".to_owned();
+                    let end = ResponseEnd::Failed { code: "internal", message };
+                    ResponsePhase::Ended { at_ms: row.created_at_ms, end }
+                }
+                Err(error) => return Err(error),
+            },
+            _ => ResponsePhase::Running,
+        };
+        response::stored(row, open)
+    }
+}
+
+/// Follows the turns of responses whose host stopped before they ended.
+pub(super) async fn follow_open(dispatch: Weak<Dispatch>) {
+    let Some(dispatch) = dispatch.upgrade() else { return };
+    let open = match dispatch.host.store.open_responses_of_turns().await {
+        Ok(open) => open,
+        Err(error) => return tracing::error!("cannot look for open responses: {error}"),
+    };
+    let mut following = JoinSet::new();
+    for row in open {
+        if let Some(turn) = row.turn {
+            following.spawn(follow(dispatch.clone(), row.id, turn));
+        }
+    }
+    following.join_all().await;
+}
+
+/// Waits for the end of a turn, and stores it as the end of the response.
+async fn follow(dispatch: Arc<Dispatch>, id: String, turn: ResponseTurn) {
+    let ResponseTurn { agent, session, turn } = turn;
+    let ended = async {
+        let run = dispatch.follow(&agent, &session, &turn).await?;
+        Ok(BatchAnswer::of_turn(String::new(), run.outcome().await?))
+    };
+    let ended = ended.await;
+    if let Err(RuntimeError::ShuttingDown) = ended {
+        return;
+    }
+    let state = response::state_of(ended);
+    let host = &dispatch.host;
+    let write = || host.store.end_response(&id, state.clone(), host.clock.now_ms());
+    host.shutdown.stored("the end of a response", write).await;
+}
+
+/// Returns an id as errors show it.
+fn shown(id: &str) -> String {
+    id.chars().take(80).collect()
+}
