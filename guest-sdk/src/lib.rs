@@ -58,6 +58,7 @@
 //! - [`Context`] gives a turn access to [`Conversation`], [`Completion`], [`State`], [`Http`], [`HostTools`],
 //!   [`Random`] and [`Log`].
 //! - [`HostTool`] is a typed reference to a tool of another agent or of an MCP server.
+//! - [`Client`] reaches the client that waits for the turn, and [`Content`] is a result with images and other parts.
 //! - `#[tool(example(…))]` and [`Conversation::example`] give the model examples, which small models need.
 //! - [`AgentError`], [`InferenceError`], [`StateError`], [`HttpError`], [`HostToolError`] and [`ToolError`] say
 //!   what went wrong and who can fix it. An [`AgentError`] keeps its cause.
@@ -72,6 +73,8 @@
 #![cfg_attr(not(target_arch = "wasm32"), forbid(unsafe_code))]
 
 mod agent;
+mod client;
+mod content;
 mod context;
 mod conversation;
 mod instructions;
@@ -112,8 +115,10 @@ pub mod testing;
 pub mod __private;
 
 pub use agent::Agent;
+pub use client::{Client, Elicited, SampleRequest, Sampled};
 pub use compaction::{CompactOptions, Compaction, CompactionPolicy};
 pub use completion::Completion;
+pub use content::Content;
 pub use context::{Context, Log};
 pub use conversation::{Conversation, TextStream};
 pub use error::{

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::client::Client;
 use crate::error::{EmitError, HttpError};
 use crate::generation::ModelInfo;
 use crate::host::{Host, Level};
@@ -73,6 +74,11 @@ impl Context {
     /// Returns the granted tools of other agents, of MCP servers and of the host.
     pub fn host_tools(&self) -> HostTools<'_> {
         HostTools { host: &*self.host, timeout_ms: None }
+    }
+
+    /// Returns the client that waits for the turn. Only the caller of a tool over MCP can be asked things.
+    pub fn client(&self) -> Client<'_> {
+        Client { host: &*self.host }
     }
 
     /// Waits for a duration. A turn that runs again does not wait again.

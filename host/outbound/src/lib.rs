@@ -31,7 +31,7 @@ mod webhook;
 pub use address::{AddressPolicy, AddressRange};
 pub use client::{Bounds, Client, Options};
 pub use error::OutboundError;
-pub use mcp::{McpBounds, McpOptions, McpServer, McpTransport};
+pub use mcp::{McpBounds, McpForms, McpOptions, McpServer, McpTransport};
 pub use origin::{Origin, OriginError, OriginPattern, Origins};
 pub use policy::{Policy, Redactor, Secret, Secrets, check_secret_value};
 pub use request::{Request, Response};

@@ -1,11 +1,14 @@
 //! One connection to an MCP server, from the handshake until it breaks.
 
-use super::{McpOptions, McpTransport, catalog, process::Process};
+use super::{McpForms, McpOptions, McpTransport, catalog, forms, process::Process};
 use crate::{ServedTool, tls::Tls};
 use rmcp::{
-    ClientHandler, Peer, RoleClient, ServiceExt,
-    model::{ClientCapabilities, ClientConfig, Implementation},
-    service::{ClientInitializeError, NotificationContext, RunningService},
+    ClientHandler, ErrorData, Peer, RoleClient, ServiceExt,
+    model::{
+        ClientCapabilities, ClientConfig, ElicitRequestParams, ElicitResult, ElicitationAction,
+        Implementation, ProtocolVersion,
+    },
+    service::{ClientInitializeError, NotificationContext, RequestContext, RunningService},
     transport::{
         StreamableHttpClientTransport, async_rw::AsyncRwTransport,
         streamable_http_client::StreamableHttpClientTransportConfig,
@@ -25,19 +28,33 @@ pub(super) struct Connection {
     _process: Option<Process>,
 }
 
-/// The client side of the protocol. It offers the server no capabilities and counts the announced changes of its
-/// tools.
-#[derive(Default)]
+/// The client side of the protocol. It offers the server to fill in forms, if the operator allows that, and counts the
+/// announced changes of its tools.
 struct Listener {
     changes: AtomicU64,
+    forms: McpForms,
 }
 
 impl ClientHandler for Listener {
     fn get_info(&self) -> ClientConfig {
-        ClientConfig::new(
-            ClientCapabilities::default(),
-            Implementation::new("skep", env!("CARGO_PKG_VERSION")),
-        )
+        let capabilities = match self.forms {
+            McpForms::Refused => ClientCapabilities::default(),
+            McpForms::Defaults => ClientCapabilities::builder().enable_elicitation().build(),
+        };
+        // Newer revisions have no handshake, and a server need not know them to answer one.
+        ClientConfig::new(capabilities, Implementation::new("skep", env!("CARGO_PKG_VERSION")))
+            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+    }
+
+    async fn create_elicitation(
+        &self,
+        request: ElicitRequestParams,
+        _context: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        Ok(match self.forms {
+            McpForms::Refused => ElicitResult::new(ElicitationAction::Decline),
+            McpForms::Defaults => forms::filled_in(&request),
+        })
     }
 
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
@@ -55,20 +72,21 @@ impl Connection {
     }
 
     async fn handshake(name: &str, options: &McpOptions) -> Result<Self, String> {
+        let listener = Listener { changes: AtomicU64::new(0), forms: options.forms };
         let (service, process) = match &options.transport {
             McpTransport::Process { program, arguments, environment, folder } => {
                 let (process, output, input) =
                     Process::start(name, program, arguments, environment, folder.as_deref())?;
                 let transport = AsyncRwTransport::<RoleClient, _, _>::new_client(output, input)
                     .with_max_line_length(options.bounds.message_bytes);
-                (Listener::default().serve(transport).await.map_err(explain)?, Some(process))
+                (listener.serve(transport).await.map_err(explain)?, Some(process))
             }
             McpTransport::Http { url, headers } => {
                 let config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                     .custom_headers(headers.clone())
                     .max_sse_event_size(options.bounds.message_bytes);
                 let transport = StreamableHttpClientTransport::with_client(http_client(options)?, config);
-                (Listener::default().serve(transport).await.map_err(explain)?, None)
+                (listener.serve(transport).await.map_err(explain)?, None)
             }
         };
         Ok(Connection { service, listed: Mutex::default(), _process: process })

@@ -7,11 +7,12 @@
 
 mod catalog;
 mod connection;
+mod forms;
 mod options;
 mod outcome;
 mod process;
 
-pub use options::{McpBounds, McpOptions, McpTransport};
+pub use options::{McpBounds, McpForms, McpOptions, McpTransport};
 
 use crate::{ServedTool, ToolServer, ToolServerError};
 use connection::Connection;

@@ -12,7 +12,18 @@ pub struct McpOptions {
     pub transport: McpTransport,
     /// The tools that are offered to agents. `None` means all of them.
     pub tools: Option<Vec<String>>,
+    pub forms: McpForms,
     pub bounds: McpBounds,
+}
+
+/// The answer to a form with which a server asks for what a person knows (elicitation).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum McpForms {
+    /// The server is told that nobody fills in forms.
+    #[default]
+    Refused,
+    /// A form is accepted with its default values, and declined if it requires a value without one.
+    Defaults,
 }
 
 /// The transport that a server is reached over.

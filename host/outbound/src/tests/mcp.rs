@@ -1,7 +1,8 @@
 //! The MCP client against a real process that behaves well and badly.
 
 use crate::{
-    McpBounds, McpOptions, McpServer, McpTransport, ServedTool, ToolHints, ToolServer, ToolServerError,
+    McpBounds, McpForms, McpOptions, McpServer, McpTransport, ServedTool, ToolHints, ToolServer,
+    ToolServerError,
 };
 use serde_json::{Value, json};
 use std::{path::Path, sync::Arc, time::Duration};
@@ -15,7 +16,7 @@ fn options(how: &str) -> McpOptions {
         environment: [("GREETING".to_owned(), "hello".to_owned())].into(),
         folder: None,
     };
-    McpOptions { transport, tools: None, bounds: McpBounds::default() }
+    McpOptions { transport, tools: None, forms: McpForms::default(), bounds: McpBounds::default() }
 }
 
 fn bounded(how: &str, bounds: McpBounds) -> McpServer {
