@@ -182,11 +182,15 @@ impl From<RuntimeError> for ApiError {
             | RuntimeError::KeyNotFound { .. }
             | RuntimeError::TurnNotFound { .. }
             | RuntimeError::BatchNotFound { .. }
+            | RuntimeError::ResponseNotFound { .. }
+            | RuntimeError::FileNotFound { .. }
             | RuntimeError::ScheduleNotFound { .. }
             | RuntimeError::WebhookNotFound { .. }
             | RuntimeError::DeadLetterNotFound { .. }
             | RuntimeError::ApprovalNotFound { .. } => StatusCode::NOT_FOUND,
             RuntimeError::CallRefused { .. } | RuntimeError::PriceUnknown(_) => StatusCode::FORBIDDEN,
+            RuntimeError::ResponsesFull { .. } => StatusCode::TOO_MANY_REQUESTS,
+            RuntimeError::ResponseChainTooLong { .. } => StatusCode::BAD_REQUEST,
             RuntimeError::ApprovalDecided { .. }
             | RuntimeError::WaitingForApproval { .. }
             | RuntimeError::HeldSinceRestore { .. }

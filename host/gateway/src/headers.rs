@@ -9,8 +9,9 @@ const MAX_HEADER_BYTES: usize = 256;
 /// Response header with likely mistakes in the request's schemas, which are applied as written nevertheless.
 const SCHEMA_WARNINGS: &str = "x-skep-schema-warnings";
 const MAX_WARNING_BYTES: usize = 1024;
-/// Maximum number of ignored fields that a response names.
+/// Maximum number of ignored fields that a response names, and their longest name.
 const MAX_IGNORED: usize = 32;
+const MAX_IGNORED_BYTES: usize = 80;
 
 /// Adds likely mistakes in the request's schemas to the response as a header, and logs them.
 pub(crate) fn warned(mut response: Response, warnings: &[String]) -> Response {
@@ -38,7 +39,9 @@ pub(crate) fn session(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 
 /// Adds the names of fields of the request that the host does not know and therefore ignored.
 pub(crate) fn ignored(mut response: Response, names: &[String]) -> Response {
-    let visible = |name: &&String| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+    let visible = |name: &&String| {
+        (1..=MAX_IGNORED_BYTES).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
+    };
     let names: Vec<&str> = names.iter().filter(visible).map(String::as_str).take(MAX_IGNORED).collect();
     if let Some(value) =
         (!names.is_empty()).then(|| HeaderValue::try_from(names.join(", "))).and_then(Result::ok)
@@ -62,6 +65,17 @@ pub(crate) fn served(mut response: Response, Routed { model, attempts }: &Routed
 /// parent session from which that was opened.
 pub(crate) fn affinity(headers: &HeaderMap, caller: &Caller) -> Result<Affinity, ApiError> {
     Ok(caller.affinity(session(headers)?, text(headers, "x-parent-session-id")?))
+}
+
+/// Returns the affinity of a request whose body names a session, too. A header takes precedence.
+pub(crate) fn affinity_with(
+    headers: &HeaderMap,
+    caller: &Caller,
+    named: Option<&str>,
+) -> Result<Affinity, ApiError> {
+    let affinity = affinity(headers, caller)?;
+    let session = affinity.session.clone().or_else(|| named.map(str::to_owned));
+    Ok(Affinity { session, ..affinity })
 }
 
 pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -101,5 +115,37 @@ fn text(headers: &HeaderMap, name: &str) -> Result<Option<String>, ApiError> {
                 format!("the header {name} must have 1 to {MAX_HEADER_BYTES} visible ASCII characters");
             Err(ApiError::parameter(name, rule))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_precedes_the_session_that_the_body_names() {
+        let caller = Caller::operator();
+        let mut headers = HeaderMap::new();
+        let affinity = affinity_with(&headers, &caller, Some("key")).unwrap();
+        assert_eq!(
+            (affinity.session.as_deref(), affinity.tenant.as_str()),
+            (Some("key"), caller.tenant.as_str())
+        );
+        assert_eq!(affinity_with(&headers, &caller, None).unwrap().session, None);
+        headers.insert("x-session-affinity", HeaderValue::from_static("header"));
+        let affinity = affinity_with(&headers, &caller, Some("key")).unwrap();
+        assert_eq!(affinity.session.as_deref(), Some("header"));
+    }
+
+    #[test]
+    fn only_names_that_a_header_can_carry_are_in_it() {
+        let long = "x".repeat(MAX_IGNORED_BYTES + 1);
+        let names = ["a", "", "é", "b\r\nc", &long, "d.e"].map(str::to_owned);
+        let response = ignored(Response::default(), &names);
+        assert_eq!(response.headers()["x-skep-ignored"], "a, d.e");
+        let many: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+        let response = ignored(Response::default(), &many);
+        assert_eq!(response.headers()["x-skep-ignored"].to_str().unwrap().split(", ").count(), MAX_IGNORED);
+        assert!(ignored(Response::default(), &[]).headers().is_empty());
     }
 }

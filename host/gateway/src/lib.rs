@@ -10,6 +10,7 @@
 mod access;
 mod access_log;
 mod anthropic;
+mod batch;
 mod body;
 mod caller;
 mod client_address;
@@ -226,11 +227,13 @@ fn routes_of(gateway: Gateway) -> Router {
 /// Returns the table of routes. Each handler declares its path and its method beside its description.
 fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
     use routes::{
-        agents, ai_batches, ai_run, anthropic_messages, approvals, chat_completions, completions, config,
-        events, health, held, keys, logs, mcp_servers, messages, model_changes, models, openapi_document,
-        requests, schedules, secrets, session_exports, sessions, status, turns, usage, versions, webhooks,
+        agents, ai_batches, ai_run, anthropic_messages, approvals, batches, chat_completions, completions,
+        config, events, files, health, held, keys, logs, mcp_servers, messages, model_changes, models,
+        openapi_document, requests, responses, schedules, secrets, session_exports, sessions, status,
+        stored_responses, tokenize, turns, usage, versions, webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
+    let file_limit = DefaultBodyLimit::max(files::MAX_FILE_BYTES + (64 << 10));
     let import_limit = DefaultBodyLimit::max(session_exports::MAX_BYTES);
     OpenApiRouter::new()
         .routes(routes!(agents::list))
@@ -265,11 +268,25 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(completions::create))
         .routes(routes!(anthropic_messages::create))
         .routes(routes!(anthropic_messages::count_tokens))
+        .routes(routes!(responses::create))
+        .routes(routes!(stored_responses::show, stored_responses::delete))
+        .routes(routes!(stored_responses::cancel))
+        .routes(routes!(stored_responses::input_items))
+        .routes(routes!(tokenize::tokenize))
+        .routes(routes!(tokenize::detokenize))
         .routes(routes!(ai_run::run))
         .routes(routes!(ai_run::run_of_account))
         .routes(routes!(ai_batches::show, ai_batches::cancel))
+        .routes(routes!(files::list))
+        .routes(routes!(files::upload).layer(file_limit))
+        .routes(routes!(files::show, files::delete))
+        .routes(routes!(files::content))
+        .routes(routes!(batches::list, batches::create))
+        .routes(routes!(batches::show))
+        .routes(routes!(batches::cancel))
         .routes(routes!(mcp_servers::list))
         .routes(routes!(mcp::send, mcp::listen, mcp::end))
+        .routes(routes!(mcp::send_to_agent, mcp::listen_to_agent, mcp::end_of_agent))
         .routes(routes!(secrets::list))
         .routes(routes!(secrets::set, secrets::delete))
         .routes(routes!(keys::list, keys::create))

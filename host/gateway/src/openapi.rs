@@ -16,7 +16,7 @@ const ABOUT: &str = "The HTTP API of a Skep host: agents with sessions, the rout
     know. Every answer has an `x-request-id`. A host with too many connections answers 503 before it reads a request.\n\n\
     An agent may have routes of its own, which `GET /v1/agents` lists; `components.pathItems.AgentRoute` describes them.";
 
-const TAGS: [(&str, &str); 16] = [
+const TAGS: [(&str, &str); 17] = [
     ("agents", "Deployed agents and their versions"),
     ("sessions", "Sessions of agents and their messages"),
     ("turns", "Messages to agents and what becomes of them"),
@@ -27,6 +27,7 @@ const TAGS: [(&str, &str); 16] = [
     ("webhooks", "URLs that events are sent to"),
     ("models", "Models, in the shapes of OpenAI, Anthropic and Workers AI"),
     ("batches", "Asynchronous batches"),
+    ("responses", "Responses of models and agents, which can be stored and continued"),
     ("mcp", "The Model Context Protocol"),
     ("secrets", "Values that agents can send without seeing them"),
     ("keys", "API keys"),
@@ -153,7 +154,7 @@ fn error_schema(status: &str, route: Option<&str>) -> Value {
         "403" | "500" if is_of_workers_ai => json!({"anyOf": [schema("AiFailure"), schema("ErrorBody")]}),
         _ if is_of_workers_ai => schema("AiFailure"),
         // Errors of the protocol are JSON-RPC, and the others have the shape of all errors.
-        _ if route == Some("/mcp") => json!({}),
+        _ if matches!(route, Some("/mcp" | "/mcp/{agent}")) => json!({}),
         _ => schema("ErrorBody"),
     }
 }

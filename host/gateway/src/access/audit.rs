@@ -88,6 +88,21 @@ impl Act {
     }
 }
 
+/// Writes the line of a decision about a call that was made over an open connection, not by a request of its own.
+pub(crate) fn audit_decision(caller: &Caller, id: &str, details: &str, done: bool) {
+    let status = if done { StatusCode::OK } else { StatusCode::CONFLICT };
+    drop(Act {
+        name: "approval.decide",
+        requester: caller.requester(),
+        role: caller.role(),
+        client: None,
+        request_id: None,
+        subject: format!("id={id}"),
+        status: Some(status),
+        details: Some(Details(details.to_owned())),
+    });
+}
+
 /// Formats the parameters of a path, such as `agent=concierge version=2`.
 fn subject(parameters: &RawPathParams) -> String {
     let mut subject = String::new();

@@ -12,7 +12,7 @@ pub(crate) mod roles;
 mod session_path;
 mod web_pages;
 
-pub(crate) use audit::Details;
+pub(crate) use audit::{Details, audit_decision};
 pub(crate) use web_pages::guard;
 
 use crate::{

@@ -48,10 +48,26 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::POST, "/v1/completions", Invoke),
     (Method::POST, "/v1/messages", Invoke),
     (Method::POST, "/v1/messages/count_tokens", Invoke),
+    (Method::POST, "/v1/responses", Invoke),
+    (Method::GET, "/v1/responses/{response}", Read),
+    (Method::DELETE, "/v1/responses/{response}", Invoke),
+    (Method::POST, "/v1/responses/{response}/cancel", Invoke),
+    (Method::GET, "/v1/responses/{response}/input_items", Read),
+    (Method::POST, "/tokenize", Invoke),
+    (Method::POST, "/detokenize", Invoke),
     (Method::POST, "/ai/run/{*model}", Invoke),
     (Method::POST, "/client/v4/accounts/{account}/ai/run/{*model}", Invoke),
     (Method::GET, "/ai/batches/{id}", Read),
     (Method::DELETE, "/ai/batches/{id}", Invoke),
+    (Method::GET, "/v1/files", Read),
+    (Method::POST, "/v1/files", Invoke),
+    (Method::GET, "/v1/files/{id}", Read),
+    (Method::DELETE, "/v1/files/{id}", Invoke),
+    (Method::GET, "/v1/files/{id}/content", Read),
+    (Method::GET, "/v1/batches", Read),
+    (Method::POST, "/v1/batches", Invoke),
+    (Method::GET, "/v1/batches/{id}", Read),
+    (Method::POST, "/v1/batches/{id}/cancel", Invoke),
     (Method::GET, "/v1/keys", Admin),
     (Method::POST, "/v1/keys", Admin),
     (Method::DELETE, "/v1/keys/{key}", Admin),
@@ -64,10 +80,13 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/requests/{id}", Read),
     (Method::GET, "/v1/models", Read),
     (Method::POST, "/v1/models", Admin),
-    (Method::GET, "/v1/models/{model}", Read),
+    (Method::GET, "/v1/models/{*model}", Read),
     (Method::GET, "/mcp", Invoke),
     (Method::POST, "/mcp", Invoke),
     (Method::DELETE, "/mcp", Invoke),
+    (Method::GET, "/mcp/{agent}", Invoke),
+    (Method::POST, "/mcp/{agent}", Invoke),
+    (Method::DELETE, "/mcp/{agent}", Invoke),
     (Method::GET, "/metrics", Metrics),
 ];
 
@@ -76,8 +95,17 @@ const OPEN: [&str; 3] = ["/healthz", "/openapi.json", "/readyz"];
 
 /// Routes without an agent in their path that keys for specific agents may use, because their handlers check the
 /// caller.
-const NARROWED: [&str; 5] =
-    ["/v1/agents", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/mcp"];
+const NARROWED: [&str; 9] = [
+    "/v1/agents",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/responses/{response}",
+    "/v1/responses/{response}/cancel",
+    "/v1/responses/{response}/input_items",
+    "/v1/models",
+    "/v1/models/{*model}",
+    "/mcp",
+];
 
 /// Returns the role that a request needs, or `None` if it is open. A request that matches no route may be for an
 /// agent's own route.
@@ -106,7 +134,9 @@ pub(super) fn is_narrowed(route: Option<&str>) -> bool {
 /// Whether the request invokes something and counts toward the caller's rate limit. A caller over the limit may still
 /// cancel, delete and listen.
 pub(crate) fn is_counted(method: &Method, route: Option<&str>, options: &AccessOptions) -> bool {
-    let invokes = route.is_none() || matches!(*method, Method::POST | Method::PUT | Method::PATCH);
+    let cancels = route.is_some_and(|route| route.ends_with("/cancel"));
+    let changes = matches!(*method, Method::POST | Method::PUT | Method::PATCH);
+    let invokes = route.is_none() || (changes && !cancels);
     invokes && need(method, route, options) == Some(Invoke)
 }
 
@@ -184,9 +214,15 @@ mod tests {
                 "POST /v1/completions",
                 "POST /v1/messages",
                 "POST /v1/messages/count_tokens",
+                "POST /v1/responses",
+                "POST /tokenize",
+                "POST /detokenize",
                 "POST /ai/run/{*model}",
                 "POST /client/v4/accounts/{account}/ai/run/{*model}",
+                "POST /v1/files",
+                "POST /v1/batches",
                 "POST /mcp",
+                "POST /mcp/{agent}",
             ]
         );
         assert!(is_counted(&Method::GET, None, &options), "an agent's own route");

@@ -1,13 +1,17 @@
 //! Decides which web pages may send requests, and which host names a host without keys responds to.
 //!
 //! A browser can reach hosts that the author of a page cannot, such as the one on its own machine, which requires no
-//! key. So a page is refused unless the operator granted its origin. A host for the local machine responds only to
-//! names of the local machine, because a page can make any other name resolve to its address (DNS rebinding).
+//! key. So a page is refused unless the operator granted its origin, or it is a page of this host itself. A host for
+//! the local machine responds only to names of the local machine, because a page can make any other name resolve to
+//! its address (DNS rebinding).
 
-use crate::{ApiError, Gateway};
+use crate::{ApiError, Gateway, GatewayOptions};
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::Authority},
+    http::{
+        HeaderName, HeaderValue, Method, StatusCode, header,
+        uri::{Authority, InvalidUri},
+    },
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -26,13 +30,12 @@ const MAX_SHOWN: usize = 200;
 
 /// Checks the origin of every request, including those to routes without a key and to the agents' own routes.
 pub(crate) async fn guard(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
-    let granted = &gateway.options.origins;
-    let page = match page(request.headers(), granted) {
+    let page = match page(&request, &gateway.options) {
         Ok(page) => page,
         Err(refusal) => return refusal.into_response(),
     };
     if gateway.options.access.local_names_only
-        && let Err(refusal) = is_local_name(&request, granted)
+        && let Err(refusal) = is_local_name(&request, &gateway.options.origins)
     {
         return refusal.into_response();
     }
@@ -58,11 +61,13 @@ pub(crate) async fn guard(State(gateway): State<Gateway>, request: Request, next
 }
 
 /// Returns the origin of the page that sends the request, if a page does. Programs send no origin.
-fn page(headers: &HeaderMap, granted: &[String]) -> Result<Option<HeaderValue>, ApiError> {
+fn page(request: &Request, options: &GatewayOptions) -> Result<Option<HeaderValue>, ApiError> {
+    let headers = request.headers();
     let mut page = None;
     for origin in headers.get_all(header::ORIGIN) {
         let text = origin.to_str().unwrap_or_default();
-        if !granted.iter().any(|granted| matches(granted, text)) {
+        let is_granted = options.origins.iter().any(|granted| matches(granted, text));
+        if !is_granted && !is_own(request, text, options.access.keys_required) {
             return Err(foreign_page(text));
         }
         page = Some(origin.clone());
@@ -76,6 +81,27 @@ fn page(headers: &HeaderMap, granted: &[String]) -> Result<Option<HeaderValue>, 
         return Err(forbidden(message.to_owned()));
     }
     Ok(page)
+}
+
+/// Whether an origin is the address that the request was sent to. A page can make a name of its own resolve to this
+/// host, so a name counts only where a key is required anyway, or if it cannot mean another machine.
+fn is_own(request: &Request, origin: &str, keys_required: bool) -> bool {
+    let Some((scheme @ ("http" | "https"), authority)) = origin.split_once("://") else { return false };
+    let Ok(authority) = Authority::try_from(authority) else { return false };
+    let mut names = names(request).peekable();
+    let addressed = names.peek().is_some()
+        && names.all(|name| {
+            name.is_ok_and(|name| same(&with_port(&format!("{scheme}://{name}")), &with_port(origin)))
+        });
+    addressed && (keys_required || is_loopback(authority.host()) || address(authority.host()).is_some())
+}
+
+/// Returns the names by which the request addresses this host. HTTP/2 has the name only in the authority. No browser
+/// omits both.
+fn names(request: &Request) -> impl Iterator<Item = Result<Authority, InvalidUri>> + '_ {
+    let in_path = request.uri().authority().map(|authority| Ok(authority.clone()));
+    let in_headers = request.headers().get_all(header::HOST).iter();
+    in_headers.map(|host| Authority::try_from(host.as_bytes())).chain(in_path)
 }
 
 fn foreign_page(origin: &str) -> ApiError {
@@ -95,10 +121,7 @@ fn forbidden(message: String) -> ApiError {
 /// Checks that the request addresses this machine by a name that cannot mean another machine, or by the host of a
 /// granted origin.
 fn is_local_name(request: &Request, granted: &[String]) -> Result<(), ApiError> {
-    // HTTP/2 has the name only in the authority. No browser omits both.
-    let in_path = request.uri().authority().map(|authority| Ok(authority.clone()));
-    let in_headers = request.headers().get_all(header::HOST).iter();
-    for name in in_headers.map(|host| Authority::try_from(host.as_bytes())).chain(in_path) {
+    for name in names(request) {
         let name = name.as_ref().map(Authority::host).unwrap_or_default();
         let is_granted = || {
             let hosts = granted.iter().filter_map(|origin| authority(origin));
@@ -118,8 +141,13 @@ fn is_local_name(request: &Request, granted: &[String]) -> Result<(), ApiError> 
 }
 
 fn is_loopback(name: &str) -> bool {
+    same(name, "localhost") || address(name).is_some_and(|address| address.is_loopback())
+}
+
+/// Returns the IP address that a host is named by, if it is.
+fn address(name: &str) -> Option<IpAddr> {
     let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
-    same(name, "localhost") || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    address.parse().ok()
 }
 
 /// Whether an origin matches a granted one. A granted origin that ends in `:*` matches any port.

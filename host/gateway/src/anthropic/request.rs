@@ -4,7 +4,12 @@ use super::content::{Content, Turn};
 use crate::{
     ApiError,
     body::FromFields,
-    openai::{fields::Fields, image, reasoning},
+    openai::{
+        fields::Fields,
+        image,
+        parameters::{top_p, within},
+        reasoning, tools,
+    },
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -18,9 +23,17 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("mcp_servers", "declare the servers in the host's configuration, for agents"),
     ("container", "remove it"),
     ("context_management", "remove it"),
+    ("compaction", "ask for a summary in a message"),
+    ("thread", "send all messages"),
 ];
 /// Fields that change no answer of this host.
 const WITHOUT_EFFECT: [&str; 3] = ["service_tier", "inference_geo", "cache_control"];
+/// The fields that are read inside of others.
+const KNOWN_INSIDE: [(&str, &[&str]); 3] = [
+    ("output_config", &["format", "effort"]),
+    ("metadata", &["user_id"]),
+    ("tool_choice", &["type", "name", "disable_parallel_tool_use"]),
+];
 /// Longest user id that names a session for affinity.
 const MAX_SESSION_BYTES: usize = 256;
 
@@ -92,6 +105,9 @@ struct Choice {
 struct OutputConfig {
     #[serde(default)]
     format: Option<OutputFormat>,
+    /// `low`, `medium`, `high` or `max`: how much the model reasons, if its template can be told.
+    #[serde(default)]
+    effort: Option<String>,
 }
 
 /// The form of the answer.
@@ -117,6 +133,9 @@ struct Metadata {
 impl FromFields for MessageRequest {
     fn read(mut fields: Fields) -> Result<Self, ApiError> {
         fields.refuse(UNSUPPORTED)?;
+        for (name, known) in KNOWN_INSIDE {
+            fields.note_unknown_inside(name, known);
+        }
         let mut request = MessageRequest {
             model: fields.take_required("model")?,
             messages: fields.take_required("messages")?,
@@ -136,7 +155,12 @@ impl FromFields for MessageRequest {
         };
         // Earlier clients send the form of the answer by itself.
         if let Some(format) = fields.take("output_format")? {
-            request.output_config = Some(OutputConfig { format: Some(format) });
+            let effort = request.output_config.take().and_then(|config| config.effort);
+            request.output_config = Some(OutputConfig { format: Some(format), effort });
+        }
+        let effort = request.output_config.as_ref().and_then(|config| config.effort.as_deref());
+        if let Some(effort) = effort {
+            request.thinking.effort = reasoning::effort_word("output_config.effort", effort)?;
         }
         request.ignored =
             fields.names().filter(|name| !WITHOUT_EFFECT.contains(name)).map(str::to_owned).collect();
@@ -269,21 +293,10 @@ impl MessageRequest {
     }
 
     fn sampling(&self, defaults: &Sampling) -> Result<Sampling, ApiError> {
-        let within = |name: &str, value: Option<f32>| match value {
-            Some(value) if !(0.0..=1.0).contains(&value) => {
-                Err(ApiError::parameter(name, format!("{name} is {value}; it must be 0 to 1")))
-            }
-            value => Ok(value),
-        };
-        let top_p = match within("top_p", self.top_p)? {
-            Some(0.0) => {
-                return Err(ApiError::parameter("top_p", "top_p is 0; it must be over 0 and at most 1"));
-            }
-            top_p => top_p.unwrap_or(defaults.top_p),
-        };
+        let temperature = within("temperature", self.temperature, 0.0..=1.0)?;
         Ok(Sampling {
-            temperature: within("temperature", self.temperature)?.unwrap_or(defaults.temperature),
-            top_p,
+            temperature: temperature.unwrap_or(defaults.temperature),
+            top_p: top_p(self.top_p)?.unwrap_or(defaults.top_p),
             top_k: self.top_k.unwrap_or(defaults.top_k),
             ..defaults.clone()
         })
@@ -299,13 +312,7 @@ impl Tool {
             );
             return Err(ApiError::parameter(format!("tools[{index}].type"), message));
         }
-        let no_arguments =
-            || serde_json::json!({"type": "object", "properties": {}, "additionalProperties": false});
-        Ok(ToolSpec {
-            name: self.name.clone(),
-            description: self.description.clone().unwrap_or_default(),
-            parameters: self.input_schema.clone().unwrap_or_else(no_arguments),
-        })
+        Ok(tools::spec(&self.name, self.description.as_deref(), self.input_schema.as_ref()))
     }
 }
 
@@ -363,6 +370,7 @@ mod tests {
             (json!({"tools": [{"description": "nameless"}]}), "tools[0]"),
             (json!({"output_format": {"type": "json_schema"}}), "output_config.format.schema"),
             (json!({"mcp_servers": []}), "mcp_servers"),
+            (json!({"output_config": {"effort": "a lot"}}), "output_config.effort"),
         ] {
             let error = options(extra.clone()).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{extra}: {}", error.message);
@@ -380,5 +388,9 @@ mod tests {
             (request.ignored.as_slice(), request.user()),
             (["betas".to_owned()].as_slice(), Some("u"))
         );
+        let request =
+            read(json!({"output_config": {"effort": "max", "x": 1}, "metadata": {"y": 2}})).unwrap();
+        assert_eq!(request.ignored, ["output_config.x", "metadata.y"]);
+        assert_eq!(request.reasoning().effort.as_deref(), Some("high"));
     }
 }

@@ -1,7 +1,12 @@
 //! Builds the result of a call: the outcome of its turn, an error, or the report that an approval is pending.
 
-use super::catalog::Target;
-use futures::FutureExt;
+use super::{
+    approval::Approver,
+    catalog::Target,
+    content,
+    link::{Link, TELLING},
+};
+use futures::{FutureExt, future::BoxFuture};
 use rmcp::{
     Peer, RoleServer,
     model::{CallToolResult, ContentBlock, MetaObject, ProgressNotificationParam, ProgressToken},
@@ -22,9 +27,7 @@ const TURN_ID: &str = "skep.dev/turn_id";
 /// The key of `_meta` for a pending approval: its id, tool and expiry.
 const APPROVAL: &str = "skep.dev/approval";
 /// The key of `_meta` for a stable error code.
-const CODE: &str = "skep.dev/code";
-/// Timeout of sending a progress notification.
-const TELLING: Duration = Duration::from_secs(10);
+pub(super) const CODE: &str = "skep.dev/code";
 
 /// The state of a call when it is answered.
 pub(super) enum CallOutcome {
@@ -45,31 +48,41 @@ pub(super) struct RetryKey {
     pub(super) turn_id: String,
 }
 
-/// Follows a turn to its end, or until an approval has been pending for `patience`, if that is set.
-pub(super) async fn follow(
-    mut run: RunHandle,
-    mut progress: Option<Progress>,
-    patience: Option<Duration>,
-) -> Result<CallOutcome, RuntimeError> {
+/// The client that waits for a turn.
+pub(super) struct Follower<'a> {
+    pub(super) progress: Option<Progress>,
+    /// Maximum time that an approval may be pending, if there is one.
+    pub(super) patience: Option<Duration>,
+    /// Set if the client may decide about calls and can be asked.
+    pub(super) approver: Option<Approver<'a>>,
+    pub(super) link: &'a Link,
+}
+
+/// Follows a turn to its end, or until an approval has been pending for too long.
+pub(super) async fn follow(mut run: RunHandle, client: Follower<'_>) -> Result<CallOutcome, RuntimeError> {
+    let Follower { mut progress, patience, approver, link } = client;
     let mut waits: Option<(PendingApproval, Instant)> = None;
+    let mut asking: Option<BoxFuture<'_, ()>> = None;
     loop {
         // Text that arrived in the meantime is sent in one notification.
         let event = match run.next().now_or_never() {
             Some(event) => event,
             None => {
-                if let Some(notifier) = &mut progress
+                if let Some(notifier) = progress.as_mut().filter(|_| !link.has_reported())
                     && notifier.notify().await.is_err()
                 {
                     progress = None;
                 }
-                match waits.take() {
-                    None => run.next().await,
-                    Some((approval, until)) => match tokio::time::timeout_at(until, run.next()).await {
-                        Err(_elapsed) => return Ok(CallOutcome::PendingApproval(approval)),
-                        Ok(event) => {
-                            waits = Some((approval, until));
-                            event
-                        }
+                let until = waits.as_ref().map(|(_, until)| *until);
+                tokio::select! {
+                    event = run.next() => event,
+                    () = asked(&mut asking) => {
+                        asking = None;
+                        continue;
+                    }
+                    () = expired(until) => match waits.take() {
+                        Some((approval, _)) => return Ok(CallOutcome::PendingApproval(approval)),
+                        None => continue,
                     },
                 }
             }
@@ -80,7 +93,18 @@ pub(super) async fn follow(
                     progress.unsent.push_str(&text);
                 }
             }
-            Some(Ok(RunEvent::ApprovalRequired { id, tool, expires_at_ms, .. })) => {
+            Some(Ok(RunEvent::ApprovalRequired { id, tool, expires_at_ms, arguments })) => {
+                if let Some(approver) = &approver {
+                    let (id, tool) = (id.clone(), tool.clone());
+                    // Calls that wait at the same time are asked about one after the other.
+                    let before = asking.take();
+                    asking = Some(Box::pin(async move {
+                        if let Some(before) = before {
+                            before.await;
+                        }
+                        approver.ask(&id, &tool, &arguments).await;
+                    }));
+                }
                 if let Some(progress) = &mut progress {
                     progress.unsent.push_str(&format!("{tool} is waiting for approval {id}\n"));
                 }
@@ -96,13 +120,47 @@ pub(super) async fn follow(
     }
 }
 
-pub(super) fn result(outcome: Outcome, session: String, is_tool: bool, is_object: bool) -> CallToolResult {
+/// Resolves when the client has been asked.
+async fn asked(asking: &mut Option<BoxFuture<'_, ()>>) {
+    match asking {
+        Some(asking) => asking.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn expired(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The form of a call's result.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// The reply to a message.
+    Reply,
+    /// A value that is not an object, and becomes a member of one.
+    Value,
+    /// An object, which stays as it is.
+    Object,
+    /// Parts that are not structured.
+    Parts,
+}
+
+pub(super) fn result(outcome: Outcome, session: String, form: Form) -> Result<CallToolResult, RuntimeError> {
     let Outcome { text, data, turn, .. } = outcome;
     let meta = json!({ SESSION: session, TURN: turn });
-    let (text, structured) = if is_tool {
+    if form == Form::Parts {
+        let parts = content::parts(&data.map(|data| data.value()).unwrap_or_default())?;
+        let mut result = CallToolResult::success(parts.into_iter().map(|part| part.block).collect());
+        result.meta = meta_object(meta);
+        return Ok(result);
+    }
+    let (text, structured) = if form != Form::Reply {
         let data = data.map(|data| data.value()).unwrap_or_default();
         let text = data.as_str().map_or_else(|| data.to_string(), str::to_owned);
-        (text, if is_object { data } else { json!({ "result": data }) })
+        (text, if form == Form::Object { data } else { json!({ "result": data }) })
     } else {
         let mut structured = json!({"text": text, "session": session, "turn": turn});
         if let Some(data) = data {
@@ -113,7 +171,7 @@ pub(super) fn result(outcome: Outcome, session: String, is_tool: bool, is_object
     let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
     result.structured_content = Some(structured);
     result.meta = meta_object(meta);
-    result
+    Ok(result)
 }
 
 /// Returns an error result for a pending approval. The turn has not failed, but there is no result yet, and clients

@@ -8,9 +8,13 @@
 
 use super::{
     RequestSpan,
-    answer::{self, CallOutcome, KEY, Progress, RetryKey, SESSION},
+    answer::{self, CallOutcome, Follower, Form, KEY, Progress, RetryKey, SESSION},
+    approval::Approver,
     catalog::{self, Target},
+    content,
     durable::{DurableCalls, DurableTurn},
+    link::{self, LeastLevel, Line, Link},
+    scope::Scope,
 };
 use crate::{caller::Caller, metrics::MCP_CALLS};
 use axum::http::request::Parts;
@@ -22,8 +26,15 @@ use rmcp::{
 use serde::Deserialize;
 use serde_json::Value;
 use skep_engine::Priority;
-use skep_runtime::{AgentHost, Invocation, Json, Origin, RuntimeError, ToolOrigin, plain_session};
-use std::{fmt::Display, time::Duration};
+use skep_runtime::{
+    AgentHost, Invocation, Json, Origin, RunHandle, RuntimeError, ToolDefinition, ToolOrigin, TurnClient,
+    plain_session,
+};
+use std::{
+    fmt::Display,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 use tracing::{Instrument, Span, field::Empty};
 
 /// The client of a call, and its options.
@@ -33,12 +44,12 @@ pub(super) struct Client<'a> {
     pub(super) session: &'a str,
     pub(super) approval_wait: Duration,
     pub(super) durable: &'a DurableCalls,
+    pub(super) least_level: &'a LeastLevel,
 }
 
 /// Properties of the called tool.
 struct Shape {
-    /// Whether its result is an object that is returned unwrapped.
-    is_object: bool,
+    form: Form,
     needs_approval: bool,
 }
 
@@ -56,16 +67,65 @@ pub(super) async fn call(
     request: CallToolRequestParams,
     context: RequestContext<RoleServer>,
 ) -> Result<CallToolResult, ErrorData> {
-    let caller = caller(&context)?;
+    let scope = Scope::of(&context)?;
     let name = request.name.clone();
-    let target = Target::of(&name);
-    let shape = match caller.reaches(target.agent) {
+    let target = scope.target(&name);
+    let shape = match scope.includes(target.agent) {
         true => shape(client.host, &target).map_err(|error| unknown(&name, &error))?,
         false => return Err(unknown(&name, &"this key is not for this agent")),
     };
     let kind = if target.tool.is_some() { "tool" } else { "message" };
-    let span = span(&name, &context);
-    let work = make(&client, &caller, &target, &shape, request.arguments, &context);
+    let span = span(&format!("tools/call {name}"), "tools/call", &name, &context);
+    let work = make(&client, &scope.caller, &target, &shape, request.arguments, &context);
+    let ended = counted(work, kind, &span, &context).await;
+    Ok(ended.unwrap_or_else(|error| answer::refusal(&error)))
+}
+
+/// Runs a tool that makes a prompt or a resource, which is what `kind` says, and returns the tool's result.
+pub(super) async fn result_of(
+    client: &Client<'_>,
+    scope: &Scope,
+    agent: &str,
+    tool: &ToolDefinition,
+    arguments: JsonObject,
+    context: &RequestContext<RoleServer>,
+    kind: &'static str,
+) -> Result<Value, ErrorData> {
+    let target = Target { agent, tool: Some(&tool.name) };
+    let method = if kind == "prompt" { "prompts/get" } else { "resources/read" };
+    let span = span(&format!("{method} {agent}"), method, &tool.name, context);
+    let work = async {
+        let invocation = invocation(&scope.caller, &target, client.session, Some(arguments))?;
+        let turn = Turn::start(client, &target, invocation, context).await?;
+        match turn.follow(client, &scope.caller, context, Some(client.approval_wait)).await? {
+            CallOutcome::Outcome(outcome) => {
+                scope.caller.spent().add(&outcome.usage);
+                Ok(outcome.data.map(|data| data.value()).unwrap_or_default())
+            }
+            CallOutcome::PendingApproval(_) => Err(RuntimeError::InvalidMessage {
+                message: format!("the tool {:?} calls something that a person must approve first", tool.name),
+            }),
+        }
+    };
+    counted(work, kind, &span, context).await.map_err(|error| failed(&error))
+}
+
+/// Converts an error of a turn into one of the protocol, for what has no result that can say it.
+pub(super) fn failed(error: &RuntimeError) -> ErrorData {
+    let data = serde_json::json!({ answer::CODE: error.code() });
+    match error {
+        RuntimeError::InvalidMessage { .. } => ErrorData::invalid_params(error.to_string(), Some(data)),
+        error => ErrorData::internal_error(error.to_string(), Some(data)),
+    }
+}
+
+/// Does the work of a request until the client cancels it, and counts how it ended.
+async fn counted<T>(
+    work: impl Future<Output = Result<T, RuntimeError>>,
+    kind: &'static str,
+    span: &Span,
+    context: &RequestContext<RoleServer>,
+) -> Result<T, RuntimeError> {
     let ended = tokio::select! {
         ended = work.instrument(span.clone()) => ended,
         // Dropping the work cancels the turn, unless the turn is durable.
@@ -76,7 +136,46 @@ pub(super) async fn call(
     if outcome != "ok" {
         span.record("error.type", outcome);
     }
-    Ok(ended.unwrap_or_else(|error| answer::refusal(&error)))
+    ended
+}
+
+/// A turn that was accepted, and its connection to the client.
+struct Turn {
+    run: RunHandle,
+    link: Arc<Link>,
+    line: Line,
+}
+
+impl Turn {
+    async fn start(
+        client: &Client<'_>,
+        target: &Target<'_>,
+        invocation: Invocation,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<Self, RuntimeError> {
+        let token = context.meta.get_progress_token();
+        let (link, line) = link::open(&context.peer, token, client.least_level.clone(), target.agent);
+        let weak = Arc::downgrade(&link);
+        let waiting: Weak<dyn TurnClient> = weak;
+        let run = client.host.invoke_for(invocation, waiting).await?;
+        Ok(Turn { run, link, line })
+    }
+
+    async fn follow(
+        self,
+        client: &Client<'_>,
+        caller: &Caller,
+        context: &RequestContext<RoleServer>,
+        patience: Option<Duration>,
+    ) -> Result<CallOutcome, RuntimeError> {
+        let Turn { run, link, line } = self;
+        let token = context.meta.get_progress_token();
+        let progress = token.map(|token| Progress::new(token, context.peer.clone()));
+        let decides = caller.is_admin() && link.can_elicit();
+        let approver = decides.then_some(Approver { host: client.host, caller, peer: &context.peer });
+        let follower = Follower { progress, patience, approver, link: &link };
+        line.carry(answer::follow(run, follower)).await
+    }
 }
 
 async fn make(
@@ -94,30 +193,28 @@ async fn make(
     invocation.idempotency_key = key.clone();
     let place = invocation.session.clone();
     let session = plain_session(&place).to_owned();
-    let run = client.host.invoke(invocation).await?;
-    let token = context.meta.get_progress_token();
-    let progress = token.map(|token| Progress::new(token, context.peer.clone()));
-    let again = key.map(|key| RetryKey { key, turn_id: run.turn_id().to_owned() });
+    let turn = Turn::start(client, target, invocation, context).await?;
+    let again = key.map(|key| RetryKey { key, turn_id: turn.run.turn_id().to_owned() });
     let answered = match &again {
-        None => answer::follow(run, progress, None).await?,
+        None => turn.follow(client, caller, context, None).await?,
         Some(RetryKey { turn_id, .. }) => {
-            let turn = DurableTurn { agent: target.agent.to_owned(), session: place, id: turn_id.clone() };
-            client.durable.begin(&context.id, turn);
-            let answered = answer::follow(run, progress, Some(client.approval_wait)).await;
+            let known = DurableTurn { agent: target.agent.to_owned(), session: place, id: turn_id.clone() };
+            client.durable.begin(&context.id, known);
+            let answered = turn.follow(client, caller, context, Some(client.approval_wait)).await;
             client.durable.end(&context.id);
             answered?
         }
     };
-    Ok(match (answered, again) {
+    match (answered, again) {
         (CallOutcome::Outcome(outcome), _) => {
             caller.spent().add(&outcome.usage);
-            answer::result(outcome, session, target.tool.is_some(), shape.is_object)
+            answer::result(outcome, session, shape.form)
         }
         (CallOutcome::PendingApproval(approval), again) => {
             let again = again.expect("only durable turns, which have a key, limit how long the client waits");
-            answer::not_yet(&approval, target, &session, &again)
+            Ok(answer::not_yet(&approval, target, &session, &again))
         }
-    })
+    }
 }
 
 /// Returns a string from a call's `_meta`. Other types are an error, because they would be ignored silently.
@@ -133,18 +230,21 @@ fn named<'a>(meta: &'a JsonObject, key: &str) -> Result<Option<&'a str>, Runtime
 
 fn shape(host: &AgentHost, target: &Target<'_>) -> Result<Shape, RuntimeError> {
     match target.tool {
-        None => host.agent(target.agent).map(|_| Shape { is_object: true, needs_approval: false }),
-        Some(tool) => host.tool(target.agent, tool).map(|tool| Shape {
-            is_object: catalog::is_object(tool.output_schema.as_ref()),
-            needs_approval: tool.needs_approval,
-        }),
+        None => host.agent(target.agent).map(|_| Shape { form: Form::Reply, needs_approval: false }),
+        Some(tool) => host
+            .tool(target.agent, tool)
+            .map(|tool| Shape { form: form(&tool), needs_approval: tool.needs_approval }),
     }
 }
 
-/// Returns the caller of the HTTP request that the call was received in.
-pub(super) fn caller(context: &RequestContext<RoleServer>) -> Result<Caller, ErrorData> {
-    let caller = context.extensions.get::<Parts>().and_then(|parts| parts.extensions.get::<Caller>());
-    caller.cloned().ok_or_else(|| ErrorData::internal_error("the request was not authenticated", None))
+fn form(tool: &ToolDefinition) -> Form {
+    if content::has_parts(tool) {
+        Form::Parts
+    } else if catalog::is_object(tool.output_schema.as_ref()) {
+        Form::Object
+    } else {
+        Form::Value
+    }
 }
 
 fn unknown(name: &str, error: &dyn Display) -> ErrorData {
@@ -155,16 +255,16 @@ fn unknown(name: &str, error: &dyn Display) -> ErrorData {
     )
 }
 
-fn span(name: &str, context: &RequestContext<RoleServer>) -> Span {
+fn span(title: &str, method: &str, tool: &str, context: &RequestContext<RoleServer>) -> Span {
     let request = context.extensions.get::<Parts>().and_then(|parts| parts.extensions.get::<RequestSpan>());
     let parent = request.map_or_else(Span::current, |RequestSpan(span)| span.clone());
     tracing::info_span!(
         parent: &parent,
         "mcp_call",
-        otel.name = %format_args!("tools/call {name}"),
-        mcp.method.name = "tools/call",
+        otel.name = title,
+        mcp.method.name = method,
         gen_ai.operation.name = "execute_tool",
-        gen_ai.tool.name = name,
+        gen_ai.tool.name = tool,
         error.type = Empty,
     )
 }

@@ -2,13 +2,14 @@
 //!
 //! Names of agents contain no underscore, so `AGENT__TOOL` is unambiguous.
 
-use crate::caller::Caller;
+use super::{content, scope::Scope};
 use rmcp::model::{JsonObject, ListToolsResult, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 use skep_runtime::{AgentDetail, AgentHost, ToolDefinition, ToolHints};
 use std::sync::Arc;
 
-const PAGE: usize = 100;
+/// Maximum number of entries of one page of any list.
+pub(super) const PAGE: usize = 100;
 const BETWEEN: &str = "__";
 /// The key of a tool's `_meta` that says that each call needs an approval.
 const NEEDS_APPROVAL: &str = "skep.dev/needs_approval";
@@ -28,21 +29,26 @@ impl<'a> Target<'a> {
             None => Target { agent: name, tool: None },
         }
     }
+
+    /// Returns the name of a tool or a prompt of an agent among those of all agents.
+    pub(super) fn name(agent: &str, own: &str) -> String {
+        format!("{agent}{BETWEEN}{own}")
+    }
 }
 
-/// Returns a page of the tools that the caller may call. The page starts after the name in the cursor, whether or not
-/// that tool still exists.
-pub(super) fn page(host: &AgentHost, caller: &Caller, cursor: Option<&str>) -> ListToolsResult {
-    let after = cursor.map(Target::of);
-    let agents = host.agents();
-    let agents = agents.iter().filter(|agent| caller.reaches(&agent.name));
-    let agents = agents.filter(|agent| after.as_ref().is_none_or(|after| agent.name.as_str() >= after.agent));
+/// Returns a page of the tools in a scope. The page starts after the name in the cursor, whether or not that tool still
+/// exists.
+pub(super) fn page(host: &AgentHost, scope: &Scope, cursor: Option<&str>) -> ListToolsResult {
+    let after = cursor.map(|cursor| scope.target(cursor));
+    let agents = scope.agents(host);
+    let agents =
+        agents.iter().filter(|agent| after.as_ref().is_none_or(|after| agent.as_str() >= after.agent));
     let mut tools: Vec<Tool> = Vec::new();
     let mut next_cursor = None;
     // An agent that has been removed in the meantime has no tools.
-    for agent in agents.filter_map(|agent| host.agent(&agent.name).ok()) {
-        for tool in tools_of(&agent) {
-            if after.as_ref().is_some_and(|after| Target::of(&tool.name) <= *after) {
+    for agent in agents.filter_map(|agent| host.agent(agent).ok()) {
+        for tool in tools_of(&agent, scope) {
+            if after.as_ref().is_some_and(|after| scope.target(&tool.name) <= *after) {
                 continue;
             }
             if tools.len() == PAGE {
@@ -55,14 +61,15 @@ pub(super) fn page(host: &AgentHost, caller: &Caller, cursor: Option<&str>) -> L
     ListToolsResult { next_cursor, ..ListToolsResult::with_all_items(tools) }
 }
 
-/// Returns the tool for messages to the agent and the agent's tools, sorted by name.
-fn tools_of(agent: &AgentDetail) -> Vec<Tool> {
+/// Returns the agent's tools, sorted by name, without those that make prompts and resources. Among all agents, the tool
+/// for messages to the agent is one of them.
+fn tools_of(agent: &AgentDetail, scope: &Scope) -> Vec<Tool> {
     let name = &agent.summary.name;
-    let mut tools: Vec<Tool> = match agent.takes_tool_calls {
-        true => agent.tools.iter().map(|tool| described(name, tool)).collect(),
-        false => Vec::new(),
-    };
-    tools.push(conversation(name, &agent.summary.description));
+    let called = agent.tools.iter().filter(|tool| agent.takes_tool_calls && !agent.mcp.uses(&tool.name));
+    let mut tools: Vec<Tool> = called.map(|tool| described(scope.name(name, &tool.name), tool)).collect();
+    if scope.agent.is_none() {
+        tools.push(conversation(name, &agent.summary.description));
+    }
     tools.sort_by(|one, other| one.name.cmp(&other.name));
     tools
 }
@@ -100,11 +107,10 @@ fn conversation(name: &str, description: &str) -> Tool {
     Tool::new(name.to_owned(), description, object(input)).with_raw_output_schema(object(output))
 }
 
-fn described(agent: &str, tool: &ToolDefinition) -> Tool {
+fn described(name: String, tool: &ToolDefinition) -> Tool {
     let mut input = tool.input_schema.clone();
     // The runtime implies the type, but the protocol requires it.
     input["type"] = json!("object");
-    let name = format!("{agent}{BETWEEN}{}", tool.name);
     let mut described =
         Tool::new(name, tool.description.clone(), object(input)).with_annotations(annotations(tool.hints));
     if tool.needs_approval {
@@ -133,6 +139,10 @@ pub(super) fn is_object(schema: Option<&Value>) -> bool {
 }
 
 fn output_schema(schema: &Value) -> Option<Value> {
+    // A result that consists of parts is not structured.
+    if content::is_marked(schema) {
+        return None;
+    }
     if is_object(Some(schema)) {
         return Some(schema.clone());
     }

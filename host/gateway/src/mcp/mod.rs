@@ -1,4 +1,5 @@
 //! `/mcp`: the deployed agents and their tools, for clients of the Model Context Protocol over streamable HTTP.
+//! `/mcp/{agent}`: one agent, with its tools under their own names, its prompts and its resources.
 //!
 //! The official crate implements the protocol, both the revisions with sessions and the one without. This module
 //! defines the meaning of calls, and the bounds. In revisions with sessions, a client that disconnects has not
@@ -7,11 +8,19 @@
 //! continues in either case, until it is cancelled explicitly.
 
 mod answer;
+mod approval;
 mod call;
 mod catalog;
+mod completion;
+mod content;
 mod durable;
+mod link;
+mod prompts;
+mod resources;
+mod scope;
 mod server;
 mod sessions;
+mod subscriptions;
 
 use crate::{
     ApiError, Gateway,
@@ -20,7 +29,7 @@ use crate::{
 };
 use axum::{
     body::Body,
-    extract::{Request, State},
+    extract::{Path, Request, State},
     http::{HeaderMap, HeaderName, Method, StatusCode, header},
     response::Response,
 };
@@ -29,6 +38,7 @@ use rmcp::{
     model::ClientJsonRpcMessage,
     transport::{StreamableHttpServerConfig, StreamableHttpService},
 };
+use scope::PathAgent;
 use server::AgentServer;
 use sessions::BoundedSessions;
 use skep_engine::Cancel;
@@ -120,7 +130,68 @@ pub(crate) async fn send(
     caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
-    serve(gateway, caller, request).await
+    serve(gateway, caller, None, request).await
+}
+
+/// Takes a message of the Model Context Protocol (streamable HTTP) for one agent: its tools, prompts and resources are the
+/// server's.
+#[utoipa::path(post, path = "/mcp/{agent}", tag = "mcp", operation_id = "send_mcp_message_to_agent",
+    params(("agent" = String, Path, description = "Name of the agent"),
+        ("mcp-session-id" = Option<String>, Header, description = "The session that the answer to `initialize` names")),
+    request_body(content = Value, description = "A message of JSON-RPC"),
+    responses(
+        (status = 200, description = "The answer, or a stream of messages that ends with it.",
+            content((Value = "application/json"), (Value = "text/event-stream"))),
+        (status = 202, description = "A message that needs no answer was taken."),
+        (status = 404, description = "`agent_not_found` or `session_not_found`; or an error of the protocol, as JSON-RPC"),
+        (status = 406, description = "`accept` does not name both types of answers."),
+        (status = 415, description = "The body's type is not `application/json`."),
+    ))]
+pub(crate) async fn send_to_agent(
+    gateway: State<Gateway>,
+    caller: Caller,
+    Path(agent): Path<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    serve(gateway, caller, Some(agent), request).await
+}
+
+/// Opens the stream of notifications of a session with one agent.
+#[utoipa::path(get, path = "/mcp/{agent}", tag = "mcp", operation_id = "open_mcp_stream_of_agent",
+    params(("agent" = String, Path, description = "Name of the agent"),
+        ("mcp-session-id" = Option<String>, Header, description = "The session that the answer to `initialize` names"),
+        ("last-event-id" = Option<String>, Header, description = "Continues after this event")),
+    responses(
+        (status = 200, description = "Notifications, as messages of JSON-RPC.", body = Value, content_type = "text/event-stream"),
+        (status = 400, description = "The request names no session."),
+        (status = 404, description = "`agent_not_found` or `session_not_found`"),
+        (status = 406, description = "`accept` does not name `text/event-stream`."),
+    ))]
+pub(crate) async fn listen_to_agent(
+    gateway: State<Gateway>,
+    caller: Caller,
+    Path(agent): Path<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    serve(gateway, caller, Some(agent), request).await
+}
+
+/// Ends a session with one agent.
+#[utoipa::path(delete, path = "/mcp/{agent}", tag = "mcp", operation_id = "end_mcp_session_with_agent",
+    params(("agent" = String, Path, description = "Name of the agent"),
+        ("mcp-session-id" = Option<String>, Header, description = "The session that the answer to `initialize` names")),
+    responses(
+        (status = 202, description = "The session has ended."),
+        (status = 400, description = "The request names no session."),
+        (status = 404, description = "`agent_not_found` or `session_not_found`"),
+    ))]
+pub(crate) async fn end_of_agent(
+    gateway: State<Gateway>,
+    caller: Caller,
+    Path(agent): Path<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    serve(gateway, caller, Some(agent), request).await
 }
 
 /// Opens the stream of a session's notifications.
@@ -138,7 +209,7 @@ pub(crate) async fn listen(
     caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
-    serve(gateway, caller, request).await
+    serve(gateway, caller, None, request).await
 }
 
 /// Ends a session.
@@ -154,22 +225,31 @@ pub(crate) async fn end(
     caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
-    serve(gateway, caller, request).await
+    serve(gateway, caller, None, request).await
 }
 
 /// Serves a request. A session belongs to its caller, and to other callers it does not exist.
 async fn serve(
     State(gateway): State<Gateway>,
     caller: Caller,
+    agent: Option<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    if let Some(agent) = &agent {
+        gateway.host.agent(agent)?;
+    }
+    let agent = agent.map(PathAgent);
     let named = session_id(request.headers())?;
-    if named.as_ref().is_some_and(|id| !gateway.mcp.sessions.is_of(id, &caller.requester())) {
+    let is_own = |id: &String| gateway.mcp.sessions.is_of(id, &caller.requester(), agent.as_ref());
+    if named.as_ref().is_some_and(|id| !is_own(id)) {
         return Err(session_not_found());
     }
     let is_stream_of_news = request.method() == Method::GET;
     let (mut parts, body) = request.into_parts();
     parts.extensions.insert(RequestSpan(Span::current()));
+    if let Some(agent) = &agent {
+        parts.extensions.insert(agent.clone());
+    }
     let request = if parts.method == Method::POST {
         // The body is read here, where it has a deadline and an invalid message gets an error that says so.
         let bytes = body::read(Request::from_parts(parts.clone(), body), &gateway).await?;
@@ -187,7 +267,7 @@ async fn serve(
     if named.is_none()
         && let Some(begun) = session_id(response.headers())?
     {
-        gateway.mcp.sessions.belongs_to(&begun, caller.requester());
+        gateway.mcp.sessions.belongs_to(&begun, caller.requester(), agent);
     }
     // An error of the protocol is JSON and has its own code.
     if response.status() == StatusCode::NOT_FOUND && !is_json(&response) {

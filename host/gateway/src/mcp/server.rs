@@ -1,17 +1,27 @@
-//! Implements the server side of the protocol: identification, the list of tools, calls, and notifications of
-//! changes.
+//! Implements the server side of the protocol: identification, tools, prompts, resources, completion, log levels, and
+//! notifications of changes.
+
+// Subscriptions and log levels belong to the revisions with sessions, and are deprecated in the one without.
+#![allow(deprecated)]
 
 use super::{
     call::{self, Client},
-    catalog,
+    catalog, completion,
     durable::DurableCalls,
+    link::LeastLevel,
+    prompts, resources,
+    scope::Scope,
+    subscriptions::Subscriptions,
 };
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
-        CallToolRequestParams, CallToolResponse, CancelledNotificationParam, CustomRequest, CustomResult,
-        ErrorCode, Implementation, ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig,
-        SubscriptionFilter,
+        CallToolRequestParams, CallToolResponse, CancelledNotificationParam, CompleteRequestParams,
+        CompleteResult, CustomRequest, CustomResult, ErrorCode, GetPromptRequestParams, GetPromptResponse,
+        Implementation, ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult,
+        PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
+        ServerConfig, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter,
+        UnsubscribeRequestParams,
     },
     service::{NotificationContext, RequestContext, SubscriptionContext},
 };
@@ -23,7 +33,8 @@ use std::{
 use tokio::{sync::watch, task::JoinSet};
 
 const INSTRUCTIONS: &str = "Each agent is a tool of its own name that takes a message; the tools of an agent are called \
-     AGENT__TOOL. An agent remembers its session: calls of one connection share one, unless they name another.";
+     AGENT__TOOL. An agent remembers its session: calls of one connection share one, unless they name another. At \
+     /mcp/AGENT, the tools of one agent have their own names.";
 
 /// Maximum length of a name that an error repeats.
 const MAX_SHOWN: usize = 80;
@@ -35,6 +46,8 @@ pub(super) struct AgentServer {
     session: String,
     approval_wait: Duration,
     durable: DurableCalls,
+    least_level: LeastLevel,
+    subscriptions: Subscriptions,
     closing: watch::Receiver<bool>,
     /// Sends notifications of changes to the client, and is aborted when this server is dropped.
     news: Mutex<JoinSet<()>>,
@@ -44,13 +57,29 @@ impl AgentServer {
     pub(super) fn new(host: AgentHost, closing: watch::Receiver<bool>, approval_wait: Duration) -> Self {
         let session = format!("mcp-{}", uuid::Uuid::now_v7().simple());
         let (durable, news) = (DurableCalls::default(), Mutex::default());
-        AgentServer { host, session, approval_wait, durable, closing, news }
+        let (least_level, subscriptions) = (LeastLevel::default(), Subscriptions::default());
+        AgentServer { host, session, approval_wait, durable, least_level, subscriptions, closing, news }
+    }
+
+    fn client(&self) -> Client<'_> {
+        let Self { host, session, approval_wait, durable, least_level, .. } = self;
+        Client { host, session, approval_wait: *approval_wait, durable, least_level }
     }
 }
 
 impl ServerHandler for AgentServer {
     fn get_info(&self) -> ServerConfig {
-        let capabilities = ServerCapabilities::builder().enable_tools().enable_tool_list_changed().build();
+        let capabilities = ServerCapabilities::builder()
+            .enable_logging()
+            .enable_completions()
+            .enable_prompts()
+            .enable_prompts_list_changed()
+            .enable_resources()
+            .enable_resources_list_changed()
+            .enable_resources_subscribe()
+            .enable_tools()
+            .enable_tool_list_changed()
+            .build();
         let implementation = Implementation::new("skep", env!("CARGO_PKG_VERSION")).with_title("Skep");
         ServerConfig::new(capabilities).with_server_info(implementation).with_instructions(INSTRUCTIONS)
     }
@@ -61,7 +90,7 @@ impl ServerHandler for AgentServer {
         context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let cursor = request.and_then(|request| request.cursor);
-        Ok(catalog::page(&self.host, &call::caller(&context)?, cursor.as_deref()))
+        Ok(catalog::page(&self.host, &Scope::of(&context)?, cursor.as_deref()))
     }
 
     async fn call_tool(
@@ -69,9 +98,89 @@ impl ServerHandler for AgentServer {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let Self { host, session, approval_wait, durable, .. } = self;
-        let client = Client { host, session, approval_wait: *approval_wait, durable };
-        call::call(client, request, context).await.map(CallToolResponse::from)
+        call::call(self.client(), request, context).await.map(CallToolResponse::from)
+    }
+
+    async fn list_prompts(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListPromptsResult, ErrorData> {
+        let cursor = request.and_then(|request| request.cursor);
+        Ok(prompts::page(&self.host, &Scope::of(&context)?, cursor.as_deref()))
+    }
+
+    async fn get_prompt(
+        &self,
+        request: GetPromptRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<GetPromptResponse, ErrorData> {
+        let scope = Scope::of(&context)?;
+        prompts::get(self.client(), &scope, request, &context).await.map(GetPromptResponse::from)
+    }
+
+    async fn list_resources(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
+        let cursor = request.and_then(|request| request.cursor);
+        resources::page(&self.host, &Scope::of(&context)?, cursor.as_deref()).await
+    }
+
+    async fn list_resource_templates(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        Ok(resources::templates(&self.host, &Scope::of(&context)?))
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        let scope = Scope::of(&context)?;
+        resources::read(self.client(), &scope, &request.uri, &context).await.map(ReadResourceResponse::from)
+    }
+
+    async fn subscribe(
+        &self,
+        request: SubscribeRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        let scope = Scope::of(&context)?;
+        let named = resources::named(&self.host, &scope, &request.uri)?;
+        let tenant = scope.caller.tenant.clone();
+        let added = self.subscriptions.add(&self.host, &context.peer, request.uri, named, tenant);
+        added.map_err(|why| ErrorData::invalid_params(why, None))
+    }
+
+    async fn unsubscribe(
+        &self,
+        request: UnsubscribeRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        self.subscriptions.remove(&request.uri);
+        Ok(())
+    }
+
+    async fn complete(
+        &self,
+        request: CompleteRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CompleteResult, ErrorData> {
+        Ok(CompleteResult::new(completion::complete(&self.host, &Scope::of(&context)?, &request)))
+    }
+
+    async fn set_level(
+        &self,
+        request: SetLevelRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        self.least_level.set(request.level);
+        Ok(())
     }
 
     async fn on_custom_request(
@@ -80,8 +189,10 @@ impl ServerHandler for AgentServer {
         _context: RequestContext<RoleServer>,
     ) -> Result<CustomResult, ErrorData> {
         let method: String = request.method.chars().take(MAX_SHOWN).collect();
-        let message =
-            format!("no method {method:?}; the methods are initialize, ping, tools/list and tools/call");
+        let message = format!(
+            "no method {method:?}; the methods are initialize, ping, logging/setLevel, completion/complete, and those of \
+             tools, prompts and resources"
+        );
         Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, message, None))
     }
 
@@ -105,7 +216,13 @@ impl ServerHandler for AgentServer {
         }
         news.spawn(async move {
             while changes.changed().await.is_ok() {
-                if context.peer.notify_tool_list_changed().await.is_err() {
+                let peer = &context.peer;
+                let told = async {
+                    peer.notify_tool_list_changed().await?;
+                    peer.notify_prompt_list_changed().await?;
+                    peer.notify_resource_list_changed().await
+                };
+                if told.await.is_err() {
                     return;
                 }
             }

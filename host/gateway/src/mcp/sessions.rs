@@ -5,6 +5,7 @@
 //! are, and records the order of use. Every session ends through [`SessionManager::close_session`], whatever the
 //! reason.
 
+use super::scope::PathAgent;
 use crate::{caller::Requester, metrics::MCP_SESSIONS};
 use futures::Stream;
 use rmcp::{
@@ -37,6 +38,8 @@ struct Use {
     last: u64,
     /// The caller that started the session. It is set before the client can know the session's id.
     owner: Option<Requester>,
+    /// The agent in the path at which the session was started.
+    agent: Option<PathAgent>,
 }
 
 impl BoundedSessions {
@@ -48,16 +51,20 @@ impl BoundedSessions {
         BoundedSessions { inner, uses: Mutex::default(), max: max.max(1) }
     }
 
-    /// Sets the owner of a new session.
-    pub(super) fn belongs_to(&self, id: &str, owner: Requester) {
+    /// Sets the owner of a new session, and the agent that it is about.
+    pub(super) fn belongs_to(&self, id: &str, owner: Requester, agent: Option<PathAgent>) {
         if let Some(used) = self.uses().sessions.get_mut(id) {
             used.owner = Some(owner);
+            used.agent = agent;
         }
     }
 
-    /// Whether `requester` may use a session, which only its owner may. An unknown session belongs to nobody.
-    pub(super) fn is_of(&self, id: &str, requester: &Requester) -> bool {
-        self.uses().sessions.get(id).is_some_and(|used| used.owner.as_ref() == Some(requester))
+    /// Whether `requester` may use a session at this path, which only its owner may, and only where it was started. An
+    /// unknown session belongs to nobody.
+    pub(super) fn is_of(&self, id: &str, requester: &Requester, agent: Option<&PathAgent>) -> bool {
+        let uses = self.uses();
+        let used = uses.sessions.get(id);
+        used.is_some_and(|used| used.owner.as_ref() == Some(requester) && used.agent.as_ref() == agent)
     }
 
     fn uses(&self) -> MutexGuard<'_, Uses> {
@@ -82,7 +89,7 @@ impl Uses {
 
     fn begin(&mut self, id: SessionId) {
         self.clock += 1;
-        self.sessions.insert(id, Use { last: self.clock, owner: None });
+        self.sessions.insert(id, Use { last: self.clock, owner: None, agent: None });
         metrics::gauge!(MCP_SESSIONS).increment(1.0);
     }
 

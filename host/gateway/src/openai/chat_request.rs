@@ -1,29 +1,52 @@
 //! Reads the body of `/v1/chat/completions`.
 
 use super::{
+    chat_message::{self, MessageBody},
     fields::Fields,
-    image,
     parameters::Parameters,
     reasoning,
     response_format::{self, Form},
+    tools::{self, ToolBody},
 };
 use crate::ApiError;
-use serde::Deserialize;
-use serde_json::Value;
 use skep_engine::{
     Affinity, Constraint, Sampling,
-    chat::{ChatMessage, ChatOptions, Image, Reasoning, Role, ToolCall, ToolChoice, ToolSpec},
+    chat::{ChatMessage, ChatOptions, Image, Reasoning, Role, ToolChoice},
 };
-use utoipa::ToSchema;
 
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("functions", "use tools"),
     ("function_call", "use tool_choice"),
     ("audio", "the only supported modalities are text, and images in messages"),
-    ("prediction", "remove it"),
     ("web_search_options", "define a tool instead"),
+    ("moderation", "moderate the messages and the answer yourself"),
 ];
 const MAX_TOP_LOGPROBS: u32 = 20;
+/// Fields of a model's answer, which an agent decides itself.
+const NOT_OF_AGENTS: [&str; 22] = [
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "reasoning",
+    "thinking",
+    "enable_thinking",
+    "chat_template_kwargs",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "seed",
+    "ignore_eos",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "top_logprobs",
+    "prompt_cache_key",
+];
 
 #[derive(Debug)]
 pub(crate) struct ChatBody {
@@ -37,91 +60,25 @@ pub(crate) struct ChatBody {
     top_logprobs: Option<u32>,
     max_tokens: Option<u32>,
     pub parameters: Parameters,
-}
-
-/// A message of a chat.
-#[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = ChatMessage)]
-pub(super) struct MessageBody {
-    /// `system`, `developer`, `user`, `assistant` or `tool`.
-    role: String,
-    #[serde(default)]
-    content: Option<Content>,
-    #[serde(default)]
-    name: Option<String>,
-    #[serde(default)]
-    tool_calls: Option<Vec<ToolCallBody>>,
-    #[serde(default)]
-    tool_call_id: Option<String>,
-    /// The reasoning before an assistant message. Models see it as far as their template shows it.
-    #[serde(default, alias = "reasoning")]
-    reasoning_content: Option<String>,
-}
-
-/// A text, or parts of type `text` and, for models that see, `image_url`.
-#[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = ChatContent)]
-#[serde(
-    untagged,
-    expecting = "the content must be a string or a list of parts such as {\"type\": \"text\", \"text\": …}"
-)]
-enum Content {
-    Text(String),
-    Parts(Vec<Value>),
-}
-
-/// A call that the model made.
-#[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = ChatToolCall)]
-struct ToolCallBody {
-    id: String,
-    function: FunctionCallBody,
-}
-
-/// The function of a call.
-#[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = ChatFunctionCall)]
-struct FunctionCallBody {
-    name: String,
-    /// JSON as text.
-    arguments: String,
-}
-
-/// A tool as OpenAI's `{type, function}`, or as the bare function.
-#[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = ChatTool)]
-#[serde(
-    untagged,
-    expecting = "a tool must be {\"type\": \"function\", \"function\": {\"name\": …, \"description\": …, \"parameters\": …}}"
-)]
-pub(super) enum ToolBody {
-    Wrapped { function: FunctionBody },
-    Bare(FunctionBody),
-}
-
-/// A function that the model may call.
-#[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = ChatFunction)]
-pub(super) struct FunctionBody {
-    name: String,
-    #[serde(default)]
-    description: Option<String>,
-    /// JSON Schema of the arguments; without one, the function has none.
-    #[serde(default)]
-    parameters: Option<Value>,
+    /// Names of the fields that change nothing here.
+    pub ignored: Vec<String>,
+    /// Names of the given fields that change nothing with an agent as the model.
+    ignored_by_agents: Vec<String>,
 }
 
 impl ChatBody {
-    /// Reads the fields of a body. Unknown fields are ignored, because most are harmless and clients send many.
+    /// Reads the fields of a body. Unknown fields are ignored and named, because most are harmless and clients send many.
     pub(crate) fn read(mut fields: Fields) -> Result<Self, ApiError> {
         fields.refuse(UNSUPPORTED)?;
+        let not_of_agents = NOT_OF_AGENTS.into_iter().filter(|name| fields.has(name));
+        let ignored_by_agents = not_of_agents.map(str::to_owned).collect();
         let modalities: Vec<String> = fields.take("modalities")?.unwrap_or_default();
         if modalities.iter().any(|modality| modality != "text") {
             return Err(ApiError::parameter("modalities", "the only supported modality is text"));
         }
         let max_completion_tokens = fields.take("max_completion_tokens")?;
         let parameters = Parameters::take(&mut fields)?;
-        let tool_choice = tool_choice(fields.take("tool_choice")?)?;
+        let tool_choice = tools::choice(fields.take("tool_choice")?)?;
         // If calls are forced, parallel calls are off by default, because small models repeat calls up to their token
         // limit.
         let parallel_tool_calls =
@@ -137,17 +94,18 @@ impl ChatBody {
             top_logprobs: fields.take("top_logprobs")?,
             max_tokens: max_completion_tokens.or(parameters.max_tokens),
             parameters,
+            ignored: fields.into_ignored(),
+            ignored_by_agents,
         })
     }
 
+    /// Returns the names of the fields that change nothing with an agent as the model.
+    pub(crate) fn ignored_by_agent(&self) -> Vec<String> {
+        self.ignored.iter().chain(&self.ignored_by_agents).cloned().collect()
+    }
+
     pub(crate) fn messages(&self) -> Result<Vec<ChatMessage>, ApiError> {
-        if self.messages.is_empty() {
-            return Err(ApiError::parameter("messages", "messages is empty; send at least one message"));
-        }
-        let messages = self.messages.iter().enumerate().map(|(index, message)| message.read(index));
-        let messages: Vec<ChatMessage> = messages.collect::<Result<_, _>>()?;
-        image::check_all(&messages, self.parameters.choices()?)?;
-        Ok(messages)
+        chat_message::read_all(&self.messages, self.parameters.choices()?)
     }
 
     /// Returns the text of the last user message, which is the message to an agent.
@@ -176,7 +134,7 @@ impl ChatBody {
             return Err(ApiError::parameter("max_tokens", "max_tokens is 0; request at least one token"));
         }
         Ok(ChatOptions {
-            tools: self.tools.iter().map(ToolBody::read).collect(),
+            tools: tools::read(&self.tools)?,
             tool_choice: self.tool_choice.clone(),
             parallel_tool_calls: self.parallel_tool_calls,
             reasoning: self.reasoning.clone(),
@@ -244,130 +202,10 @@ impl ChatBody {
     }
 }
 
-fn tool_choice(choice: Option<Value>) -> Result<ToolChoice, ApiError> {
-    let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
-    let name = choice["function"]["name"].as_str().or_else(|| choice["name"].as_str());
-    match (choice.as_str(), name) {
-        (Some("auto"), _) => Ok(ToolChoice::Auto),
-        (Some("none"), _) => Ok(ToolChoice::None),
-        (Some("required" | "any"), _) => Ok(ToolChoice::Required),
-        (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
-        _ => Err(ApiError::parameter(
-            "tool_choice",
-            "tool_choice must be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}",
-        )),
-    }
-}
-
-impl MessageBody {
-    fn text_bytes(&self) -> usize {
-        let parts = |parts: &[Value]| parts.iter().map(part_bytes).sum();
-        let content = match &self.content {
-            None => 0,
-            Some(Content::Text(text)) => text.len(),
-            Some(Content::Parts(list)) => parts(list),
-        };
-        let reasoning = self.reasoning_content.as_ref().map_or(0, String::len);
-        content
-            + reasoning
-            + self.tool_calls.iter().flatten().map(|call| call.function.arguments.len()).sum::<usize>()
-    }
-
-    fn read(&self, index: usize) -> Result<ChatMessage, ApiError> {
-        let at = |field: &str| format!("messages[{index}].{field}");
-        let (content, images) = match &self.content {
-            None => Default::default(),
-            Some(Content::Text(text)) => (text.clone(), Vec::new()),
-            Some(Content::Parts(parts)) => read_parts(parts, &at("content"))?,
-        };
-        if let Some(Image { part, .. }) = images.first().filter(|_| self.role != "user") {
-            let message = "only a message with the role user may have images";
-            return Err(ApiError::parameter(at(&format!("content[{part}]")), message));
-        }
-        let message = match self.role.as_str() {
-            "system" | "developer" => ChatMessage::system(content),
-            "user" => ChatMessage::user(content),
-            "assistant" => {
-                let calls = self.tool_calls.iter().flatten().map(|call| ToolCall {
-                    id: call.id.clone(),
-                    name: call.function.name.clone(),
-                    arguments: call.function.arguments.clone(),
-                });
-                let reasoning = self.reasoning_content.clone().filter(|text| !text.is_empty());
-                ChatMessage { tool_calls: calls.collect(), reasoning, ..ChatMessage::assistant(content) }
-            }
-            "tool" => {
-                let id = self.tool_call_id.as_deref();
-                let id = id.ok_or_else(|| {
-                    ApiError::parameter(
-                        at("tool_call_id"),
-                        "a message with the role tool must name the call that it answers",
-                    )
-                })?;
-                ChatMessage::tool(id, content)
-            }
-            role => {
-                let message = format!(
-                    "{role:?} is not a role; the roles are system, developer, user, assistant and tool"
-                );
-                return Err(ApiError::parameter(at("role"), message));
-            }
-        };
-        if content_is_missing(self) {
-            return Err(ApiError::parameter(at("content"), "the content is missing"));
-        }
-        Ok(ChatMessage { images, name: self.name.clone(), ..message })
-    }
-}
-
-impl ToolBody {
-    fn read(&self) -> ToolSpec {
-        let (ToolBody::Wrapped { function } | ToolBody::Bare(function)) = self;
-        let no_arguments =
-            || serde_json::json!({"type": "object", "properties": {}, "additionalProperties": false});
-        ToolSpec {
-            name: function.name.clone(),
-            description: function.description.clone().unwrap_or_default(),
-            parameters: function.parameters.clone().unwrap_or_else(no_arguments),
-        }
-    }
-}
-
-/// Whether a message lacks content. Only an assistant message with tool calls may omit it.
-fn content_is_missing(message: &MessageBody) -> bool {
-    message.content.is_none() && !(message.role == "assistant" && message.tool_calls.is_some())
-}
-
-/// Returns the size of a part's text or image.
-fn part_bytes(part: &Value) -> usize {
-    let bytes = |value: &Value| value.as_str().map_or(0, str::len);
-    bytes(&part["text"]) + bytes(&part["image_url"]["url"]) + bytes(&part["image_url"])
-}
-
-fn read_parts(parts: &[Value], at: &str) -> Result<(String, Vec<Image>), ApiError> {
-    let (mut text, mut images) = (String::new(), Vec::new());
-    for (index, part) in parts.iter().enumerate() {
-        let invalid = |message: String| ApiError::parameter(format!("{at}[{index}]"), message);
-        match (part["type"].as_str(), part["text"].as_str()) {
-            (Some("text" | "input_text"), Some(part)) => text.push_str(part),
-            (Some("image_url"), _) => {
-                images.push(image::read(&part["image_url"], text.len(), index).map_err(invalid)?);
-            }
-            (kind, _) => {
-                let kind = kind.unwrap_or("?");
-                return Err(invalid(format!(
-                    "a part of type {kind:?} is not supported; send text or image_url"
-                )));
-            }
-        }
-    }
-    Ok((text, images))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn body(value: Value) -> ChatBody {
         ChatBody::read(serde_json::from_value(value).unwrap()).unwrap()
@@ -379,13 +217,15 @@ mod tests {
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
-            {"role": "tool", "tool_call_id": "c", "content": "1"}]}))
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+            {"role": "assistant", "content": null, "refusal": "No.", "audio": null}]}))
         .messages()
         .unwrap();
         assert_eq!(
             messages.iter().map(|m| m.role).collect::<Vec<_>>(),
-            [Role::System, Role::User, Role::Assistant, Role::Tool]
+            [Role::System, Role::User, Role::Assistant, Role::Tool, Role::Assistant]
         );
+        assert_eq!(messages[4].content, "No.");
         assert_eq!(messages[1].content, "ab");
         assert!(messages[1].images.is_empty());
         assert_eq!(messages[2].tool_calls[0].name, "f");
@@ -423,6 +263,14 @@ mod tests {
                 "messages[0].content[0]",
             ),
             (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].tool_call_id"),
+            (
+                json!({"messages": [{"role": "assistant", "content": null, "audio": {"id": "a"}}]}),
+                "messages[0].audio",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]}),
+                "messages[0].function_call",
+            ),
         ] {
             assert_eq!(body(value).messages().unwrap_err().param.as_deref(), Some(param));
         }
@@ -436,6 +284,11 @@ mod tests {
             ("n", json!("2")),
             ("logit_bias", json!({"x": 1})),
             ("modalities", json!(["audio"])),
+            ("audio", json!({"voice": "x"})),
+            ("web_search_options", json!({})),
+            ("function_call", json!("auto")),
+            ("guided_choice", json!(["a"])),
+            ("min_tokens", json!(1)),
             ("top_logprobs", json!(2)),
         ] {
             let mut request = json!({"messages": [{"role": "user", "content": "x"}]});
@@ -467,14 +320,49 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_of_tools_are_read() {
-        let request = body(
-            json!({"messages": [{"role": "user", "content": "x"}], "temperature": null, "tools": [
-            {"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}, {"name": "b"}]}),
+    fn fields_that_change_nothing_are_named_unless_they_ask_for_nothing() {
+        let messages = json!([{"role": "user", "content": "x"}]);
+        let quiet = json!({"messages": messages, "store": false, "service_tier": "auto", "seed": 1, "metadata": null,
+            "stream_options": {"include_obfuscation": false}, "modalities": ["text"], "min_tokens": 0});
+        assert!(body(quiet).ignored.is_empty());
+        let ignored = json!({"messages": messages, "store": true, "metadata": {}, "service_tier": "flex", "verbosity": "low",
+            "safety_identifier": "s", "prediction": {"type": "content", "content": "x"}, "prompt_cache_retention": "24h",
+            "x_unknown": 1, "stream_options": {"continuous_usage_stats": true}, "chat_template_kwargs": {"x": 1},
+            "temperature": 0.5});
+        let body = body(ignored);
+        let named: std::collections::BTreeSet<&str> = body.ignored.iter().map(String::as_str).collect();
+        let expected = [
+            "chat_template_kwargs.x",
+            "metadata",
+            "prediction",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "stream_options.continuous_usage_stats",
+            "verbosity",
+            "x_unknown",
+        ];
+        assert_eq!(named, expected.into_iter().collect());
+        let by_agent = body.ignored_by_agent();
+        assert!(
+            by_agent.iter().any(|name| name == "temperature") && by_agent.iter().any(|name| name == "store")
         );
-        let options = request.options(0, &Affinity::default(), &Sampling::default()).unwrap();
-        assert_eq!(options.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!(options.sampling.temperature, 1.0);
+    }
+
+    #[test]
+    fn a_cache_key_is_bounded_and_precedes_the_user() {
+        let key = |more: Value| {
+            let mut request = json!({"messages": [{"role": "user", "content": "x"}]});
+            request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            ChatBody::read(serde_json::from_value(request).unwrap())
+                .map(|body| body.parameters.cache_key().map(str::to_owned))
+        };
+        assert_eq!(key(json!({"prompt_cache_key": "k", "user": "u"})).unwrap().as_deref(), Some("k"));
+        assert_eq!(key(json!({"user": "u"})).unwrap().as_deref(), Some("u"));
+        assert_eq!(key(json!({"user": "u".repeat(257), "prompt_cache_key": ""})).unwrap(), None);
+        let error = key(json!({"prompt_cache_key": "k".repeat(257)})).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("prompt_cache_key"));
     }
 
     #[test]

@@ -6,21 +6,17 @@ use skep_engine::{
     Usage,
     chat::{ChatFinish, ToolCall},
 };
+use skep_runtime::BatchAnswer;
 
 /// Returns a whole response with these choices.
 pub(crate) fn completion(model: &str, choices: Vec<ChatChoice>, usage: &Usage) -> ChatCompletion {
     Envelope::new("chatcmpl", model).chat(choices, usage)
 }
 
-/// Returns a whole response with one choice.
-pub(crate) fn whole_answer(
-    model: &str,
-    text: &str,
-    tool_calls: &[ToolCall],
-    finish: ChatFinish,
-    usage: &Usage,
-) -> ChatCompletion {
-    completion(model, vec![choice(0, message(text, "", tool_calls), finish, None)], usage)
+/// Returns a whole response for a stored answer.
+pub(crate) fn whole_answer(model: &str, answer: &BatchAnswer) -> ChatCompletion {
+    let BatchAnswer { text, reasoning, tool_calls, finish, usage, .. } = answer;
+    completion(model, vec![choice(0, message(text, reasoning, tool_calls), *finish, None)], usage)
 }
 
 /// Returns the message of a choice.

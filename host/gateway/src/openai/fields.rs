@@ -4,14 +4,22 @@ use crate::ApiError;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
+/// Maximum number of unknown fields that are noted inside of one field.
+const MAX_UNKNOWN_INSIDE: usize = 32;
+
 /// A JSON object. A field that is `null` counts as missing.
 #[derive(Debug, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Fields(Map<String, Value>);
+pub(crate) struct Fields {
+    given: Map<String, Value>,
+    /// Names of fields inside of others that nobody reads.
+    #[serde(skip)]
+    unknown_inside: Vec<String>,
+}
 
 impl Fields {
     pub(crate) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
-        let Some(value) = self.0.remove(name).filter(|value| !value.is_null()) else { return Ok(None) };
+        let Some(value) = self.given.remove(name).filter(|value| !value.is_null()) else { return Ok(None) };
         serde_path_to_error::deserialize(value).map(Some).map_err(|error| {
             let path = error.path().to_string();
             let param = match path.as_str() {
@@ -29,17 +37,37 @@ impl Fields {
 
     /// Whether a field exists and is not `null`.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.0.get(name).is_some_and(|value| !value.is_null())
+        self.given.get(name).is_some_and(|value| !value.is_null())
     }
 
-    /// Returns the names of the fields that have not been taken and are not `null`.
+    /// Returns the names of the fields that nobody has read and that are not `null`.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
+        let given = self.given.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str());
+        given.chain(self.unknown_inside.iter().map(String::as_str))
+    }
+
+    /// Returns the names of the fields that nobody has read, for the header that names them.
+    pub(crate) fn into_ignored(self) -> Vec<String> {
+        self.names().map(str::to_owned).collect()
+    }
+
+    /// Notes the fields inside of an object that are not among those that its reader knows.
+    pub(crate) fn note_unknown_inside(&mut self, name: &str, known: &[&str]) {
+        let Some(Value::Object(inside)) = self.given.get(name) else { return };
+        let unknown = inside.iter().filter(|(key, value)| !value.is_null() && !known.contains(&key.as_str()));
+        self.unknown_inside.extend(unknown.map(|(key, _)| format!("{name}.{key}")).take(MAX_UNKNOWN_INSIDE));
+    }
+
+    /// Removes a field that asks for nothing but what happens anyway.
+    pub(crate) fn settle(&mut self, name: &str, happens_anyway: impl FnOnce(&Value) -> bool) {
+        if self.given.get(name).is_some_and(happens_anyway) {
+            self.given.remove(name);
+        }
     }
 
     /// Sets a field that another shape has under a different name.
     pub(crate) fn put(&mut self, name: &str, value: Value) {
-        self.0.insert(name.to_owned(), value);
+        self.given.insert(name.to_owned(), value);
     }
 
     /// Refuses fields that are not supported and would change the meaning of the response.
@@ -50,6 +78,18 @@ impl Fields {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether a value is the one that asks for nothing: false, 0, or something empty.
+pub(crate) fn asks_for_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(value) => value.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.is_empty(),
     }
 }
 
@@ -72,5 +112,18 @@ mod tests {
         assert_eq!(param(fields.take::<Vec<Item>>("prompt").unwrap_err()), "prompt[0].id");
         assert_eq!(fields.take::<u32>("n").unwrap(), None);
         assert_eq!(param(fields.take_required::<u32>("n").unwrap_err()), "n");
+    }
+
+    #[test]
+    fn what_nobody_reads_is_named() {
+        let fields =
+            json!({"n": 1, "store": false, "seed": null, "odd": 1, "inner": {"known": 1, "x": 2, "y": null}});
+        let mut fields: Fields = serde_json::from_value(fields).unwrap();
+        fields.take::<u32>("n").unwrap();
+        fields.settle("store", asks_for_nothing);
+        fields.settle("odd", asks_for_nothing);
+        fields.note_unknown_inside("inner", &["known"]);
+        fields.take::<Value>("inner").unwrap();
+        assert_eq!(fields.into_ignored(), ["odd", "inner.x"]);
     }
 }

@@ -1,5 +1,6 @@
 //! OpenAI's request and response shapes: the fields of requests, and the parts that responses share.
 
+pub(crate) mod chat_message;
 pub(crate) mod chat_request;
 pub(crate) mod chat_response;
 pub(crate) mod fields;
@@ -9,7 +10,9 @@ pub(crate) mod parameters;
 pub(crate) mod prompt;
 pub(crate) mod reasoning;
 pub(crate) mod response_format;
+pub(crate) mod responses;
 pub(crate) mod schema;
+pub(crate) mod tools;
 
 use skep_api::{
     ChatChoice, ChatChunk, ChatCompletion, ChunkChoice, Completion, CompletionChoice, CompletionTokens,
@@ -27,6 +30,7 @@ pub(crate) fn usage(usage: &Usage) -> skep_api::Usage {
         total_tokens: prompt_tokens + completion_tokens,
         prompt_tokens_details: PromptTokens { cached_tokens: usage.cached_tokens.into() },
         completion_tokens_details: CompletionTokens {
+            reasoning_tokens: usage.reasoning_tokens.into(),
             accepted_prediction_tokens: usage.accepted_tokens.into(),
             rejected_prediction_tokens: usage.rejected_tokens.into(),
             taken_back_tokens: usage.rolled_back_tokens.into(),
@@ -39,6 +43,19 @@ pub(crate) fn tool_call(call: &ToolCall) -> FunctionToolCall {
     FunctionToolCall { id: call.id.clone(), kind: marker::Function, function }
 }
 
+/// Returns the part of an agent's reply that has not been streamed, or `None` if the reply is another text. Text that the
+/// model generated before it called tools is not part of the reply, and an agent may reply with more than it let its model
+/// stream.
+pub(crate) fn rest_of_reply<'a>(streamed: &str, reply: &'a str) -> Option<&'a str> {
+    let is_whole = || streamed.ends_with(reply).then_some("");
+    reply.strip_prefix(streamed).or_else(is_whole)
+}
+
+/// Returns the Unix time in seconds.
+pub(crate) fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 /// The fields that all responses to one request share.
 #[derive(Clone)]
 pub(crate) struct Envelope {
@@ -49,9 +66,8 @@ pub(crate) struct Envelope {
 
 impl Envelope {
     pub(crate) fn new(prefix: &str, model: &str) -> Self {
-        let created_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let id = format!("{prefix}-{}", uuid::Uuid::now_v7().simple());
-        Envelope { id, created_s, model: model.to_owned() }
+        Envelope { id, created_s: now_s(), model: model.to_owned() }
     }
 
     /// Names the model that a route chose.

@@ -1,6 +1,6 @@
 //! The parameters that chat and text completions share.
 
-use super::fields::Fields;
+use super::fields::{Fields, asks_for_nothing};
 use crate::ApiError;
 use serde::Deserialize;
 use skep_engine::Sampling;
@@ -10,6 +10,21 @@ use utoipa::ToSchema;
 /// Maximum number of choices of one request; each is a sequence in the engine.
 const MAX_CHOICES: u32 = 16;
 const MAX_LOGIT_BIASES: usize = 1024;
+/// Longest key that names a session for affinity.
+const MAX_CACHE_KEY_BYTES: usize = 256;
+/// Fields of other servers that would change the answer, unless their values ask for nothing.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("guided_choice", "use guided_json with an enum, or guided_regex"),
+    ("structured_outputs", "use response_format, or one of the guided fields"),
+    ("min_tokens", "remove it"),
+    ("stop_token_ids", "use stop"),
+    ("bad_words", "use logit_bias"),
+    ("use_beam_search", "remove it"),
+    ("continue_final_message", "use /v1/completions to continue a text"),
+    ("prompt_logprobs", "use /v1/completions with echo and logprobs"),
+];
+/// Tiers of service that are what every request gets.
+const TIERS: [&str; 2] = ["auto", "default"];
 
 /// Parameters that chat and text completions share. All are optional.
 #[derive(Debug, ToSchema)]
@@ -30,8 +45,11 @@ pub(crate) struct Parameters {
     pub max_tokens: Option<u32>,
     /// Whether the model's end of text is ignored.
     pub ignore_eos: Option<bool>,
-    /// The session, with an agent as the model.
+    /// The session, with an agent as the model; with a model, the same as `prompt_cache_key`, which takes precedence.
     pub user: Option<String>,
+    /// The host looks for the cached prefix where it answered this key last, unless a header names the session.
+    #[schema(max_length = 256)]
+    pub prompt_cache_key: Option<String>,
     #[schema(minimum = 0, maximum = 2)]
     temperature: Option<f32>,
     #[schema(exclusive_minimum = 0, maximum = 1)]
@@ -57,6 +75,10 @@ pub(crate) struct StreamOptions {
     /// Whether the last chunk has the usage.
     #[serde(default)]
     include_usage: bool,
+    /// Pieces are never padded, whatever this says.
+    #[serde(default)]
+    #[expect(dead_code, reason = "it only describes a request, and its type is checked")]
+    include_obfuscation: Option<bool>,
 }
 
 /// Texts that end the answer.
@@ -69,6 +91,11 @@ pub(crate) enum Stop {
 
 impl Parameters {
     pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        UNSUPPORTED.iter().for_each(|(name, _)| fields.settle(name, asks_for_nothing));
+        fields.refuse(UNSUPPORTED)?;
+        fields.settle("store", asks_for_nothing);
+        fields.settle("service_tier", |tier| tier.as_str().is_some_and(|tier| TIERS.contains(&tier)));
+        fields.note_unknown_inside("stream_options", &["include_usage", "include_obfuscation"]);
         Ok(Parameters {
             model: fields.take("model")?,
             n: fields.take("n")?,
@@ -80,6 +107,7 @@ impl Parameters {
             max_tokens: fields.take("max_tokens")?,
             ignore_eos: fields.take("ignore_eos")?,
             user: fields.take("user")?,
+            prompt_cache_key: prompt_cache_key(fields.take("prompt_cache_key")?)?,
             temperature: fields.take("temperature")?,
             top_p: fields.take("top_p")?,
             top_k: fields.take("top_k")?,
@@ -102,6 +130,12 @@ impl Parameters {
             n @ 1..=MAX_CHOICES => Ok(n as usize),
             n => Err(ApiError::parameter("n", format!("n is {n}; it must be 1 to {MAX_CHOICES}"))),
         }
+    }
+
+    /// Returns the session by whose last answer the cached prefix is found.
+    pub(crate) fn cache_key(&self) -> Option<&str> {
+        let user = self.user.as_deref().filter(|user| (1..=MAX_CACHE_KEY_BYTES).contains(&user.len()));
+        self.prompt_cache_key.as_deref().or(user)
     }
 
     pub(crate) fn streams(&self) -> bool {
@@ -140,12 +174,7 @@ impl Parameters {
                     )
                 })?,
             },
-            top_p: match within("top_p", self.top_p, 0.0..=1.0)? {
-                Some(0.0) => {
-                    return Err(ApiError::parameter("top_p", "top_p is 0; it must be over 0 and at most 1"));
-                }
-                top_p => top_p.unwrap_or(defaults.top_p),
-            },
+            top_p: top_p(self.top_p)?.unwrap_or(defaults.top_p),
             min_p: within("min_p", self.min_p, 0.0..=1.0)?.unwrap_or(defaults.min_p),
             frequency_penalty: within("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?
                 .unwrap_or(defaults.frequency_penalty),
@@ -176,7 +205,29 @@ impl Parameters {
     }
 }
 
-fn within(
+fn prompt_cache_key(key: Option<String>) -> Result<Option<String>, ApiError> {
+    match key {
+        Some(key) if key.len() > MAX_CACHE_KEY_BYTES => {
+            let message = format!(
+                "prompt_cache_key has {} bytes; at most {MAX_CACHE_KEY_BYTES} are allowed",
+                key.len()
+            );
+            Err(ApiError::parameter("prompt_cache_key", message))
+        }
+        key => Ok(key.filter(|key| !key.is_empty())),
+    }
+}
+
+/// Checks the part of the probability from which tokens are drawn.
+pub(crate) fn top_p(value: Option<f32>) -> Result<Option<f32>, ApiError> {
+    match within("top_p", value, 0.0..=1.0)? {
+        Some(0.0) => Err(ApiError::parameter("top_p", "top_p is 0; it must be over 0 and at most 1")),
+        top_p => Ok(top_p),
+    }
+}
+
+/// Checks that a number is in its range.
+pub(crate) fn within(
     name: &str,
     value: Option<f32>,
     range: std::ops::RangeInclusive<f32>,

@@ -7,7 +7,14 @@ use skep_engine::chat::Reasoning;
 use utoipa::ToSchema;
 
 /// The efforts that a request may ask for. `none` turns reasoning off.
-const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// The fields that are read inside of others.
+const KNOWN_INSIDE: [(&str, &[&str]); 3] = [
+    ("chat_template_kwargs", &["enable_thinking", "thinking"]),
+    ("reasoning", &["enabled", "effort", "max_tokens"]),
+    ("thinking", &["type", "budget_tokens"]),
+];
 
 /// Reasoning as Anthropic's API has it.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -48,6 +55,9 @@ pub(super) struct TemplateBody {
 /// Takes the reasoning that a request asks for. A more specific field takes precedence.
 pub(crate) fn take(fields: &mut Fields) -> Result<Reasoning, ApiError> {
     let mut wanted = Reasoning::default();
+    for (name, known) in KNOWN_INSIDE {
+        fields.note_unknown_inside(name, known);
+    }
     if let Some(body) = fields.take::<TemplateBody>("chat_template_kwargs")? {
         wanted.enabled = body.enable_thinking.or(body.thinking);
     }
@@ -82,21 +92,28 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Reasoning, ApiError> {
 }
 
 fn set_effort(wanted: &mut Reasoning, field: &str, effort: String) -> Result<(), ApiError> {
-    match effort.as_str() {
-        "none" => wanted.enabled = Some(false),
-        // Templates know three words.
-        "minimal" | "low" => wanted.effort = Some("low".to_owned()),
-        "medium" => wanted.effort = Some(effort),
-        "high" | "xhigh" => wanted.effort = Some("high".to_owned()),
-        _ => {
-            let message = format!("{effort:?} is not an effort; the efforts are {}", EFFORTS.join(", "));
-            return Err(ApiError::parameter(field, message));
-        }
+    match effort_word(field, &effort)? {
+        None => wanted.enabled = Some(false),
+        word => wanted.effort = word,
     }
     if wanted.effort.is_some() && wanted.enabled.is_none() {
         wanted.enabled = Some(true);
     }
     Ok(())
+}
+
+/// Returns the word that templates know for an effort; they know three. `None` turns reasoning off.
+pub(crate) fn effort_word(field: &str, effort: &str) -> Result<Option<String>, ApiError> {
+    match effort {
+        "none" => Ok(None),
+        "minimal" | "low" => Ok(Some("low".to_owned())),
+        "medium" => Ok(Some("medium".to_owned())),
+        "high" | "xhigh" | "max" => Ok(Some("high".to_owned())),
+        _ => {
+            let message = format!("{effort:?} is not an effort; the efforts are {}", EFFORTS.join(", "));
+            Err(ApiError::parameter(field, message))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,13 +4,15 @@
 //! compares them with the readers' sources.
 
 use super::{
-    chat_request::{MessageBody, ToolBody},
+    chat_message::MessageBody,
     parameters::Parameters,
     prompt::Prompt,
     reasoning::{ReasoningBody, TemplateBody, ThinkingBody},
+    responses::Input,
+    tools::ToolBody,
 };
 use serde_json::Value;
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap};
 use utoipa::{
     PartialSchema, ToSchema,
     openapi::{
@@ -50,7 +52,7 @@ struct ChatFields {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it only describes a request")]
 struct ReasoningFields {
-    /// `none`, `minimal`, `low`, `medium`, `high` or `xhigh`.
+    /// `none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`.
     reasoning_effort: Option<String>,
     reasoning: Option<ReasoningBody>,
     thinking: Option<ThinkingBody>,
@@ -96,6 +98,42 @@ struct CompletionFields {
     echo: Option<bool>,
     #[schema(maximum = 20)]
     logprobs: Option<u32>,
+}
+
+/// Fields of a response.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it only describes a request")]
+struct ResponseFields {
+    input: Input,
+    /// The system message. It is not continued by `previous_response_id`.
+    instructions: Option<String>,
+    #[schema(minimum = 1)]
+    max_output_tokens: Option<u32>,
+    /// It concerns tools that the host does not have.
+    max_tool_calls: Option<u32>,
+    /// At most 16 entries.
+    metadata: Option<BTreeMap<String, String>>,
+    /// Id of a stored response, which this one continues.
+    previous_response_id: Option<String>,
+    /// Whether the response is stored; the default is true.
+    store: Option<bool>,
+    /// Whether the response is produced in the background.
+    background: Option<bool>,
+    /// The form of the answer: `{"format": {"type": "json_schema", "name": …, "schema": …}}`.
+    text: Option<Value>,
+    /// Functions: `{"type": "function", "name": …, "description": …, "parameters": …}`.
+    tools: Option<Vec<Value>>,
+    /// `auto`, `none`, `required`, or an object that names a function or the allowed ones.
+    tool_choice: Option<Value>,
+    /// The default is true, unless `tool_choice` forces a call.
+    parallel_tool_calls: Option<bool>,
+    /// `message.output_text.logprobs` adds log-probabilities.
+    include: Option<Vec<String>>,
+    #[schema(maximum = 20)]
+    top_logprobs: Option<u32>,
+    /// Must be `disabled`.
+    truncation: Option<String>,
+    safety_identifier: Option<String>,
 }
 
 /// Fields of Workers AI: a request has `prompt` or `messages`; or `requests`, to queue a batch; or `request_id`, to fetch one.
@@ -145,13 +183,18 @@ macro_rules! request {
 }
 
 request! {
-    /// A request for a chat completion. Unknown fields are ignored, except those that would change the meaning of the answer.
+    /// A request for a chat completion. Fields that would change the answer and cannot be served are refused; unknown ones are ignored, and `x-skep-ignored` names them.
     ChatCompletionRequest = ChatMessages | ChatFields | ReasoningFields | OutputForm | Parameters
 }
 
 request! {
-    /// A request for a text completion. Unknown fields are ignored, except those that would change the meaning of the answer.
+    /// A request for a text completion. Fields that would change the answer and cannot be served are refused; unknown ones are ignored, and `x-skep-ignored` names them.
     CompletionRequest = CompletionFields | OutputForm | Parameters
+}
+
+request! {
+    /// A request for a response. Unknown fields are ignored and named in `x-skep-ignored`, except those that would change the meaning of the answer.
+    CreateResponseRequest = ResponseFields | ReasoningFields | Parameters
 }
 
 request! {
@@ -185,6 +228,9 @@ mod tests {
         let chat = taken(include_str!("chat_request.rs"));
         assert_eq!(chat, &properties::<ChatMessages>() | &properties::<ChatFields>());
         assert_eq!(taken(include_str!("reasoning.rs")), properties::<ReasoningFields>());
+        let mut taken_of_response = taken(include_str!("responses/request.rs"));
+        assert!(taken_of_response.remove("reasoning"), "it is taken, shown and put back");
+        assert_eq!(taken_of_response, properties::<ResponseFields>());
         assert_eq!(taken(include_str!("parameters.rs")), properties::<Parameters>());
         assert_eq!(taken(include_str!("response_format.rs")), properties::<OutputForm>());
         assert_eq!(taken(include_str!("../routes/completions.rs")), properties::<CompletionFields>());

@@ -15,7 +15,7 @@ use axum::{
 };
 use skep_api::{AiEnvelope, BatchStatusEnvelope};
 use skep_engine::Cancel;
-use skep_runtime::{AGENT_MODEL, BatchItem, NewBatch};
+use skep_runtime::{AGENT_MODEL, BatchItem, BatchTerms, NewBatch};
 
 /// Queues the requests of a body of this size: those under `requests`, or the body itself.
 pub(super) async fn queue(
@@ -47,8 +47,13 @@ pub(super) async fn queue(
         None => Ok(vec![batch::item(fields, is_for_agent, &defaults)?]),
     };
     let items = run_on_compute(gateway, caller.tenant.as_str(), body_bytes, read).await?;
-    let batch =
-        NewBatch { key: caller.key().map(str::to_owned), principal: caller.tenant.into(), model, items };
+    let batch = NewBatch {
+        key: caller.key().map(str::to_owned),
+        principal: caller.tenant.into(),
+        model,
+        items,
+        terms: BatchTerms::default(),
+    };
     let status = gateway.host.queue_batch(batch).await?;
     Ok(Json(AiEnvelope::success(batch::standing(&status))).into_response())
 }

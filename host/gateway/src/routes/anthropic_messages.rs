@@ -16,7 +16,7 @@ use axum::{
 };
 use skep_api::{AnthropicError, AnthropicEvent, AnthropicMessage, AnthropicTokenCount};
 use skep_engine::{
-    Affinity, Cancel, Model,
+    Cancel, Model,
     chat::{Opening, Transcript},
 };
 use skep_runtime::Surface;
@@ -50,7 +50,7 @@ pub(crate) async fn create(
     let asked = named(Some(&request.model));
     let model = model_of(&gateway, &caller, asked).await?;
     let observer = caller.observer(&gateway, Surface::Messages, asked, request.streams());
-    let affinity = affinity(&headers, &caller, &request)?;
+    let affinity = headers::affinity_with(&headers, &caller, request.user())?;
     let bytes = if request.is_constrained() { LONG } else { request.text_bytes() };
     let request = Arc::new(request);
     let read = request.clone();
@@ -97,10 +97,4 @@ pub(crate) async fn count_tokens(
         Ok(Json(AnthropicTokenCount { input_tokens }))
     };
     run_on_compute(&gateway, caller.tenant.as_str(), LONG, count).await
-}
-
-fn affinity(headers: &HeaderMap, caller: &Caller, request: &MessageRequest) -> Result<Affinity, ApiError> {
-    let affinity = headers::affinity(headers, caller)?;
-    let session = affinity.session.clone().or_else(|| request.user().map(str::to_owned));
-    Ok(Affinity { session, ..affinity })
 }

@@ -11,28 +11,28 @@ use crate::{
         chat_request::ChatBody,
         chat_response::{choice, completion, message},
         fields::Fields,
-        logprobs,
+        logprobs, rest_of_reply,
     },
-    routes::messages::run_events,
+    routes::{agent_as_model, messages::run_events},
     spent::Spent,
     sse::{self, Message, Step, Writer},
 };
 use axum::{
     Json,
     extract::State,
-    http::{HeaderMap, StatusCode},
+    http::HeaderMap,
     response::{IntoResponse, Response},
 };
-use futures::{StreamExt, stream};
+use futures::{Stream, StreamExt, stream};
 use skep_api::{
     AssistantMessage, ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatLogprobs, ChunkChoice,
     ChunkFunction, ChunkToolCall, ErrorBody, marker,
 };
 use skep_engine::{
-    Affinity, Cancel, EngineError, Model, Observer, Priority, TokenLogprob, Usage,
+    Affinity, Cancel, EngineError, Model, Observer, TokenLogprob, Usage,
     chat::{ChatEvent, ChatMessage, ChatOptions, ChatStream, Routed},
 };
-use skep_runtime::{Invocation, Origin, RunEvent, RuntimeError, Surface, WorstCase};
+use skep_runtime::{RunEvent, RuntimeError, Surface, WorstCase};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -49,7 +49,8 @@ enum StreamItem {
 /// Chats with a model or with an agent, as OpenAI's route of this name does.
 ///
 /// `"model": "agent:NAME"` talks to an agent, which answers the last user message. The header `x-session-affinity` or
-/// `x-session-id`, or the field `user`, names the agent's session.
+/// `x-session-id`, or the field `user`, names the agent's session. With a model, they or `prompt_cache_key` say where the prefix is
+/// likely cached.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "models", operation_id = "create_chat_completion",
     params(
         ("x-session-affinity" = Option<String>, Header, description = "The session, whose prefix is likely cached"),
@@ -59,7 +60,7 @@ enum StreamItem {
     ),
     request_body = crate::openai::schema::ChatCompletionRequest,
     responses(
-        (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one. `x-skep-model` names the model that answers, and `x-skep-attempts` how many a route asked.",
+        (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one. `x-skep-model` names the model that answers, `x-skep-attempts` how many a route asked, and `x-skep-ignored` the fields that changed nothing.",
             content((ChatCompletion = "application/json"), (StreamItem = "text/event-stream"))),
         (status = 404, description = "`model_not_found`"),
         (status = 409, description = "With an agent: `waiting_for_approval`, `model_gone`, `held_since_restore` or `turn_dropped`"),
@@ -77,7 +78,10 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let body = Arc::new(body);
     match body.parameters.model.as_deref().and_then(|model| model.strip_prefix("agent:")) {
-        Some(agent) => with_agent(&gateway, caller, agent, &headers, &body).await,
+        Some(agent) => {
+            let response = with_agent(&gateway, caller, agent, &headers, &body).await?;
+            Ok(headers::ignored(response, &body.ignored_by_agent()))
+        }
         None => with_model(&gateway, &caller, &headers, &body).await,
     }
 }
@@ -114,14 +118,15 @@ async fn with_model(
     let asked = named(body.parameters.model.as_deref());
     let model = model_of(gateway, caller, asked).await?;
     let observer = caller.observer(gateway, Surface::ChatCompletions, asked, body.parameters.streams());
-    let affinity = headers::affinity(headers, caller)?;
+    let affinity = headers::affinity_with(headers, caller, body.parameters.cache_key())?;
     let chat = StartedChat::start(gateway, caller, (model, observer), affinity, body).await?;
     let (warnings, served) = (chat.warnings.clone(), chat.served());
     let response = match body.parameters.streams() {
         true => chat.stream(body.parameters.streams_usage()),
         false => Json(chat.whole().await?).into_response(),
     };
-    Ok(headers::served(headers::warned(response, &warnings), &served))
+    let response = headers::ignored(headers::warned(response, &warnings), &body.ignored);
+    Ok(headers::served(response, &served))
 }
 
 /// A chat that was asked for.
@@ -202,13 +207,17 @@ impl StartedChat {
         }
     }
 
+    /// Returns the events of the only choice.
+    pub(super) fn events(self) -> impl Stream<Item = Result<ChatEvent, EngineError>> + Send + Unpin {
+        stream::iter([Ok(self.first)]).chain(stream::select_all(self.choices))
+    }
+
     /// Returns a streamed response of the only choice.
     pub(super) fn respond_with<W>(self, writer: W) -> Response
     where
         W: Writer<Item = Result<ChatEvent, EngineError>>,
     {
-        let choices = stream::select_all(self.choices);
-        sse::respond(stream::iter([Ok(self.first)]).chain(choices), writer)
+        sse::respond(self.events(), writer)
     }
 
     /// Returns a streamed response.
@@ -261,7 +270,7 @@ async fn whole_choice(
     Err(EngineError::Cancelled.into())
 }
 
-fn entries(model: &Model, logprobs: &[TokenLogprob]) -> Vec<skep_api::TokenLogprob> {
+pub(super) fn entries(model: &Model, logprobs: &[TokenLogprob]) -> Vec<skep_api::TokenLogprob> {
     // The log-probabilities of other servers' tokens are not asked for.
     let Some(engine) = model.engine() else { return Vec::new() };
     logprobs.iter().map(|token| logprobs::chat_entry(engine, token)).collect()
@@ -367,27 +376,9 @@ async fn with_agent(
         ));
     }
     let spent = caller.spent().clone();
-    let named = headers::session(headers)?.or_else(|| body.parameters.user.clone());
-    let invocation = Invocation {
-        session: caller.session(&named.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string()))?,
-        key: caller.key().map(str::to_owned),
-        principal: caller.tenant.into(),
-        agent: agent.to_owned(),
-        text,
-        data: None,
-        origin: Origin::Chat,
-        priority: Priority::Interactive,
-        deadline: None,
-        idempotency_key: headers::idempotency_key(headers)?,
-        detached: false,
-    };
+    let session = agent_as_model::session(&caller, headers, body.parameters.user.as_ref())?;
+    let run = agent_as_model::invoke(gateway, &caller, headers, (agent, session), text, false).await?;
     let model = format!("agent:{agent}");
-    let run = gateway.host.invoke(invocation).await.map_err(|error| match error {
-        RuntimeError::AgentNotFound { .. } => {
-            ApiError::new(StatusCode::NOT_FOUND, "model_not_found", error.to_string())
-        }
-        error => error.into(),
-    })?;
     let mut events = run_events(run).boxed();
     if body.parameters.streams() {
         let first = match events.next().await {
@@ -451,13 +442,7 @@ impl Writer for AgentChunkWriter {
             Ok(RunEvent::Done(outcome)) => {
                 self.spent.add(&outcome.usage);
                 self.usage = outcome.usage;
-                // Text that the model generated before it called tools is not part of the reply, and an agent may
-                // reply with more than it let its model stream.
-                let rest = match outcome.text.strip_prefix(&self.said) {
-                    Some(rest) => rest,
-                    None if self.said.ends_with(&outcome.text) => "",
-                    None => &outcome.text,
-                };
+                let rest = rest_of_reply(&self.said, &outcome.text).unwrap_or(&outcome.text);
                 let rest = (!rest.is_empty()).then(|| self.chunk(text(rest.to_owned()), None));
                 rest.into_iter().chain([self.chunk(ChatDelta::default(), Some("stop"))]).collect()
             }

@@ -8,7 +8,7 @@ use crate::{
     metered::Metered,
     openai::{
         Envelope,
-        fields::Fields,
+        fields::{Fields, asks_for_nothing},
         logprobs::TextLogprobs,
         parameters::Parameters,
         prompt::Prompt,
@@ -48,6 +48,8 @@ pub(crate) struct CompletionBody {
     logprobs: Option<u32>,
     output: Option<Form>,
     parameters: Parameters,
+    /// Names of the fields that change nothing here.
+    ignored: Vec<String>,
 }
 
 /// An event of a streamed completion: a piece of the answer, or the error that breaks the stream off.
@@ -64,7 +66,7 @@ enum StreamItem {
 #[utoipa::path(post, path = "/v1/completions", tag = "models", operation_id = "create_completion",
     request_body = crate::openai::schema::CompletionRequest,
     responses(
-        (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one. `x-skep-model` names the model that answers, and `x-skep-attempts` how many a route asked.",
+        (status = 200, description = "The answer; or with `stream`, its pieces as events without a name, and `[DONE]` after the last one. `x-skep-model` names the model that answers, `x-skep-attempts` how many a route asked, and `x-skep-ignored` the fields that changed nothing.",
             content((Completion = "application/json"), (StreamItem = "text/event-stream"))),
         (status = 404, description = "`model_not_found`"),
         (status = 422, description = "`schema_unsatisfied` or `truncated`"),
@@ -82,23 +84,24 @@ pub(crate) async fn create(
     let model = model_of(&gateway, &caller, asked).await?;
     let observer = caller.observer(&gateway, Surface::Completions, asked, body.parameters.streams());
     let asking = Asking {
-        affinity: headers::affinity(&headers, &caller)?,
+        affinity: headers::affinity_with(&headers, &caller, body.parameters.cache_key())?,
         budget: gateway.host.tenant_budget(caller.tenant.as_str(), caller.key())?,
         spent: caller.spent().clone(),
         observer,
     };
-    let (tenant, bytes) = (caller.tenant.as_str(), body.bytes());
+    let (tenant, bytes, ignored) = (caller.tenant.as_str(), body.bytes(), body.ignored.clone());
     let streaming = Streaming::of(&body.parameters);
     if let Some(engine) = model.engine().cloned() {
         let begin = move |cancel: &Cancel| body.start(&engine, &asking, cancel);
         let choices = run_on_compute(&gateway, tenant, bytes, begin).await?;
         let warnings = choices[0].stream.stream().warnings().clone();
-        return Ok(headers::warned(answer(&model, choices, streaming).await?, &warnings));
+        let response = headers::warned(answer(&model, choices, streaming).await?, &warnings);
+        return Ok(headers::ignored(response, &ignored));
     }
     let started = model.clone();
     let begin = move |cancel: &Cancel| body.start_remote(&started, &asking, cancel);
     let choices = run_on_compute(&gateway, tenant, bytes, begin).await?;
-    answer(&model, choices, streaming).await
+    Ok(headers::ignored(answer(&model, choices, streaming).await?, &ignored))
 }
 
 /// Whether and how the answer is streamed.
@@ -150,6 +153,7 @@ where
 
 impl FromFields for CompletionBody {
     fn read(mut fields: Fields) -> Result<Self, ApiError> {
+        fields.settle("suffix", asks_for_nothing);
         fields.refuse(&[
             ("suffix", "put the whole text into the prompt"),
             ("messages", "use /v1/chat/completions"),
@@ -160,6 +164,7 @@ impl FromFields for CompletionBody {
             logprobs: fields.take("logprobs")?,
             output: response_format::take(&mut fields)?,
             parameters: Parameters::take(&mut fields)?,
+            ignored: fields.into_ignored(),
         })
     }
 }

@@ -6,7 +6,7 @@ use axum::{
     extract::{Path, State},
     http::StatusCode,
 };
-use skep_api::{Model, ModelDetails, ModelList, SamplingDefaults, marker};
+use skep_api::{Model, ModelCapabilities, ModelDetails, ModelList, SamplingDefaults, marker};
 use skep_engine::{ModelSet, ModelState, ServedModel};
 
 /// Lists the models, and the agents, which can be used as models.
@@ -18,8 +18,8 @@ pub(crate) async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json
 }
 
 /// Shows a model, or an agent as a model.
-#[utoipa::path(get, path = "/v1/models/{model}", tag = "models", operation_id = "get_model",
-    params(("model" = String, Path, description = "Name or alias of the model, or `agent:NAME`")),
+#[utoipa::path(get, path = "/v1/models/{*model}", tag = "models", operation_id = "get_model",
+    params(("model" = String, Path, description = "Name or alias of the model, or `agent:NAME`. It may contain slashes.")),
     responses(
         (status = 200, description = "The model.", body = Model),
         (status = 404, description = "`model_not_found`"),
@@ -59,6 +59,7 @@ fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
 /// Returns the description of a model.
 pub(super) fn described(models: &ModelSet, model: &ServedModel) -> Model {
     let name = model.name().to_owned();
+    let abilities = model.abilities();
     let (message, percent) = match model.state() {
         ModelState::Loading { step, percent } => (Some(step), percent),
         ModelState::Failed(reason) => (Some(reason), None),
@@ -77,6 +78,21 @@ pub(super) fn described(models: &ModelSet, model: &ServedModel) -> Model {
             is_default: models.default_name() == name,
             aliases: models.aliases_of(&name),
             markup: model.markup().map(str::to_owned),
+            location: match model {
+                ServedModel::Local(_) => "local".to_owned(),
+                ServedModel::Remote(_) => "upstream".to_owned(),
+            },
+            quantization: model.weights().map(str::to_owned),
+            max_output: abilities.max_output.map(|tokens| tokens as u64),
+            capabilities: ModelCapabilities {
+                tools: abilities.tools,
+                json_schema: abilities.json_schema,
+                reasoning: abilities.reasoning,
+                images: abilities.images,
+                // No route makes any.
+                embeddings: false,
+                tokens: abilities.tokens,
+            },
             sampling: model.sampling().map(|sampling| SamplingDefaults {
                 temperature: sampling.temperature,
                 top_p: sampling.top_p,

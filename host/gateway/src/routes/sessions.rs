@@ -68,21 +68,26 @@ pub(crate) async fn show(
     Path((agent, session)): Path<(String, String)>,
 ) -> Result<Json<SessionDetail>, ApiError> {
     let detail = gateway.host.session(&agent, &session).await?;
+    Ok(Json(described(detail, caller.name_of(&session))))
+}
+
+/// Returns the session as clients see it, under the name that the caller uses.
+pub(crate) fn described(detail: skep_runtime::SessionDetail, name: String) -> SessionDetail {
     let conversations = detail.conversations.into_iter().map(|conversation| Conversation {
         name: conversation.name,
         model: conversation.model,
         messages: conversation.messages,
         bytes: conversation.bytes,
     });
-    Ok(Json(SessionDetail {
-        session: named(&detail.summary, caller.name_of(&session)),
+    SessionDetail {
+        session: named(&detail.summary, name),
         conversations: conversations.collect(),
         messages: detail.messages.into_iter().map(message).collect(),
         has_more: detail.has_more,
         usage: openai::usage(&detail.usage),
         state_keys: detail.state_keys,
         state_bytes: detail.state_bytes,
-    }))
+    }
 }
 
 #[derive(Deserialize, IntoParams)]

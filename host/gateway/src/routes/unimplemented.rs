@@ -6,10 +6,9 @@ use crate::ApiError;
 use axum::http::StatusCode;
 
 /// Beginnings of the paths of OpenAI's other routes, after `/v1/`.
-const OTHERS: [&str; 25] = [
+const OTHERS: [&str; 22] = [
     "assistants",
     "audio",
-    "batches",
     "chat/completions/",
     "chatkit",
     "containers",
@@ -18,16 +17,14 @@ const OTHERS: [&str; 25] = [
     "embeddings",
     "engines",
     "evals",
-    "files",
     "fine-tunes",
     "fine_tuning",
     "images",
-    "models/",
     "moderations",
     "organization",
     "projects",
     "realtime",
-    "responses",
+    "responses/",
     "threads",
     "uploads",
     "vector_stores",
@@ -45,7 +42,8 @@ pub(super) fn refusal(path: &str) -> Option<ApiError> {
     let shown: String = path.chars().take(80).collect();
     let message = format!(
         "Skep does not implement {shown}, which is a route of OpenAI; it implements POST /v1/chat/completions, POST \
-         /v1/completions, GET /v1/models and GET /v1/models/{{model}}; GET /openapi.json describes all routes"
+         /v1/completions, GET /v1/models, GET /v1/models/{{model}}, /v1/responses, /v1/files and /v1/batches; GET \
+         /openapi.json describes all routes"
     );
     Some(ApiError::new(StatusCode::NOT_FOUND, "route_not_implemented", message))
 }
@@ -62,7 +60,6 @@ mod tests {
             "/v1/images/generations",
             "/v1/audio/speech",
             "/v1/chat/completions/chatcmpl-1",
-            "/v1/models/a/b",
         ] {
             let error = refusal(path).expect(path);
             assert_eq!(

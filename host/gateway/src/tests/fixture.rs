@@ -147,6 +147,7 @@ fn tiny_model() -> LoadedModel {
         tokenizer: Arc::new(tokenizer),
         template: Arc::new(template),
         executor: Box::new(executor),
+        weights: checkpoint.weight_format(),
         device: "cpu".into(),
         fallback: None,
         sampling: None,

@@ -273,7 +273,7 @@ async fn invalid_requests_are_refused_in_the_common_error_shape() {
     let unknown = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/forget"});
     let answer = server.send(post(&unknown, &session)).await.text;
     assert!(answer.contains("-32601") && answer.contains("no method"), "{answer}");
-    assert!(answer.contains("tools/list and tools/call"), "{answer}");
+    assert!(answer.contains("completion/complete, and those of tools, prompts and resources"), "{answer}");
 }
 
 #[tokio::test]

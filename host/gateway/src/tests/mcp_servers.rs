@@ -3,14 +3,14 @@
 use super::{fixture::Server, mcp::Running};
 use crate::GatewayOptions;
 use serde_json::json;
-use skep_outbound::{McpBounds, McpOptions, McpServer, McpTransport};
+use skep_outbound::{McpBounds, McpForms, McpOptions, McpServer, McpTransport};
 use skep_runtime::{RuntimeOptions, ToolServer, ToolServerError};
 use std::{sync::Arc, time::Duration};
 
 fn server_at(url: &str) -> McpServer {
     let transport = McpTransport::Http { url: url.parse().unwrap(), headers: [].into() };
     let bounds = McpBounds { connect: Duration::from_secs(10), ..McpBounds::default() };
-    McpServer::new("other", McpOptions { transport, tools: None, bounds })
+    McpServer::new("other", McpOptions { transport, tools: None, forms: McpForms::default(), bounds })
 }
 
 #[tokio::test]

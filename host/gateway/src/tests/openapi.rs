@@ -296,8 +296,7 @@ async fn a_route_of_openai_that_does_not_exist_here_is_named_as_such() {
     let server = Server::start().await;
     for (method, path) in [
         (Method::POST, "/v1/embeddings"),
-        (Method::POST, "/v1/responses"),
-        (Method::GET, "/v1/files"),
+        (Method::POST, "/v1/responses/compact/now"),
         (Method::GET, "/v1/fine_tuning/jobs/ftjob-1"),
         (Method::POST, "/v1/audio/transcriptions"),
         (Method::GET, "/v1/chat/completions/chatcmpl-1"),

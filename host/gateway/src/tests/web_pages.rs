@@ -123,3 +123,31 @@ async fn a_host_without_keys_accepts_only_local_names() {
     let rebound = ask(&server, Method::GET, "http://evil.example/v1/agents", &[]).await;
     assert_eq!(rebound.status, 421, "HTTP/2 sends the name in the URI");
 }
+
+#[tokio::test]
+async fn a_page_of_this_host_itself_is_accepted_if_no_other_machine_can_have_its_name() {
+    let open = server(AccessOptions::default()).await;
+    let keyed = server(AccessOptions { keys_required: true, ..AccessOptions::default() }).await;
+    for (origin, host, when_open, when_keyed) in [
+        ("http://localhost:8080", "localhost:8080", 200, 401),
+        ("http://LOCALHOST:8080", "localhost:8080", 200, 401),
+        ("http://127.0.0.1:8080", "127.0.0.1:8080", 200, 401),
+        ("http://[::1]:8080", "[::1]:8080", 200, 401),
+        ("http://10.0.0.7", "10.0.0.7:80", 200, 401),
+        ("https://10.0.0.7", "10.0.0.7", 200, 401),
+        // A page can make its own name resolve to this host, but has no key.
+        ("http://evil.example:8080", "evil.example:8080", 403, 401),
+        ("http://localhost:8081", "localhost:8080", 403, 403),
+        ("http://localhost:8080", "127.0.0.1:8080", 403, 403),
+        ("http://localhost", "localhost:8080", 403, 403),
+        ("https://localhost", "localhost:80", 403, 403),
+        ("ftp://localhost:8080", "localhost:8080", 403, 403),
+        ("localhost:8080", "localhost:8080", 403, 403),
+        ("http://evil.example", "", 403, 403),
+    ] {
+        for (server, expected) in [(&open, when_open), (&keyed, when_keyed)] {
+            let answer = ask(server, Method::GET, "/v1/agents", &[("origin", origin), ("host", host)]).await;
+            assert_eq!(answer.status, expected, "{origin} at {host}: {}", answer.text);
+        }
+    }
+}

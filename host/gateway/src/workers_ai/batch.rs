@@ -6,14 +6,14 @@ use super::{
 };
 use crate::{
     ApiError,
+    batch::request::{OPENAI, queued},
     openai::{chat_response::whole_answer, fields::Fields, usage},
 };
 use serde_json::{Value, json};
 use skep_api::{AiAnswer, AiBatchAnswer, AiBatchAnswers, BatchItems, QueuedBatch};
-use skep_engine::{Affinity, EngineError, Sampling, Usage};
+use skep_engine::{EngineError, Sampling, Usage};
 use skep_runtime::{
-    BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchRequest, BatchResult, BatchResults, BatchStatus,
-    RuntimeError,
+    BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchResult, BatchResults, BatchStatus, RuntimeError,
 };
 
 /// The size that a batch must stay under, whatever the limit of other bodies.
@@ -22,7 +22,6 @@ pub(crate) const MAX_BATCH_BYTES: usize = 10_000_000;
 /// The form of an answer, stored with an item of a batch.
 const NATIVE: &str = "native";
 const NATIVE_JSON: &str = "native-json";
-const OPENAI: &str = "openai";
 
 /// Adds the position of a request in its batch to an error, whose `param` becomes a path into `requests`.
 pub(crate) fn at(index: usize, error: ApiError) -> ApiError {
@@ -41,33 +40,12 @@ pub(crate) fn item(
 ) -> Result<BatchItem, ApiError> {
     let reference = fields.take("external_reference")?;
     let RunRequest { schema, body } = RunRequest::read(fields)?;
-    if body.parameters.streams() {
-        return Err(ApiError::parameter(
-            "stream",
-            "the answers of a batch cannot be streamed; remove `stream`",
-        ));
-    }
-    if body.parameters.choices()? != 1 {
-        return Err(ApiError::parameter(
-            "n",
-            "a request of a batch can have only one choice; send it several times",
-        ));
-    }
     let form = match schema {
         Schema::OpenAi => OPENAI,
         Schema::Native if body.wants_json() => NATIVE_JSON,
         Schema::Native => NATIVE,
     };
-    let request = if is_for_agent {
-        body.refuse_for_agent()?;
-        BatchRequest::Turn { text: body.last_user_text()?, data: None }
-    } else {
-        let options = body.options(0, &Affinity::default(), defaults)?;
-        if options.top_logprobs.is_some() {
-            return Err(ApiError::parameter("logprobs", "log-probabilities are not supported in a batch"));
-        }
-        BatchRequest::Chat { messages: body.messages()?, options: Box::new(options) }
-    };
+    let request = queued(&body, is_for_agent, defaults)?;
     Ok(BatchItem { request, form: form.to_owned(), reference })
 }
 
@@ -142,9 +120,9 @@ fn response(model: &str, item: BatchResult, usage: &mut Usage) -> AiBatchAnswer 
 }
 
 fn result(model: &str, answer: &BatchAnswer) -> Result<Value, ApiError> {
-    let BatchAnswer { form, text, data, tool_calls, finish, cut_off, usage } = answer;
+    let BatchAnswer { form, text, data, tool_calls, cut_off, usage, .. } = answer;
     if form == OPENAI {
-        return Ok(json!(whole_answer(model, text, tool_calls, *finish, usage)));
+        return Ok(json!(whole_answer(model, answer)));
     }
     if *cut_off {
         return Err(EngineError::Truncated.into());

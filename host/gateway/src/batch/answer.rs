@@ -1,0 +1,72 @@
+//! Writes the results of a batch as the lines of its output file and of its error file.
+
+use crate::{ApiError, openai::chat_response::whole_answer};
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use skep_runtime::{BatchOutcome, BatchResult, BatchResults};
+
+/// The two files of a batch that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResultFile {
+    /// The requests that were answered.
+    Output,
+    /// The requests that failed, were cancelled, or were not begun in time.
+    Errors,
+}
+
+/// Returns the lines of a file.
+pub(crate) fn lines(results: &BatchResults, file: ResultFile) -> String {
+    let mut text = String::new();
+    for item in &results.items {
+        if let Some(line) = line(results, item, file) {
+            text.push_str(&line.to_string());
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// Returns the error that a stored failure would have been as an answer.
+fn failure(code: &'static str, message: &str) -> ApiError {
+    let (status, code) = match code {
+        "context_overflow" => (StatusCode::BAD_REQUEST, "context_length_exceeded"),
+        "invalid_request" => (StatusCode::BAD_REQUEST, "invalid_value"),
+        "schema_invalid" => (StatusCode::BAD_REQUEST, code),
+        "price_unknown" => (StatusCode::FORBIDDEN, code),
+        "model_unknown" => (StatusCode::NOT_FOUND, "model_not_found"),
+        "agent_not_found" => (StatusCode::NOT_FOUND, code),
+        "schema_unsatisfied" | "truncated" | "tool_failed" | "invalid_message" => {
+            (StatusCode::UNPROCESSABLE_ENTITY, code)
+        }
+        "upstream_refused" | "upstream_cut_off" | "upstream_malformed" => (StatusCode::BAD_GATEWAY, code),
+        "upstream_unavailable" => (StatusCode::SERVICE_UNAVAILABLE, code),
+        "deadline_exceeded" => (StatusCode::GATEWAY_TIMEOUT, code),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, code),
+    };
+    ApiError::new(status, code, message)
+}
+
+fn line(results: &BatchResults, item: &BatchResult, file: ResultFile) -> Option<Value> {
+    let status = &results.status;
+    let id = format!("batch_req_{}_{}", status.id, item.index);
+    let (response, error) = match (&item.outcome, file) {
+        (BatchOutcome::Done(answer), ResultFile::Output) => {
+            let body = whole_answer(&status.model, answer);
+            (json!({"status_code": 200, "request_id": id, "body": body}), Value::Null)
+        }
+        (BatchOutcome::Failed { code, message }, ResultFile::Errors) => {
+            let error = failure(code, message);
+            let body = error.body();
+            (json!({"status_code": error.status.as_u16(), "request_id": id, "body": body}), Value::Null)
+        }
+        (BatchOutcome::Cancelled, ResultFile::Errors) => {
+            let (code, message) = match status.expired {
+                true => ("batch_expired", "the batch's time was over before this request was answered"),
+                false => ("batch_cancelled", "the batch was cancelled before this request was answered"),
+            };
+            (Value::Null, json!({"code": code, "message": message}))
+        }
+        _ => return None,
+    };
+    Some(json!({"id": id, "custom_id": item.reference, "response": response, "error": error}))
+}

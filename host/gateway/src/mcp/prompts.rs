@@ -1,0 +1,119 @@
+//! Prompts: those that agents declare under `[mcp.prompts]`, each written by one of the agent's tools.
+
+use super::{
+    call::{self, Client},
+    catalog::{PAGE, Target},
+    content,
+    scope::Scope,
+};
+use rmcp::{
+    ErrorData, RoleServer,
+    model::{
+        ContentBlock, GetPromptRequestParams, GetPromptResult, JsonObject, ListPromptsResult, Prompt,
+        PromptArgument, PromptMessage, Role,
+    },
+    service::RequestContext,
+};
+use serde_json::Value;
+use skep_runtime::{AgentDetail, AgentHost, PromptToml, ToolDefinition};
+
+/// Returns a page of the prompts in a scope. The page starts after the name in the cursor.
+pub(super) fn page(host: &AgentHost, scope: &Scope, cursor: Option<&str>) -> ListPromptsResult {
+    let after = cursor.map(|cursor| scope.target(cursor));
+    let mut prompts: Vec<Prompt> = Vec::new();
+    // An agent that has been removed in the meantime has no prompts.
+    for agent in scope.agents(host).iter().filter_map(|agent| host.agent(agent).ok()) {
+        for (name, prompt) in &agent.mcp.prompts {
+            let target = Target { agent: &agent.summary.name, tool: Some(name) };
+            if after.as_ref().is_some_and(|after| target <= *after) {
+                continue;
+            }
+            let Some(tool) = tool_of(&agent, &prompt.tool) else { continue };
+            if prompts.len() == PAGE {
+                let next_cursor = prompts.last().map(|prompt| prompt.name.clone());
+                return ListPromptsResult { next_cursor, ..ListPromptsResult::with_all_items(prompts) };
+            }
+            prompts.push(described(scope.name(target.agent, name), prompt, tool));
+        }
+    }
+    ListPromptsResult::with_all_items(prompts)
+}
+
+/// Lets the agent's tool write a prompt.
+pub(super) async fn get(
+    client: Client<'_>,
+    scope: &Scope,
+    request: GetPromptRequestParams,
+    context: &RequestContext<RoleServer>,
+) -> Result<GetPromptResult, ErrorData> {
+    let found = find(client.host, scope, &request.name);
+    let (agent, prompt, tool) = found.ok_or_else(|| unknown(&request.name))?;
+    let arguments = arguments(request.arguments.unwrap_or_default(), &tool);
+    let result = call::result_of(&client, scope, &agent, &tool, arguments, context, "prompt").await?;
+    let messages = messages(result, &tool).map_err(|error| call::failed(&error))?;
+    Ok(GetPromptResult::new(messages).with_description(prompt.description.unwrap_or(tool.description)))
+}
+
+/// Returns a prompt of the scope: its agent, its declaration and the tool that writes it.
+pub(super) fn find(
+    host: &AgentHost,
+    scope: &Scope,
+    name: &str,
+) -> Option<(String, PromptToml, ToolDefinition)> {
+    let target = scope.target(name);
+    let agent = host.agent(target.agent).ok().filter(|_| scope.includes(target.agent))?;
+    let prompt = agent.mcp.prompts.get(target.tool?)?;
+    let tool = tool_of(&agent, &prompt.tool)?;
+    Some((target.agent.to_owned(), prompt.clone(), tool.clone()))
+}
+
+pub(super) fn tool_of<'a>(agent: &'a AgentDetail, name: &str) -> Option<&'a ToolDefinition> {
+    agent.tools.iter().find(|tool| tool.name == name)
+}
+
+fn described(name: String, prompt: &PromptToml, tool: &ToolDefinition) -> Prompt {
+    let required = |name: &str| {
+        tool.input_schema["required"].as_array().is_some_and(|names| names.iter().any(|known| known == name))
+    };
+    let properties = tool.input_schema["properties"].as_object();
+    let arguments = properties.into_iter().flatten().map(|(name, property)| {
+        let argument = PromptArgument::new(name.clone()).with_required(required(name));
+        match property["description"].as_str() {
+            Some(description) => argument.with_description(description),
+            None => argument,
+        }
+    });
+    let description = prompt.description.clone().unwrap_or_else(|| tool.description.clone());
+    Prompt::new(name, Some(description), Some(arguments.collect()))
+}
+
+/// Returns the arguments of a prompt, or the variables of a resource, as arguments of its tool. They are texts; where the
+/// tool takes something else, the text is read as JSON.
+pub(super) fn arguments(given: JsonObject, tool: &ToolDefinition) -> JsonObject {
+    let read = |(name, value): (String, Value)| {
+        let is_text = tool.input_schema["properties"][&name]["type"] == "string";
+        let parsed = match &value {
+            Value::String(text) if !is_text => serde_json::from_str(text).ok(),
+            _ => None,
+        };
+        (name, parsed.unwrap_or(value))
+    };
+    given.into_iter().map(read).collect()
+}
+
+fn messages(result: Value, tool: &ToolDefinition) -> Result<Vec<PromptMessage>, skep_runtime::RuntimeError> {
+    if content::has_parts(tool) {
+        let parts = content::parts(&result)?.into_iter();
+        return Ok(parts.map(|part| PromptMessage::new(part.role, part.block)).collect());
+    }
+    let text = result.as_str().map_or_else(|| result.to_string(), str::to_owned);
+    Ok(vec![PromptMessage::new(Role::User, ContentBlock::text(text))])
+}
+
+fn unknown(name: &str) -> ErrorData {
+    let name: String = name.chars().take(160).collect();
+    ErrorData::invalid_params(
+        format!("unknown prompt {name:?}; prompts/list lists the available prompts"),
+        None,
+    )
+}

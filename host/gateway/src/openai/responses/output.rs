@@ -1,0 +1,215 @@
+//! The items of an output and the events in which they grow.
+
+use super::item_id::{self, Position};
+use skep_api::{
+    ReasoningPart, ResponseEvent, ResponseItem, ResponsePart, ResponseStatus, TokenLogprob, marker,
+};
+use skep_engine::chat::{ChatFinish, ToolCall};
+use skep_runtime::BatchAnswer;
+
+/// The output of a response. Each item grows until the next one begins.
+#[derive(Debug)]
+pub(super) struct Output {
+    response: String,
+    items: Vec<ResponseItem>,
+    /// Whether the last item grows.
+    is_open: bool,
+}
+
+impl Output {
+    pub(super) fn new(response: &str) -> Self {
+        Output { response: response.to_owned(), items: Vec::new(), is_open: false }
+    }
+
+    pub(super) fn items(&self) -> &[ResponseItem] {
+        &self.items
+    }
+
+    pub(super) fn reasoning(&mut self, delta: String, events: &mut Vec<ResponseEvent>) {
+        if !matches!(self.open(), Some(ResponseItem::Reasoning { .. })) {
+            self.begin(events, |id, status| ResponseItem::Reasoning {
+                id: id("rs"),
+                summary: Vec::new(),
+                content: Vec::new(),
+                status,
+            });
+            let part = ResponsePart::ReasoningText { text: String::new() };
+            let (item_id, output_index) = self.place();
+            events.push(ResponseEvent::PartAdded { item_id, output_index, content_index: 0, part });
+            if let Some(ResponseItem::Reasoning { content, .. }) = self.items.last_mut() {
+                content.push(ReasoningPart::ReasoningText { text: String::new() });
+            }
+        }
+        if let Some(ResponseItem::Reasoning { content, .. }) = self.items.last_mut() {
+            content.iter_mut().for_each(|ReasoningPart::ReasoningText { text }| text.push_str(&delta));
+        }
+        let (item_id, output_index) = self.place();
+        events.push(ResponseEvent::ReasoningDelta { item_id, output_index, content_index: 0, delta });
+    }
+
+    pub(super) fn text(&mut self, delta: String, scored: Vec<TokenLogprob>, events: &mut Vec<ResponseEvent>) {
+        let empty = || ResponsePart::OutputText {
+            text: String::new(),
+            annotations: Vec::new(),
+            logprobs: Vec::new(),
+        };
+        if !matches!(self.open(), Some(ResponseItem::Message { .. })) {
+            self.begin(events, |id, status| ResponseItem::Message {
+                id: id("msg"),
+                role: marker::Assistant,
+                content: Vec::new(),
+                status,
+            });
+            let (item_id, output_index) = self.place();
+            events.push(ResponseEvent::PartAdded { item_id, output_index, content_index: 0, part: empty() });
+            if let Some(ResponseItem::Message { content, .. }) = self.items.last_mut() {
+                content.push(empty());
+            }
+        }
+        if let Some(ResponseItem::Message { content, .. }) = self.items.last_mut()
+            && let Some(ResponsePart::OutputText { text, logprobs, .. }) = content.last_mut()
+        {
+            text.push_str(&delta);
+            logprobs.extend(scored.iter().cloned());
+        }
+        let ((item_id, output_index), logprobs) = (self.place(), scored);
+        events.push(ResponseEvent::TextDelta { item_id, output_index, content_index: 0, delta, logprobs });
+    }
+
+    pub(super) fn call(&mut self, call_id: String, name: String, events: &mut Vec<ResponseEvent>) {
+        self.begin(events, |id, status| ResponseItem::FunctionCall {
+            id: id("fc"),
+            call_id,
+            name,
+            arguments: String::new(),
+            status,
+        });
+    }
+
+    pub(super) fn arguments(&mut self, delta: String, events: &mut Vec<ResponseEvent>) {
+        if let Some(ResponseItem::FunctionCall { arguments, .. }) = self.items.last_mut() {
+            arguments.push_str(&delta);
+        }
+        let (item_id, output_index) = self.place();
+        events.push(ResponseEvent::ArgumentsDelta { item_id, output_index, delta });
+    }
+
+    /// Adds calls that are complete.
+    pub(super) fn calls(&mut self, calls: &[ToolCall], events: &mut Vec<ResponseEvent>) {
+        for ToolCall { id, name, arguments } in calls {
+            self.call(id.clone(), name.clone(), events);
+            self.arguments(arguments.clone(), events);
+        }
+    }
+
+    /// Ends the output. One without anything is an empty message.
+    pub(super) fn finish(&mut self, finish: ChatFinish, events: &mut Vec<ResponseEvent>) {
+        if self.items.is_empty() {
+            self.text(String::new(), Vec::new(), events);
+        }
+        self.close(end_of(finish), events);
+    }
+
+    /// Ends the item that grows.
+    pub(super) fn close(&mut self, end: ResponseStatus, events: &mut Vec<ResponseEvent>) {
+        if !std::mem::take(&mut self.is_open) {
+            return;
+        }
+        let (item_id, output_index) = self.place();
+        let content_index = 0;
+        let Some(item) = self.items.last_mut() else { return };
+        match item {
+            ResponseItem::Reasoning { content, status, .. } => {
+                *status = end;
+                if let Some(ReasoningPart::ReasoningText { text }) = content.last() {
+                    let (text, part) = (text.clone(), ResponsePart::ReasoningText { text: text.clone() });
+                    let id = item_id.clone();
+                    events.push(ResponseEvent::ReasoningDone {
+                        item_id: id,
+                        output_index,
+                        content_index,
+                        text,
+                    });
+                    events.push(ResponseEvent::PartDone { item_id, output_index, content_index, part });
+                }
+            }
+            ResponseItem::Message { content, status, .. } => {
+                *status = end;
+                if let Some(part @ ResponsePart::OutputText { text, logprobs, .. }) = content.last() {
+                    let (text, logprobs, part) = (text.clone(), logprobs.clone(), part.clone());
+                    let id = item_id.clone();
+                    events.push(ResponseEvent::TextDone {
+                        item_id: id,
+                        output_index,
+                        content_index,
+                        text,
+                        logprobs,
+                    });
+                    events.push(ResponseEvent::PartDone { item_id, output_index, content_index, part });
+                }
+            }
+            ResponseItem::FunctionCall { name, arguments, status, .. } => {
+                *status = end;
+                let (name, arguments) = (name.clone(), arguments.clone());
+                events.push(ResponseEvent::ArgumentsDone { item_id, output_index, name, arguments });
+            }
+        }
+        events.push(ResponseEvent::ItemDone { output_index, item: item.clone() });
+    }
+
+    fn open(&self) -> Option<&ResponseItem> {
+        self.items.last().filter(|_| self.is_open)
+    }
+
+    /// Begins an item, which `item` makes from what makes its id and from its status.
+    fn begin(
+        &mut self,
+        events: &mut Vec<ResponseEvent>,
+        item: impl FnOnce(&dyn Fn(&str) -> String, ResponseStatus) -> ResponseItem,
+    ) {
+        self.close(ResponseStatus::Completed, events);
+        let index = self.items.len();
+        let id = |prefix: &str| item_id::of(prefix, &self.response, Position::Output(index));
+        let item = item(&id, ResponseStatus::InProgress);
+        events.push(ResponseEvent::ItemAdded { output_index: index as u32, item: item.clone() });
+        self.items.push(item);
+        self.is_open = true;
+    }
+
+    /// Returns the id and the index of the last item, which has one part.
+    fn place(&self) -> (String, u32) {
+        let id = self.items.last().map_or("", id_of).to_owned();
+        (id, self.items.len().saturating_sub(1) as u32)
+    }
+}
+
+/// Returns the id of an item.
+fn id_of(item: &ResponseItem) -> &str {
+    let (ResponseItem::Reasoning { id, .. }
+    | ResponseItem::Message { id, .. }
+    | ResponseItem::FunctionCall { id, .. }) = item;
+    id
+}
+
+/// Returns the items of a stored answer: its reasoning, its text and its calls.
+pub(super) fn of_answer(response: &str, answer: &BatchAnswer) -> Vec<ResponseItem> {
+    let BatchAnswer { text, reasoning, tool_calls, finish, .. } = answer;
+    let (mut output, mut events) = (Output::new(response), Vec::new());
+    if !reasoning.is_empty() {
+        output.reasoning(reasoning.clone(), &mut events);
+    }
+    if !text.is_empty() {
+        output.text(text.clone(), Vec::new(), &mut events);
+    }
+    output.calls(tool_calls, &mut events);
+    output.finish(*finish, &mut events);
+    output.items
+}
+
+/// Returns the status of the item that an answer ends with.
+pub(super) fn end_of(finish: ChatFinish) -> ResponseStatus {
+    match finish {
+        ChatFinish::Length => ResponseStatus::Incomplete,
+        ChatFinish::Stop | ChatFinish::ToolCalls => ResponseStatus::Completed,
+    }
+}
