@@ -114,6 +114,70 @@ async fn a_host_killed_with_a_full_queue_answers_each_item_once() {
     process.kill();
 }
 
+/// Sends a form with a file of requests, as OpenAI's clients do.
+async fn upload(url: &str, file: &str) -> String {
+    let body = format!(
+        "--cut\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--cut\r\ncontent-disposition: form-data; \
+         name=\"file\"; filename=\"requests.jsonl\"\r\n\r\n{file}\r\n--cut--\r\n"
+    );
+    let request =
+        client().post(format!("{url}/v1/files")).header("content-type", "multipart/form-data; boundary=cut");
+    let file: Value = request.body(body).send().await.unwrap().json().await.unwrap();
+    file["id"].as_str().unwrap_or_else(|| panic!("{file}")).to_owned()
+}
+
+#[tokio::test]
+async fn a_batch_of_a_file_survives_kills_and_keeps_its_files() {
+    let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    tiny_model(model.path());
+    let start = || {
+        let (model, data) = (model.path().to_owned(), data.path().to_owned());
+        tokio::task::spawn_blocking(move || Process::start(&model, &data))
+    };
+    let line = |n: usize| {
+        let body = json!({"messages": [{"role": "user", "content": n.to_string()}], "max_tokens": TOKENS, "ignore_eos": true});
+        json!({"custom_id": n.to_string(), "method": "POST", "url": "/v1/chat/completions", "body": body})
+            .to_string()
+            + "\n"
+    };
+    let file: String = (0..40).map(line).collect();
+    let mut process = start().await.unwrap();
+    let input = upload(&process.url, &file).await;
+    let create =
+        json!({"input_file_id": input, "endpoint": "/v1/chat/completions", "completion_window": "24h"});
+    let created = client().post(format!("{}/v1/batches", process.url)).json(&create).send().await.unwrap();
+    let created: Value = created.json().await.unwrap();
+    let id = created["id"].as_str().unwrap_or_else(|| panic!("{created}")).to_owned();
+    let get = async |url: &str, path: String| client().get(format!("{url}{path}")).send().await.unwrap();
+    for enough in [5, 20, 40] {
+        let batch = loop {
+            let batch: Value = get(&process.url, format!("/v1/batches/{id}")).await.json().await.unwrap();
+            if batch["request_counts"]["completed"].as_u64().unwrap() >= enough
+                && (enough < 40 || batch["status"] == "completed")
+            {
+                break batch;
+            }
+            assert_eq!(batch["status"], "in_progress", "{batch}");
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        };
+        process.kill();
+        process = start().await.unwrap();
+        let content = get(&process.url, format!("/v1/files/{input}/content")).await.text().await.unwrap();
+        assert_eq!(content, file);
+        if let Some(output) = batch["output_file_id"].as_str() {
+            let output = get(&process.url, format!("/v1/files/{output}/content")).await.text().await.unwrap();
+            let lines: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            let names: Vec<String> =
+                lines.iter().map(|line| line["custom_id"].as_str().unwrap().to_owned()).collect();
+            assert_eq!(names, (0..40).map(|n| n.to_string()).collect::<Vec<_>>(), "each once, in order");
+            assert!(
+                lines.iter().all(|line| line["response"]["body"]["usage"]["completion_tokens"] == TOKENS)
+            );
+        }
+    }
+    process.kill();
+}
+
 #[tokio::test]
 async fn a_file_of_requests_becomes_a_file_of_answers() {
     let folder = tempfile::tempdir().unwrap();

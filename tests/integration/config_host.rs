@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader},
+    path::PathBuf,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
@@ -49,8 +50,13 @@ impl Up {
         Up { child, folder, host: Host::elsewhere(url.trim_end_matches('/').to_owned()) }
     }
 
+    /// Returns the path of the host's `skep.toml`.
+    pub fn file(&self) -> PathBuf {
+        self.folder.path().join("skep.toml")
+    }
+
     pub fn write(&self, toml: &str) {
-        fs::write(self.folder.path().join("skep.toml"), toml).unwrap();
+        fs::write(self.file(), toml).unwrap();
     }
 
     /// Writes the file and has it read again.

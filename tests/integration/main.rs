@@ -65,6 +65,10 @@ mod load;
 mod logged_host;
 /// Agents as tools of an MCP server.
 mod mcp;
+/// The conformance suite of the Model Context Protocol, in both directions.
+mod mcp_conformance;
+/// A client of the Model Context Protocol that agents can ask.
+mod mcp_interaction;
 /// The metrics of `/metrics`, compared with their documentation.
 mod metrics;
 /// A hub of models with faults.
@@ -87,6 +91,8 @@ mod reference;
 mod registry;
 /// The log of requests to models.
 mod requests;
+/// Stored responses and those in the background, on a host that is killed.
+mod responses;
 /// The default model's answers under settings that must not change any bit.
 mod same_bits;
 /// Alarms and events, on a host that is killed.

@@ -55,6 +55,25 @@ async fn a_model_of_another_host_answers_as_it_does_there() {
     for name in [MODEL, remote.as_str(), "gone/m", "smart", "home"] {
         assert!(ids.contains(&name), "{name}: {ids:?}");
     }
+    // Names with slashes are shown, with what the model can do here.
+    let shown = host.get(&format!("/v1/models/{remote}")).await.1;
+    assert_eq!((&shown["id"], &shown["skep"]["location"]), (&json!(remote), &json!("upstream")), "{shown}");
+    let able = &shown["skep"]["capabilities"];
+    assert_eq!(
+        (&able["tools"], &able["images"], &able["tokens"]),
+        (&json!(true), &json!(false), &json!(false))
+    );
+    let own = host.get(&format!("/v1/models/{MODEL}")).await.1;
+    assert_eq!(
+        (&own["skep"]["capabilities"]["tokens"], &own["skep"]["quantization"]),
+        (&json!(true), &json!("Q4_1"))
+    );
+    for (path, body) in [("/tokenize", json!({"prompt": "a"})), ("/detokenize", json!({"tokens": [5]}))] {
+        let mut body = body;
+        body["model"] = json!("smart");
+        let (status, refused) = host.post(path, body).await;
+        assert_eq!((status, &refused["error"]["param"]), (400, &json!("model")), "{refused}");
+    }
     let there = near.ok("/v1/chat/completions", question(MODEL)).await;
     let here = host.ok("/v1/chat/completions", question(&remote)).await;
     assert_eq!(content(&here), content(&there));

@@ -23,6 +23,8 @@ pub struct LoadedModel {
     /// The sampling parameters that the model's authors recommend.
     pub sampling: Option<Sampling>,
     pub executor: Box<dyn Executor>,
+    /// The format of the most bytes of the weights, such as `Q8_0`, if it is known.
+    pub weights: Option<String>,
     /// Human-readable name of the device: `cpu`, or `cuda:0 (NVIDIA H200)`.
     pub device: String,
     /// Why the model runs on the CPU although the machine may have a usable device.
@@ -52,6 +54,7 @@ impl LoadedModel {
         let template = Arc::new(checkpoint.chat_template()?.unwrap_or_else(ChatTemplate::chatml_default));
         let digest = ModelDigest::new(&checkpoint, &tokenizer, &template);
         let sampling = checkpoint.sampling()?;
+        let weights = checkpoint.weight_format();
         let model = |PlacedExecutor { executor, device, fallback, .. }| LoadedModel {
             name: name.to_owned(),
             config: checkpoint.config().clone(),
@@ -60,6 +63,7 @@ impl LoadedModel {
             digest: digest.clone(),
             sampling: sampling.clone(),
             executor,
+            weights: weights.clone(),
             device,
             fallback,
         };

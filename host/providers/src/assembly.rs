@@ -75,10 +75,12 @@ impl Assembly {
         let estimate = (text.len() + reasoning.len() + arguments).div_ceil(TOKEN_BYTES);
         let narrow = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
         let prompt_tokens = count.prompt.unwrap_or(narrow(prompt_tokens));
+        let completion_tokens = count.completion.unwrap_or(narrow(estimate));
         let usage = Usage {
             prompt_tokens,
             cached_tokens: count.cached.unwrap_or(0).min(prompt_tokens),
-            completion_tokens: count.completion.unwrap_or(narrow(estimate)),
+            completion_tokens,
+            reasoning_tokens: count.reasoning.unwrap_or(0).min(completion_tokens),
             ..Usage::default()
         };
         let calls: Vec<ToolCall> = named(calls, history);

@@ -33,6 +33,7 @@ pub(crate) struct Count {
     pub prompt: Option<u32>,
     pub cached: Option<u32>,
     pub completion: Option<u32>,
+    pub reasoning: Option<u32>,
 }
 
 impl Count {
@@ -41,6 +42,7 @@ impl Count {
         self.prompt = newer.prompt.or(self.prompt);
         self.cached = newer.cached.or(self.cached);
         self.completion = newer.completion.or(self.completion);
+        self.reasoning = newer.reasoning.or(self.reasoning);
     }
 }
 

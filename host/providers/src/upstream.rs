@@ -7,7 +7,7 @@ use std::{
 };
 
 use skep_engine::{
-    EngineError, ModelDigest, RemoteInfo, RemoteModel,
+    Abilities, EngineError, ModelDigest, RemoteInfo, RemoteModel,
     chat::{ChatOptions, Input, RemoteStream},
 };
 use tokio::time::Instant;
@@ -17,7 +17,7 @@ use crate::{
     breaker::Breaker,
     http::Http,
     limits::Limits,
-    options::{OptionsError, UpstreamModelOptions, UpstreamOptions},
+    options::{OptionsError, StructuredOutput, UpstreamModelOptions, UpstreamOptions},
     question,
     shared::Shared,
     telling,
@@ -76,6 +76,18 @@ impl UpstreamModel {
 impl RemoteModel for UpstreamModel {
     fn info(&self) -> &RemoteInfo {
         &self.info
+    }
+
+    fn abilities(&self) -> Abilities {
+        let UpstreamModelOptions { capabilities, max_output, .. } = self.options();
+        Abilities {
+            tools: capabilities.tools,
+            json_schema: capabilities.structured != StructuredOutput::None,
+            images: capabilities.images,
+            reasoning: None,
+            tokens: false,
+            max_output: *max_output,
+        }
     }
 
     fn check(&self, options: &ChatOptions) -> Result<(), EngineError> {

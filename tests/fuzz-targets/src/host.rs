@@ -67,6 +67,7 @@ fn tiny_model() -> LoadedModel {
         tokenizer: Arc::new(tokenizer),
         template: Arc::new(template),
         executor: Box::new(CpuExecutor::load(&checkpoint, options).expect("the fixture runs")),
+        weights: checkpoint.weight_format(),
         device: "cpu".into(),
         fallback: None,
         sampling: None,

@@ -10,7 +10,20 @@ use tower::ServiceExt;
 
 /// Timeout after which a request is abandoned, as clients do.
 const PATIENCE: Duration = Duration::from_millis(500);
-const CHAT_ROUTES: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/ai/run/tiny", "/v1/events"];
+const CHAT_ROUTES: [&str; 9] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/ai/run/tiny",
+    "/v1/events",
+    "/v1/messages",
+    "/tokenize",
+    "/detokenize",
+    FILES,
+    BATCHES,
+];
+const FILES: &str = "/v1/files";
+const BATCHES: &str = "/v1/batches";
+const FORM: &str = "multipart/form-data; boundary=cut";
 const SESSION: &str = "/v1/agents/chat/sessions/s";
 
 pub(crate) const CHAT_WORDS: &[&str] = &[
@@ -86,12 +99,36 @@ pub(crate) const SESSION_WORDS: &[&str] = &[
     "\"agent\":\"chat\"",
 ];
 
-/// Sends a chat request. The first byte selects the route.
+/// Sends a chat request, a form, or a file of requests. The first byte selects the route.
 pub(crate) fn chat_body(input: &[u8]) {
     let Some((route, body)) = input.split_first() else { return };
     let route = CHAT_ROUTES[usize::from(*route) % CHAT_ROUTES.len()];
-    let request = Request::post(route).header("content-type", "application/json");
+    if route == BATCHES {
+        return batch_of(body);
+    }
+    let kind = if route == FILES { FORM } else { "application/json" };
+    let request = Request::post(route).header("content-type", kind);
     send(request.body(Body::from(body.to_vec())).expect("the head is a constant"));
+}
+
+/// Uploads a file of requests, and creates a batch from it.
+fn batch_of(file: &[u8]) {
+    let head = b"--cut\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--cut\r\n\
+        content-disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n";
+    let form = [head, file, b"\r\n--cut--\r\n"].concat();
+    let upload = Request::post(FILES).header("content-type", FORM).body(Body::from(form)).expect("constant");
+    let uploaded = host().runtime.block_on(async {
+        let Ok(response) = host().router.clone().oneshot(upload).await;
+        to_bytes(response.into_body(), 1 << 20).await.expect("a whole body")
+    });
+    let uploaded: serde_json::Value = serde_json::from_slice(&uploaded).expect("an answer is JSON");
+    // A file may spell the boundary, and the form is another one then.
+    let Some(id) = uploaded["id"].as_str() else { return };
+    let create =
+        serde_json::json!({"input_file_id": id, "endpoint": CHAT_ROUTES[0], "completion_window": "24h"});
+    let request = Request::post(BATCHES).header("content-type", "application/json");
+    send(request.body(Body::from(create.to_string())).expect("constant"));
+    send(Request::delete(format!("{FILES}/{id}")).body(Body::empty()).expect("an id is plain"));
 }
 
 /// Sends a raw `last-event-id` header to the events of a finished turn, and to the log.
@@ -138,6 +175,24 @@ pub(crate) fn chat_seeds() -> Vec<Vec<u8>> {
         (2, r#"{"messages":[{"role":"user","content":"hello"}],"max_tokens":2,"lora":null}"#),
         (2, r#"{"requests":[{"prompt":"a","external_reference":"r","max_tokens":1}]}"#),
         (3, r#"{"id":"1","source":"shop","topic":"order.paid","data":{"a":[1,2]},"at_ms":5}"#),
+        (
+            4,
+            r#"{"model":"tiny","max_tokens":2,"system":"s","messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"output_config":{"effort":"low"}}"#,
+        ),
+        (5, r#"{"prompt":"once","return_token_strs":true,"add_special_tokens":false}"#),
+        (
+            5,
+            r#"{"messages":[{"role":"user","content":"a"}],"add_generation_prompt":false,"tools":[{"name":"f"}]}"#,
+        ),
+        (6, r#"{"tokens":[65,66]}"#),
+        (
+            7,
+            "--cut\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nassistants\r\n--cut\r\ncontent-disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n{}\r\n--cut--\r\n",
+        ),
+        (
+            8,
+            "{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/chat/completions\",\"body\":{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"max_tokens\":1}}\n{\"custom_id\":\"b\"}\n",
+        ),
     ];
     bodies.iter().map(|(route, body)| [&[*route], body.as_bytes()].concat()).collect()
 }

@@ -1,5 +1,8 @@
 """Uses the official `anthropic` client against a Skep host: BASE_URL MODEL -> exit code 0 and "all checks passed"."""
+import inspect
 import json
+import pathlib
+import re
 import sys
 
 import anthropic
@@ -62,5 +65,12 @@ for bad, expected in [(dict(model="no-such-model"), anthropic.NotFoundError),
         raise SystemExit(f"{bad} was accepted")
     except expected as error:
         assert error.body["type"] == "error" and error.request_id, error.body
+
+guide = (pathlib.Path(__file__).parents[3] / "host/guide/api-fields.md").read_text()
+section = re.search(r"^## Messages\n(.*?)(?=^## )", guide, re.M | re.S)[1]
+of_client = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+for method in (client.messages.create, client.messages.count_tokens, client.beta.messages.create):
+    for field in set(inspect.signature(method).parameters) - of_client - {"betas"}:
+        assert f"`{field}`" in section, f"the guide says nothing of {field}"
 
 print("all checks passed")

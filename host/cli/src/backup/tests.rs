@@ -4,7 +4,7 @@ use super::*;
 use crate::data_lock::DataLock;
 use crate::progress::Silent;
 use crate::server;
-use skep_store::{ApiKeyRow, BatchRoom, Durability, NewBatch, NewItem, Queued, Store};
+use skep_store::{ApiKeyRow, BatchRoom, BatchTerms, Durability, NewBatch, NewItem, Queued, Store};
 
 async fn data_folder(folder: &Path) -> PathBuf {
     let data = folder.join("data");
@@ -31,6 +31,7 @@ async fn data_folder(folder: &Path) -> PathBuf {
         model: "m".into(),
         at_ms: 1,
         items: vec![NewItem { request: "{}".into(), reference: None }],
+        terms: BatchTerms::default(),
     };
     let room = BatchRoom { bytes: 1_000, batches: 1, share: None };
     assert_eq!(store.queue_batch(batch, room, None).await.expect("a row"), Queued::New);

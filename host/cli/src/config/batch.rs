@@ -1,9 +1,9 @@
-//! `[batch]` in `skep.toml`: limits of asynchronous batches.
+//! `[batch]` and `[responses]` in `skep.toml`: limits of what is processed or kept for clients.
 
 use std::time::Duration;
 
 use serde::Deserialize;
-use skep_runtime::BatchOptions;
+use skep_runtime::{BatchOptions, ResponseOptions};
 
 use crate::number::number;
 
@@ -28,6 +28,27 @@ pub struct BatchConfig {
     /// Number of failed attempts after which a request is abandoned.
     #[serde(deserialize_with = "number::<1, 1000, _, _>")]
     pub max_attempts: Option<u32>,
+}
+
+/// `[responses]` in `skep.toml`: limits of stored responses.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ResponseConfig {
+    /// Time that responses are kept.
+    #[serde(deserialize_with = "number::<1, 36_500, _, _>")]
+    pub retention_days: Option<u64>,
+    /// Maximum size of all stored responses.
+    #[serde(deserialize_with = "number::<1, 1_048_576, _, _>")]
+    pub max_stored_mb: Option<u64>,
+}
+
+impl ResponseConfig {
+    pub(super) fn apply(&self, options: &mut ResponseOptions) {
+        let bytes = |mb: u64| mb.saturating_mul(1 << 20);
+        let days = |days: u64| Duration::from_secs(days.saturating_mul(24 * 3600));
+        options.retention = self.retention_days.map_or(options.retention, days);
+        options.max_stored_bytes = self.max_stored_mb.map_or(options.max_stored_bytes, bytes);
+    }
 }
 
 impl BatchConfig {

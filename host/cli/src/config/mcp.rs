@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use skep_outbound::header::{HeaderName, HeaderValue};
-use skep_outbound::{McpBounds, McpOptions, McpServer, McpTransport, ToolServer, Url};
+use skep_outbound::{McpBounds, McpForms, McpOptions, McpServer, McpTransport, ToolServer, Url};
 
 use crate::number::number;
 
@@ -34,9 +34,22 @@ pub struct McpConfig {
     pub timeout_ms: Option<u64>,
     /// The tools that are offered; all of them by default.
     pub tools: Option<Vec<String>>,
+    /// The answer to forms of the server.
+    pub elicitation: Elicitation,
     /// Folder of this file.
     #[serde(skip)]
     pub folder: Option<PathBuf>,
+}
+
+/// The answer to a form with which a server asks for what a person knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Elicitation {
+    /// Nobody fills in forms.
+    #[default]
+    Refuse,
+    /// A form is accepted with its default values.
+    Defaults,
 }
 
 pub(super) fn apply(
@@ -74,7 +87,11 @@ impl McpConfig {
         };
         let mut bounds = McpBounds::default();
         bounds.call = self.timeout_ms.map_or(bounds.call, Duration::from_millis);
-        Ok(McpServer::new(name, McpOptions { transport, tools: self.tools.clone(), bounds }))
+        let forms = match self.elicitation {
+            Elicitation::Refuse => McpForms::Refused,
+            Elicitation::Defaults => McpForms::Defaults,
+        };
+        Ok(McpServer::new(name, McpOptions { transport, tools: self.tools.clone(), forms, bounds }))
     }
 
     fn process(&self, command: &[String], variable: impl Fn(&str) -> Option<String>) -> Result<McpTransport> {

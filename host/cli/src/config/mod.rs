@@ -41,7 +41,7 @@ use crate::written::Written;
 use agents::AgentConfig;
 pub use ai::AiConfig;
 pub use auth::{AuthConfig, AuthFlag};
-pub use batch::BatchConfig;
+pub use batch::{BatchConfig, ResponseConfig};
 pub use engine::{EngineConfig, KvConfig, RoutingConfig, SpeculationConfig};
 use grants::GrantsConfig;
 pub use http::HttpConfig;
@@ -89,6 +89,7 @@ pub struct Config {
     pub auth: AuthConfig,
     pub grants: GrantsConfig,
     pub batch: BatchConfig,
+    pub responses: ResponseConfig,
     pub outbound: OutboundConfig,
     /// MCP servers, by name.
     pub mcp: BTreeMap<String, McpConfig>,
@@ -237,6 +238,7 @@ impl Config {
         agents::apply(&self.agents, &mut options.weights)?;
         mcp::apply(&self.mcp, &mut options.tool_servers)?;
         self.batch.apply(&mut options.runtime.batch);
+        self.responses.apply(&mut options.runtime.responses);
         self.outbound.apply(&mut options.runtime);
         webhook::apply(&self.webhook, &mut options.runtime)?;
         options.remote.upstreams.clone_from(&self.upstream);
@@ -324,10 +326,13 @@ mod tests {
 
     #[test]
     fn batches_and_aliases_of_models_can_be_set() {
-        let text = "[ai.models]\n\"@cf/a/b\" = \"tiny\"\n[batch]\nretention_h = 2\nmax_stored_mb = 3\n";
+        let text = "[ai.models]\n\"@cf/a/b\" = \"tiny\"\n[batch]\nretention_h = 2\nmax_stored_mb = 3\n\
+                    [responses]\nretention_days = 2\nmax_stored_mb = 5\n";
         let mut options = ServerOptions::default();
         Config::parse(text).expect("valid").apply(&mut options).expect("in range");
         assert_eq!(options.model_names["@cf/a/b"], "tiny");
+        let responses = &options.runtime.responses;
+        assert_eq!((responses.retention.as_secs(), responses.max_stored_bytes), (172_800, 5 << 20));
         let batch = options.runtime.batch;
         assert_eq!((batch.retention.as_secs(), batch.max_stored_bytes), (7200, 3 << 20));
     }

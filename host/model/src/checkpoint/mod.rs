@@ -186,6 +186,15 @@ impl Checkpoint {
         }
     }
 
+    /// Returns the format that most bytes of the weights have.
+    pub fn weight_format(&self) -> Option<String> {
+        let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
+        for tensor in self.tensors() {
+            *sizes.entry(tensor.dtype.to_string()).or_default() += tensor.data.len();
+        }
+        sizes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(format, _)| format)
+    }
+
     /// Returns the total size of all files in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.len() as u64).sum()

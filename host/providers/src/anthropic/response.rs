@@ -124,6 +124,8 @@ fn count(usage: &Map<String, Value>) -> Count {
         prompt: number("input_tokens").map(|rest| rest.saturating_add(cached)),
         cached: read,
         completion: number("output_tokens"),
+        // The server does not count its thinking.
+        reasoning: None,
     }
 }
 
@@ -192,7 +194,12 @@ mod tests {
         assert_eq!(
             deltas,
             [
-                Delta::Count(Count { prompt: Some(17), cached: Some(10), completion: Some(1) }),
+                Delta::Count(Count {
+                    prompt: Some(17),
+                    cached: Some(10),
+                    completion: Some(1),
+                    reasoning: None
+                }),
                 Delta::Reasoning("hm".into()),
                 Delta::Text("Hi".into()),
                 part("t", "f", ""),

@@ -145,11 +145,13 @@ pub(crate) fn usage(usage: &Map<String, Value>) -> Count {
     let number = |fields: &Map<String, Value>, name: &str| {
         fields.get(name).and_then(Value::as_u64).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
     };
-    let details = usage.get("prompt_tokens_details").and_then(Value::as_object);
+    let details = |name: &str| usage.get(name).and_then(Value::as_object);
+    let (prompt, completion) = (details("prompt_tokens_details"), details("completion_tokens_details"));
     Count {
         prompt: number(usage, "prompt_tokens"),
-        cached: details.and_then(|details| number(details, "cached_tokens")),
+        cached: prompt.and_then(|details| number(details, "cached_tokens")),
         completion: number(usage, "completion_tokens"),
+        reasoning: completion.and_then(|details| number(details, "reasoning_tokens")),
     }
 }
 
@@ -220,7 +222,7 @@ mod tests {
             choice(json!({"tool_calls": [call, {"function": {"name": "g", "arguments": {"a": 1}}}]})),
             json!({"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": null}),
             json!({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3,
-                "prompt_tokens_details": {"cached_tokens": 5}}}),
+                "prompt_tokens_details": {"cached_tokens": 5}, "completion_tokens_details": {"reasoning_tokens": 2}}}),
         ]);
         let part = |index, id: &str, name: &str, arguments: &str| {
             Delta::Call(CallPart { index, id: id.into(), name: name.into(), arguments: arguments.into() })
@@ -234,7 +236,12 @@ mod tests {
                 part(Some(1), "c", "f", "{"),
                 part(None, "", "g", "{\"a\":1}"),
                 Delta::Finish(ChatFinish::ToolCalls),
-                Delta::Count(Count { prompt: Some(7), cached: Some(5), completion: Some(3) }),
+                Delta::Count(Count {
+                    prompt: Some(7),
+                    cached: Some(5),
+                    completion: Some(3),
+                    reasoning: Some(2)
+                }),
             ]
         );
     }

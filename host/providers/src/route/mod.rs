@@ -8,7 +8,7 @@ mod conditions;
 use std::{fmt, sync::Arc, time::Duration};
 
 use skep_engine::{
-    EngineError, Model, ModelDigest, Priority, RemoteInfo, RemoteModel, UpstreamFault,
+    Abilities, EngineError, Model, ModelDigest, Priority, RemoteInfo, RemoteModel, UpstreamFault,
     chat::{ChatEvent, ChatOptions, ChatOutcome, ChatStream, Input, RemoteStream, Routed},
 };
 use tokio::time::timeout;
@@ -87,6 +87,13 @@ impl RemoteModel for Route {
 
     fn members(&self) -> Vec<String> {
         self.0.options.members.iter().flat_map(|member| member.model.names()).collect()
+    }
+
+    fn abilities(&self) -> Abilities {
+        let members = self.0.options.members.iter().map(|member| member.model.abilities());
+        let either = members.reduce(Abilities::or).expect("a route has members");
+        // Log-probabilities and ids of tokens belong to one model, and a route may choose another one.
+        Abilities { tokens: false, ..either }
     }
 
     fn check(&self, options: &ChatOptions) -> Result<(), EngineError> {

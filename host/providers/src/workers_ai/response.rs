@@ -181,7 +181,7 @@ mod tests {
             arguments: "{\"a\":1}".into(),
             ..CallPart::default()
         };
-        let count = Count { prompt: Some(2), cached: None, completion: Some(3) };
+        let count = Count { prompt: Some(2), completion: Some(3), ..Count::default() };
         assert_eq!(
             deltas,
             [

@@ -33,7 +33,7 @@ pub(super) fn print(models: &[Model], as_json: bool) -> Result<()> {
 
 fn line(model: &Model) -> String {
     let Some(details) = &model.skep else { return model.id.clone() };
-    let ModelDetails { state, message, percent, is_default, aliases, sampling, markup } = details;
+    let ModelDetails { state, message, percent, is_default, aliases, sampling, markup, .. } = details;
     let mut parts = vec![state.clone()];
     if let Some(message) = message {
         let percent = percent.map(|percent| format!(" {percent} %")).unwrap_or_default();

@@ -83,7 +83,7 @@ All settings:
              weight: its share of the model, relative to other agents of its tenant
   [grants]   models (\"*\" is all of this host, \"UPSTREAM/*\" all of an
              upstream), tools (\"agent:NAME/TOOL\", \"mcp:SERVER/TOOL\",
-             \"http/fetch\"; * for any name), hosts (where agents may send
+             \"http/fetch\", \"client/elicit\"; * for any name), hosts (where agents may send
              requests; \"*\" is everywhere)
   [auth]     required, open_metrics
   [http]     max_body_bytes, drain_s, origins (web pages that may use the
@@ -92,12 +92,16 @@ All settings:
              max_connections (8192), max_connections_per_address (1024),
              trusted_proxies (whose X-Forwarded-For is trusted, such as
              \"10.0.0.0/8\")
-  [mcp.NAME] command, env, or url, headers; tools, timeout_ms: an MCP server
-             whose tools agents may be granted, see: skep mcp --help
+  [mcp.NAME] command, env, or url, headers; tools, timeout_ms,
+             elicitation = \"defaults\" (answers its forms): an MCP server whose
+             tools agents may be granted, see: skep mcp --help
   [ai]       models: aliases of models for clients of /ai/run, such as
              models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
   [batch]    max_running, max_items, max_batches, max_stored_mb, retention_h,
              max_attempts
+  [responses]
+             retention_days (30), max_stored_mb (1024): responses that clients
+             store and continue
   [outbound] allow_private (private addresses that agents may reach, such as
              \"10.1.0.0/16\" or \"10.1.2.3:8080\"), max_running
   [prices.NAME]

@@ -8,7 +8,9 @@ use skep_engine::{
     Engine, ModelSet,
     chat::{ChatMessage, ChatOptions},
 };
-use skep_runtime::{AgentHost, BatchItem, BatchPhase, BatchRequest, HostParts, NewBatch, RuntimeOptions};
+use skep_runtime::{
+    AgentHost, BatchItem, BatchPhase, BatchRequest, BatchTerms, HostParts, NewBatch, RuntimeOptions,
+};
 use skep_store::Store;
 
 use super::{Args, Decodes, Gaps, WARM_TOKENS};
@@ -45,6 +47,7 @@ pub(super) async fn run(engine: &Engine, args: &Args, rounds: u16) -> Result<()>
             key: None,
             model: engine.info().name.clone(),
             items: (0..ITEMS).map(|number| item(usize::from(round) * ITEMS + number)).collect(),
+            terms: BatchTerms::default(),
         };
         let id = host.queue_batch(batch).await?.id;
         // The queue already runs at full speed when the interactive sequences start.
