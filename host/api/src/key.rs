@@ -75,3 +75,32 @@ words! {
         Admin = "admin",
     }
 }
+
+/// A sign-in to the console.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SignIn {
+    /// The API key.
+    pub key: String,
+}
+
+/// The caller of a request, as the host sees it.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct CallerInfo {
+    #[schema(inline)]
+    pub object: marker::Caller,
+    pub tenant: String,
+    pub role: Role,
+    /// Agents that the caller may use; `null` means all agents, and the models.
+    #[schema(required)]
+    pub agents: Option<Vec<String>>,
+    /// Id of the key; `null` where the host requires no key.
+    #[schema(required)]
+    pub key: Option<String>,
+    /// Whether the host requires keys.
+    pub keys_required: bool,
+    /// Whether the caller may read what was said in requests to models.
+    pub reads_bodies: bool,
+    /// Version of the host.
+    pub version: String,
+}

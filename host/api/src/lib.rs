@@ -17,6 +17,7 @@ mod client_batch;
 mod client_file;
 mod completion;
 mod config;
+mod engine;
 mod error;
 mod event;
 mod health;
@@ -30,9 +31,11 @@ mod page;
 mod request_log;
 mod response;
 mod schedule;
+mod schema_check;
 mod secret;
 mod session;
 mod status;
+mod timeline;
 mod tokens;
 mod turn;
 mod turn_event;
@@ -61,18 +64,22 @@ pub use client_batch::{Batch, BatchCounts, BatchError, BatchErrors, BatchState, 
 pub use client_file::{ClientFile, DeletedFile, UploadFile};
 pub use completion::{Completion, CompletionChoice, CompletionLogprobs};
 pub use config::{Config, ConfigReload, Setting, SettingChange};
+pub use engine::{
+    EngineFigures, EngineSample, KvPageOwner, KvPageOwners, MemoryUse, ModelFigures, ModelSample,
+};
 pub use error::{ErrorBody, ErrorDetail};
 pub use event::{CloudEvent, Event, NewEvent, PublishedEvent, PublishedState};
 pub use health::{Health, Readiness};
 pub use held::{DecideHeld, Held, HeldDecision};
-pub use key::{Key, NewKey, Role};
+pub use key::{CallerInfo, Key, NewKey, Role, SignIn};
 pub use log::{LogLevel, LogLine};
 pub use mcp_server::{McpServer, McpState, McpTool};
 pub use message::{Message, MessagePage, NumberedMessage, SendMessage};
 pub use model::{ChangeModel, Model, ModelAction, ModelCapabilities, ModelDetails, SamplingDefaults};
 pub use page::{
     ApprovalList, BatchPage, ClientFilePage, DeadLetterPage, EventPage, KeyList, List, LogLineList,
-    McpServerList, ModelList, Page, SchedulePage, SecretList, SessionPage, VersionList, WebhookPage,
+    McpServerList, ModelList, Page, RecentSessionPage, SchedulePage, SecretList, SessionPage, StateValuePage,
+    TurnSummaryPage, VersionList, WebhookPage,
 };
 pub use request_log::{
     ModelRequest, ModelRequestPage, RequestAgent, RequestAttempt, RequestCall, RequestCost, RequestMessage,
@@ -84,12 +91,14 @@ pub use response::{
     ResponseReasoning, ResponseSettings, ResponseStatus, ResponseUsage,
 };
 pub use schedule::{Schedule, ScheduleState, ScheduleTiming};
+pub use schema_check::{CheckSchema, SchemaCheck, SchemaError, SchemaNote};
 pub use secret::{NewSecret, Secret};
-pub use session::{Conversation, ForkSession, Session, SessionDetail};
+pub use session::{Conversation, ForkSession, RecentSession, Session, SessionDetail, StateValue};
 pub use status::{
     AgentCounts, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
     SessionCounts,
 };
+pub use timeline::{Timeline, TimelineCall, TurnSummary};
 pub use tokens::{Detokenize, Detokenized, Tokens};
 pub use turn::{AcceptedTurn, ToolCall, TotalTime, Turn, TurnError, TurnState, TurnStatus, TurnTiming};
 pub use turn_event::{

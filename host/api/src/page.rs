@@ -1,8 +1,8 @@
 //! Listings.
 
 use crate::{
-    AgentVersion, Approval, Batch, ClientFile, DeadLetter, Event, Key, LogLine, McpServer, Model, Schedule,
-    Secret, Session, WebhookState, marker,
+    AgentVersion, Approval, Batch, ClientFile, DeadLetter, Event, Key, LogLine, McpServer, Model,
+    RecentSession, Schedule, Secret, Session, StateValue, TurnSummary, WebhookState, marker,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -41,9 +41,12 @@ pub type KeyList = List<Key>;
 pub type LogLineList = List<LogLine>;
 pub type McpServerList = List<McpServer>;
 pub type ModelList = List<Model>;
+pub type RecentSessionPage = Page<RecentSession>;
 pub type SchedulePage<J = Value> = Page<Schedule<J>>;
 pub type SecretList = List<Secret>;
 pub type SessionPage = Page<Session>;
+pub type StateValuePage = Page<StateValue>;
+pub type TurnSummaryPage = Page<TurnSummary>;
 pub type VersionList = List<AgentVersion>;
 pub type WebhookPage = Page<WebhookState>;
 

@@ -2,6 +2,7 @@
 
 use crate::{Message, Usage, marker};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 /// Summary of a session.
@@ -51,4 +52,33 @@ pub struct Conversation {
 pub struct ForkSession {
     /// The id of the copy. A session with this id must not exist.
     pub session: String,
+}
+
+/// A session in a listing of the sessions of several agents.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct RecentSession {
+    #[schema(inline)]
+    pub object: marker::Session,
+    pub agent: String,
+    pub id: String,
+    /// Number of committed turns.
+    pub turns: u64,
+    pub created_at_ms: u64,
+    pub updated_at_ms: u64,
+    /// The place in the listing, for `before`.
+    pub cursor: String,
+}
+
+/// A value of a session's state.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct StateValue {
+    pub key: String,
+    /// Size of the value.
+    pub bytes: u64,
+    /// The value, if it is JSON.
+    #[schema(required)]
+    pub value: Option<Value>,
+    /// The value as text, if it is text and not JSON.
+    #[schema(required)]
+    pub text: Option<String>,
 }

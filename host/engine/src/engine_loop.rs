@@ -23,7 +23,7 @@ use crate::speculation::Speculator;
 use crate::step::{self, Committed, RowUse};
 use crate::submission::Submission;
 use crate::timeline::{Phase, StepTimer, StepWork};
-use crate::{EngineError, ModelInfo};
+use crate::{EngineError, ModelInfo, PageOwner};
 
 /// The interval at which an idle loop probes whether its broken executor works again.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
@@ -41,6 +41,10 @@ pub(crate) enum Command {
     /// Ends every request now.
     Abort {
         done: oneshot::Sender<()>,
+    },
+    /// Returns the owners of the KV pages.
+    Pages {
+        done: oneshot::Sender<Vec<PageOwner>>,
     },
     /// Ends every request and the loop, and notifies `done` once the executor is freed.
     Stop {
@@ -184,6 +188,10 @@ impl EngineLoop {
                 self.scheduler.submit(Sequence::new(id, *submission, &self.context));
             }
             Command::Drain { done } => self.drains.push(done),
+            Command::Pages { done } => {
+                // A receiver that no longer waits does not need the answer.
+                let _ = done.send(self.scheduler.page_owners());
+            }
             Command::Stop { done } => self.stops.push(done),
             Command::Abort { done } => {
                 self.scheduler.abort(|| EngineError::ShuttingDown);
@@ -209,6 +217,7 @@ impl EngineLoop {
         self.record_health(broken);
         let took = started.elapsed();
         self.scheduler.record_step_time(took);
+        self.context.telemetry.record_step_time(took);
         for (used, outputs) in uses.into_iter().zip(outputs) {
             self.commit(used, outputs);
         }

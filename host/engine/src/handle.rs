@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures::future::join_all;
+use serde_json::Value;
 use skep_model::{ChatTemplate, LoadedModel, MemoryPlan, PAGE_TOKENS, Tokenizer};
 
-use crate::constraint::{CompileShares, ConstraintCompiler};
+use crate::constraint::{CompileShares, ConstraintCompiler, SchemaNotes};
 use crate::draft::GrammarDrafter;
 use crate::generation_span::GenerationSpan;
 use crate::keyed_hash::KeyedHash;
@@ -19,7 +20,10 @@ use crate::rollback::ChecksCache;
 use crate::router::{Placement, Router};
 use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
 use crate::submission::Submission;
-use crate::{Constraint, EngineError, EngineOptions, EngineStats, GenerateRequest, ModelInfo, Priority};
+use crate::{
+    Constraint, EngineError, EngineOptions, EngineStats, EngineTimes, GenerateRequest, ModelInfo, PageOwner,
+    Priority,
+};
 
 /// Replaces default deadlines that are too far away to be a point in time.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -230,6 +234,22 @@ impl Engine {
         self.replica_stats().into_iter().fold(EngineStats::default(), EngineStats::plus)
     }
 
+    /// Returns the number of tokens in a page of the KV cache.
+    pub fn page_tokens(&self) -> usize {
+        PAGE_TOKENS
+    }
+
+    /// Returns the distributions of the durations of all replicas together.
+    pub fn times(&self) -> EngineTimes {
+        let times = self.shared.replicas.iter().map(Replica::times);
+        times.fold(EngineTimes::default(), EngineTimes::plus)
+    }
+
+    /// Returns the owners of the KV pages of each replica. The answer comes between two steps.
+    pub async fn page_owners(&self) -> Vec<Vec<PageOwner>> {
+        join_all(self.shared.replicas.iter().map(Replica::page_owners)).await
+    }
+
     /// Returns the reason that no replica is ready to compute, if none is.
     pub fn problem(&self) -> Option<String> {
         let problems = self.shared.replicas.iter().map(|replica| replica.view().health.problem());
@@ -258,6 +278,12 @@ impl Engine {
     /// one.
     pub fn constraint_warnings(&self, constraint: &Constraint) -> Result<Vec<String>, EngineError> {
         self.shared.constraints.compile(constraint).map(|compiled| compiled.warnings().to_vec())
+    }
+
+    /// Compiles a JSON schema on behalf of a tenant, and returns what its author may want to know.
+    pub fn check_schema(&self, tenant: &str, schema: Value) -> Result<SchemaNotes, EngineError> {
+        let compiled = self.shared.constraints.compile_for(tenant, &Constraint::JsonSchema(schema))?;
+        Ok(SchemaNotes::of(&compiled))
     }
 
     /// Refuses new requests and waits until the running ones have finished; past the deadline they end with

@@ -17,6 +17,7 @@ mod cancel;
 pub mod chat;
 mod constraint;
 mod detokenise;
+mod distribution;
 mod draft;
 mod engine_loop;
 mod error;
@@ -58,6 +59,8 @@ mod validator;
 
 pub use abilities::Abilities;
 pub use cancel::Cancel;
+pub use constraint::{CheckedValue, SchemaNotes};
+pub use distribution::Counts;
 pub use error::{EngineError, UpstreamFault};
 pub use event::{FinishReason, Finished, RolledBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
 pub use fairness::{TokenMeter, Weights};
@@ -78,7 +81,7 @@ pub use request::{
     ObjectMarkup, ParameterMarkup, PartsMarkup, Priority, Thinking, ToolCallForm,
 };
 pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
-pub use stats::EngineStats;
+pub use stats::{EngineStats, EngineTimes, PageOwner};
 pub use stream::TokenStream;
 pub use timeline::{Phase, StepRecord, StepWork, Timeline};
 pub use validator::{Dialect, Invalid, SchemaValidator};

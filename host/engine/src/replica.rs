@@ -20,7 +20,7 @@ use crate::speculation::Speculator;
 use crate::submission::Submission;
 use crate::telemetry::Telemetry;
 use crate::timeline::StepTimer;
-use crate::{EngineError, EngineOptions, EngineStats, ModelInfo, Priority};
+use crate::{EngineError, EngineOptions, EngineStats, EngineTimes, ModelInfo, PageOwner, Priority};
 
 /// The reason that a request did not reach the loop.
 pub(crate) enum SendError {
@@ -75,6 +75,19 @@ impl Replica {
 
     pub fn stats(&self) -> EngineStats {
         self.view.telemetry.stats()
+    }
+
+    pub fn times(&self) -> EngineTimes {
+        self.view.telemetry.times()
+    }
+
+    /// Returns the owners of the KV pages, between two steps. A loop that is gone has none.
+    pub async fn page_owners(&self) -> Vec<PageOwner> {
+        let (done, owners) = oneshot::channel();
+        if self.commands().try_send(Command::Pages { done }).is_err() {
+            return Vec::new();
+        }
+        owners.await.unwrap_or_default()
     }
 
     /// Returns the number of sequences of this class that could start now without waiting for another one.

@@ -1,5 +1,7 @@
 //! The figures that an engine reports about its work, for one replica or for all of them together.
 
+use crate::Counts;
+
 /// Totals since the start, and the current load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStats {
@@ -24,6 +26,44 @@ pub struct EngineStats {
     pub rolled_back_tokens: u64,
     /// Sequences that gave up their pages to older ones and were resumed later.
     pub preemptions: u64,
+    /// Sequences of all steps.
+    pub step_sequences: u64,
+}
+
+/// Distributions of durations since the start.
+#[derive(Debug, Clone, Default)]
+pub struct EngineTimes {
+    /// Time from submission to admission.
+    pub queue: Counts,
+    /// Time from submission to the first sampled token.
+    pub first_token: Counts,
+    /// Time between sampled tokens of one sequence.
+    pub inter_token: Counts,
+    /// Time of a step.
+    pub step: Counts,
+}
+
+/// KV pages that one owner holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PageOwner {
+    pub tenant: String,
+    /// The agent and the session of a running sequence that has them.
+    pub agent: Option<String>,
+    pub session: Option<String>,
+    /// Whether a running sequence holds the pages. Otherwise they are cached prefixes of the tenant.
+    pub is_running: bool,
+    pub pages: usize,
+}
+
+impl EngineTimes {
+    pub(crate) fn plus(self, other: EngineTimes) -> EngineTimes {
+        EngineTimes {
+            queue: self.queue.plus(other.queue),
+            first_token: self.first_token.plus(other.first_token),
+            inter_token: self.inter_token.plus(other.inter_token),
+            step: self.step.plus(other.step),
+        }
+    }
 }
 
 impl EngineStats {
@@ -43,6 +83,7 @@ impl EngineStats {
             rejected_tokens: self.rejected_tokens + other.rejected_tokens,
             rolled_back_tokens: self.rolled_back_tokens + other.rolled_back_tokens,
             preemptions: self.preemptions + other.preemptions,
+            step_sequences: self.step_sequences + other.step_sequences,
         }
     }
 }

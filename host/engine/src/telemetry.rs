@@ -11,8 +11,9 @@ use std::time::Duration;
 use metrics::{Gauge, Histogram, counter, gauge, histogram};
 
 use crate::agent_metrics::AgentMetrics;
+use crate::distribution::Distribution;
 use crate::queue_shares::QueueShares;
-use crate::{EngineStats, metric};
+use crate::{EngineStats, EngineTimes, metric};
 
 pub(crate) use crate::agent_metrics::{Outcome, TokenKind};
 
@@ -31,6 +32,7 @@ pub(crate) struct Telemetry {
     queued: QueueShares,
     current: CurrentLoad,
     totals: Totals,
+    times: Times,
     /// Moving average of the time from admission to the end, for the estimate in `Busy`.
     service_us: AtomicU64,
 }
@@ -57,6 +59,16 @@ struct Totals {
     rejected_tokens: AtomicU64,
     rolled_back_tokens: AtomicU64,
     preemptions: AtomicU64,
+    step_sequences: AtomicU64,
+}
+
+/// Distributions since the start.
+#[derive(Default)]
+struct Times {
+    queue: Distribution,
+    first_token: Distribution,
+    inter_token: Distribution,
+    step: Distribution,
 }
 
 /// Metrics that belong to the engine and not to an agent.
@@ -134,7 +146,22 @@ impl Telemetry {
             rejected_tokens: self.totals.rejected_tokens.load(Relaxed),
             rolled_back_tokens: self.totals.rolled_back_tokens.load(Relaxed),
             preemptions: self.totals.preemptions.load(Relaxed),
+            step_sequences: self.totals.step_sequences.load(Relaxed),
         }
+    }
+
+    pub fn times(&self) -> EngineTimes {
+        let Times { queue, first_token, inter_token, step } = &self.times;
+        EngineTimes {
+            queue: queue.counts(),
+            first_token: first_token.counts(),
+            inter_token: inter_token.counts(),
+            step: step.counts(),
+        }
+    }
+
+    pub fn record_step_time(&self, took: Duration) {
+        self.times.step.record(took);
     }
 
     /// Clears the gauges of a replica that has ended.
@@ -161,6 +188,7 @@ impl Telemetry {
 
     pub fn record_step(&self, batch_tokens: usize, sequences: usize) {
         self.totals.steps.fetch_add(1, Relaxed);
+        self.totals.step_sequences.fetch_add(sequences as u64, Relaxed);
         let metrics = self.step_metrics();
         metrics.batch_tokens.record(batch_tokens as f64);
         metrics.batch_sequences.record(sequences as f64);
@@ -225,14 +253,17 @@ impl RequestTelemetry {
     }
 
     pub fn record_queue_time(&self, time: Duration) {
+        self.engine.times.queue.record(time);
         self.agent.queue.record(time.as_secs_f64());
     }
 
     pub fn record_first_token(&self, time: Duration) {
+        self.engine.times.first_token.record(time);
         self.agent.first_token.record(time.as_secs_f64());
     }
 
     pub fn record_inter_token(&self, time: Duration) {
+        self.engine.times.inter_token.record(time);
         self.agent.inter_token.record(time.as_secs_f64());
     }
 

@@ -158,6 +158,11 @@ impl Caller {
         gateway.host.requests().observer(origin.asking(asked).streamed(streamed))
     }
 
+    /// Returns the agents that the caller may reach, unless it may reach all.
+    pub(crate) fn agents(&self) -> Option<&[AgentName]> {
+        self.agents.as_deref()
+    }
+
     /// Whether the caller may reach only some agents.
     pub(crate) fn is_narrow(&self) -> bool {
         self.agents.is_some()

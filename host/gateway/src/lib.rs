@@ -15,7 +15,9 @@ mod body;
 mod caller;
 mod client_address;
 mod configuration;
+mod console;
 mod error;
+mod figures;
 mod headers;
 mod mcp;
 mod metered;
@@ -35,6 +37,7 @@ mod trace;
 mod workers_ai;
 
 use axum::{Router, body::Bytes, extract::DefaultBodyLimit, middleware};
+use figures::Figures;
 use ipnet::IpNet;
 use serde_json::Value;
 use skep_engine::InForce;
@@ -56,6 +59,7 @@ use utoipa_axum::{
 
 pub use access::AccessOptions;
 pub use configuration::{Configuration, ReloadError, reload as reload_configuration};
+pub use console::ConsoleOptions;
 pub use error::ApiError;
 pub use mcp::McpOptions;
 pub use rates::{RateLimiter, RateOptions, TenantRates};
@@ -90,6 +94,8 @@ pub struct GatewayOptions {
     pub configuration: Option<Arc<dyn Configuration>>,
     /// Bounds of `/mcp`.
     pub mcp: McpOptions,
+    /// The console, which is served at `/ui`.
+    pub console: ConsoleOptions,
     /// Links the span of a request to the caller's trace. With `None`, each request starts a trace.
     pub remote_parent: Option<RemoteParent>,
 }
@@ -108,6 +114,7 @@ impl Default for GatewayOptions {
             model_names: InForce::default(),
             configuration: None,
             mcp: McpOptions::default(),
+            console: ConsoleOptions::default(),
             remote_parent: None,
         }
     }
@@ -122,6 +129,7 @@ struct Gateway {
     draining: Arc<watch::Sender<bool>>,
     mcp: Arc<mcp::Mcp>,
     started: Instant,
+    figures: Arc<Figures>,
     /// The address that the server listens on. `None` if the routes are served by another program.
     address: Option<SocketAddr>,
     /// The text of the OpenAPI document, once somebody has asked for it.
@@ -137,6 +145,7 @@ impl Gateway {
             draining: Arc::default(),
             mcp,
             started: Instant::now(),
+            figures: Arc::default(),
             address: None,
             openapi: Arc::default(),
         }
@@ -166,6 +175,7 @@ pub async fn serve(
     let mut beside = tokio::task::JoinSet::new();
     beside.spawn(metrics::upkeep());
     let gateway = Gateway { address: listener.local_addr().ok(), ..Gateway::new(host.clone(), options) };
+    beside.spawn(gateway.figures.clone().run(host.clone()));
     let (draining, mcp) = (gateway.draining.clone(), gateway.mcp.clone());
     let mut began = draining.subscribe();
     let router = routes_of(gateway);
@@ -208,6 +218,7 @@ fn routes_of(gateway: Gateway) -> Router {
     let body_limit = gateway.options.max_body_bytes;
     let (routes, _) = routes(&gateway.options).split_for_parts();
     let routes = routes
+        .merge(console::pages(&gateway.options.console))
         .fallback(routes::triggers::run)
         .method_not_allowed_fallback(routes::health::method_not_allowed)
         .layer(DefaultBodyLimit::max(body_limit))
@@ -227,10 +238,11 @@ fn routes_of(gateway: Gateway) -> Router {
 /// Returns the table of routes. Each handler declares its path and its method beside its description.
 fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
     use routes::{
-        agents, ai_batches, ai_run, anthropic_messages, approvals, batches, chat_completions, completions,
-        config, events, files, health, held, keys, logs, mcp_servers, messages, model_changes, models,
-        openapi_document, requests, responses, schedules, secrets, session_exports, sessions, status,
-        stored_responses, tokenize, turns, usage, versions, webhooks,
+        agents, ai_batches, ai_run, anthropic_messages, approvals, batches, caller, chat_completions,
+        completions, config, engine, events, files, health, held, keys, listings, logs, mcp_servers,
+        messages, model_changes, models, openapi_document, requests, responses, schedules, schemas, secrets,
+        session_exports, sessions, status, stored_responses, timelines, tokenize, turns, usage, versions,
+        webhooks,
     };
     let deploy_limit = DefaultBodyLimit::max(options.max_component_bytes.saturating_add(1 << 20));
     let file_limit = DefaultBodyLimit::max(files::MAX_FILE_BYTES + (64 << 10));
@@ -249,6 +261,10 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(sessions::messages, messages::send))
         .routes(routes!(turns::show, turns::cancel))
         .routes(routes!(turns::events))
+        .routes(routes!(timelines::show))
+        .routes(routes!(listings::recent))
+        .routes(routes!(listings::turns))
+        .routes(routes!(listings::state))
         .routes(routes!(approvals::list))
         .routes(routes!(approvals::decide))
         .routes(routes!(logs::agent_logs))
@@ -272,6 +288,7 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(stored_responses::show, stored_responses::delete))
         .routes(routes!(stored_responses::cancel))
         .routes(routes!(stored_responses::input_items))
+        .routes(routes!(schemas::check))
         .routes(routes!(tokenize::tokenize))
         .routes(routes!(tokenize::detokenize))
         .routes(routes!(ai_run::run))
@@ -291,6 +308,8 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(secrets::set, secrets::delete))
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))
+        .routes(routes!(caller::show))
+        .routes(routes!(console::sign_in::sign_in, console::sign_in::sign_out))
         .routes(routes!(usage::report))
         .routes(routes!(requests::list))
         .routes(routes!(requests::show))
@@ -298,6 +317,8 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(config::show))
         .routes(routes!(config::reload))
         .routes(routes!(status::show))
+        .routes(routes!(engine::figures))
+        .routes(routes!(engine::pages))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))

@@ -67,6 +67,7 @@ mod token_budget;
 mod toml_text;
 mod tool;
 mod turn_client;
+mod turn_timeline;
 mod usage;
 mod vault;
 mod webhook;
@@ -74,6 +75,7 @@ mod webhook;
 pub use access::{ApiKey, KeyRing, NewApiKey, Role};
 pub use agent_host::{
     AgentHost, ClientFile, HostLoad, HostParts, LimitUse, ModelMismatch, NewClientFile, SecretReader,
+    StatePage,
 };
 pub use agent_log::LogFollower;
 pub use approvals::Approval;
@@ -115,7 +117,10 @@ pub use session_policy::{CompactionMode, SessionsToml};
 pub use skep_engine::{ModelSet, Timing, Usage};
 pub use skep_outbound::Origins;
 pub use skep_outbound::{ServedTool, ToolHints, ToolServer, ToolServerError};
-pub use skep_store::{DiskUse, Held, LogFilter, OpenWork, QueuedWork, RequestFilter, RequestRange};
+pub use skep_store::{
+    DiskUse, Held, ListedSession, LogFilter, OpenWork, QueuedWork, RequestFilter, RequestRange, SessionPlace,
+    SessionSearch,
+};
 pub use summary::{
     AgentDetail, AgentSummary, AgentVersion, ConversationSummary, FailedAgent, LogLine, MessagePage,
     SessionDetail, SessionSummary, ToolDefinition, TurnDetail, TurnPhase,
@@ -125,6 +130,7 @@ pub use tenant_tokens::{TenantBudget, TenantTokens};
 pub use text::{did_you_mean, for_terminal, nearest_name};
 pub use toml_text::parse_toml;
 pub use turn_client::{Asked, ClientError, ClientQuestion, TurnClient, TurnProgress};
+pub use turn_timeline::{CallSpan, GenerationSpan, TurnTimeline};
 pub use usage::{
     Amount, Bill, Currency, Money, Price, PriceList, Rate, Unpriced, UsageBy, UsageCounts, UsageDay,
     UsageLine, UsageQuery, UsageReport, WorstCase,

@@ -34,6 +34,7 @@ mod faults;
 mod files;
 mod journal;
 mod keys;
+mod listings;
 mod logs;
 mod open_work;
 #[cfg(test)]
@@ -83,6 +84,7 @@ pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 pub use faults::{Fault, Faults, Moment};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use keys::{SessionFolder, TurnKey};
+pub use listings::{ListedSession, ListedTurn, SessionPlace, SessionSearch};
 pub use logs::{LogEntry, LogFilter, LogRow};
 pub use open_work::{DiskUse, OpenWork, QueuedWork, table_rows};
 pub use requests::{RequestBody, RequestFilter, RequestPage, RequestRange, RequestRow};

@@ -486,8 +486,9 @@ pub(crate) const STEPS: &[&str] = &[
     CREATE INDEX responses_by_age ON responses (created_at_ms);
     ALTER TABLE erasures ADD COLUMN response INTEGER NOT NULL DEFAULT 0;
 ",
-    // What a client's API says about a batch, the time at which it ends unfinished, and files of clients, in parts.
+    // What a client's API says about a batch, the time at which it ends unfinished, files of clients, in parts, and timelines of turns.
     "
+    ALTER TABLE turns ADD COLUMN timeline BLOB;
     ALTER TABLE batches ADD COLUMN details TEXT;
     ALTER TABLE batches ADD COLUMN expires_at_ms INTEGER;
     ALTER TABLE batches ADD COLUMN expired INTEGER NOT NULL DEFAULT FALSE;

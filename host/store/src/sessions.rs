@@ -116,6 +116,8 @@ pub struct TurnCommit {
     pub token_use: Option<TokenUse>,
     /// The models that the turn used.
     pub usage: Vec<UsageRow>,
+    /// The timeline of the turn, in a form that only its reader knows.
+    pub timeline: Vec<u8>,
 }
 
 impl Store {
@@ -150,8 +152,15 @@ async fn commit_turn(connection: &mut SqliteConnection, commit: &TurnCommit) -> 
             .map_err(failed())?;
     }
     if let Some(key) = commit.key {
-        let body = outcome.map_or(&[][..], |outcome| &outcome.body);
-        turns::finish(connection, key, agent, session, *turn, body, *at_ms).await?;
+        let ended = turns::EndedTurn {
+            agent,
+            session,
+            number: *turn,
+            outcome: outcome.map_or(&[][..], |outcome| &outcome.body),
+            timeline: &commit.timeline,
+            at_ms: *at_ms,
+        };
+        turns::finish(connection, key, ended).await?;
     }
     match &commit.trigger {
         Some(TurnTrigger::Alarm { schedule, due_ms }) => {

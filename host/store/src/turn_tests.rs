@@ -72,6 +72,7 @@ fn failure(key: TurnKey) -> TurnFailure {
         events: Vec::new(),
         token_use: None,
         usage: Vec::new(),
+        timeline: b"[]".to_vec(),
     }
 }
 

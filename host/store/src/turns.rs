@@ -109,13 +109,25 @@ pub struct TurnFailure {
     pub token_use: Option<TokenUse>,
     /// The models that the turn used before it failed.
     pub usage: Vec<UsageRow>,
+    /// The timeline of the turn, in a form that only its reader knows.
+    pub timeline: Vec<u8>,
+}
+
+/// The end of a turn that is committed.
+pub(crate) struct EndedTurn<'a> {
+    pub(crate) agent: &'a str,
+    pub(crate) session: &'a str,
+    pub(crate) number: u64,
+    pub(crate) outcome: &'a [u8],
+    pub(crate) timeline: &'a [u8],
+    pub(crate) at_ms: u64,
 }
 
 const WAITING: i64 = 0;
 const RUNNING: i64 = 1;
 const DONE: i64 = 2;
 const FAILED: i64 = 3;
-const COLUMNS: &str = "key, id, agent, session, idempotency_key, digest, input, seed, accepted_at_ms, state, number, \
+pub(crate) const COLUMNS: &str = "key, id, agent, session, idempotency_key, digest, input, seed, accepted_at_ms, state, number, \
                        result, ended_at_ms";
 
 impl Store {
@@ -312,15 +324,16 @@ async fn start(
 }
 
 async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Result<(), StoreError> {
-    let TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, events, token_use, usage } =
-        failure;
+    let TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, .. } = failure;
+    let TurnFailure { events, token_use, usage, timeline, .. } = failure;
     let ended = query(
-        "UPDATE turns SET state = ?, result = ?, ended_at_ms = ?,
+        "UPDATE turns SET state = ?, result = ?, timeline = ?, ended_at_ms = ?,
              idempotency_key = CASE WHEN ? THEN idempotency_key END
          WHERE key = ? AND ended_at_ms IS NULL",
     )
     .bind(FAILED)
     .bind(error)
+    .bind(timeline)
     .bind(*at_ms as i64)
     .bind(keeps_key)
     .bind(key.0)
@@ -344,18 +357,16 @@ async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Resul
 pub(crate) async fn finish(
     connection: &mut SqliteConnection,
     turn: TurnKey,
-    agent: &str,
-    session: &str,
-    number: u64,
-    outcome: &[u8],
-    at_ms: u64,
+    EndedTurn { agent, session, number, outcome, timeline, at_ms }: EndedTurn<'_>,
 ) -> Result<(), StoreError> {
     let ended = query(
-        "UPDATE turns SET state = ?, number = ?, result = ?, ended_at_ms = ? WHERE key = ? AND ended_at_ms IS NULL",
+        "UPDATE turns SET state = ?, number = ?, result = ?, timeline = ?, ended_at_ms = ?
+         WHERE key = ? AND ended_at_ms IS NULL",
     )
     .bind(DONE)
     .bind(number as i64)
     .bind(outcome)
+    .bind(timeline)
     .bind(at_ms as i64)
     .bind(turn.0)
     .execute(&mut *connection)
@@ -432,7 +443,7 @@ fn check_turn_is_open(rows: u64, turn: TurnKey) -> Result<(), StoreError> {
     if rows == 1 { Ok(()) } else { Err(StoreError::TurnNotOpen { key: turn.0 }) }
 }
 
-fn turn_row(row: &SqliteRow) -> Result<TurnRow, sqlx::Error> {
+pub(crate) fn turn_row(row: &SqliteRow) -> Result<TurnRow, sqlx::Error> {
     let number = row.try_get::<Option<i64>, _>(10)?.unwrap_or_default() as u64;
     let result = row.try_get::<Option<Vec<u8>>, _>(11)?.unwrap_or_default();
     let ended_at_ms = row.try_get::<Option<i64>, _>(12)?.unwrap_or_default() as u64;

@@ -4,7 +4,7 @@ use super::{PIECE_BYTES, number};
 use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use serde::Deserialize;
-use skep_gateway::GatewayOptions;
+use skep_gateway::{ConsoleOptions, GatewayOptions};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ pub struct HttpConfig {
     pub trusted_proxies: Option<Vec<String>>,
     /// Web pages that may use the host, such as `https://app.example.com`.
     pub origins: Option<Vec<String>>,
+    /// Whether the console is served at `/ui`.
+    pub console: Option<bool>,
 }
 
 impl HttpConfig {
@@ -58,6 +60,9 @@ impl HttpConfig {
         options.drain = self.drain_s.map_or(options.drain, Duration::from_secs);
         if let Some(origins) = &self.origins {
             options.origins.clone_from(origins);
+        }
+        if self.console == Some(false) {
+            options.console = ConsoleOptions::Off;
         }
         Ok(())
     }

@@ -27,6 +27,7 @@ mod relaxed;
 mod relaxed_tests;
 mod rule_grammar;
 mod schema_bounds;
+mod schema_check;
 mod schema_keywords;
 mod spelling;
 #[cfg(test)]
@@ -47,6 +48,7 @@ pub(crate) use compiler::ConstraintCompiler;
 use form::Ending;
 pub(crate) use form::text_without;
 pub(crate) use references::percent_decoded;
+pub use schema_check::{CheckedValue, SchemaNotes};
 pub(crate) use spelling::Spelling;
 pub(crate) use unenforced::{PathStep, UnenforcedValue};
 

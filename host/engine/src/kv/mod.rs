@@ -18,6 +18,7 @@ mod published_prefixes;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use skep_model::{PAGE_TOKENS, PageId};
@@ -37,6 +38,11 @@ pub(crate) struct SequencePages {
 impl SequencePages {
     pub fn pages(&self) -> &[PageId] {
         &self.pages
+    }
+
+    /// Returns the number of pages that belong to the sequence alone.
+    pub fn own_pages(&self) -> usize {
+        self.pages.len() - self.shared
     }
 
     /// Returns the number of tokens that the pages have room for.
@@ -68,6 +74,11 @@ impl KvCache {
 
     pub fn cached_pages(&self) -> usize {
         self.tree.page_count()
+    }
+
+    /// Returns the number of cached pages of each tenant.
+    pub fn cached_pages_by_tenant(&self) -> BTreeMap<String, usize> {
+        self.tree.pages_by_tenant()
     }
 
     /// Borrows the longest cached prefix of whole pages, but never the page that holds the last token. That

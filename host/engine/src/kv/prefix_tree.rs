@@ -10,7 +10,7 @@
 //!
 //! Each page has a digest, which is published while the page is in the tree.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use skep_model::{PAGE_TOKENS, PageId};
@@ -71,6 +71,20 @@ impl PrefixTree {
 
     pub fn page_count(&self) -> usize {
         self.page_count
+    }
+
+    /// Returns the number of pages of each tenant.
+    pub fn pages_by_tenant(&self) -> BTreeMap<String, usize> {
+        let pages = self.roots.iter().map(|(tenant, root)| {
+            let (mut pages, mut pending) = (0, vec![*root]);
+            while let Some(id) = pending.pop() {
+                let node = self.node(id);
+                pages += node.pages.len();
+                pending.extend(node.children.values());
+            }
+            (tenant.clone(), pages)
+        });
+        pages.collect()
     }
 
     pub fn evictable_pages(&self) -> usize {

@@ -105,6 +105,20 @@ fn a_tenant_without_pages_leaves_no_trace() {
 }
 
 #[test]
+fn pages_are_counted_for_each_tenant() {
+    let mut kv = cache(16);
+    warm(&mut kv, "a", &pages_of_tokens(&[1, 2, 3]));
+    warm(&mut kv, "a", &pages_of_tokens(&[1, 9]));
+    warm(&mut kv, "b", &pages_of_tokens(&[1]));
+    let mut own = kv.borrow_prefix("a", &pages_of_tokens(&[1, 2, 5]));
+    assert!(kv.grow(&mut own, 3));
+    let counted = kv.cached_pages_by_tenant();
+    assert_eq!(counted.into_iter().collect::<Vec<_>>(), [("a".to_owned(), 4), ("b".to_owned(), 1)]);
+    assert_eq!((own.pages().len(), own.own_pages()), (3, 1));
+    kv.release("a", own, &[]);
+}
+
+#[test]
 fn cached_prefixes_are_published_until_evicted() {
     let hash = crate::keyed_hash::KeyedHash::default();
     let published = Arc::new(PublishedPrefixes::new(&hash));

@@ -36,7 +36,7 @@ use crate::router::ReplicaView;
 use crate::sequence::Sequence;
 use crate::sequence_id::SequenceId;
 use crate::telemetry::Telemetry;
-use crate::{EngineError, FinishReason, InForce, Priority, TokenMeter, Weights};
+use crate::{Affinity, EngineError, FinishReason, InForce, PageOwner, Priority, TokenMeter, Weights};
 
 use step_pace::{MIN_CHUNK_TOKENS, StepPace, StepShape};
 pub(crate) use step_plan::{PlannedSequence, StepLimits};
@@ -121,6 +121,23 @@ impl Scheduler {
     pub fn record_load(&self) {
         let (free, cached) = (self.kv.available_pages(), self.kv.cached_pages());
         self.telemetry.record_load(self.running.len(), self.waiting.len(), free, cached);
+    }
+
+    /// Returns the owners of the pages: the cached prefixes of each tenant, and what running sequences hold beside them.
+    pub fn page_owners(&self) -> Vec<PageOwner> {
+        let cached = self.kv.cached_pages_by_tenant().into_iter();
+        let cached = cached.map(|(tenant, pages)| PageOwner {
+            tenant,
+            agent: None,
+            session: None,
+            is_running: false,
+            pages,
+        });
+        let running = self.running.iter().map(|sequence| {
+            let Affinity { tenant, agent, session, .. } = sequence.request.affinity.clone();
+            PageOwner { tenant, agent, session, is_running: true, pages: sequence.computed.pages.own_pages() }
+        });
+        cached.chain(running).filter(|owner| owner.pages > 0).collect()
     }
 
     /// Ends sequences whose caller is gone or whose deadline has passed.

@@ -11,6 +11,7 @@ use axum::{
     extract::{MatchedPath, RawPathParams},
     http::{Extensions, Method, StatusCode, request::Parts},
 };
+use skep_runtime::tenant_of;
 use std::{fmt::Write, net::IpAddr};
 
 /// The logged actions by method and route: the action's name, and whether it is logged for all callers or only for
@@ -21,6 +22,18 @@ const ACTS: &[(Method, &str, &str, Of)] = &[
     (Method::POST, "/v1/agents/{agent}/rollback", "agent.rollback", Of::Everyone),
     (Method::PUT, "/v1/agents/{agent}/sessions/{session}", "session.import", Of::Admins),
     (Method::DELETE, "/v1/agents/{agent}/sessions/{session}", "session.delete", Of::Admins),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}", "session.read", Of::OtherTenants),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/messages", "session.read", Of::OtherTenants),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/state", "session.read", Of::OtherTenants),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/export", "session.read", Of::OtherTenants),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns/{turn}", "session.read", Of::OtherTenants),
+    (
+        Method::GET,
+        "/v1/agents/{agent}/sessions/{session}/turns/{turn}/events",
+        "session.read",
+        Of::OtherTenants,
+    ),
+    (Method::GET, "/v1/requests/{id}", "request.read", Of::Admins),
     (Method::POST, "/v1/approvals/{id}", "approval.decide", Of::Everyone),
     (Method::DELETE, "/v1/agents/{agent}/schedules/{id}", "schedule.cancel", Of::Everyone),
     (Method::POST, "/v1/agents/{agent}/schedules/{id}/run", "schedule.run", Of::Everyone),
@@ -43,6 +56,8 @@ enum Of {
     Everyone,
     /// Actions of clients on their own sessions are not operator actions.
     Admins,
+    /// Reading the content of another tenant is, which only an admin can do.
+    OtherTenants,
 }
 
 /// Details that a handler adds to the audit line.
@@ -69,7 +84,15 @@ impl Act {
     pub(super) fn of(parts: &Parts, caller: &Caller, parameters: Option<&RawPathParams>) -> Option<Act> {
         let route = parts.extensions.get::<MatchedPath>()?.as_str();
         let known = ACTS.iter().find(|(known, path, ..)| *known == parts.method && *path == route);
-        let (.., name, _) = known.filter(|(.., of)| *of == Of::Everyone || caller.is_admin())?;
+        let is_logged = |of| match of {
+            Of::Everyone => true,
+            Of::Admins => caller.is_admin(),
+            Of::OtherTenants => parameters.is_some_and(|parameters| {
+                let session = parameters.iter().find(|(name, _)| *name == "session");
+                session.is_some_and(|(_, session)| tenant_of(session) != caller.tenant.as_str())
+            }),
+        };
+        let (.., name, _) = known.filter(|(.., of)| is_logged(*of))?;
         Some(Act {
             name,
             requester: caller.requester(),

@@ -1,6 +1,7 @@
-//! Reads the API key from `authorization: Bearer`, as OpenAI's clients send it, or `x-api-key`, as Anthropic's do.
+//! Reads the API key from `authorization: Bearer`, as OpenAI's clients send it, from `x-api-key`, as Anthropic's do, or
+//! from the cookie of a browser that is signed in to the console.
 
-use crate::ApiError;
+use crate::{ApiError, console::sign_in};
 use axum::http::{HeaderMap, StatusCode, header};
 
 /// Maximum length of a key; longer strings cannot be keys of this host.
@@ -24,7 +25,7 @@ pub(super) fn of(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
         };
     }
     match headers.get("x-api-key") {
-        None => Ok(None),
+        None => Ok(sign_in::key(headers).filter(|key| key.len() <= MAX_BYTES)),
         Some(value) => {
             let key = Some(value).filter(|value| text(value)).and_then(|value| value.to_str().ok());
             key.map(|key| Some(key.trim())).ok_or_else(|| bad("the header x-api-key is not an API key"))

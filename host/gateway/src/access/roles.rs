@@ -1,6 +1,7 @@
 //! The role that each route needs. A route that is not in this table needs an admin.
 
 use super::AccessOptions;
+use crate::console::PAGES;
 use axum::http::Method;
 use skep_runtime::Role::{self, Admin, Invoke, Metrics, Read};
 
@@ -24,6 +25,10 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns/{turn}", Read),
     (Method::DELETE, "/v1/agents/{agent}/sessions/{session}/turns/{turn}", Invoke),
     (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns/{turn}/events", Read),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns", Read),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/turns/{turn}/timeline", Read),
+    (Method::GET, "/v1/agents/{agent}/sessions/{session}/state", Read),
+    (Method::GET, "/v1/sessions", Read),
     (Method::GET, "/v1/approvals", Read),
     // The following routes concern all tenants.
     (Method::POST, "/v1/approvals/{id}", Admin),
@@ -38,6 +43,8 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::POST, "/v1/webhooks/{webhook}/test", Admin),
     (Method::GET, "/v1/webhooks/dead-letters", Admin),
     (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", Admin),
+    (Method::GET, "/v1/engine", Read),
+    (Method::GET, "/v1/engine/pages", Admin),
     (Method::GET, "/v1/status", Admin),
     (Method::GET, "/v1/config", Admin),
     (Method::POST, "/v1/config/reload", Admin),
@@ -53,6 +60,7 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::DELETE, "/v1/responses/{response}", Invoke),
     (Method::POST, "/v1/responses/{response}/cancel", Invoke),
     (Method::GET, "/v1/responses/{response}/input_items", Read),
+    (Method::POST, "/v1/schemas/check", Invoke),
     (Method::POST, "/tokenize", Invoke),
     (Method::POST, "/detokenize", Invoke),
     (Method::POST, "/ai/run/{*model}", Invoke),
@@ -68,6 +76,7 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::POST, "/v1/batches", Invoke),
     (Method::GET, "/v1/batches/{id}", Read),
     (Method::POST, "/v1/batches/{id}/cancel", Invoke),
+    (Method::GET, "/v1/caller", Read),
     (Method::GET, "/v1/keys", Admin),
     (Method::POST, "/v1/keys", Admin),
     (Method::DELETE, "/v1/keys/{key}", Admin),
@@ -90,13 +99,15 @@ const ROUTES: &[(Method, &str, Role)] = &[
     (Method::GET, "/metrics", Metrics),
 ];
 
-/// Routes without authentication: neither the health of the process nor the description of the routes is secret.
-const OPEN: [&str; 3] = ["/healthz", "/openapi.json", "/readyz"];
+/// Routes without authentication: neither the health of the process nor the description of the routes is secret, and
+/// signing in checks the key itself.
+const OPEN: [&str; 4] = ["/healthz", "/openapi.json", "/readyz", "/ui/session"];
 
 /// Routes without an agent in their path that keys for specific agents may use, because their handlers check the
 /// caller.
-const NARROWED: [&str; 9] = [
+const NARROWED: [&str; 11] = [
     "/v1/agents",
+    "/v1/caller",
     "/v1/chat/completions",
     "/v1/responses",
     "/v1/responses/{response}",
@@ -104,6 +115,7 @@ const NARROWED: [&str; 9] = [
     "/v1/responses/{response}/input_items",
     "/v1/models",
     "/v1/models/{*model}",
+    "/v1/sessions",
     "/mcp",
 ];
 
@@ -111,7 +123,7 @@ const NARROWED: [&str; 9] = [
 /// agent's own route.
 pub(crate) fn need(method: &Method, route: Option<&str>, options: &AccessOptions) -> Option<Role> {
     let Some(route) = route else { return Some(Invoke) };
-    if OPEN.contains(&route) || (route == "/metrics" && options.open_metrics) {
+    if OPEN.contains(&route) || PAGES.contains(&route) || (route == "/metrics" && options.open_metrics) {
         return None;
     }
     let method = if method == Method::HEAD { &Method::GET } else { method };
@@ -164,7 +176,8 @@ mod tests {
     #[test]
     fn the_table_and_the_router_have_the_same_routes() {
         let routes = routes_of_the_router();
-        assert_eq!(routes.len(), ROUTES.len() + OPEN.len(), "{routes:?}");
+        // A browser signs in and out at one of the open paths.
+        assert_eq!(routes.len(), ROUTES.len() + OPEN.len() + 1, "{routes:?}");
         for (method, path) in &routes {
             let listed = ROUTES.iter().any(|(known, route, _)| known == method && route == path);
             assert!(listed || OPEN.contains(&path.as_str()), "{method} {path} needs a line in ROUTES");
@@ -215,6 +228,7 @@ mod tests {
                 "POST /v1/messages",
                 "POST /v1/messages/count_tokens",
                 "POST /v1/responses",
+                "POST /v1/schemas/check",
                 "POST /tokenize",
                 "POST /detokenize",
                 "POST /ai/run/{*model}",

@@ -5,7 +5,7 @@
 //! the local machine responds only to names of the local machine, because a page can make any other name resolve to
 //! its address (DNS rebinding).
 
-use crate::{ApiError, Gateway, GatewayOptions};
+use crate::{ApiError, Gateway, GatewayOptions, console};
 use axum::{
     extract::{Request, State},
     http::{
@@ -74,7 +74,10 @@ fn page(request: &Request, options: &GatewayOptions) -> Result<Option<HeaderValu
     }
     let comes_from_elsewhere =
         headers.get_all(FETCH_SITE).iter().any(|site| site != "none" && site != "same-origin");
-    if page.is_none() && comes_from_elsewhere {
+    // A page of another site may link to the console, whose files are the same for everyone.
+    let is_link =
+        matches!(*request.method(), Method::GET | Method::HEAD) && console::is_page(request.uri().path());
+    if page.is_none() && comes_from_elsewhere && !is_link {
         let message = "the request comes from a web page of another site and has no origin; a page may use this host if \
                        skep.toml names its origin, such as `[http] origins = [\"https://app.example.com\"]`, and if it \
                        sends CORS requests";

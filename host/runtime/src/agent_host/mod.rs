@@ -11,6 +11,7 @@ mod events;
 mod expiry;
 mod files;
 mod held;
+mod listings;
 mod model_use;
 mod monitoring;
 mod parts;
@@ -23,6 +24,8 @@ mod store_health;
 mod turns;
 mod usage;
 mod webhooks;
+
+pub use listings::StatePage;
 
 pub use files::{ClientFile, NewClientFile};
 pub use model_use::ModelMismatch;

@@ -5,6 +5,7 @@ mod held;
 
 use crate::{
     AgentName, Invocation, Origin, RunHandle, RuntimeError, SessionId, TurnClient, TurnDetail, TurnPhase,
+    TurnTimeline,
     admission::Admission,
     capability::tools::{Accepting, Invoke},
     error::known_code,
@@ -17,7 +18,7 @@ use crate::{
         TurnRequest, decode_outcome,
     },
 };
-use skep_store::{Acceptance, NewTurn, TurnRow, TurnState};
+use skep_store::{Acceptance, ListedTurn, NewTurn, TurnRow, TurnState};
 use std::sync::{Arc, Weak};
 use tracing::Instrument as _;
 
@@ -136,20 +137,40 @@ impl Dispatch {
         session: &str,
         turn: &str,
     ) -> Result<TurnDetail, RuntimeError> {
-        let TurnRow { id, session, accepted_at_ms, state, .. } = self.row(agent, session, turn).await?;
-        let phase = match state {
-            TurnState::Waiting => TurnPhase::Waiting,
-            TurnState::Running { number } => TurnPhase::Running { turn: number },
-            TurnState::Done { outcome, ended_at_ms, .. } => {
-                TurnPhase::Done { outcome: decode_outcome(&outcome)?, ended_at_ms }
-            }
-            TurnState::Failed { error, ended_at_ms } => {
-                let StoredFailure { code, message } = StoredFailure::decode(&error)?;
-                TurnPhase::Failed { code, message, ended_at_ms }
-            }
-        };
-        let session = plain_session(&session).to_owned();
-        Ok(TurnDetail { id, session, accepted_at_ms, phase })
+        let TurnRow { id, accepted_at_ms, state, .. } = self.row(agent, session, turn).await?;
+        detail(session, id, accepted_at_ms, state)
+    }
+
+    /// Returns the stored turns of a session, the newest first.
+    pub(crate) async fn turns(
+        &self,
+        agent: &str,
+        session: &str,
+        before: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<TurnDetail>, RuntimeError> {
+        self.host.deployments.known(agent)?;
+        let turns = self.host.store.turns_of_session(agent, session, before, limit).await?;
+        let turns = turns.into_iter();
+        turns
+            .map(|ListedTurn { id, accepted_at_ms, state }| detail(session, id, accepted_at_ms, state))
+            .collect()
+    }
+
+    /// Returns a turn and its timeline: the live one while the turn runs here, or the stored one.
+    pub(crate) async fn timeline(
+        &self,
+        agent: &str,
+        session: &str,
+        turn: &str,
+    ) -> Result<(TurnDetail, TurnTimeline), RuntimeError> {
+        let TurnRow { key, id, accepted_at_ms, state, .. } = self.row(agent, session, turn).await?;
+        let live = self.host.live.get(&id).map(|feed| feed.timeline().snapshot());
+        let stored = self.host.store.turn_timeline(key).await?;
+        // The timeline informs people only, so one that cannot be read is left out.
+        let stored = stored.and_then(|stored| serde_json::from_slice(&stored).ok());
+        let timeline = stored.or(live).unwrap_or_default();
+        Ok((detail(session, id, accepted_at_ms, state)?, timeline))
     }
 
     /// Cancels a turn that is waiting or running. A turn that has ended is left unchanged.
@@ -319,6 +340,27 @@ impl Dispatch {
             turn: turn.chars().take(80).collect(),
         })
     }
+}
+
+/// Describes a stored turn.
+fn detail(
+    session: &str,
+    id: String,
+    accepted_at_ms: u64,
+    state: TurnState,
+) -> Result<TurnDetail, RuntimeError> {
+    let phase = match state {
+        TurnState::Waiting => TurnPhase::Waiting,
+        TurnState::Running { number } => TurnPhase::Running { turn: number },
+        TurnState::Done { outcome, ended_at_ms, .. } => {
+            TurnPhase::Done { outcome: decode_outcome(&outcome)?, ended_at_ms }
+        }
+        TurnState::Failed { error, ended_at_ms } => {
+            let StoredFailure { code, message } = StoredFailure::decode(&error)?;
+            TurnPhase::Failed { code, message, ended_at_ms }
+        }
+    };
+    Ok(TurnDetail { id, session: plain_session(session).to_owned(), accepted_at_ms, phase })
 }
 
 fn session_key(invocation: &Invocation) -> SessionKey {

@@ -8,7 +8,7 @@ mod live;
 
 pub(crate) use live::{Live, LiveTurns};
 
-use crate::{Outcome, RunEvent, RuntimeError, TurnClient};
+use crate::{Outcome, RunEvent, RuntimeError, TurnClient, turn_timeline::LiveTimeline};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::{Notify, watch};
 
@@ -46,6 +46,7 @@ pub(crate) struct Feed {
     parked: watch::Sender<Option<Pause>>,
     /// The client that waits for the turn, if it can be told and asked things.
     client: Mutex<Option<Weak<dyn TurnClient>>>,
+    timeline: LiveTimeline,
 }
 
 /// State of a turn that only waits for people.
@@ -90,11 +91,16 @@ impl Feed {
     pub(crate) fn new(turn_id: String) -> Arc<Self> {
         let (inner, changed) = (Mutex::default(), Notify::new());
         let (cancelled, parked) = (watch::Sender::new(false), watch::Sender::new(None));
-        Arc::new(Feed { turn_id, inner, changed, cancelled, parked, client: Mutex::default() })
+        let (client, timeline) = (Mutex::default(), LiveTimeline::default());
+        Arc::new(Feed { turn_id, inner, changed, cancelled, parked, client, timeline })
     }
 
     pub(crate) fn turn_id(&self) -> &str {
         &self.turn_id
+    }
+
+    pub(crate) fn timeline(&self) -> &LiveTimeline {
+        &self.timeline
     }
 
     /// Publishes events with increasing numbers. Events that were already published before the turn

@@ -137,6 +137,7 @@ impl Journal {
                 Past::Begun { tokens, taken_back, model, shown_bytes, dispatched }
             }
         };
+        self.feed.timeline().begin(number, &identity.name, matches!(past, Past::Ended { .. }));
         let is_journalled = matches!(&past, Past::Begun { tokens, .. } if !tokens.is_empty());
         Ok(Call {
             number,

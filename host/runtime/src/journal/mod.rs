@@ -127,6 +127,7 @@ impl Journal {
         let Replay { calls, shown, last_position, results } = Replay::read(records)?;
         let last_shown = shown.last().map_or(0, |(id, _)| *id);
         feed.publish(shown);
+        feed.timeline().start(clock.now_ms());
         let inner = Inner {
             numbers: Numbers::new(),
             recorded: calls,
@@ -182,6 +183,7 @@ impl Journal {
     /// Records what a generation has used so far of the model that the bill names. `model` is the model that was asked:
     /// a remote one is asked anew after a restart, and a local one continues.
     pub(crate) fn used(self: &Arc<Self>, call: &Call, model: &Model, billed: &str, usage: Usage) {
+        self.feed.timeline().model(call.number, billed);
         let is_remote = model.engine().is_none();
         let attempt = call.attempts.last().map_or(0, |before| before.number + u32::from(is_remote));
         let used = Record::Used { call: call.identity.clone(), attempt, model: billed.to_owned(), usage };
@@ -247,10 +249,16 @@ impl Journal {
         self.seed.clone()
     }
 
+    /// Says in the turn's timeline what a call is about.
+    pub(crate) fn label(&self, call: &Call, label: &str) {
+        self.feed.timeline().label(call.number, label);
+    }
+
     /// Records the result of a call together with the `events` that the caller is shown. After a
     /// crash, either all of it is stored or nothing.
     pub(crate) fn ended(self: &Arc<Self>, call: &Call, result: &impl Serialize, events: Vec<RunEvent>) {
         let value = Json::written(result).expect("results of host calls always serialize");
+        self.feed.timeline().end(call.number, &events);
         let mut inner = self.lock();
         let result = Record::Result { call: call.identity.clone(), value, made: inner.numbers.made() };
         let records = std::iter::once(result).chain(events.into_iter().map(Record::Event));

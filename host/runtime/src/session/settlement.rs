@@ -67,6 +67,7 @@ impl Settlement {
             events: Vec::new(),
             token_use: None,
             usage: Vec::new(),
+            timeline: Vec::new(),
         };
         Settlement { failure, spend: None, _live: live }
     }

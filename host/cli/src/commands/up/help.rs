@@ -91,7 +91,7 @@ All settings:
              idle_timeout_s (75), send_timeout_s (30: without reading),
              max_connections (8192), max_connections_per_address (1024),
              trusted_proxies (whose X-Forwarded-For is trusted, such as
-             \"10.0.0.0/8\")
+             \"10.0.0.0/8\"), console (true: serves it at /ui)
   [mcp.NAME] command, env, or url, headers; tools, timeout_ms,
              elicitation = \"defaults\" (answers its forms): an MCP server whose
              tools agents may be granted, see: skep mcp --help

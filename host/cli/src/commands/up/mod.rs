@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use skep_gateway::ConsoleOptions;
 use skep_model::physical_cores;
 use skep_runtime::ModelMismatch;
 
@@ -85,6 +86,12 @@ pub struct Args {
     /// Allow --auth off although other machines can connect: anyone who can connect may do everything
     #[arg(long)]
     insecure: bool,
+    /// Do not serve the console at /ui
+    #[arg(long)]
+    no_ui: bool,
+    /// Serve the console's files from this folder, for those who change them
+    #[arg(long, value_name = "DIR", conflicts_with = "no_ui")]
+    ui_dir: Option<PathBuf>,
     /// The operator's settings (skep.toml); flags override them
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -203,6 +210,12 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
         options.auth.required = Some(auth == AuthFlag::Required);
     }
     options.auth.insecure = args.insecure;
+    if args.no_ui {
+        options.gateway.console = ConsoleOptions::Off;
+    }
+    if let Some(folder) = &args.ui_dir {
+        options.gateway.console = ConsoleOptions::Folder(folder.clone());
+    }
     if !args.models.is_empty() {
         // A flag that gives the name of a model in the file keeps the settings there.
         let configured = std::mem::take(&mut options.models);

@@ -31,6 +31,7 @@ pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut Written)
         (Some("engine"), "kv", "--kv", compute.kv.map(|value| text(&value))),
         (Some("engine"), "activations", "--activations", compute.activations.map(|value| text(&value))),
         (Some("engine"), "pin_threads", "--pin", compute.pin.then(|| number(&true))),
+        (Some("http"), "console", "--no-ui", args.no_ui.then(|| number(&false))),
         (Some("auth"), "required", "--auth", is_required.map(|value| number(&value))),
         (
             Some("telemetry"),

@@ -64,6 +64,7 @@ async fn fetch(turn: &Arc<Turn>, request: Request) -> Result<Result<Response, Ht
         turn.fetched_before(request.bytes(), record.body_bytes());
         return Ok(record.into_result());
     }
+    turn.journal.label(&call, &request.summary());
     turn.journal.caught_up().await;
     let result = make_request(turn, &call, request).await?;
     turn.journal.ended(&call, &FetchRecord::new(&result), Vec::new());
@@ -152,6 +153,14 @@ impl Request {
     pub(crate) fn bytes(&self) -> usize {
         let headers = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
         self.url.len() + headers + self.body.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Returns the method and the origin. The path and the query may hold secrets.
+    fn summary(&self) -> String {
+        let (scheme, rest) = self.url.split_once("://").unwrap_or(("", &self.url));
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        let host = authority.rsplit('@').next().unwrap_or_default();
+        format!("{} {scheme}://{host}", self.method)
     }
 }
 

@@ -159,6 +159,7 @@ pub(crate) async fn call(
         gen_ai.tool.name = crate::text::cut(name, 80),
         error.type = tracing::field::Empty,
     );
+    turn.journal.label(&call, name);
     turn.journal.caught_up().await;
     let started = Instant::now();
     let result = make(turn, &call, name, arguments, options).instrument(span.clone()).await?;

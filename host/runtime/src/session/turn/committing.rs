@@ -36,6 +36,8 @@ struct UncommittedTurn {
     session_kb: u32,
     idempotency_key: Option<String>,
     spend: TokenSpend,
+    /// The stored form of the turn's timeline.
+    timeline: Vec<u8>,
 }
 
 impl Committing {
@@ -61,6 +63,7 @@ impl Committing {
             session_kb: agent.limits.session_kb,
             idempotency_key: invocation.idempotency_key,
             spend: spend.clone(),
+            timeline: run.end.feed().timeline().encode(),
         };
         match run.actor.commit(uncommitted, &ending).await {
             Ok(outcome) => {
@@ -86,7 +89,8 @@ impl Actor {
         uncommitted: UncommittedTurn,
         ending: &TurnEnding,
     ) -> Result<Outcome, RuntimeError> {
-        let UncommittedTurn { outcome, mut context, key, session_kb, idempotency_key, spend } = uncommitted;
+        let UncommittedTurn { outcome, mut context, key, session_kb, idempotency_key, spend, timeline } =
+            uncommitted;
         let conversations = context.conversations.take();
         let rows = conversations.rows(&self.host.reach.compute, tenant_of(&self.key.session)).await?;
         self.check_stored_size(&context, &rows, session_kb)?;
@@ -115,6 +119,7 @@ impl Actor {
             events,
             token_use: spend.row(),
             usage: spend.usage(),
+            timeline,
         };
         drop(context);
         let commit = Arc::new(commit);

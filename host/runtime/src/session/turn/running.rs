@@ -89,8 +89,10 @@ async fn call(
     let Ok(_instance) = instance else {
         return (CallEnd::Returned(Err(RuntimeError::DeadlineExceeded)), context);
     };
+    run.end.feed().timeline().guest_called();
     let (left, context) =
         guest::take_turn(agent.code(&host.instances.wasm), turn.deadline, stop, *context, entry).await;
+    run.end.feed().timeline().guest_returned();
     let left = match left {
         CallEnd::Returned(reply) => {
             let reply = reply.and_then(|reply| reply.into_outcome(turn.deadline));

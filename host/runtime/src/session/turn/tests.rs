@@ -178,18 +178,11 @@ async fn resuming_a_turn_that_succeeded_meanwhile_returns_its_outcome() {
         key: Some(key),
         turn: 1,
         at_ms: 6,
-        state: Vec::new(),
-        conversations: Vec::new(),
-        logs: Vec::new(),
         outcome: Some(StoredOutcome {
             idempotency_key: None,
             body: serde_json::to_vec(&outcome()).expect("JSON"),
         }),
-        trigger: None,
-        schedules: Vec::new(),
-        events: Vec::new(),
-        token_use: None,
-        usage: Vec::new(),
+        ..TurnCommit::default()
     };
     stage.store().commit_turn(commit).await.expect("committed");
     match ended(stage.resume(key).await) {

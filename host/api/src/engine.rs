@@ -1,0 +1,81 @@
+//! Figures of the engine over the last hour.
+
+use crate::marker;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use utoipa::ToSchema;
+
+/// The figures of all models, in columns.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct EngineFigures {
+    #[schema(inline)]
+    pub object: marker::Engine,
+    /// Length of an interval.
+    pub interval_ms: u64,
+    /// Ends of the intervals, oldest first.
+    pub at_ms: Vec<u64>,
+    pub models: Vec<ModelFigures>,
+}
+
+/// The figures of a model.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ModelFigures {
+    pub name: String,
+    pub device: String,
+    pub replicas: u64,
+    pub context_length: u64,
+    /// Number of tokens in a page of the KV cache.
+    pub page_tokens: u64,
+    pub memory: Vec<MemoryUse>,
+    /// One value for each interval, by the name of the figure. A value is `null` if nothing happened in its interval.
+    pub columns: BTreeMap<String, Vec<Option<f64>>>,
+}
+
+/// Memory of one kind.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct MemoryUse {
+    /// `weights`, `activations`, `graphs` or `kv`.
+    pub kind: String,
+    pub bytes: u64,
+}
+
+/// The figures of one interval.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct EngineSample {
+    pub at_ms: u64,
+    pub models: Vec<ModelSample>,
+}
+
+/// The figures of a model in one interval.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ModelSample {
+    pub name: String,
+    pub values: BTreeMap<String, Option<f64>>,
+}
+
+/// The owners of a model's KV pages.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct KvPageOwners {
+    #[schema(inline)]
+    pub object: marker::KvPageOwners,
+    pub model: String,
+    /// Number of tokens in a page.
+    pub page_tokens: u64,
+    pub total: u64,
+    /// Pages that nobody owns.
+    pub free: u64,
+    pub owners: Vec<KvPageOwner>,
+}
+
+/// Pages of one owner.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct KvPageOwner {
+    pub tenant: String,
+    #[schema(required)]
+    pub agent: Option<String>,
+    #[schema(required)]
+    pub session: Option<String>,
+    /// `running` for pages of a running sequence, `cached` for prefixes that the tenant's requests share.
+    pub kind: String,
+    pub pages: u64,
+}

@@ -1,0 +1,185 @@
+//! The figures of the engines over the last hour, sampled each second and kept in memory.
+
+mod sample;
+
+use crate::Gateway;
+use sample::{Before, COLUMNS, Values};
+use skep_api::{EngineFigures, EngineSample, MemoryUse, ModelFigures, ModelSample, marker};
+use skep_engine::Engine;
+use skep_runtime::AgentHost;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    sync::broadcast,
+    time::{Instant, MissedTickBehavior},
+};
+
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Number of samples that are kept: one hour.
+pub(crate) const KEPT: usize = 3600;
+/// Number of samples that a follower may lag behind before it misses some.
+const FOLLOWED: usize = 64;
+
+/// The figures of one interval, by model.
+pub(crate) struct Sample {
+    at_ms: u64,
+    models: Vec<(Arc<str>, Values)>,
+}
+
+/// The samples of the last hour, and those to come.
+pub(crate) struct Figures {
+    kept: Mutex<VecDeque<Arc<Sample>>>,
+    followers: broadcast::Sender<Arc<Sample>>,
+}
+
+impl Default for Figures {
+    fn default() -> Self {
+        Figures { kept: Mutex::default(), followers: broadcast::Sender::new(FOLLOWED) }
+    }
+}
+
+impl Figures {
+    /// Takes samples until it is dropped.
+    pub(crate) async fn run(self: Arc<Self>, host: AgentHost) {
+        let mut ticks = tokio::time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut before: BTreeMap<Arc<str>, Before> = BTreeMap::new();
+        let mut since = Instant::now();
+        loop {
+            ticks.tick().await;
+            let took = since.elapsed();
+            since = Instant::now();
+            let engines: Vec<Engine> = host.models().engines().collect();
+            let mut now = BTreeMap::new();
+            let mut models = Vec::with_capacity(engines.len());
+            for engine in &engines {
+                let name: Arc<str> = engine.info().name.as_str().into();
+                let state = Before::of(engine);
+                // The first sample of a model has nothing to be compared with.
+                if let Some(before) = before.get(&name) {
+                    models.push((name.clone(), state.since(before, took)));
+                }
+                now.insert(name, state);
+            }
+            before = now;
+            self.add(Sample { at_ms: host.now_ms(), models });
+        }
+    }
+
+    fn add(&self, sample: Sample) {
+        let sample = Arc::new(sample);
+        let mut kept = self.kept();
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(sample.clone());
+        drop(kept);
+        // Without followers there is nobody to tell.
+        let _ = self.followers.send(sample);
+    }
+
+    /// Follows the samples to come.
+    pub(crate) fn follow(&self) -> broadcast::Receiver<Arc<Sample>> {
+        self.followers.subscribe()
+    }
+
+    /// Returns the last samples in columns, at most `most` of them.
+    pub(crate) fn columns(&self, gateway: &Gateway, most: usize) -> EngineFigures {
+        let kept: Vec<Arc<Sample>> = {
+            let kept = self.kept();
+            kept.iter().skip(kept.len().saturating_sub(most)).cloned().collect()
+        };
+        let models = gateway.host.models().engines().map(|engine| model(&engine, &kept));
+        EngineFigures {
+            object: marker::Engine,
+            interval_ms: INTERVAL.as_millis() as u64,
+            at_ms: kept.iter().map(|sample| sample.at_ms).collect(),
+            models: models.collect(),
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, VecDeque<Arc<Sample>>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sample {
+    pub(crate) fn described(&self) -> EngineSample {
+        let models = self.models.iter().map(|(name, values)| ModelSample {
+            name: name.to_string(),
+            values: COLUMNS
+                .iter()
+                .zip(values)
+                .map(|(name, value)| ((*name).to_owned(), written(*value)))
+                .collect(),
+        });
+        EngineSample { at_ms: self.at_ms, models: models.collect() }
+    }
+}
+
+fn model(engine: &Engine, kept: &[Arc<Sample>]) -> ModelFigures {
+    let info = engine.info();
+    let values: Vec<Option<&Values>> = kept
+        .iter()
+        .map(|sample| sample.models.iter().find(|(name, _)| **name == *info.name).map(|(_, values)| values))
+        .collect();
+    let columns = COLUMNS.iter().enumerate().map(|(index, name)| {
+        let column = values.iter().map(|values| values.and_then(|values| written(values[index])));
+        ((*name).to_owned(), column.collect())
+    });
+    let memory = [
+        ("weights", info.memory.weight_bytes),
+        ("activations", info.memory.activation_bytes),
+        ("graphs", info.memory.graph_bytes),
+        ("kv", info.memory.kv_bytes),
+    ];
+    let memory = memory.into_iter().filter(|(_, bytes)| *bytes > 0);
+    ModelFigures {
+        name: info.name.clone(),
+        device: info.device.to_string(),
+        replicas: info.replicas as u64,
+        context_length: info.context_length as u64,
+        page_tokens: engine.page_tokens() as u64,
+        memory: memory.map(|(kind, bytes)| MemoryUse { kind: kind.to_owned(), bytes }).collect(),
+        columns: columns.collect(),
+    }
+}
+
+/// Returns a value with four significant digits, or `None` for one that is not a number.
+fn written(value: f32) -> Option<f64> {
+    if !value.is_finite() {
+        return None;
+    }
+    let value = f64::from(value);
+    let digits = 3 - value.abs().max(1e-3).log10().floor() as i32;
+    let scale = 10f64.powi(digits);
+    Some((value * scale).round() / scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_hour_is_kept() {
+        let figures = Figures::default();
+        for at_ms in 0..KEPT as u64 + 5 {
+            figures.add(Sample { at_ms, models: Vec::new() });
+        }
+        let kept = figures.kept();
+        assert_eq!((kept.len(), kept[0].at_ms, kept[KEPT - 1].at_ms), (KEPT, 5, KEPT as u64 + 4));
+    }
+
+    #[test]
+    fn values_have_four_digits() {
+        for (value, expected) in
+            [(0.0, 0.0), (1234.56, 1235.0), (0.123_456, 0.1235), (31.4159, 31.42), (98_765.4, 98_770.0)]
+        {
+            assert_eq!(written(value), Some(expected));
+        }
+        assert_eq!(written(f32::NAN), None);
+    }
+}

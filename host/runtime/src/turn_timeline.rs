@@ -1,0 +1,256 @@
+//! The timeline of a turn: when it started, when its guest ran, and how long each of its host calls took.
+//!
+//! It is kept in memory while the turn runs and stored with its end. A turn that is run again after a restart or an
+//! approval begins a new one; calls that the journal answers are marked as repeated.
+
+use crate::{RunEvent, invocation::StoredUsage};
+use serde::{Deserialize, Serialize};
+use skep_engine::{Timing, Usage};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+/// Maximum number of calls in a timeline; it leaves out later ones.
+const MAX_CALLS: usize = 1_000;
+/// Maximum length of a label in characters.
+const MAX_LABEL: usize = 120;
+
+/// What a turn did, and when. Times are in microseconds since its start.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TurnTimeline {
+    /// The time at which the turn started; `None` while it waits for other turns.
+    pub started_at_ms: Option<u64>,
+    /// Time until the turn had an instance slot and called its guest.
+    #[serde(default)]
+    pub called_us: Option<u64>,
+    /// Time until the guest returned.
+    #[serde(default)]
+    pub returned_us: Option<u64>,
+    pub calls: Vec<CallSpan>,
+    /// Number of calls that were left out.
+    #[serde(default)]
+    pub left_out: u32,
+}
+
+/// A host call of a turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CallSpan {
+    /// The call's number in the turn.
+    pub call: u32,
+    /// Name of the call, such as `generate`.
+    pub name: String,
+    pub began_us: u64,
+    /// `None` if the call had not ended when the turn did, or still runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub took_us: Option<u64>,
+    /// Whether the journal answered the call, because it was made before a restart.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub repeated: bool,
+    /// The tool that was called, or the origin that was fetched from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// The model that generated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<GenerationSpan>,
+    /// Whether a tool failed.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub failed: bool,
+}
+
+/// What a generation used, and its parts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GenerationSpan {
+    #[serde(with = "StoredUsage")]
+    pub usage: Usage,
+    pub queue_us: u64,
+    pub first_token_us: u64,
+}
+
+/// The timeline of a turn that runs.
+#[derive(Debug, Default)]
+pub(crate) struct LiveTimeline(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    timeline: TurnTimeline,
+    started: Option<Instant>,
+    /// The end of the last generation, at which the guest could begin to run a tool of its own.
+    generated_us: Option<u64>,
+}
+
+impl LiveTimeline {
+    /// Starts the timeline. Only the first call has an effect.
+    pub(crate) fn start(&self, now_ms: u64) {
+        let mut inner = self.lock();
+        if inner.started.is_none() {
+            inner.started = Some(Instant::now());
+            inner.timeline.started_at_ms = Some(now_ms);
+        }
+    }
+
+    /// Records that the guest is called.
+    pub(crate) fn guest_called(&self) {
+        let mut inner = self.lock();
+        let now = inner.now_us();
+        inner.timeline.called_us.get_or_insert(now);
+    }
+
+    /// Records that the guest returned.
+    pub(crate) fn guest_returned(&self) {
+        let mut inner = self.lock();
+        inner.timeline.returned_us = Some(inner.now_us());
+    }
+
+    /// Records that a call begins. A suspended turn that is run again repeats calls that the timeline has.
+    pub(crate) fn begin(&self, call: u32, name: &str, repeated: bool) {
+        let mut inner = self.lock();
+        let began_us = inner.now_us();
+        let timeline = &mut inner.timeline;
+        if timeline.calls.iter().rev().any(|known| known.call == call) {
+            return;
+        }
+        if timeline.calls.len() == MAX_CALLS {
+            timeline.left_out += 1;
+            return;
+        }
+        let (name, took_us) = (name.to_owned(), repeated.then_some(0));
+        let (label, model, generation) = (None, None, None);
+        timeline.calls.push(CallSpan {
+            call,
+            name,
+            began_us,
+            took_us,
+            repeated,
+            label,
+            model,
+            generation,
+            failed: false,
+        });
+    }
+
+    /// Records what a call is about.
+    pub(crate) fn label(&self, call: u32, label: &str) {
+        self.change(call, |span| span.label = Some(label.chars().take(MAX_LABEL).collect()));
+    }
+
+    /// Records the model of a generation.
+    pub(crate) fn model(&self, call: u32, model: &str) {
+        self.change(call, |span| {
+            if span.model.as_deref() != Some(model) {
+                span.model = Some(model.chars().take(MAX_LABEL).collect());
+            }
+        });
+    }
+
+    /// Records that a call ended, and what the events say that its caller is shown with its end.
+    pub(crate) fn end(&self, call: u32, events: &[RunEvent]) {
+        let mut inner = self.lock();
+        let now = inner.now_us();
+        let generated_us = inner.generated_us;
+        let Some(span) = inner.timeline.calls.iter_mut().rev().find(|span| span.call == call) else { return };
+        span.took_us = Some(now.saturating_sub(span.began_us));
+        for event in events {
+            match event {
+                RunEvent::Generation { usage, timing: Timing { queue_us, first_token_us, .. } } => {
+                    let (queue_us, first_token_us) = (*queue_us, *first_token_us);
+                    span.generation = Some(GenerationSpan { usage: *usage, queue_us, first_token_us });
+                }
+                RunEvent::ToolResult { name, outcome, .. } => {
+                    span.label.get_or_insert_with(|| name.chars().take(MAX_LABEL).collect());
+                    span.failed = outcome.is_err();
+                    // The guest ran the tool itself, after the generation that called it.
+                    if let Some(generated_us) = generated_us.filter(|_| span.name == "append-tool-result") {
+                        span.began_us = generated_us;
+                        span.took_us = Some(now.saturating_sub(generated_us));
+                    }
+                }
+                _ => {}
+            }
+        }
+        if span.generation.is_some() || span.name == "append-tool-result" {
+            inner.generated_us = Some(now);
+        }
+    }
+
+    /// Returns the timeline so far.
+    pub(crate) fn snapshot(&self) -> TurnTimeline {
+        self.lock().timeline.clone()
+    }
+
+    /// Returns the stored form.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(&self.lock().timeline).expect("strings and numbers always serialize")
+    }
+
+    fn change(&self, call: u32, change: impl FnOnce(&mut CallSpan)) {
+        let mut inner = self.lock();
+        if let Some(span) = inner.timeline.calls.iter_mut().rev().find(|span| span.call == call) {
+            change(span);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn now_us(&self) -> u64 {
+        self.started.map_or(0, |started| u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Json;
+
+    fn result(name: &str) -> RunEvent {
+        let outcome = Ok(Json::written(&1).unwrap());
+        RunEvent::ToolResult { id: "1".into(), name: name.into(), outcome }
+    }
+
+    #[test]
+    fn a_tool_of_the_guest_lasts_from_the_generation_to_its_result() {
+        let live = LiveTimeline::default();
+        live.start(7);
+        live.start(8);
+        live.begin(1, "generate", false);
+        let (usage, timing) = (Usage::default(), Timing::default());
+        live.end(1, &[RunEvent::Generation { usage, timing }]);
+        std::thread::sleep(std::time::Duration::from_millis(3));
+        live.begin(2, "append-tool-result", false);
+        live.end(2, &[result("price")]);
+        let TurnTimeline { started_at_ms, calls, .. } = live.snapshot();
+        assert_eq!(started_at_ms, Some(7));
+        assert_eq!(calls[1].label.as_deref(), Some("price"));
+        assert!(calls[1].took_us.unwrap() >= 3_000, "{calls:?}");
+        assert_eq!(calls[1].began_us, calls[0].began_us + calls[0].took_us.unwrap());
+        let stored: TurnTimeline = serde_json::from_slice(&live.encode()).unwrap();
+        assert_eq!(stored, live.snapshot());
+    }
+
+    #[test]
+    fn repeated_and_surplus_calls_are_counted_once() {
+        let live = LiveTimeline::default();
+        live.start(0);
+        live.begin(1, "fetch", true);
+        live.begin(1, "fetch", false);
+        for call in 2..=MAX_CALLS as u32 + 5 {
+            live.begin(call, "sleep", false);
+        }
+        live.label(1, &"x".repeat(500));
+        let TurnTimeline { calls, left_out, .. } = live.snapshot();
+        assert_eq!((calls.len(), left_out), (MAX_CALLS, 5));
+        assert!(calls[0].repeated && calls[0].took_us == Some(0));
+        assert_eq!(calls[0].label.as_ref().map(String::len), Some(MAX_LABEL));
+        assert_eq!(calls[1].took_us, None);
+    }
+}
