@@ -48,8 +48,11 @@ impl Process {
 
     /// Starts a process with additional arguments.
     pub fn with(log: Stdio, arguments: &[&str], model: &Path, data: &Path) -> Process {
+        let listen: &[&str] =
+            if arguments.contains(&"--listen") { &[] } else { &["--listen", "127.0.0.1:0"] };
         let mut child = Command::new(env!("CARGO_BIN_EXE_skep"))
-            .args(["up", "--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "error"])
+            .args(["up", "--threads", "1", "--log-level", "error"])
+            .args(listen)
             .arg("--model")
             .arg(model)
             .arg("--data")

@@ -254,6 +254,7 @@ pages! {
         http_api = "http-api",
         api_fields = "api-fields",
         asynchronous_batches = "asynchronous-batches",
+        console = "console",
         responses = "responses",
         mcp = "mcp",
         structured_output_quality = "structured-output-quality",

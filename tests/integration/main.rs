@@ -29,6 +29,8 @@ mod clients;
 mod config_host;
 /// The configuration of a running host, read again.
 mod config_reload;
+/// The console in a real browser.
+mod console;
 /// Structured output: schemas, regular expressions, grammars, tools.
 mod constraints;
 /// The default model on a GPU, if there is one.

@@ -3,7 +3,7 @@
 use crate::harness::{Host, MODEL, client, repository, shared};
 use crate::mcp::{call, connect};
 use crate::upstreams::{self, nowhere};
-use serde_json::json;
+use serde_json::{Value, json};
 use skep_cli::server_options::DataDir;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -129,6 +129,46 @@ async fn every_documented_metric_exists_with_its_labels() {
             assert!(is_there, "an alert uses {name}, which does not exist");
         }
     }
+}
+
+/// Returns the words of an expression, with the quoted ones left out.
+fn words(expression: &str) -> Vec<&str> {
+    let unquoted = expression.split('"').step_by(2);
+    unquoted.flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).collect()
+}
+
+#[test]
+fn the_grafana_dashboard_uses_documented_metrics_and_labels() {
+    let documented = documented();
+    let text = std::fs::read_to_string(repository().join("host/gateway/grafana.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let mut expressions = 0;
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().unwrap() {
+            let expression = target["expr"].as_str().unwrap();
+            expressions += 1;
+            let words = words(expression);
+            let metrics = words.iter().filter(|word| word.starts_with("skep_")).map(|word| {
+                let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end));
+                let histogram = documented
+                    .iter()
+                    .find(|metric| base == Some(metric.name.as_str()) && metric.kind == "histogram");
+                histogram.or_else(|| {
+                    documented.iter().find(|metric| metric.name == *word && metric.kind != "histogram")
+                })
+            });
+            let metrics: Vec<&Documented> = metrics
+                .map(|metric| metric.unwrap_or_else(|| panic!("not a metric in {expression}")))
+                .collect();
+            assert!(!metrics.is_empty(), "{expression}");
+            for label in ["model", "agent", "kind", "outcome", "source", "upstream", "replica"] {
+                let is_used = words.contains(&label);
+                let is_known = metrics.iter().all(|metric| metric.labels.iter().any(|known| known == label));
+                assert!(!is_used || is_known, "{label} is not a label of each metric in {expression}");
+            }
+        }
+    }
+    assert!(expressions > 15, "{expressions}");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use skep_engine::{EngineOptions, InForce};
-use skep_gateway::{Configuration, GatewayOptions, RateLimiter};
+use skep_gateway::{Configuration, ConsoleOptions, GatewayOptions, RateLimiter};
 use skep_runtime::{AgentHost, HostParts, RuntimeOptions};
 use skep_store::{Durability, Store};
 use tokio::net::TcpListener;
@@ -32,6 +32,7 @@ pub(crate) const DEPLOYER: &str = "operator";
 pub struct RunningServer {
     pub address: SocketAddr,
     pub keys_required: bool,
+    pub has_console: bool,
     pub host: AgentHost,
     pub configuration: Arc<dyn Configuration>,
     store: Store,
@@ -122,14 +123,25 @@ pub async fn start_with(
         ..gateway_options
     };
     let drain = gateway.drain;
+    let has_console = !matches!(gateway.console, ConsoleOptions::Off);
     let (stop, stopped) = oneshot::channel::<()>();
     let shutdown = async move {
         // A sender that was dropped stops the server as well.
         let _ = stopped.await;
     };
     let serving = tokio::spawn(skep_gateway::serve(listener, host.clone(), gateway, shutdown));
-    let keys_required = access.keys_required;
-    Ok(RunningServer { address, keys_required, host, configuration, store, data_lock, drain, stop, serving })
+    Ok(RunningServer {
+        address,
+        keys_required: access.keys_required,
+        has_console,
+        host,
+        configuration,
+        store,
+        data_lock,
+        drain,
+        stop,
+        serving,
+    })
 }
 
 /// Returns the path of the database in a host's data folder.

@@ -47,6 +47,7 @@ pub(crate) const INTER_TOKEN: &str = "skep_engine_inter_token_seconds";
 pub(crate) const REQUEST_PAGES: &str = "skep_engine_request_kv_pages";
 pub(crate) const BATCH_TOKEN_COUNT: &str = "skep_engine_batch_tokens";
 pub(crate) const BATCH_SEQUENCE_COUNT: &str = "skep_engine_batch_sequences";
+pub(crate) const STEP: &str = "skep_engine_step_seconds";
 pub(crate) const RUNNING: &str = "skep_engine_running";
 pub(crate) const WAITING: &str = "skep_engine_waiting";
 pub(crate) const PAGES_TOTAL: &str = "skep_engine_kv_pages_total";
@@ -77,6 +78,7 @@ pub const METRICS: &[MetricSpec] = &[
     histogram(REQUEST_PAGES, Unit::Count, PAGES, "KV pages that a request held when it finished"),
     histogram(BATCH_TOKEN_COUNT, Unit::Count, BATCH_TOKENS, "Tokens in a step"),
     histogram(BATCH_SEQUENCE_COUNT, Unit::Count, BATCH_SEQUENCES, "Sequences in a step"),
+    histogram(STEP, Unit::Seconds, STEP_SECONDS, "Time of a step: forward pass, masks and sampling"),
     gauge(RUNNING, "Running sequences"),
     gauge(WAITING, "Waiting requests"),
     gauge(PAGES_TOTAL, "Total KV pages"),

@@ -75,6 +75,7 @@ struct Times {
 struct StepMetrics {
     batch_tokens: Histogram,
     batch_sequences: Histogram,
+    step: Histogram,
     running: Gauge,
     waiting: Gauge,
     pages_total: Gauge,
@@ -162,6 +163,7 @@ impl Telemetry {
 
     pub fn record_step_time(&self, took: Duration) {
         self.times.step.record(took);
+        self.step_metrics().step.record(took.as_secs_f64());
     }
 
     /// Clears the gauges of a replica that has ended.
@@ -224,6 +226,7 @@ impl Telemetry {
                 pages_total,
                 batch_tokens: histogram!(metric::BATCH_TOKEN_COUNT, &labels),
                 batch_sequences: histogram!(metric::BATCH_SEQUENCE_COUNT, &labels),
+                step: histogram!(metric::STEP, &labels),
                 running: gauge!(metric::RUNNING, &labels),
                 waiting: gauge!(metric::WAITING, &labels),
                 pages_used: gauge!(metric::PAGES_USED, &labels),

@@ -4,6 +4,7 @@ mod ai;
 mod approvals;
 mod chat;
 mod config;
+mod engine;
 mod events;
 mod follower;
 mod held;
@@ -171,6 +172,11 @@ impl Client {
 
     fn request(&self, method: Method, path: &[&str]) -> Result<RequestBuilder> {
         Ok(self.http.request(method, self.url(path)?))
+    }
+
+    /// Returns the address of the host.
+    pub fn address(&self) -> String {
+        self.base.as_str().trim_end_matches('/').to_owned()
     }
 
     fn url(&self, path: &[&str]) -> Result<Url> {

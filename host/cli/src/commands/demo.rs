@@ -113,6 +113,7 @@ const NEXT: &str = "  skep new my-agent          create the crate of an agent
   skep up my-agent           start a host with that agent
   skep chat my-agent         talk to it, in another terminal
   skep bench engine          measure how fast the model runs here
+  skep up                    start a host, and open its console at http://127.0.0.1:8080/ui
 (with cargo: `cargo run --release -- up my-agent` and so on)";
 
 /// Returns what the conversation showed, or an error with the reason why it showed nothing.

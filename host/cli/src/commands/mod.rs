@@ -37,6 +37,7 @@ mod schedule;
 mod secret;
 mod session;
 mod status;
+mod top;
 mod turn;
 mod turn_printer;
 mod up;
@@ -105,6 +106,7 @@ enum Command {
     Delete(delete::Args),
     List(list::Args),
     Status(status::Args),
+    Top(top::Args),
     Usage(usage::Args),
     Invoke(invoke::Args),
     Turn(turn::Args),
@@ -223,6 +225,7 @@ impl Command {
             Command::Delete(args) => delete::run(args).await,
             Command::List(args) => list::run(args).await,
             Command::Status(args) => status::run(args).await,
+            Command::Top(args) => top::run(args).await,
             Command::Usage(args) => usage::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
             Command::Turn(args) => turn::run(args).await,

@@ -272,6 +272,9 @@ fn announce(
     for mismatch in mismatches {
         out::line(&format!("  {} {}", paint.red("changed"), mismatch_line(mismatch)))?;
     }
+    if server.has_console {
+        out::line(&format!("  console {}", paint.cyan(&format!("{url}/ui"))))?;
+    }
     out::line("next:")?;
     let flag = if url == crate::client::DEFAULT_URL { String::new() } else { format!(" --url {url}") };
     match agents.first() {

@@ -1,0 +1,112 @@
+// What every scenario of the console shares: a headless Chromium, a check of every page, and screenshots.
+import { createInterface } from 'node:readline';
+import { readFileSync, mkdirSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { chromium } from 'playwright-core';
+
+export const url = process.env.CONSOLE_URL;
+const shots = process.env.CONSOLE_SHOTS;
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+export const browser = await chromium.launch({
+  executablePath: process.env.CONSOLE_CHROMIUM,
+  args: ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage'],
+});
+
+export function fail(message) {
+  throw new Error(message);
+}
+
+export function check(condition, message) {
+  if (!condition) fail(message);
+}
+
+/** Opens a window. Errors of its scripts, refused resources and violations of the policy end the scenario. */
+export async function open({ theme = 'light', width = 1280, height = 840, expected = [] } = {}) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme: theme });
+  const page = await context.newPage();
+  page.problems = [];
+  page.on('pageerror', (error) => page.problems.push(`script: ${error.message}`));
+  page.on('console', (message) => {
+    const text = `${message.text()} ${message.location().url}`;
+    if (message.type() === 'error' && !expected.some((part) => text.includes(part))) page.problems.push(text);
+  });
+  page.on('request', (request) => {
+    if (!request.url().startsWith(url) && !request.url().startsWith('data:') && !request.url().startsWith('blob:')) {
+      page.problems.push(`a request to ${request.url()}`);
+    }
+  });
+  page.on('dialog', (dialog) => {
+    page.problems.push(`a dialog: ${dialog.message()}`);
+    dialog.dismiss();
+  });
+  page.setDefaultTimeout(20_000);
+  return page;
+}
+
+/** Visits a page of the console and waits for its heading. */
+export async function visit(page, path) {
+  await page.goto(`${url}${path}`);
+  await page.getByRole('heading', { level: 1 }).first().waitFor();
+}
+
+/** Waits until a page has loaded what it shows. Its streams stay open. */
+export async function settled(page) {
+  await page.locator('[aria-busy=true], .skeleton').first().waitFor({ state: 'detached' });
+  await page.waitForTimeout(150);
+}
+
+/** Checks accessibility, and that nothing is wider than the window; keeps a screenshot. */
+export async function inspect(page, name) {
+  await page.evaluate(axe);
+  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
+  const serious = found.violations.filter((one) => ['serious', 'critical'].includes(one.impact));
+  const told = serious.map((one) => `${one.id}: ${one.help}: ${one.nodes.map((node) => node.target).slice(0, 3).join(' | ')}`);
+  check(told.length === 0, `${name}: ${told.join('\n')}`);
+  const wider = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+  check(wider <= 0, `${name} is ${wider} px wider than its window`);
+  mkdirSync(shots, { recursive: true });
+  await page.screenshot({ path: `${shots}/${name}.png` });
+  healthy(page);
+}
+
+export function healthy(page) {
+  check(page.problems.length === 0, page.problems.join('\n'));
+}
+
+/** Sends a request to the host as the page would, with a key. */
+export async function api(method, path, body, key, more = {}) {
+  const headers = { 'content-type': 'application/json', ...(key ? { authorization: `Bearer ${key}` } : {}), ...more };
+  const response = await fetch(`${url}${path}`, { method, headers, body: body && JSON.stringify(body) });
+  const text = await response.text();
+  check(response.ok, `${method} ${path}: ${response.status} ${text}`);
+  return text ? JSON.parse(text) : undefined;
+}
+
+const answers = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+
+/** Asks the test for something, such as to kill the host, and returns its answer. */
+export async function ask(what) {
+  console.log(`> ${what}`);
+  return (await answers.next()).value;
+}
+
+/** Runs a scenario. */
+export async function scenario(run) {
+  try {
+    await run();
+    await browser.close();
+    console.log('passed');
+    process.exit(0);
+  } catch (error) {
+    const pages = browser.contexts().flatMap((context) => context.pages());
+    mkdirSync(shots, { recursive: true });
+    for (const [index, page] of pages.entries()) {
+      await page.screenshot({ path: `${shots}/failed-${process.pid}-${index}.png` }).catch(() => {});
+      console.error(`at ${page.url()}: ${page.problems?.join('; ')}`);
+      console.error((await page.locator('body').innerText().catch(() => '')).slice(0, 2000));
+    }
+    console.error(error.stack);
+    process.exit(1);
+  }
+}

@@ -1,0 +1,124 @@
+//! The hosts that the scenarios use, and the scenarios.
+
+use super::Browser;
+use crate::{
+    config_host::skep,
+    durability::{Process, tiny_model},
+    harness::{Host, guest},
+    scripted_upstream::{ScriptedUpstream, answered},
+    upstreams::options,
+};
+use serde_json::json;
+use std::{net::TcpListener, process::Stdio};
+
+/// A text that would run a script if a page took it for HTML.
+const HOSTILE: &str = "<img src=x onerror=alert(1)><script>alert(2)</script>[x](javascript:alert(3))";
+
+/// Runs a blocking scenario beside the runtime of the test.
+async fn blocking<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(run).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_page_is_accessible_in_both_themes_and_on_a_phone() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    let host = Host::start_with(options("[requests]\nlog = \"full\"\n"));
+    host.deploy_example("room-service").await;
+    host.deploy_example("approval").await;
+    assert_eq!(host.message("room-service", "guest-7", "I would like to order a tea.").await.0, 200);
+    let url = host.url.clone();
+    blocking(move || browser.run("pages", &url, &[], |_| String::new())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_chats_deploys_forks_and_approves() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    let host = Host::start(None);
+    host.deploy_example("approval").await;
+    let folder = tempfile::tempdir().unwrap();
+    let component = folder.path().join("ledger.wasm");
+    std::fs::write(&component, blocking(|| guest("ledger")).await).unwrap();
+    let manifest = folder.path().join("agent.toml");
+    std::fs::write(&manifest, "name = \"ledger\"\n").unwrap();
+    let url = host.url.clone();
+    blocking(move || {
+        let files = [
+            ("COMPONENT", component.to_str().unwrap().to_owned()),
+            ("MANIFEST", manifest.to_str().unwrap().to_owned()),
+        ];
+        let files: Vec<(&str, &str)> = files.iter().map(|(name, path)| (*name, path.as_str())).collect();
+        browser.run("work", &url, &files, |_| String::new());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_sign_in_and_do_not_see_each_other() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    blocking(move || {
+        let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        tiny_model(model.path());
+        let process = Process::with(Stdio::inherit(), &["--auth", "required"], model.path(), data.path());
+        let key = |arguments: &[&str]| {
+            let at = ["--data", data.path().to_str().unwrap()];
+            let output = skep(&["key", "create"], &[arguments, &at].concat());
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        };
+        let keys = [
+            ("ADMIN", key(&["--role", "admin"])),
+            ("ACME", key(&["--role", "invoke", "--tenant", "acme"])),
+            ("ZENITH", key(&["--role", "read", "--tenant", "zenith"])),
+        ];
+        let component = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(component.path(), guest("ledger")).unwrap();
+        let environment: Vec<(&str, &str)> = keys.iter().map(|(name, key)| (*name, key.as_str())).collect();
+        let component = [("COMPONENT", component.path().to_str().unwrap())];
+        let environment = [environment, component.to_vec()].concat();
+        browser.run("tenants", &process.url, &environment, |_| String::new());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_page_survives_a_killed_host() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    blocking(move || {
+        let (model, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        tiny_model(model.path());
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let start = || Process::with(Stdio::inherit(), &["--listen", &address], model.path(), data.path());
+        let mut process = Some(start());
+        browser.run("restart", &format!("http://{address}"), &[], |asked| {
+            match asked {
+                "kill" => process.take().unwrap().kill(),
+                "start" => process = Some(start()),
+                other => panic!("{other}"),
+            }
+            "done".to_owned()
+        });
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_texts_are_shown_as_text() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    let said = || [json!({"role": "assistant", "reasoning_content": HOSTILE}), json!({"content": HOSTILE})];
+    let upstream = ScriptedUpstream::start(move |_| answered(&said())).await;
+    let host = Host::start_with(options(&format!(
+        "[requests]\nlog = \"full\"\n[grants]\nmodels = [\"*\", \"far/*\"]\n\
+         [[upstream]]\nname = \"far\"\nkind = \"openai\"\nurl = \"{}\"\n\
+         [[upstream.models]]\nname = \"m\"\ncontext_length = 65536\n",
+        upstream.url
+    )));
+    let grants = "[grants]\nmodels = [\"far/*\"]\n";
+    assert_eq!(host.deploy_guest("generate", "talker", grants).await.0, 201);
+    assert_eq!(host.deploy_guest("ledger", "ledger", "").await.0, 201);
+    let message = json!({"text": HOSTILE, "data": {"model": "far/m"}});
+    host.ok("/v1/agents/talker/sessions/s/messages", message).await;
+    assert_eq!(host.message("ledger", "s", HOSTILE).await.0, 200);
+    let url = host.url.clone();
+    blocking(move || browser.run("hostile", &url, &[("HOSTILE", HOSTILE)], |_| String::new())).await;
+    assert!(upstream.asked().len() > 1, "the playground asked, too");
+}

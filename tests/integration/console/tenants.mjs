@@ -1,0 +1,59 @@
+// Signing in: a wrong key is refused, each tenant sees its own sessions, and a key that may only read changes nothing.
+import { readFileSync } from 'node:fs';
+import { api, check, healthy, inspect, open, scenario, url, visit } from './browser.mjs';
+
+const { ADMIN, ACME, ZENITH, COMPONENT } = process.env;
+
+async function signIn(key, name) {
+  // The first answer is 401, which the browser's console reports.
+  const page = await open({ expected: ['401'] });
+  await page.goto(`${url}/ui/sessions`);
+  await page.getByLabel('API key').fill('skep_wrong');
+  await page.getByRole('button', { name: 'Sign in' }).click();
+  await page.getByText('does not know this key').waitFor();
+  await inspect(page, `sign-in-${name}`);
+  await page.getByLabel('API key').fill(key);
+  await page.getByRole('button', { name: 'Sign in' }).click();
+  await page.getByRole('heading', { level: 1, name: 'Sessions' }).waitFor();
+  // No script can read the key, and the cookie alone is not enough for a request.
+  check(await page.evaluate(() => document.cookie) === '', 'a script can read the cookie');
+  check(await page.evaluate(async () => (await fetch('/v1/sessions')).status) === 401, 'the cookie counts without the header');
+  page.problems.length = 0;
+  return page;
+}
+
+await scenario(async () => {
+  const form = new FormData();
+  form.set('manifest', 'name = "ledger"\n');
+  form.set('component', new Blob([readFileSync(COMPONENT)]), 'agent.wasm');
+  const deployed = await fetch(`${url}/v1/agents`, { method: 'POST', body: form, headers: { authorization: `Bearer ${ADMIN}` } });
+  check(deployed.status === 201, await deployed.text());
+  await api('POST', '/v1/agents/ledger/sessions/honey/messages', { text: 'secret of acme' }, ACME);
+
+  const acme = await signIn(ACME, 'acme');
+  await acme.getByText('honey').first().waitFor();
+  const zenith = await signIn(ZENITH, 'zenith');
+  await zenith.getByText(/No sessions/).first().waitFor();
+  check(!(await zenith.locator('body').innerText()).includes('honey'), 'a tenant sees another one');
+  await visit(zenith, '/ui/sessions/ledger/honey');
+  check(!(await zenith.locator('body').innerText()).includes('secret of acme'), 'a tenant reads another one');
+  zenith.problems.length = 0;
+  // A key that reads is offered nothing that changes something, and the host would refuse it.
+  await visit(zenith, '/ui/agents/ledger');
+  for (const name of ['Deploy', 'Send a message', 'Delete the agent']) {
+    check(await zenith.getByRole('button', { name }).count() === 0, `a key that may read sees “${name}”`);
+  }
+  const status = await zenith.evaluate(async () => {
+    const headers = { 'x-skep-console': '1', 'content-type': 'application/json' };
+    const body = JSON.stringify({ text: 'x' });
+    return (await fetch('/v1/agents/ledger/sessions/x/messages', { method: 'POST', headers, body })).status;
+  });
+  check(status === 403, `a key that may read got ${status}`);
+  zenith.problems.length = 0;
+  // An admin sees the sessions of every tenant.
+  const admin = await signIn(ADMIN, 'admin');
+  await admin.getByText('acme/honey').first().waitFor();
+  healthy(admin);
+  await admin.getByRole('button', { name: 'Sign out' }).click();
+  await admin.getByLabel('API key').waitFor();
+});

@@ -1,0 +1,77 @@
+// What a person does: chats, deploys an agent by its files, talks to it, forks a session, and approves a call while the turn
+// waits.
+import { api, check, healthy, open, scenario, visit } from './browser.mjs';
+
+async function chat() {
+  const page = await open();
+  await visit(page, '/ui/playground');
+  await page.getByLabel('Max tokens').fill('24');
+  await page.getByLabel('Message', { exact: true }).fill('Tell me about bees.');
+  await page.keyboard.press('Enter');
+  // The figures stand under the answer when its stream has ended.
+  await page.getByText(/tokens\/s|tok\/s/).first().waitFor();
+  await page.getByRole('button', { name: 'Code' }).click();
+  await page.getByText('/v1/chat/completions').first().waitFor();
+  await page.keyboard.press('Escape');
+  await page.reload();
+  await page.getByText('Tell me about bees.').first().waitFor();
+  // A schema that cannot be followed is told while it is written.
+  await page.getByRole('tab', { name: 'Output' }).click();
+  await page.getByLabel('Form of the answer').selectOption('json_schema');
+  const schema = page.locator('aside textarea').first();
+  await schema.fill('{"type": "strin"}');
+  await page.getByText(/must be one of null, boolean/).waitFor();
+  healthy(page);
+}
+
+async function deploy() {
+  // The session does not exist before its first message, which the browser's console reports.
+  const page = await open({ expected: ['404'] });
+  await visit(page, '/ui/agents');
+  await page.getByRole('button', { name: 'Deploy' }).click();
+  await page.getByLabel('Component and manifest').setInputFiles([process.env.COMPONENT, process.env.MANIFEST]);
+  await page.getByRole('dialog').getByRole('button', { name: /^Deploy/ }).click();
+  await page.waitForURL('**/ui/agents/ledger');
+  await visit(page, '/ui/sessions/ledger/first');
+  await page.getByLabel('Message', { exact: true }).fill('Count the hives.');
+  await page.keyboard.press('Enter');
+  await page.getByText('Count the hives.').first().waitFor();
+  await page.getByRole('button', { name: 'Fork' }).waitFor();
+  const turns = async () => (await api('GET', '/v1/agents/ledger/sessions/first/turns')).data;
+  while ((await turns())[0]?.state !== 'done') await page.waitForTimeout(100);
+  await page.reload();
+  await page.getByRole('button', { name: 'Fork' }).click();
+  const dialog = page.getByRole('dialog');
+  await dialog.getByLabel('Id of the copy').fill('second');
+  await dialog.getByRole('button', { name: /^Fork/ }).click();
+  await page.waitForURL('**/ui/sessions/ledger/second');
+  await page.getByText('Count the hives.').first().waitFor();
+  const state = await api('GET', '/v1/agents/ledger/sessions/second/state');
+  check(JSON.stringify(state.data[0].value) === '["Count the hives."]', JSON.stringify(state));
+  healthy(page);
+}
+
+async function approve() {
+  const page = await open({ expected: ['404'] });
+  await visit(page, '/ui/sessions/approval/c1');
+  await page.getByLabel('Message', { exact: true }).fill('My order 38 arrived broken, I want my 95 euros back.');
+  await page.keyboard.press('Enter');
+  // Somebody else decides in the inbox, while the page of the session waits.
+  const other = await open();
+  await visit(other, '/ui/inbox');
+  const approval = other.getByRole('article', { name: 'Approval of refund' });
+  await approval.waitFor();
+  await approval.getByRole('button', { name: 'Approve' }).click();
+  await page.getByText(/euros were refunded/).first().waitFor();
+  await approval.waitFor({ state: 'detached' });
+  const { data: [turn] } = await api('GET', '/v1/agents/approval/sessions/c1/turns');
+  check(turn.state === 'done', JSON.stringify(turn));
+  healthy(page);
+  healthy(other);
+}
+
+await scenario(async () => {
+  await chat();
+  await deploy();
+  await approve();
+});
