@@ -1,0 +1,141 @@
+// One agent: what it may do and has used, its tools, what wakes it, its versions and its log.
+import { api, url } from '../lib/api.js';
+import { may } from '../lib/caller.js';
+import { bytes, duration, number } from '../lib/format.js';
+import { useResource } from '../lib/hooks.js';
+import { html, useMemo, useState } from '../lib/html.js';
+import { Link, navigate, paths, setQuery } from '../lib/router.js';
+import { remember } from '../lib/store.js';
+import { Badge, Button, Confirm, Copy, Dialog, Empty, ErrorNote, Facts, Field, Loaded, Meter, Page, Section, Skeleton, Tabs, Time, toast } from '../parts/index.js';
+import { Events, Manifest, Routes, Schedules, Tools } from '../parts/agent-triggers.js';
+import { Deploy, DropHere, useDrop } from '../parts/deploy.js';
+import { grantRows, Grants } from '../parts/grants.js';
+import { LogView } from '../parts/log-view.js';
+import { SessionName } from '../parts/paged.js';
+import { readToml } from '../parts/toml.js';
+import { sentKey } from '../parts/turn-feed.js';
+
+const TABS = ['tools', 'triggers', 'versions', 'log'];
+
+export default function AgentPage({ params: { agent: name }, query, caller }) {
+  const path = url`/v1/agents/${name}`;
+  const agent = useResource((signal) => api.get(path, { signal }), [path]);
+  const tab = TABS.includes(query.tab) ? query.tab : 'overview';
+  const [dialog, open] = useState(null);
+  const [files, deploy] = useState(null);
+  const isAdmin = may(caller, 'admin');
+  const isOver = useDrop(deploy, isAdmin);
+  const { data, error } = agent;
+  const manifest = useMemo(() => data && readToml(data.manifest), [data]);
+  const shown = { name, path, data, manifest, caller, reload: agent.reload };
+  return html`<${Page} wide title=${name} trail=${[['Agents', paths.agents()]]} about=${data?.description}
+    actions=${data && html`${may(caller, 'invoke') && html`<${Button} kind="primary" icon="playground" onClick=${() => open('send')}>Send a message<//>`}
+      <${Button} icon="sessions" href=${`${paths.sessions()}?agent=${encodeURIComponent(name)}`}>Sessions<//>
+      ${isAdmin && html`<${Button} icon="upload" onClick=${() => deploy([])}>Deploy<//><${Button} icon="trash" label="Delete the agent" onClick=${() => open('delete')} />`}`}>
+    <${ErrorNote} error=${error} onRetry=${agent.reload} />
+    ${!data && !error && html`<${Skeleton} lines=${8} />`}
+    ${data && html`<${Tabs} label="Parts of the agent" active=${tab} onSelect=${(id) => setQuery({ tab: id === 'overview' ? '' : id })}
+      tabs=${[{ id: 'overview', label: 'Overview' }, { id: 'tools', label: 'Tools', count: data.tools.length }, { id: 'triggers', label: 'Triggers' }, { id: 'versions', label: 'Versions' }, { id: 'log', label: 'Log' }]}>
+      <${PANELS[tab]} ...${shown} /><//>`}
+    ${isOver && html`<${DropHere} />`}
+    ${files && html`<${Deploy} files=${files} manifest=${data?.manifest ?? ''} onClose=${() => deploy(null)} onDone=${agent.reload} />`}
+    ${dialog === 'send' && html`<${Send} name=${name} onClose=${() => open(null)} />`}
+    ${dialog === 'delete' && html`<${Confirm} title=${`Delete ${name}?`} action="Delete" type=${name} onClose=${() => open(null)} confirm=${async () => { await api.del(path); toast(`Deleted ${name}`); navigate(paths.agents(), { replace: true }); }}>
+      <p>The agent goes with all its versions, sessions, schedules and log lines. This cannot be undone.</p><//>`}
+  <//>`;
+}
+
+function Overview({ name, data, manifest, caller }) {
+  const isAdmin = may(caller, 'admin');
+  const rights = useResource(async (signal) => {
+    if (!isAdmin) return {};
+    const quietly = (path) => api.get(path, { signal }).catch((error) => { if (error.isAway || signal.aborted) throw error; return null; });
+    const [config, secrets] = await Promise.all([quietly('/v1/config'), quietly('/v1/secrets')]);
+    return { config, secrets: secrets?.data };
+  }, [isAdmin, name]);
+  const today = useResource(async (signal) => {
+    const { data: lines } = await api.get('/v1/usage', { signal, query: { by: 'agent', since: '1d' } });
+    return lines.find((line) => line.name === name) ?? { output_tokens: 0, input_tokens: 0, cached_input_tokens: 0, requests: 0 };
+  }, [name]);
+  return html`<div class="agent-overview">
+    <div class="stack">
+      <${Section} title="In force"><${Facts} rows=${[
+        ['Version', number(data.version)], ['Deployed', html`<${Time} ms=${data.deployed_at_ms} relative />`], ['Model', html`<code>${data.model}</code>`],
+        ['Component', html`<span class="row"><code title=${`SHA-256 ${data.digest}`}>${data.digest.slice(0, 12)}…</code><${Copy} text=${data.digest} label="Copy the digest" /></span>`]]} /><//>
+      <${Section} title="Grants" about=${isAdmin ? 'What its agent.toml asks for, and whether skep.toml allows it.' : 'What its agent.toml asks for. A key with the role “admin” sees what the host allows.'} flush>
+        ${manifest ? html`<${Loaded} resource=${rights}>${({ config, secrets }) => html`<${Grants} rows=${grantRows(manifest, { agent: name, model: data.model, config, secrets })} />`}<//>` : html`<${Empty} title="The manifest cannot be read here">See it below.<//>`}<//>
+      <${Section} title="agent.toml" flush><${Manifest} text=${data.manifest} /><//>
+    </div>
+    <${Section} title="Limits">
+      <div class="stack">
+        <${Loaded} resource=${today} lines=${2}>${(used) => html`<div class="stack tight"><${Meter} label="Tokens generated today (UTC)" used=${used.output_tokens} limit=${data.limits.tokens_per_day ?? 0} format=${number} />
+          <p class="muted small">${number(used.requests)} requests, ${number(used.input_tokens)} prompt tokens, ${number(used.cached_input_tokens)} of them cached</p></div>`}<//>
+        <${Limits} limits=${data.limits} asked=${manifest?.limits ?? {}} />
+      </div><//>
+  </div>`;
+}
+
+const WORDS = {
+  memory_mb: 'Memory of an instance', cpu_ms: 'CPU time of a turn', turn_ms: 'Duration of a turn', approval_ms: 'Wait for a person', tokens_per_turn: 'Tokens of a turn', tokens_per_day: 'Tokens of a day',
+  state_kb: 'State of a session', session_kb: 'A session in the store', host_calls: 'Calls of the host in a turn', host_call_kb: 'What these pass', fetches: 'HTTP requests of a turn', fetch_kb: 'What these pass in all', log_kb: 'Log of a turn',
+  concurrent_turns: 'Turns at the same time', schedules: 'Schedules of a session', events: 'Events of a turn', tables: 'Tables of the component', table_elements: 'Entries of a table', instances: 'Core instances',
+};
+
+function quantity(name, value) {
+  if (name.endsWith('_ms')) return duration(value);
+  if (name.endsWith('_mb')) return bytes(value * 2 ** 20);
+  return name.endsWith('_kb') ? bytes(value * 2 ** 10) : number(value);
+}
+
+/** `asked` has what the manifest asks for; a limit below it is the host's. */
+const Limits = ({ limits, asked }) => html`<dl class="limits">${Object.entries(limits).map(([name, value]) => html`<div key=${name} title=${name}><dt>${WORDS[name] ?? name}</dt>
+  <dd>${quantity(name, value)}${asked[name] > value && html` <${Badge} tone="warn" title=${`agent.toml asks for ${quantity(name, asked[name])}`}>the host’s<//>`}</dd></div>`)}</dl>`;
+
+const ToolsPanel = ({ data }) => html`<${Tools} tools=${data.tools} />`;
+
+const Triggers = ({ name, data, manifest, caller }) => html`<div class="stack wide-gap"><${Routes} agent=${name} routes=${data.routes} /><${Schedules} agent=${name} caller=${caller} /><${Events} agent=${name} manifest=${manifest} caller=${caller} /></div>`;
+
+function Versions({ name, path, caller, reload }) {
+  const versions = useResource((signal) => api.get(`${path}/versions`, { signal }), [path]);
+  const [target, rollBack] = useState(null);
+  return html`<${Loaded} resource=${versions}>${({ data }) => {
+    const current = data.find((version) => version.in_force);
+    return html`<ol class="version-list">${data.map((version) => html`<li key=${version.version} class="card">
+        <div class="version-head"><strong>Version ${number(version.version)}</strong>${version.in_force && html`<${Badge} tone="ok" dot>In force<//>`}
+          <span class="muted small grow">deployed <${Time} ms=${version.deployed_at_ms} relative /> by ${version.deployed_by} · <code title=${version.digest}>${version.digest.slice(0, 12)}</code>${current && !version.in_force && version.digest === current.digest ? ', the same component' : ''}</span>
+          ${!version.in_force && may(caller, 'admin') && html`<${Button} small icon="retry" onClick=${() => rollBack(version)}>Put into force<//>`}</div>
+        <details class="folded"><summary>agent.toml</summary><${Manifest} text=${version.manifest} inForce=${version.in_force ? undefined : current?.manifest} /></details></li>`)}</ol>
+      ${target && html`<${Confirm} title=${`Put version ${target.version} of ${name} into force?`} kind="primary" action="Put into force" onClose=${() => rollBack(null)}
+        confirm=${async () => { await api.post(`${path}/rollback`, { version: target.version }); toast(`Version ${target.version} is in force`); versions.reload(); reload(); }}>
+        <p>New turns run version ${number(target.version)}. Turns that run now end with the version that they began with, and sessions stay.</p><//>`}`;
+  }}<//>`;
+}
+
+const Log = ({ name }) => html`<div class="card flush agent-log"><${LogView} agent=${name} /></div>`;
+
+const PANELS = { overview: Overview, tools: ToolsPanel, triggers: Triggers, versions: Versions, log: Log };
+
+function Send({ name, onClose }) {
+  const [session, setSession] = useState(() => `console-${Math.random().toString(36).slice(2, 8)}`);
+  const [text, setText] = useState('');
+  const [state, set] = useState({ busy: false, error: null });
+  const send = async (event) => {
+    event.preventDefault();
+    if (!text.trim() || !session.trim()) return;
+    set({ busy: true, error: null });
+    try {
+      const { turn_id: turn } = await api.post(url`/v1/agents/${name}/sessions/${session.trim()}/messages`, { text }, { query: { detach: true } });
+      remember(sentKey(turn), { text });
+      onClose();
+      navigate(paths.session(name, session.trim()));
+    } catch (error) { set({ busy: false, error }); }
+  };
+  return html`<${Dialog} title=${`Send a message to ${name}`} onClose=${onClose} actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} kind="primary" busy=${state.busy} disabled=${!text.trim() || !session.trim()} onClick=${send}>Send<//>`}>
+    <form class="stack" onSubmit=${send}>
+      <${Field} label="Session" hint="An id that exists goes on; another one begins a session.">${(id, note) => html`<input id=${id} aria-describedby=${note} value=${session} autocomplete="off" spellcheck=${false} onInput=${(event) => setSession(event.currentTarget.value)} />`}<//>
+      <${Field} label="Message">${(id) => html`<textarea id=${id} rows="4" autofocus value=${text} onInput=${(event) => setText(event.currentTarget.value)} onKeyDown=${(event) => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) send(event); }}></textarea>`}<//>
+      <p class="muted small">It opens at <${Link} href=${paths.session(name, session)}><${SessionName} id=${session} /><//>.</p>
+    </form>
+    <${ErrorNote} error=${state.error} />
+  <//>`;
+}
