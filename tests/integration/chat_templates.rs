@@ -1,5 +1,5 @@
-//! Published chat templates: what Skep renders with them is what `transformers` renders. `tests/fixtures/chat-templates/render.py`
-//! made the expected texts.
+//! Published chat templates: what Skep renders with them is what `transformers` renders, and has the tokens that `tokenizers`
+//! makes of it. `tests/fixtures/chat-templates/render.py` made the expected texts, and `tokens.py` their tokens.
 
 use crate::harness::{repository, skipped};
 use serde_json::Value;
@@ -70,6 +70,64 @@ fn published_templates_render_as_in_transformers() {
     }
     eprintln!("{compared} conversations compared, {} differ", faults.len());
     assert!(compared > 150 && faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// The tokens of the same texts. `tests/fixtures/chat-templates/tokens.py` made the expected ones with the package `tokenizers`.
+#[test]
+fn published_renderings_have_the_tokens_of_the_package_tokenizers() {
+    let fixtures = repository().join("tests/fixtures/chat-templates");
+    let json = |name: &str| -> Value {
+        serde_json::from_str(&fs::read_to_string(fixtures.join(name)).unwrap()).unwrap()
+    };
+    let (expected, renderings) = (json("tokens.json"), json("renderings.json"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat-tokenizers");
+    let Some(folder) = tokenizers(&fixtures.join("tokens.py"), folder) else { return };
+    let today = expected["today"].as_str().unwrap();
+    let (mut faults, mut compared) = (Vec::new(), 0);
+    for (tokenizer_name, templates) in expected["tokens"].as_object().unwrap() {
+        let tokenizer = fs::read(folder.join(format!("{tokenizer_name}.json"))).unwrap();
+        let tokenizer = Tokenizer::from_json(&tokenizer).unwrap();
+        for (template, cases) in templates.as_object().unwrap() {
+            for (case, tokens) in cases.as_object().unwrap() {
+                let (start, case) = case.split_once('/').unwrap();
+                let rendering = &renderings[template];
+                let part = |part: &Value| part.as_str().unwrap().to_owned();
+                let text = part(&rendering["starts"][start]) + &part(&rendering["cases"][case]);
+                let text = text.replace("{today}", today);
+                let ids = tokenizer.encode(&text, skep_model::SpecialTokens::Parse).unwrap();
+                let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+                let digest: String =
+                    Sha256::digest(&bytes)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+                compared += 1;
+                if (&Value::from(ids.len()), &Value::from(digest)) != (&tokens[0], &tokens[1]) {
+                    faults
+                        .push(format!("{tokenizer_name}: {template}: {start}/{case}: {} tokens", ids.len()));
+                }
+            }
+        }
+    }
+    eprintln!("{compared} texts compared, {} have other tokens", faults.len());
+    assert!(compared > 500 && faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Returns the folder of the tokenizers, which are fetched once; `None` if they cannot be had.
+fn tokenizers(script: &Path, folder: PathBuf) -> Option<PathBuf> {
+    if folder.join("byte-level.json").exists() {
+        return Some(folder);
+    }
+    let made = Command::new("python3").arg(script).arg(&folder).output();
+    match made {
+        Ok(made) if made.status.success() => Some(folder),
+        Ok(made) => {
+            let why = String::from_utf8_lossy(&made.stderr).into_owned();
+            skipped(&format!("the tokenizers cannot be fetched: {why}"));
+            None
+        }
+        Err(error) => {
+            skipped(&format!("the tokenizers cannot be fetched: {error}"));
+            None
+        }
+    }
 }
 
 fn difference(found: &str, wanted: &str) -> String {

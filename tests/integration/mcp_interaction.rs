@@ -27,6 +27,8 @@ use tokio::sync::mpsc;
 #[derive(Clone)]
 struct Person {
     answer: Option<(ElicitationAction, Value)>,
+    /// The time that the person thinks before the answer.
+    thinks: Duration,
     asked: Arc<Mutex<Vec<String>>>,
     updated: mpsc::UnboundedSender<String>,
 }
@@ -49,6 +51,7 @@ impl ClientHandler for Person {
             panic!("it is a form")
         };
         self.asked.lock().unwrap().push(message);
+        tokio::time::sleep(self.thinks).await;
         let (action, content) = self.answer.clone().unwrap();
         Ok(ElicitResult::new(action).with_content(content))
     }
@@ -69,8 +72,12 @@ struct Connected {
 }
 
 async fn connect(url: &str, answer: Option<(ElicitationAction, Value)>) -> Connected {
+    connect_slow(url, answer, Duration::ZERO).await
+}
+
+async fn connect_slow(url: &str, answer: Option<(ElicitationAction, Value)>, thinks: Duration) -> Connected {
     let (send, updated) = mpsc::unbounded_channel();
-    let person = Person { answer, asked: Arc::default(), updated: send };
+    let person = Person { answer, thinks, asked: Arc::default(), updated: send };
     let asked = person.asked.clone();
     let config = StreamableHttpClientTransportConfig::with_uri(url.to_owned());
     let transport = StreamableHttpClientTransport::with_client(http_client(), config);
@@ -139,6 +146,29 @@ async fn an_agent_asks_only_what_it_is_granted_and_only_clients_that_can_answer(
         text(&denied).contains("add \"client/elicit\" to `tools` under [grants] in agent.toml"),
         "{denied:?}"
     );
+}
+
+#[tokio::test]
+async fn the_time_that_a_person_takes_is_not_the_turns_and_has_a_limit_of_its_own() {
+    let up = Up::start(HOST);
+    let answer = Some((ElicitationAction::Accept, json!({"username": "ann", "email": "ann@example.com"})));
+    let message = json!({"message": "Who are you?"});
+    for (name, limits, answers) in [
+        ("patient", "[limits]\nturn_ms = 1000\n", true),
+        ("hasty", "[limits]\nturn_ms = 1000\napproval_ms = 500\n", false),
+    ] {
+        deploy(&up.host, "mcp_conformance", name, &format!("{OFFER}{limits}")).await;
+        let url = up.host.at(&format!("/mcp/{name}"));
+        let person = connect_slow(&url, answer.clone(), Duration::from_millis(2500)).await;
+        let result = person.call("test_elicitation", message.clone()).await;
+        match answers {
+            true => assert_eq!(text(&result), "User response: ann at ann@example.com"),
+            false => {
+                assert_eq!(result.is_error, Some(true), "{result:?}");
+                assert!(text(&result).contains("500 ms"), "{result:?}");
+            }
+        }
+    }
 }
 
 #[tokio::test]

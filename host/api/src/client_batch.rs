@@ -3,6 +3,7 @@
 use crate::{marker, words::words};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 /// A batch of requests.
@@ -107,11 +108,24 @@ pub struct BatchError {
 pub struct CreateBatch {
     /// A file that was uploaded with the purpose `batch`.
     pub input_file_id: String,
-    /// `/v1/chat/completions`.
+    /// `/v1/chat/completions`, `/v1/completions` or `/v1/responses`.
     pub endpoint: String,
     /// `24h`.
     pub completion_window: String,
-    /// Up to 16 texts by their names.
+    /// Up to 16 texts of up to 512 characters by their names.
     #[serde(default)]
-    pub metadata: Option<Value>,
+    pub metadata: Option<BTreeMap<String, String>>,
+    /// The time for which the result files are kept; the default is 30 days, or less if the host keeps them for less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub output_expires_after: Option<ExpiresAfter>,
+}
+
+/// The time after which a file is deleted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExpiresAfter {
+    /// `created_at`: the time counts from the creation of the file.
+    pub anchor: String,
+    #[schema(minimum = 3600, maximum = 2_592_000)]
+    pub seconds: u64,
 }

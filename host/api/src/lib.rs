@@ -60,7 +60,9 @@ pub use chat::{
     AssistantMessage, ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatLogprobs, ChunkChoice,
     ChunkFunction, ChunkToolCall, FunctionCall, FunctionToolCall, LikelyToken, TokenLogprob,
 };
-pub use client_batch::{Batch, BatchCounts, BatchError, BatchErrors, BatchState, BatchTimes, CreateBatch};
+pub use client_batch::{
+    Batch, BatchCounts, BatchError, BatchErrors, BatchState, BatchTimes, CreateBatch, ExpiresAfter,
+};
 pub use client_file::{ClientFile, DeletedFile, UploadFile};
 pub use completion::{Completion, CompletionChoice, CompletionLogprobs};
 pub use config::{Config, ConfigReload, Setting, SettingChange};

@@ -4,6 +4,7 @@
 //! for both. A [`RemoteModel`] gets messages and returns events; it has no tokens that mean anything here, so
 //! conversations keep its answers as text.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use skep_model::{ModelDigest, Sampling};
 
 use crate::chat::{
     ChatMessage, ChatOptions, ChatStream, Dialect, Input, Opening, RemoteAnswer, RemoteStream, Transcript,
-    chat, continue_text, estimated_tokens, observed, refuse_images, said,
+    chat, continue_text, encode_chat, estimated_tokens, fitting, observed, refuse_images, said,
 };
 use crate::{Abilities, Cancel, Engine, EngineError, Priority, Said};
 
@@ -153,6 +154,11 @@ impl Model {
 
     /// Answers `messages` without keeping a transcript.
     pub fn chat(&self, messages: &[ChatMessage], options: ChatOptions) -> Result<ChatStream, EngineError> {
+        let fitting = match options.drops_oldest {
+            true => self.fitting(messages, &options)?,
+            false => Cow::Borrowed(messages),
+        };
+        let messages = &*fitting;
         observed(self.name(), &mut said(messages), options, |options| match self {
             Model::Local(engine) => {
                 refuse_images(messages, self.name())?;
@@ -162,6 +168,22 @@ impl Model {
                 options.validate()?;
                 ask(remote.as_ref(), messages.to_vec().into(), options)
             }
+        })
+    }
+
+    /// Returns the messages without the oldest ones, if the chat is too long for the model.
+    fn fitting<'a>(
+        &self,
+        messages: &'a [ChatMessage],
+        options: &ChatOptions,
+    ) -> Result<Cow<'a, [ChatMessage]>, EngineError> {
+        options.validate()?;
+        fitting(messages, (self.sequence_limit(), options.max_tokens), |messages| match self {
+            Model::Local(engine) => {
+                let tokens = encode_chat(engine, messages, options.opening(), true, &options.cancel)?;
+                Ok(tokens.len())
+            }
+            Model::Remote(_) => Ok(estimated_tokens(messages, options.opening())),
         })
     }
 

@@ -84,6 +84,8 @@ pub struct GatewayOptions {
     pub connections: ConnectionOptions,
     /// Proxies whose `X-Forwarded-For` header is trusted to name the client, for limits by address and for logs.
     pub trusted_proxies: Vec<IpNet>,
+    /// Timeout of receiving a file that is uploaded as a form.
+    pub upload_timeout: Duration,
     /// Rate limits. Engines report the tokens of tenants to it if it is their token meter.
     pub rates: Arc<RateLimiter>,
     /// Maximum time that running requests may continue after the server starts to shut down.
@@ -109,6 +111,7 @@ impl Default for GatewayOptions {
             origins: Vec::new(),
             connections: ConnectionOptions::default(),
             trusted_proxies: Vec::new(),
+            upload_timeout: Duration::from_secs(600),
             rates: Arc::default(),
             drain: Duration::from_secs(30),
             model_names: InForce::default(),

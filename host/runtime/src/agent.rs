@@ -3,6 +3,7 @@
 use crate::{
     Json, Limits, Manifest, RuntimeError,
     summary::{AgentDetail, AgentSummary},
+    text::excerpt,
     tool::{MAX_ARGUMENT_BYTES, Tool, Tools},
 };
 use serde_json::Value;
@@ -57,7 +58,7 @@ impl Agent {
             )));
         }
         self.tools.get(tool).ok_or_else(|| {
-            let tool: String = tool.chars().take(80).collect();
+            let tool = excerpt(tool);
             let known = match self.tools.names() {
                 none if none.is_empty() => "it has no tools".to_owned(),
                 names => format!("it has: {}", names.join(", ")),

@@ -10,6 +10,7 @@ use crate::{
     clock::Clock,
     feed::{Parked, Pause},
     journal::{Call, Identity, Journal, Stopped},
+    text::excerpt,
 };
 use serde_json::Value;
 use skep_store::{ApprovalRow, Decision, NewApproval, Store, Verdict};
@@ -363,7 +364,7 @@ impl ApprovalDesk {
             decided_by: decided_by.to_owned(),
             decided_at_ms: self.clock.now_ms(),
         };
-        let not_found = || RuntimeError::ApprovalNotFound { id: id.chars().take(80).collect() };
+        let not_found = || RuntimeError::ApprovalNotFound { id: excerpt(id) };
         let row = self.store.approval(id).await?.ok_or_else(not_found)?;
         let is_in_time = expires_at_ms(&self.clock, &row) > self.clock.now_ms();
         if is_in_time && self.store.decide_approval(id, &decision).await? {

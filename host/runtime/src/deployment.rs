@@ -9,6 +9,7 @@ use crate::{
     event::Outbox,
     guest::Instances,
     name::OPERATOR,
+    text::excerpt,
 };
 use skep_store::{Store, VersionRow};
 use std::{
@@ -294,7 +295,7 @@ impl Deployments {
     }
 
     pub(crate) fn not_found(&self, name: &str) -> RuntimeError {
-        let name = name.chars().take(80).collect();
+        let name = excerpt(name);
         RuntimeError::AgentNotFound { name, known: self.read().keys().take(20).cloned().collect() }
     }
 

@@ -29,6 +29,7 @@ mod clock;
 mod component;
 mod compute;
 mod courier;
+mod deadline;
 mod deployment;
 mod dispatch;
 mod egress;
@@ -50,7 +51,6 @@ mod name;
 mod options;
 mod portable;
 mod requests;
-mod response;
 mod route;
 mod schedule;
 mod session;
@@ -79,9 +79,12 @@ pub use agent_host::{
 };
 pub use agent_log::LogFollower;
 pub use approvals::Approval;
+pub use batch::response::{
+    MAX_CHAIN, NewResponse, ResponseEnd, ResponsePhase, ResponseTurn, StoredResponse, response_id,
+};
 pub use batch::{
-    AGENT_MODEL, BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchRequest, BatchResult, BatchResults,
-    BatchStatus, BatchTerms, ItemCounts, LiveAnswer, NewBatch, Said,
+    AGENT_MODEL, BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchPrompt, BatchRequest, BatchResult,
+    BatchResults, BatchStatus, BatchTerms, ItemCounts, LiveAnswer, NewBatch, Said, ScoredToken,
 };
 pub use clock::Clock;
 pub use compute::{Compute, QUICK_BYTES};
@@ -107,9 +110,6 @@ pub use requests::{
     LoggedAttempt, LoggedBody, LoggedCall, LoggedCost, LoggedMessage, LoggedPage, LoggedRequest, LoggedUsage,
     RequestDetails, RequestFollower, RequestLog, RequestLogMode, RequestLogOptions, RequestOrigin, Surface,
 };
-pub use response::{
-    MAX_CHAIN, NewResponse, ResponseEnd, ResponsePhase, ResponseTurn, StoredResponse, response_id,
-};
 pub use route::{Route, RouteMatch};
 pub use schedule::{ManifestSchedule, ScheduleState, ScheduleSummary, ScheduleTiming};
 pub use session_changes::SessionChange;
@@ -127,7 +127,7 @@ pub use summary::{
 };
 pub use tenancy::TENANT_SHARE;
 pub use tenant_tokens::{TenantBudget, TenantTokens};
-pub use text::{did_you_mean, for_terminal, nearest_name};
+pub use text::{did_you_mean, excerpt, for_terminal, nearest_name};
 pub use toml_text::parse_toml;
 pub use turn_client::{Asked, ClientError, ClientQuestion, TurnClient, TurnProgress};
 pub use turn_timeline::{CallSpan, GenerationSpan, TurnTimeline};

@@ -8,6 +8,7 @@ use crate::{
     bindings::handler,
     capability::{ConversationSet, TurnContext, log::TurnLog, state::StateView},
     component::Deployed,
+    deadline::Deadline,
     guest::{self, CallEnd, Entry, InstanceSlot},
     name::OPERATOR,
 };
@@ -51,8 +52,14 @@ impl AgentHost {
         });
         let context = empty_context(&host.clock, &agent);
         let forever = std::future::pending::<Infallible>();
-        let (CallEnd::Returned(reply), _) =
-            guest::take_turn(agent.code(&host.instances.wasm), deadline, forever, context, message).await;
+        let (CallEnd::Returned(reply), _) = guest::take_turn(
+            agent.code(&host.instances.wasm),
+            Deadline::new(deadline),
+            forever,
+            context,
+            message,
+        )
+        .await;
         Ok(reply?.into_outcome(deadline)?.0)
     }
 }

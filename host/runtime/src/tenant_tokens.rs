@@ -101,7 +101,7 @@ impl TenantTokens {
     pub(crate) async fn follow(
         mut self,
         mut chat: ChatStream,
-        note: impl Fn(&ChatEvent),
+        mut note: impl FnMut(&ChatEvent),
     ) -> Result<ChatOutcome, EngineError> {
         while let Some(event) = chat.next().await {
             self.produced(chat.spent_tokens());

@@ -30,6 +30,14 @@ fn is_control(character: char) -> bool {
     (character.is_control() && character != '\t') || turns_direction
 }
 
+/// Maximum number of characters of a client's text that an error shows.
+const MAX_SHOWN_CHARS: usize = 80;
+
+/// Returns a client's id or name as errors show it, which may be shorter.
+pub fn excerpt(text: &str) -> String {
+    text.chars().take(MAX_SHOWN_CHARS).collect()
+}
+
 /// Returns the first `bytes` of a text, or slightly fewer so that no character is split.
 pub(crate) fn cut(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]

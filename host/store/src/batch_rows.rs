@@ -102,11 +102,13 @@ impl Store {
         cancelling.await.map_err(|_ended| StoreError::Closed)?
     }
 
-    /// Removes batches that finished before `before_ms`, a few at a time. Returns their number.
-    pub async fn forget_batches(&self, before_ms: u64) -> Result<u64, StoreError> {
+    /// Removes batches that finished before `before_ms`, and those that finished longer than their own time before
+    /// `now_ms`, a few at a time. Returns their number.
+    pub async fn forget_batches(&self, before_ms: u64, now_ms: u64) -> Result<u64, StoreError> {
         let old: Vec<i64> =
-            query_scalar("SELECT key FROM batches WHERE ended_at_ms < ? ORDER BY ended_at_ms LIMIT ?")
+            query_scalar("SELECT key FROM batches WHERE ended_at_ms < COALESCE(?2 - keep_ms, ?1) ORDER BY ended_at_ms LIMIT ?3")
                 .bind(before_ms as i64)
+                .bind(now_ms as i64)
                 .bind(MAX_FORGOTTEN)
                 .fetch_all(&self.readers)
                 .await
@@ -115,6 +117,43 @@ impl Store {
             self.remove_batch(*key).await?;
         }
         Ok(old.len() as u64)
+    }
+
+    /// Removes the requests and results of a batch that has finished, and gives back their room. The batch and the states of
+    /// its items stay.
+    pub async fn empty_batch(&self, id: &str) -> Result<(), StoreError> {
+        let _permit = self.chunked_write_permit().await?;
+        loop {
+            let progress = self
+                .write((id.to_owned(), self.chunk_time), |connection, (id, time)| {
+                    Box::pin(async move {
+                        let mut chunk = Chunk::new(*time);
+                        let ended = "SELECT key FROM batches WHERE id = ? AND ended_at_ms IS NOT NULL";
+                        let key: Option<i64> = query_scalar(ended)
+                            .bind(id.as_str())
+                            .fetch_optional(&mut *connection)
+                            .await
+                            .map_err(StoreError::while_it("emptied a batch"))?;
+                        let Some(key) = key else { return Ok(chunk.done()) };
+                        let sql = "UPDATE batch_items SET request = x'', result = NULL WHERE rowid IN
+                             (SELECT rowid FROM batch_items WHERE batch = ?1
+                              AND (LENGTH(request) > 0 OR result IS NOT NULL) LIMIT 100)";
+                        if !chunk.remove(connection, sql, &[Bind::Key(key)]).await? {
+                            return Ok(chunk.more());
+                        }
+                        query("UPDATE batches SET bytes = COALESCE(LENGTH(details), 0) WHERE key = ?")
+                            .bind(key)
+                            .execute(connection)
+                            .await
+                            .map_err(StoreError::while_it("emptied a batch"))?;
+                        Ok(chunk.done())
+                    })
+                })
+                .await?;
+            if let ChunkProgress::Done { .. } = progress {
+                return Ok(());
+            }
+        }
     }
 
     /// Removes batches that are not complete, and cancels the items of batches that were cancelled.
@@ -226,8 +265,8 @@ async fn reserve(
     }
     let key = query_scalar(
         "INSERT INTO batches (id, principal, model, created_at_ms, bytes, running, cancelled, complete, details,
-             expires_at_ms)
-         VALUES (?, ?, ?, ?, ?, 0, FALSE, FALSE, ?, ?) RETURNING key",
+             expires_at_ms, keep_ms)
+         VALUES (?, ?, ?, ?, ?, 0, FALSE, FALSE, ?, ?, ?) RETURNING key",
     )
     .bind(&head.id)
     .bind(&head.principal)
@@ -236,6 +275,7 @@ async fn reserve(
     .bind(bytes as i64)
     .bind(head.terms.details.as_deref())
     .bind(head.terms.expires_at_ms.map(|at_ms| at_ms as i64))
+    .bind(head.terms.keep_ms.map(|ms| ms.min(i64::MAX as u64) as i64))
     .fetch_one(connection)
     .await
     .map_err(failed())?;

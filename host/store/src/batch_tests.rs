@@ -136,6 +136,29 @@ async fn a_cancelled_batch_stops_and_accepts_no_result() {
 }
 
 #[tokio::test]
+async fn a_batch_with_a_time_of_its_own_outlives_the_others() {
+    let store = Store::in_memory().await.unwrap();
+    for (id, keep_ms) in [("own", Some(50)), ("other", None)] {
+        let terms = BatchTerms { details: Some("{}".into()), keep_ms, ..BatchTerms::default() };
+        let batch = NewBatch {
+            id: id.into(),
+            principal: "p".into(),
+            model: "m".into(),
+            at_ms: 100,
+            items: Vec::new(),
+            terms,
+        };
+        let room = BatchRoom { bytes: 1_000, batches: 10, share: None };
+        assert_eq!(store.queue_batch(batch, room, None).await.unwrap(), Queued::New);
+        assert!(store.end_batch(id, 300, None).await.unwrap());
+    }
+    assert_eq!(store.forget_batches(301, 350).await.unwrap(), 1);
+    assert!(store.batch("own").await.unwrap().is_some());
+    assert_eq!(store.forget_batches(301, 351).await.unwrap(), 1);
+    assert_eq!(store.batch("own").await.unwrap(), None);
+}
+
+#[tokio::test]
 async fn a_batch_finishes_once_and_is_removed_later() {
     let store = with_batches(&[("b", 1), ("open", 1)]).await;
     let item = take(&store, 200).await.unwrap();
@@ -146,8 +169,8 @@ async fn a_batch_finishes_once_and_is_removed_later() {
     assert!(store.end_batch("b", 300, None).await.unwrap());
     assert!(!store.end_batch("b", 301, None).await.unwrap(), "the batch had finished");
     assert_eq!(store.finished_batches().await.unwrap(), []);
-    assert_eq!(store.forget_batches(300).await.unwrap(), 0);
-    assert_eq!(store.forget_batches(301).await.unwrap(), 1);
+    assert_eq!(store.forget_batches(300, 301).await.unwrap(), 0);
+    assert_eq!(store.forget_batches(301, 301).await.unwrap(), 1);
     assert_eq!(store.batch("b").await.unwrap(), None);
     assert_eq!(store.batch_items("b").await.unwrap(), []);
     assert!(store.batch("open").await.unwrap().is_some(), "open batches are never removed");

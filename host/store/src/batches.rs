@@ -54,6 +54,8 @@ pub struct BatchTerms {
     pub details: Option<String>,
     /// The time at which the batch is cancelled if it has not ended.
     pub expires_at_ms: Option<u64>,
+    /// The time for which the batch is kept after its end; `None` for that of all batches.
+    pub keep_ms: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,7 +175,8 @@ impl Store {
         let row = query(
             "SELECT id, principal, model, created_at_ms, started_at_ms, ended_at_ms, cancelled,
                  COALESCE(SUM(state = 0), 0), COALESCE(SUM(state = 1), 0), COALESCE(SUM(state = 2), 0),
-                 COALESCE(SUM(state = 3), 0), COALESCE(SUM(state = 4), 0), expired, details, expires_at_ms
+                 COALESCE(SUM(state = 3), 0), COALESCE(SUM(state = 4), 0), expired, details, expires_at_ms,
+                 keep_ms
              FROM batches LEFT JOIN batch_items ON batch = key WHERE key = ? GROUP BY key",
         )
         .bind(key)
@@ -310,7 +313,7 @@ fn batch_row(row: &SqliteRow) -> Result<BatchRow, sqlx::Error> {
         ended_at_ms: time(5)?,
         cancelled: row.try_get(6)?,
         expired: row.try_get(12)?,
-        terms: BatchTerms { details: row.try_get(13)?, expires_at_ms: time(14)? },
+        terms: BatchTerms { details: row.try_get(13)?, expires_at_ms: time(14)?, keep_ms: time(15)? },
         items: ItemCounts {
             waiting: count(7)?,
             running: count(8)?,

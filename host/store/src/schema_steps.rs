@@ -514,4 +514,6 @@ pub(crate) const STEPS: &[&str] = &[
         PRIMARY KEY (file, position)
     );
 ",
+    // The time for which an ended batch is kept, unless it is that of all batches.
+    "ALTER TABLE batches ADD COLUMN keep_ms INTEGER;",
 ];

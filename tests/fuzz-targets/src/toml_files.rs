@@ -148,6 +148,7 @@ tool = "mcp:files/*"
 [batch]
 max_running = 4
 retention_h = 12
+file_retention_h = 48
 
 [outbound]
 allow_private = ["127.0.0.0/8"]

@@ -25,6 +25,9 @@ pub struct BatchConfig {
     /// Time that results are kept.
     #[serde(deserialize_with = "number::<1, 876_000, _, _>")]
     pub retention_h: Option<u64>,
+    /// Longest time that the result files of a batch are kept.
+    #[serde(deserialize_with = "number::<1, 876_000, _, _>")]
+    pub file_retention_h: Option<u64>,
     /// Number of failed attempts after which a request is abandoned.
     #[serde(deserialize_with = "number::<1, 1000, _, _>")]
     pub max_attempts: Option<u32>,
@@ -60,6 +63,7 @@ impl BatchConfig {
         options.max_batches = self.max_batches.unwrap_or(options.max_batches);
         options.max_stored_bytes = self.max_stored_mb.map_or(options.max_stored_bytes, bytes);
         options.retention = self.retention_h.map_or(options.retention, hours);
+        options.file_retention = self.file_retention_h.map_or(options.file_retention, hours);
         options.max_attempts = self.max_attempts.unwrap_or(options.max_attempts);
     }
 }

@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn batches_and_aliases_of_models_can_be_set() {
-        let text = "[ai.models]\n\"@cf/a/b\" = \"tiny\"\n[batch]\nretention_h = 2\nmax_stored_mb = 3\n\
+        let text = "[ai.models]\n\"@cf/a/b\" = \"tiny\"\n[batch]\nretention_h = 2\nfile_retention_h = 5\nmax_stored_mb = 3\n\
                     [responses]\nretention_days = 2\nmax_stored_mb = 5\n";
         let mut options = ServerOptions::default();
         Config::parse(text).expect("valid").apply(&mut options).expect("in range");
@@ -335,6 +335,7 @@ mod tests {
         assert_eq!((responses.retention.as_secs(), responses.max_stored_bytes), (172_800, 5 << 20));
         let batch = options.runtime.batch;
         assert_eq!((batch.retention.as_secs(), batch.max_stored_bytes), (7200, 3 << 20));
+        assert_eq!(batch.file_retention.as_secs(), 18_000);
     }
 
     #[test]

@@ -270,6 +270,73 @@ async fn a_setting_chooses_the_markup_where_the_template_shows_none() {
 }
 
 #[tokio::test]
+async fn values_between_tags_are_held_to_what_a_mask_can_follow() {
+    let parameters = json!({"type": "object", "additionalProperties": false,
+        "$defs": {"Color": {"enum": ["red", "blue"]}},
+        "properties": {
+            "when": {"type": "string", "format": "date"},
+            "color": {"anyOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}]},
+            "code": {"type": "string", "pattern": "^(a|b)[0-9]$|^zz$"},
+            "flag": {"anyOf": [{"type": "boolean"}, {"type": "null"}], "default": null},
+            "size": {"enum": ["S", 4]}},
+        "required": ["when", "color", "code", "flag", "size"]});
+    let valid = json!({"when": "2026-02-28", "color": "blue", "code": "b7", "flag": true, "size": 4});
+    let wrong = json!({"when": "tomorrow", "color": "green", "code": "c7", "flag": "perhaps", "size": "XL"});
+    let validator = crate::SchemaValidator::compile(&parameters, crate::Dialect::Linear).unwrap();
+    let tools = vec![ToolSpec { name: "paint".into(), description: "Paints.".into(), parameters }];
+    for name in ["qwen3-coder", "glm-4.5", "glm-4.7", "deepseek-v3.2"] {
+        let markup = Markup::named(name).unwrap();
+        let script = |arguments: &Value| {
+            let arguments = arguments.to_string();
+            markup.assistant("", &[ToolCall { id: String::new(), name: "paint".into(), arguments }])
+        };
+        // What a template would write of the tool's schema is written by it, because a string is told from JSON by it.
+        let scripts = [script(&valid), script(&wrong)];
+        let options = EngineOptions { markup: Some(markup.name), ..EngineOptions::default() };
+        let template = ChatTemplate::chatml_default();
+        let scripts: Vec<&str> = scripts.iter().map(String::as_str).collect();
+        let model =
+            fixture::engine_of(fixture::tokenizer(), SpecialTokens::Literal, template, &scripts, options);
+        for (said, question) in [(Some(&valid), "?"), (None, "and now?")] {
+            let options = ChatOptions {
+                tools: tools.clone(),
+                tool_choice: ToolChoice::Required,
+                parallel_tool_calls: false,
+                max_tokens: Some(600),
+                ..ChatOptions::default()
+            };
+            let outcome = chat(&model, &[ChatMessage::user(question)], options).unwrap().outcome().await;
+            let outcome = outcome.unwrap_or_else(|error| panic!("{name}: {error}"));
+            let arguments: Value = serde_json::from_str(&outcome.tool_calls[0].arguments).unwrap();
+            assert!(validator.check(&arguments).is_ok(), "{name}: {arguments}");
+            if let Some(said) = said {
+                assert_eq!(&arguments, said, "{name}: the mask changes nothing that is valid");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn calls_that_look_like_an_answer_with_a_form_are_refused_with_what_works() {
+    let options = EngineOptions { markup: Some("llama3"), ..EngineOptions::default() };
+    let template = ChatTemplate::chatml_default();
+    let scripts = ["{\"ok\": true}"; 2];
+    let model = fixture::engine_of(fixture::tokenizer(), SpecialTokens::Literal, template, &scripts, options);
+    let formed = ChatOptions { tools: tools(), output: Some(form()), ..ChatOptions::default() };
+    let ask = |tool_choice: ToolChoice| {
+        chat(&model, &[ChatMessage::user("so?")], ChatOptions { tool_choice, ..formed.clone() })
+    };
+    let error = ask(ToolChoice::Auto).err().expect("it is refused");
+    assert_eq!(error.code(), "invalid_request");
+    assert!(error.to_string().contains("set the tool choice to none or required"), "{error}");
+    let answered = ask(ToolChoice::None).unwrap().outcome().await.unwrap();
+    assert_eq!(answered.text, "{\"ok\": true}");
+    let called = ChatOptions { tool_choice: ToolChoice::Required, max_tokens: Some(200), ..formed.clone() };
+    let called = chat(&model, &[ChatMessage::user("now?")], called).unwrap().outcome().await.unwrap();
+    assert_eq!(called.tool_calls.len(), 1, "{}", called.raw);
+}
+
+#[tokio::test]
 async fn harmony_messages_become_reasoning_text_and_calls() {
     let specials =
         ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"];
@@ -325,7 +392,11 @@ async fn a_call_that_masks_could_not_enforce_is_checked_when_it_is_complete() {
         let answer = chat(&model, &[ChatMessage::user("?")], options).unwrap().outcome().await;
         match answer {
             Ok(outcome) => assert!(is_valid && outcome.tool_calls.len() == 1, "{}", outcome.raw),
-            Err(error) => assert!(!is_valid && error.code() == "schema_unsatisfied", "{error}"),
+            Err(error) => {
+                assert!(!is_valid && error.code() == "schema_unsatisfied", "{error}");
+                let message = error.to_string();
+                assert!(message.contains("`uniqueItems`") && message.contains("`/tags`"), "{message}");
+            }
         }
     }
 }

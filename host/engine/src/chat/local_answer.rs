@@ -17,8 +17,8 @@ use super::prompt::Prompt;
 use super::reading::AnswerReader;
 use super::{free_text, tool_grammar};
 use crate::{
-    Dialect, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, SchemaValidator,
-    Token, TokenEvent, TokenLogprob, TokenStream, Usage,
+    Dialect, Engine, EngineError, FinishReason, Finished, GenerateRequest, Invalid, RolledBack,
+    SchemaValidator, Token, TokenEvent, TokenLogprob, TokenStream, Usage,
 };
 
 /// The events of one answer of a local model. Dropping it cancels the generation.
@@ -72,8 +72,17 @@ impl CallCheck {
         let tool = self.tools.iter().find(|tool| tool.name == call.name)?;
         let validator = SchemaValidator::compile(&tool.parameters, Dialect::Backtracking).ok()?;
         let arguments = serde_json::from_str(&call.arguments).unwrap_or_default();
-        let reason = validator.check(&arguments).err()?.to_string();
-        let place = format!("the whole of the arguments of `{}`", call.name);
+        let invalid = validator.check(&arguments).err()?;
+        let (inside, reason) = match &invalid {
+            Invalid::Errors(errors) => {
+                let error = errors.first()?;
+                let reason = format!("`{}`: {}", error.kind().keyword(), error.masked());
+                (error.instance_path().to_string(), reason)
+            }
+            unknown => (String::new(), unknown.to_string()),
+        };
+        let inside = if inside.is_empty() { "the whole".to_owned() } else { format!("`{inside}`") };
+        let place = format!("{inside} of the arguments of `{}`", call.name);
         Some(EngineError::SchemaUnsatisfied { place, reason, rolled_back: 0 })
     }
 }

@@ -31,6 +31,7 @@ mod stream;
 mod tool_grammar;
 mod tool_parser;
 mod transcript;
+mod truncation;
 mod typescript;
 mod usage_sum;
 
@@ -60,3 +61,4 @@ pub use remote_answer::RemoteStream;
 pub use render::prompt_text;
 pub use stream::{ChatStream, chat};
 pub use transcript::Transcript;
+pub(crate) use truncation::fitting;

@@ -28,6 +28,9 @@ pub struct ChatOptions {
     pub reasoning: Reasoning,
     /// The form of the answer if it makes no call.
     pub output: Option<Constraint>,
+    /// Whether the oldest messages are dropped if the chat is too long for the model.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drops_oldest: bool,
     /// Whether the model writes freely: calls are found, but neither they nor the output must have their form.
     /// The prompt stays the same, so this option shows what the constraint changes.
     #[serde(skip)]
@@ -70,6 +73,7 @@ impl Default for ChatOptions {
             parallel_tool_calls: true,
             reasoning: Reasoning::default(),
             output: None,
+            drops_oldest: false,
             unconstrained: false,
             sampling: Sampling::default(),
             seed: None,

@@ -7,16 +7,15 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value};
 
-use super::canonical::{standing_alone, target};
+use super::canonical::standing_alone;
 use super::form::{MAX_CALLS, answer_grammar, literal, nested, regex_literal, slashes_escaped, text_without};
 use super::relaxed::RelaxedSchema;
 use super::spelling::AcceptedSpelling;
+use super::written_value::{WrittenValue, anchored, bounds_text, followed, listed_texts, text_format};
 use crate::request::{BeforeCalls, CallPart, ParameterMarkup, PartsMarkup, ToolCallForm};
 
 /// Maximum length of a string that is enforced while it is written as it is.
 const MAX_COUNTED: u64 = 2000;
-/// Maximum number of references that lead from one to the next.
-const MAX_REFERENCES: usize = 16;
 
 /// Returns the grammar of an answer with calls.
 pub(super) fn calls(
@@ -263,24 +262,35 @@ impl Writer {
             format!("%json {}", writer.written.schema(&alone, part.unicode_escapes))
         };
         let is_told_apart = markup.before_string != markup.before_json;
-        let value = match Kind::of(schema) {
-            Kind::Json => format!("{json}value_{number} {after}\nvalue_{number}: {}", as_json(self, schema)),
-            Kind::Text => format!("{string}{}", self.text(number, schema, markup)),
-            Kind::Either if is_told_apart => {
-                let text = self.text(number, schema, markup);
-                let json_value = as_json(self, schema);
-                format!("({string}{text} | {json}value_{number} {after})\nvalue_{number}: {json_value}")
+        let value = match WrittenValue::of(schema, &part.schema) {
+            WrittenValue { texts, json: Some(schema) } if texts.is_empty() => {
+                format!("{json}value_{number} {after}\nvalue_{number}: {}", as_json(self, &schema))
             }
-            Kind::Either => format!("{string}{}", self.text(number, schema, markup)),
+            WrittenValue { texts, json: schema } => {
+                // Where nothing tells a text from JSON, a text without bounds may be anything.
+                let schema = schema.filter(|_| is_told_apart || texts.iter().all(bounds_text));
+                let texts: Vec<String> = texts.iter().map(|text| self.text(text, markup)).collect();
+                let texts = format!("{string}({})", texts.join(" | "));
+                match schema {
+                    None => texts,
+                    Some(schema) => {
+                        let value = as_json(self, &schema);
+                        format!("({texts} | {json}value_{number} {after})\nvalue_{number}: {value}")
+                    }
+                }
+            }
         };
         self.line(&format!("parameter_{number}: {before}{name} {value}"));
         format!("parameter_{number}")
     }
 
     /// Writes the rule of a string that is written as it is, with the parts after it, and returns its name.
-    fn text(&mut self, number: usize, schema: &Value, markup: &ParameterMarkup) -> String {
+    fn text(&mut self, schema: &Value, markup: &ParameterMarkup) -> String {
+        self.count += 1;
+        let number = self.count;
         let after = self.sequence(&markup.after_value);
-        let choices = texts(schema).filter(|texts| texts.iter().all(|text| !text.contains(&markup.close)));
+        let choices =
+            listed_texts(schema).filter(|texts| texts.iter().all(|text| !text.contains(&markup.close)));
         if let Some(texts) = choices {
             let texts = texts.iter().map(|text| literal(text)).collect::<Vec<_>>().join(" | ");
             self.line(&format!("text_{number}: ({texts}) {after}"));
@@ -293,18 +303,12 @@ impl Writer {
             (least, Some(most)) => format!("{{{},{most}}}", least.unwrap_or(0).min(most)),
         };
         let mut text = format!("/(\\n|.){count}/ & ~/(\\n|.)*{}(\\n|.)*/", regex_literal(&markup.close));
-        if let Some(pattern) = schema.get("pattern").and_then(Value::as_str) {
-            let (from_start, to_end) =
-                (pattern.starts_with('^'), pattern.ends_with('$') && !pattern.ends_with("\\$"));
-            let core = pattern.strip_prefix('^').unwrap_or(pattern);
-            let core = if to_end { core.strip_suffix('$').unwrap_or(core) } else { core };
-            let any = "(\\n|.)*";
-            let (before, behind) = (if from_start { "" } else { any }, if to_end { "" } else { any });
-            // An alternative at the top would take the anchor with it.
-            if !core.contains('|') && !core.contains('^') && !core.contains('$') {
-                write!(text, " & /{before}({}){behind}/", slashes_escaped(core))
-                    .expect("writing to a string");
-            }
+        let pattern = schema.get("pattern").and_then(Value::as_str);
+        if let Some(whole) = pattern.and_then(anchored) {
+            write!(text, " & /{}/", slashes_escaped(&whole)).expect("writing to a string");
+        }
+        if let Some(format) = text_format(schema) {
+            write!(text, " & /{}/", slashes_escaped(format)).expect("writing to a string");
         }
         self.line(&format!("RAW_{number}: {text}"));
         match markup.after_value.first() {
@@ -322,57 +326,6 @@ impl Writer {
         self.rules.push_str(text);
         self.rules.push('\n');
     }
-}
-
-/// The way in which an argument is written.
-enum Kind {
-    Json,
-    /// A string, as it is.
-    Text,
-    /// A string as it is, or something else as JSON.
-    Either,
-}
-
-impl Kind {
-    fn of(schema: &Value) -> Self {
-        let is_text = |value: &Value| value.is_string();
-        if let Some(value) = schema.get("const") {
-            return if is_text(value) { Kind::Text } else { Kind::Json };
-        }
-        if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-            let texts = values.iter().filter(|value| is_text(value)).count();
-            return match texts {
-                0 => Kind::Json,
-                all if all == values.len() => Kind::Text,
-                _ => Kind::Either,
-            };
-        }
-        match schema.get("type") {
-            Some(Value::String(kind)) if kind == "string" => Kind::Text,
-            Some(Value::String(_)) => Kind::Json,
-            Some(Value::Array(kinds)) if !kinds.iter().any(|kind| kind == "string") => Kind::Json,
-            _ => Kind::Either,
-        }
-    }
-}
-
-/// Returns the only texts that the schema allows, if it lists them.
-fn texts(schema: &Value) -> Option<Vec<&str>> {
-    if let Some(value) = schema.get("const") {
-        return value.as_str().map(|text| vec![text]);
-    }
-    schema.get("enum")?.as_array()?.iter().map(Value::as_str).collect()
-}
-
-/// Returns the schema that a schema with nothing but a reference refers to.
-fn followed<'a>(schema: &'a Value, document: &'a Value) -> &'a Value {
-    let mut schema = schema;
-    for _ in 0..MAX_REFERENCES {
-        let reference = schema.get("$ref").and_then(Value::as_str);
-        let Some(next) = reference.and_then(|reference| document.pointer(target(reference))) else { break };
-        schema = next;
-    }
-    schema
 }
 
 fn text_of(part: &CallPart) -> Option<&str> {

@@ -35,6 +35,7 @@ mod tests;
 mod token_env;
 mod unenforced;
 mod unenforced_paths;
+mod written_value;
 
 use std::sync::Arc;
 

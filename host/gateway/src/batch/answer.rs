@@ -1,9 +1,21 @@
 //! Writes the results of a batch as the lines of its output file and of its error file.
 
-use crate::{ApiError, openai::chat_response::whole_answer};
+use super::{
+    line::ResponseForm,
+    request::{COMPLETION, OPENAI},
+};
+use crate::{
+    ApiError,
+    openai::{Envelope, chat_response::whole_answer, logprobs, responses::stored},
+};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
-use skep_runtime::{BatchOutcome, BatchResult, BatchResults};
+use skep_api::CompletionChoice;
+use skep_engine::chat::ChatFinish;
+use skep_runtime::{
+    BatchAnswer, BatchOutcome, BatchPhase, BatchResult, BatchResults, BatchStatus, ResponseEnd,
+    ResponsePhase, StoredResponse,
+};
 
 /// The two files of a batch that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +58,53 @@ fn failure(code: &'static str, message: &str) -> ApiError {
     ApiError::new(status, code, message)
 }
 
+/// Returns the body of an answer in the form that its request had.
+fn body(status: &BatchStatus, index: u64, answer: &BatchAnswer) -> Value {
+    let ended_at_ms = match status.phase {
+        BatchPhase::Ended { at_ms, .. } => at_ms,
+        _ => status.created_at_ms,
+    };
+    let id = format!("{}-{index}", status.id);
+    let envelope = |prefix| Envelope::stored(prefix, &id, ended_at_ms / 1000, &status.model);
+    match answer.form.as_str() {
+        OPENAI => json!(whole_answer(&envelope("chatcmpl"), answer)),
+        COMPLETION => json!(envelope("cmpl").text(text_choices(answer), Some(&answer.total_usage()))),
+        form => json!(response(form, answer, ended_at_ms)),
+    }
+}
+
+fn text_choices(answer: &BatchAnswer) -> Vec<CompletionChoice> {
+    let choice = |(index, answer): (usize, &BatchAnswer)| CompletionChoice {
+        index: index as u32,
+        text: answer.text.clone(),
+        logprobs: answer.scores.as_deref().map(logprobs::of_text),
+        finish_reason: Some(if answer.finish == ChatFinish::Length { "length" } else { "stop" }.to_owned()),
+    };
+    answer.choices().enumerate().map(choice).collect()
+}
+
+/// Returns a response, given its form. One that is unreadable was stored by a later version.
+fn response(form: &str, answer: &BatchAnswer, ended_at_ms: u64) -> Option<skep_api::Response> {
+    let ResponseForm { id, previous, request } = serde_json::from_str(form).ok()?;
+    let end = ResponseEnd::Done(Box::new(answer.clone()));
+    let response = StoredResponse {
+        id,
+        previous,
+        thread: String::new(),
+        turn: None,
+        created_at_ms: ended_at_ms,
+        request: request.encode(),
+        phase: ResponsePhase::Ended { at_ms: ended_at_ms, end },
+    };
+    stored::shown(&response).ok()
+}
+
 fn line(results: &BatchResults, item: &BatchResult, file: ResultFile) -> Option<Value> {
     let status = &results.status;
     let id = format!("batch_req_{}_{}", status.id, item.index);
     let (response, error) = match (&item.outcome, file) {
         (BatchOutcome::Done(answer), ResultFile::Output) => {
-            let body = whole_answer(&status.model, answer);
+            let body = body(status, item.index, answer);
             (json!({"status_code": 200, "request_id": id, "body": body}), Value::Null)
         }
         (BatchOutcome::Failed { code, message }, ResultFile::Errors) => {

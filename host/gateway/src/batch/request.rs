@@ -1,19 +1,26 @@
 //! Reads the requests of a batch: a file with one JSON object a line. Every error names its line.
 
+use super::{
+    endpoint::Endpoint,
+    line::{Chains, queued, queued_response, queued_text},
+};
 use crate::{
     ApiError,
     body::parse_fields,
-    openai::{chat_request::ChatBody, fields::Fields},
+    openai::{
+        chat_request::ChatBody, completion_request::CompletionBody, fields::Fields,
+        responses::request::ResponseRequest,
+    },
 };
 use serde::{Deserialize, Serialize};
-use skep_engine::{Affinity, Sampling};
-use skep_runtime::{BatchItem, BatchRequest};
+use skep_engine::Sampling;
+use skep_runtime::BatchItem;
 use std::collections::{BTreeSet, HashSet};
 
-/// The only endpoint of the requests of a batch.
-pub(crate) const ENDPOINT: &str = "/v1/chat/completions";
-/// The form of an answer in OpenAI's schema, stored with an item of a batch.
+/// The form of a chat completion in OpenAI's schema, stored with an item of a batch.
 pub(crate) const OPENAI: &str = "openai";
+/// The form of a text completion.
+pub(super) const COMPLETION: &str = "completion";
 const MAX_CUSTOM_ID_BYTES: usize = 256;
 /// Maximum number of errors that are reported, and of characters of each.
 const MAX_ERRORS: usize = 100;
@@ -48,42 +55,38 @@ pub(crate) struct Requests {
     pub ignored: BTreeSet<String>,
 }
 
-/// Returns the request of an item that waits for room.
-pub(crate) fn queued(
-    body: &ChatBody,
-    is_for_agent: bool,
-    defaults: &Sampling,
-) -> Result<BatchRequest, ApiError> {
-    if body.parameters.streams() {
-        return Err(ApiError::parameter(
-            "stream",
-            "the answers of a batch cannot be streamed; remove `stream`",
-        ));
-    }
-    if body.parameters.choices()? != 1 {
-        return Err(ApiError::parameter(
-            "n",
-            "a request of a batch can have only one choice; send it several times",
-        ));
-    }
-    if is_for_agent {
-        body.refuse_for_agent()?;
-        return Ok(BatchRequest::Turn { text: body.last_user_text()?, data: None });
-    }
-    let options = body.options(0, &Affinity::default(), defaults)?;
-    if options.top_logprobs.is_some() {
-        return Err(ApiError::parameter("logprobs", "log-probabilities are not supported in a batch"));
-    }
-    Ok(BatchRequest::Chat { messages: body.messages()?, options: Box::new(options) })
+/// The terms of the requests of a batch.
+pub(crate) struct Terms {
+    pub endpoint: Endpoint,
+    pub tenant: String,
+    /// Maximum number of requests.
+    pub max_items: usize,
+    pub chains: Chains,
 }
 
-/// Reads the file of a batch of at most `max_items` requests. `find` finds a model by the name that a request has.
+/// Returns the ids of the responses that the requests of a file continue. Lines that are not valid name none.
+pub(crate) fn continued(file: &[u8]) -> BTreeSet<String> {
+    #[derive(Deserialize)]
+    struct Line {
+        body: Body,
+    }
+    #[derive(Deserialize)]
+    struct Body {
+        previous_response_id: Option<String>,
+    }
+    let lines =
+        file.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Line>(line).ok());
+    lines.filter_map(|line| line.body.previous_response_id).collect()
+}
+
+/// Reads the file of a batch. `find` finds a model by the name that a request has.
 pub(crate) fn read(
     file: &[u8],
-    max_items: usize,
+    terms: &Terms,
     find: impl Fn(Option<&str>) -> Result<Target, ApiError>,
 ) -> Result<Requests, Vec<LineError>> {
-    let mut reader = Reader { find, target: None, known: HashSet::new(), ignored: BTreeSet::new() };
+    let max_items = terms.max_items;
+    let mut reader = Reader { find, terms, target: None, known: HashSet::new(), ignored: BTreeSet::new() };
     let (mut items, mut errors) = (Vec::new(), Vec::new());
     let lines = file.split(|byte| *byte == b'\n').enumerate();
     for (index, line) in lines.filter(|(_, line)| !line.trim_ascii().is_empty()) {
@@ -126,8 +129,9 @@ fn of_file(code: &str, message: String) -> LineError {
     LineError { code: code.to_owned(), line: None, message, param: None }
 }
 
-struct Reader<F> {
+struct Reader<'a, F> {
     find: F,
+    terms: &'a Terms,
     /// The model that the first request names, with the name that it gives it.
     target: Option<Target>,
     /// The names of the requests so far.
@@ -135,7 +139,7 @@ struct Reader<F> {
     ignored: BTreeSet<String>,
 }
 
-impl<F: Fn(Option<&str>) -> Result<Target, ApiError>> Reader<F> {
+impl<F: Fn(Option<&str>) -> Result<Target, ApiError>> Reader<'_, F> {
     fn item(&mut self, line: &[u8]) -> Result<BatchItem, ApiError> {
         let mut fields = parse_fields(line)?;
         let custom_id: String = fields.take_required("custom_id")?;
@@ -150,7 +154,7 @@ impl<F: Fn(Option<&str>) -> Result<Target, ApiError>> Reader<F> {
                 ..ApiError::parameter("custom_id", message)
             });
         }
-        for (field, only) in [("method", "POST"), ("url", ENDPOINT)] {
+        for (field, only) in [("method", "POST"), ("url", self.terms.endpoint.path())] {
             let given: String = fields.take_required(field)?;
             if given != only {
                 let message = format!("{field} is {given:?}; the requests of this batch must have {only:?}");
@@ -159,29 +163,50 @@ impl<F: Fn(Option<&str>) -> Result<Target, ApiError>> Reader<F> {
         }
         let body: Fields = fields.take_required("body")?;
         self.ignored.extend(fields.into_ignored());
-        let (request, ignored) = self.request(body).map_err(in_body)?;
+        let (item, ignored) = self.request(body).map_err(in_body)?;
         self.ignored.extend(ignored.into_iter().map(|name| format!("body.{name}")));
-        Ok(BatchItem { request, form: OPENAI.to_owned(), reference: Some(custom_id) })
+        Ok(BatchItem { reference: Some(custom_id), ..item })
     }
 
-    fn request(&mut self, body: Fields) -> Result<(BatchRequest, Vec<String>), ApiError> {
-        let body = ChatBody::read(body)?;
-        let target = (self.find)(body.parameters.model.as_deref())
-            .map_err(|error| ApiError { param: Some("model".to_owned()), ..error })?;
-        let target = match &self.target {
-            None => self.target.insert(target),
-            Some(first) if first.name == target.name => first,
-            Some(first) => {
+    fn request(&mut self, body: Fields) -> Result<(BatchItem, Vec<String>), ApiError> {
+        let item =
+            |request, form: &str| BatchItem { request, form: form.to_owned(), reference: None, keep: None };
+        match self.terms.endpoint {
+            Endpoint::ChatCompletions => {
+                let body = ChatBody::read(body)?;
+                let target = self.target(body.parameters.model.as_deref())?;
+                let request = queued(&body, target.is_agent, &target.defaults)?;
+                let ignored = if target.is_agent { body.ignored_by_agent() } else { body.ignored };
+                Ok((item(request, OPENAI), ignored))
+            }
+            Endpoint::Completions => {
+                let body = CompletionBody::read(body)?;
+                let target = self.target(body.parameters.model.as_deref())?;
+                Ok((item(queued_text(&body, target)?, COMPLETION), body.ignored))
+            }
+            Endpoint::Responses => {
+                let request = ResponseRequest::read(body)?;
+                let (tenant, chains) = (self.terms.tenant.as_str(), &self.terms.chains);
+                let target = self.target(request.parameters.model.as_deref())?;
+                Ok((queued_response(&request, target, (tenant, chains))?, request.ignored))
+            }
+        }
+    }
+
+    /// Returns the model of a request, which is that of all others.
+    fn target(&mut self, model: Option<&str>) -> Result<&Target, ApiError> {
+        let target =
+            (self.find)(model).map_err(|error| ApiError { param: Some("model".to_owned()), ..error })?;
+        match &self.target {
+            Some(first) if first.name != target.name => {
                 let message = format!(
                     "the model is {:?}, and the first request has {:?}; all requests of a batch must have one model",
                     target.name, first.name
                 );
-                return Err(ApiError { code: "mismatched_model", ..ApiError::parameter("model", message) });
+                Err(ApiError { code: "mismatched_model", ..ApiError::parameter("model", message) })
             }
-        };
-        let request = queued(&body, target.is_agent, &target.defaults)?;
-        let ignored = if target.is_agent { body.ignored_by_agent() } else { body.ignored };
-        Ok((request, ignored))
+            _ => Ok(self.target.get_or_insert(target)),
+        }
     }
 }
 
@@ -199,6 +224,7 @@ mod tests {
     use super::*;
     use axum::http::StatusCode;
     use serde_json::{Value, json};
+    use skep_runtime::{BatchPrompt, BatchRequest};
 
     fn find(name: Option<&str>) -> Result<Target, ApiError> {
         match name {
@@ -215,7 +241,11 @@ mod tests {
     fn line(id: &str, more: Value) -> Value {
         let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        json!({"custom_id": id, "method": "POST", "url": ENDPOINT, "body": body})
+        json!({"custom_id": id, "method": "POST", "url": Endpoint::ChatCompletions.path(), "body": body})
+    }
+
+    fn terms(endpoint: Endpoint) -> Terms {
+        Terms { endpoint, tenant: "t".into(), max_items: 3, chains: Chains::new() }
     }
 
     fn file(lines: &[Value]) -> Vec<u8> {
@@ -223,7 +253,7 @@ mod tests {
     }
 
     fn errors(file: &[u8]) -> Vec<(Option<u64>, String, Option<String>)> {
-        let errors = read(file, 3, find).unwrap_err();
+        let errors = read(file, &terms(Endpoint::ChatCompletions), find).unwrap_err();
         errors.into_iter().map(|error| (error.line, error.code, error.param)).collect()
     }
 
@@ -234,7 +264,8 @@ mod tests {
         let mut text = file(&[line("a", json!({"max_tokens": 5}))]);
         text.extend(b"\r\n\n");
         text.extend(file(&[odd]));
-        let Requests { target, items, ignored } = read(&text, 3, find).unwrap();
+        let Requests { target, items, ignored } =
+            read(&text, &terms(Endpoint::ChatCompletions), find).unwrap();
         assert_eq!(target.name, "m");
         let names: Vec<_> = items.iter().map(|item| item.reference.as_deref().unwrap()).collect();
         assert_eq!(names, ["a", "b"]);
@@ -261,8 +292,8 @@ mod tests {
             line("e", json!({"model": "n"})),
             line("f", json!({"model": "none"})),
             line("g", json!({"stream": true})),
-            line("h", json!({"n": 2})),
-            line("i", json!({"logprobs": true})),
+            line("h", json!({"n": 17})),
+            line("i", json!({"logprobs": true, "top_logprobs": 21})),
             line("j", json!({"temperature": 3})),
             line("k", json!({"audio": {}})),
         ];
@@ -279,7 +310,7 @@ mod tests {
             (8, "model_not_found", Some("body.model")),
             (9, "invalid_value", Some("body.stream")),
             (10, "invalid_value", Some("body.n")),
-            (11, "invalid_value", Some("body.logprobs")),
+            (11, "invalid_value", Some("body.top_logprobs")),
             (12, "invalid_value", Some("body.temperature")),
             (13, "invalid_value", Some("body.audio")),
             (14, "invalid_json", None),
@@ -292,6 +323,87 @@ mod tests {
     }
 
     #[test]
+    fn each_endpoint_reads_requests_of_its_own() {
+        let line = |path: &str, body: Value| {
+            file(&[json!({"custom_id": "a", "method": "POST", "url": path, "body": body})])
+        };
+        let chat = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 3, "logprobs": true,
+                          "prompt_cache_key": "k"});
+        let found =
+            read(&line("/v1/chat/completions", chat), &terms(Endpoint::ChatCompletions), find).unwrap();
+        let BatchRequest::Chat { options, choices, .. } = &found.items[0].request else {
+            panic!("{found:?}")
+        };
+        assert_eq!((*choices, options.top_logprobs), (3, Some(0)));
+        assert_eq!(options.affinity.session.as_deref(), Some("k"));
+        let text =
+            json!({"model": "m", "prompt": ["a", "b"], "n": 2, "logprobs": 1, "echo": true, "suffix": ""});
+        let found = read(&line("/v1/completions", text), &terms(Endpoint::Completions), find).unwrap();
+        let BatchRequest::Texts { prompts, options, choices, echo } = &found.items[0].request else {
+            panic!("{found:?}")
+        };
+        assert_eq!((prompts.len(), *choices, *echo, options.max_tokens), (2, 2, true, Some(16)));
+        assert!(matches!(&prompts[1], BatchPrompt::Text(text) if text == "b"));
+        let response = json!({"model": "m", "input": "hi", "instructions": "brief", "truncation": "auto"});
+        let found = read(&line("/v1/responses", response), &terms(Endpoint::Responses), find).unwrap();
+        let BatchRequest::Chat { messages, options, .. } = &found.items[0].request else {
+            panic!("{found:?}")
+        };
+        assert_eq!((messages.len(), options.drops_oldest), (2, true));
+        let keep = found.items[0].keep.as_ref().unwrap();
+        assert!(keep.id.starts_with("resp_") && keep.thread == keep.id && keep.principal == "t");
+        for (endpoint, path, body, param) in [
+            (Endpoint::Completions, "/v1/completions", json!({"model": "m", "prompt": ""}), "body.prompt"),
+            (Endpoint::Completions, "/v1/completions", json!({"model": "m", "prompt": [[]]}), "body.prompt"),
+            (
+                Endpoint::Completions,
+                "/v1/completions",
+                json!({"model": "m", "prompt": "a", "logprobs": 21}),
+                "body.logprobs",
+            ),
+            (
+                Endpoint::Completions,
+                "/v1/completions",
+                json!({"model": "m", "prompt": vec!["a"; 65]}),
+                "body.prompt",
+            ),
+            (
+                Endpoint::Responses,
+                "/v1/responses",
+                json!({"model": "m", "input": "a", "background": true}),
+                "body.background",
+            ),
+            (
+                Endpoint::Responses,
+                "/v1/responses",
+                json!({"model": "m", "input": "a", "stream": true}),
+                "body.stream",
+            ),
+            (
+                Endpoint::Responses,
+                "/v1/responses",
+                json!({"model": "m", "input": "a", "previous_response_id": "resp_1"}),
+                "body.previous_response_id",
+            ),
+            (
+                Endpoint::Responses,
+                "/v1/responses",
+                json!({"model": "m", "input": [{"type": "item_reference", "id": "msg_1"}]}),
+                "body.input[0]",
+            ),
+        ] {
+            let errors = read(&line(path, body), &terms(endpoint), find).unwrap_err();
+            assert_eq!(errors[0].param.as_deref(), Some(param), "{}", errors[0].message);
+        }
+        let two = [
+            r#"{"body": {"previous_response_id": "resp_a"}}"#,
+            "{",
+            r#"{"body": {"previous_response_id": "resp_b"}}"#,
+        ];
+        assert_eq!(continued(two.join("\n").as_bytes()).len(), 2);
+    }
+
+    #[test]
     fn an_empty_file_and_too_many_requests_are_errors_of_the_file() {
         assert_eq!(errors(b"\n \n"), [(None, "empty_file".to_owned(), None)]);
         let many: Vec<Value> = (0..4).map(|index| line(&index.to_string(), json!({}))).collect();
@@ -300,7 +412,7 @@ mod tests {
         assert_eq!(errors(&wrong).len(), MAX_ERRORS);
         let mut long = line("a", json!({}));
         long["url"] = json!("x".repeat(10_000));
-        let errors = read(&file(&[long]), 3, find).unwrap_err();
+        let errors = read(&file(&[long]), &terms(Endpoint::ChatCompletions), find).unwrap_err();
         assert_eq!(errors[0].message.chars().count(), MAX_ERROR_CHARS);
     }
 }

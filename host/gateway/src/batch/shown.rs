@@ -1,9 +1,6 @@
 //! Batches in OpenAI's shape: what is stored with a batch, and how it is shown.
 
-use super::{
-    answer::ResultFile,
-    request::{ENDPOINT, LineError},
-};
+use super::{answer::ResultFile, endpoint::Endpoint, request::LineError};
 use crate::ApiError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,6 +20,8 @@ const RESULT_FILES: [(ResultFile, &str, &str); 2] =
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Details {
     pub input_file_id: String,
+    #[serde(default)]
+    pub endpoint: Endpoint,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Value>,
     /// Errors in the file; such a batch has no requests.
@@ -49,6 +48,15 @@ impl Details {
     pub(crate) fn of(status: &BatchStatus) -> Result<Option<Details>, ApiError> {
         let details = status.details.as_deref().map(serde_json::from_str).transpose();
         details.map_err(|_| ApiError::internal("the stored details of a batch are unreadable"))
+    }
+
+    /// Returns the details after a result file was deleted.
+    pub(crate) fn without(mut self, file: ResultFile) -> Self {
+        match file {
+            ResultFile::Output => self.output.deleted = true,
+            ResultFile::Errors => self.error_file.deleted = true,
+        }
+        self
     }
 
     pub(crate) fn result(&self, file: ResultFile) -> ResultDetails {
@@ -121,7 +129,7 @@ pub(crate) fn shown(status: &BatchStatus, details: Details) -> Batch {
     Batch {
         id: format!("{PREFIX}{}", status.id),
         object: marker::Batch,
-        endpoint: ENDPOINT.to_owned(),
+        endpoint: details.endpoint.path().to_owned(),
         model: (!status.model.is_empty()).then(|| status.model.clone()),
         output_file_id: id_of(ResultFile::Output),
         error_file_id: id_of(ResultFile::Errors),

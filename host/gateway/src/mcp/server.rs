@@ -25,7 +25,7 @@ use rmcp::{
     },
     service::{NotificationContext, RequestContext, SubscriptionContext},
 };
-use skep_runtime::AgentHost;
+use skep_runtime::{AgentHost, excerpt};
 use std::{
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -35,9 +35,6 @@ use tokio::{sync::watch, task::JoinSet};
 const INSTRUCTIONS: &str = "Each agent is a tool of its own name that takes a message; the tools of an agent are called \
      AGENT__TOOL. An agent remembers its session: calls of one connection share one, unless they name another. At \
      /mcp/AGENT, the tools of one agent have their own names.";
-
-/// Maximum length of a name that an error repeats.
-const MAX_SHOWN: usize = 80;
 
 /// The server as one client sees it.
 pub(super) struct AgentServer {
@@ -188,7 +185,7 @@ impl ServerHandler for AgentServer {
         request: CustomRequest,
         _context: RequestContext<RoleServer>,
     ) -> Result<CustomResult, ErrorData> {
-        let method: String = request.method.chars().take(MAX_SHOWN).collect();
+        let method = excerpt(&request.method);
         let message = format!(
             "no method {method:?}; the methods are initialize, ping, logging/setLevel, completion/complete, and those of \
              tools, prompts and resources"

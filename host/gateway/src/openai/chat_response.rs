@@ -1,12 +1,12 @@
 //! The whole response to a chat completion, and its choices.
 
-use super::{Envelope, tool_call};
+use super::{Envelope, logprobs, tool_call};
 use skep_api::{AssistantMessage, ChatChoice, ChatCompletion, ChatLogprobs, marker};
 use skep_engine::{
     Usage,
     chat::{ChatFinish, ToolCall},
 };
-use skep_runtime::BatchAnswer;
+use skep_runtime::{BatchAnswer, ScoredToken};
 
 /// Returns a whole response with these choices.
 pub(crate) fn completion(model: &str, choices: Vec<ChatChoice>, usage: &Usage) -> ChatCompletion {
@@ -14,9 +14,14 @@ pub(crate) fn completion(model: &str, choices: Vec<ChatChoice>, usage: &Usage) -
 }
 
 /// Returns a whole response for a stored answer.
-pub(crate) fn whole_answer(model: &str, answer: &BatchAnswer) -> ChatCompletion {
-    let BatchAnswer { text, reasoning, tool_calls, finish, usage, .. } = answer;
-    completion(model, vec![choice(0, message(text, reasoning, tool_calls), *finish, None)], usage)
+pub(crate) fn whole_answer(envelope: &Envelope, answer: &BatchAnswer) -> ChatCompletion {
+    let choices = answer.choices().enumerate().map(|(index, answer)| {
+        let BatchAnswer { text, reasoning, tool_calls, finish, scores, .. } = answer;
+        let content = |scores: &Vec<ScoredToken>| scores.iter().map(logprobs::chat_entry).collect();
+        let logprobs = scores.as_ref().map(|scores| ChatLogprobs { content: content(scores) });
+        choice(index, message(text, reasoning, tool_calls), *finish, logprobs)
+    });
+    envelope.chat(choices.collect(), &answer.total_usage())
 }
 
 /// Returns the message of a choice.

@@ -5,6 +5,7 @@ use axum::http::Uri;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::Value;
 use skep_engine::chat::{ChatMessage, Image, ImageDetail, ImageKind, ImageSource};
+use skep_runtime::excerpt;
 
 /// Maximum number of images in one request.
 pub(crate) const MAX_IMAGES: usize = 16;
@@ -77,7 +78,7 @@ fn embedded(data: &str) -> Result<ImageSource, String> {
     };
     let named = ImageKind::ALL.into_iter().find(|kind| kind.media_type().eq_ignore_ascii_case(media_type));
     let Some(kind) = named else {
-        let media_type: String = media_type.chars().take(80).collect();
+        let media_type = excerpt(media_type);
         return Err(format!("images of type {media_type:?} are not supported; the types are {}", types()));
     };
     let bytes = base64.len() / 4 * 3;

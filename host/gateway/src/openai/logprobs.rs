@@ -2,13 +2,13 @@
 
 use serde_json::json;
 use skep_api::{CompletionLogprobs, LikelyToken};
-use skep_engine::{Engine, TokenLogprob};
+use skep_runtime::ScoredToken;
 
 /// Returns an entry of a chat choice's `logprobs.content`.
-pub(crate) fn chat_entry(engine: &Engine, token: &TokenLogprob) -> skep_api::TokenLogprob {
+pub(crate) fn chat_entry(token: &ScoredToken) -> skep_api::TokenLogprob {
     skep_api::TokenLogprob {
-        token: named(engine, token.id, token.logprob),
-        top_logprobs: token.top.iter().map(|(id, logprob)| named(engine, *id, *logprob)).collect(),
+        token: named(&token.bytes, token.logprob.unwrap_or_default()),
+        top_logprobs: token.top.iter().map(|(bytes, logprob)| named(bytes, *logprob)).collect(),
     }
 }
 
@@ -22,16 +22,16 @@ pub(crate) struct TextLogprobs {
 }
 
 impl TextLogprobs {
-    /// Adds a token. `logprob` is `None` for a token without a predecessor and for one that a grammar forced.
-    pub(crate) fn push(&mut self, engine: &Engine, id: u32, logprob: Option<&TokenLogprob>) {
-        let text = text_of(engine, id);
+    /// Adds a token. One without a predecessor and one that a grammar forced have no log-probability.
+    pub(crate) fn push(&mut self, token: &ScoredToken) {
+        let text = text_of(&token.bytes);
         self.entries.text_offset.push(self.offset as u64);
         self.offset += text.chars().count();
         self.entries.tokens.push(text);
-        self.entries.token_logprobs.push(logprob.map(|logprob| logprob.logprob.into()));
-        let top = logprob.map(|logprob| {
-            logprob.top.iter().map(|(id, value)| (text_of(engine, *id), json!(value))).collect()
-        });
+        self.entries.token_logprobs.push(token.logprob.map(f64::from));
+        let top = token
+            .logprob
+            .map(|_| token.top.iter().map(|(bytes, value)| (text_of(bytes), json!(value))).collect());
         self.entries.top_logprobs.push(top);
     }
 
@@ -41,11 +41,17 @@ impl TextLogprobs {
     }
 }
 
-fn named(engine: &Engine, id: u32, logprob: f32) -> LikelyToken {
-    let bytes = engine.tokenizer().token_bytes(id).unwrap_or_default();
-    LikelyToken { token: text_of(engine, id), logprob: logprob.into(), bytes: bytes.to_vec() }
+/// Returns the `logprobs` of a whole text completion.
+pub(crate) fn of_text(tokens: &[ScoredToken]) -> CompletionLogprobs {
+    let mut logprobs = TextLogprobs::default();
+    tokens.iter().for_each(|token| logprobs.push(token));
+    logprobs.take()
 }
 
-fn text_of(engine: &Engine, id: u32) -> String {
-    String::from_utf8_lossy(engine.tokenizer().token_bytes(id).unwrap_or_default()).into_owned()
+fn named(bytes: &[u8], logprob: f32) -> LikelyToken {
+    LikelyToken { token: text_of(bytes), logprob: logprob.into(), bytes: bytes.to_vec() }
+}
+
+fn text_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }

@@ -3,9 +3,11 @@
 pub(crate) mod chat_message;
 pub(crate) mod chat_request;
 pub(crate) mod chat_response;
+pub(crate) mod completion_request;
 pub(crate) mod fields;
 pub(crate) mod image;
 pub(crate) mod logprobs;
+pub(crate) mod metadata;
 pub(crate) mod parameters;
 pub(crate) mod prompt;
 pub(crate) mod reasoning;
@@ -70,13 +72,18 @@ impl Envelope {
         Envelope { id, created_s: now_s(), model: model.to_owned() }
     }
 
+    /// Returns the fields of a stored response, which are the same whenever it is read.
+    pub(crate) fn stored(prefix: &str, id: &str, created_s: u64, model: &str) -> Self {
+        Envelope { id: format!("{prefix}-{id}"), created_s, model: model.to_owned() }
+    }
+
     /// Names the model that a route chose.
     pub(crate) fn set_model(&mut self, model: String) {
         self.model = model;
     }
 
-    pub(crate) fn chat(self, choices: Vec<ChatChoice>, tokens: &Usage) -> ChatCompletion {
-        let Envelope { id, created_s: created, model } = self;
+    pub(crate) fn chat(&self, choices: Vec<ChatChoice>, tokens: &Usage) -> ChatCompletion {
+        let Envelope { id, created_s: created, model } = self.clone();
         ChatCompletion { id, object: marker::ChatCompletion, created, model, choices, usage: usage(tokens) }
     }
 

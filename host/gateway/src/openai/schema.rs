@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(taken_of_response, properties::<ResponseFields>());
         assert_eq!(taken(include_str!("parameters.rs")), properties::<Parameters>());
         assert_eq!(taken(include_str!("response_format.rs")), properties::<OutputForm>());
-        assert_eq!(taken(include_str!("../routes/completions.rs")), properties::<CompletionFields>());
+        assert_eq!(taken(include_str!("completion_request.rs")), properties::<CompletionFields>());
         let of_workers_ai = &taken(include_str!("../routes/ai_batches.rs"))
             | &(&taken(include_str!("../routes/ai_run.rs"))
                 | &taken(include_str!("../workers_ai/request.rs")));

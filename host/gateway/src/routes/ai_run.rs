@@ -26,7 +26,7 @@ use skep_api::{
     ErrorBody, QueuedBatchEnvelope,
 };
 use skep_engine::{Cancel, EngineError, Priority, ServedModel, chat::ChatEvent};
-use skep_runtime::{AGENT_MODEL, Surface};
+use skep_runtime::{AGENT_MODEL, Surface, excerpt};
 use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 
@@ -222,7 +222,7 @@ fn target_of(gateway: &Gateway, path: &str) -> Result<Target, ApiError> {
     let known: Vec<String> = models.served().iter().map(|model| model.name().to_owned()).collect();
     let message = format!(
         "model {:?} does not exist; the models are: {}; define an alias with `[ai.models]` in skep.toml",
-        path.chars().take(80).collect::<String>(),
+        excerpt(path),
         known.join(", ")
     );
     Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message))

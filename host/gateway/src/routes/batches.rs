@@ -1,31 +1,36 @@
 //! `/v1/batches`: batches of requests in files, as OpenAI's routes of this name have them.
 
-use super::{chat_completions::named, page_limit_within};
+use super::{chat_completions::named, expiry, page_limit_within, stored_responses};
 use crate::{
     ApiError, Gateway,
     batch::{
-        request::{self, ENDPOINT, LineError, Requests, Target},
+        endpoint::Endpoint,
+        line::Chains,
+        request::{self, LineError, Requests, Target, Terms},
         shown::{Details, WINDOW, WINDOW_TIME, host_id, shown},
     },
     body::{FieldsBody, FromFields, LONG, run_on_compute},
     caller::Caller,
     headers,
-    openai::fields::Fields,
+    openai::{fields::Fields, metadata},
 };
 use axum::{
     Json,
     extract::{Path, Query, State},
+    http::StatusCode,
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
-use serde_json::Value;
-use skep_api::{Batch, BatchPage, CreateBatch, Page};
+use serde_json::json;
+use skep_api::{Batch, BatchPage, CreateBatch, ExpiresAfter, Page};
 use skep_engine::Cancel;
-use skep_runtime::{AGENT_MODEL, BatchStatus, BatchTerms, NewBatch, RuntimeError};
+use skep_runtime::{AGENT_MODEL, BatchStatus, BatchTerms, NewBatch, RuntimeError, excerpt};
+use std::{sync::Arc, time::Duration};
 use utoipa::IntoParams;
 
-const MAX_METADATA: usize = 16;
-const MAX_METADATA_BYTES: usize = 16 << 10;
+/// Maximum number of responses that the requests of a batch continue, and their size with those that they continue.
+const MAX_CONTINUED: usize = 64;
+const MAX_CONTINUED_BYTES: usize = 64 << 20;
 /// Default and maximum number of batches in a page.
 const PAGE: (u32, u32) = (20, 100);
 
@@ -40,7 +45,7 @@ pub(crate) struct ListQuery {
 }
 
 /// A request for a batch, and the names of its fields that change nothing here.
-pub(crate) struct CreateBody(CreateBatch, Vec<String>);
+pub(crate) struct CreateBody(CreateBatch, Endpoint, Vec<String>);
 
 impl FromFields for CreateBody {
     fn read(mut fields: Fields) -> Result<Self, ApiError> {
@@ -48,34 +53,23 @@ impl FromFields for CreateBody {
             input_file_id: fields.take_required("input_file_id")?,
             endpoint: fields.take_required("endpoint")?,
             completion_window: fields.take_required("completion_window")?,
-            metadata: fields.take("metadata")?,
+            metadata: metadata::checked(fields.take("metadata")?)?,
+            output_expires_after: fields.take("output_expires_after")?,
         };
-        for (field, given, only) in
-            [("endpoint", &body.endpoint, ENDPOINT), ("completion_window", &body.completion_window, WINDOW)]
-        {
-            if given != only {
-                let message =
-                    format!("{field} is {given:?}; the only one that this host supports is {only:?}");
-                return Err(ApiError::parameter(field, message));
-            }
+        let endpoint = Endpoint::read(&body.endpoint)?;
+        let window = &body.completion_window;
+        if window != WINDOW {
+            let message = format!(
+                "completion_window is {window:?}; the only one that this host supports is {WINDOW:?}"
+            );
+            return Err(ApiError::parameter("completion_window", message));
         }
-        if let Some(metadata) = &body.metadata {
-            check_metadata(metadata)?;
+        if let Some(ExpiresAfter { anchor, seconds }) = &body.output_expires_after {
+            expiry::check("output_expires_after.anchor", anchor)?;
+            expiry::seconds("output_expires_after.seconds", Some(*seconds))?;
         }
-        Ok(CreateBody(body, fields.into_ignored()))
+        Ok(CreateBody(body, endpoint, fields.into_ignored()))
     }
-}
-
-fn check_metadata(metadata: &Value) -> Result<(), ApiError> {
-    let is_valid = metadata.as_object().is_some_and(|notes| {
-        notes.len() <= MAX_METADATA
-            && notes.values().all(Value::is_string)
-            && metadata.to_string().len() <= MAX_METADATA_BYTES
-    });
-    let rule = format!(
-        "metadata must be at most {MAX_METADATA} texts by their names, and {MAX_METADATA_BYTES} bytes"
-    );
-    is_valid.then_some(()).ok_or_else(|| ApiError::parameter("metadata", rule))
 }
 
 /// Creates a batch from the requests in a file, which are answered when there is room.
@@ -90,28 +84,41 @@ fn check_metadata(metadata: &Value) -> Result<(), ApiError> {
 pub(crate) async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
-    FieldsBody(CreateBody(body, mut ignored)): FieldsBody<CreateBody>,
+    FieldsBody(CreateBody(body, endpoint, mut ignored)): FieldsBody<CreateBody>,
 ) -> Result<Response, ApiError> {
     let tenant = caller.tenant.to_string();
     let file = gateway.host.client_file_content(&tenant, &body.input_file_id).await;
     let file =
         file.map_err(|error| ApiError { param: Some("input_file_id".to_owned()), ..ApiError::from(error) })?;
+    let keep_s =
+        expiry::seconds("output_expires_after", body.output_expires_after.map(|after| after.seconds))?;
+    let keep = Some(Duration::from_secs(keep_s));
+    let file = Arc::new(file);
+    let chains = match endpoint {
+        Endpoint::Responses => continued(&gateway, &caller, file.clone()).await?,
+        _ => Chains::new(),
+    };
     let finder = (gateway.clone(), caller.clone());
     let max_items = gateway.host.batch_options().max_items;
+    let terms = Terms { endpoint, tenant: tenant.clone(), max_items, chains };
     let read = move |_: &Cancel| {
         let find = |name: Option<&str>| target(&finder.0, &finder.1, name);
-        Ok(request::read(&file, max_items, find))
+        Ok(request::read(&file, &terms, find))
     };
-    let mut details =
-        Details { input_file_id: body.input_file_id, metadata: body.metadata, ..Details::default() };
+    let mut details = Details {
+        input_file_id: body.input_file_id,
+        endpoint,
+        metadata: body.metadata.map(|metadata| json!(metadata)),
+        ..Details::default()
+    };
     let key = caller.key().map(str::to_owned);
     let batch = match run_on_compute(&gateway, &tenant, LONG, read).await? {
         Ok(Requests { target, items, ignored: of_requests }) => {
             ignored.extend(of_requests);
-            let terms = BatchTerms { details: Some(stored(&details)), window: Some(WINDOW_TIME) };
+            let terms = BatchTerms { details: Some(stored(&details)), window: Some(WINDOW_TIME), keep };
             NewBatch { principal: tenant.clone(), key, model: target.name, items, terms }
         }
-        Err(errors) => failed(&tenant, key, &mut details, errors),
+        Err(errors) => failed((&tenant, key), &mut details, keep, errors),
     };
     let id = gateway.host.queue_batch(batch).await?.id;
     // A failed batch has ended meanwhile.
@@ -119,10 +126,43 @@ pub(crate) async fn create(
     Ok(headers::ignored(Json(shown(&status, details)).into_response(), &ignored))
 }
 
+/// Returns the responses that the requests in a file continue. Those that do not exist are missing.
+async fn continued(gateway: &Gateway, caller: &Caller, file: Arc<Vec<u8>>) -> Result<Chains, ApiError> {
+    let tenant = caller.tenant.as_str();
+    let ids = run_on_compute(gateway, tenant, LONG, move |_: &Cancel| Ok(request::continued(&file))).await?;
+    let too_many = |what: String| {
+        ApiError::parameter(
+            "input_file_id",
+            format!("the requests continue {what}; split the file, or send the items"),
+        )
+    };
+    if ids.len() > MAX_CONTINUED {
+        return Err(too_many(format!("more than {MAX_CONTINUED} responses")));
+    }
+    let (mut chains, mut bytes) = (Chains::new(), 0);
+    for id in ids {
+        let chain = match stored_responses::chain_of_caller(gateway, caller, &id).await {
+            Err(error) if error.status == StatusCode::NOT_FOUND => continue,
+            chain => chain?,
+        };
+        bytes += chain.iter().map(|response| response.bytes()).sum::<usize>();
+        if bytes > MAX_CONTINUED_BYTES {
+            return Err(too_many(format!("responses of more than {} MiB", MAX_CONTINUED_BYTES >> 20)));
+        }
+        chains.insert(id, chain);
+    }
+    Ok(chains)
+}
+
 /// Returns a batch without requests, whose details have the errors of its file.
-fn failed(tenant: &str, key: Option<String>, details: &mut Details, errors: Vec<LineError>) -> NewBatch {
+fn failed(
+    (tenant, key): (&str, Option<String>),
+    details: &mut Details,
+    keep: Option<Duration>,
+    errors: Vec<LineError>,
+) -> NewBatch {
     details.errors = errors;
-    let terms = BatchTerms { details: Some(stored(details)), window: None };
+    let terms = BatchTerms { details: Some(stored(details)), window: None, keep };
     NewBatch { principal: tenant.to_owned(), key, model: String::new(), items: Vec::new(), terms }
 }
 
@@ -208,7 +248,7 @@ async fn of_client(gateway: &Gateway, caller: &Caller, id: &str) -> Result<(Batc
     let status = gateway.host.batch(caller.tenant.as_str(), host_id(id)).await?;
     let details = Details::of(&status)?.ok_or_else(|| {
         let hours = gateway.host.batch_options().retention.as_secs() / 3600;
-        RuntimeError::BatchNotFound { id: id.chars().take(80).collect(), hours }
+        RuntimeError::BatchNotFound { id: excerpt(id), hours }
     })?;
     Ok((status, details))
 }

@@ -32,7 +32,7 @@ use skep_engine::{
     Affinity, Cancel, EngineError, Model, Observer, TokenLogprob, Usage,
     chat::{ChatEvent, ChatMessage, ChatOptions, ChatStream, Routed},
 };
-use skep_runtime::{RunEvent, RuntimeError, Surface, WorstCase};
+use skep_runtime::{RunEvent, RuntimeError, ScoredToken, Surface, WorstCase};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -273,7 +273,8 @@ async fn whole_choice(
 pub(super) fn entries(model: &Model, logprobs: &[TokenLogprob]) -> Vec<skep_api::TokenLogprob> {
     // The log-probabilities of other servers' tokens are not asked for.
     let Some(engine) = model.engine() else { return Vec::new() };
-    logprobs.iter().map(|token| logprobs::chat_entry(engine, token)).collect()
+    let scored = |token: &TokenLogprob| ScoredToken::of(engine, token.id, Some(token));
+    logprobs.iter().map(|token| logprobs::chat_entry(&scored(token))).collect()
 }
 
 struct ChunkWriter {

@@ -8,11 +8,11 @@ use crate::{
     metered::Metered,
     openai::{
         Envelope,
-        fields::{Fields, asks_for_nothing},
+        completion_request::{CompletionBody, empty, few},
+        fields::Fields,
         logprobs::TextLogprobs,
         parameters::Parameters,
         prompt::Prompt,
-        response_format::{self, Form},
     },
     routes::{
         chat_completions::{model_of, named},
@@ -29,28 +29,12 @@ use axum::{
 use futures::Stream;
 use skep_api::{Completion, ErrorBody};
 use skep_engine::{
-    Affinity, Cancel, Engine, EngineError, GenerateRequest, Model, Observer, Sampling, TokenEvent,
-    TokenStream, Usage,
+    Affinity, Cancel, Engine, EngineError, Model, Observer, TokenEvent, TokenStream, Usage,
     chat::{ChatEvent, ChatOptions, ChatStream, Routed, encode_prompt},
 };
 use skep_runtime::{Surface, TenantBudget, WorstCase};
 use std::sync::Arc;
 use utoipa::ToSchema;
-
-const MAX_PROMPTS: usize = 64;
-const MAX_LOGPROBS: u32 = 20;
-const DEFAULT_MAX_TOKENS: u32 = 16;
-
-#[derive(Debug)]
-pub(crate) struct CompletionBody {
-    prompt: Prompt,
-    echo: bool,
-    logprobs: Option<u32>,
-    output: Option<Form>,
-    parameters: Parameters,
-    /// Names of the fields that change nothing here.
-    ignored: Vec<String>,
-}
 
 /// An event of a streamed completion: a piece of the answer, or the error that breaks the stream off.
 #[derive(ToSchema)]
@@ -152,20 +136,8 @@ where
 }
 
 impl FromFields for CompletionBody {
-    fn read(mut fields: Fields) -> Result<Self, ApiError> {
-        fields.settle("suffix", asks_for_nothing);
-        fields.refuse(&[
-            ("suffix", "put the whole text into the prompt"),
-            ("messages", "use /v1/chat/completions"),
-        ])?;
-        Ok(CompletionBody {
-            prompt: fields.take_required("prompt")?,
-            echo: fields.take("echo")?.unwrap_or(false),
-            logprobs: fields.take("logprobs")?,
-            output: response_format::take(&mut fields)?,
-            parameters: Parameters::take(&mut fields)?,
-            ignored: fields.into_ignored(),
-        })
+    fn read(fields: Fields) -> Result<Self, ApiError> {
+        CompletionBody::read(fields)
     }
 }
 
@@ -254,96 +226,17 @@ impl CompletionBody {
         Ok(choices)
     }
 
-    /// Returns the prompts as texts, and refuses what no server of another model can do.
-    fn texts(&self, model: &Model) -> Result<&[String], ApiError> {
-        let name = model.name();
-        if let Some(form) = &self.output {
-            let message = format!(
-                "{name} may run on another server, which holds no plain text to a form; use /v1/chat/completions"
-            );
-            return Err(ApiError::parameter(form.field, message));
-        }
-        if self.logprobs.is_some() {
-            let message =
-                format!("{name} may run on another server, which reports no log-probabilities here");
-            return Err(ApiError::parameter("logprobs", message));
-        }
-        let texts = match &self.prompt {
-            Prompt::Text(text) => std::slice::from_ref(text),
-            Prompt::Texts(texts) if texts.len() <= MAX_PROMPTS => texts,
-            Prompt::Texts(texts) => return Err(too_many(texts.len())),
-            Prompt::Ids(_) | Prompt::IdLists(_) => {
-                let message = format!(
-                    "{name} may run on another server, which has tokens of its own; send the prompt as text"
-                );
-                return Err(ApiError::parameter("prompt", message));
-            }
-        };
-        match texts.is_empty() || texts.iter().any(String::is_empty) {
-            true => Err(empty()),
-            false => Ok(texts),
-        }
-    }
-
-    fn options(&self, choice: usize, defaults: &Sampling) -> Result<ChatOptions, ApiError> {
-        Ok(ChatOptions {
-            sampling: self.parameters.sampling(defaults)?,
-            seed: self.parameters.seed_of(choice),
-            max_tokens: Some(self.parameters.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize),
-            stop: self.parameters.stops(),
-            ignore_eos: self.parameters.ignore_eos.unwrap_or(false),
-            ..ChatOptions::default()
-        })
-    }
-
     fn prompts(&self, engine: &Engine, cancel: &Cancel) -> Result<Vec<Vec<u32>>, ApiError> {
         let encode = |text: &String| encode_prompt(engine, text, cancel);
         let prompts = match &self.prompt {
             Prompt::Text(text) => vec![encode(text)?],
-            Prompt::Texts(texts) if texts.len() <= MAX_PROMPTS => {
-                texts.iter().map(encode).collect::<Result<_, _>>()?
-            }
-            Prompt::Texts(texts) => return Err(too_many(texts.len())),
+            Prompt::Texts(texts) => few(texts)?.iter().map(encode).collect::<Result<_, _>>()?,
             Prompt::Ids(ids) => vec![ids.clone()],
-            Prompt::IdLists(lists) if lists.len() <= MAX_PROMPTS => lists.clone(),
-            Prompt::IdLists(lists) => return Err(too_many(lists.len())),
+            Prompt::IdLists(lists) => few(lists)?.to_vec(),
         };
         match prompts.iter().any(Vec::is_empty) || prompts.is_empty() {
             true => Err(empty()),
             false => Ok(prompts),
         }
     }
-
-    fn request(
-        &self,
-        prompt: Vec<u32>,
-        choice: usize,
-        defaults: &Sampling,
-    ) -> Result<GenerateRequest, ApiError> {
-        if self.logprobs.is_some_and(|logprobs| logprobs > MAX_LOGPROBS) {
-            return Err(ApiError::parameter("logprobs", format!("logprobs must be at most {MAX_LOGPROBS}")));
-        }
-        Ok(GenerateRequest {
-            sampling: self.parameters.sampling(defaults)?,
-            seed: self.parameters.seed_of(choice),
-            max_tokens: Some(self.parameters.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize),
-            stop: self.parameters.stops(),
-            ignore_eos: self.parameters.ignore_eos.unwrap_or(false),
-            constraint: self.output.as_ref().map(|form| form.constraint.clone()),
-            top_logprobs: self.logprobs,
-            prompt_logprobs: self.logprobs.filter(|_| self.echo),
-            ..GenerateRequest::new(prompt)
-        })
-    }
-}
-
-fn empty() -> ApiError {
-    ApiError::parameter("prompt", "the prompt is empty; send at least one token")
-}
-
-fn too_many(prompts: usize) -> ApiError {
-    ApiError::parameter(
-        "prompt",
-        format!("the request has {prompts} prompts; at most {MAX_PROMPTS} are allowed"),
-    )
 }

@@ -1,9 +1,9 @@
 //! `/v1/files`: the requests of batches and their results, as OpenAI's routes of this name have them.
 //!
 //! An uploaded file is stored. A result file is not: its content is made from the results of its batch, and it is
-//! kept as long as they are.
+//! kept as long as they are. When a batch has no result files any more, its results are deleted.
 
-use super::{ascends, page_limit};
+use super::{ascends, expiry, page_limit};
 use crate::{
     ApiError, Gateway,
     batch::{
@@ -28,7 +28,7 @@ use serde::Deserialize;
 use serde_json::json;
 use skep_api::{ClientFile, ClientFilePage, DeletedFile, Page, UploadFile, marker};
 use skep_engine::Cancel;
-use skep_runtime::{BatchPhase, BatchStatus, NewClientFile, RuntimeError};
+use skep_runtime::{BatchPhase, BatchStatus, NewClientFile, RuntimeError, excerpt};
 use std::time::Duration;
 use utoipa::IntoParams;
 
@@ -36,13 +36,9 @@ use utoipa::IntoParams;
 pub(crate) const MAX_FILE_BYTES: usize = 64 << 20;
 const MAX_FIELD_BYTES: usize = 1 << 10;
 const MAX_NAME_BYTES: usize = 256;
-/// Timeout of receiving the form.
-const FORM_TIMEOUT: Duration = Duration::from_secs(600);
 /// The only purpose of uploaded files.
 const PURPOSE: &str = "batch";
 const RESULT_PURPOSE: &str = "batch_output";
-/// Bounds of the time until a file is deleted, in seconds. The upper one is the default.
-const EXPIRES_AFTER_S: std::ops::RangeInclusive<u64> = 3_600..=2_592_000;
 /// Maximum number of batches whose results are listed. Those of older ones are found by their batch.
 const MAX_BATCHES: u32 = 200;
 
@@ -76,8 +72,9 @@ pub(crate) async fn upload(
         let message = format!("{expected}: {}", rejection.body_text());
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_form", message)
     })?;
-    let form = tokio::time::timeout(FORM_TIMEOUT, Form::read(form)).await.map_err(|_| {
-        let message = format!("the form was not received within {} s", FORM_TIMEOUT.as_secs());
+    let timeout = gateway.options.upload_timeout;
+    let form = tokio::time::timeout(timeout, Form::read(form)).await.map_err(|_| {
+        let message = format!("the form was not received within {} s", timeout.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     })??;
     let (file, ignored) = form.into_file(caller.tenant.as_str())?;
@@ -138,19 +135,12 @@ impl Form {
                 format!("purpose is {purpose:?}; the only one that this host supports is {PURPOSE:?}");
             return Err(ApiError::parameter("purpose", message));
         }
-        if let Some(anchor) = self.anchor.filter(|anchor| anchor != "created_at") {
-            let message = format!("the anchor is {anchor:?}; it must be \"created_at\"");
-            return Err(ApiError::parameter("expires_after[anchor]", message));
+        if let Some(anchor) = &self.anchor {
+            expiry::check("expires_after[anchor]", anchor)?;
         }
-        let seconds = match self.expires_after_s.as_deref().map(str::parse::<u64>) {
-            None => *EXPIRES_AFTER_S.end(),
-            Some(Ok(seconds)) if EXPIRES_AFTER_S.contains(&seconds) => seconds,
-            Some(_) => {
-                let (least, most) = (EXPIRES_AFTER_S.start(), EXPIRES_AFTER_S.end());
-                let message = format!("the time until the file is deleted must be {least} to {most} seconds");
-                return Err(ApiError::parameter("expires_after[seconds]", message));
-            }
-        };
+        // A text that is not a number is out of range.
+        let given = self.expires_after_s.map(|given| given.parse().unwrap_or(0));
+        let seconds = expiry::seconds("expires_after[seconds]", given)?;
         let file = NewClientFile {
             principal: tenant.to_owned(),
             name,
@@ -299,9 +289,14 @@ pub(crate) async fn delete(
     let tenant = caller.tenant.as_str();
     match result_file(&id) {
         Some((batch, file)) => {
-            let (status, _) = result_of(&gateway, tenant, batch, file, &id).await?;
+            let (status, details) = result_of(&gateway, tenant, batch, file, &id).await?;
             let patch = json!({ member(file): {"deleted": true} }).to_string();
             gateway.host.patch_batch_details(tenant, &status.id, &patch).await?;
+            let details = details.without(file);
+            let is_left = |file| has_result(&status, &details, file);
+            if !is_left(ResultFile::Output) && !is_left(ResultFile::Errors) {
+                gateway.host.empty_batch(tenant, &status.id).await?;
+            }
         }
         None => gateway.host.delete_client_file(tenant, &id).await?,
     }
@@ -316,7 +311,7 @@ async fn result_of(
     file: ResultFile,
     id: &str,
 ) -> Result<(BatchStatus, Details), ApiError> {
-    let not_found = || ApiError::from(RuntimeError::FileNotFound { id: id.chars().take(80).collect() });
+    let not_found = || ApiError::from(RuntimeError::FileNotFound { id: excerpt(id) });
     let status = match gateway.host.batch(tenant, host_id(batch)).await {
         Err(RuntimeError::BatchNotFound { .. }) => return Err(not_found()),
         status => status?,
@@ -348,7 +343,7 @@ async fn described(
         object: marker::File,
         bytes,
         created_at: ended,
-        expires_at: ended + gateway.host.batch_options().retention.as_secs(),
+        expires_at: status.kept_until_ms.unwrap_or_default() / 1000,
         filename: file_name(&status.id, file),
         purpose: RESULT_PURPOSE.to_owned(),
         status: "processed".to_owned(),

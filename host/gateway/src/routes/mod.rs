@@ -13,6 +13,7 @@ pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod engine;
 pub(crate) mod events;
+mod expiry;
 pub(crate) mod files;
 mod follow;
 pub(crate) mod health;

@@ -17,7 +17,7 @@ use skep_api::{
     marker,
 };
 use skep_runtime::{
-    LoggedBody, LoggedMessage, LoggedRequest, RequestFilter, RequestRange, RuntimeError, Tenant,
+    LoggedBody, LoggedMessage, LoggedRequest, RequestFilter, RequestRange, RuntimeError, Tenant, excerpt,
 };
 use utoipa::IntoParams;
 
@@ -140,7 +140,7 @@ pub(crate) async fn show(
     // A request of another tenant does not exist for the caller.
     let found = found.filter(|found| caller.is_admin() || found.tenant == caller.tenant.as_str());
     let Some(mut request) = found else {
-        let id: String = id.chars().take(80).collect();
+        let id = excerpt(&id);
         let message = format!("no request {id:?} is in the log");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "request_not_found", message));
     };

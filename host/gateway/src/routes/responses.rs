@@ -75,10 +75,7 @@ pub(crate) async fn create(
     FieldsBody(request): FieldsBody<ResponseRequest>,
 ) -> Result<Response, ApiError> {
     let chain = match &request.previous {
-        Some(previous) => {
-            stored_responses::of_caller(&gateway, &caller, previous).await?;
-            gateway.host.response_chain(caller.tenant.as_str(), previous).await?
-        }
+        Some(previous) => stored_responses::chain_of_caller(&gateway, &caller, previous).await?,
         None => Vec::new(),
     };
     let id = response_id();
@@ -173,7 +170,7 @@ impl Begun {
         let streams = self.request.parameters.streams();
         let model = model_of(&gateway, &caller, asked).await?;
         let affinity = self.affinity(headers)?;
-        let bytes = if self.request.is_constrained() || !self.chain.is_empty() {
+        let bytes = if self.request.begins_slowly() || !self.chain.is_empty() {
             LONG
         } else {
             self.request.text_bytes()
@@ -252,8 +249,8 @@ impl Begun {
             Ok((self.messages(&model)?, Box::new(ChatOptions { seed, ..options })))
         };
         let (messages, options) = run_on_compute(&gateway, &principal, bytes, read).await?;
-        let request = BatchRequest::Chat { messages, options };
-        let items = vec![BatchItem { request, form: FORM.to_owned(), reference: None }];
+        let request = BatchRequest::Chat { messages, options, choices: 1 };
+        let items = vec![BatchItem { request, form: FORM.to_owned(), reference: None, keep: None }];
         let terms = BatchTerms::default();
         let batch = NewBatch { principal: principal.clone(), key, model: name, items, terms };
         gateway.host.queue_response(new, batch).await?;
@@ -316,7 +313,7 @@ impl Begun {
         }
         let keeper = self.keeper(&stored, Some(turn));
         let events = Events::new(self.response(&stored), None);
-        let mut writer = AgentWriter { events, said: String::new() };
+        let mut writer = AgentWriter::new(events);
         let spent = caller.spent().clone();
         // A refusal is a status, not an event, so the first event is awaited before the response starts.
         let first = match run.next().await {

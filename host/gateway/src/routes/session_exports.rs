@@ -19,7 +19,7 @@ use axum::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use skep_engine::{ModelDigest, chat::Transcript};
-use skep_runtime::{PortableConversation, PortableSession, SessionSummary, tenant_of};
+use skep_runtime::{PortableConversation, PortableSession, SessionSummary, excerpt, tenant_of};
 use std::{borrow::Cow, collections::BTreeMap};
 use utoipa::{IntoParams, ToSchema};
 
@@ -143,7 +143,7 @@ pub(crate) async fn import(
     let (exported_from, export) =
         run_on_compute(&gateway, tenant_of(&session.clone()), LONG, move |_| read(&bytes, session)).await?;
     if exported_from != agent && !query.from_other_agent {
-        let exported_from: String = exported_from.chars().take(80).collect();
+        let exported_from = excerpt(&exported_from);
         let message = format!(
             "the session was exported from agent {exported_from:?} but is being imported into {agent:?}; if this is \
              intended, set from_other_agent=true (`skep session import --from-other-agent`)"

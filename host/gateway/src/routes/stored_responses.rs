@@ -6,7 +6,7 @@ use crate::{
     caller::Caller,
     openai::responses::{
         stored::{self, StoredRequest},
-        writer::{AgentWriter, Events, FollowWriter, Progress},
+        writer::{AgentFollowWriter, AgentWriter, Events, FollowWriter, Progress},
     },
     routes::messages::run_events,
     sse,
@@ -156,11 +156,28 @@ pub(super) async fn of_caller(
     id: &str,
 ) -> Result<StoredResponse, ApiError> {
     let response = gateway.host.response(caller.tenant.as_str(), id).await?;
+    check_reach(caller, &response)?;
+    Ok(response)
+}
+
+/// Returns a response of the caller's tenant after those that it continues.
+pub(super) async fn chain_of_caller(
+    gateway: &Gateway,
+    caller: &Caller,
+    id: &str,
+) -> Result<Vec<StoredResponse>, ApiError> {
+    let chain = gateway.host.response_chain(caller.tenant.as_str(), id).await?;
+    chain.last().map_or(Ok(()), |response| check_reach(caller, response))?;
+    Ok(chain)
+}
+
+/// Refuses a response that the caller's key does not reach.
+fn check_reach(caller: &Caller, response: &StoredResponse) -> Result<(), ApiError> {
     let reaches = match &response.turn {
         Some(turn) => caller.reaches(&turn.agent),
         None => !caller.is_narrow(),
     };
-    if reaches { Ok(response) } else { Err(caller.refuse_wide()) }
+    if reaches { Ok(()) } else { Err(caller.refuse_wide()) }
 }
 
 /// Streams the events of a response in the background, after the one with the number `seen`.
@@ -189,9 +206,10 @@ pub(super) async fn follow(
         None => None,
     };
     if let Some(run) = turn {
-        let run = run_events(run).map(|event| event.map_err(ApiError::from));
-        let writer = AgentWriter { events, said: String::new() };
-        return Ok(sse::respond(run.take_until(Box::pin(shutdown)).boxed(), writer));
+        let run = run_events(run).map(|event| Some(event.map_err(ApiError::from)));
+        let events_of_turn = stream::iter([None]).chain(run);
+        let writer = AgentFollowWriter(AgentWriter::new(events));
+        return Ok(sse::respond(events_of_turn.take_until(Box::pin(shutdown)).boxed(), writer));
     }
     let following = Following {
         live: gateway.host.live_response(&response.id),

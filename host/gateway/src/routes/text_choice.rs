@@ -13,6 +13,7 @@ use skep_engine::{
     Engine, EngineError, FinishReason, TokenEvent, Usage,
     chat::{ChatEvent, ChatFinish, Routed},
 };
+use skep_runtime::ScoredToken;
 
 /// One choice.
 #[derive(Default)]
@@ -54,7 +55,7 @@ impl Continues for TokenEvent {
             TokenEvent::PromptLogprobs(scores) => {
                 let Some(logprobs) = &mut choice.logprobs else { return };
                 for (id, score) in reader.scored_prompt.iter().zip(&scores) {
-                    logprobs.push(engine, *id, score.as_ref());
+                    logprobs.push(&ScoredToken::of(engine, *id, score.as_ref()));
                 }
             }
             TokenEvent::Token(token) => {
@@ -62,7 +63,7 @@ impl Continues for TokenEvent {
                 // The token that ends the text is not part of it.
                 let ends = token.text.is_empty() && engine.info().eos.contains(&token.id);
                 if let Some(logprobs) = choice.logprobs.as_mut().filter(|_| !ends) {
-                    logprobs.push(engine, token.id, token.logprob.as_ref());
+                    logprobs.push(&ScoredToken::of(engine, token.id, token.logprob.as_ref()));
                 }
             }
             TokenEvent::Finished(finished) => {

@@ -4,6 +4,7 @@
 
 use crate::ApiError;
 use axum::http::StatusCode;
+use skep_runtime::excerpt;
 
 /// Beginnings of the paths of OpenAI's other routes, after `/v1/`.
 const OTHERS: [&str; 22] = [
@@ -39,7 +40,7 @@ pub(super) fn refusal(path: &str) -> Option<ApiError> {
         after.is_some_and(|after| after.is_empty() || other.ends_with('/') || after.starts_with('/'))
     };
     OTHERS.into_iter().find(|other| is_other(other))?;
-    let shown: String = path.chars().take(80).collect();
+    let shown = excerpt(path);
     let message = format!(
         "Skep does not implement {shown}, which is a route of OpenAI; it implements POST /v1/chat/completions, POST \
          /v1/completions, GET /v1/models, GET /v1/models/{{model}}, /v1/responses, /v1/files and /v1/batches; GET \

@@ -132,7 +132,7 @@ async fn a_batch_with_an_invalid_request_is_refused_and_the_field_is_named() {
             5006,
             json!("requests[0].external_reference"),
         ),
-        (QUEUE, json!({"requests": [{"messages": [], "n": 2}]}), 400, 5006, json!("requests[0].n")),
+        (QUEUE, json!({"requests": [{"messages": [], "n": 17}]}), 400, 5006, json!("requests[0].n")),
         (QUEUE, large, 413, 3006, Value::Null),
         ("/ai/run/tiny", json!({"requests": [prompt("a", json!({}))]}), 400, 5006, json!("requests")),
         ("/ai/run/tiny", json!({"request_id": "none"}), 404, 404, Value::Null),

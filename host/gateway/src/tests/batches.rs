@@ -4,6 +4,7 @@ use super::{
     access::{guarded, key},
     fixture::{Answer, Server},
 };
+use crate::GatewayOptions;
 use axum::{
     body::Body,
     http::{Method, Request},
@@ -16,7 +17,7 @@ const FORM: &str = "multipart/form-data; boundary=cut";
 const CHAT: &str = "/v1/chat/completions";
 
 /// A caller of a server.
-struct Client<'a> {
+pub(super) struct Client<'a> {
     server: &'a Server,
     key: Option<String>,
 }
@@ -30,19 +31,19 @@ impl Client<'_> {
         self.server.send(request.body(body.into()).unwrap()).await
     }
 
-    async fn get(&self, path: &str) -> Answer {
+    pub(super) async fn get(&self, path: &str) -> Answer {
         self.send(Method::GET, path, "application/json", "").await
     }
 
-    async fn delete(&self, path: &str) -> Answer {
+    pub(super) async fn delete(&self, path: &str) -> Answer {
         self.send(Method::DELETE, path, "application/json", "").await
     }
 
-    async fn post(&self, path: &str, body: Value) -> Answer {
+    pub(super) async fn post(&self, path: &str, body: Value) -> Answer {
         self.send(Method::POST, path, "application/json", body.to_string()).await
     }
 
-    async fn upload(&self, content: &str) -> String {
+    pub(super) async fn upload(&self, content: &str) -> String {
         let answer = self.form(&[("purpose", "batch")], Some(content)).await;
         assert_eq!(answer.status, 200, "{}", answer.text);
         answer.json()["id"].as_str().unwrap().to_owned()
@@ -69,7 +70,7 @@ impl Client<'_> {
     }
 
     /// Waits until a batch has ended.
-    async fn ended(&self, id: &Value) -> Value {
+    pub(super) async fn ended(&self, id: &Value) -> Value {
         let path = format!("/v1/batches/{}", id.as_str().unwrap());
         loop {
             let batch = self.get(&path).await.json();
@@ -81,7 +82,7 @@ impl Client<'_> {
     }
 
     /// Returns the lines of a file.
-    async fn lines(&self, id: &Value) -> Vec<Value> {
+    pub(super) async fn lines(&self, id: &Value) -> Vec<Value> {
         let content = self.get(&format!("/v1/files/{}/content", id.as_str().unwrap())).await;
         assert_eq!(
             (content.status.as_u16(), &content.headers["content-type"]),
@@ -91,7 +92,7 @@ impl Client<'_> {
     }
 }
 
-fn without_key(server: &Server) -> Client<'_> {
+pub(super) fn without_key(server: &Server) -> Client<'_> {
     Client { server, key: None }
 }
 
@@ -192,7 +193,7 @@ async fn a_file_with_errors_becomes_a_failed_batch_that_names_the_lines() {
             "input_file_id",
         ),
         (
-            json!({"input_file_id": input, "endpoint": "/v1/completions", "completion_window": "24h"}),
+            json!({"input_file_id": input, "endpoint": "/v1/embeddings", "completion_window": "24h"}),
             400,
             "endpoint",
         ),
@@ -204,7 +205,29 @@ async fn a_file_with_errors_becomes_a_failed_batch_that_names_the_lines() {
         (
             json!({"input_file_id": input, "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": 1}}),
             400,
+            "metadata.a",
+        ),
+        (
+            json!({"input_file_id": input, "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b".repeat(513)}}),
+            400,
             "metadata",
+        ),
+        (
+            json!({"input_file_id": input, "endpoint": CHAT, "completion_window": "24h", "output_expires_after": {}}),
+            400,
+            "output_expires_after",
+        ),
+        (
+            json!({"input_file_id": input, "endpoint": CHAT, "completion_window": "24h",
+                   "output_expires_after": {"anchor": "created_at", "seconds": 60}}),
+            400,
+            "output_expires_after.seconds",
+        ),
+        (
+            json!({"input_file_id": input, "endpoint": CHAT, "completion_window": "24h",
+                   "output_expires_after": {"anchor": "now", "seconds": 3600}}),
+            400,
+            "output_expires_after.anchor",
         ),
     ] {
         let answer = client.post("/v1/batches", body).await;
@@ -215,8 +238,8 @@ async fn a_file_with_errors_becomes_a_failed_batch_that_names_the_lines() {
             answer.text
         );
     }
-    let odd = json!({"input_file_id": input, "endpoint": CHAT, "completion_window": "24h", "output_expires_after": {}});
-    assert_eq!(client.post("/v1/batches", odd).await.headers["x-skep-ignored"], "output_expires_after");
+    let odd = json!({"input_file_id": input, "endpoint": CHAT, "completion_window": "24h", "priority": 1});
+    assert_eq!(client.post("/v1/batches", odd).await.headers["x-skep-ignored"], "priority");
 }
 
 #[tokio::test]
@@ -308,10 +331,23 @@ async fn uploads_are_checked() {
 }
 
 #[tokio::test]
+async fn a_form_that_does_not_arrive_is_given_up() {
+    let upload_timeout = Duration::from_millis(50);
+    let server = Server::with(GatewayOptions { upload_timeout, ..GatewayOptions::default() }).await;
+    let client = without_key(&server);
+    let begun = "--cut\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nba";
+    let first = futures::stream::iter([Ok::<_, std::io::Error>(begun)]);
+    let body = Body::from_stream(futures::StreamExt::chain(first, futures::stream::pending()));
+    let answer = client.send(Method::POST, "/v1/files", FORM, body).await;
+    assert_eq!((answer.status.as_u16(), &answer.error()["code"]), (408, &json!("body_timeout")));
+    assert_eq!(GatewayOptions::default().upload_timeout, Duration::from_secs(600));
+}
+
+#[tokio::test]
 async fn the_room_for_files_is_bounded() {
     let batch = BatchOptions { max_batches: 2, ..BatchOptions::default() };
     let runtime = RuntimeOptions { batch, ..RuntimeOptions::default() };
-    let server = Server::with_runtime(crate::GatewayOptions::default(), runtime).await;
+    let server = Server::with_runtime(GatewayOptions::default(), runtime).await;
     let client = without_key(&server);
     for _ in 0..2 {
         client.upload("x").await;

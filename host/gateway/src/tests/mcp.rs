@@ -12,7 +12,10 @@ use axum::{
 };
 use rmcp::{
     ClientHandler, RoleClient,
-    model::{CallToolRequestParams, ClientConfig, ProtocolVersion, ServerNotification, SubscriptionFilter},
+    model::{
+        CallToolRequestParams, ClientConfig, ProtocolVersion, ServerNotification, SubscribeRequestParams,
+        SubscriptionFilter, UnsubscribeRequestParams,
+    },
     service::{
         ClientLifecycleMode, ClientServiceExt, NotificationContext, RunningService, ServiceExt,
         SubscriptionEnd,
@@ -180,6 +183,27 @@ async fn the_revision_without_sessions_is_supported() {
     assert!(subscription.next().await.unwrap().is_none());
     assert!(matches!(subscription.end(), Some(SubscriptionEnd::Graceful(_))), "{:?}", subscription.end());
     running.serving.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_client_has_at_most_128_subscriptions() {
+    let running = Running::start(GatewayOptions::default()).await;
+    let (client, _) = running.client().await;
+    // The revisions with sessions have no other subscriptions.
+    #[expect(deprecated)]
+    let subscribe = async |number: usize| {
+        let uri = format!("skep://agents/echo/sessions/s{number}");
+        client.subscribe(SubscribeRequestParams::new(uri)).await
+    };
+    for number in 0..128 {
+        subscribe(number).await.unwrap();
+    }
+    let refused = subscribe(128).await.unwrap_err().to_string();
+    assert!(refused.contains("128 resources"), "{refused}");
+    subscribe(0).await.expect("subscribing again adds none");
+    #[expect(deprecated)]
+    client.unsubscribe(UnsubscribeRequestParams::new("skep://agents/echo/sessions/s7")).await.unwrap();
+    subscribe(128).await.expect("there is room again");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 mod access;
 mod ai_batches;
 mod anthropic;
+mod batch_endpoints;
 mod batches;
 mod bounds;
 mod chat;
@@ -22,6 +23,7 @@ mod model_requests;
 mod openapi;
 mod rates;
 mod request_logs;
+mod response_bounds;
 mod responses;
 mod sessions;
 mod status;

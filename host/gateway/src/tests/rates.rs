@@ -227,6 +227,10 @@ async fn only_invocations_are_refused_each_in_its_routes_shape() {
     let cancelled =
         host.ask(from, Method::DELETE, "/v1/agents/echo/sessions/s/turns/none", Value::Null).await;
     assert_eq!(cancelled.status, 404, "a caller over the limit may cancel");
+    for path in ["/v1/responses/resp_none/cancel", "/v1/batches/none/cancel"] {
+        let cancelled = host.ask(from, Method::POST, path, json!({})).await;
+        assert_eq!(cancelled.status, 404, "{path}: {}", cancelled.text);
+    }
     let metrics = host.server.get("/metrics").await.text;
     assert!(metrics.contains("skep_rate_limited_total{limit=\"tenant_requests\"}"), "{metrics}");
 }

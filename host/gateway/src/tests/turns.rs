@@ -9,7 +9,8 @@ use wit_parser::Resolve;
 
 const MESSAGES: &str = "/v1/agents/echo/sessions/s/messages";
 
-/// Returns an agent that replies with the message's text.
+/// Returns an agent that replies with the message's text. It traps at a text that begins with `!`, and computes until its
+/// limit at one that begins with `~`.
 pub(super) fn echo() -> Vec<u8> {
     let mut module = wat::parse_str(
         r#"(module
@@ -23,6 +24,7 @@ pub(super) fn echo() -> Vec<u8> {
             (func (export "skep:agent/handler@0.1.1#describe") (result i32) (i32.const 64))
             (func (export "skep:agent/handler@0.1.1#on-message") (param $message i32) (result i32)
                 (if (i32.eq (i32.load8_u (i32.load (local.get $message))) (i32.const 33)) (then unreachable))
+                (if (i32.eq (i32.load8_u (i32.load (local.get $message))) (i32.const 126)) (then (loop $on (br $on))))
                 (i64.store offset=4 (i32.const 128) (i64.load (local.get $message)))
                 (i32.const 128)))"#,
     )

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::{
     ApiError,
-    batch::request::{OPENAI, queued},
-    openai::{chat_response::whole_answer, fields::Fields, usage},
+    batch::{line::queued, request::OPENAI},
+    openai::{Envelope, chat_response::whole_answer, fields::Fields, usage},
 };
 use serde_json::{Value, json};
 use skep_api::{AiAnswer, AiBatchAnswer, AiBatchAnswers, BatchItems, QueuedBatch};
@@ -46,7 +46,7 @@ pub(crate) fn item(
         Schema::Native => NATIVE,
     };
     let request = queued(&body, is_for_agent, defaults)?;
-    Ok(BatchItem { request, form: form.to_owned(), reference })
+    Ok(BatchItem { request, form: form.to_owned(), reference, keep: None })
 }
 
 /// Returns the status of a batch that is not done.
@@ -98,7 +98,7 @@ pub(crate) fn responses(results: BatchResults) -> AiBatchAnswers {
 fn response(model: &str, item: BatchResult, usage: &mut Usage) -> AiBatchAnswer {
     let outcome = match item.outcome {
         BatchOutcome::Done(answer) => {
-            usage.add(&answer.usage);
+            usage.add(&answer.total_usage());
             result(model, &answer)
         }
         BatchOutcome::Failed { code, message } => {
@@ -122,7 +122,7 @@ fn response(model: &str, item: BatchResult, usage: &mut Usage) -> AiBatchAnswer 
 fn result(model: &str, answer: &BatchAnswer) -> Result<Value, ApiError> {
     let BatchAnswer { form, text, data, tool_calls, cut_off, usage, .. } = answer;
     if form == OPENAI {
-        return Ok(json!(whole_answer(model, answer)));
+        return Ok(json!(whole_answer(&Envelope::new("chatcmpl", model), answer)));
     }
     if *cut_off {
         return Err(EngineError::Truncated.into());

@@ -12,7 +12,7 @@ import { LogView } from '../parts/log-view.js';
 import { MessageFrame, StoredMessage, TokenBar, Value } from '../parts/message.js';
 import { Choice, save, SessionName, usePaged } from '../parts/paged.js';
 import { Transcript } from '../parts/transcript.js';
-import { cancelTurn, sentKey, TurnOutput, useTurnFeed } from '../parts/turn-feed.js';
+import { cancelTurn, sentKey, stateOf, TurnOutput, useTurnFeed } from '../parts/turn-feed.js';
 
 const TURNS = 100;
 
@@ -106,13 +106,13 @@ function Messages({ agent, session, path, caller, data, isNew, live, query }) {
 function LiveTurn({ agent, session, turn, caller, onEnd }) {
   const feed = useTurnFeed(agent, session, turn.id, { onEnd: ({ end }) => { if (end === 'done') onEnd(turn.id); } });
   const [stopping, stop] = useState(false);
-  const state = feed.end === 'error' ? 'failed' : feed.turn === null ? 'waiting' : 'running';
+  const state = feed.end === 'error' ? stateOf('failed', feed.error.code) : feed.turn === null ? 'waiting' : 'running';
   return html`<div class="live-turn" aria-live="polite" aria-busy=${feed.end ? 'false' : 'true'}>
     ${turn.text && html`<${MessageFrame} role="user"><p class="pre">${turn.text}</p>${turn.data !== undefined && html`<${JsonTree} value=${turn.data} label="Data" />`}<//>`}
     <${MessageFrame} role="assistant">
       <${TurnOutput} feed=${feed} caller=${caller} />
       ${!feed.parts.length && !feed.end && html`<p class="muted">${state === 'waiting' ? 'Waiting for its turn…' : 'Working…'}</p>`}
-      <${ErrorNote} error=${feed.error} title="The turn failed." />
+      ${state === 'failed' && html`<${ErrorNote} error=${feed.error} title="The turn failed." />`}
       ${feed.status.state === 'failed' && html`<${ErrorNote} error=${feed.status.error} />`}
       <div class="live-foot"><${StateBadge} state=${state} /><${Link} href=${paths.turn(agent, session, turn.id)}>Timeline<//>
         ${feed.status.state === 'waiting' && html`<span class="muted small">Reconnecting…</span>`}
@@ -140,7 +140,7 @@ function Entry({ row: { key, bytes: size, value, text } }) {
 
 const TURN_COLUMNS = [
   { key: 'turn', label: 'Turn', render: ({ turn, turn_id: id }) => (turn === null || turn === undefined ? html`<span class="muted">${String(id).slice(0, 8)}</span>` : number(turn)) },
-  { key: 'state', label: 'State', render: ({ state, code }) => html`<${StateBadge} state=${state} />${code && html` <code class="muted small optional">${code}</code>`}` },
+  { key: 'state', label: 'State', render: ({ state, code }) => html`<${StateBadge} state=${stateOf(state, code)} />${code && code !== 'cancelled' && html` <code class="muted small optional">${code}</code>`}` },
   { key: 'duration', label: 'Duration', align: 'right', render: ({ accepted_at_ms: from, ended_at_ms: to }) => (to ? duration(to - from) : html`<span class="muted">so far <${Time} ms=${from} relative /></span>`) },
   { key: 'accepted', label: 'Accepted', align: 'right', optional: true, render: ({ accepted_at_ms: ms }) => html`<${Time} ms=${ms} />` },
 ];

@@ -9,7 +9,7 @@ import { Button, Copy, Empty, ErrorNote, Figure, JsonTree, Note, Page, Section, 
 import { LogView } from '../parts/log-view.js';
 import { TokenBar } from '../parts/message.js';
 import { Live, SessionName } from '../parts/paged.js';
-import { cancelTurn, openApproval, TurnOutput, useTurnFeed } from '../parts/turn-feed.js';
+import { cancelTurn, openApproval, stateOf, TurnOutput, useTurnFeed } from '../parts/turn-feed.js';
 import { cachedShare, rowsOf, sums, Waterfall } from '../parts/waterfall.js';
 
 const POLL_MS = 500;
@@ -29,16 +29,17 @@ export default function TurnPage({ params: { agent, session, turn }, caller }) {
   const n = timeline.data?.turn ?? status.data?.turn ?? feed.turn;
   const approval = openApproval(feed);
   const failure = status.data?.error ?? feed.error;
+  const shown = stateOf(state, failure?.code);
   const gone = status.error?.status === 404 && timeline.error ? status.error : null;
 
   return html`<${Page} wide name=${`Turn ${n ?? ''} of ${session}`} trail=${[['Sessions', paths.sessions()], [agent, paths.agent(agent)], [session, `${paths.session(agent, session)}?tab=turns`]]}
-    title=${html`<span class="turn-title">${n ? `Turn ${number(n)}` : 'Turn'} ${state && html`<${StateBadge} state=${state} />`}</span>`}
+    title=${html`<span class="turn-title">${n ? `Turn ${number(n)}` : 'Turn'} ${state && html`<${StateBadge} state=${shown} />`}</span>`}
     about=${html`<span class="turn-id mono small">${turn}</span><${Copy} text=${turn} label="Copy the turn’s id" />`}
     actions=${html`${running && may(caller, 'invoke') && html`<${Button} small icon="stop" busy=${cancelling.busy} onClick=${() => cancel()}>Cancel<//>`}
       <${Button} small icon="sessions" href=${paths.session(agent, session)}>Open session<//>`}>
     <${ErrorNote} error=${cancelling.error} />
     ${gone ? html`<${ErrorNote} error=${gone} onRetry=${status.reload} />` : html`
-      ${failure && html`<${ErrorNote} error=${failure} title="The turn failed." />`}
+      ${failure && shown !== 'cancelled' && html`<${ErrorNote} error=${failure} title="The turn failed." />`}
       ${approval && html`<${Note} tone="warn" icon="lock">This turn waits for a person: see <a href="#output">the call below</a>.<//>`}
       <${Figures} timeline=${timeline.data} status=${status.data} feed=${feed} running=${running} />
       <${Section} title="Timeline" actions=${running && html`<${Live} status=${feed.status} />`}>

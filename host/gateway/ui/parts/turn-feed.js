@@ -96,5 +96,8 @@ function ApprovalPart({ part, isOver, caller }) {
 /** The name under which this browser keeps what it sent, until the turn is among the messages. */
 export const sentKey = (turn) => `sent-${turn}`;
 
+/** The state of a turn for people: one that somebody cancelled has not failed by itself. */
+export const stateOf = (state, code) => (state === 'failed' && code === 'cancelled' ? 'cancelled' : state);
+
 /** Asks the host to stop a turn. */
 export const cancelTurn = (agent, session, turn) => api.del(url`/v1/agents/${agent}/sessions/${session}/turns/${turn}`);

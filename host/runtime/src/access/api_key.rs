@@ -1,6 +1,6 @@
 //! API keys and their roles.
 
-use crate::{AgentName, RuntimeError, Tenant};
+use crate::{AgentName, RuntimeError, Tenant, text::excerpt};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
@@ -95,7 +95,7 @@ impl FromStr for Role {
             "admin" => Ok(Role::Admin),
             other => Err(RuntimeError::InvalidName {
                 kind: "role",
-                value: other.chars().take(80).collect(),
+                value: excerpt(other),
                 rule: "a role is read, invoke, admin or metrics",
             }),
         }

@@ -7,7 +7,7 @@ use super::{
     ApiKey, NewApiKey,
     known_keys::{KeyDigest, KnownKey, KnownKeys},
 };
-use crate::{AgentName, Clock, RuntimeError, Tenant, tenancy::Tenancy, text::did_you_mean};
+use crate::{AgentName, Clock, RuntimeError, Tenant, tenancy::Tenancy, text::did_you_mean, text::excerpt};
 use sha2::{Digest, Sha256};
 use skep_store::{ApiKeyRow, Store};
 use std::{num::NonZeroU32, sync::Arc};
@@ -100,7 +100,7 @@ impl KeyRing {
     /// same folder refuses it within a second.
     pub async fn revoke(&self, id: &str) -> Result<ApiKey, RuntimeError> {
         let row = self.store.revoke_api_key(id, self.clock.now_ms()).await?;
-        let row = row.ok_or_else(|| RuntimeError::KeyNotFound { id: id.chars().take(80).collect() })?;
+        let row = row.ok_or_else(|| RuntimeError::KeyNotFound { id: excerpt(id) })?;
         self.known.look_again().await;
         tracing::info!(key = id, "an API key was revoked");
         api_key(row)

@@ -44,6 +44,11 @@ impl AgentHost {
         self.inner.batches.patch_details(principal, id, patch).await
     }
 
+    /// Removes the requests and results of a batch that has ended. Its counts stay.
+    pub async fn empty_batch(&self, principal: &str, id: &str) -> Result<(), RuntimeError> {
+        self.inner.batches.empty(principal, id).await
+    }
+
     /// Returns the bounds of batches.
     pub fn batch_options(&self) -> &BatchOptions {
         self.inner.batches.options()

@@ -132,7 +132,7 @@ impl Expiry {
         let responses = store.forget_responses(self.before(now_ms, self.responses)).await?;
         let mut batches = 0;
         loop {
-            match store.forget_batches(self.before(now_ms, self.batch_sessions)).await? {
+            match store.forget_batches(self.before(now_ms, self.batch_sessions), now_ms).await? {
                 0 => break,
                 some => batches += some,
             }

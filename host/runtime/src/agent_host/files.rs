@@ -1,7 +1,7 @@
 //! Files of clients, such as the requests of a batch. They have the same room as all batches, besides it.
 
 use super::AgentHost;
-use crate::{BatchOptions, RuntimeError, batch::Context, tenancy::TENANT_SHARE};
+use crate::{BatchOptions, RuntimeError, batch::Context, tenancy::TENANT_SHARE, text::excerpt};
 use skep_store::{BatchRoom, FileRow, NewFile, Queued};
 use std::{sync::Arc, time::Duration};
 
@@ -96,7 +96,7 @@ impl AgentHost {
 }
 
 fn not_found(id: &str) -> RuntimeError {
-    RuntimeError::FileNotFound { id: id.chars().take(80).collect() }
+    RuntimeError::FileNotFound { id: excerpt(id) }
 }
 
 impl From<FileRow> for ClientFile {

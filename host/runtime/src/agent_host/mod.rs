@@ -35,8 +35,7 @@ pub use secrets::SecretReader;
 
 use crate::{
     AgentDetail, AgentSummary, BudgetUsedUp, Compute, FailedAgent, KeyRing, LogFilter, LogFollower, LogLine,
-    RequestLog, ResponseOptions, RouteMatch, RuntimeError, RuntimeOptions, SessionChange, TenantBudget,
-    ToolDefinition,
+    RequestLog, RouteMatch, RuntimeError, RuntimeOptions, SessionChange, TenantBudget, ToolDefinition,
     admission::Admission,
     agent_log::{AgentLog, log_line},
     approvals::ApprovalDesk,
@@ -84,7 +83,6 @@ struct Inner {
     dispatch: Arc<Dispatch>,
     webhooks: Arc<Webhooks>,
     batches: BatchQueue,
-    responses: ResponseOptions,
     keys: KeyRing,
     max_agents: usize,
     disk_warning_bytes: u64,
@@ -153,6 +151,7 @@ impl AgentHost {
             deployments: deployments.clone(),
             requests: requests.clone(),
             live: LiveAnswers::default(),
+            responses: options.responses.clone(),
         };
         let batches = BatchQueue::new(options.batch.clone(), batches);
         let courier = courier::Context {
@@ -212,7 +211,6 @@ impl AgentHost {
             dispatch,
             webhooks,
             batches,
-            responses: options.responses.clone(),
             keys,
             max_agents: options.max_agents,
             disk_warning_bytes: options.disk_warning_bytes,

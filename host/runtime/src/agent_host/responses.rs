@@ -1,13 +1,13 @@
-//! Stored responses; see `response`.
+//! Stored responses; see `batch::response`.
 
 use super::AgentHost;
 use crate::{
     BatchAnswer, BatchPhase, LiveAnswer, NewBatch, NewResponse, RuntimeError, StoredResponse,
+    batch::response::{self, MAX_CHAIN, ResponseEnd, ResponsePhase},
     dispatch::Dispatch,
-    response::{self, MAX_CHAIN, ResponseEnd, ResponsePhase},
-    tenancy::TENANT_SHARE,
+    text::excerpt,
 };
-use skep_store::{ResponseRoom, ResponseRow, ResponseState, ResponseTurn};
+use skep_store::{ResponseRow, ResponseState, ResponseTurn};
 use std::sync::{Arc, PoisonError, Weak};
 use tokio::task::JoinSet;
 
@@ -21,26 +21,9 @@ impl AgentHost {
         new: NewResponse,
         answer: Option<&BatchAnswer>,
     ) -> Result<(), RuntimeError> {
-        let NewResponse { id, principal, previous, thread, turn, request } = new;
-        let followed = turn.clone().filter(|_| answer.is_none());
-        let host = self.host();
-        let several = self.inner.keys.tenancy().has_several();
-        let most = self.inner.responses.max_stored_bytes;
-        let room = ResponseRoom { bytes: most, share: several.then_some(TENANT_SHARE as u64) };
-        let (at_ms, answer) = (host.clock.now_ms(), answer.map(response::encode));
-        let row = skep_store::NewResponse {
-            id: id.clone(),
-            principal,
-            previous,
-            thread,
-            turn,
-            at_ms,
-            request,
-            answer,
-        };
-        if !host.store.put_response(row, room).await? {
-            return Err(RuntimeError::ResponsesFull { most });
-        }
+        let id = new.id.clone();
+        let followed = new.turn.clone().filter(|_| answer.is_none());
+        response::put(self.inner.batches.context(), new, answer).await?;
         if let Some(turn) = followed {
             let follow = follow(self.inner.dispatch.clone(), id, turn);
             let mut following = self.inner.following.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,7 +50,7 @@ impl AgentHost {
     /// Returns a response of this tenant.
     pub async fn response(&self, principal: &str, id: &str) -> Result<StoredResponse, RuntimeError> {
         let row = self.host().store.response(principal, id).await?;
-        let row = row.ok_or_else(|| RuntimeError::ResponseNotFound { id: shown(id) })?;
+        let row = row.ok_or_else(|| RuntimeError::ResponseNotFound { id: excerpt(id) })?;
         self.stored(principal, row).await
     }
 
@@ -91,7 +74,7 @@ impl AgentHost {
             Some(first) => first.previous.as_deref(),
         };
         if let Some(gone) = gone {
-            return Err(RuntimeError::ResponseNotFound { id: shown(gone) });
+            return Err(RuntimeError::ResponseNotFound { id: excerpt(gone) });
         }
         let mut chain = Vec::with_capacity(rows.len());
         for row in rows {
@@ -105,7 +88,7 @@ impl AgentHost {
         self.cancel_response(principal, id).await?;
         match self.host().store.delete_response(principal, id).await? {
             true => Ok(()),
-            false => Err(RuntimeError::ResponseNotFound { id: shown(id) }),
+            false => Err(RuntimeError::ResponseNotFound { id: excerpt(id) }),
         }
     }
 
@@ -181,9 +164,4 @@ async fn follow(dispatch: Arc<Dispatch>, id: String, turn: ResponseTurn) {
     let host = &dispatch.host;
     let write = || host.store.end_response(&id, state.clone(), host.clock.now_ms());
     host.shutdown.stored("the end of a response", write).await;
-}
-
-/// Returns an id as errors show it.
-fn shown(id: &str) -> String {
-    id.chars().take(80).collect()
 }

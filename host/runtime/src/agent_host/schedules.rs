@@ -1,7 +1,7 @@
 //! Schedules as the operator sees them.
 
 use super::AgentHost;
-use crate::{RuntimeError, ScheduleSummary};
+use crate::{RuntimeError, ScheduleSummary, text::excerpt};
 
 const MAX_LISTED: u32 = 10_000;
 
@@ -42,5 +42,5 @@ impl AgentHost {
 }
 
 fn not_found(agent: &str, id: &str) -> RuntimeError {
-    RuntimeError::ScheduleNotFound { agent: agent.to_owned(), id: id.chars().take(80).collect() }
+    RuntimeError::ScheduleNotFound { agent: agent.to_owned(), id: excerpt(id) }
 }

@@ -12,6 +12,7 @@ use crate::{
     name::{SessionKey, plain_session, tenant_of},
     portable::MAX_PORTABLE_BYTES,
     session::{Command, Responder},
+    text::excerpt,
 };
 use skep_engine::{Cancel, Usage, chat::ChatMessage};
 use skep_store::{ConversationOutline, ConversationRow, Existing, Fork, SessionRow};
@@ -83,7 +84,7 @@ impl AgentHost {
             let known = store.conversation_names(agent, session).await?;
             let known = known.ok_or_else(|| session_not_found(agent, session))?;
             let (agent, session) = (agent.to_owned(), session.to_owned());
-            let name = conversation.chars().take(80).collect();
+            let name = excerpt(conversation);
             return Err(RuntimeError::ConversationNotFound { agent, session, name, known });
         };
         let stored = self.read_conversation(session, row).await?;

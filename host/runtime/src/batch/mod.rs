@@ -15,12 +15,16 @@
 //! [`AgentHost::batch_results`]: crate::AgentHost::batch_results
 
 mod announcement;
+mod answer;
+mod choices;
 mod live;
 mod puller;
 mod queue;
+pub(crate) mod response;
 mod stored;
 mod work;
 
+pub use answer::{BatchAnswer, ScoredToken};
 pub(crate) use live::LiveAnswers;
 pub use live::{LiveAnswer, Said};
 pub(crate) use queue::{BatchQueue, RESPONSE_PREFIX};
@@ -28,13 +32,13 @@ pub use skep_store::ItemCounts;
 pub(crate) use work::batch_session_pattern;
 
 use crate::{
-    Clock, Compute, Json, Outcome, RequestLog, deployment::Deployments, event::Outbox, shutdown::Shutdown,
-    tenancy::Tenancy, token_budget::TokenBudgets,
+    Clock, Compute, Json, NewResponse, RequestLog, ResponseOptions, deployment::Deployments, event::Outbox,
+    shutdown::Shutdown, tenancy::Tenancy, token_budget::TokenBudgets,
 };
 use serde::{Deserialize, Serialize};
 use skep_engine::{
-    ModelSet, Usage,
-    chat::{ChatFinish, ChatMessage, ChatOptions, ChatOutcome, ToolCall},
+    ModelSet,
+    chat::{ChatMessage, ChatOptions},
 };
 use skep_store::Store;
 use std::{sync::Arc, time::Duration};
@@ -52,6 +56,7 @@ pub(crate) struct Context {
     pub(crate) deployments: Arc<Deployments>,
     pub(crate) requests: RequestLog,
     pub(crate) live: LiveAnswers,
+    pub(crate) responses: ResponseOptions,
 }
 
 /// Prefix of a model name that refers to an agent.
@@ -76,6 +81,12 @@ pub struct BatchTerms {
     pub details: Option<String>,
     /// Maximum time from now to the end of the batch. Items that have not finished by then are cancelled.
     pub window: Option<Duration>,
+    /// Time for which the batch is kept after its end, at most [`BatchOptions::file_retention`]; without it,
+    /// [`BatchOptions::retention`] applies.
+    ///
+    /// [`BatchOptions::file_retention`]: crate::BatchOptions::file_retention
+    /// [`BatchOptions::retention`]: crate::BatchOptions::retention
+    pub keep: Option<Duration>,
 }
 
 #[derive(Clone, Debug)]
@@ -84,6 +95,8 @@ pub struct BatchItem {
     /// The response format requested by the client. It is stored with the answer and not
     /// interpreted here.
     pub form: String,
+    /// The response to store with the answer. Its turn is set when there is one.
+    pub keep: Option<NewResponse>,
     /// The client's name for the item.
     pub reference: Option<String>,
 }
@@ -93,17 +106,53 @@ pub enum BatchRequest {
     Chat {
         messages: Vec<ChatMessage>,
         options: Box<ChatOptions>,
+        /// Number of answers. Requests stored by earlier versions lack it.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        choices: u32,
+    },
+    /// Texts to be continued without a template.
+    Texts {
+        prompts: Vec<BatchPrompt>,
+        /// The form of the texts is `output`.
+        options: Box<ChatOptions>,
+        /// Number of continuations of each prompt.
+        choices: u32,
+        /// Whether each answer begins with its prompt.
+        echo: bool,
     },
     /// A message to an agent, in a new session.
-    Turn {
-        text: String,
-        data: Option<Json>,
-    },
+    Turn { text: String, data: Option<Json> },
     /// Panics until the item has failed this many times, to simulate a bug in the host.
     #[cfg(test)]
-    Panics {
-        times: u32,
-    },
+    Panics { times: u32 },
+}
+
+/// A text to be continued.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum BatchPrompt {
+    Text(String),
+    /// Tokens of a model of this process.
+    Ids(Vec<u32>),
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(number: &u32) -> bool {
+    *number == 1
+}
+
+impl BatchRequest {
+    /// Returns the session that the client has named.
+    fn session(&self) -> Option<&str> {
+        match self {
+            BatchRequest::Chat { options, .. } | BatchRequest::Texts { options, .. } => {
+                options.affinity.session.as_deref()
+            }
+            _ => None,
+        }
+    }
 }
 
 /// The state of a batch.
@@ -115,6 +164,8 @@ pub struct BatchStatus {
     pub started_at_ms: Option<u64>,
     /// Time at which the unfinished items are cancelled.
     pub expires_at_ms: Option<u64>,
+    /// Time at which the batch is deleted, once it has ended.
+    pub kept_until_ms: Option<u64>,
     pub phase: BatchPhase,
     /// Whether the batch is cancelled, although items may still be running.
     pub cancelled: bool,
@@ -161,52 +212,4 @@ pub enum BatchOutcome {
         message: String,
     },
     Cancelled,
-}
-
-/// The answer to an item.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BatchAnswer {
-    /// The response format from the request.
-    pub form: String,
-    pub text: String,
-    /// The model's reasoning. Answers stored by earlier versions lack it.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub reasoning: String,
-    /// The answer's text exactly as a local model generated it.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub raw: String,
-    /// Data of an agent's reply.
-    pub data: Option<Json>,
-    pub tool_calls: Vec<ToolCall>,
-    pub finish: ChatFinish,
-    /// Whether output that must be complete was cut off.
-    pub cut_off: bool,
-    #[serde(with = "crate::invocation::StoredUsage")]
-    pub usage: Usage,
-}
-
-impl BatchAnswer {
-    /// Returns a model's answer.
-    pub fn of_chat(form: String, outcome: &ChatOutcome) -> Self {
-        let ChatOutcome { text, reasoning, raw, tool_calls, finish, cut_off, usage, .. } = outcome;
-        BatchAnswer {
-            form,
-            text: text.clone(),
-            reasoning: reasoning.clone(),
-            raw: raw.clone(),
-            data: None,
-            tool_calls: tool_calls.clone(),
-            finish: *finish,
-            cut_off: *cut_off,
-            usage: *usage,
-        }
-    }
-
-    /// Returns an agent's answer.
-    pub fn of_turn(form: String, outcome: Outcome) -> Self {
-        let Outcome { text, data, usage, .. } = outcome;
-        let (tool_calls, finish) = (Vec::new(), ChatFinish::Stop);
-        let (reasoning, raw) = Default::default();
-        BatchAnswer { form, text, reasoning, raw, data, tool_calls, finish, cut_off: false, usage }
-    }
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     AgentName, BatchOptions, RuntimeError, batch::Context, dispatch::Dispatch, session::StoredFailure,
-    tenancy::TENANT_SHARE,
+    tenancy::TENANT_SHARE, text::excerpt,
 };
 use skep_store::{BatchRoom, BatchRow, ItemCounts, ItemKey, Queued};
 use std::{
@@ -16,6 +16,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 use tokio::{
     sync::{Notify, oneshot},
@@ -106,11 +107,13 @@ impl BatchQueue {
         let context = &self.shared.context;
         context.shutdown.admit()?;
         self.check(&batch)?;
-        let NewBatch { principal, key, model, items, terms: BatchTerms { details, window } } = batch;
+        let NewBatch { principal, key, model, items, terms } = batch;
+        let BatchTerms { details, window, keep } = terms;
+        let keep = keep.map(|keep| keep.min(self.shared.options.file_retention));
         let now_ms = context.clock.now_ms();
-        let expires_at_ms = window
-            .map(|window| now_ms.saturating_add(u64::try_from(window.as_millis()).unwrap_or(u64::MAX >> 1)));
-        let terms = skep_store::BatchTerms { details, expires_at_ms };
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX >> 1);
+        let expires_at_ms = window.map(|window| now_ms.saturating_add(ms(window)));
+        let terms = skep_store::BatchTerms { details, expires_at_ms, keep_ms: keep.map(ms) };
         let row = skep_store::NewBatch {
             terms: terms.clone(),
             id,
@@ -134,8 +137,10 @@ impl BatchQueue {
             Queued::Full => {
                 let message = format!(
                     "the queue has no room for this batch (it keeps {max_batches} batches and \
-                     {max_stored_bytes} bytes, and results for {} h; a part is reserved for other tenants)",
-                    self.shared.options.retention.as_secs() / 3600
+                     {max_stored_bytes} bytes, and results for {} h, or {} h as files; a part is reserved for other \
+                     tenants); delete result files that are no longer needed",
+                    self.shared.options.retention.as_secs() / 3600,
+                    self.shared.options.file_retention.as_secs() / 3600
                 );
                 return Err(RuntimeError::QueueFull { message, retry_after_ms: RETRY_AFTER_MS });
             }
@@ -154,6 +159,7 @@ impl BatchQueue {
             created_at_ms: at_ms,
             started_at_ms: None,
             expires_at_ms,
+            kept_until_ms: None,
             phase,
             cancelled: false,
             expired: false,
@@ -171,7 +177,7 @@ impl BatchQueue {
     }
 
     pub(crate) async fn status(&self, principal: &str, id: &str) -> Result<BatchStatus, RuntimeError> {
-        Ok(stored::status(&self.row(principal, id).await?))
+        Ok(self.shared.status(&self.row(principal, id).await?))
     }
 
     /// Returns the results of a batch that has ended, or `None` if it has not.
@@ -200,9 +206,8 @@ impl BatchQueue {
         limit: u32,
     ) -> Result<Vec<BatchStatus>, RuntimeError> {
         let rows = self.shared.context.store.detailed_batches(principal, before, limit).await?;
-        let oldest_ms = self.shared.oldest_ms();
-        let kept = rows.iter().filter(|row| row.ended_at_ms.is_none_or(|at_ms| at_ms >= oldest_ms));
-        Ok(kept.map(stored::status).collect())
+        let kept = rows.iter().filter(|row| self.shared.is_kept(row));
+        Ok(kept.map(|row| self.shared.status(row)).collect())
     }
 
     /// Changes members of the details of a batch, as an RFC 7396 merge patch.
@@ -214,6 +219,12 @@ impl BatchQueue {
     ) -> Result<(), RuntimeError> {
         let row = self.row(principal, id).await?;
         Ok(self.shared.context.store.patch_batch_details(&row.id, patch).await?)
+    }
+
+    /// Removes the requests and results of a batch that has ended.
+    pub(crate) async fn empty(&self, principal: &str, id: &str) -> Result<(), RuntimeError> {
+        let row = self.row(principal, id).await?;
+        Ok(self.shared.context.store.empty_batch(&row.id).await?)
     }
 
     /// Makes the puller look for work that nobody announced.
@@ -261,10 +272,9 @@ impl BatchQueue {
     /// Returns a batch of this principal that is still kept.
     async fn row(&self, principal: &str, id: &str) -> Result<BatchRow, RuntimeError> {
         let row = self.shared.context.store.batch(id).await?;
-        let is_kept = |row: &BatchRow| row.ended_at_ms.is_none_or(|at_ms| at_ms >= self.shared.oldest_ms());
-        row.filter(|row| row.principal == principal && is_kept(row)).ok_or_else(|| {
+        row.filter(|row| row.principal == principal && self.shared.is_kept(row)).ok_or_else(|| {
             RuntimeError::BatchNotFound {
-                id: id.chars().take(80).collect(),
+                id: excerpt(id),
                 hours: self.shared.options.retention.as_secs() / 3600,
             }
         })
@@ -272,6 +282,28 @@ impl BatchQueue {
 }
 
 impl QueueShared {
+    /// Returns the time at which a batch that has ended is deleted.
+    fn kept_until_ms(&self, row: &BatchRow) -> Option<u64> {
+        let retention = || u64::try_from(self.options.retention.as_millis()).unwrap_or(u64::MAX);
+        let ended_at_ms = row.ended_at_ms?;
+        Some(match row.terms.keep_ms {
+            Some(keep_ms) => ended_at_ms.saturating_add(keep_ms),
+            None => self.context.clock.elapsed_after(ended_at_ms, retention()),
+        })
+    }
+
+    fn is_kept(&self, row: &BatchRow) -> bool {
+        match (row.ended_at_ms, row.terms.keep_ms) {
+            (None, _) => true,
+            (Some(at_ms), None) => at_ms >= self.oldest_ms(),
+            (Some(at_ms), Some(keep_ms)) => at_ms.saturating_add(keep_ms) >= self.context.clock.now_ms(),
+        }
+    }
+
+    fn status(&self, row: &BatchRow) -> BatchStatus {
+        stored::status(row, self.kept_until_ms(row))
+    }
+
     /// Returns the time before which ended batches are deleted.
     fn oldest_ms(&self) -> u64 {
         let retention_ms = u64::try_from(self.options.retention.as_millis()).unwrap_or(u64::MAX);
@@ -279,7 +311,8 @@ impl QueueShared {
     }
 
     async fn forget(&self) -> Result<(), RuntimeError> {
-        self.context.store.forget_batches(self.oldest_ms()).await?;
+        let now_ms = self.context.clock.now_ms();
+        self.context.store.forget_batches(self.oldest_ms(), now_ms).await?;
         Ok(())
     }
 

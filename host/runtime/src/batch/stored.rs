@@ -1,7 +1,7 @@
 //! Conversion of batches to and from their stored form.
 
 use super::{BatchAnswer, BatchItem, BatchOutcome, BatchPhase, BatchRequest, BatchResult, BatchStatus};
-use crate::{RuntimeError, error::known_code, session::StoredFailure};
+use crate::{NewResponse, RuntimeError, error::known_code, session::StoredFailure};
 use serde::{Deserialize, Serialize};
 use skep_store::{BatchRow, ItemRow, ItemState, NewItem};
 
@@ -13,6 +13,12 @@ pub(super) struct StoredRequest {
     /// Id of the API key that sent the request. Items stored before usage was counted by key lack the field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) key: Option<String>,
+    /// The session by whose last answer the cached prefix is found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) session: Option<String>,
+    /// The response to store with the answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) keep: Option<NewResponse>,
 }
 
 impl StoredRequest {
@@ -22,10 +28,11 @@ impl StoredRequest {
 }
 
 pub(super) fn new_item(item: BatchItem, key: Option<&str>) -> NewItem {
-    let BatchItem { request, form, reference } = item;
+    let BatchItem { request, form, reference, keep } = item;
     let key = key.map(str::to_owned);
-    let request =
-        serde_json::to_vec(&StoredRequest { form, request, key }).expect("plain data always serializes");
+    let session = request.session().map(str::to_owned);
+    let request = StoredRequest { form, request, key, session, keep };
+    let request = serde_json::to_vec(&request).expect("plain data always serializes");
     NewItem { request, reference }
 }
 
@@ -33,13 +40,14 @@ pub(super) fn encode_answer(answer: &BatchAnswer) -> Vec<u8> {
     serde_json::to_vec(answer).expect("plain data always serializes")
 }
 
-pub(super) fn status(row: &BatchRow) -> BatchStatus {
+pub(super) fn status(row: &BatchRow, kept_until_ms: Option<u64>) -> BatchStatus {
     BatchStatus {
         id: row.id.clone(),
         model: row.model.clone(),
         created_at_ms: row.created_at_ms,
         started_at_ms: row.started_at_ms,
         expires_at_ms: row.terms.expires_at_ms,
+        kept_until_ms,
         cancelled: row.cancelled,
         expired: row.expired,
         details: row.terms.details.clone(),
@@ -55,6 +63,8 @@ pub(super) fn status(row: &BatchRow) -> BatchStatus {
 /// Decodes the result of an item of an ended batch.
 pub(super) fn result(row: ItemRow) -> Result<BatchResult, RuntimeError> {
     let outcome = match row.state {
+        // The results were deleted.
+        ItemState::Done(body) | ItemState::Failed(body) if body.is_empty() => BatchOutcome::Cancelled,
         ItemState::Done(body) => {
             let answer = serde_json::from_slice(&body).map_err(|error| unreadable("answer", &error))?;
             BatchOutcome::Done(Box::new(answer))

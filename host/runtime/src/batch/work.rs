@@ -1,14 +1,14 @@
 //! Runs an item, and decides what its failure means.
 
-use super::{AGENT_MODEL, BatchAnswer, BatchRequest, queue::is_response, stored::StoredRequest};
+use super::{
+    AGENT_MODEL, BatchAnswer, BatchRequest, choices::Choices, queue::is_response, response,
+    stored::StoredRequest,
+};
 use crate::{
-    Invocation, Origin, RequestOrigin, RuntimeError, Surface, TenantBudget, WorstCase, batch::Context,
-    dispatch::Dispatch, invocation::OWN_KEY, name::session_in,
+    Invocation, NewResponse, Origin, RequestOrigin, ResponseTurn, RuntimeError, Surface, TenantBudget,
+    batch::Context, dispatch::Dispatch, invocation::OWN_KEY, name::session_in,
 };
-use skep_engine::{
-    Affinity, Cancel, EngineError, Priority,
-    chat::{ChatEvent, ChatOptions},
-};
+use skep_engine::{Affinity, EngineError, Priority, chat::ChatOptions};
 use skep_store::TakenItem;
 use std::{
     sync::Arc,
@@ -43,51 +43,84 @@ pub(super) async fn run(
     item: &TakenItem,
     begun: oneshot::Sender<()>,
 ) -> Result<BatchAnswer, RuntimeError> {
-    let StoredRequest { form, request, key } = StoredRequest::decode(&item.request)?;
-    match request {
-        BatchRequest::Chat { messages, options } => {
-            // Items of other models do not wait for a load.
-            let begun = context.models.get(Some(&item.model)).is_ok().then_some(begun);
-            let model = context.models.ready(Some(&item.model)).await?;
-            let worst = WorstCase::of_chat(&messages, &options, model.sequence_limit());
-            let budget =
-                TenantBudget::open(&context.tokens, &context.store, &item.principal, key.as_deref())?;
-            let tokens = budget.meter(model.name(), worst)?;
-            let surface = if is_response(&item.batch) { Surface::Responses } else { Surface::Batch };
-            let origin = RequestOrigin::of_client(&item.principal, key.as_deref(), surface);
-            let origin = origin.asking(Some(&item.model));
-            let options = ChatOptions {
-                priority: Priority::Background,
-                affinity: Affinity { tenant: item.principal.clone(), ..Affinity::default() },
-                deadline: Instant::now().checked_add(DEADLINE),
-                observer: context.requests.observer(origin),
-                ..*options
-            };
-            // Rendering and encoding a long prompt takes long.
-            let begin = move |cancel: &Cancel| {
-                model.chat(&messages, ChatOptions { cancel: cancel.clone(), ..options })
-            };
-            let chat = context.compute.run(&item.principal, begin).await?;
-            let _ = begun.map(|begun| begun.send(()));
-            let live = is_response(&item.batch).then(|| context.live.of(&item.batch));
-            live.iter().for_each(|live| live.begin());
-            let note = |event: &ChatEvent| live.iter().for_each(|live| live.note(event));
-            Ok(BatchAnswer::of_chat(form, &tokens.follow(chat, note).await?))
+    let StoredRequest { form, request, key, session, keep } = StoredRequest::decode(&item.request)?;
+    // An earlier process may have stopped between the two writes that end the item.
+    if let Some(keep) = &keep
+        && let Some(row) = context.store.response(&item.principal, &keep.id).await?
+        && let Some(answer) = response::answer(&row)?
+    {
+        return Ok(answer);
+    }
+    let (answer, turn) = match request {
+        BatchRequest::Chat { messages, options, choices } => {
+            let chats = begin(context, item, key.as_deref(), begun).await?;
+            let options = of_item(context, item, key.as_deref(), session, *options);
+            (chats.chat(form, messages, options, choices).await?, None)
+        }
+        BatchRequest::Texts { prompts, options, choices, echo } => {
+            let texts = begin(context, item, key.as_deref(), begun).await?;
+            let options = of_item(context, item, key.as_deref(), session, *options);
+            (texts.texts(form, prompts, options, (choices, echo)).await?, None)
         }
         BatchRequest::Turn { text, data } => {
             let invocation = Invocation { text, data, key, ..invocation(item) };
+            let (agent, session) = (invocation.agent.clone(), invocation.session.clone());
             // A turn with this key that an earlier process started is found again, not started
             // twice.
             let run = dispatch.invoke_as_host(invocation).await?;
             let _ = begun.send(());
-            Ok(BatchAnswer::of_turn(form, run.outcome().await?))
+            let turn = ResponseTurn { agent, session, turn: run.turn_id().to_owned() };
+            (BatchAnswer::of_turn(form, run.outcome().await?), Some(turn))
         }
         #[cfg(test)]
         BatchRequest::Panics { times } => {
             use skep_engine::chat::{ChatFinish, ChatOutcome};
             assert!(item.failures >= times, "simulated host fault");
-            Ok(BatchAnswer::of_chat(form, &ChatOutcome::remote("at last".to_owned(), ChatFinish::Stop)))
+            (BatchAnswer::of_chat(form, &ChatOutcome::remote("at last".to_owned(), ChatFinish::Stop)), None)
         }
+    };
+    if let Some(keep) = keep {
+        let new = NewResponse { turn, ..keep };
+        response::put(context, new, Some(&answer)).await?;
+    }
+    Ok(answer)
+}
+
+/// Returns what the choices of an item share, once its model is ready.
+async fn begin<'a>(
+    context: &'a Context,
+    item: &'a TakenItem,
+    key: Option<&str>,
+    begun: oneshot::Sender<()>,
+) -> Result<Choices<'a>, RuntimeError> {
+    // Items of other models do not wait for a load.
+    let begun = context.models.get(Some(&item.model)).is_ok().then_some(begun);
+    Ok(Choices {
+        compute: &context.compute,
+        principal: &item.principal,
+        model: context.models.ready(Some(&item.model)).await?,
+        budget: TenantBudget::open(&context.tokens, &context.store, &item.principal, key)?,
+        live: is_response(&item.batch).then(|| context.live.of(&item.batch)),
+        begun,
+    })
+}
+
+/// Returns the options of an item with those of its place in the host.
+fn of_item(
+    context: &Context,
+    item: &TakenItem,
+    key: Option<&str>,
+    session: Option<String>,
+    options: ChatOptions,
+) -> ChatOptions {
+    let surface = if is_response(&item.batch) { Surface::Responses } else { Surface::Batch };
+    let origin = RequestOrigin::of_client(&item.principal, key, surface);
+    ChatOptions {
+        priority: Priority::Background,
+        affinity: Affinity { tenant: item.principal.clone(), session, ..Affinity::default() },
+        deadline: Instant::now().checked_add(DEADLINE),
+        observer: context.requests.observer(origin.asking(Some(&item.model))),
+        ..options
     }
 }
 

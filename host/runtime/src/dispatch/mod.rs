@@ -17,6 +17,7 @@ use crate::{
         Accepted, Command, Input, Message, Sessions, Settlement, StoredFailure, StoredState, TurnHost,
         TurnRequest, decode_outcome,
     },
+    text::excerpt,
 };
 use skep_store::{Acceptance, ListedTurn, NewTurn, TurnRow, TurnState};
 use std::sync::{Arc, Weak};
@@ -336,8 +337,8 @@ impl Dispatch {
         };
         row.ok_or_else(|| RuntimeError::TurnNotFound {
             agent: agent.to_owned(),
-            session: plain_session(session).chars().take(80).collect(),
-            turn: turn.chars().take(80).collect(),
+            session: excerpt(plain_session(session)),
+            turn: excerpt(turn),
         })
     }
 }

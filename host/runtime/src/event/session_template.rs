@@ -2,6 +2,7 @@
 //! event.
 
 use crate::SessionId;
+use crate::text::excerpt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
@@ -28,7 +29,7 @@ enum Piece {
 impl SessionTemplate {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let wrong = |why: &str| {
-            let shown: String = text.chars().take(80).collect();
+            let shown = excerpt(text);
             format!("session {shown:?} {why}; write an id, {{data.FIELD}}, {{id}} or {{topic}}")
         };
         if text.len() > MAX_BYTES {

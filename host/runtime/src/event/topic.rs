@@ -4,6 +4,7 @@
 //! remaining parts if it is the last one. The host's own topics start with `skep.`; a pattern
 //! matches them only if it starts with `skep.` too.
 
+use crate::text::excerpt;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -20,7 +21,7 @@ impl TopicPattern {
     pub fn new(pattern: &str) -> Result<Self, String> {
         let parts = |part: &str| part == "*" || is_part(part);
         if pattern.len() > MAX_BYTES || !pattern.split('.').all(parts) {
-            let shown: String = pattern.chars().take(80).collect();
+            let shown = excerpt(pattern);
             return Err(format!(
                 "{shown:?} is not a valid topic pattern; write a topic in which * may replace a part, such as order.*"
             ));
@@ -54,7 +55,7 @@ impl TopicPattern {
 /// Checks the syntax of a topic.
 pub(crate) fn check(topic: &str) -> Result<(), String> {
     if topic.len() > MAX_BYTES || !topic.split('.').all(is_part) {
-        let shown: String = topic.chars().take(80).collect();
+        let shown = excerpt(topic);
         return Err(format!(
             "{shown:?} is not a valid topic; a topic has up to {MAX_BYTES} bytes, in parts of letters, digits, - and _ \
              with dots between them, such as order.paid"

@@ -1,5 +1,6 @@
 //! Names of external tools, which the host calls for agents, and the grants for them.
 
+use crate::text::excerpt;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{fmt, str::FromStr};
@@ -84,7 +85,7 @@ impl FromStr for ToolName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let shown: String = text.chars().take(80).collect();
+        let shown = excerpt(text);
         let invalid =
             |why: &str| format!("{shown:?} is not a valid tool name: {why}; valid forms are {FORMS}");
         if text.len() > MAX_BYTES {

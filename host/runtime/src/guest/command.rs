@@ -1,14 +1,13 @@
 //! A turn of a plain WASI command: the message is its standard input, and its standard output is the reply.
 
 use super::{CallEnd, Code, bounded, judge};
-use crate::{RuntimeError, capability::TurnContext};
-use std::time::Instant;
+use crate::{RuntimeError, capability::TurnContext, deadline::Deadline};
 use wasmtime_wasi::I32Exit;
 
 /// Runs the command and returns what it printed, if it exits with status 0.
 pub(super) async fn run<S>(
     code: Code<'_>,
-    deadline: Instant,
+    deadline: Deadline,
     stop: impl Future<Output = S>,
     mut context: TurnContext,
     message: String,

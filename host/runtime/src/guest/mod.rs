@@ -21,6 +21,7 @@ use crate::{
     Limits, RuntimeError,
     bindings::{handler, log::Level},
     capability::TurnContext,
+    deadline::Deadline,
     limits::LimitTrap,
     tenancy::Tenancy,
 };
@@ -90,7 +91,8 @@ pub(crate) async fn describe(
     code: Code<'_>,
     context: TurnContext,
 ) -> (Result<handler::Description, RuntimeError>, TurnContext) {
-    let deadline = Instant::now() + std::time::Duration::from_millis(code.limits.turn_ms.into());
+    let deadline =
+        Deadline::new(Instant::now() + std::time::Duration::from_millis(code.limits.turn_ms.into()));
     let forever = std::future::pending::<Infallible>();
     let (CallEnd::Returned(described), context) =
         call(code, deadline, forever, context, async |agent, accessor| agent.describe(accessor).await).await;
@@ -100,7 +102,7 @@ pub(crate) async fn describe(
 /// Runs one turn until it finishes, its deadline passes or `stop` resolves.
 pub(crate) async fn take_turn<S>(
     code: Code<'_>,
-    deadline: Instant,
+    deadline: Deadline,
     stop: impl Future<Output = S>,
     context: TurnContext,
     entry: Entry,
@@ -141,7 +143,7 @@ pub(crate) async fn instantiate(
 
 async fn call<R: Send + 'static, S>(
     code: Code<'_>,
-    deadline: Instant,
+    deadline: Deadline,
     stop: impl Future<Output = S>,
     context: TurnContext,
     body: impl AsyncFnOnce(&GuestInstance<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
@@ -165,7 +167,7 @@ fn judge(limits: &Limits, context: &mut TurnContext, trap: wasmtime::Error) -> R
 /// deadline passed.
 async fn bounded<R: Send + 'static, S>(
     code: Code<'_>,
-    deadline: Instant,
+    deadline: Deadline,
     stop: impl Future<Output = S>,
     context: TurnContext,
     body: impl AsyncFnOnce(&GuestInstance<'_>, &Accessor<TurnContext>) -> wasmtime::Result<R>,
@@ -177,9 +179,9 @@ async fn bounded<R: Send + 'static, S>(
         store.run_concurrent(async |accessor| body(&agent, accessor).await).await?
     };
     let left = tokio::select! {
-        ended = tokio::time::timeout_at(deadline.into(), Metered::new(run, meter)) => {
-            CallEnd::Returned(ended.map_err(|_elapsed| RuntimeError::DeadlineExceeded))
-        }
+        biased;
+        ended = Metered::new(run, meter) => CallEnd::Returned(Ok(ended)),
+        () = deadline.passed() => CallEnd::Returned(Err(RuntimeError::DeadlineExceeded)),
         why = stop => CallEnd::Stopped(why),
     };
     drop(ticking);

@@ -15,8 +15,9 @@ pub(crate) use tenant::{OPERATOR, session_beside, session_in, setting_of};
 pub use tenant::{Tenant, plain_session, tenant_of};
 
 use crate::RuntimeError;
+use crate::text::excerpt;
 
 /// Builds the error for an invalid name. The value is truncated so that a hostile name cannot fill a log.
 fn invalid(kind: &'static str, value: &str, rule: &'static str) -> RuntimeError {
-    RuntimeError::InvalidName { kind, value: value.chars().take(80).collect(), rule }
+    RuntimeError::InvalidName { kind, value: excerpt(value), rule }
 }

@@ -15,6 +15,8 @@ pub struct BatchOptions {
     pub max_batches: u64,
     /// Retention of the results of a batch.
     pub retention: Duration,
+    /// Longest retention of the results of a batch whose client's API says how long they are kept.
+    pub file_retention: Duration,
     /// An item fails permanently after this many failed attempts.
     pub max_attempts: u32,
     /// Delay before the second attempt. It doubles with each further attempt.
@@ -29,6 +31,7 @@ impl Default for BatchOptions {
             max_stored_bytes: 256 << 20,
             max_batches: 1_000,
             retention: Duration::from_secs(24 * 3600),
+            file_retention: Duration::from_secs(30 * 24 * 3600),
             max_attempts: 3,
             backoff: Duration::from_secs(1),
         }

@@ -12,6 +12,7 @@ pub use summary::{ScheduleState, ScheduleSummary};
 pub use timing::ScheduleTiming;
 
 use crate::event::MAX_DATA_BYTES;
+use crate::text::excerpt;
 use serde_json::Value;
 use skep_store::NewSchedule;
 
@@ -37,7 +38,7 @@ impl ScheduleRequest<'_> {
     pub(crate) fn prepare(self, id: String, now_ms: u64) -> Result<NewSchedule, String> {
         let ScheduleRequest { name, target, principal, timing, data, tries } = self;
         if !(1..=MAX_NAME_BYTES).contains(&name.len()) || name.chars().any(char::is_control) {
-            let shown: String = name.chars().take(80).collect();
+            let shown = excerpt(name);
             return Err(format!(
                 "the name of a schedule must have 1 to {MAX_NAME_BYTES} bytes without control characters, not {shown:?}"
             ));

@@ -23,8 +23,8 @@ const PRINCIPAL: &str = "local";
 
 fn chat(text: &str, options: ChatOptions) -> BatchItem {
     let messages = vec![ChatMessage::user(text)];
-    let request = BatchRequest::Chat { messages, options: Box::new(options) };
-    BatchItem { request, form: "plain".into(), reference: Some(text.into()) }
+    let request = BatchRequest::Chat { messages, options: Box::new(options), choices: 1 };
+    BatchItem { request, form: "plain".into(), reference: Some(text.into()), keep: None }
 }
 
 fn short(text: &str) -> BatchItem {
@@ -34,7 +34,7 @@ fn short(text: &str) -> BatchItem {
 
 fn turn(text: &str) -> BatchItem {
     let request = BatchRequest::Turn { text: text.into(), data: None };
-    BatchItem { request, form: "plain".into(), reference: None }
+    BatchItem { request, form: "plain".into(), reference: None, keep: None }
 }
 
 async fn queue(host: &Host, model: &str, items: Vec<BatchItem>) -> Result<String, RuntimeError> {
@@ -187,7 +187,8 @@ async fn a_batch_whose_time_is_over_gives_its_other_items_up() {
     let batch = BatchOptions { max_running: 0, ..BatchOptions::default() };
     let host = Host::with(Setup::at(&clock, RuntimeOptions { batch, ..RuntimeOptions::default() })).await;
     let queue = async |window: u64| {
-        let terms = BatchTerms { details: Some("{}".into()), window: Some(Duration::from_secs(window)) };
+        let terms =
+            BatchTerms { details: Some("{}".into()), window: Some(Duration::from_secs(window)), keep: None };
         let items = vec![short("one"), short("two")];
         let batch = NewBatch { principal: PRINCIPAL.into(), key: None, model: "tiny".into(), items, terms };
         host.agents.queue_batch(batch).await.expect("room").id
@@ -235,7 +236,7 @@ async fn a_panicking_item_is_retried_and_then_fails() {
     let host = Host::with(RuntimeOptions { batch, ..RuntimeOptions::default() }).await;
     let panics = |times| {
         let request = BatchRequest::Panics { times };
-        BatchItem { request, form: String::new(), reference: None }
+        BatchItem { request, form: String::new(), reference: None, keep: None }
     };
     let id = queue(&host, "tiny", vec![panics(2), panics(3), short("fine")]).await.expect("room");
     let BatchResults { status, items } = results(&host, &id).await;

@@ -3,6 +3,7 @@
 
 mod approvals;
 mod artifacts;
+mod batch_terms;
 mod batches;
 mod commands;
 mod compaction;

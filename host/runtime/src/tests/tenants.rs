@@ -106,6 +106,7 @@ fn batch(server: &Server, tenant: &str, items: usize) -> NewBatch {
         request: BatchRequest::Turn { text: url, data: None },
         form: String::new(),
         reference: None,
+        keep: None,
     };
     NewBatch {
         principal: tenant.into(),

@@ -33,6 +33,7 @@ pub(super) struct Scripted {
     info: RemoteInfo,
     script: Mutex<VecDeque<Vec<Step>>>,
     asked: Mutex<Vec<Vec<ChatMessage>>>,
+    sessions: Mutex<Vec<Option<String>>>,
 }
 
 impl Scripted {
@@ -43,11 +44,21 @@ impl Scripted {
             context_length,
             created_unix_s: 0,
         };
-        Arc::new(Scripted { info, script: Mutex::new(script.into()), asked: Mutex::default() })
+        Arc::new(Scripted {
+            info,
+            script: Mutex::new(script.into()),
+            asked: Mutex::default(),
+            sessions: Mutex::default(),
+        })
     }
 
     pub(super) fn asked(&self) -> Vec<Vec<ChatMessage>> {
         self.asked.lock().expect("not poisoned").clone()
+    }
+
+    /// Returns the session that each request named for its affinity.
+    pub(super) fn sessions(&self) -> Vec<Option<String>> {
+        self.sessions.lock().expect("not poisoned").clone()
     }
 }
 
@@ -56,7 +67,8 @@ impl RemoteModel for Scripted {
         &self.info
     }
 
-    fn ask(&self, input: Input, _options: ChatOptions) -> RemoteStream {
+    fn ask(&self, input: Input, options: ChatOptions) -> RemoteStream {
+        self.sessions.lock().expect("not poisoned").push(options.affinity.session);
         self.asked.lock().expect("not poisoned").push(input.messages().to_vec());
         let steps = self.script.lock().expect("not poisoned").pop_front().expect("the script has an entry");
         let (mut said, mut thought) = (String::new(), String::new());

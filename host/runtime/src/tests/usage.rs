@@ -188,8 +188,8 @@ async fn a_budget_in_money_refuses_models_without_a_price_in_its_currency() {
 async fn items_of_batches_are_counted_for_the_key_that_queued_them() {
     let host = Host::start().await;
     let options = Box::new(ChatOptions { max_tokens: Some(4), ignore_eos: true, ..ChatOptions::default() });
-    let request = BatchRequest::Chat { messages: vec![ChatMessage::user("hi")], options };
-    let item = BatchItem { request, form: String::new(), reference: None };
+    let request = BatchRequest::Chat { messages: vec![ChatMessage::user("hi")], options, choices: 1 };
+    let item = BatchItem { request, form: String::new(), reference: None, keep: None };
     let batch = NewBatch {
         principal: "local".into(),
         key: Some("key-2".into()),

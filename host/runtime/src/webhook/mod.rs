@@ -4,7 +4,9 @@ mod test;
 
 pub use test::WebhookTest;
 
-use crate::{Clock, NewWebhook, RuntimeError, TopicPattern, egress::Egress, event::EventRouter};
+use crate::{
+    Clock, NewWebhook, RuntimeError, TopicPattern, egress::Egress, event::EventRouter, text::excerpt,
+};
 use rand::RngExt as _;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -175,7 +177,7 @@ impl Webhooks {
 
     /// Removes an added webhook and its pending deliveries.
     pub(crate) async fn remove(&self, router: &EventRouter, id: &str) -> Result<(), RuntimeError> {
-        let not_found = || RuntimeError::WebhookNotFound { id: id.chars().take(80).collect() };
+        let not_found = || RuntimeError::WebhookNotFound { id: excerpt(id) };
         let webhook = self.get(id).ok_or_else(not_found)?;
         if webhook.summary.is_configured {
             let message = format!(

@@ -4,7 +4,7 @@
 //! retried.
 
 use super::{Webhooks, envelope};
-use crate::{RuntimeError, event::HOST_SOURCE};
+use crate::{RuntimeError, event::HOST_SOURCE, text::excerpt};
 use serde_json::json;
 use skep_outbound::WebhookMessage;
 use skep_store::WebhookTry;
@@ -28,7 +28,7 @@ pub struct WebhookTest {
 impl Webhooks {
     /// Sends a test event to a webhook. A disabled webhook receives it too, and stays disabled.
     pub(crate) async fn test(&self, id: &str) -> Result<WebhookTest, RuntimeError> {
-        let not_found = || RuntimeError::WebhookNotFound { id: id.chars().take(80).collect() };
+        let not_found = || RuntimeError::WebhookNotFound { id: excerpt(id) };
         let webhook = self.get(id).ok_or_else(not_found)?;
         let secret = self.secret(&webhook).await?;
         let (event_id, now_ms) = (format!("test-{}", uuid::Uuid::now_v7().simple()), self.clock.now_ms());

@@ -98,7 +98,7 @@ All settings:
   [ai]       models: aliases of models for clients of /ai/run, such as
              models = { \"@cf/meta/llama-3.1-8b-instruct\" = \"smollm2-135m\" }
   [batch]    max_running, max_items, max_batches, max_stored_mb, retention_h,
-             max_attempts
+             file_retention_h (720: result files), max_attempts
   [responses]
              retention_days (30), max_stored_mb (1024): responses that clients
              store and continue

@@ -1,6 +1,7 @@
 //! The items of an output and the events in which they grow.
 
 use super::item_id::{self, Position};
+use crate::openai::logprobs;
 use skep_api::{
     ReasoningPart, ResponseEvent, ResponseItem, ResponsePart, ResponseStatus, TokenLogprob, marker,
 };
@@ -193,13 +194,14 @@ fn id_of(item: &ResponseItem) -> &str {
 
 /// Returns the items of a stored answer: its reasoning, its text and its calls.
 pub(super) fn of_answer(response: &str, answer: &BatchAnswer) -> Vec<ResponseItem> {
-    let BatchAnswer { text, reasoning, tool_calls, finish, .. } = answer;
+    let BatchAnswer { text, reasoning, tool_calls, finish, scores, .. } = answer;
     let (mut output, mut events) = (Output::new(response), Vec::new());
     if !reasoning.is_empty() {
         output.reasoning(reasoning.clone(), &mut events);
     }
     if !text.is_empty() {
-        output.text(text.clone(), Vec::new(), &mut events);
+        let scored = scores.iter().flatten().map(logprobs::chat_entry).collect();
+        output.text(text.clone(), scored, &mut events);
     }
     output.calls(tool_calls, &mut events);
     output.finish(*finish, &mut events);

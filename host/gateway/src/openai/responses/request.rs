@@ -7,7 +7,12 @@ use super::{
 };
 use crate::{
     ApiError,
-    openai::{fields::Fields, parameters::Parameters, reasoning},
+    openai::{
+        fields::Fields,
+        metadata::{self, Metadata},
+        parameters::Parameters,
+        reasoning,
+    },
 };
 use serde_json::Value;
 use skep_api::{ResponseCaller, ResponseReasoning, ResponseSettings};
@@ -15,7 +20,6 @@ use skep_engine::{
     Affinity, Sampling,
     chat::{ChatOptions, Reasoning},
 };
-use std::collections::BTreeMap;
 
 pub(crate) use super::text_format::FIELD as FORM_FIELD;
 
@@ -43,9 +47,8 @@ const INCLUDABLE: [&str; 8] = [
 ];
 const LOGPROBS: &str = "message.output_text.logprobs";
 const MAX_TOP_LOGPROBS: u32 = 20;
-const MAX_METADATA: usize = 16;
-const MAX_METADATA_KEY: usize = 64;
-const MAX_METADATA_VALUE: usize = 512;
+/// The value of `truncation` that drops the oldest items of an input that is too long.
+const AUTO: &str = "auto";
 /// Maximum length of a name that a client gives: of a session, a user, or a cache key.
 const MAX_NAME_BYTES: usize = 256;
 
@@ -62,7 +65,9 @@ pub(crate) struct ResponseRequest {
     pub parameters: Parameters,
     max_output_tokens: Option<u32>,
     max_tool_calls: Option<u32>,
-    metadata: BTreeMap<String, String>,
+    metadata: Metadata,
+    /// Whether the oldest items are dropped if the input is too long.
+    pub truncates: bool,
     reasoning: (Reasoning, ResponseReasoning),
     format: TextFormat,
     tools: Tools,
@@ -72,10 +77,14 @@ pub(crate) struct ResponseRequest {
 impl ResponseRequest {
     pub(crate) fn read(mut fields: Fields) -> Result<Self, ApiError> {
         fields.refuse(UNSUPPORTED)?;
-        if fields.take::<String>("truncation")?.is_some_and(|truncation| truncation != "disabled") {
-            let message = "only \"disabled\" is supported; leave out what the model need not see";
-            return Err(ApiError::parameter("truncation", message));
-        }
+        let truncates = match fields.take::<String>("truncation")?.as_deref() {
+            None | Some("disabled") => false,
+            Some(AUTO) => true,
+            Some(other) => {
+                let message = format!("truncation is {other:?}; it must be \"auto\" or \"disabled\"");
+                return Err(ApiError::parameter("truncation", message));
+            }
+        };
         let include: Vec<String> = fields.take("include")?.unwrap_or_default();
         if let Some(unknown) = include.iter().find(|name| !INCLUDABLE.contains(&name.as_str())) {
             let message =
@@ -119,7 +128,8 @@ impl ResponseRequest {
             caller,
             max_output_tokens: fields.take("max_output_tokens")?,
             max_tool_calls: fields.take("max_tool_calls")?,
-            metadata: metadata(fields.take("metadata")?)?,
+            metadata: metadata::checked(fields.take("metadata")?)?.unwrap_or_default(),
+            truncates,
             reasoning: (reasoning::take(&mut fields)?, shown),
             format,
             tools: tools::read(
@@ -143,9 +153,9 @@ impl ResponseRequest {
         Ok(request)
     }
 
-    /// Whether a constraint is compiled for the answer.
-    pub(crate) fn is_constrained(&self) -> bool {
-        self.format.constraint.is_some() || !self.tools.specs.is_empty()
+    /// Whether it takes long to begin: a constraint is compiled for the answer, or the input may have to be shortened.
+    pub(crate) fn begins_slowly(&self) -> bool {
+        self.format.constraint.is_some() || !self.tools.specs.is_empty() || self.truncates
     }
 
     /// Returns the size of the texts, which is a measure of the work to read them.
@@ -167,6 +177,7 @@ impl ResponseRequest {
             stop: self.parameters.stops(),
             ignore_eos: self.parameters.ignore_eos.unwrap_or(false),
             top_logprobs: self.top_logprobs,
+            drops_oldest: self.truncates,
             affinity,
             ..ChatOptions::default()
         })
@@ -190,7 +201,7 @@ impl ResponseRequest {
             tool_choice: self.tools.shown_choice.clone(),
             tools: self.tools.shown.clone(),
             top_logprobs: self.top_logprobs.unwrap_or(0),
-            truncation: "disabled".to_owned(),
+            truncation: if self.truncates { AUTO } else { "disabled" }.to_owned(),
         }
     }
 
@@ -202,6 +213,7 @@ impl ResponseRequest {
             (FORM_FIELD, self.format.constraint.is_some()),
             ("top_logprobs", self.top_logprobs.is_some()),
             ("max_output_tokens", self.max_output_tokens.is_some()),
+            ("truncation", self.truncates),
         ];
         match refused.iter().find(|(_, given)| *given) {
             Some((name, _)) => {
@@ -210,21 +222,6 @@ impl ResponseRequest {
             None => Ok(()),
         }
     }
-}
-
-fn metadata(given: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>, ApiError> {
-    let given = given.unwrap_or_default();
-    let fits = |(key, value): (&String, &String)| {
-        key.chars().count() <= MAX_METADATA_KEY && value.chars().count() <= MAX_METADATA_VALUE
-    };
-    if given.len() > MAX_METADATA || !given.iter().all(fits) {
-        let message = format!(
-            "metadata may have {MAX_METADATA} entries with keys of {MAX_METADATA_KEY} and values of \
-             {MAX_METADATA_VALUE} characters"
-        );
-        return Err(ApiError::parameter("metadata", message));
-    }
-    Ok(given)
 }
 
 #[cfg(test)]
@@ -267,7 +264,7 @@ mod tests {
         for (extra, param) in [
             (json!({"input": null}), "input"),
             (json!({"conversation": "c"}), "conversation"),
-            (json!({"truncation": "auto"}), "truncation"),
+            (json!({"truncation": "oldest"}), "truncation"),
             (json!({"include": ["everything"]}), "include"),
             (json!({"background": true, "store": false}), "store"),
             (json!({"max_output_tokens": 0}), "max_output_tokens"),
@@ -285,6 +282,7 @@ mod tests {
             (tools, "tools"),
             (json!({"instructions": "x"}), "instructions"),
             (json!({"max_output_tokens": 1}), "max_output_tokens"),
+            (json!({"truncation": "auto"}), "truncation"),
         ] {
             assert_eq!(read(extra).unwrap().refuse_for_agent().unwrap_err().param.as_deref(), Some(param));
         }

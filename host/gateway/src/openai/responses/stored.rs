@@ -18,7 +18,7 @@ use skep_engine::{
     EngineError, Usage,
     chat::{ChatFinish, ChatMessage},
 };
-use skep_runtime::{ResponseEnd, ResponsePhase, StoredResponse};
+use skep_runtime::{ResponseEnd, ResponsePhase, StoredResponse, excerpt};
 use std::collections::{BTreeSet, HashMap};
 
 /// Maximum number of responses that the references of one input name.
@@ -152,7 +152,7 @@ pub(crate) fn resolve(
 }
 
 fn unknown_item(index: usize, id: &str) -> ApiError {
-    let shown: String = id.chars().take(80).collect();
+    let shown = excerpt(id);
     let message =
         format!("there is no item {shown:?}; its response was not stored, or was deleted or has expired");
     let error = ApiError::new(StatusCode::NOT_FOUND, "item_not_found", message);

@@ -58,20 +58,26 @@ impl Events {
 
     /// Returns the first events.
     fn begun(&mut self) -> Vec<ResponseEvent> {
-        if self.response.background {
-            self.response.status = ResponseStatus::Queued;
-            let (created, queued) = (self.snapshot(), self.snapshot());
-            self.response.status = ResponseStatus::InProgress;
-            return vec![
-                ResponseEvent::Created { response: created },
-                ResponseEvent::Queued { response: queued },
-                ResponseEvent::InProgress { response: self.snapshot() },
-            ];
-        }
+        let mut events = match self.response.background {
+            true => self.queued(),
+            false => vec![ResponseEvent::Created { response: self.snapshot() }],
+        };
+        events.push(self.in_progress());
+        events
+    }
+
+    /// Returns the events of a response in the background before it is produced.
+    fn queued(&mut self) -> Vec<ResponseEvent> {
+        self.response.status = ResponseStatus::Queued;
         vec![
             ResponseEvent::Created { response: self.snapshot() },
-            ResponseEvent::InProgress { response: self.snapshot() },
+            ResponseEvent::Queued { response: self.snapshot() },
         ]
+    }
+
+    fn in_progress(&mut self) -> ResponseEvent {
+        self.response.status = ResponseStatus::InProgress;
+        ResponseEvent::InProgress { response: self.snapshot() }
     }
 
     fn finished(&mut self, finish: ChatFinish, usage: &Usage, now_s: u64, events: &mut Vec<ResponseEvent>) {
@@ -152,10 +158,23 @@ where
 pub(crate) struct AgentWriter {
     pub events: Events,
     /// The text of the reply that has been sent.
-    pub said: String,
+    said: String,
+    /// Whether the events before the turn have been sent.
+    is_queued: bool,
 }
 
 impl AgentWriter {
+    pub(crate) fn new(events: Events) -> Self {
+        AgentWriter { events, said: String::new(), is_queued: false }
+    }
+
+    fn started(&mut self) -> Vec<ResponseEvent> {
+        match self.is_queued {
+            true => vec![self.events.in_progress()],
+            false => self.events.begun(),
+        }
+    }
+
     fn done(&mut self, outcome: &Outcome, events: &mut Vec<ResponseEvent>) {
         let rest = rest_of_reply(&self.said, &outcome.text).unwrap_or_else(|| {
             self.events.output.close(ResponseStatus::Completed, events);
@@ -174,7 +193,7 @@ impl Writer for AgentWriter {
     fn write(&mut self, event: Self::Item) -> Step {
         let mut events = Vec::new();
         match event {
-            Ok(RunEvent::Started { .. }) => events = self.events.begun(),
+            Ok(RunEvent::Started { .. }) => events = self.started(),
             Ok(RunEvent::Thinking { text }) => self.events.output.reasoning(text, &mut events),
             Ok(RunEvent::Delta { text }) => {
                 self.said.push_str(&text);
@@ -193,6 +212,31 @@ impl Writer for AgentWriter {
             }
         }
         Step::Go(self.events.messages(events))
+    }
+
+    fn end(&mut self) -> Vec<Message> {
+        Vec::new()
+    }
+}
+
+/// Writes the events of an agent's response in the background: the first ones before its turn begins, which may wait
+/// for earlier turns.
+pub(crate) struct AgentFollowWriter(pub AgentWriter);
+
+impl Writer for AgentFollowWriter {
+    /// An event of the turn, after the beginning of the stream.
+    type Item = Option<Result<RunEvent, ApiError>>;
+
+    fn write(&mut self, event: Self::Item) -> Step {
+        let AgentFollowWriter(writer) = self;
+        match event {
+            Some(event) => writer.write(event),
+            None => {
+                writer.is_queued = true;
+                let events = writer.events.queued();
+                Step::Go(writer.events.messages(events))
+            }
+        }
     }
 
     fn end(&mut self) -> Vec<Message> {

@@ -267,7 +267,7 @@ impl Compacting {
             max_tokens: Some(max_tokens),
             affinity: turn.affinity.clone(),
             priority: turn.priority,
-            deadline: Some(turn.deadline),
+            deadline: Some(turn.deadline.at()),
             observer: turn.observer.clone(),
             resume: call.tokens().to_vec(),
             resume_rolled_back: call.taken_back(),

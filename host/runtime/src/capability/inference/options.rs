@@ -76,7 +76,7 @@ pub(in crate::capability) fn chat_options(
         stop: options.stop.clone(),
         affinity: turn.affinity.clone(),
         priority: turn.priority,
-        deadline: Some(turn.deadline),
+        deadline: Some(turn.deadline.at()),
         observer: turn.observer.clone(),
         ..ChatOptions::default()
     })

@@ -119,7 +119,7 @@ pub(in crate::capability) async fn call(
             hops: turn.tools.hops,
         }),
         priority: turn.priority,
-        deadline: Some(turn.deadline),
+        deadline: Some(turn.deadline.at()),
         idempotency_key: Some(format!("{CALL_KEY}{} {} {attempt}", turn.tools.turn_id, call.number())),
         detached: true,
     };

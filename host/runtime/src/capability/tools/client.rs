@@ -169,7 +169,15 @@ pub(super) async fn call(
         ClientQuestion::Sample(_) => None,
     };
     let client = client.ok_or_else(|| ToolError::Unavailable(NOBODY.to_owned()))?;
-    let answer = ask(&*client, question, timeout).await?;
+    let answer = match &question {
+        // The time that a person takes is not the turn's, and has a limit of its own.
+        ClientQuestion::Elicit(_) => {
+            let most = Duration::from_millis(turn.agent.limits.approval_ms.into());
+            let _stopped = turn.deadline.stop();
+            ask(&*client, question, Some(timeout.map_or(most, |timeout| timeout.min(most)))).await?
+        }
+        ClientQuestion::Sample(_) => ask(&*client, question, timeout).await?,
+    };
     match form {
         Some(form) if answer["action"] == "accept" => {
             let content = answer.get("content").cloned().unwrap_or_else(|| json!({}));

@@ -47,7 +47,9 @@ impl Running {
         let answer = match left {
             CallEnd::Stopped(Stop::OnlyWaits) => {
                 drop(context);
-                return State::Suspended(Suspended { opened, since: Instant::now() });
+                // Earlier questions to the person at the client do not count, either.
+                let since = Instant::now() - opened.turn.deadline.paused();
+                return State::Suspended(Suspended { opened, since });
             }
             CallEnd::Stopped(Stop::Abandoned | Stop::Gone) => {
                 Err(FailedReply { error: RuntimeError::Cancelled, context: Some(context) })
@@ -83,7 +85,7 @@ async fn call(
     }
     let instance = host.instances.slot(turn.tools.callers.len(), &turn.affinity.tenant);
     let instance = tokio::select! {
-        instance = tokio::time::timeout_at(turn.deadline.into(), instance) => instance,
+        instance = tokio::time::timeout_at(turn.deadline.at().into(), instance) => instance,
         why = &mut stop => return (CallEnd::Stopped(why), context),
     };
     let Ok(_instance) = instance else {
@@ -91,11 +93,12 @@ async fn call(
     };
     run.end.feed().timeline().guest_called();
     let (left, context) =
-        guest::take_turn(agent.code(&host.instances.wasm), turn.deadline, stop, *context, entry).await;
+        guest::take_turn(agent.code(&host.instances.wasm), turn.deadline.clone(), stop, *context, entry)
+            .await;
     run.end.feed().timeline().guest_returned();
     let left = match left {
         CallEnd::Returned(reply) => {
-            let reply = reply.and_then(|reply| reply.into_outcome(turn.deadline));
+            let reply = reply.and_then(|reply| reply.into_outcome(turn.deadline.at()));
             CallEnd::Returned(reply.map_err(|error| turn.explain(error)))
         }
         CallEnd::Stopped(why) => CallEnd::Stopped(why),

@@ -210,12 +210,12 @@ impl Scenario for Batches {
     }
 
     async fn act(&self, host: &Host, _clock: &Clock, observed: &mut Queued) {
-        let item = |request| BatchItem { request, form: String::new(), reference: None };
+        let item = |request| BatchItem { request, form: String::new(), reference: None, keep: None };
         let turn = item(BatchRequest::Turn { text: "post".into(), data: None });
         Batches::queue(host, "agent:doer", turn, &mut observed.turns).await;
         let options = ChatOptions { max_tokens: Some(2), ignore_eos: true, ..ChatOptions::default() };
         let (messages, options) = (vec![ChatMessage::user("hi")], Box::new(options));
-        let chat = item(BatchRequest::Chat { messages, options });
+        let chat = item(BatchRequest::Chat { messages, options, choices: 1 });
         Batches::queue(host, "tiny", chat, &mut observed.chats).await;
     }
 

@@ -95,8 +95,12 @@ async fn measure(engine: &Engine, args: &Args) -> Result<Vec<f64>> {
 fn item(number: usize) -> BatchItem {
     let text = format!("Question {number}: what would you tell a visitor about the number {number}?");
     let options = ChatOptions { max_tokens: Some(ANSWER_TOKENS), ignore_eos: true, ..ChatOptions::default() };
-    let request = BatchRequest::Chat { messages: vec![ChatMessage::user(text)], options: Box::new(options) };
-    BatchItem { request, form: String::new(), reference: None }
+    let request = BatchRequest::Chat {
+        messages: vec![ChatMessage::user(text)],
+        options: Box::new(options),
+        choices: 1,
+    };
+    BatchItem { request, form: String::new(), reference: None, keep: None }
 }
 
 fn for_people(report: &Report) -> Result<()> {

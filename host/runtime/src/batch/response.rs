@@ -3,8 +3,10 @@
 //! A response ends in one of three ways: its client waited for it, so that it is stored with its answer; a batch with
 //! the same id produces it in the background; or a turn of an agent does.
 
-use crate::{BatchAnswer, RuntimeError, batch::RESPONSE_PREFIX, error::known_code, session::StoredFailure};
-use skep_store::{ResponseRow, ResponseState};
+use super::{BatchAnswer, Context, RESPONSE_PREFIX};
+use crate::{RuntimeError, error::known_code, session::StoredFailure, tenancy::TENANT_SHARE};
+use serde::{Deserialize, Serialize};
+use skep_store::{ResponseRoom, ResponseRow, ResponseState};
 
 pub use skep_store::ResponseTurn;
 
@@ -12,7 +14,7 @@ pub use skep_store::ResponseTurn;
 pub const MAX_CHAIN: u64 = 1_000;
 
 /// A response to be stored.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewResponse {
     /// An id that [`response_id`] has returned.
     pub id: String,
@@ -21,7 +23,8 @@ pub struct NewResponse {
     pub previous: Option<String>,
     /// The name that all responses of a chain share.
     pub thread: String,
-    /// The turn of the agent that responds.
+    /// The turn of the agent that responds. A request that waits has none yet.
+    #[serde(skip)]
     pub turn: Option<ResponseTurn>,
     /// The client's request, which is not interpreted here.
     pub request: Vec<u8>,
@@ -37,6 +40,19 @@ pub struct StoredResponse {
     pub created_at_ms: u64,
     pub request: Vec<u8>,
     pub phase: ResponsePhase,
+}
+
+impl StoredResponse {
+    /// Returns the approximate size of the request and the answer.
+    pub fn bytes(&self) -> usize {
+        let answer = match &self.phase {
+            ResponsePhase::Ended { end: ResponseEnd::Done(answer), .. } => {
+                answer.text.len() + answer.reasoning.len() + answer.raw.len()
+            }
+            _ => 0,
+        };
+        self.request.len() + answer
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -58,7 +74,38 @@ pub fn response_id() -> String {
     format!("{RESPONSE_PREFIX}{}", uuid::Uuid::now_v7().simple())
 }
 
-pub(crate) fn encode(answer: &BatchAnswer) -> Vec<u8> {
+/// Stores a response with its answer, or one whose answer is being produced.
+pub(crate) async fn put(
+    context: &Context,
+    new: NewResponse,
+    answer: Option<&BatchAnswer>,
+) -> Result<(), RuntimeError> {
+    let NewResponse { id, principal, previous, thread, turn, request } = new;
+    let most = context.responses.max_stored_bytes;
+    let share = context.tenancy.has_several().then_some(TENANT_SHARE as u64);
+    let (at_ms, answer) = (context.clock.now_ms(), answer.map(encode));
+    let row = skep_store::NewResponse { id, principal, previous, thread, turn, at_ms, request, answer };
+    match context.store.put_response(row, ResponseRoom { bytes: most, share }).await? {
+        true => Ok(()),
+        false => Err(RuntimeError::ResponsesFull { most }),
+    }
+}
+
+/// Returns the answer of a response that has one.
+pub(crate) fn answer(row: &ResponseRow) -> Result<Option<BatchAnswer>, RuntimeError> {
+    match &row.state {
+        ResponseState::Done(answer) => decode(&row.id, answer).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn decode(id: &str, answer: &[u8]) -> Result<BatchAnswer, RuntimeError> {
+    serde_json::from_slice(answer).map_err(|error| RuntimeError::Internal {
+        message: format!("the stored answer of {id} is unreadable: {error}"),
+    })
+}
+
+fn encode(answer: &BatchAnswer) -> Vec<u8> {
     serde_json::to_vec(answer).expect("plain data always serializes")
 }
 
@@ -76,14 +123,9 @@ pub(crate) fn state_of(result: Result<BatchAnswer, RuntimeError>) -> ResponseSta
 /// Returns a response from its row, or with `open` if its answer is still being produced.
 pub(crate) fn stored(row: ResponseRow, open: ResponsePhase) -> Result<StoredResponse, RuntimeError> {
     let ResponseRow { id, previous, thread, turn, created_at_ms, ended_at_ms, request, state } = row;
-    let unreadable = |error: serde_json::Error| RuntimeError::Internal {
-        message: format!("the stored answer of {id} is unreadable: {error}"),
-    };
     let end = match state {
         ResponseState::Open => None,
-        ResponseState::Done(answer) => {
-            Some(ResponseEnd::Done(Box::new(serde_json::from_slice(&answer).map_err(unreadable)?)))
-        }
+        ResponseState::Done(answer) => Some(ResponseEnd::Done(Box::new(decode(&id, &answer)?))),
         ResponseState::Failed(error) => {
             let StoredFailure { code, message } = StoredFailure::decode(&error)?;
             Some(ResponseEnd::Failed { code: known_code(&code), message })
