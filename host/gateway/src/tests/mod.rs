@@ -10,6 +10,7 @@ mod bounds;
 mod chat;
 mod completions;
 mod connections;
+mod console;
 mod described;
 mod drain;
 mod events;

@@ -95,9 +95,9 @@ async fn call(
     let (left, context) =
         guest::take_turn(agent.code(&host.instances.wasm), turn.deadline.clone(), stop, *context, entry)
             .await;
-    run.end.feed().timeline().guest_returned();
     let left = match left {
         CallEnd::Returned(reply) => {
+            run.end.feed().timeline().guest_returned();
             let reply = reply.and_then(|reply| reply.into_outcome(turn.deadline.at()));
             CallEnd::Returned(reply.map_err(|error| turn.explain(error)))
         }
