@@ -15,6 +15,7 @@ pub fn gather(
 ) -> Result<(), KernelError> {
     const OP: &str = "gather";
     let width = table.columns();
+    table.expect_weights(OP)?;
     expect_len(OP, "the output length", product(OP, "the output", &[rows.len(), width])?, out.len())?;
     if let Some(row) = rows.iter().find(|row| **row as usize >= table.rows()) {
         return Err(KernelError::OutOfRange {

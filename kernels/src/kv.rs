@@ -14,6 +14,8 @@ use crate::{Isa, KernelError};
 pub const PAGE_TOKENS: usize = 16;
 /// Maximum head size that the kernels support.
 pub const MAX_HEAD_SIZE: usize = MAX_HEAD;
+/// Maximum number of values of a latent.
+pub const MAX_LATENT: usize = crate::cpu::kv::MAX_LATENT;
 
 /// The storage format of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,17 +107,9 @@ impl KvLayer {
         self.head_size
     }
 
-    /// Checks that the page exists.
-    pub(crate) fn check_page(&self, op: &'static str, page: u32) -> Result<(), KernelError> {
-        match (page as usize) < self.page_count {
-            true => Ok(()),
-            false => Err(KernelError::OutOfRange {
-                op,
-                what: "page",
-                index: page as usize,
-                count: self.page_count,
-            }),
-        }
+    /// Returns the number of pages of the pool.
+    pub(crate) fn page_count(&self) -> usize {
+        self.page_count
     }
 
     /// Stores the key and value heads of one position.

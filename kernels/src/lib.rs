@@ -17,9 +17,12 @@ mod dtype;
 mod error;
 pub mod gather;
 pub mod gpu;
+pub mod grouped;
 mod isa;
 pub mod kv;
+pub mod latent;
 pub mod matmul;
+pub mod mixture;
 pub mod pool;
 pub mod qkv;
 #[cfg(test)]

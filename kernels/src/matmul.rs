@@ -5,6 +5,7 @@
 //! unrounded activations, except that [`Isa::Avx512Bf16`] multiplies weights in BF16 with activations rounded to BF16.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::buffer::{AlignedBytes, Arena};
 #[cfg(target_arch = "x86_64")]
@@ -84,12 +85,33 @@ impl PackedMatrix {
         Ok(PackedMatrix { dtype, rows, columns, tile_bytes, bytes })
     }
 
+    /// Describes a matrix without weights, for plans. It takes no memory, and operations reject it.
+    pub fn described(dtype: DType, rows: usize, columns: usize) -> Result<Self, KernelError> {
+        const OP: &str = "pack";
+        let row_bytes =
+            dtype.row_bytes(columns).ok_or(KernelError::PartialBlock { op: OP, dtype, values: columns })?;
+        let tile_bytes = product(OP, "a tile", &[row_bytes, TILE_ROWS])?;
+        product(OP, "the matrix", &[rows.div_ceil(TILE_ROWS), tile_bytes])?;
+        Ok(PackedMatrix { dtype, rows, columns, tile_bytes, bytes: AlignedBytes::zeroed(0)? })
+    }
+
+    /// Rejects a matrix that was only described.
+    pub(crate) fn expect_weights(&self, op: &'static str) -> Result<(), KernelError> {
+        let expected = self.rows.div_ceil(TILE_ROWS) * self.tile_bytes;
+        expect_len(op, "the byte length of the weights", expected, self.bytes.len())
+    }
+
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Returns the number of tiles that hold the rows.
+    pub(crate) fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
     }
 
     pub fn columns(&self) -> usize {
@@ -164,11 +186,11 @@ impl Activations {
     }
 
     /// Rounds the input to BF16.
-    fn round(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], tokens: usize, columns: usize) {
+    fn round(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], groups: &[Group], columns: usize) {
         let row_pairs = columns.div_ceil(2);
-        self.pairs.resize(tokens * row_pairs, 0);
+        self.pairs.resize(end_of(groups) * row_pairs, 0);
         let pairs = SharedSlice::new(&mut self.pairs);
-        for_each_group(pool, isa, tokens, |first, count| {
+        for_each_group(pool, groups, |first, count| {
             for token in 0..count {
                 let row = &input[(first + token) * columns..][..columns];
                 // SAFETY: each group writes a disjoint part of the array, which was sized above.
@@ -180,15 +202,15 @@ impl Activations {
         });
     }
 
-    fn quantise(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], tokens: usize, columns: usize) {
-        let blocks = columns / 32;
+    fn quantise(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], groups: &[Group], columns: usize) {
+        let (blocks, tokens) = (columns / 32, end_of(groups));
         self.bytes.resize(tokens * columns, 0);
         for array in [&mut self.scales, &mut self.sums, &mut self.low_sums] {
             array.resize(tokens * blocks, 0.0);
         }
         let (bytes, scales) = (SharedSlice::new(&mut self.bytes), SharedSlice::new(&mut self.scales));
         let (sums, low_sums) = (SharedSlice::new(&mut self.sums), SharedSlice::new(&mut self.low_sums));
-        for_each_group(pool, isa, tokens, |first, count| {
+        for_each_group(pool, groups, |first, count| {
             for token in 0..count {
                 // SAFETY: each group writes a disjoint part of the arrays, which were sized above.
                 unsafe {
@@ -240,12 +262,47 @@ impl Activations {
     }
 }
 
-/// Calls `convert` with the first token of each group and the number of its tokens.
-fn for_each_group(pool: &WorkerPool, isa: Isa, tokens: usize, convert: impl Fn(usize, usize) + Sync) {
+/// Tokens whose activations are stored side by side, so that a kernel processes them at once.
+#[derive(Clone, Copy)]
+pub(crate) struct Group {
+    pub(crate) first: usize,
+    pub(crate) tokens: usize,
+}
+
+/// Cuts the tokens of a range into groups.
+pub(crate) fn groups_of(isa: Isa, tokens: Range<usize>) -> impl Iterator<Item = Group> {
     let group = group_tokens(isa);
-    let groups = tokens.div_ceil(group);
-    let convert = |index: usize| convert(index * group, group.min(tokens - index * group));
-    if groups <= 2 { (0..groups).for_each(convert) } else { pool.run(groups, convert) }
+    tokens.clone().step_by(group).map(move |first| Group { first, tokens: group.min(tokens.end - first) })
+}
+
+fn end_of(groups: &[Group]) -> usize {
+    groups.last().map_or(0, |group| group.first + group.tokens)
+}
+
+/// Calls `convert` with the first token of each group and the number of its tokens.
+fn for_each_group(pool: &WorkerPool, groups: &[Group], convert: impl Fn(usize, usize) + Sync) {
+    let convert = |index: usize| convert(groups[index].first, groups[index].tokens);
+    if groups.len() <= 2 { (0..groups.len()).for_each(convert) } else { pool.run(groups.len(), convert) }
+}
+
+impl Activations {
+    /// Converts the rows of the input as the matrices need them.
+    pub(crate) fn convert<'a>(
+        &mut self,
+        pool: &WorkerPool,
+        isa: Isa,
+        mut matrices: impl Iterator<Item = &'a PackedMatrix> + Clone,
+        input: &[f32],
+        groups: &[Group],
+        columns: usize,
+    ) {
+        if matrices.clone().any(|matrix| matrix.dtype.is_quantised()) {
+            self.quantise(pool, isa, input, groups, columns);
+        }
+        if isa == Isa::Avx512Bf16 && matrices.any(|matrix| matrix.dtype == DType::BF16) {
+            self.round(pool, isa, input, groups, columns);
+        }
+    }
 }
 
 /// Matrices that are multiplied with the same input.
@@ -273,6 +330,7 @@ pub fn matmul(
     let columns = first.columns;
     for matrix in matrices {
         expect_len(OP, "the column count", columns, matrix.columns)?;
+        matrix.expect_weights(OP)?;
     }
     let stride = matrices.iter().map(|matrix| matrix.rows).sum::<usize>();
     expect_len(OP, "the input length", product(OP, "the input", &[tokens, columns])?, input.len())?;
@@ -283,37 +341,45 @@ pub fn matmul(
     if tokens == 0 || stride == 0 {
         return Ok(());
     }
-    if matrices.iter().any(|matrix| matrix.dtype.is_quantised()) {
-        scratch.quantise(pool, isa, input, tokens, columns);
-    }
-    if isa == Isa::Avx512Bf16 && matrices.iter().any(|matrix| matrix.dtype == DType::BF16) {
-        scratch.round(pool, isa, input, tokens, columns);
-    }
-    let tasks = plan(pool.threads(), matrices, tokens);
+    let groups: Vec<Group> = groups_of(isa, 0..tokens).collect();
+    scratch.convert(pool, isa, matrices.iter().copied(), input, &groups, columns);
+    let tasks = plan(pool.threads(), projection, tokens, stride);
     let out = SharedSlice::new(out);
     let scratch = &*scratch;
-    pool.run(tasks.len(), |index| {
-        let task = &tasks[index];
-        run_task(task, isa, input, &out, stride, scratch);
-        if !bias.is_empty() {
-            task.add_bias(isa, bias, &out, stride);
-        }
-    });
+    pool.run(tasks.len(), |index| tasks[index].run(isa, input, &out, stride, scratch));
     Ok(())
 }
 
 /// A range of tiles of one matrix times a range of tokens.
-struct Task<'a> {
-    matrix: &'a PackedMatrix,
-    first_tile: usize,
-    tiles: usize,
-    first_token: usize,
-    tokens: usize,
-    /// Column of the output where the matrix starts.
-    column: usize,
+#[derive(Clone, Copy)]
+pub(crate) struct Task<'a> {
+    pub(crate) matrix: &'a PackedMatrix,
+    pub(crate) first_tile: usize,
+    pub(crate) tiles: usize,
+    pub(crate) first_token: usize,
+    pub(crate) tokens: usize,
+    /// Offset of the first token's output of the matrix's first row.
+    pub(crate) out: usize,
+    /// Either empty or one value per row of the matrix.
+    pub(crate) bias: &'a [f32],
 }
 
-impl Task<'_> {
+impl<'a> Task<'a> {
+    /// Cuts the product of a matrix and a range of tokens into tasks of at most `tiles` tiles.
+    pub(crate) fn cut(self, tiles: usize, stride: usize) -> impl Iterator<Item = Task<'a>> {
+        let all = self.matrix.tiles();
+        (0..self.tokens).step_by(TASK_TOKENS).flat_map(move |token| {
+            (0..all).step_by(tiles).map(move |first_tile| Task {
+                first_tile,
+                tiles: tiles.min(all - first_tile),
+                first_token: self.first_token + token,
+                tokens: TASK_TOKENS.min(self.tokens - token),
+                out: self.out + token * stride,
+                ..self
+            })
+        })
+    }
+
     fn first_row(&self) -> usize {
         self.first_tile * TILE_ROWS
     }
@@ -322,35 +388,53 @@ impl Task<'_> {
         (self.tiles * TILE_ROWS).min(self.matrix.rows - self.first_row())
     }
 
-    /// Adds the bias while the outputs are still in the cache.
-    fn add_bias(&self, isa: Isa, bias: &[f32], out: &SharedSlice<f32>, stride: usize) {
-        let (column, rows) = (self.column + self.first_row(), self.rows());
-        for token in self.first_token..self.first_token + self.tokens {
+    /// Computes the outputs, and adds the bias while they are still in the cache. The caller has checked the lengths,
+    /// and no other task writes the same rows of the same tokens.
+    pub(crate) fn run(
+        &self,
+        isa: Isa,
+        input: &[f32],
+        out: &SharedSlice<f32>,
+        stride: usize,
+        scratch: &Activations,
+    ) {
+        run_task(self, isa, input, out, stride, scratch);
+        if self.bias.is_empty() {
+            return;
+        }
+        let (first_row, rows) = (self.first_row(), self.rows());
+        for token in 0..self.tokens {
             // SAFETY: no other task writes the same rows of the same tokens; the slices have equal lengths.
             unsafe {
-                let to = out.part(token * stride + column, rows);
-                dispatch(isa, Add { to, from: &bias[column..][..rows] });
+                let to = out.part(self.out + token * stride + first_row, rows);
+                dispatch(isa, Add { to, from: &self.bias[first_row..][..rows] });
             }
         }
     }
 }
 
-fn plan<'a>(threads: usize, matrices: &[&'a PackedMatrix], tokens: usize) -> Vec<Task<'a>> {
-    let all_tiles: usize = matrices.iter().map(|matrix| matrix.rows.div_ceil(TILE_ROWS)).sum();
-    let step = all_tiles.div_ceil(threads * TASKS_PER_THREAD).max(1);
+/// Returns the number of tiles per task that keeps all threads busy with this number of tiles.
+pub(crate) fn tiles_per_task(threads: usize, tiles: usize) -> usize {
+    tiles.div_ceil(threads * TASKS_PER_THREAD).max(1)
+}
+
+fn plan<'a>(threads: usize, projection: Projection<'a>, tokens: usize, stride: usize) -> Vec<Task<'a>> {
+    let Projection { matrices, bias } = projection;
+    let tiles = tiles_per_task(threads, matrices.iter().map(|matrix| matrix.tiles()).sum());
     let mut tasks = Vec::new();
     for first_token in (0..tokens).step_by(TASK_TOKENS) {
         let mut column = 0;
         for matrix in matrices {
-            let count = matrix.rows.div_ceil(TILE_ROWS);
-            tasks.extend((0..count).step_by(step).map(|first_tile| Task {
+            let whole = Task {
                 matrix,
-                first_tile,
-                tiles: step.min(count - first_tile),
+                first_tile: 0,
+                tiles: 0,
                 first_token,
                 tokens: TASK_TOKENS.min(tokens - first_token),
-                column,
-            }));
+                out: first_token * stride + column,
+                bias: if bias.is_empty() { bias } else { &bias[column..][..matrix.rows] },
+            };
+            tasks.extend(whole.cut(tiles, stride));
             column += matrix.rows;
         }
     }
@@ -371,7 +455,7 @@ fn run_task(
     // the same rows of the same tokens.
     unsafe {
         let tiles = matrix.bytes.as_ptr().add(task.first_tile * matrix.tile_bytes);
-        let out = out.as_mut_ptr().add(task.first_token * stride + task.column + first_row);
+        let out = out.as_mut_ptr().add(task.out + first_row);
         macro_rules! floats {
             ($format:ty) => {{
                 let kernel = FloatRange::<$format> {

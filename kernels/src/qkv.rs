@@ -20,6 +20,8 @@ const OP: &str = "rotate and store";
 pub struct HeadParams<'a> {
     /// Number of query heads per row. The number of key and value heads is that of the KV layer.
     pub heads: usize,
+    /// Number of values of each head that rotate, from the first on.
+    pub rotated: usize,
     pub pairing: Pairing,
     /// The norm of query heads and the norm of key heads, if the model has them.
     pub norms: Option<(Norm<'a>, Norm<'a>)>,
@@ -43,10 +45,10 @@ pub fn rotate_and_store(
     expect_len(
         OP,
         "the length of the rotary table",
-        product(OP, "the rotary table", &[count, row.size])?,
+        product(OP, "the rotary table", &[count, row.rotated])?,
         rotary_table.len(),
     )?;
-    let runs = runs(sequences, count, kv)?;
+    let runs = runs(sequences, count, kv.page_count())?;
     let rows = SharedSlice::new(rows);
     let kv = &*kv;
     let width = (count * row.stride).div_ceil(runs.len().max(1));
@@ -56,7 +58,7 @@ pub fn rotate_and_store(
             let at = run.row + token;
             // SAFETY: `runs` ensured that each row and each page is in only one run, and each run belongs to one task.
             let values = unsafe { rows.part(at * row.stride, row.stride) };
-            row.turn(isa, &params, values, &rotary_table[at * row.size..][..row.size]);
+            row.turn(isa, &params, values, &rotary_table[at * row.rotated..][..row.rotated]);
             let (keys, values) = values[row.keys..].split_at(row.values - row.keys);
             // SAFETY: as above; the page exists and the slot is below the size of a page.
             unsafe { kv.store(isa, run.page, run.slot + token, keys, values) };
@@ -68,6 +70,7 @@ pub fn rotate_and_store(
 /// The layout of a row.
 struct Row {
     size: usize,
+    rotated: usize,
     /// The first column of the keys. `values` is the first column of the values.
     keys: usize,
     values: usize,
@@ -80,11 +83,20 @@ impl Row {
         let kv_width = product(OP, "the KV heads", &[kv.kv_heads(), size])?;
         let keys = product(OP, "the query heads", &[params.heads, size])?;
         let stride = keys.checked_add(kv_width * 2).ok_or(KernelError::TooLarge { op: OP, what: "a row" })?;
-        expect_len(OP, "the remainder of the head size divided by 2", 0, size % 2)?;
+        let rotated = params.rotated;
+        expect_len(OP, "the remainder of the rotated values divided by 2", 0, rotated % 2)?;
+        if rotated > size {
+            return Err(KernelError::OutOfRange {
+                op: OP,
+                what: "rotated value",
+                index: rotated,
+                count: size,
+            });
+        }
         for norm in params.norms.iter().flat_map(|(query, key)| [query, key]) {
             expect_len(OP, "the length of a head norm", size, norm.weight.len())?;
         }
-        Ok(Row { size, keys, values: keys + kv_width, stride: stride.max(1) })
+        Ok(Row { size, rotated, keys, values: keys + kv_width, stride: stride.max(1) })
     }
 
     /// Normalizes and rotates the query and key heads of one row.
@@ -99,7 +111,8 @@ impl Row {
                 // SAFETY: safe slices of the head's length.
                 unsafe { dispatch(isa, RmsNorm { input, weight, epsilon, out: head }) };
             }
-            // SAFETY: safe slices of the head's length.
+            let head = &mut head[..self.rotated];
+            // SAFETY: a safe slice, as long as the table.
             unsafe { dispatch(isa, Rotate { head, table: rotary_table, interleaved }) };
         }
     }
@@ -107,22 +120,26 @@ impl Row {
 
 /// Consecutive rows that are stored in consecutive slots of one page.
 #[derive(Debug)]
-struct Run {
-    row: usize,
-    tokens: usize,
-    page: u32,
-    slot: usize,
+pub(crate) struct Run {
+    pub(crate) row: usize,
+    pub(crate) tokens: usize,
+    pub(crate) page: u32,
+    pub(crate) slot: usize,
 }
 
 /// Cuts sequences into runs at page boundaries. Each row and each page is in at most one run.
-fn runs(sequences: &[AttentionSequence], rows: usize, kv: &KvLayer) -> Result<Vec<Run>, KernelError> {
+pub(crate) fn runs(
+    sequences: &[AttentionSequence],
+    rows: usize,
+    page_count: usize,
+) -> Result<Vec<Run>, KernelError> {
     let mut runs = Vec::new();
     let mut free_row = 0;
     for sequence in sequences {
         if sequence.row < free_row {
             return Err(KernelError::Conflict { op: OP, what: "row", index: sequence.row });
         }
-        sequence.check(OP, rows, kv)?;
+        sequence.check(OP, rows, page_count)?;
         free_row = sequence.row + sequence.tokens;
         let mut done = 0;
         while done < sequence.tokens {

@@ -80,7 +80,7 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
     let stride = (heads + 2 * kv_heads) * size;
     let input = random.floats(tokens * stride);
     let mut rows = input.clone();
-    let params = HeadParams { heads, pairing, norms };
+    let params = HeadParams { heads, rotated: size, pairing, norms };
     rotate_and_store(&pool, isa, params, &mut rows, &table, &sequences, &mut kv).unwrap();
 
     // The rounding of values below 1. Rotated and normalized values are below 3.
@@ -153,7 +153,7 @@ fn other_slots_are_untouched_and_nonfinite_values_are_not_stored() {
         for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {
             let mut kv = KvLayer::new(format, 1, 1, 20).unwrap();
             let mut put = |start: usize, value: f32| {
-                let params = HeadParams { heads: 1, pairing: Pairing::Halves, norms: None };
+                let params = HeadParams { heads: 1, rotated: 20, pairing: Pairing::Halves, norms: None };
                 let sequence = AttentionSequence { row: 0, tokens: 1, start, pages: vec![0] };
                 let table = [[1.0; 10], [0.0; 10]].concat();
                 rotate_and_store(&pool, isa, params, &mut [value; 60], &table, &[sequence], &mut kv).unwrap();
@@ -185,7 +185,7 @@ fn rows_and_pages_that_are_missing_or_shared_are_errors() {
     let sequence =
         |row, tokens, start, pages: &[u32]| AttentionSequence { row, tokens, start, pages: pages.to_vec() };
     let mut run = |rows: usize, sequences: &[AttentionSequence]| {
-        let params = HeadParams { heads: 1, pairing: Pairing::Halves, norms: None };
+        let params = HeadParams { heads: 1, rotated: 16, pairing: Pairing::Halves, norms: None };
         let (mut values, table) = (vec![0.0; rows * 48], vec![0.0; rows * 16]);
         rotate_and_store(&pool, Isa::detect(), params, &mut values, &table, sequences, &mut kv)
     };
@@ -197,4 +197,27 @@ fn rows_and_pages_that_are_missing_or_shared_are_errors() {
     assert!(run(1, &[sequence(0, 1, 0, &[2])]).is_err(), "no such page");
     assert!(run(1, &[sequence(0, 1, 16, &[0])]).is_err(), "a position without a page");
     assert!(run(1, &[sequence(1, 1, 0, &[0])]).is_err(), "no such row");
+}
+
+#[test]
+fn only_the_first_values_of_a_head_rotate_if_fewer_are_asked() {
+    let pool = WorkerPool::new(1).unwrap();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+        let mut kv = KvLayer::new(KvFormat::F32, 1, 1, 16).unwrap();
+        let mut rows: Vec<f32> = (0..48).map(|at| at as f32).collect();
+        // A quarter of a turn for the four pairs of the first eight values.
+        let table = [[0.0; 4], [1.0; 4]].concat();
+        let params = HeadParams { heads: 1, rotated: 8, pairing: Pairing::Halves, norms: None };
+        let sequence = AttentionSequence { row: 0, tokens: 1, start: 0, pages: vec![0] };
+        rotate_and_store(&pool, isa, params, &mut rows, &table, std::slice::from_ref(&sequence), &mut kv)
+            .unwrap();
+        assert_eq!(rows[..8], [-4.0, -5.0, -6.0, -7.0, 0.0, 1.0, 2.0, 3.0], "{isa}");
+        assert_eq!(rows[8..16], [8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0], "{isa}");
+        assert_eq!(rows[16..20], [-20.0, -21.0, -22.0, -23.0], "{isa}");
+        assert_eq!(rows[24], 24.0, "{isa}");
+        let too_many = HeadParams { rotated: 18, ..params };
+        let table = [0.0; 18];
+        let sequences = &[sequence];
+        assert!(rotate_and_store(&pool, isa, too_many, &mut rows, &table, sequences, &mut kv).is_err());
+    }
 }

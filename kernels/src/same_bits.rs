@@ -256,10 +256,11 @@ impl Rows {
         rotary_table(&positions, &frequencies, &mut table);
         let weight = vec![0.75; head_size];
         let norm = Norm { weight: &weight, epsilon: 1e-5 };
-        let params = HeadParams { heads, pairing: Pairing::Halves, norms: Some((norm, norm)) };
+        let params =
+            HeadParams { heads, rotated: head_size, pairing: Pairing::Halves, norms: Some((norm, norm)) };
         rotate_and_store(pool, isa, params, &mut rows, &table, batch.sequences(), &mut pages.kv).unwrap();
         let query_stride = rows.len() / count;
-        let params = AttentionParams { heads, query_stride, scale: 0.3, window };
+        let params = AttentionParams { heads, query_stride, scale: 0.3, window, sinks: &[] };
         let mut out = vec![f32::NAN; count * heads * head_size];
         attention(pool, isa, params, &pages.kv, &rows, &batch, &mut out).unwrap();
         out.chunks(heads * head_size).map(bits).collect()

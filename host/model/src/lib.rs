@@ -34,7 +34,7 @@ pub mod verify;
 pub use batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 pub use chat_template::{ChatTemplate, spelled_json};
 pub use checkpoint::{Checkpoint, Tensor};
-pub use config::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
+pub use config::{Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeScaling};
 pub use digest::ModelDigest;
 pub use error::{ModelError, RankFault};
 pub use executor::{

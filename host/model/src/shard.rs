@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use skep_kernels::DType;
 
-use crate::checkpoint::Checkpoint;
-use crate::config::ModelConfig;
+use crate::checkpoint::{Checkpoint, Tensor};
+use crate::config::{ExpertForm, ModelConfig};
 use crate::error::ModelError;
 
 /// The position of a rank among the ranks that share each weight.
@@ -141,24 +141,48 @@ fn refusal(checkpoint: &Checkpoint, ranks: usize) -> Result<Option<Refusal>, Mod
     if ranks == 0 || !config.head_count.is_multiple_of(ranks) {
         return Ok(Some(Refusal::Heads));
     }
-    let attended = config.head_count * config.head_size;
+    let value_size = config.style.latent.map_or(config.head_size, |latent| latent.value);
+    let attended = config.head_count * value_size;
     for layer in 0..config.layer_count {
-        let tensor = |part: &str| checkpoint.tensor(&format!("model.layers.{layer}.{part}.weight"));
-        let (output, down) = (tensor("self_attn.o_proj")?, tensor("mlp.down_proj")?);
-        let cut = if !(attended / ranks).is_multiple_of(output.dtype.block_len()) {
-            output
-        } else if config.feed_forward_size / down.dtype.block_len() < ranks {
-            down
-        } else {
-            continue;
-        };
-        return Ok(Some(Refusal::Blocks {
-            name: cut.name.to_owned(),
-            dtype: cut.dtype,
-            columns: cut.shape[1],
-        }));
+        let output = checkpoint.tensor(&format!("model.layers.{layer}.self_attn.o_proj.weight"))?;
+        if !(attended / ranks).is_multiple_of(output.dtype.block_len()) {
+            return Ok(Some(Refusal::blocks(&output)));
+        }
+        for (name, width) in divided_widths(config, layer) {
+            let tensor = checkpoint.tensor(&name)?;
+            if width / tensor.dtype.block_len() < ranks {
+                return Ok(Some(Refusal::blocks(&tensor)));
+            }
+        }
     }
     Ok(None)
+}
+
+/// Returns the weights of a layer's feed-forward part whose inputs ranks divide, and the number of inputs. One expert
+/// stands for all.
+fn divided_widths(config: &ModelConfig, layer: usize) -> Vec<(String, usize)> {
+    let prefix = format!("model.layers.{layer}");
+    let Some(experts) = config.style.experts_of(layer) else {
+        return vec![(format!("{prefix}.mlp.down_proj.weight"), config.feed_forward_size)];
+    };
+    let module = experts.form.module();
+    let [_, _, down] = experts.form.projections();
+    let name = match experts.form {
+        ExpertForm::Interleaved => format!("{prefix}.{module}.experts.down_proj"),
+        ExpertForm::Separate | ExpertForm::Mixtral => format!("{prefix}.{module}.experts.0.{down}.weight"),
+    };
+    let mut widths = vec![(name, experts.size)];
+    if experts.shared_size > 0 {
+        widths.push((format!("{prefix}.{module}.shared_experts.down_proj.weight"), experts.shared_size));
+    }
+    widths
+}
+
+impl Refusal {
+    fn blocks(tensor: &Tensor<'_>) -> Self {
+        let columns = tensor.shape.get(1).copied().unwrap_or_default();
+        Refusal::Blocks { name: tensor.name.to_owned(), dtype: tensor.dtype, columns }
+    }
 }
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {

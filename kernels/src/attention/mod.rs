@@ -14,16 +14,17 @@ mod tests;
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::cpu::attention::{AttendRows, BLOCK, BlockState, MergeStates, Scales, State};
+use crate::cpu::attention::{AttendRows, BLOCK, BlockState, MergeStates, QueryRow, Scales, State};
 use crate::cpu::dispatch;
 use crate::cpu::kv::{KvF16, KvF32, KvI8};
 use crate::error::{expect_len, product};
 use crate::kv::{KvFormat, KvLayer, PAGE_TOKENS};
 use crate::pool::SharedSlice;
 use crate::{Isa, KernelError, WorkerPool};
-use plan::{Group, Part, Plan, Task};
+use plan::{Group, Part, Plan};
 pub use sharing::AttentionBatch;
 
 /// Number of pages in a block of positions.
@@ -43,7 +44,7 @@ pub struct AttentionSequence {
 
 impl AttentionSequence {
     /// Checks that its rows are below `rows` and that existing pages cover its positions.
-    pub(crate) fn check(&self, op: &'static str, rows: usize, kv: &KvLayer) -> Result<(), KernelError> {
+    pub(crate) fn check(&self, op: &'static str, rows: usize, page_count: usize) -> Result<(), KernelError> {
         let out_of_range = |what, index, count| Err(KernelError::OutOfRange { op, what, index, count });
         if self.row.checked_add(self.tokens).is_none_or(|end| end > rows) {
             return out_of_range("row", self.row, rows);
@@ -53,19 +54,24 @@ impl AttentionSequence {
         if positions > covered {
             return out_of_range("position", positions, covered);
         }
-        self.pages.iter().try_for_each(|page| kv.check_page(op, *page))
+        match self.pages.iter().find(|page| **page as usize >= page_count) {
+            Some(page) => out_of_range("page", *page as usize, page_count),
+            None => Ok(()),
+        }
     }
 }
 
 /// Shapes and settings of a call to [`attention`].
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionParams {
+pub struct AttentionParams<'a> {
     pub heads: usize,
     /// Distance between rows of `query` in values. The first `heads * head_size` values of a row are the query heads.
     pub query_stride: usize,
     pub scale: f32,
     /// If set, position `p` attends only to positions in `(p - window, p]`.
     pub window: Option<usize>,
+    /// Either empty or, for each head, the score of a position without a value that every query sees.
+    pub sinks: &'a [f32],
 }
 
 /// Computes attention and writes `[rows][heads * head_size]` to `out`. The keys and values of all tokens must already be
@@ -73,43 +79,94 @@ pub struct AttentionParams {
 pub fn attention(
     pool: &WorkerPool,
     isa: Isa,
-    params: AttentionParams,
+    params: AttentionParams<'_>,
     kv: &KvLayer,
     query: &[f32],
     batch: &AttentionBatch,
     out: &mut [f32],
 ) -> Result<(), KernelError> {
     check(&params, kv, query, batch.sequences(), out)?;
-    let plan = Plan::new(pool.threads(), &params, kv, batch);
+    let (heads, size) = (params.heads, kv.head_size());
+    let strides = Strides {
+        heads,
+        kv_heads: kv.kv_heads(),
+        query: [params.query_stride, size],
+        output: [heads * size, size],
+        value_stride: kv.value_stride,
+        value_size: size,
+    };
+    let call = Call { isa, params: &params, kv, query };
+    run_plan(pool, isa, &strides, params.window, params.sinks, batch, out, |part, task, state, stride| {
+        // SAFETY: `check` ensured that the query and the pages cover the task, and its state belongs to it alone.
+        unsafe { call.attend(part, task, state, stride) }
+    });
+    Ok(())
+}
+
+/// The shape of a call: its heads, and where their rows begin.
+pub(crate) struct Strides {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    /// Distances between the queries of two rows and of two heads, in values.
+    pub(crate) query: [usize; 2],
+    /// Distances between the outputs of two rows and of two heads, in values.
+    pub(crate) output: [usize; 2],
+    /// Number of values of a head, with and without padding.
+    pub(crate) value_stride: usize,
+    pub(crate) value_size: usize,
+}
+
+/// Query rows, and the pages that they read.
+pub(crate) struct TaskRows<'a> {
+    pub(crate) rows: &'a [QueryRow],
+    pub(crate) kv_head: usize,
+    pub(crate) pages: &'a [u32],
+}
+
+/// Divides the work of checked sequences among the threads. `attend` computes the given positions for some rows, into
+/// one state, or into a state for each block if the given distance between them is not 0.
+#[allow(clippy::too_many_arguments)] // The operands of `attention`.
+pub(crate) fn run_plan(
+    pool: &WorkerPool,
+    isa: Isa,
+    strides: &Strides,
+    window: Option<usize>,
+    sinks: &[f32],
+    batch: &AttentionBatch,
+    out: &mut [f32],
+    attend: impl Fn(&TaskRows<'_>, Range<usize>, State, usize) + Sync,
+) {
+    let plan = Plan::new(pool.threads(), strides, window, sinks, batch);
+    let (value_stride, value_size) = (strides.value_stride, strides.value_size);
     let mut states = vec![0.0; plan.state_len];
     let (out, states) = (SharedSlice::new(out), SharedSlice::new(&mut states));
-    let call = Call { isa, params: &params, kv, query };
     pool.run(plan.tasks.len(), |index| {
         let task = &plan.tasks[index];
         let part = &plan.parts[task.part];
+        let rows = TaskRows { rows: &part.rows, kv_head: part.kv_head, pages: part.pages };
         let mut buffer = [const { MaybeUninit::<f32>::uninit() }; State::MAX_LEN];
-        let whole = State::new(buffer.as_mut_ptr().cast(), kv.value_stride);
-        // SAFETY: `check` ensured that the query, the pages and the output cover the task. No two groups share a row, and
-        // each block's state belongs to one task until the last task of a group is done.
+        let whole = State::new(buffer.as_mut_ptr().cast(), value_stride);
+        // SAFETY: the caller checked that the query, the pages and the output cover the task. No two groups share a row,
+        // and each block's state belongs to one task until the last task of a group is done.
         unsafe {
             let Some(kept) = part.states else {
-                call.attend(part, task, whole, 0);
-                return plan.groups[part.groups[0]].finish(kv.head_size(), &whole, &out);
+                attend(&rows, task.from..task.to, whole, 0);
+                return plan.groups[part.groups[0]].finish(value_size, &whole, &out);
             };
-            let stride = State::len(part.rows.len(), kv.value_stride);
+            let stride = State::len(part.rows.len(), value_stride);
             let first = kept + (task.from / BLOCK - part.from / BLOCK) * stride;
-            call.attend(part, task, State::new(states.as_mut_ptr().add(first), kv.value_stride), stride);
+            let state = State::new(states.as_mut_ptr().add(first), value_stride);
+            attend(&rows, task.from..task.to, state, stride);
             for group in part.groups.iter().map(|group| &plan.groups[*group]) {
                 // The thread that finishes last sees what the others wrote.
                 if group.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    let blocks = blocks_of(group, &plan.parts, &states, kv.value_stride);
+                    let blocks = blocks_of(group, &plan.parts, &states, value_stride);
                     dispatch(isa, MergeStates { blocks: &blocks, rows: group.rows.len(), into: whole });
-                    group.finish(kv.head_size(), &whole, &out);
+                    group.finish(value_size, &whole, &out);
                 }
             }
         }
     });
-    Ok(())
 }
 
 /// Returns the states of all blocks of a group, in order.
@@ -144,8 +201,9 @@ impl Group {
     unsafe fn finish(&self, head_size: usize, state: &State, out: &SharedSlice<f32>) {
         for (r, row) in self.rows.iter().enumerate() {
             // SAFETY: guaranteed by the caller.
-            let ((values, total), out) = unsafe { (state.row(r), out.part(row.output, head_size)) };
-            let factor = 1.0 / total;
+            let ((values, total, largest), out) = unsafe { (state.row(r), out.part(row.output, head_size)) };
+            let sink = if row.sink > f32::NEG_INFINITY { (row.sink - largest).exp() } else { 0.0 };
+            let factor = 1.0 / (total + sink);
             for (out, value) in out.iter_mut().zip(values) {
                 // Positions with weight zero may flip the sign of a zero; adding 0.0 gives +0.0 for either sign.
                 *out = value * factor + 0.0;
@@ -157,7 +215,7 @@ impl Group {
 /// The arguments that all tasks share.
 struct Call<'a> {
     isa: Isa,
-    params: &'a AttentionParams,
+    params: &'a AttentionParams<'a>,
     kv: &'a KvLayer,
     query: &'a [f32],
 }
@@ -167,7 +225,7 @@ impl Call<'_> {
     ///
     /// # Safety
     /// The task belongs to a plan for checked sequences, and no other task writes its states.
-    unsafe fn attend(&self, part: &Part<'_>, task: &Task, state: State, state_stride: usize) {
+    unsafe fn attend(&self, part: &TaskRows<'_>, task: Range<usize>, state: State, state_stride: usize) {
         let kv = self.kv;
         let key_head = kv.head_size() * PAGE_TOKENS;
         let value_head = kv.value_stride * PAGE_TOKENS;
@@ -183,7 +241,7 @@ impl Call<'_> {
                     )
                 };
                 let kernel = AttendRows::<$format> {
-                    rows: &part.rows,
+                    rows: part.rows,
                     query: self.query.as_ptr(),
                     scale: self.params.scale,
                     head_size: kv.head_size(),
@@ -193,8 +251,8 @@ impl Call<'_> {
                     value_page: kv.kv_heads() * value_head,
                     scales,
                     pages: part.pages,
-                    from: task.from,
-                    to: task.to,
+                    from: task.start,
+                    to: task.end,
                     state,
                     state_stride,
                     format: PhantomData,
@@ -212,7 +270,7 @@ impl Call<'_> {
 }
 
 fn check(
-    params: &AttentionParams,
+    params: &AttentionParams<'_>,
     kv: &KvLayer,
     query: &[f32],
     sequences: &[AttentionSequence],
@@ -239,5 +297,8 @@ fn check(
     let rows = out.len() / width.max(1);
     expect_len(OP, "the output length", product(OP, "the output", &[rows, width])?, out.len())?;
     expect_len(OP, "the query length", product(OP, "the query", &[rows, params.query_stride])?, query.len())?;
-    sequences.iter().try_for_each(|sequence| sequence.check(OP, rows, kv))
+    if !params.sinks.is_empty() {
+        expect_len(OP, "the number of sinks", params.heads, params.sinks.len())?;
+    }
+    sequences.iter().try_for_each(|sequence| sequence.check(OP, rows, kv.page_count()))
 }

@@ -3,9 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
-use super::{AttentionBatch, AttentionParams, AttentionSequence, PAGE_TOKENS};
+use super::{AttentionBatch, AttentionSequence, PAGE_TOKENS, Strides};
 use crate::cpu::attention::{BLOCK, EXACT_ROWS, MAX_ROWS, QueryRow, State};
-use crate::kv::KvLayer;
 
 /// Number of tasks per thread into which long ranges are divided to balance the load.
 const TASKS_PER_THREAD: usize = 6;
@@ -59,28 +58,35 @@ impl Part<'_> {
 impl<'a> Plan<'a> {
     pub(super) fn new(
         threads: usize,
-        params: &AttentionParams,
-        kv: &KvLayer,
+        strides: &Strides,
+        window: Option<usize>,
+        sinks: &[f32],
         batch: &'a AttentionBatch,
     ) -> Self {
         let mut plan = Plan { groups: Vec::new(), parts: Vec::new(), tasks: Vec::new(), state_len: 0 };
-        plan.form_groups(params, kv, batch);
-        plan.cut(threads, kv.value_stride);
+        plan.form_groups(strides, window, sinks, batch);
+        plan.cut(threads, strides.value_stride);
         plan
     }
 
-    fn form_groups(&mut self, params: &AttentionParams, kv: &KvLayer, batch: &'a AttentionBatch) {
-        let share = params.heads / kv.kv_heads();
+    fn form_groups(
+        &mut self,
+        strides: &Strides,
+        window: Option<usize>,
+        sinks: &[f32],
+        batch: &'a AttentionBatch,
+    ) {
+        let share = strides.heads / strides.kv_heads;
         // A window may begin inside a shared range, where the rows of the members do not see the same positions.
-        let ranges = if params.window.is_none() { batch.ranges(share) } else { &[] };
+        let ranges = if window.is_none() { batch.ranges(share) } else { &[] };
         let sequences = batch.sequences();
-        for kv_head in 0..kv.kv_heads() {
+        for kv_head in 0..strides.kv_heads {
             let mut first_groups = Vec::with_capacity(sequences.len());
             for sequence in sequences {
                 first_groups.push(self.groups.len());
                 let count = sequence.tokens * share;
                 for first in (0..count).step_by(MAX_ROWS) {
-                    let describe = |row| query_row(params, kv, sequence, kv_head, row);
+                    let describe = |row| query_row(strides, window, sinks, sequence, [kv_head, row]);
                     let rows = (first..count.min(first + MAX_ROWS)).map(describe).collect();
                     self.groups.push(Group { rows, parts: Vec::new(), unfinished: AtomicUsize::new(0) });
                 }
@@ -151,19 +157,21 @@ impl<'a> Plan<'a> {
 }
 
 fn query_row(
-    params: &AttentionParams,
-    kv: &KvLayer,
+    strides: &Strides,
+    window: Option<usize>,
+    sinks: &[f32],
     sequence: &AttentionSequence,
-    kv_head: usize,
-    row: usize,
+    [kv_head, row]: [usize; 2],
 ) -> QueryRow {
-    let share = params.heads / kv.kv_heads();
+    let share = strides.heads / strides.kv_heads;
     let (token, head) = (row / share, kv_head * share + row % share);
     let end = sequence.start + token + 1;
+    let at = |[row, column]: [usize; 2]| (sequence.row + token) * row + head * column;
     QueryRow {
-        offset: (sequence.row + token) * params.query_stride + head * kv.head_size(),
-        output: ((sequence.row + token) * params.heads + head) * kv.head_size(),
-        first: params.window.map_or(0, |window| end.saturating_sub(window)),
+        offset: at(strides.query),
+        output: at(strides.output),
+        first: window.map_or(0, |window| end.saturating_sub(window)),
         end,
+        sink: sinks.get(head).copied().unwrap_or(f32::NEG_INFINITY),
     }
 }

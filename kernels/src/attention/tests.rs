@@ -57,7 +57,13 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, case: &Case) {
             AttentionSequence { row: row - tokens, tokens: *tokens, start: *start, pages: pages.clone() }
         })
         .collect();
-    let params = AttentionParams { heads: case.heads, query_stride: stride, scale: 0.3, window: case.window };
+    let params = AttentionParams {
+        heads: case.heads,
+        query_stride: stride,
+        scale: 0.3,
+        window: case.window,
+        sinks: &[],
+    };
     let batch = AttentionBatch::new(sequences, case.heads / case.kv_heads);
     attention(&pool, isa, params, &kv, &query, &batch, &mut out).unwrap();
 
@@ -122,7 +128,7 @@ fn pages_and_positions_out_of_range_are_errors() {
     let run = |tokens, start, pages: &[u32]| {
         let sequence = AttentionSequence { row: 0, tokens, start, pages: pages.to_vec() };
         let batch = AttentionBatch::new(vec![sequence], 1);
-        let params = AttentionParams { heads: 1, query_stride: 16, scale: 1.0, window: None };
+        let params = AttentionParams { heads: 1, query_stride: 16, scale: 1.0, window: None, sinks: &[] };
         attention(&pool, Isa::detect(), params, &kv, &[0.0; 16], &batch, &mut [0.0; 16])
     };
     assert!(run(1, 15, &[1]).is_ok());
@@ -167,7 +173,8 @@ fn sequences_that_share_pages_get_the_bits_that_they_get_alone() {
                 let sequences: Vec<AttentionSequence> = case.iter().map(sequence).collect();
                 let stride = heads * head_size;
                 let query: Vec<f32> = random.floats(row * stride).iter().map(|x| x * 3.0).collect();
-                let params = AttentionParams { heads, query_stride: stride, scale: 0.3, window: None };
+                let params =
+                    AttentionParams { heads, query_stride: stride, scale: 0.3, window: None, sinks: &[] };
                 let pool = WorkerPool::new(threads).unwrap();
                 for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
                     let run = |sequences: Vec<AttentionSequence>| {

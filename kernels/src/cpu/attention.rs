@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::Kernel;
-use super::kv::{KvFormat, MAX_HEAD, PAGE};
+use super::kv::{KvFormat, MAX_HEAD, MAX_LATENT, PAGE};
 use super::simd::{Simd, exp};
 
 /// Maximum number of query rows per call.
@@ -22,11 +22,11 @@ pub(crate) const EXACT_ROWS: usize = 8;
 /// Number of positions whose weights are summed before they are merged with other blocks.
 pub(crate) const BLOCK: usize = 128;
 /// Lanes of a register that holds one value per row. A state has one such register of largest scores and one of totals.
-const LANES: usize = 16;
-const MASKED: f32 = -1e30;
+pub(super) const LANES: usize = 16;
+pub(super) const MASKED: f32 = -1e30;
 
 /// One query row, and the positions that it attends to.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct QueryRow {
     /// Offset of its values in `query`.
     pub offset: usize,
@@ -35,6 +35,8 @@ pub(crate) struct QueryRow {
     pub first: usize,
     /// Exclusive.
     pub end: usize,
+    /// The score of a position without a value, or minus infinity.
+    pub sink: f32,
 }
 
 /// The softmax state of several rows in plain memory: a register of largest scores, a register of totals, then the
@@ -47,7 +49,7 @@ pub(crate) struct State {
 
 impl State {
     /// Maximum number of floats in a state.
-    pub const MAX_LEN: usize = Self::len(MAX_ROWS, MAX_HEAD);
+    pub const MAX_LEN: usize = Self::len(MAX_ROWS, MAX_LATENT);
 
     /// Returns the number of floats in the state of `rows` rows.
     pub const fn len(rows: usize, value_stride: usize) -> usize {
@@ -59,16 +61,25 @@ impl State {
         State { start, value_stride }
     }
 
-    /// Returns the weighted values of a row and the total by which to divide them.
+    /// Returns the weighted values of a row, the total by which to divide them, and the largest score.
     ///
     /// # Safety
     /// The state is valid, was computed for the row, and no thread writes it.
-    pub unsafe fn row(&self, row: usize) -> (&[f32], f32) {
+    pub unsafe fn row(&self, row: usize) -> (&[f32], f32, f32) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let values = std::slice::from_raw_parts(self.values(row), self.value_stride);
-            (values, *self.start.add(LANES + row))
+            (values, *self.start.add(LANES + row), *self.start.add(row))
         }
+    }
+
+    /// Returns the state that begins this many floats later.
+    ///
+    /// # Safety
+    /// The states lie in one allocation, or the result is not used.
+    #[inline(always)]
+    pub(super) unsafe fn after(self, floats: usize) -> Self {
+        State { start: self.start.wrapping_add(floats), ..self }
     }
 
     /// Returns a pointer to the weighted values of a row.
@@ -76,7 +87,7 @@ impl State {
     /// # Safety
     /// The state has the row.
     #[inline(always)]
-    unsafe fn values(&self, row: usize) -> *mut f32 {
+    pub(super) unsafe fn values(&self, row: usize) -> *mut f32 {
         // SAFETY: guaranteed by the caller.
         unsafe { self.start.add(2 * LANES + row * self.value_stride) }
     }
@@ -86,7 +97,7 @@ impl State {
     /// # Safety
     /// The state is valid for `rows` rows, and only the caller has access to it.
     #[inline(always)]
-    unsafe fn clear<S: Simd>(&self, rows: usize) {
+    pub(super) unsafe fn clear<S: Simd>(&self, rows: usize) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             S::store(self.start, S::splat(MASKED));
@@ -101,7 +112,7 @@ impl State {
     /// # Safety
     /// The state is valid, only the caller has access to it, and each pointer is valid for one register.
     #[inline(always)]
-    unsafe fn merge_totals<S: Simd>(&self, largest: *const f32, totals: *const f32) -> Factors {
+    pub(super) unsafe fn merge_totals<S: Simd>(&self, largest: *const f32, totals: *const f32) -> Factors {
         let mut factors = Factors { before: [0.0; LANES], block: [0.0; LANES] };
         // SAFETY: guaranteed by the caller.
         unsafe {
@@ -119,7 +130,7 @@ impl State {
 }
 
 /// The factors by which values are multiplied when a block is merged, for each row.
-struct Factors {
+pub(super) struct Factors {
     before: [f32; LANES],
     block: [f32; LANES],
 }
@@ -129,7 +140,7 @@ struct Factors {
 /// # Safety
 /// `to` is valid for one register to which only the caller has access; call inside a dispatched kernel.
 #[inline(always)]
-unsafe fn merge_values<S: Simd>(to: *mut f32, block: S::F, factors: &Factors, row: usize) {
+pub(super) unsafe fn merge_values<S: Simd>(to: *mut f32, block: S::F, factors: &Factors, row: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let before = S::mul(S::load(to), S::splat(factors.before[row]));
@@ -418,7 +429,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
 /// # Safety
 /// `scores` is a whole number of pages; call inside a dispatched kernel.
 #[inline(always)]
-unsafe fn softmax_weights<S: Simd>(scores: &mut [f32], at: usize, row: &QueryRow) -> (f32, f32) {
+pub(super) unsafe fn softmax_weights<S: Simd>(scores: &mut [f32], at: usize, row: &QueryRow) -> (f32, f32) {
     let low = row.first.saturating_sub(at).min(scores.len());
     let high = row.end.saturating_sub(at).min(scores.len());
     let masked = low > 0 || high < scores.len();

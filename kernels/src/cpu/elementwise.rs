@@ -123,6 +123,101 @@ impl Kernel for Add<'_> {
     }
 }
 
+/// Computes `to += factor * from`.
+pub(crate) struct AddScaled<'a> {
+    pub to: &'a mut [f32],
+    pub from: &'a [f32],
+    pub factor: f32,
+}
+
+impl Kernel for AddScaled<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let whole = self.to.len() / 16 * 16;
+        // SAFETY: accesses are below `whole`; the slices have equal lengths.
+        unsafe {
+            let factor = S::splat(self.factor);
+            for at in (0..whole).step_by(16) {
+                let from = S::load(self.from.as_ptr().add(at));
+                let sum = S::fma(from, factor, S::load(self.to.as_ptr().add(at)));
+                S::store(self.to.as_mut_ptr().add(at), sum);
+            }
+        }
+        for at in whole..self.to.len() {
+            self.to[at] += self.from[at] * self.factor;
+        }
+    }
+}
+
+/// Computes `gate = gelu(gate) * up` with the approximation of GELU by a hyperbolic tangent.
+pub(crate) struct GeluGate<'a> {
+    pub gate: &'a mut [f32],
+    pub up: &'a [f32],
+}
+
+impl Kernel for GeluGate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        /// Twice the square root of 2 / π: x / 2 * (1 + tanh(y)) is x / (1 + exp(-2 y)).
+        const TWICE: f32 = 1.595_769;
+        const CUBIC: f32 = 0.044_715;
+        let whole = self.gate.len() / 16 * 16;
+        // SAFETY: accesses are below `whole`; the slices have equal lengths.
+        unsafe {
+            let one = S::splat(1.0);
+            for at in (0..whole).step_by(16) {
+                let x = S::load(self.gate.as_ptr().add(at));
+                let inner = S::mul(x, S::fma(S::mul(x, x), S::splat(CUBIC), one));
+                let sigmoid = S::div(one, S::add(one, exp::<S>(S::mul(inner, S::splat(-TWICE)))));
+                let up = S::load(self.up.as_ptr().add(at));
+                S::store(self.gate.as_mut_ptr().add(at), S::mul(S::mul(x, sigmoid), up));
+            }
+        }
+        for at in whole..self.gate.len() {
+            let x = self.gate[at];
+            self.gate[at] = x / (1.0 + (-TWICE * (x * (x * x * CUBIC + 1.0))).exp()) * self.up[at];
+        }
+    }
+}
+
+/// Computes `gate = (up + 1) * gate * sigmoid(1.702 * gate)` after the gate was bounded above by the limit, and the
+/// up value on both sides.
+pub(crate) struct ClampedGate<'a> {
+    pub gate: &'a mut [f32],
+    pub up: &'a [f32],
+    pub limit: f32,
+}
+
+impl Kernel for ClampedGate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        const ALPHA: f32 = 1.702;
+        let ClampedGate { gate, up, limit } = self;
+        let whole = gate.len() / 16 * 16;
+        // SAFETY: accesses are below `whole`; the slices have equal lengths.
+        unsafe {
+            let one = S::splat(1.0);
+            for at in (0..whole).step_by(16) {
+                let x = S::min(S::load(gate.as_ptr().add(at)), S::splat(limit));
+                let up = S::load(up.as_ptr().add(at));
+                let up = S::max(S::min(up, S::splat(limit)), S::splat(-limit));
+                let sigmoid = S::div(one, S::add(one, exp::<S>(S::mul(x, S::splat(-ALPHA)))));
+                S::store(gate.as_mut_ptr().add(at), S::mul(S::mul(x, sigmoid), S::add(up, one)));
+            }
+        }
+        for at in whole..gate.len() {
+            let (x, up) = (gate[at].min(limit), up[at].clamp(-limit, limit));
+            gate[at] = x / (1.0 + (-ALPHA * x).exp()) * (up + 1.0);
+        }
+    }
+}
+
 /// Rotates the pairs of one head. `table` holds the cosines and then the sines.
 pub(crate) struct Rotate<'a> {
     pub head: &'a mut [f32],

@@ -8,6 +8,8 @@ use super::simd::Simd;
 
 /// Maximum head size.
 pub(crate) const MAX_HEAD: usize = 256;
+/// Maximum number of values of a latent.
+pub(crate) const MAX_LATENT: usize = 512;
 /// Number of tokens per page.
 pub(crate) const PAGE: usize = 16;
 
@@ -136,7 +138,7 @@ impl<Kv: KvFormat> Kernel for StoreHead<'_, Kv> {
 /// # Safety
 /// `to` is valid for writes.
 #[inline(always)]
-unsafe fn scale(values: &[f32], to: *mut f32) -> f32 {
+pub(super) unsafe fn scale(values: &[f32], to: *mut f32) -> f32 {
     let largest = values.iter().fold(0f32, |all, x| if x.abs() > all { x.abs() } else { all });
     let (scale, inverse) =
         if largest > 1e-30 && largest < 1e30 { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
@@ -150,7 +152,7 @@ unsafe fn scale(values: &[f32], to: *mut f32) -> f32 {
 /// # Safety
 /// Call inside a dispatched kernel.
 #[inline(always)]
-unsafe fn storable<S: Simd, Kv: KvFormat>(values: &[f32], factor: f32) -> S::F {
+pub(super) unsafe fn storable<S: Simd, Kv: KvFormat>(values: &[f32], factor: f32) -> S::F {
     // SAFETY: every load reads 16 values that exist.
     unsafe {
         let values = if values.len() < 16 {

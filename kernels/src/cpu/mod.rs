@@ -7,6 +7,7 @@ pub(crate) mod elementwise;
 pub(crate) mod float_tiles;
 pub(crate) mod integer_tiles;
 pub(crate) mod kv;
+pub(crate) mod latent;
 pub(crate) mod pack;
 mod portable;
 pub(crate) mod quantise;

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use skep_model::{
-    Architecture, Batch, ChatTemplate, Executor, ExecutorLimits, LoadedModel, LogitRow, LogitsWanted,
-    MemoryPlan, ModelConfig, ModelDigest, ModelError, Rope, RopePairing, RopeScaling, RowOutput,
-    SpecialTokens, Tokenizer,
+    Architecture, Batch, ChatTemplate, Executor, ExecutorLimits, LayerStyle, LoadedModel, LogitRow,
+    LogitsWanted, MemoryPlan, ModelConfig, ModelDigest, ModelError, Rope, RopePairing, RopeScaling,
+    RowOutput, SpecialTokens, Tokenizer,
 };
 
 use crate::{Engine, EngineOptions};
@@ -109,6 +109,7 @@ fn config() -> ModelConfig {
         output_bias: false,
         mlp_bias: false,
         qk_norm: false,
+        style: LayerStyle::default(),
         tied_head: false,
         bos: None,
         eos: vec![EOS, 0],

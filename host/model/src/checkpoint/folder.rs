@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Format, TensorLocation, sampling_defaults};
+use super::coded::StoredAs;
+use super::{Format, TensorLocation, gguf_files, sampling_defaults};
 use crate::chat_template::ChatTemplate;
-use crate::config::{HuggingFaceFiles, ModelConfig, from_huggingface, token_text};
+use crate::config::{HuggingFaceFiles, ModelConfig, WeightCoding, from_huggingface, token_text};
 use crate::error::ModelError;
 use crate::mapping::Mapping;
 use crate::safetensors_file;
@@ -78,6 +79,25 @@ impl Folder {
             tokenizer: self.tokenizer.as_ref(),
             has_head,
         })
+    }
+
+    /// Returns how the weights are quantized, if they are.
+    pub(super) fn coding(&self) -> Result<Option<WeightCoding>, ModelError> {
+        WeightCoding::read(&self.config)
+    }
+
+    /// Gives the weights of a model's text part the names of a model without other parts, and drops those.
+    pub(super) fn keep_text_part(&self, tensors: &mut BTreeMap<String, TensorLocation>) {
+        const TEXT: &str = "language_model.";
+        if !self.config.get("text_config").is_some_and(Value::is_object) {
+            return;
+        }
+        let all = std::mem::take(tensors);
+        let has_prefix = all.keys().any(|name| name.starts_with(TEXT));
+        tensors.extend(all.into_iter().filter_map(|(name, location)| match name.strip_prefix(TEXT) {
+            Some(text) => Some((text.to_owned(), location)),
+            None => (!has_prefix).then_some((name, location)),
+        }));
     }
 
     pub(super) fn tokenizer(&self) -> Result<Option<Tokenizer>, ModelError> {
@@ -180,6 +200,16 @@ pub(super) fn only_gguf_file(folder: &Path) -> Result<PathBuf, ModelError> {
             found.push(path);
         }
     }
+    // The parts of a split file are one model, and its first part stands for all.
+    found.sort();
+    if let [first, rest @ ..] = &found[..]
+        && gguf_files::is_part(first)
+    {
+        let first = gguf_files::first_part(first);
+        if rest.iter().all(|path| gguf_files::first_part(path) == first) {
+            return Ok(first);
+        }
+    }
     match found.len() {
         1 => Ok(found.remove(0)),
         0 => Err(ModelError::NotAModel {
@@ -203,7 +233,8 @@ fn read_shards(paths: &[PathBuf]) -> Result<Weights, ModelError> {
                 Some(dtype) => Format::Weights(dtype),
                 None => Format::Other(format!("{:?}", tensor.dtype)),
             };
-            let location = TensorLocation { format, shape: tensor.shape, file, bytes: tensor.bytes };
+            let (shape, bytes, stored) = (tensor.shape, tensor.bytes, StoredAs::Values);
+            let location = TensorLocation { format, shape, file, bytes, stored };
             if tensors.insert(tensor.name.clone(), location).is_some() {
                 return Err(ModelError::tensor(tensor.name, "appears twice"));
             }

@@ -4,8 +4,12 @@
 //! Invariant: an open checkpoint holds every tensor that its configuration requires, each with the right shape and
 //! all its bytes. This module does not compute.
 
+mod coded;
 mod folder;
+mod gguf_files;
 mod layout;
+#[cfg(test)]
+mod mixtral_tests;
 mod sampling_defaults;
 mod synthetic;
 #[cfg(test)]
@@ -20,10 +24,12 @@ use skep_kernels::DType;
 use crate::chat_template::ChatTemplate;
 use crate::config::{ModelConfig, from_gguf};
 use crate::error::ModelError;
-use crate::gguf::{GgufFile, hugging_face_name};
+use crate::gguf::GgufFile;
 use crate::mapping::Mapping;
 use crate::sampling::Sampling;
 use crate::tokenizer::{self, Tokenizer};
+pub(crate) use coded::Coding;
+use coded::StoredAs;
 use folder::Folder;
 
 /// An open model. Weights stay in the mapped files.
@@ -44,8 +50,10 @@ pub struct Tensor<'a> {
     pub dtype: DType,
     /// Row-major shape, outermost dimension first: `[out, in]`.
     pub shape: &'a [usize],
-    /// The tensor's bytes; exactly as many as its type and shape require.
+    /// The tensor's bytes as they are stored: exactly as many as its type and shape require, unless they are codes.
+    /// [`Tensor::content`] returns them in the tensor's type.
     pub data: &'a [u8],
+    pub(crate) coding: Coding<'a>,
 }
 
 #[derive(Debug)]
@@ -65,6 +73,7 @@ struct TensorLocation {
     shape: Vec<usize>,
     file: usize,
     bytes: Range<usize>,
+    stored: StoredAs,
 }
 
 #[derive(Debug)]
@@ -75,7 +84,7 @@ enum Format {
 }
 
 impl Checkpoint {
-    /// Opens `X.gguf`, `X.safetensors` with config.json next to it, a Hugging Face folder, or a folder with one GGUF
+    /// Opens `X.gguf` or the parts of a split one, `X.safetensors` with config.json next to it, a Hugging Face folder, or a folder with one GGUF
     /// file.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let metadata =
@@ -95,12 +104,13 @@ impl Checkpoint {
         }
     }
 
-    /// Describes a model of which only the configuration is known: the shapes of its weights, all in `dtype`. It is for
-    /// plans alone, because its tensors have no bytes.
-    pub(crate) fn described(config: ModelConfig, dtype: DType) -> Result<Self, ModelError> {
+    /// Describes a model of which only the configuration is known: the shapes of its weights, each in the format that
+    /// `dtype` returns for its name. It is for plans alone, because its tensors have no bytes.
+    pub(crate) fn described(config: ModelConfig, dtype: impl Fn(&str) -> DType) -> Result<Self, ModelError> {
         const NAME: &str = "a model without weights";
-        let location = |(name, shape)| {
-            (name, TensorLocation { format: Format::Weights(dtype), shape, file: 0, bytes: 0..0 })
+        let location = |(name, shape): (String, Vec<usize>)| {
+            let (format, stored) = (Format::Weights(dtype(&name)), StoredAs::Values);
+            (name, TensorLocation { format, shape, file: 0, bytes: 0..0, stored })
         };
         let tensors = layout::required(&config).into_iter().map(location).collect();
         let files = vec![Mapping::made(NAME, Vec::new())];
@@ -214,33 +224,22 @@ impl Checkpoint {
             dtype,
             shape: &location.shape,
             data: &self.files[location.file][location.bytes.clone()],
+            coding: location.stored.coding(&self.files),
         }
     }
 
     fn open_gguf(path: &Path) -> Result<Self, ModelError> {
-        let mapping = Mapping::open(path)?;
-        let file = GgufFile::parse(path, &mapping)?;
-        let config = from_gguf(&file, &mapping)?;
-        let mut tensors = BTreeMap::new();
-        for tensor in file.tensors() {
-            let name = hugging_face_name(&tensor.name);
-            let format = Format::Weights(tensor.dtype);
-            let location =
-                TensorLocation { format, shape: tensor.shape.clone(), file: 0, bytes: tensor.bytes.clone() };
-            if tensors.insert(name.clone(), location).is_some() {
-                return Err(ModelError::tensor(
-                    name,
-                    "appears twice, under its GGUF name and its Hugging Face name",
-                ));
-            }
-        }
-        Self { path: path.to_owned(), source: Source::Gguf(file), files: vec![mapping], tensors, config }
-            .checked()
+        let (file, files) = gguf_files::open(path)?;
+        let config = from_gguf(&file, &files[0])?;
+        let tensors = gguf_files::tensors(&file)?;
+        Self { path: path.to_owned(), source: Source::Gguf(file), files, tensors, config }.checked()
     }
 
     fn open_folder(path: &Path, folder: &Path, weights: Option<&Path>) -> Result<Self, ModelError> {
         let folder = Folder::open(folder)?;
-        let (files, tensors) = folder.read_weights(weights)?;
+        let (files, mut tensors) = folder.read_weights(weights)?;
+        coded::join(folder.coding()?.as_ref(), &mut tensors, &files)?;
+        folder.keep_text_part(&mut tensors);
         let config = folder.config(tensors.contains_key("lm_head.weight"))?;
         Self { path: path.to_owned(), source: Source::Folder(Box::new(folder)), files, tensors, config }
             .checked()

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use skep_kernels::DType;
 
+use super::coded::StoredAs;
 use super::{Checkpoint, Format, Source, TensorLocation, layout};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -48,7 +49,8 @@ impl Checkpoint {
             };
             let values: usize = shape.iter().product();
             let bytes: Range<usize> = start..start + values / dtype.block_len() * dtype.block_bytes();
-            (name, TensorLocation { format: Format::Weights(dtype), shape, file: 0, bytes })
+            let (format, stored) = (Format::Weights(dtype), StoredAs::Values);
+            (name, TensorLocation { format, shape, file: 0, bytes, stored })
         };
         let tensors: BTreeMap<String, TensorLocation> = required.into_iter().map(located).collect();
         let files = vec![Mapping::made(NAME, bytes)];

@@ -4,13 +4,23 @@
 
 use crate::error::ModelError;
 
-/// A model family. The flags of [`super::ModelConfig`] describe the differences between families.
+/// The values of `model_type` that are read.
+const MODEL_TYPES: &str = "llama, qwen2, qwen3, mistral, qwen3_moe, mixtral, deepseek_v3, kimi_k2, glm4_moe_lite, gpt_oss, gemma3_text";
+
+/// A model family. [`super::ModelConfig`] and its [`super::LayerStyle`] describe the differences between families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Architecture {
     Llama,
     Qwen2,
     Qwen3,
     Mistral,
+    Qwen3Moe,
+    Mixtral,
+    /// DeepSeek-V3 and Kimi K2, whose layers are the same.
+    DeepSeekV3,
+    Glm4MoeLite,
+    GptOss,
+    Gemma3,
 }
 
 impl Architecture {
@@ -26,11 +36,13 @@ impl Architecture {
             "qwen2" => Ok(Self::Qwen2),
             "qwen3" => Ok(Self::Qwen3),
             "mistral" => Ok(Self::Mistral),
-            other => Err(ModelError::unsupported(
-                "model_type",
-                format!("\"{other}\""),
-                "llama, qwen2, qwen3, mistral",
-            )),
+            "qwen3_moe" => Ok(Self::Qwen3Moe),
+            "mixtral" => Ok(Self::Mixtral),
+            "deepseek_v3" | "kimi_k2" => Ok(Self::DeepSeekV3),
+            "glm4_moe_lite" => Ok(Self::Glm4MoeLite),
+            "gpt_oss" => Ok(Self::GptOss),
+            "gemma3_text" => Ok(Self::Gemma3),
+            other => Err(ModelError::unsupported("model_type", format!("\"{other}\""), MODEL_TYPES)),
         }
     }
 
@@ -40,10 +52,12 @@ impl Architecture {
             "llama" => Ok(Self::Llama),
             "qwen2" => Ok(Self::Qwen2),
             "qwen3" => Ok(Self::Qwen3),
+            "qwen3moe" => Ok(Self::Qwen3Moe),
+            "deepseek2" => Ok(Self::DeepSeekV3),
             other => Err(ModelError::unsupported(
                 "general.architecture",
                 format!("\"{other}\""),
-                "llama, qwen2, qwen3",
+                "llama, qwen2, qwen3, qwen3moe, deepseek2",
             )),
         }
     }
@@ -55,6 +69,12 @@ impl Architecture {
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Mistral => "MistralForCausalLM",
+            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::Mixtral => "MixtralForCausalLM",
+            Self::DeepSeekV3 => "DeepseekV3ForCausalLM",
+            Self::Glm4MoeLite => "Glm4MoeLiteForCausalLM",
+            Self::GptOss => "GptOssForCausalLM",
+            Self::Gemma3 => "Gemma3ForCausalLM",
         }
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! Invariant: a key that changes the arithmetic but is not implemented causes an error that names it.
 
-use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling, ends_generation};
+use super::{
+    Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeScaling, ends_generation, gguf_style,
+};
 use crate::error::ModelError;
 use crate::gguf::{GgufFile, GgufTensor};
 
@@ -24,11 +26,15 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
     let layer_count = keys.required("block_count")?;
     let head_count = keys.required("attention.head_count")?;
     let kv_head_count = keys.size("attention.head_count_kv")?.unwrap_or(head_count);
-    let head_size = match keys.size("attention.key_length")? {
-        Some(size) => size,
-        None => hidden_size.checked_div(head_count).unwrap_or(0),
+    let style = gguf_style::style(&keys, architecture, layer_count)?;
+    let head_size = match (style.latent, keys.size("attention.key_length")?) {
+        (Some(latent), _) => latent.head_size(),
+        (None, Some(size)) => size,
+        (None, None) => hidden_size.checked_div(head_count).unwrap_or(0),
     };
-    keys.refuse_unsupported(head_size)?;
+    // All heads share one latent, which files count as one KV head.
+    let kv_head_count = if style.latent.is_some() { head_count } else { kv_head_count };
+    keys.refuse_unsupported(head_size, &style)?;
     let context_length = keys.required("context_length")?;
     let window =
         keys.size("attention.sliding_window")?.filter(|window| *window > 0 && *window < context_length);
@@ -54,7 +60,13 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
         head_count,
         kv_head_count,
         head_size,
-        feed_forward_size: keys.required("feed_forward_length")?,
+        feed_forward_size: match keys.size("feed_forward_length")? {
+            // Files of models whose layers all have experts may leave it out.
+            None if style.experts.is_some() => hidden_size,
+            Some(0) if style.experts.is_some() => hidden_size,
+            Some(size) => size,
+            None => keys.required("feed_forward_length")?,
+        },
         vocabulary_size,
         context_length,
         norm_epsilon: norm_epsilon as f32,
@@ -65,6 +77,7 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
         output_bias: has("blk.0.attn_output.bias"),
         mlp_bias: has("blk.0.ffn_up.bias"),
         qk_norm: has("blk.0.attn_q_norm.weight"),
+        style,
         tied_head: !has("output.weight"),
         bos: token(file, "tokenizer.ggml.bos_token_id")?,
         eos: end_tokens(file, bytes)?,
@@ -74,17 +87,21 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
 }
 
 /// The metadata keys under the architecture's name.
-struct Keys<'a> {
-    file: &'a GgufFile,
+pub(super) struct Keys<'a> {
+    pub(super) file: &'a GgufFile,
     prefix: &'a str,
 }
 
 impl Keys<'_> {
-    fn name(&self, key: &str) -> String {
+    pub(super) fn name(&self, key: &str) -> String {
         format!("{}.{key}", self.prefix)
     }
 
-    fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+    pub(super) fn float(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        self.file.float(&self.name(key))
+    }
+
+    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         let key = self.name(key);
         let Some(value) = self.file.unsigned(&key)? else { return Ok(None) };
         match u32::try_from(value) {
@@ -93,13 +110,18 @@ impl Keys<'_> {
         }
     }
 
-    fn required(&self, key: &str) -> Result<usize, ModelError> {
+    pub(super) fn required(&self, key: &str) -> Result<usize, ModelError> {
         self.size(key)?.ok_or_else(|| ModelError::config(self.name(key), "is missing"))
     }
 
-    fn refuse_unsupported(&self, head_size: usize) -> Result<(), ModelError> {
-        if let Some(experts) = self.size("expert_count")?.filter(|count| *count > 0) {
+    fn refuse_unsupported(&self, head_size: usize, style: &LayerStyle) -> Result<(), ModelError> {
+        if let Some(experts) =
+            self.size("expert_count")?.filter(|count| *count > 0 && style.experts.is_none())
+        {
             return Err(ModelError::unsupported(self.name("expert_count"), experts, "dense models"));
+        }
+        if style.latent.is_some() {
+            return Ok(());
         }
         for key in ["attention.value_length", "rope.dimension_count"] {
             if let Some(size) = self.size(key)?.filter(|size| *size != head_size) {
@@ -114,7 +136,7 @@ impl Keys<'_> {
     }
 }
 
-fn tensor<'a>(file: &'a GgufFile, name: &str) -> Option<&'a GgufTensor> {
+pub(super) fn tensor<'a>(file: &'a GgufFile, name: &str) -> Option<&'a GgufTensor> {
     file.tensors().iter().find(|tensor| tensor.name == name)
 }
 
@@ -147,8 +169,8 @@ fn rope(
     architecture: Architecture,
 ) -> Result<Rope, ModelError> {
     let pairing = match architecture {
-        Architecture::Llama | Architecture::Mistral => RopePairing::Interleaved,
-        Architecture::Qwen2 | Architecture::Qwen3 => RopePairing::Halves,
+        Architecture::Llama | Architecture::Mistral | Architecture::DeepSeekV3 => RopePairing::Interleaved,
+        _ => RopePairing::Halves,
     };
     let theta = file.float(&keys.name("rope.freq_base"))?.unwrap_or(DEFAULT_THETA) as f32;
     let kind = keys.name("rope.scaling.type");
@@ -156,6 +178,11 @@ fn rope(
         Some(factor) => Some(factor),
         None => file.float(&keys.name("rope.scale_linear"))?,
     };
+    if let (Architecture::DeepSeekV3, Some("yarn"), Some(factor)) =
+        (architecture, file.string(&kind)?, factor)
+    {
+        return Ok(Rope { theta, pairing, scaling: gguf_style::yarn(keys, factor as f32)? });
+    }
     let linear = match (file.string(&kind)?, factor) {
         (Some("none"), _) | (None, None) => None,
         (Some("linear") | None, Some(factor)) => Some(factor as f32).filter(|factor| *factor != 1.0),
@@ -183,8 +210,8 @@ fn rope(
 }
 
 fn read_factors(tensor: &GgufTensor, bytes: &[u8]) -> Result<Vec<f32>, ModelError> {
-    if tensor.dtype != skep_kernels::DType::F32 || tensor.shape.len() != 1 {
-        return Err(ModelError::tensor(ROPE_FACTORS, "is not a vector of F32 values"));
+    if tensor.dtype != skep_kernels::DType::F32 || tensor.shape.len() != 1 || tensor.file != 0 {
+        return Err(ModelError::tensor(ROPE_FACTORS, "is not a vector of F32 values in the first file"));
     }
     let data = &bytes[tensor.bytes.clone()];
     Ok(data.chunks_exact(4).map(|value| f32::from_le_bytes(value.try_into().expect("four bytes"))).collect())

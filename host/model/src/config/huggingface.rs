@@ -5,6 +5,8 @@
 
 use serde_json::{Map, Value};
 
+use super::families::style;
+use super::rope::yarn_magnitude;
 use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling, ends_generation};
 use crate::error::ModelError;
 
@@ -20,23 +22,25 @@ pub(crate) struct HuggingFaceFiles<'a> {
 
 /// Returns the checked configuration of a Hugging Face checkpoint.
 pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConfig, ModelError> {
-    let keys = Keys::of(files.config, "")?;
+    let (config, prefix) = text_config(files.config);
+    let keys = Keys::of(config, prefix)?;
     let architecture = architecture(&keys)?;
     refuse_unsupported(&keys)?;
     let hidden_size = keys.required("hidden_size")?;
     let layer_count = keys.required("num_hidden_layers")?;
     let head_count = keys.required("num_attention_heads")?;
-    let head_size = match keys.size("head_dim")? {
-        Some(size) => size,
-        None => hidden_size.checked_div(head_count).unwrap_or(0),
+    let style = style(&keys, architecture, layer_count, hidden_size)?;
+    let head_size = match (style.latent, keys.size("head_dim")?) {
+        (Some(latent), _) => latent.head_size(),
+        (None, Some(size)) => size,
+        (None, None) => hidden_size.checked_div(head_count).unwrap_or(0),
     };
     let attention_bias = keys.boolean("attention_bias")?;
     let (qkv_bias, output_bias) = match architecture {
         Architecture::Qwen2 => (true, false),
-        Architecture::Mistral => (false, false),
-        Architecture::Llama | Architecture::Qwen3 => {
-            (attention_bias.unwrap_or(false), attention_bias.unwrap_or(false))
-        }
+        Architecture::Mistral | Architecture::Mixtral => (false, false),
+        Architecture::GptOss => (attention_bias.unwrap_or(true), attention_bias.unwrap_or(true)),
+        _ => (attention_bias.unwrap_or(false), attention_bias.unwrap_or(false)),
     };
     let mlp_bias = keys.boolean("mlp_bias")?.unwrap_or(false) && architecture == Architecture::Llama;
     ModelConfig {
@@ -44,18 +48,22 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
         hidden_size,
         layer_count,
         head_count,
-        kv_head_count: keys.size("num_key_value_heads")?.unwrap_or(head_count),
+        kv_head_count: match style.latent {
+            Some(_) => head_count,
+            None => keys.size("num_key_value_heads")?.unwrap_or(head_count),
+        },
         head_size,
         feed_forward_size: keys.required("intermediate_size")?,
         vocabulary_size: keys.required("vocab_size")?,
         context_length: keys.required("max_position_embeddings")?,
         norm_epsilon: keys.float("rms_norm_eps")?.unwrap_or(1e-6),
-        rope: rope(&keys)?,
+        rope: rope(&keys, style.latent.is_some())?,
         windows: windows(&keys, architecture, layer_count)?,
         qkv_bias,
         output_bias,
         mlp_bias,
-        qk_norm: architecture == Architecture::Qwen3,
+        qk_norm: matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3),
+        style,
         tied_head: keys.boolean("tie_word_embeddings")?.unwrap_or(!files.has_head),
         bos: keys.tokens("bos_token_id")?.first().copied(),
         eos: end_tokens(files, &keys)?,
@@ -157,30 +165,54 @@ fn architecture(keys: &Keys<'_>) -> Result<Architecture, ModelError> {
 }
 
 fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), ModelError> {
-    if let Some(value) = keys.get("quantization_config") {
-        return Err(ModelError::unsupported(
-            "quantization_config",
-            brief(value),
-            "unquantized safetensors (F32, F16, BF16) and GGUF files",
-        ));
-    }
-    match keys.string("hidden_act")? {
-        None | Some("silu" | "swish") => {}
-        Some(other) => return Err(ModelError::unsupported("hidden_act", format!("\"{other}\""), "silu")),
-    }
     match keys.float("partial_rotary_factor")? {
         None | Some(1.0) => Ok(()),
         Some(other) => Err(ModelError::unsupported("partial_rotary_factor", other, "1")),
     }
 }
 
-fn rope(keys: &Keys<'_>) -> Result<Rope, ModelError> {
-    let (parameters, prefix) = match (keys.get("rope_parameters"), keys.get("rope_scaling")) {
-        (Some(parameters), _) => (Some(parameters), "rope_parameters."),
-        (None, Some(scaling)) => (Some(scaling), "rope_scaling."),
-        (None, None) => (None, ""),
-    };
-    let parameters = parameters.map(|parameters| Keys::of(parameters, prefix)).transpose()?;
+impl<'a> Keys<'a> {
+    /// Returns the parameters of the rotation, under their new or their old name. Where kinds of layers have
+    /// parameters of their own, those of layers without a window.
+    pub(super) fn rope_parameters(&self) -> Result<Option<Keys<'a>>, ModelError> {
+        if let Some(full) = self.nested_rope("full_attention")? {
+            return Ok(Some(full));
+        }
+        match (self.get("rope_parameters"), self.get("rope_scaling")) {
+            (Some(parameters), _) => Keys::of(parameters, "rope_parameters.").map(Some),
+            (None, Some(scaling)) => Keys::of(scaling, "rope_scaling.").map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Returns the parameters of the rotation of a kind of layers, if the kinds are told apart.
+    pub(super) fn nested_rope(&self, kind: &str) -> Result<Option<Keys<'a>>, ModelError> {
+        let nested = self.get("rope_parameters").and_then(|parameters| parameters.get(kind));
+        nested.map(|nested| Keys::of(nested, "rope_parameters.")).transpose()
+    }
+
+    fn rope_type(&self) -> Result<Option<&'a str>, ModelError> {
+        match self.string("rope_type")? {
+            Some(kind) => Ok(Some(kind)),
+            None => self.string("type"),
+        }
+    }
+
+    pub(super) fn is_yarn(&self) -> bool {
+        matches!(self.rope_type(), Ok(Some("yarn")))
+    }
+}
+
+/// Returns the configuration of the text part of a model with several parts, and its path.
+fn text_config(config: &Value) -> (&Value, &'static str) {
+    match config.get("text_config").filter(|text| text.is_object()) {
+        Some(text) => (text, "text_config."),
+        None => (config, ""),
+    }
+}
+
+fn rope(keys: &Keys<'_>, interleaved: bool) -> Result<Rope, ModelError> {
+    let parameters = keys.rope_parameters()?;
     let outer_theta = keys.float("rope_theta")?;
     let theta = match &parameters {
         Some(parameters) => parameters.float("rope_theta")?.or(outer_theta),
@@ -190,17 +222,38 @@ fn rope(keys: &Keys<'_>) -> Result<Rope, ModelError> {
         Some(parameters) => scaling(parameters, keys)?,
         None => RopeScaling::None,
     };
-    Ok(Rope { theta: theta.unwrap_or(10000.0), pairing: RopePairing::Halves, scaling })
+    let pairing = if interleaved { RopePairing::Interleaved } else { RopePairing::Halves };
+    Ok(Rope { theta: theta.unwrap_or(10000.0), pairing, scaling })
+}
+
+fn yarn(parameters: &Keys<'_>, config: &Keys<'_>) -> Result<RopeScaling, ModelError> {
+    let factor = parameters.required_float("factor")?;
+    let weights = (parameters.float("mscale")?, parameters.float("mscale_all_dim")?);
+    let magnitude = match (parameters.float("attention_factor")?, weights) {
+        (Some(magnitude), _) => magnitude,
+        (None, (Some(weight), Some(all))) if weight != 0.0 && all != 0.0 => {
+            (yarn_magnitude(factor, weight) / yarn_magnitude(factor, all)) as f32
+        }
+        (None, _) => yarn_magnitude(factor, 1.0) as f32,
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: parameters.float("beta_fast")?.unwrap_or(32.0),
+        beta_slow: parameters.float("beta_slow")?.unwrap_or(1.0),
+        original_context: match parameters.size("original_max_position_embeddings")? {
+            Some(context) => context,
+            None => config.required("max_position_embeddings")?,
+        },
+        truncated: parameters.boolean("truncate")?.unwrap_or(true),
+        magnitude,
+    })
 }
 
 fn scaling(parameters: &Keys<'_>, config: &Keys<'_>) -> Result<RopeScaling, ModelError> {
-    let kind = match parameters.string("rope_type")? {
-        Some(kind) => Some(kind),
-        None => parameters.string("type")?,
-    };
-    match kind {
+    match parameters.rope_type()? {
         None | Some("default") => Ok(RopeScaling::None),
         Some("linear") => Ok(RopeScaling::Linear { factor: parameters.required_float("factor")? }),
+        Some("yarn") => yarn(parameters, config),
         Some("llama3") => Ok(RopeScaling::Llama3 {
             factor: parameters.required_float("factor")?,
             low_freq_factor: parameters.required_float("low_freq_factor")?,
@@ -213,7 +266,7 @@ fn scaling(parameters: &Keys<'_>, config: &Keys<'_>) -> Result<RopeScaling, Mode
         Some(other) => Err(ModelError::unsupported(
             format!("{}rope_type", parameters.prefix),
             format!("\"{other}\""),
-            "default, linear, llama3",
+            "default, linear, llama3, yarn",
         )),
     }
 }
@@ -226,17 +279,29 @@ fn windows(
     let layers = layer_count.min(super::MAX_LAYERS); // `check` rejects a larger count.
     let window = keys.size("sliding_window")?;
     let window = match architecture {
-        Architecture::Llama => None,
-        Architecture::Mistral => window,
-        Architecture::Qwen2 | Architecture::Qwen3 => {
+        Architecture::Llama | Architecture::DeepSeekV3 | Architecture::Glm4MoeLite => None,
+        Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss | Architecture::Gemma3 => window,
+        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
             window.filter(|_| matches!(keys.boolean("use_sliding_window"), Ok(Some(true))))
         }
     };
     if let Some(Value::Array(types)) = keys.get("layer_types") {
         return layer_windows(types, layer_count, window);
     }
+    if let (Architecture::Gemma3, Some(window)) = (architecture, window) {
+        let pattern = keys.size("sliding_window_pattern")?.or(keys.size("_sliding_window_pattern")?);
+        let pattern = pattern.unwrap_or(6).max(1);
+        let full = |layer: usize| (layer + 1).is_multiple_of(pattern);
+        return Ok((0..layers).map(|layer| (!full(layer)).then_some(window)).collect());
+    }
     let first = match architecture {
-        Architecture::Qwen2 | Architecture::Qwen3 => keys.size("max_window_layers")?.unwrap_or(28),
+        // Every second layer has the window, from the first on.
+        Architecture::GptOss => {
+            return Ok((0..layers).map(|layer| window.filter(|_| layer % 2 == 0)).collect());
+        }
+        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
+            keys.size("max_window_layers")?.unwrap_or(28)
+        }
         _ => 0,
     };
     Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect())

@@ -5,15 +5,21 @@
 //! divide, floats are finite. Apart from its rotary pairing, it does not depend on the file format that it came from.
 
 mod architecture;
+mod coding;
+mod families;
 mod gguf;
+mod gguf_style;
 mod huggingface;
 mod rope;
 mod shapes;
+mod style;
 
 pub use architecture::Architecture;
+pub(crate) use coding::WeightCoding;
 pub(crate) use gguf::from_gguf;
 pub(crate) use huggingface::{HuggingFaceFiles, Keys, brief, from_huggingface, token_text};
 pub use rope::{Rope, RopePairing, RopeScaling};
+pub use style::{Expansion, ExpertForm, Experts, GateKind, Latent, LayerStyle, Norms, Routing, Score};
 
 use crate::error::ModelError;
 
@@ -41,6 +47,8 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Whether an RMS norm is applied to each head of q and k before the rotation.
     pub qk_norm: bool,
+    /// The parts in which the layers differ from Llama's.
+    pub style: LayerStyle,
     /// Whether the output head is the embedding.
     pub tied_head: bool,
     pub bos: Option<u32>,
@@ -58,6 +66,19 @@ const MAX_VOCABULARY: usize = 1 << 22;
 const MAX_CONTEXT: usize = 1 << 24;
 
 impl ModelConfig {
+    /// Returns the number of values of each head that rotate.
+    pub fn rotated(&self) -> usize {
+        match &self.style.latent {
+            Some(latent) => latent.rotated,
+            None => self.style.rotated.unwrap_or(self.head_size),
+        }
+    }
+
+    /// Returns the factor of the attention scores.
+    pub(crate) fn attention_scale(&self) -> f32 {
+        self.style.attention_scale.unwrap_or(1.0 / (self.head_size as f32).sqrt())
+    }
+
     /// Checks every size against its limits and against the other sizes.
     pub(crate) fn check(self) -> Result<Self, ModelError> {
         let bounds = [
@@ -93,7 +114,8 @@ impl ModelConfig {
                 format!("{} is outside 0..=1", self.norm_epsilon),
             ));
         }
-        self.rope.check(self.head_size)?;
+        self.style.check(self.head_size, self.layer_count)?;
+        self.rope.check(self.rotated())?;
         if self.windows.len() != self.layer_count || self.windows.contains(&Some(0)) {
             return Err(ModelError::config(
                 "sliding_window",

@@ -32,6 +32,18 @@ pub enum RopeScaling {
         high_freq_factor: f32,
         original_context: usize,
     },
+    /// Divides slow frequencies by `factor`, keeps fast ones, and blends linearly in between; the bounds are the pairs
+    /// that turn `beta_fast` and `beta_slow` times within the original context. Source: Peng et al. 2023 (YaRN).
+    Yarn {
+        factor: f32,
+        beta_fast: f32,
+        beta_slow: f32,
+        original_context: usize,
+        /// Whether the bounds are rounded to whole pairs.
+        truncated: bool,
+        /// The factor of cosines and sines.
+        magnitude: f32,
+    },
     /// Divides each frequency by a separate factor: `rope_freqs.weight` of a GGUF file, `head_size / 2` values.
     Factors(Vec<f32>),
 }
@@ -50,9 +62,17 @@ impl Rope {
         (0..head_size / 2)
             .map(|pair| {
                 let base = f64::from(self.theta).powf(-((2 * pair) as f64) / head_size as f64);
-                self.scaled(base, pair) as f32
+                self.scaled(base, pair, head_size) as f32
             })
             .collect()
+    }
+
+    /// Returns the factor of all cosines and sines.
+    pub fn magnitude(&self) -> f32 {
+        match self.scaling {
+            RopeScaling::Yarn { magnitude, .. } => magnitude,
+            _ => 1.0,
+        }
     }
 
     pub(crate) fn check(&self, head_size: usize) -> Result<(), ModelError> {
@@ -84,6 +104,19 @@ impl Rope {
                     _ => Ok(()),
                 }
             }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, magnitude, .. } => {
+                positive("rope_scaling.factor", *factor)?;
+                positive("rope_scaling.beta_fast", *beta_fast)?;
+                positive("rope_scaling.beta_slow", *beta_slow)?;
+                positive("rope_scaling.attention_factor", *magnitude)?;
+                match (original_context, self.theta > 1.0) {
+                    (0, _) => {
+                        Err(ModelError::config("rope_scaling.original_max_position_embeddings", "is zero"))
+                    }
+                    (_, false) => Err(ModelError::config("rope_theta", "must be above 1 for YaRN")),
+                    _ => Ok(()),
+                }
+            }
             RopeScaling::Factors(factors) => {
                 if factors.len() != head_size / 2 {
                     return Err(ModelError::tensor(
@@ -100,11 +133,27 @@ impl Rope {
         }
     }
 
-    fn scaled(&self, frequency: f64, pair: usize) -> f64 {
+    fn scaled(&self, frequency: f64, pair: usize, head_size: usize) -> f64 {
         match &self.scaling {
             RopeScaling::None => frequency,
             RopeScaling::Linear { factor } => frequency / f64::from(*factor),
             RopeScaling::Factors(factors) => frequency / factors.get(pair).copied().map_or(1.0, f64::from),
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncated, .. } => {
+                let bound = |turns: f32| {
+                    let positions = *original_context as f64 / (f64::from(turns) * 2.0 * PI);
+                    head_size as f64 * positions.ln() / (2.0 * f64::from(self.theta).ln())
+                };
+                let (mut low, mut high) = (bound(*beta_fast), bound(*beta_slow));
+                if *truncated {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                let (low, mut high) = (low.max(0.0), high.min(head_size as f64 - 1.0));
+                if low == high {
+                    high += 0.001;
+                }
+                let divided = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                frequency / f64::from(*factor) * divided + frequency * (1.0 - divided)
+            }
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 let (factor, low, high) =
                     (f64::from(*factor), f64::from(*low_freq_factor), f64::from(*high_freq_factor));
@@ -121,6 +170,11 @@ impl Rope {
             }
         }
     }
+}
+
+/// Returns the factor by which YaRN raises a magnitude that grows with the logarithm of the context.
+pub(super) fn yarn_magnitude(factor: f32, weight: f32) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * f64::from(weight) * f64::from(factor).ln() + 1.0 }
 }
 
 #[cfg(test)]
@@ -160,5 +214,39 @@ mod tests {
         assert!(rope(RopeScaling::Factors(vec![1.0, f32::NAN])).check(4).is_err());
         assert!(rope(RopeScaling::Factors(vec![1.0, 8.0])).check(4).is_ok());
         assert!(rope(RopeScaling::Linear { factor: 0.0 }).check(4).is_err());
+    }
+
+    #[test]
+    fn yarn_has_the_frequencies_and_scale_of_kimi_k2_5() {
+        let yarn = Rope {
+            theta: 50000.0,
+            pairing: RopePairing::Interleaved,
+            scaling: RopeScaling::Yarn {
+                factor: 64.0,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                original_context: 4096,
+                truncated: true,
+                magnitude: 1.0,
+            },
+        };
+        let frequencies = yarn.inverse_frequencies(64);
+        let expected = [
+            (0, 1.0),
+            (8, 6.687403e-2),
+            (12, 1.161916e-2),
+            (16, 1.537297e-3),
+            (19, 1.58375e-4),
+            (20, 1.807023e-5),
+            (31, 4.382206e-7),
+        ];
+        for (pair, expected) in expected {
+            let error: f32 = (frequencies[pair] - expected) / expected;
+            assert!(error.abs() < 1e-5, "{pair}: {} instead of {expected}", frequencies[pair]);
+        }
+        let scale = |factor: f32| yarn_magnitude(factor, 1.0).powi(2) / 192f64.sqrt();
+        for (factor, expected) in [(64.0, 0.1446796), (32.0, 0.1308608), (40.0, 0.1352338)] {
+            assert!((scale(factor) - expected).abs() < 1e-6, "{factor}: {}", scale(factor));
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: every shape passes [`ModelConfig::check`].
 
-use super::{Architecture, ModelConfig, Rope, RopePairing, RopeScaling};
+use super::{Architecture, LayerStyle, ModelConfig, Rope, RopePairing, RopeScaling};
 
 impl ModelConfig {
     /// The names that [`ModelConfig::shape`] knows. `tiny` is not a published model; it is small
@@ -45,6 +45,7 @@ fn llama_3_1_8b() -> ModelConfig {
         output_bias: false,
         mlp_bias: false,
         qk_norm: false,
+        style: LayerStyle::default(),
         tied_head: false,
         bos: Some(128_000),
         eos: vec![128_001, 128_008, 128_009],

@@ -40,12 +40,11 @@ impl CpuExecutor {
         let limits = limits(config, &options)?;
         let (isa, threads) = tier_and_threads(&options)?;
         let model = weights.parts[0].clone();
-        let mut plan = memory_plan(&model, &limits, &options, config.head_size)?;
+        let mut plan = memory_plan(&model, &limits, &options)?;
         plan.weight_bytes = weights.bytes;
         plan.activation_bytes = plan.activation_bytes.saturating_add(StepLogits::byte_len(&limits));
-        let (page_count, head_size) = (limits.page_count, config.head_size);
         let ExecutorOptions { kv, affinity, .. } = options;
-        let options = RankOptions { isa, threads, affinity, kv, page_count, head_size };
+        let options = RankOptions { isa, threads, affinity, kv, page_count: limits.page_count };
         let mut rank = Rank::new(model, options, Links::SOLO)?;
         if let Some(turns) = &weights.turns {
             rank.compute.pool.share_cpus(turns.clone());

@@ -2,26 +2,23 @@
 //!
 //! Invariant: an executor allocates what these functions return. They read shapes and formats, and no values.
 
-use skep_kernels::matmul::PackedMatrix;
-
-use super::cuda::estimate::{LayerWidths, PartialWeight, parts_of_rank};
 use super::cuda::workspace::Widths;
 use super::limits::limits;
-use super::rank::{activation_bytes, kv_bytes};
+use super::rank::{activation_bytes, memory_plan};
 use super::sharded::shared_bytes;
 use super::{ExecutorLimits, ExecutorOptions, StepLogits, option};
 use crate::batch::PAGE_TOKENS;
 use crate::checkpoint::Checkpoint;
-use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::layers::attention::Attention;
-use crate::layers::compute::RowWidths;
 use crate::layers::mlp::Mlp;
 use crate::memory_plan::{MemoryPlan, RankPlan};
-use crate::models::transformer::row_widths;
-use crate::shard::{self, Shard, ShardPlan};
+use crate::models::transformer::{Transformer, row_widths};
+use crate::shard::{self, Shard};
+use crate::weights::WeightLoader;
 
-/// Returns the memory that all ranks of a model take together on the CPU, where they share it.
+/// Returns the memory that all ranks of a model take together on the CPU, where they share it. The ranks' parts are built
+/// as an executor builds them, without reading the weights.
 pub(crate) fn cpu_plan(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Result<RankPlan, ModelError> {
     let (ranks, stages) = (options.tensor_parallel, options.pipeline_parallel);
     let config = checkpoint.config();
@@ -32,45 +29,21 @@ pub(crate) fn cpu_plan(checkpoint: &Checkpoint, options: &ExecutorOptions) -> Re
         ..MemoryPlan::default()
     };
     let mut page_bytes = 0u64;
+    // An executor chooses the layers of a stage by measured times; here, they are as many in each stage.
+    let layers: Vec<_> =
+        (0..stages).map(|stage| shard::stage_layers(config.layer_count, stages, stage)).collect();
     for rank in 0..ranks {
-        let parts = parts_of_rank(checkpoint, Shard { rank, ranks }, 1)?;
-        plan.weight_bytes = plan.weight_bytes.saturating_add(weight_bytes(checkpoint, &parts.weights)?);
-        let kv_heads = parts.layers.iter().map(|layer| layer.kv_heads);
-        page_bytes = page_bytes.saturating_add(kv_bytes(kv_heads, &limits, options, config.head_size)?);
-        for stage in 0..stages {
-            // An executor chooses the layers of a stage by measured times; here, they are as many in each stage.
-            let layers = &parts.layers[shard::stage_layers(config.layer_count, stages, stage)];
-            let partial = if ranks > 1 && stage + 1 == stages { parts.tokens } else { 0 };
-            let bytes = activation_bytes(widths(config, layers), partial, &limits);
-            plan.activation_bytes = plan.activation_bytes.saturating_add(bytes);
+        let mut weights =
+            WeightLoader::for_plan(checkpoint, Shard { rank, ranks }).with_exact(options.exact_weights);
+        let model = Transformer::load(config, &mut weights)?;
+        plan.weight_bytes = plan.weight_bytes.saturating_add(weights.bytes());
+        for stage in model.into_stages(&layers) {
+            let memory = memory_plan(&stage, &limits, &page)?;
+            plan.activation_bytes = plan.activation_bytes.saturating_add(memory.activation_bytes);
+            page_bytes = page_bytes.saturating_add(memory.kv_bytes);
         }
     }
     Ok(RankPlan { memory: plan, page_bytes, spare_pages: 0 })
-}
-
-fn widths(config: &ModelConfig, layers: &[LayerWidths]) -> RowWidths {
-    let widths = layers
-        .iter()
-        .map(|layer| (Attention::widths_of(layer.qkv, layer.attended), Mlp::widths_of(layer.gate_up)));
-    row_widths(config.hidden_size, config.head_size / 2, widths)
-}
-
-/// Returns the size of the packed weights of a rank.
-fn weight_bytes(checkpoint: &Checkpoint, weights: &[PartialWeight]) -> Result<u64, ModelError> {
-    let mut bytes = 0u64;
-    for PartialWeight { name, shape, plan } in weights {
-        let dtype = checkpoint.tensor(name)?.dtype;
-        let rows = plan.rows(shape[0]);
-        let taken = match (shape.get(1), plan) {
-            // Vectors are kept as f32.
-            (None, _) => rows.checked_mul(4),
-            (Some(_), ShardPlan::Columns(range)) => PackedMatrix::packed_len(dtype, rows, range.len()),
-            (Some(columns), _) => PackedMatrix::packed_len(dtype, rows, *columns),
-        };
-        let taken = taken.ok_or_else(|| ModelError::tensor(name.as_str(), "its size overflows"))?;
-        bytes = bytes.saturating_add(taken as u64);
-    }
-    Ok(bytes)
 }
 
 /// Returns the limits of the steps that `options` ask for.
@@ -96,8 +69,8 @@ pub(crate) fn step_limits(
 /// Returns the size of the buffers of a rank on the CPU for rows of these widths. It is for models that have no
 /// layout yet.
 pub(crate) fn cpu_buffers_of_widths(widths: &Widths, limits: &ExecutorLimits) -> u64 {
-    let layer = (Attention::widths_of(widths.qkv, widths.attended), Mlp::widths_of(2 * widths.gated));
-    let rows = row_widths(widths.hidden, widths.head_size / 2, std::iter::once(layer));
+    let kinds = [Attention::widths_of(widths.qkv, widths.attended), Mlp::widths_of(2 * widths.gated)];
+    let rows = row_widths(widths.hidden, widths.head_size / 2, &kinds);
     activation_bytes(rows, 0, limits).saturating_add(StepLogits::byte_len(limits))
 }
 
@@ -106,12 +79,13 @@ mod tests {
     use skep_kernels::{DType, Isa};
 
     use super::*;
-    use crate::executor::fixture::{MODELS, folder, options};
+    use crate::config::ModelConfig;
+    use crate::executor::fixture::{MODELS, PACKED, folder, options};
     use crate::executor::{KvDtype, ModelWeights};
 
     #[test]
     fn plans_on_the_cpu_are_those_of_the_executors() {
-        for name in MODELS {
+        for name in MODELS.into_iter().chain([PACKED]) {
             let checkpoint = Checkpoint::open(&folder(name)).unwrap();
             for (tensor_parallel, pipeline_parallel, kv) in
                 [(1, 1, KvDtype::F32), (2, 1, KvDtype::F16), (1, 2, KvDtype::I8), (2, 2, KvDtype::F16)]

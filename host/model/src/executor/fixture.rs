@@ -10,8 +10,23 @@ use crate::batch::{BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 
-pub(super) const MODELS: [&str; 5] =
+/// Models with grouped attention and dense feed-forward blocks.
+pub(super) const DENSE: [&str; 5] =
     ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "qwen3-qknorm", "mistral-window"];
+/// A model whose experts are packed integers, beside which activations are rounded.
+pub(super) const PACKED: &str = "kimi-k2-int4";
+pub(super) const MODELS: [&str; 10] = [
+    "llama-gqa",
+    "llama-tied-rope3",
+    "qwen2-bias",
+    "qwen3-qknorm",
+    "mistral-window",
+    "qwen3-moe",
+    "deepseek-v3",
+    "glm4-moe-lite",
+    "gpt-oss",
+    "gemma3",
+];
 
 pub(super) fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)

@@ -159,6 +159,9 @@ pub struct ExecutorOptions {
     /// CPU affinity of the threads. A model that is loaded for several executors gives each executor separate CPUs.
     pub affinity: CpuAffinity,
     pub kv: KvDtype,
+    /// Whether quantized weights are expanded to F32 when they are loaded on the CPU, so that activations are not rounded
+    /// beside them. It is for verification; a step reads up to eight times the bytes.
+    pub exact_weights: bool,
     /// Format of the activations on a CUDA device. `None` means the format of the weights, or else bf16.
     pub activations: Option<Activation>,
     /// Number of tokens in the KV pool, rounded up to whole pages. `None` means the memory that is left on the
@@ -194,6 +197,7 @@ impl Default for ExecutorOptions {
             isa: None,
             affinity: CpuAffinity::Unpinned,
             kv: KvDtype::F16,
+            exact_weights: false,
             activations: None,
             kv_tokens: None,
             max_batch_tokens: 512,

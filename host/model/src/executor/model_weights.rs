@@ -53,7 +53,8 @@ impl ModelWeights {
         let mut bytes = 0;
         let mut models = Vec::with_capacity(ranks);
         for rank in 0..ranks {
-            let mut weights = WeightLoader::new(&pool, checkpoint, Shard { rank, ranks });
+            let mut weights =
+                WeightLoader::new(&pool, checkpoint, Shard { rank, ranks }).with_exact(options.exact_weights);
             models.push(Transformer::load(&config, &mut weights)?);
             bytes += weights.bytes();
         }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use skep_kernels::Isa;
-use skep_kernels::kv::{KvFormat, KvLayer};
+use skep_kernels::kv::KvFormat;
 use skep_kernels::matmul::Activations;
 
 use super::{CpuAffinity, ExecutorLimits, ExecutorOptions, KvDtype, option};
 use crate::batch::Batch;
 use crate::communicator::{Communicator, Links};
 use crate::error::ModelError;
+use crate::layers::cache::LayerCache;
 use crate::layers::compute::{Compute, RowWidths};
 use crate::memory_plan::MemoryPlan;
 use crate::models::transformer::{Transformer, Workspace};
@@ -18,7 +19,7 @@ pub(super) struct Rank<C> {
     model: Arc<Transformer>,
     pub(super) workspace: Workspace,
     pub(super) compute: Compute,
-    kv: Vec<KvLayer>,
+    caches: Vec<LayerCache>,
     pub(super) links: Links<C>,
 }
 
@@ -30,7 +31,6 @@ pub(super) struct RankOptions {
     pub(super) affinity: CpuAffinity,
     pub(super) kv: KvDtype,
     pub(super) page_count: usize,
-    pub(super) head_size: usize,
 }
 
 impl<C: Communicator> Rank<C> {
@@ -40,19 +40,17 @@ impl<C: Communicator> Rank<C> {
         options: RankOptions,
         links: Links<C>,
     ) -> Result<Self, ModelError> {
-        let RankOptions { isa, threads, affinity, page_count, head_size, .. } = options;
-        let kv = model
-            .kv_heads()
-            .map(|heads| KvLayer::new(options.kv.format(), page_count, heads, head_size))
-            .collect::<Result<_, _>>()?;
+        let RankOptions { isa, threads, affinity, page_count, kv } = options;
+        let caches =
+            model.caches().map(|cache| cache.pages(kv.format(), page_count)).collect::<Result<_, _>>()?;
         let compute = Compute { pool: affinity.pool(threads)?, isa, activations: Activations::default() };
-        Ok(Rank { model, workspace: Workspace::default(), compute, kv, links })
+        Ok(Rank { model, workspace: Workspace::default(), compute, caches, links })
     }
 
     /// Runs the rank's part of a step. `logits` is given on the rank that receives the logits.
     pub(super) fn step(&mut self, batch: &Batch, logits: Option<&mut [f32]>) -> Result<(), ModelError> {
-        let Rank { model, workspace, compute, kv, links } = self;
-        model.forward(compute, workspace, kv, links, batch, logits)
+        let Rank { model, workspace, compute, caches, links } = self;
+        model.forward(compute, workspace, caches, links, batch, logits)
     }
 
     /// Runs the rank's part of a step that is split into micro-batches.
@@ -75,10 +73,9 @@ pub(super) fn memory_plan(
     model: &Transformer,
     limits: &ExecutorLimits,
     options: &ExecutorOptions,
-    head_size: usize,
 ) -> Result<MemoryPlan, ModelError> {
     let activation_bytes = activation_bytes(model.row_widths(), model.partial_logits(), limits);
-    let kv_bytes = kv_bytes(model.kv_heads(), limits, options, head_size)?;
+    let kv_bytes = kv_bytes(model, limits, options)?;
     Ok(MemoryPlan { activation_bytes, kv_bytes, ..MemoryPlan::default() })
 }
 
@@ -90,16 +87,16 @@ pub(super) fn activation_bytes(widths: RowWidths, partial_logits: usize, limits:
     values.saturating_mul(4).saturating_add(quantised) as u64
 }
 
-/// Returns the size of the KV pages of layers with these numbers of KV heads, in bytes.
+/// Returns the size of the pages of a rank's layers, in bytes.
 pub(super) fn kv_bytes(
-    kv_heads: impl Iterator<Item = usize>,
+    model: &Transformer,
     limits: &ExecutorLimits,
     options: &ExecutorOptions,
-    head_size: usize,
 ) -> Result<u64, ModelError> {
     let mut bytes = 0u64;
-    for heads in kv_heads {
-        let layer = KvLayer::byte_len(options.kv.format(), limits.page_count, heads, head_size)
+    for cache in model.caches() {
+        let layer = cache
+            .byte_len(options.kv.format(), limits.page_count)
             .ok_or_else(|| option("kv_tokens", format!("{} pages are too many", limits.page_count)))?;
         bytes = bytes.saturating_add(layer as u64);
     }

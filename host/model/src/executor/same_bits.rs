@@ -5,7 +5,7 @@
 
 use skep_kernels::{DType, Isa};
 
-use super::fixture::{MODELS, folder, options, supported};
+use super::fixture::{MODELS, PACKED, folder, options, supported};
 use super::{Executor, ExecutorOptions, KvDtype, ModelWeights};
 use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::checkpoint::Checkpoint;
@@ -148,7 +148,7 @@ const ALL_CHUNKS: [Chunks; 3] = [Chunks::Whole, Chunks::Random, Chunks::Single];
 #[test]
 fn logits_do_not_depend_on_threads_neighbours_chunks_or_drafts() {
     let mut random = Random::fresh();
-    for name in MODELS {
+    for name in MODELS.into_iter().chain([PACKED]) {
         let checkpoint = Checkpoint::open(&folder(name)).unwrap();
         let weights = ModelWeights::load(&checkpoint, &with(Isa::detect(), KvDtype::F32, 2)).unwrap();
         let tokens = random.tokens(LENGTH, checkpoint.config().vocabulary_size);

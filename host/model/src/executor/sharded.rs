@@ -99,7 +99,6 @@ impl<C: Communicator> ShardedExecutor<C> {
                 affinity,
                 kv: options.kv,
                 page_count: limits.page_count,
-                head_size: config.head_size,
             };
             affinity = affinity.after(own_threads);
             let rank = Rank::new(model.clone(), options, links)?;
@@ -296,7 +295,7 @@ fn sum_of_ranks(
         ..MemoryPlan::default()
     };
     for model in &weights.parts {
-        let rank = memory_plan(model, limits, options, config.head_size)?;
+        let rank = memory_plan(model, limits, options)?;
         plan.activation_bytes = plan.activation_bytes.saturating_add(rank.activation_bytes);
         plan.kv_bytes = plan.kv_bytes.saturating_add(rank.kv_bytes);
     }

@@ -129,7 +129,6 @@ fn the_largest_step_stays_within_the_plan() {
             affinity: options.affinity,
             kv: options.kv,
             page_count: limits.page_count,
-            head_size: weights.config.head_size,
         };
         let batch = decode(&(0..96).collect::<Vec<u32>>());
         let batch = Batch {
@@ -143,7 +142,7 @@ fn the_largest_step_stays_within_the_plan() {
                     let mut rank = Rank::new(model.clone(), rank_options, links).unwrap();
                     let mut logits = vec![0.0; 96 * 320];
                     rank.step(batch, (number == leader).then_some(&mut logits[..])).unwrap();
-                    let plan = memory_plan(&model, &limits, &options, 24).unwrap();
+                    let plan = memory_plan(&model, &limits, &options).unwrap();
                     let used = 4 * rank.workspace.capacity() as u64;
                     assert!(used <= plan.activation_bytes, "rank {number} uses {used}, planned {plan}");
                     assert!(2 * used > plan.activation_bytes, "rank {number} uses only {used} of {plan}");

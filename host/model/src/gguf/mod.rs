@@ -20,7 +20,7 @@ use skep_kernels::DType;
 
 use crate::error::ModelError;
 use cursor::Cursor;
-pub(crate) use names::hugging_face_name;
+pub(crate) use names::{expert_names, hugging_face_name};
 pub(crate) use value::{Array, Value};
 
 const MAGIC: &[u8; 4] = b"GGUF";
@@ -44,6 +44,8 @@ pub(crate) struct GgufTensor {
     pub(crate) dtype: DType,
     /// Row-major shape, outermost dimension first.
     pub(crate) shape: Vec<usize>,
+    /// The number of its file, from 0; only a model in several files has others.
+    pub(crate) file: usize,
     pub(crate) bytes: Range<usize>,
 }
 
@@ -58,6 +60,17 @@ impl GgufFile {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Adds the tensors of another file of the same model, which has this number.
+    pub(crate) fn append(&mut self, other: GgufFile, number: usize) -> Result<(), ModelError> {
+        let known: HashSet<&str> = self.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        if let Some(twice) = other.tensors.iter().find(|tensor| known.contains(tensor.name.as_str())) {
+            let problem = format!("appears again in {}", other.path.display());
+            return Err(ModelError::tensor(twice.name.as_str(), problem));
+        }
+        self.tensors.extend(other.tensors.into_iter().map(|tensor| GgufTensor { file: number, ..tensor }));
+        Ok(())
     }
 
     pub(crate) fn tensors(&self) -> &[GgufTensor] {
@@ -241,6 +254,7 @@ impl Entry {
                 name: self.name,
                 dtype: self.dtype,
                 shape: self.shape,
+                file: 0,
                 bytes: start as usize..end as usize,
             }),
             _ => Err(bad(format!(

@@ -27,11 +27,42 @@ pub(crate) fn hugging_face_name(name: &str) -> String {
             ("ffn_gate", "weight" | "bias") => "mlp.gate_proj",
             ("ffn_up", "weight" | "bias") => "mlp.up_proj",
             ("ffn_down", "weight" | "bias") => "mlp.down_proj",
+            ("attn_q_a", "weight") => "self_attn.q_a_proj",
+            ("attn_q_a_norm", "weight") => "self_attn.q_a_layernorm",
+            ("attn_q_b", "weight") => "self_attn.q_b_proj",
+            ("attn_kv_a_mqa", "weight") => "self_attn.kv_a_proj_with_mqa",
+            ("attn_kv_a_norm", "weight") => "self_attn.kv_a_layernorm",
+            ("attn_kv_b", "weight") => "self_attn.kv_b_proj",
+            // Two tensors in place of the one before, with the heads outermost.
+            ("attn_k_b", "weight") => "self_attn.k_b_proj",
+            ("attn_v_b", "weight") => "self_attn.v_b_proj",
+            ("ffn_gate_inp", "weight") => "mlp.gate",
+            ("exp_probs_b", "bias") => {
+                return Some(format!("model.layers.{layer}.mlp.gate.e_score_correction_bias"));
+            }
+            ("ffn_gate_shexp", "weight") => "mlp.shared_experts.gate_proj",
+            ("ffn_up_shexp", "weight") => "mlp.shared_experts.up_proj",
+            ("ffn_down_shexp", "weight") => "mlp.shared_experts.down_proj",
             _ => return None,
         };
         Some(format!("model.layers.{layer}.{part}.{kind}"))
     };
     mapped().unwrap_or_else(|| name.to_owned())
+}
+
+/// Returns the names of the projections in a tensor of all experts of a layer, `blk.N.ffn_*_exps.weight`, as the part
+/// before and the part after an expert's number.
+pub(crate) fn expert_names(name: &str) -> Option<(String, &'static [&'static str])> {
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let layer = layer.parse::<u32>().ok().filter(|number| number.to_string() == layer)?;
+    let parts: &[&str] = match rest {
+        "ffn_gate_exps.weight" => &["gate_proj"],
+        "ffn_up_exps.weight" => &["up_proj"],
+        "ffn_down_exps.weight" => &["down_proj"],
+        "ffn_gate_up_exps.weight" => &["gate_proj", "up_proj"],
+        _ => return None,
+    };
+    Some((format!("model.layers.{layer}.mlp.experts."), parts))
 }
 
 #[cfg(test)]

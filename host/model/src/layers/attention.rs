@@ -2,9 +2,11 @@
 
 use skep_kernels::attention::{AttentionBatch, AttentionParams, attention};
 use skep_kernels::kv::KvLayer;
+use skep_kernels::matmul::PackedMatrix;
 use skep_kernels::qkv::{HeadParams, rotate_and_store};
 use skep_kernels::rope::Pairing;
 
+use super::cache::CacheShape;
 use super::compute::{Compute, RowWidths, resized};
 use super::linear::Linear;
 use super::norm::RmsNorm;
@@ -21,15 +23,34 @@ pub(crate) struct Attention {
     pub(crate) kv_heads: usize,
     pub(crate) head_size: usize,
     pub(crate) window: Option<usize>,
+    pub(crate) rotation: LayerRotation,
+    pub(crate) scale: f32,
+    /// Either empty or, for each head, the score of a position without a value.
+    pub(crate) sinks: Vec<f32>,
+}
+
+/// How a layer rotates its heads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerRotation {
+    /// The index of its rotary table.
+    pub(crate) table: usize,
+    /// Number of values of each head that rotate, from the first on.
+    pub(crate) rotated: usize,
     pub(crate) pairing: Pairing,
 }
 
 /// Data that all layers of a step share.
 pub(crate) struct StepLayout {
     pub(crate) tokens: usize,
-    /// Cosines and sines of each row's position: the rotary table.
-    pub(crate) rotary_table: Vec<f32>,
+    /// Cosines and sines of each row's position: a rotary table for each kind of rotation.
+    pub(crate) rotary_tables: Vec<Vec<f32>>,
     pub(crate) batch: AttentionBatch,
+}
+
+impl StepLayout {
+    pub(crate) fn rotary_table(&self, index: usize) -> &[f32] {
+        self.rotary_tables.get(index).map(Vec::as_slice).unwrap_or_default()
+    }
 }
 
 /// Buffers of one step, reused by the next.
@@ -56,6 +77,14 @@ impl Attention {
         RowWidths { workspace: qkv.saturating_add(attended), widest_input: attended }
     }
 
+    pub(crate) fn cache(&self) -> CacheShape {
+        CacheShape::Grouped { kv_heads: self.kv_heads, head_size: self.head_size }
+    }
+
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        self.qkv.matrices().chain(self.output.matrices())
+    }
+
     pub(crate) fn forward(
         &self,
         compute: &mut Compute,
@@ -69,15 +98,17 @@ impl Attention {
         let qkv = resized(&mut workspace.qkv, step.tokens * stride);
         self.qkv.forward(compute, input, step.tokens, qkv)?;
         let norms = self.head_norms.as_ref().map(|(query, key)| (query.as_norm(), key.as_norm()));
-        let heads = HeadParams { heads: self.heads, pairing: self.pairing, norms };
+        let LayerRotation { table, rotated, pairing } = self.rotation;
+        let heads = HeadParams { heads: self.heads, rotated, pairing, norms };
         let (pool, isa) = (&compute.pool, compute.isa);
-        rotate_and_store(pool, isa, heads, qkv, &step.rotary_table, step.batch.sequences(), kv)?;
+        rotate_and_store(pool, isa, heads, qkv, step.rotary_table(table), step.batch.sequences(), kv)?;
         let attended = resized(&mut workspace.attended, step.tokens * self.heads * self.head_size);
         let params = AttentionParams {
             heads: self.heads,
             query_stride: stride,
-            scale: 1.0 / (self.head_size as f32).sqrt(),
+            scale: self.scale,
             window: self.window,
+            sinks: &self.sinks,
         };
         attention(pool, isa, params, kv, qkv, &step.batch, attended)?;
         self.output.forward(compute, attended, step.tokens, out)

@@ -19,6 +19,14 @@ pub(crate) struct RowWidths {
     pub(crate) widest_input: usize,
 }
 
+impl RowWidths {
+    /// Grows to the space that another part takes in the same buffers.
+    pub(crate) fn widen(&mut self, other: RowWidths) {
+        self.workspace = self.workspace.max(other.workspace);
+        self.widest_input = self.widest_input.max(other.widest_input);
+    }
+}
+
 /// Returns the first `length` values of `buffer`, which grows to the largest step and is then reused. Their
 /// contents are unspecified.
 pub(crate) fn resized(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {

@@ -1,6 +1,5 @@
 //! A projection, or several projections of the same input computed at once.
 
-use skep_kernels::DType;
 use skep_kernels::matmul::{PackedMatrix, Projection, matmul};
 
 use super::compute::Compute;
@@ -23,9 +22,8 @@ impl Linear {
         self.matrices.iter().map(PackedMatrix::rows).sum()
     }
 
-    /// Returns the formats of the matrices.
-    pub(crate) fn dtypes(&self) -> impl Iterator<Item = DType> {
-        self.matrices.iter().map(PackedMatrix::dtype)
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        self.matrices.iter()
     }
 
     pub(crate) fn forward(

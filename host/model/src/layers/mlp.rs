@@ -1,14 +1,15 @@
 //! The gated feed-forward block.
 
-use skep_kernels::DType;
-use skep_kernels::swiglu::swiglu;
+use skep_kernels::matmul::PackedMatrix;
+use skep_kernels::swiglu::{Gate, gated};
 
 use super::compute::{Compute, RowWidths, resized};
 use super::linear::Linear;
 use crate::error::ModelError;
 
-/// down(silu(gate(x)) * up(x))
+/// down(g(gate(x)) * up(x)), where the gate decides which function g is.
 pub(crate) struct Mlp {
+    gate: Gate,
     gate_up: Linear,
     down: Linear,
 }
@@ -29,8 +30,8 @@ impl MlpWorkspace {
 
 impl Mlp {
     /// `gate_up` computes the gate and the up projection side by side; both have the same width.
-    pub(crate) fn new(gate_up: Linear, down: Linear) -> Self {
-        Mlp { gate_up, down }
+    pub(crate) fn new(gate: Gate, gate_up: Linear, down: Linear) -> Self {
+        Mlp { gate, gate_up, down }
     }
 
     pub(crate) fn widths(&self) -> RowWidths {
@@ -42,9 +43,8 @@ impl Mlp {
         RowWidths { workspace: both.saturating_add(both / 2), widest_input: both / 2 }
     }
 
-    /// Returns the formats of the weights.
-    pub(crate) fn dtypes(&self) -> impl Iterator<Item = DType> {
-        self.gate_up.dtypes().chain(self.down.dtypes())
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        self.gate_up.matrices().chain(self.down.matrices())
     }
 
     pub(crate) fn forward(
@@ -59,8 +59,8 @@ impl Mlp {
         let width = both / 2;
         let gate_up = resized(&mut workspace.gate_up, tokens * both);
         self.gate_up.forward(compute, input, tokens, gate_up)?;
-        let gated = resized(&mut workspace.gated, tokens * width);
-        swiglu(&compute.pool, compute.isa, gate_up, width, gated)?;
-        self.down.forward(compute, gated, tokens, out)
+        let inner = resized(&mut workspace.gated, tokens * width);
+        gated(&compute.pool, compute.isa, self.gate, gate_up, width, inner)?;
+        self.down.forward(compute, inner, tokens, out)
     }
 }

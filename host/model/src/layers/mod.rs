@@ -4,8 +4,12 @@
 //! sequence. Layers know nothing of files or requests.
 
 pub(crate) mod attention;
+pub(crate) mod cache;
 pub(crate) mod compute;
 pub(crate) mod embedding;
+pub(crate) mod latent;
 pub(crate) mod linear;
+pub(crate) mod mixture;
 pub(crate) mod mlp;
 pub(crate) mod norm;
+pub(crate) mod router;

@@ -12,6 +12,18 @@ pub(crate) struct RmsNorm {
 }
 
 impl RmsNorm {
+    /// Normalizes rows in place, by way of `scratch`, which gets the length of the rows.
+    pub(crate) fn replace(
+        &self,
+        compute: &Compute,
+        rows: &mut [f32],
+        scratch: &mut [f32],
+    ) -> Result<(), ModelError> {
+        self.forward(compute, rows, scratch)?;
+        rows.copy_from_slice(scratch);
+        Ok(())
+    }
+
     pub(crate) fn new(weight: Vec<f32>, epsilon: f32) -> Self {
         RmsNorm { weight, epsilon }
     }

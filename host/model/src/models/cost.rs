@@ -6,10 +6,11 @@
 use std::time::Instant;
 
 use skep_kernels::DType;
-use skep_kernels::kv::{KvFormat, KvLayer};
+use skep_kernels::kv::KvFormat;
+use skep_kernels::matmul::PackedMatrix;
 
 use super::parts::layer_parts;
-use super::transformer::{Block, Transformer, Workspace};
+use super::transformer::{Block, FeedForward, LayerAttention, Transformer, Workspace};
 use crate::batch::{Batch, BatchSequence, LogitsWanted, PAGE_TOKENS, PageId};
 use crate::communicator::Solo;
 use crate::error::ModelError;
@@ -85,8 +86,7 @@ impl Transformer {
         workspace: &mut Workspace,
     ) -> Result<Cost, ModelError> {
         let pages = ROWS / PAGE_TOKENS;
-        let (kv_heads, head_size) = (block.attention.kv_heads, block.attention.head_size);
-        let mut kv = KvLayer::new(KvFormat::F16, pages, kv_heads, head_size)?;
+        let mut cache = block.attention.cache().pages(KvFormat::F16, pages)?;
         Cost::measure(|rows| {
             let sequence = BatchSequence {
                 tokens: vec![0; rows],
@@ -97,7 +97,7 @@ impl Transformer {
             let step = self.layout(&Batch { sequences: vec![sequence] });
             layer_parts(0, true)
                 .into_iter()
-                .try_for_each(|part| block.compute(part, compute, workspace, &mut kv, &step))
+                .try_for_each(|part| block.compute(part, compute, workspace, &mut cache, &step))
         })
     }
 }
@@ -136,7 +136,19 @@ impl Cost {
 
 impl Kind {
     fn of(block: &Block) -> Self {
-        let attention = block.attention.qkv.dtypes().chain(block.attention.output.dtypes());
-        Kind { dtypes: attention.chain(block.mlp.dtypes()).collect(), window: block.attention.window }
+        let matrices: Box<dyn Iterator<Item = &PackedMatrix>> = match &block.attention {
+            LayerAttention::Grouped(attention) => Box::new(attention.matrices()),
+            LayerAttention::Latent(attention) => Box::new(attention.matrices()),
+        };
+        let dtypes = |matrix: &PackedMatrix| matrix.dtype();
+        let feed_forward: Vec<DType> = match &block.feed_forward {
+            FeedForward::Dense(mlp) => mlp.matrices().map(dtypes).collect(),
+            FeedForward::Experts(mixture) => mixture.matrices().map(dtypes).collect(),
+        };
+        let window = match &block.attention {
+            LayerAttention::Grouped(attention) => attention.window,
+            LayerAttention::Latent(_) => None,
+        };
+        Kind { dtypes: matrices.map(dtypes).chain(feed_forward).collect(), window }
     }
 }

@@ -1,27 +1,25 @@
-//! The decoder that Llama, Qwen2, Qwen3 and Mistral share. The configuration describes their differences.
+//! The decoder that all families share. The configuration describes their differences; [`super::load`] builds it.
 //!
-//! Invariant: the sizes in the configuration are checked against each other before any weight is read. A loaded model
-//! never changes: a step writes only to its executor's buffers and pages, so several executors can share one model.
+//! Invariant: a loaded model never changes: a step writes only to its executor's buffers and pages, so several executors can share one model.
 //! The same code runs on every rank; a rank gets the results of other ranks through its communicator.
 
 use std::ops::Range;
 
 use skep_kernels::attention::{AttentionBatch, AttentionSequence};
-use skep_kernels::kv::{KvLayer, MAX_HEAD_SIZE};
-use skep_kernels::rope::{Pairing, rotary_table};
+use skep_kernels::rope::rotary_table;
 
 use crate::batch::Batch;
 use crate::communicator::{Communicator, Links};
-use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
 use crate::layers::attention::{Attention, AttentionWorkspace, StepLayout};
+use crate::layers::cache::{CacheShape, LayerCache};
 use crate::layers::compute::{Compute, RowWidths, resized};
 use crate::layers::embedding::TokenTable;
-use crate::layers::mlp::{Mlp, MlpWorkspace};
+use crate::layers::latent::{LatentAttention, LatentWorkspace};
+use crate::layers::mixture::{Mixture, MixtureWorkspace};
+use crate::layers::mlp::Mlp;
 use crate::layers::norm::RmsNorm;
 use crate::models::parts::{Output, Part, parts};
-use crate::shard::ShardPlan;
-use crate::weights::{Bias, Projection, WeightLoader};
 
 /// The part of a model that one rank holds: some layers, and the rank's part of the weights in each of them.
 pub(crate) struct Transformer {
@@ -31,7 +29,10 @@ pub(crate) struct Transformer {
     /// The final norm and the head; present only in the last stage.
     pub(super) exit: Option<Exit>,
     pub(super) hidden_size: usize,
-    inverse_frequencies: Vec<f32>,
+    /// The rotation of layers without a window, and that of layers with one if it differs.
+    pub(super) rotations: Vec<Rotation>,
+    /// The factor of the embeddings.
+    pub(super) embedding_scale: Option<f32>,
 }
 
 /// The part that follows the last layer.
@@ -42,9 +43,28 @@ pub(super) struct Exit {
 
 pub(super) struct Block {
     pub(super) attention_norm: RmsNorm,
-    pub(super) attention: Attention,
+    pub(super) attention: LayerAttention,
     pub(super) mlp_norm: RmsNorm,
-    pub(super) mlp: Mlp,
+    pub(super) feed_forward: FeedForward,
+    /// Norms of the outputs of the attention and of the feed-forward part, once all ranks have added up theirs.
+    pub(super) after: Option<[RmsNorm; 2]>,
+}
+
+pub(super) enum LayerAttention {
+    Grouped(Box<Attention>),
+    Latent(Box<LatentAttention>),
+}
+
+pub(super) enum FeedForward {
+    Dense(Mlp),
+    Experts(Mixture),
+}
+
+/// A rotation of heads: the angle per position of each pair, and the factor of cosines and sines.
+#[derive(Clone)]
+pub(super) struct Rotation {
+    pub(super) inverse_frequencies: Vec<f32>,
+    pub(super) magnitude: f32,
 }
 
 /// Buffers of one step, reused by the next. They belong to one executor.
@@ -56,7 +76,8 @@ pub(crate) struct Workspace {
     wanted: Vec<f32>,
     logits: Vec<f32>,
     attention: AttentionWorkspace,
-    mlp: MlpWorkspace,
+    latent: LatentWorkspace,
+    mixture: MixtureWorkspace,
 }
 
 #[cfg(test)]
@@ -64,38 +85,12 @@ impl Workspace {
     /// Returns the number of values that memory is allocated for.
     pub(crate) fn capacity(&self) -> usize {
         let rows = [&self.hidden, &self.normed, &self.projected, &self.wanted, &self.logits];
-        let layers = self.attention.capacity() + self.mlp.capacity();
+        let layers = self.attention.capacity() + self.latent.capacity() + self.mixture.capacity();
         layers + rows.iter().map(|buffer| buffer.capacity()).sum::<usize>()
     }
 }
 
 impl Transformer {
-    /// Loads all layers, and of each layer the part that the loader's shard holds.
-    pub(crate) fn load(config: &ModelConfig, weights: &mut WeightLoader<'_>) -> Result<Self, ModelError> {
-        check(config)?;
-        let (hidden_size, vocabulary_size) = (config.hidden_size, config.vocabulary_size);
-        let tokens = weights.shard().part(vocabulary_size, 1);
-        let shape = [vocabulary_size, hidden_size];
-        let table = |matrix| TokenTable { matrix, tokens: tokens.clone(), vocabulary_size };
-        let embedding = weights.table("model.embed_tokens.weight", shape, tokens.clone())?;
-        let head = if config.tied_head {
-            embedding.clone()
-        } else {
-            weights.table("lm_head.weight", shape, tokens.clone())?
-        };
-        let blocks = (0..config.layer_count)
-            .map(|layer| Block::load(config, layer, weights))
-            .collect::<Result<_, _>>()?;
-        let norm = weights.vector("model.norm.weight", hidden_size, &ShardPlan::Replicated)?;
-        Ok(Transformer {
-            entry: Some(table(embedding)),
-            blocks,
-            exit: Some(Exit { norm: RmsNorm::new(norm, config.norm_epsilon), head: table(head) }),
-            hidden_size,
-            inverse_frequencies: config.rope.inverse_frequencies(config.head_size),
-        })
-    }
-
     /// Splits the model into pipeline stages. `layers` are consecutive ranges that cover all layers.
     pub(crate) fn into_stages(self, layers: &[Range<usize>]) -> Vec<Transformer> {
         let (mut entry, mut exit) = (self.entry, self.exit);
@@ -105,7 +100,8 @@ impl Transformer {
             blocks: blocks.by_ref().take(range.len()).collect(),
             exit: if stage + 1 == layers.len() { exit.take() } else { None },
             hidden_size: self.hidden_size,
-            inverse_frequencies: self.inverse_frequencies.clone(),
+            rotations: self.rotations.clone(),
+            embedding_scale: self.embedding_scale,
         });
         stages.collect()
     }
@@ -116,7 +112,7 @@ impl Transformer {
         &self,
         compute: &mut Compute,
         workspace: &mut Workspace,
-        kv: &mut [KvLayer],
+        kv: &mut [LayerCache],
         links: &mut Links<C>,
         batch: &Batch,
         logits: Option<&mut [f32]>,
@@ -140,6 +136,7 @@ impl Transformer {
                 Output::Hidden => &mut workspace.hidden[..length],
                 Output::Projected => &mut workspace.projected[..length],
             })?;
+            self.finish(part, compute, workspace, length)?;
         }
         match &self.exit {
             Some(exit) => exit.forward(compute, workspace, &mut links.tensor, &wanted_rows(batch), logits),
@@ -151,6 +148,29 @@ impl Transformer {
         }
     }
 
+    /// Completes the output of a part, which all ranks have added up.
+    fn finish(
+        &self,
+        part: Part,
+        compute: &Compute,
+        workspace: &mut Workspace,
+        length: usize,
+    ) -> Result<(), ModelError> {
+        let (layer, which) = match part {
+            Part::Attention { layer, .. } => (layer, 0),
+            Part::FeedForward { layer } => (layer, 1),
+            Part::Embedding => {
+                if let Some(scale) = self.embedding_scale {
+                    workspace.hidden[..length].iter_mut().for_each(|value| *value *= scale);
+                }
+                return Ok(());
+            }
+        };
+        let Some(norms) = &self.blocks[layer].after else { return Ok(()) };
+        let scratch = resized(&mut workspace.normed, length);
+        norms[which].replace(compute, &mut workspace.projected[..length], scratch)
+    }
+
     /// Writes this rank's part of the embeddings of the batch's tokens.
     fn embed(&self, compute: &Compute, batch: &Batch, hidden: &mut [f32]) -> Result<(), ModelError> {
         let Some(table) = &self.entry else { return Ok(()) };
@@ -158,15 +178,30 @@ impl Transformer {
         table.embed(compute, &tokens.collect::<Vec<_>>(), hidden)
     }
 
-    /// Returns the number of KV heads of each layer.
-    pub(crate) fn kv_heads(&self) -> impl Iterator<Item = usize> {
-        self.blocks.iter().map(|block| block.attention.kv_heads)
+    /// Returns what each layer keeps for a token.
+    pub(crate) fn caches(&self) -> impl Iterator<Item = CacheShape> {
+        self.blocks.iter().map(|block| block.attention.cache())
     }
 
     /// Returns the buffer space that each token of a step takes.
     pub(crate) fn row_widths(&self) -> RowWidths {
-        let blocks = self.blocks.iter().map(|block| (block.attention.widths(), block.mlp.widths()));
-        row_widths(self.hidden_size, self.inverse_frequencies.len(), blocks)
+        // Layers of one kind share their buffers; those of different kinds have buffers of their own.
+        let mut kinds = [RowWidths::default(); 4];
+        for block in &self.blocks {
+            match &block.attention {
+                LayerAttention::Grouped(attention) => kinds[0].widen(attention.widths()),
+                LayerAttention::Latent(attention) => kinds[1].widen(attention.widths()),
+            }
+            match &block.feed_forward {
+                FeedForward::Dense(mlp) => kinds[2].widen(mlp.widths()),
+                FeedForward::Experts(mixture) => {
+                    kinds[2].widen(mixture.shared_widths());
+                    kinds[3].widen(mixture.widths());
+                }
+            }
+        }
+        let frequencies = self.rotations.iter().map(|rotation| rotation.inverse_frequencies.len()).sum();
+        row_widths(self.hidden_size, frequencies, &kinds)
     }
 
     /// Returns the number of values in a row of logits. It is 0 for every stage but the last.
@@ -192,32 +227,54 @@ impl Transformer {
             });
             positions.extend(sequence.start..sequence.start + sequence.tokens.len());
         }
-        let mut table = Vec::new();
-        rotary_table(&positions, &self.inverse_frequencies, &mut table);
+        let rotary_tables = self.rotations.iter().map(|rotation| rotation.table(&positions)).collect();
         let first = self.blocks.first().map(|block| &block.attention);
-        let queries_per_token = first.map_or(1, |attention| attention.heads / attention.kv_heads);
-        let batch = AttentionBatch::new(sequences, queries_per_token);
-        StepLayout { tokens: positions.len(), rotary_table: table, batch }
+        let batch = AttentionBatch::new(sequences, first.map_or(1, LayerAttention::queries_per_token));
+        StepLayout { tokens: positions.len(), rotary_tables, batch }
     }
 }
 
-/// Returns the buffer space that each token of a step takes, from the widths of the attention and the feed-forward part
-/// of each layer.
-pub(crate) fn row_widths(
-    hidden_size: usize,
-    frequencies: usize,
-    layers: impl Iterator<Item = (RowWidths, RowWidths)>,
-) -> RowWidths {
+/// Returns the buffer space that each token of a step takes, from the widest part of each kind.
+pub(crate) fn row_widths(hidden_size: usize, frequencies: usize, kinds: &[RowWidths]) -> RowWidths {
     let mut widths = RowWidths { workspace: 0, widest_input: hidden_size };
-    for (attention, mlp) in layers {
-        widths.workspace = widths.workspace.max(attention.workspace.saturating_add(mlp.workspace));
-        widths.widest_input = widths.widest_input.max(attention.widest_input).max(mlp.widest_input);
+    for kind in kinds {
+        widths.workspace = widths.workspace.saturating_add(kind.workspace);
+        widths.widest_input = widths.widest_input.max(kind.widest_input);
     }
     // One hidden, one normed and one projected row, and two for the requested rows: their values and their addends.
     widths.workspace = widths.workspace.saturating_add(5 * hidden_size);
     // The rotary table of the position.
     widths.workspace = widths.workspace.saturating_add(2 * frequencies);
     widths
+}
+
+impl Rotation {
+    /// Returns the rotary table of some positions.
+    fn table(&self, positions: &[usize]) -> Vec<f32> {
+        let mut table = Vec::new();
+        rotary_table(positions, &self.inverse_frequencies, &mut table);
+        if self.magnitude != 1.0 {
+            table.iter_mut().for_each(|value| *value *= self.magnitude);
+        }
+        table
+    }
+}
+
+impl LayerAttention {
+    pub(super) fn cache(&self) -> CacheShape {
+        match self {
+            LayerAttention::Grouped(attention) => attention.cache(),
+            LayerAttention::Latent(attention) => attention.cache(),
+        }
+    }
+
+    /// Returns the number of queries of a token that read the same keys.
+    fn queries_per_token(&self) -> usize {
+        match self {
+            LayerAttention::Grouped(attention) => attention.heads / attention.kv_heads,
+            LayerAttention::Latent(attention) => attention.absorb.len(),
+        }
+    }
 }
 
 impl Exit {
@@ -253,7 +310,7 @@ impl Block {
         part: Part,
         compute: &mut Compute,
         workspace: &mut Workspace,
-        kv: &mut KvLayer,
+        cache: &mut LayerCache,
         step: &StepLayout,
     ) -> Result<(), ModelError> {
         let length = step.tokens * self.attention_norm.width();
@@ -267,80 +324,32 @@ impl Block {
                     true => self.attention_norm.forward_sum(compute, hidden, projected, normed)?,
                     false => self.attention_norm.forward(compute, hidden, normed)?,
                 }
-                self.attention.forward(compute, &mut workspace.attention, kv, step, normed, projected)
+                match (&self.attention, cache) {
+                    (LayerAttention::Grouped(attention), LayerCache::Grouped(kv)) => {
+                        attention.forward(compute, &mut workspace.attention, kv, step, normed, projected)
+                    }
+                    (LayerAttention::Latent(attention), LayerCache::Latent(latents)) => {
+                        attention.forward(compute, &mut workspace.latent, latents, step, normed, projected)
+                    }
+                    _ => Err(ModelError::Batch {
+                        problem: "the pages of a layer were made for another kind of attention".to_owned(),
+                    }),
+                }
             }
             Part::FeedForward { .. } => {
                 self.mlp_norm.forward_sum(compute, hidden, projected, normed)?;
-                self.mlp.forward(compute, &mut workspace.mlp, normed, step.tokens, projected)
+                let (tokens, workspace) = (step.tokens, &mut workspace.mixture);
+                match &self.feed_forward {
+                    FeedForward::Dense(mlp) => {
+                        mlp.forward(compute, &mut workspace.shared, normed, tokens, projected)
+                    }
+                    FeedForward::Experts(mixture) => {
+                        mixture.forward(compute, workspace, normed, tokens, projected)
+                    }
+                }
             }
         }
     }
-
-    fn load(config: &ModelConfig, layer: usize, weights: &mut WeightLoader<'_>) -> Result<Self, ModelError> {
-        let prefix = format!("model.layers.{layer}");
-        let hidden = config.hidden_size;
-        let norm = |weights: &mut WeightLoader<'_>, name: &str| {
-            let values =
-                weights.vector(&format!("{prefix}.{name}.weight"), hidden, &ShardPlan::Replicated)?;
-            Ok::<_, ModelError>(RmsNorm::new(values, config.norm_epsilon))
-        };
-        Ok(Block {
-            attention_norm: norm(weights, "input_layernorm")?,
-            attention: load_attention(config, layer, &format!("{prefix}.self_attn"), weights)?,
-            mlp_norm: norm(weights, "post_attention_layernorm")?,
-            mlp: load_mlp(config, &format!("{prefix}.mlp"), weights)?,
-        })
-    }
-}
-
-fn load_attention(
-    config: &ModelConfig,
-    layer: usize,
-    prefix: &str,
-    weights: &mut WeightLoader<'_>,
-) -> Result<Attention, ModelError> {
-    let (hidden, head_size) = (config.hidden_size, config.head_size);
-    let (query, kv) = (config.head_count * head_size, config.kv_head_count * head_size);
-    let heads = weights.shard().heads(config);
-    let query_rows = heads.query_rows(head_size);
-    let kv_plan = heads.kv_rows(head_size);
-    let projections = [
-        Projection { name: "q_proj", rows: query, plan: &ShardPlan::Rows(vec![query_rows.clone()]) },
-        Projection { name: "k_proj", rows: kv, plan: &kv_plan },
-        Projection { name: "v_proj", rows: kv, plan: &kv_plan },
-    ];
-    let output = Projection { name: "o_proj", rows: hidden, plan: &ShardPlan::Columns(query_rows) };
-    let mut norm = |name: &str| {
-        let values = weights.vector(&format!("{prefix}.{name}.weight"), head_size, &ShardPlan::Replicated)?;
-        Ok::<_, ModelError>(RmsNorm::new(values, config.norm_epsilon))
-    };
-    let head_norms = if config.qk_norm { Some((norm("q_norm")?, norm("k_norm")?)) } else { None };
-    Ok(Attention {
-        qkv: weights.linear(prefix, &projections, hidden, Bias::when(config.qkv_bias))?,
-        output: weights.linear(prefix, &[output], query, Bias::when(config.output_bias))?,
-        head_norms,
-        heads: heads.query.len(),
-        kv_heads: heads.kv.len(),
-        head_size,
-        window: config.windows.get(layer).copied().flatten(),
-        pairing: match config.rope.pairing {
-            RopePairing::Halves => Pairing::Halves,
-            RopePairing::Interleaved => Pairing::Interleaved,
-        },
-    })
-}
-
-fn load_mlp(config: &ModelConfig, prefix: &str, weights: &mut WeightLoader<'_>) -> Result<Mlp, ModelError> {
-    let (hidden, rows) = (config.hidden_size, config.feed_forward_size);
-    let bias = Bias::when(config.mlp_bias);
-    let own = weights.shard().part(rows, weights.block_len(&format!("{prefix}.down_proj.weight"))?);
-    let plan = &ShardPlan::Rows(vec![own.clone()]);
-    let gate_up = [Projection { name: "gate_proj", rows, plan }, Projection { name: "up_proj", rows, plan }];
-    let down = Projection { name: "down_proj", rows: hidden, plan: &ShardPlan::Columns(own) };
-    Ok(Mlp::new(
-        weights.linear(prefix, &gate_up, hidden, bias)?,
-        weights.linear(prefix, &[down], rows, bias)?,
-    ))
 }
 
 /// Returns the rows of the batch whose logits were requested.
@@ -353,37 +362,4 @@ fn wanted_rows(batch: &Batch) -> Vec<usize> {
         first = end;
     }
     rows
-}
-
-/// Checks that the sizes in the configuration fit each other. The error names the configuration key.
-fn check(config: &ModelConfig) -> Result<(), ModelError> {
-    let refuse = |key: &str, message: String| Err(ModelError::config(key, message));
-    for (key, size) in [
-        ("hidden_size", config.hidden_size),
-        ("num_hidden_layers", config.layer_count),
-        ("num_attention_heads", config.head_count),
-        ("num_key_value_heads", config.kv_head_count),
-        ("intermediate_size", config.feed_forward_size),
-        ("vocab_size", config.vocabulary_size),
-        ("max_position_embeddings", config.context_length),
-    ] {
-        if size == 0 || size > 1 << 28 {
-            return refuse(key, format!("{size} is not between 1 and {}", 1 << 28));
-        }
-    }
-    if !config.head_count.is_multiple_of(config.kv_head_count) {
-        let (heads, kv_heads) = (config.head_count, config.kv_head_count);
-        return refuse(
-            "num_key_value_heads",
-            format!("{heads} heads cannot be divided evenly among {kv_heads} KV heads"),
-        );
-    }
-    if config.head_size == 0 || !config.head_size.is_multiple_of(2) || config.head_size > MAX_HEAD_SIZE {
-        let size = config.head_size;
-        return refuse("head_dim", format!("{size} is not an even number between 2 and {MAX_HEAD_SIZE}"));
-    }
-    if config.windows.contains(&Some(0)) {
-        return refuse("sliding_window", "the window must be at least 1 token".to_owned());
-    }
-    Ok(())
 }

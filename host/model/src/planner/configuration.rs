@@ -13,7 +13,7 @@ use super::quantization::{Module, Quantization};
 use super::storage::Storage;
 use super::vision;
 use crate::checkpoint::Checkpoint;
-use crate::config::{HuggingFaceFiles, Keys, from_huggingface};
+use crate::config::{HuggingFaceFiles, Keys, WeightCoding, from_huggingface};
 use crate::error::ModelError;
 
 /// Maximum size of a config.json in bytes.
@@ -91,7 +91,7 @@ impl Description {
             notes.push("config.json names no format; 16 bits are assumed".to_owned());
         }
         let format = reader.quantization.as_ref().map(|quantization| quantization.name.clone());
-        let runnable = runnable(&config, reader.plain.0);
+        let runnable = runnable(&config, reader.plain.0, reader.quantization.as_ref());
         let Shape { hidden, heads, vocabulary, context, .. } = reader.shape;
         let (experts, experts_per_token) =
             reader.shape.moe.as_ref().map_or((0, 0), |moe| (moe.experts, moe.per_token));
@@ -115,7 +115,14 @@ impl Description {
 }
 
 /// Returns what the executors plan with, or why they cannot run a model with this configuration.
-fn runnable(config: &Value, plain: Storage) -> Result<Checkpoint, String> {
+fn runnable(
+    config: &Value,
+    plain: Storage,
+    quantization: Option<&Quantization>,
+) -> Result<Checkpoint, String> {
+    if config.get("vision_config").is_some_and(Value::is_object) {
+        return Err("the executors run no vision tower".to_owned());
+    }
     let files = HuggingFaceFiles {
         config,
         generation: None,
@@ -123,11 +130,27 @@ fn runnable(config: &Value, plain: Storage) -> Result<Checkpoint, String> {
         tokenizer: None,
         has_head: true,
     };
-    let dtype = match plain {
+    let plain = match plain {
         Storage::Float { bytes: 4 } => DType::F32,
         _ => DType::BF16,
     };
-    from_huggingface(&files)
+    let dtype = |name: &str| {
+        let Some(quantization) = quantization.filter(|_| name.ends_with(".weight")) else { return plain };
+        let name = name.trim_end_matches(".weight");
+        // Only projections and the head are modules of this class.
+        let last = name.rsplit('.').next().unwrap_or_default();
+        let is_linear = last.contains("_proj") || ["w1", "w2", "w3", "lm_head"].contains(&last);
+        let class = if is_linear { "Linear" } else { "" };
+        let is_expert = name.contains(".experts.");
+        match quantization.storage(&Module { name, prefix: "", class, is_expert }) {
+            // The forms in which the executors keep these weights.
+            Ok(Some(Storage::Grouped { .. })) => DType::Q4_0,
+            Ok(Some(Storage::Blocks8 { .. })) => DType::F32,
+            _ => plain,
+        }
+    };
+    WeightCoding::read(config)
+        .and_then(|_| from_huggingface(&files))
         .and_then(|config| Checkpoint::described(config, dtype))
         .map_err(|error| error.to_string())
 }

@@ -7,6 +7,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 use crate::executor::KvDtype;
 
+use super::devices::{DeviceKind, Devices};
 use super::storage::Storage;
 
 /// A model of which only shapes and formats are known.
@@ -146,6 +147,18 @@ impl Description {
     /// Returns why the executors cannot run the model, or `None` if they can.
     pub fn obstacle(&self) -> Option<&str> {
         self.runnable.as_ref().err().map(String::as_str)
+    }
+
+    /// Returns why the executors cannot run the model on these devices, or `None` if they can.
+    pub fn obstacle_on(&self, devices: &Devices) -> Option<String> {
+        match (&self.runnable, devices.device.kind) {
+            (Err(reason), _) => Some(reason.clone()),
+            (Ok(_), DeviceKind::Cpu) => None,
+            (Ok(checkpoint), DeviceKind::Cuda { .. }) => {
+                let lack = checkpoint.config().style.lack_on_cuda()?;
+                Some(format!("the executors on CUDA devices lack {lack}; the CPU runs it"))
+            }
+        }
     }
 
     pub fn totals(&self) -> Totals {

@@ -74,12 +74,15 @@ impl Description {
     pub fn plan(&self, request: &Request) -> Result<Plan, ModelError> {
         check(self, request)?;
         let count = request.devices.count;
-        let mut plan = Plan { layouts: Vec::new(), excluded: Vec::new(), is_exact: self.runnable.is_ok() };
+        let kind = request.devices.device.kind;
+        let is_exact = self.runnable_on(kind).is_some();
+        let mut plan = Plan { layouts: Vec::new(), excluded: Vec::new(), is_exact };
         for tensor in divisors(count).rev() {
-            let experts = if self.experts > 0 { tensor } else { 1 };
+            // The executors divide each expert among the ranks.
+            let experts = if self.experts > 0 && !is_exact { tensor } else { 1 };
             for expert in divisors(experts) {
                 let ranks = Ranks { tensor, pipeline: count / tensor, expert };
-                match self.obstacle_to(ranks)? {
+                match self.obstacle_to(ranks, kind)? {
                     Some(reason) => plan.excluded.push(reason),
                     None => plan.layouts.push(self.layout(request, ranks)?),
                 }
@@ -98,7 +101,7 @@ impl Description {
     }
 
     /// Returns why the model cannot be divided this way.
-    fn obstacle_to(&self, ranks: Ranks) -> Result<Option<String>, ModelError> {
+    fn obstacle_to(&self, ranks: Ranks, kind: DeviceKind) -> Result<Option<String>, ModelError> {
         let Ranks { tensor, pipeline, expert } = ranks;
         if pipeline > self.layers.len() {
             return Ok(Some(format!("PP {pipeline}: the model has {} layers", self.layers.len())));
@@ -106,7 +109,7 @@ impl Description {
         if !self.head_count.is_multiple_of(tensor) {
             return Ok(Some(format!("TP {tensor}: it does not divide the {} heads", self.head_count)));
         }
-        if let Ok(checkpoint) = &self.runnable {
+        if let Some(checkpoint) = self.runnable_on(kind) {
             return Ok(shard::check(checkpoint, tensor).err().map(|error| error.to_string()));
         }
         if self.experts > 0 && !self.experts.is_multiple_of(expert) {
@@ -137,27 +140,35 @@ impl Description {
         };
         let (stages, available) = match device.kind {
             DeviceKind::Cpu => {
-                let plan = match &self.runnable {
-                    Ok(checkpoint) => cpu_plan(checkpoint, &options)?,
-                    Err(_) => self.estimate_on_cpu(&options, ranks)?,
+                let plan = match self.runnable_on(device.kind) {
+                    Some(checkpoint) => cpu_plan(checkpoint, &options)?,
+                    None => self.estimate_on_cpu(&options, ranks)?,
                 };
                 (vec![plan], device.memory_bytes - device.memory_bytes / CPU_RESERVE_PARTS)
             }
             DeviceKind::Cuda { multiprocessors } => {
                 let options = device_options(options);
-                let stage = |stage| match &self.runnable {
-                    Ok(checkpoint) => {
+                let stage = |stage| match self.runnable_on(device.kind) {
+                    Some(checkpoint) => {
                         largest_rank(checkpoint, &options, stage, device.memory_bytes, multiprocessors)
                     }
-                    Err(_) => {
-                        self.estimate_stage(&options, ranks, stage, device.memory_bytes, multiprocessors)
-                    }
+                    None => self.estimate_stage(&options, ranks, stage, device.memory_bytes, multiprocessors),
                 };
                 let stages = (0..ranks.pipeline).map(stage).collect::<Result<Vec<_>, _>>()?;
                 (stages, device.memory_bytes.saturating_sub(DRIVER_BYTES))
             }
         };
         Ok(fill(&stages, available, request, ranks))
+    }
+
+    /// Returns the shapes that executors on devices of this kind plan with, if they can run the model.
+    fn runnable_on(&self, kind: DeviceKind) -> Option<&Checkpoint> {
+        let checkpoint = self.runnable.as_ref().ok()?;
+        let runs = match kind {
+            DeviceKind::Cpu => true,
+            DeviceKind::Cuda { .. } => checkpoint.config().style.lack_on_cuda().is_none(),
+        };
+        runs.then_some(checkpoint)
     }
 
     /// Estimates the largest rank of a stage on a CUDA device.

@@ -129,7 +129,7 @@ fn print(name: &str, model: &Description, request: &Request, plan: &Plan) -> Res
     let context = request.context;
     let (first, last) = (model.decode_bytes_per_token(1, kv), model.decode_bytes_per_token(context, kv));
     say("decode", format!("reads {} a token, {} at {context} tokens", HumanBytes(first), HumanBytes(last)))?;
-    match model.obstacle() {
+    match model.obstacle_on(&request.devices) {
         None => say("runs here", "yes".to_owned())?,
         Some(reason) => {
             say("runs here", format!("no: {reason}"))?;
@@ -219,6 +219,7 @@ fn is_cpu(request: &Request) -> bool {
 fn as_json(name: &str, model: &Description, request: &Request, plan: &Plan) -> Value {
     let kv = request.kv;
     let device = &request.devices.device;
+    let obstacle = model.obstacle_on(&request.devices);
     json!({
         "name": name, "family": model.family, "layers": model.layer_count(), "format": model.format,
         "totals": model.totals(),
@@ -226,7 +227,7 @@ fn as_json(name: &str, model: &Description, request: &Request, plan: &Plan) -> V
         "kv_bytes_per_token": model.kv_bytes_per_token(kv),
         "kv_bytes_of_sequence_in_windows": model.kv_bytes_of_sequence(request.context, kv),
         "decode_bytes_per_token": model.decode_bytes_per_token(request.context, kv),
-        "runs_here": model.obstacle().is_none(), "obstacle": model.obstacle(), "needs": model.parts(),
+        "runs_here": obstacle.is_none(), "obstacle": obstacle, "needs": model.parts(),
         "devices": {"count": request.devices.count, "name": device.name, "memory_bytes": device.memory_bytes},
         "context": request.context, "sequences": request.sequences, "kv": kv.to_string(),
         "is_exact": plan.is_exact, "layouts": plan.layouts, "notes": notes(model, request, plan),

@@ -4,7 +4,7 @@
 
 use skep_kernels::cuda::attention_decode::blocks_per_split;
 
-use super::layout::{LayerOffsets, Layout, Load, MatrixOffsets, activation_of};
+use super::layout::{LayerOffsets, Layout, activation_of};
 use super::step::{Attention, Cuts};
 use super::workspace::{Sizes, Widths, WorkspaceOffsets};
 use crate::checkpoint::Checkpoint;
@@ -13,7 +13,7 @@ use crate::error::ModelError;
 use crate::executor::limits::limits;
 use crate::executor::{ExecutorLimits, ExecutorOptions, KvDtype, option};
 use crate::memory_plan::{MemoryPlan, RankPlan};
-use crate::shard::{self, Shard, ShardPlan};
+use crate::shard::{self, Shard};
 
 /// Number of rows with which the products of a step keep a device busy.
 pub(super) const STEP_TOKENS: usize = 2048;
@@ -147,48 +147,4 @@ pub(crate) fn workspace_of_widths(
     let offsets = WorkspaceOffsets::new(&sizes, &cuts, widths, ranks, draws);
     let logits = if draws { sizes.logit_rows.saturating_mul(widths.vocabulary).saturating_mul(4) } else { 0 };
     offsets.bytes.saturating_add(logits) as u64
-}
-
-/// The weights that one rank holds of all layers, whatever it runs on.
-pub(in crate::executor) struct RankParts {
-    pub(in crate::executor) weights: Vec<PartialWeight>,
-    pub(in crate::executor) layers: Vec<LayerWidths>,
-    /// Number of tokens whose logits the rank computes.
-    pub(in crate::executor) tokens: usize,
-}
-
-/// A weight, and the part of it that a rank holds.
-pub(in crate::executor) struct PartialWeight {
-    pub(in crate::executor) name: String,
-    pub(in crate::executor) shape: Vec<usize>,
-    pub(in crate::executor) plan: ShardPlan,
-}
-
-/// The widths of a rank's part of a layer, in values.
-pub(in crate::executor) struct LayerWidths {
-    pub(in crate::executor) qkv: usize,
-    pub(in crate::executor) attended: usize,
-    pub(in crate::executor) gate_up: usize,
-    pub(in crate::executor) kv_heads: usize,
-}
-
-/// Returns the weights of a rank. Feed-forward blocks are divided in multiples of `run` values.
-pub(in crate::executor) fn parts_of_rank(
-    checkpoint: &Checkpoint,
-    shard: Shard,
-    run: usize,
-) -> Result<RankParts, ModelError> {
-    let config = checkpoint.config();
-    let layout = Layout::in_runs(checkpoint, shard, 0..config.layer_count, activation_of(checkpoint), run)?;
-    let outputs = |matrices: &[MatrixOffsets]| matrices.iter().map(|matrix| matrix.outputs).sum();
-    let widths = |layer: &LayerOffsets| LayerWidths {
-        qkv: outputs(&layer.qkv),
-        attended: layer.heads * config.head_size,
-        gate_up: outputs(&layer.gate_up),
-        kv_heads: layer.kv_heads,
-    };
-    let layers = layout.layers.iter().map(widths).collect();
-    let tokens = layout.exit.as_ref().map_or(0, |exit| exit.head.matrix.outputs);
-    let weight = |load: Load| PartialWeight { name: load.name, shape: load.shape, plan: load.plan };
-    Ok(RankParts { weights: layout.loads.into_iter().map(weight).collect(), layers, tokens })
 }

@@ -98,7 +98,6 @@ struct Part<'a> {
 struct Planner<'a> {
     checkpoint: &'a Checkpoint,
     shard: Shard,
-    run: usize,
     loads: Vec<Load>,
     bytes: usize,
 }
@@ -119,20 +118,12 @@ impl Layout {
         layers: Range<usize>,
         activation: Activation,
     ) -> Result<Self, ModelError> {
-        Self::in_runs(checkpoint, shard, layers, activation, RUN)
-    }
-
-    /// Lays out the shard's part of the given layers, whose feed-forward blocks are divided in multiples of `run`
-    /// values.
-    pub(super) fn in_runs(
-        checkpoint: &Checkpoint,
-        shard: Shard,
-        layers: Range<usize>,
-        activation: Activation,
-        run: usize,
-    ) -> Result<Self, ModelError> {
         let config = checkpoint.config();
-        let mut planner = Planner { checkpoint, shard, run, loads: Vec::new(), bytes: 0 };
+        if let Some(lack) = config.style.lack_on_cuda() {
+            let supported = "dense models with grouped attention on CUDA devices; use `--device cpu`";
+            return Err(ModelError::unsupported("model_type", format!("a model with {lack}"), supported));
+        }
+        let mut planner = Planner { checkpoint, shard, loads: Vec::new(), bytes: 0 };
         let frequencies = planner.take(config.head_size / 2 * 4);
         let is_last = layers.end == config.layer_count;
         let tied = config.tied_head && is_last && layers.start == 0;
@@ -192,7 +183,7 @@ impl Planner<'_> {
         let mlp_norm = self.vector(&format!("{prefix}.post_attention_layernorm.weight"), hidden, whole)?;
         let width = config.feed_forward_size;
         let block = self.checkpoint.tensor(&format!("{prefix}.mlp.down_proj.weight"))?.dtype.block_len();
-        let own = self.shard.part(width, block.max(self.run));
+        let own = self.shard.part(width, block.max(RUN));
         let rows = &ShardPlan::Rows(vec![own.clone()]);
         let parts = [
             Part { name: "mlp.gate_proj", rows: width, plan: rows },

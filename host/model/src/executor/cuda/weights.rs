@@ -105,6 +105,8 @@ impl<'a> Stages<'a> {
         load: &Load,
         tensor: &Tensor<'_>,
     ) -> Result<(), ModelError> {
+        let (dtype, content) = tensor.content()?;
+        let tensor = &tensor.with_content(dtype, &content);
         if let [rows] = load.shape[..] {
             let mut values = vec![0.0; rows];
             dequantize(tensor.dtype, tensor.data, &mut values)

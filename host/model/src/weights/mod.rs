@@ -3,13 +3,16 @@
 //! Invariant: every shape is checked against the configuration before anything is packed, and an error names the
 //! tensor. Besides the packed weights, memory holds the file pages of only one tensor, or a copy of its part.
 
+mod expansion;
+mod experts;
+
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use skep_kernels::buffer::Arena;
 use skep_kernels::matmul::PackedMatrix;
-use skep_kernels::{WorkerPool, dequantize};
+use skep_kernels::{DType, WorkerPool, dequantize};
 
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::ModelError;
@@ -18,11 +21,20 @@ use crate::shard::{Shard, ShardPlan};
 
 /// Loads weights and counts the bytes that they take.
 pub(crate) struct WeightLoader<'a> {
-    pool: &'a WorkerPool,
+    target: Target<'a>,
     checkpoint: &'a Checkpoint,
     shard: Shard,
-    arena: Arena,
+    /// Whether quantized weights become F32.
+    exact: bool,
     bytes: u64,
+}
+
+/// The destination of weights.
+enum Target<'a> {
+    /// The threads of the pool share the packing.
+    Memory { pool: &'a WorkerPool, arena: Arena },
+    /// Weights are described and not read, for plans.
+    Plan,
 }
 
 /// One of several projections of the same input.
@@ -50,7 +62,18 @@ impl Bias {
 impl<'a> WeightLoader<'a> {
     /// Creates a loader for the part of the weights that `shard` holds. The threads of `pool` share the packing.
     pub(crate) fn new(pool: &'a WorkerPool, checkpoint: &'a Checkpoint, shard: Shard) -> Self {
-        WeightLoader { pool, checkpoint, shard, arena: Arena::default(), bytes: 0 }
+        let target = Target::Memory { pool, arena: Arena::default() };
+        WeightLoader { target, checkpoint, shard, exact: false, bytes: 0 }
+    }
+
+    /// Creates a loader that only describes weights and counts their bytes. What it loads can be measured, not run.
+    pub(crate) fn for_plan(checkpoint: &'a Checkpoint, shard: Shard) -> Self {
+        WeightLoader { target: Target::Plan, checkpoint, shard, exact: false, bytes: 0 }
+    }
+
+    /// Expands quantized weights to the values that they stand for, if `exact` is true.
+    pub(crate) fn with_exact(self, exact: bool) -> Self {
+        WeightLoader { exact, ..self }
     }
 
     pub(crate) fn shard(&self) -> Shard {
@@ -103,10 +126,7 @@ impl<'a> WeightLoader<'a> {
         rows: usize,
         plan: &ShardPlan,
     ) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.tensor(name, &[rows])?;
-        let mut values = vec![0.0; rows];
-        dequantize(tensor.dtype, tensor.data, &mut values)
-            .map_err(|error| ModelError::tensor(name, error.to_string()))?;
+        let mut values = self.values(name, &[rows])?;
         match plan {
             ShardPlan::Replicated => {}
             ShardPlan::Rows(ranges) => {
@@ -127,16 +147,83 @@ impl<'a> WeightLoader<'a> {
         plan: &ShardPlan,
     ) -> Result<PackedMatrix, ModelError> {
         let tensor = self.tensor(name, &[rows, columns])?;
-        let (data, columns) = part(&tensor, columns, plan)?;
-        let rows = plan.rows(rows);
-        let matrix = PackedMatrix::pack(self.pool, &mut self.arena, tensor.dtype, rows, columns, &data)
-            .map_err(|error| ModelError::tensor(name, error.to_string()))?;
+        let own = match plan {
+            ShardPlan::Columns(range) => range.len(),
+            ShardPlan::Replicated | ShardPlan::Rows(_) => columns,
+        };
+        let shape = [plan.rows(rows), own];
+        let matrix = match self.target {
+            Target::Plan => self.packed(name, tensor.dtype, shape, || Ok(Cow::Borrowed(&[])))?,
+            Target::Memory { .. } => {
+                let (dtype, content) = tensor.content()?;
+                let (data, _) = part(&tensor.with_content(dtype, &content), columns, plan)?;
+                self.packed(name, dtype, shape, || Ok(data))?
+            }
+        };
         self.checkpoint.release(name);
-        self.bytes += matrix.byte_len() as u64;
         Ok(matrix)
     }
 
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, ModelError> {
+    /// Packs a matrix of the values that `data` returns, or describes it.
+    pub(super) fn packed<'d>(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        [rows, columns]: [usize; 2],
+        data: impl FnOnce() -> Result<Cow<'d, [u8]>, ModelError>,
+    ) -> Result<PackedMatrix, ModelError> {
+        let form = if self.exact && dtype.is_quantised() { DType::F32 } else { dtype };
+        let matrix = match &mut self.target {
+            Target::Memory { pool, arena } => {
+                let mut data = data()?;
+                if form != dtype {
+                    let mut values = vec![0.0; rows.saturating_mul(columns)];
+                    dequantize(dtype, &data, &mut values)?;
+                    data = Cow::Owned(bytes_of(&values));
+                }
+                PackedMatrix::pack(pool, arena, form, rows, columns, &data)
+            }
+            Target::Plan => PackedMatrix::described(form, rows, columns),
+        };
+        let matrix = matrix.map_err(|error| ModelError::tensor(name, error.to_string()))?;
+        let bytes = PackedMatrix::packed_len(form, rows, columns)
+            .ok_or_else(|| ModelError::tensor(name, "its size overflows"))?;
+        self.bytes += bytes as u64;
+        Ok(matrix)
+    }
+
+    /// Returns the values of a small tensor, or zeros for a plan.
+    pub(super) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.tensor(name, shape)?;
+        let mut values = vec![0.0; shape.iter().product()];
+        if let Target::Memory { .. } = self.target {
+            let (dtype, content) = tensor.content()?;
+            dequantize(dtype, &content, &mut values)
+                .map_err(|error| ModelError::tensor(name, error.to_string()))?;
+        }
+        Ok(values)
+    }
+
+    /// Loads the whole of a matrix as `f32`, for products that must not be rounded.
+    pub(crate) fn exact_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<PackedMatrix, ModelError> {
+        let values = self.values(name, &shape)?;
+        self.packed(name, DType::F32, shape, || Ok(Cow::Owned(bytes_of(&values))))
+    }
+
+    /// Counts the bytes of vectors that were not loaded by [`WeightLoader::vector`].
+    pub(super) fn count_values(&mut self, values: usize) {
+        self.bytes += 4 * values as u64;
+    }
+
+    pub(super) fn is_plan(&self) -> bool {
+        matches!(self.target, Target::Plan)
+    }
+
+    pub(super) fn checkpoint(&self) -> &'a Checkpoint {
+        self.checkpoint
+    }
+
+    pub(super) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, ModelError> {
         let tensor = self.checkpoint.tensor(name)?;
         if tensor.shape != shape {
             let found = tensor.shape;
@@ -147,6 +234,10 @@ impl<'a> WeightLoader<'a> {
         }
         Ok(tensor)
     }
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 /// Returns the bytes of the planned part of a matrix, and its number of columns.

@@ -1,0 +1,262 @@
+//! Models of safetensors, written as GGUF with the experts of a layer in one tensor, whole and split.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use safetensors::SafeTensors;
+
+use super::*;
+use crate::checkpoint::Checkpoint;
+use crate::gguf::writer::GgufWriter;
+use crate::verify::{Verification, VerifyOptions, verify};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
+}
+
+/// The tensors of a fixture in F32, under the names that GGUF files give them.
+fn gguf_tensors(name: &str, split_expansion: bool) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
+    let bytes = std::fs::read(fixture(name).join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let stored: BTreeMap<String, (Vec<usize>, Vec<u8>)> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| (name, (view.shape().to_vec(), view.data().to_vec())))
+        .collect();
+    let mut tensors = BTreeMap::new();
+    for (name, (shape, data)) in &stored {
+        let (layer, part) = match name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, part)) => (layer, part),
+            None => {
+                let name = match name.as_str() {
+                    "model.embed_tokens.weight" => "token_embd.weight",
+                    "model.norm.weight" => "output_norm.weight",
+                    _ => "output.weight",
+                };
+                tensors.insert(name.to_owned(), (shape.clone(), data.clone()));
+                continue;
+            }
+        };
+        if let Some((expert, part)) = part.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.'))
+        {
+            // Experts come in the order of their names, so each is put in its place.
+            let expert: usize = expert.parse().unwrap();
+            let part = part.strip_suffix("_proj.weight").unwrap();
+            let all = tensors
+                .entry(format!("blk.{layer}.ffn_{part}_exps.weight"))
+                .or_insert_with(|| (vec![0, shape[0], shape[1]], Vec::new()));
+            all.0[0] = all.0[0].max(expert + 1);
+            all.1.resize(all.1.len().max((expert + 1) * data.len()), 0);
+            all.1[expert * data.len()..][..data.len()].copy_from_slice(data);
+            continue;
+        }
+        let name = match part.trim_end_matches(".weight") {
+            "input_layernorm" => "attn_norm",
+            "post_attention_layernorm" => "ffn_norm",
+            "self_attn.q_proj" => "attn_q",
+            "self_attn.k_proj" => "attn_k",
+            "self_attn.v_proj" => "attn_v",
+            "self_attn.o_proj" => "attn_output",
+            "self_attn.q_norm" => "attn_q_norm",
+            "self_attn.k_norm" => "attn_k_norm",
+            "self_attn.q_a_proj" => "attn_q_a",
+            "self_attn.q_a_layernorm" => "attn_q_a_norm",
+            "self_attn.q_b_proj" => "attn_q_b",
+            "self_attn.kv_a_proj_with_mqa" => "attn_kv_a_mqa",
+            "self_attn.kv_a_layernorm" => "attn_kv_a_norm",
+            "self_attn.kv_b_proj" => "attn_kv_b",
+            "mlp.gate" => "ffn_gate_inp",
+            "mlp.gate_proj" => "ffn_gate",
+            "mlp.up_proj" => "ffn_up",
+            "mlp.down_proj" => "ffn_down",
+            "mlp.shared_experts.gate_proj" => "ffn_gate_shexp",
+            "mlp.shared_experts.up_proj" => "ffn_up_shexp",
+            "mlp.shared_experts.down_proj" => "ffn_down_shexp",
+            "mlp.gate.e_score_correction_bias" => {
+                tensors.insert(format!("blk.{layer}.exp_probs_b.bias"), (shape.clone(), data.clone()));
+                continue;
+            }
+            other => panic!("{other}"),
+        };
+        if name == "attn_kv_b" && split_expansion {
+            // Four heads with 16 rows of keys, transposed, and 16 of values.
+            let (mut keys, mut values) = (Vec::new(), Vec::new());
+            for head in data.chunks(data.len() / 4) {
+                let (key, value) = head.split_at(head.len() / 2);
+                let at = |row: usize, column: usize| &key[(row * 32 + column) * 4..][..4];
+                (0..32).for_each(|column| (0..16).for_each(|row| keys.extend(at(row, column))));
+                values.extend(value);
+            }
+            tensors.insert(format!("blk.{layer}.attn_k_b.weight"), (vec![4, 32, 16], keys));
+            tensors.insert(format!("blk.{layer}.attn_v_b.weight"), (vec![4, 16, 32], values));
+            continue;
+        }
+        tensors.insert(format!("blk.{layer}.{name}.weight"), (shape.clone(), data.clone()));
+    }
+    tensors
+}
+
+fn common(writer: GgufWriter, name: &str, layers: u32) -> GgufWriter {
+    let key = |key: &str| format!("{name}.{key}");
+    writer
+        .string("general.architecture", name)
+        .unsigned(&key("block_count"), layers)
+        .unsigned(&key("context_length"), 512)
+        .unsigned(&key("embedding_length"), 64)
+        .unsigned(&key("attention.head_count"), 4)
+        .float(&key("attention.layer_norm_rms_epsilon"), 1e-5)
+        .float(&key("expert_weights_scale"), if name == "deepseek2" { 2.5 } else { 0.0 })
+        .unsigned(&key("expert_feed_forward_length"), 48)
+}
+
+fn qwen3_moe() -> GgufWriter {
+    common(GgufWriter::default(), "qwen3moe", 3)
+        .unsigned("qwen3moe.feed_forward_length", 176)
+        .unsigned("qwen3moe.attention.head_count_kv", 2)
+        .unsigned("qwen3moe.attention.key_length", 16)
+        .unsigned("qwen3moe.attention.value_length", 16)
+        .float("qwen3moe.rope.freq_base", 10000.0)
+        .unsigned("qwen3moe.expert_count", 8)
+        .unsigned("qwen3moe.expert_used_count", 2)
+}
+
+fn deepseek() -> GgufWriter {
+    let yarn = GgufWriter::default()
+        .float("deepseek2.rope.freq_base", 50000.0)
+        .unsigned("deepseek2.rope.dimension_count", 8)
+        .string("deepseek2.rope.scaling.type", "yarn")
+        .float("deepseek2.rope.scaling.factor", 8.0)
+        .unsigned("deepseek2.rope.scaling.original_context_length", 64)
+        .float("deepseek2.rope.scaling.yarn_log_multiplier", 0.1);
+    common(yarn, "deepseek2", 4)
+        .unsigned("deepseek2.feed_forward_length", 160)
+        .unsigned("deepseek2.leading_dense_block_count", 1)
+        .unsigned("deepseek2.attention.head_count_kv", 1)
+        .unsigned("deepseek2.attention.q_lora_rank", 24)
+        .unsigned("deepseek2.attention.kv_lora_rank", 32)
+        .unsigned("deepseek2.attention.key_length", 40)
+        .unsigned("deepseek2.attention.value_length", 32)
+        .unsigned("deepseek2.attention.key_length_mla", 24)
+        .unsigned("deepseek2.attention.value_length_mla", 16)
+        .unsigned("deepseek2.expert_count", 16)
+        .unsigned("deepseek2.expert_used_count", 4)
+        .unsigned("deepseek2.expert_shared_count", 1)
+        .unsigned("deepseek2.expert_group_count", 4)
+        .unsigned("deepseek2.expert_group_used_count", 2)
+        .unsigned("deepseek2.expert_gating_func", 2)
+        .boolean("deepseek2.expert_weights_norm", true)
+}
+
+fn add<'a>(
+    writer: GgufWriter,
+    tensors: impl Iterator<Item = (&'a String, &'a (Vec<usize>, Vec<u8>))>,
+) -> GgufWriter {
+    tensors.fold(writer, |writer, (name, (shape, data))| {
+        let dimensions: Vec<u64> = shape.iter().rev().map(|size| *size as u64).collect();
+        writer.tensor(name, &dimensions, 0, data.clone())
+    })
+}
+
+/// Writes the files, with the expected logits of the fixture beside them, and verifies the folder.
+fn verified(name: &str, files: &[(&str, Vec<u8>)]) -> Result<Verification, ModelError> {
+    let folder = tempfile::tempdir().unwrap();
+    for (file, bytes) in files {
+        std::fs::write(folder.path().join(file), bytes).unwrap();
+    }
+    std::fs::copy(fixture(name).join("expected.safetensors"), folder.path().join("expected.safetensors"))
+        .unwrap();
+    verify(folder.path(), VerifyOptions::default())
+}
+
+#[test]
+fn experts_in_one_tensor_give_the_logits_of_the_reference() {
+    for (name, writer, split_expansion) in [
+        ("qwen3-moe", qwen3_moe(), false),
+        ("deepseek-v3", deepseek(), false),
+        ("deepseek-v3", deepseek(), true),
+    ] {
+        let tensors = gguf_tensors(name, split_expansion);
+        let file = add(writer, tensors.iter()).build();
+        let result = verified(name, &[("model.gguf", file)]).unwrap();
+        assert!(result.passed, "{name}, split expansion {split_expansion}: {result:?}");
+    }
+}
+
+#[test]
+fn gates_and_ups_may_share_a_tensor() {
+    let mut tensors = gguf_tensors("qwen3-moe", false);
+    for layer in 0..3 {
+        let (shape, gate) = tensors.remove(&format!("blk.{layer}.ffn_gate_exps.weight")).unwrap();
+        let (_, up) = tensors.remove(&format!("blk.{layer}.ffn_up_exps.weight")).unwrap();
+        let length = gate.len() / shape[0];
+        let both: Vec<u8> =
+            gate.chunks(length).zip(up.chunks(length)).flat_map(|(gate, up)| [gate, up].concat()).collect();
+        let shape = vec![shape[0], 2 * shape[1], shape[2]];
+        tensors.insert(format!("blk.{layer}.ffn_gate_up_exps.weight"), (shape, both));
+    }
+    let file = add(qwen3_moe(), tensors.iter()).build();
+    let result = verified("qwen3-moe", &[("model.gguf", file)]).unwrap();
+    assert!(result.passed, "{result:?}");
+}
+
+#[test]
+fn parts_of_a_split_file_are_one_model() {
+    let tensors = gguf_tensors("qwen3-moe", false);
+    let count = tensors.len();
+    let part = |writer: GgufWriter, number: u32, range: std::ops::Range<usize>| {
+        let writer = writer
+            .unsigned("split.no", number)
+            .unsigned("split.count", 3)
+            .unsigned("split.tensors.count", count as u32);
+        add(writer, tensors.iter().skip(range.start).take(range.len())).build()
+    };
+    let empty = GgufWriter::default;
+    let (first, second) = ("tiny-00001-of-00003.gguf", "tiny-00002-of-00003.gguf");
+    let third = "tiny-00003-of-00003.gguf";
+    let files = [
+        (first, part(qwen3_moe(), 0, 0..0)),
+        (second, part(empty(), 1, 0..20)),
+        (third, part(empty(), 2, 20..count)),
+    ];
+    let result = verified("qwen3-moe", &files).unwrap();
+    assert!(result.passed, "{result:?}");
+    let error = |files: &[(&str, Vec<u8>)]| verified("qwen3-moe", files).unwrap_err().to_string();
+    let missing = error(&[files[0].clone(), files[2].clone()]);
+    assert!(missing.contains(second), "{missing}");
+    let wrong = error(&[files[0].clone(), (second, files[2].1.clone()), files[2].clone()]);
+    assert!(wrong.contains("split.no") && wrong.contains(second), "{wrong}");
+    let twice = error(&[files[0].clone(), files[1].clone(), (third, part(empty(), 2, 19..count))]);
+    assert!(twice.contains("appears again in"), "{twice}");
+    let few = error(&[files[0].clone(), files[1].clone(), (third, part(empty(), 2, 21..count))]);
+    assert!(few.contains("split.tensors.count"), "{few}");
+    let unnamed = error(&[("model.gguf", files[0].1.clone())]);
+    assert!(unnamed.contains("is not named"), "{unnamed}");
+}
+
+#[test]
+fn malformed_experts_are_named() {
+    let open = |writer: GgufWriter| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        std::fs::write(&path, writer.build()).unwrap();
+        Checkpoint::open(&path).map(|_| ()).expect_err("must be rejected").to_string()
+    };
+    let tensors = gguf_tensors("qwen3-moe", false);
+    let with = |name: &str, shape: &[usize]| {
+        let others = tensors.iter().filter(|(other, _)| *other != name);
+        add(qwen3_moe(), others).weights(name, shape)
+    };
+    let flat = open(with("blk.1.ffn_up_exps.weight", &[8, 48 * 64]));
+    assert!(flat.contains("expected [experts, rows, columns]"), "{flat}");
+    let few = open(with("blk.1.ffn_up_exps.weight", &[7, 48, 64]));
+    assert!(few.contains("experts.7.up_proj"), "{few}");
+    let odd = open(with("blk.1.ffn_gate_up_exps.weight", &[8, 47, 64]));
+    assert!(odd.contains("projections of equal size"), "{odd}");
+    let whole = || add(qwen3_moe(), tensors.iter());
+    let error = open(whole().unsigned("qwen3moe.expert_gating_func", 4));
+    assert!(error.contains("expert_gating_func"), "{error}");
+    let error = open(whole().unsigned("qwen3moe.expert_used_count", 9));
+    assert!(error.contains("num_experts_per_tok"), "{error}");
+    let error = open(whole().unsigned("qwen3moe.expert_count", 5000));
+    assert!(error.contains("num_experts"), "{error}");
+}

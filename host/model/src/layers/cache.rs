@@ -1,0 +1,45 @@
+//! The pages of a layer, by the kind of its attention.
+//!
+//! Invariant: a page number means the same tokens in every layer; the kinds differ only in the bytes of a page.
+
+use skep_kernels::KernelError;
+use skep_kernels::kv::{KvFormat, KvLayer};
+use skep_kernels::latent::LatentLayer;
+
+/// The content of a layer's pages for each token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheShape {
+    /// A key and a value for each head.
+    Grouped { kv_heads: usize, head_size: usize },
+    /// One latent, and one rotated key.
+    Latent { rank: usize, rotated: usize },
+}
+
+/// The pages of one layer.
+pub(crate) enum LayerCache {
+    Grouped(KvLayer),
+    Latent(LatentLayer),
+}
+
+impl CacheShape {
+    /// Returns the size in bytes of a layer of this shape, or `None` if it overflows.
+    pub(crate) fn byte_len(self, format: KvFormat, pages: usize) -> Option<usize> {
+        match self {
+            CacheShape::Grouped { kv_heads, head_size } => {
+                KvLayer::byte_len(format, pages, kv_heads, head_size)
+            }
+            CacheShape::Latent { rank, rotated } => LatentLayer::byte_len(format, pages, rank, rotated),
+        }
+    }
+
+    pub(crate) fn pages(self, format: KvFormat, pages: usize) -> Result<LayerCache, KernelError> {
+        Ok(match self {
+            CacheShape::Grouped { kv_heads, head_size } => {
+                LayerCache::Grouped(KvLayer::new(format, pages, kv_heads, head_size)?)
+            }
+            CacheShape::Latent { rank, rotated } => {
+                LayerCache::Latent(LatentLayer::new(format, pages, rank, rotated)?)
+            }
+        })
+    }
+}

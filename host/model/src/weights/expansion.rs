@@ -1,0 +1,111 @@
+//! Loads the matrices of latent attention that expand a latent to the keys and values of each head.
+//!
+//! Invariant: a head's key matrix is kept transposed, because queries are multiplied by it. Formats whose blocks cannot be
+//! transposed become F32, which holds their values exactly.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use skep_kernels::matmul::PackedMatrix;
+use skep_kernels::{DType, dequantize};
+
+use super::{WeightLoader, bytes_of};
+use crate::checkpoint::Tensor;
+use crate::config::{Expansion, Latent};
+use crate::error::ModelError;
+
+type Heads = (Vec<PackedMatrix>, Vec<PackedMatrix>);
+
+impl WeightLoader<'_> {
+    /// Loads the matrices of the rank's heads from query to latent, `[latent, query]`, and from latent to value,
+    /// `[value, latent]`. The tensor holds the rows of keys and then of values for each head.
+    pub(crate) fn expansion(
+        &mut self,
+        prefix: &str,
+        latent: &Latent,
+        head_count: usize,
+        heads: Range<usize>,
+    ) -> Result<Heads, ModelError> {
+        let Latent { rank, unrotated, value, expansion, .. } = *latent;
+        if expansion == Expansion::Split {
+            let mut part = |name: &str, shape| {
+                self.matrices(&format!("{prefix}.{name}.weight"), head_count, shape, heads.clone())
+            };
+            return Ok((part("k_b_proj", [rank, unrotated])?, part("v_b_proj", [value, rank])?));
+        }
+        let name = format!("{prefix}.kv_b_proj.weight");
+        let head_rows = unrotated + value;
+        let tensor = self.tensor(&name, &[head_count * head_rows, rank])?;
+        let (dtype, content) = match self.is_plan() {
+            true => (tensor.dtype, Cow::Borrowed(tensor.data)),
+            false => tensor.content()?,
+        };
+        let tensor = tensor.with_content(dtype, &content);
+        let row_bytes = tensor.dtype.row_bytes(rank).ok_or_else(|| {
+            let problem = format!("rows of {rank} values are not whole blocks of {}", tensor.dtype);
+            ModelError::tensor(&name, problem)
+        })?;
+        let (mut absorb, mut values) = (Vec::new(), Vec::new());
+        for head in heads {
+            let keys = head * head_rows..head * head_rows + unrotated;
+            let own = keys.end..keys.end + value;
+            let bytes = move |rows: &Range<usize>| rows.start * row_bytes..rows.end * row_bytes;
+            absorb.push(self.transposed_rows(&name, tensor, bytes(&keys), [unrotated, rank])?);
+            let data = || Ok(Cow::Borrowed(&tensor.data[bytes(&own)]));
+            values.push(self.packed(&name, tensor.dtype, [value, rank], data)?);
+        }
+        self.checkpoint().release(&name);
+        Ok((absorb, values))
+    }
+
+    /// Packs some matrices of a tensor, `[matrices, rows, columns]`.
+    fn matrices(
+        &mut self,
+        name: &str,
+        count: usize,
+        [rows, columns]: [usize; 2],
+        range: Range<usize>,
+    ) -> Result<Vec<PackedMatrix>, ModelError> {
+        let tensor = self.tensor(name, &[count, rows, columns])?;
+        let length = tensor.data.len() / count.max(1);
+        let packed = range
+            .map(|at| {
+                let data = || Ok(Cow::Borrowed(&tensor.data[at * length..(at + 1) * length]));
+                self.packed(name, tensor.dtype, [rows, columns], data)
+            })
+            .collect();
+        self.checkpoint().release(name);
+        packed
+    }
+
+    /// Packs the transposed matrix of some bytes of a tensor.
+    fn transposed_rows(
+        &mut self,
+        name: &str,
+        tensor: Tensor<'_>,
+        bytes: Range<usize>,
+        [rows, columns]: [usize; 2],
+    ) -> Result<PackedMatrix, ModelError> {
+        let dtype = match tensor.dtype {
+            dtype @ (DType::F32 | DType::F16 | DType::BF16) => dtype,
+            _ => DType::F32,
+        };
+        self.packed(name, dtype, [columns, rows], || {
+            let data = &tensor.data[bytes];
+            let data = match dtype == tensor.dtype {
+                true => Cow::Borrowed(data),
+                false => {
+                    let mut values = vec![0.0; rows * columns];
+                    dequantize(tensor.dtype, data, &mut values)
+                        .map_err(|error| ModelError::tensor(name, error.to_string()))?;
+                    Cow::Owned(bytes_of(&values))
+                }
+            };
+            let size = dtype.block_bytes();
+            let value = |row: usize, column: usize| &data[(row * columns + column) * size..][..size];
+            let order = (0..columns).flat_map(|column| (0..rows).map(move |row| (row, column)));
+            let values: Vec<&[u8]> = order.map(|(row, column)| value(row, column)).collect();
+            Ok(Cow::Owned(values.concat()))
+        })
+    }
+}

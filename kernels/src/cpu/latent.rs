@@ -1,0 +1,317 @@
+//! Attention of a few query rows over pages of latents, of which a part is also the values.
+//!
+//! Invariant: as in [`super::attention`], a row's result has the same bits whatever rows share its call. A score is one
+//! sum over the columns in order, lane by lane and then over the lanes; blocks, weights and merging are those of
+//! [`super::attention`]. Each latent is read once for the scores of all rows of the call, and once for their values.
+
+// Loops over registers are written with indices, so that they stay in registers.
+#![allow(clippy::needless_range_loop)]
+
+use std::marker::PhantomData;
+
+use super::Kernel;
+use super::attention::{
+    BLOCK, Factors, LANES, MASKED, MAX_ROWS, QueryRow, State, merge_values, softmax_weights,
+};
+use super::kv::{KvFormat, PAGE, scale, storable};
+use super::simd::Simd;
+
+/// Number of values of a latent that share a scale in scaled formats.
+pub(crate) const SCALE_RUN: usize = 128;
+
+/// The layout of a page, in bytes: the latents of 16 tokens, their scales if the format has some, and their rotated
+/// keys. Scaled formats keep the rotated keys in 16 bits.
+#[derive(Clone, Copy)]
+pub(crate) struct LatentPage {
+    /// Number of values of a latent, and of a rotated key; both are multiples of 16.
+    pub latent: usize,
+    pub rotated: usize,
+    pub element: usize,
+    pub rotated_element: usize,
+    pub scaled: bool,
+}
+
+impl LatentPage {
+    /// Returns the number of scales of one token.
+    pub const fn scales(&self) -> usize {
+        if self.scaled { self.latent.div_ceil(SCALE_RUN) } else { 0 }
+    }
+
+    pub const fn scales_at(&self) -> usize {
+        PAGE * self.latent * self.element
+    }
+
+    pub const fn rotated_at(&self) -> usize {
+        self.scales_at() + PAGE * self.scales() * 4
+    }
+
+    pub const fn bytes(&self) -> usize {
+        self.rotated_at() + PAGE * self.rotated * self.rotated_element
+    }
+}
+
+/// Stores the latent and the rotated key of one position.
+pub(crate) struct StoreLatent<'a, L: KvFormat, R: KvFormat> {
+    pub latent: &'a [f32],
+    /// The rotated key, which may be shorter than the page's; the rest becomes zero.
+    pub rotated: &'a [f32],
+    pub page: LatentPage,
+    pub to: *mut u8,
+    pub slot: usize,
+    pub formats: PhantomData<(L, R)>,
+}
+
+impl<L: KvFormat, R: KvFormat> Kernel for StoreLatent<'_, L, R> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let StoreLatent { latent, rotated, page, to, slot, .. } = self;
+        // SAFETY: the caller guarantees that the page and the slot exist and that the latent has the page's length.
+        unsafe {
+            let values = to.cast::<L::Element>().add(slot * page.latent);
+            let scales = to.add(page.scales_at()).cast::<f32>().add(slot * page.scales());
+            for (run, part) in latent.chunks(SCALE_RUN).enumerate() {
+                let factor = if L::SCALED { scale(part, scales.add(run)) } else { 1.0 };
+                for at in (0..part.len()).step_by(16) {
+                    let column = run * SCALE_RUN + at;
+                    L::store::<S>(values.add(column), storable::<S, L>(&part[at..], factor));
+                }
+            }
+            let keys = to.add(page.rotated_at()).cast::<R::Element>().add(slot * page.rotated);
+            for at in (0..page.rotated).step_by(16) {
+                let part = rotated.get(at..).unwrap_or_default();
+                R::store::<S>(keys.add(at), storable::<S, R>(part, 1.0));
+            }
+        }
+    }
+}
+
+/// Computes attention over pages of latents.
+pub(crate) struct AttendLatents<'a, L: KvFormat, R: KvFormat> {
+    pub rows: &'a [QueryRow],
+    /// The queries: for each row, as many values as a latent and a rotated key have.
+    pub query: *const f32,
+    pub scale: f32,
+    pub page: LatentPage,
+    pub latents: *const u8,
+    pub pages: &'a [u32],
+    /// The range of positions to process. `from` is a page boundary.
+    pub from: usize,
+    pub to: usize,
+    /// Receives the result. `state_stride` is as in [`super::attention::AttendRows`].
+    pub state: State,
+    pub state_stride: usize,
+    pub formats: PhantomData<(L, R)>,
+}
+
+impl<L: KvFormat, R: KvFormat> Kernel for AttendLatents<'_, L, R> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match self.rows.len() {
+                0 => {}
+                1 => self.attend::<S, 1>(),
+                2 => self.attend::<S, 2>(),
+                3 => self.attend::<S, 3>(),
+                4 => self.attend::<S, 4>(),
+                5 => self.attend::<S, 5>(),
+                6 => self.attend::<S, 6>(),
+                7 => self.attend::<S, 7>(),
+                8 => self.attend::<S, 8>(),
+                _ => self.attend::<S, MAX_ROWS>(),
+            }
+        }
+    }
+}
+
+impl<L: KvFormat, R: KvFormat> AttendLatents<'_, L, R> {
+    /// Processes `N` rows.
+    ///
+    /// # Safety
+    /// There are `N` rows, their queries exist, and the pages cover `from..to`.
+    #[inline(always)]
+    unsafe fn attend<S: Simd, const N: usize>(&self) {
+        let mut scores = [[0f32; BLOCK]; N];
+        let mut state = self.state;
+        let mut at = self.from;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            while at < self.to {
+                let end = (at / BLOCK * BLOCK + BLOCK).min(self.to);
+                let pages = (end - at).div_ceil(PAGE);
+                for index in 0..pages {
+                    let page = self.page_at(at / PAGE + index);
+                    if S::MANY_REGISTERS {
+                        self.score_page::<S, N, 2>(page, index, &mut scores);
+                    } else {
+                        self.score_page::<S, N, 1>(page, index, &mut scores);
+                    }
+                }
+                let (mut largest, mut totals) = ([MASKED; LANES], [0f32; LANES]);
+                for r in 0..N {
+                    let row = &mut scores[r][..pages * PAGE];
+                    (largest[r], totals[r]) = softmax_weights::<S>(row, at, &self.rows[r]);
+                }
+                if at == self.from || self.state_stride > 0 {
+                    state.clear::<S>(N);
+                }
+                let factors = state.merge_totals::<S>(largest.as_ptr(), totals.as_ptr());
+                let mut column = 0;
+                while S::MANY_REGISTERS && column + 32 <= self.page.latent {
+                    self.gather_values::<S, N, 2>(&scores, at / PAGE, pages, state, &factors, column);
+                    column += 32;
+                }
+                while column < self.page.latent {
+                    self.gather_values::<S, N, 1>(&scores, at / PAGE, pages, state, &factors, column);
+                    column += 16;
+                }
+                state = state.after(self.state_stride);
+                at = end;
+            }
+        }
+    }
+
+    /// # Safety
+    /// The sequence has the page.
+    #[inline(always)]
+    unsafe fn page_at(&self, index: usize) -> *const u8 {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.latents.add(self.pages[index] as usize * self.page.bytes()) }
+    }
+
+    /// Scores a page, `T` tokens at a time.
+    ///
+    /// # Safety
+    /// The conditions of `attend` hold.
+    #[inline(always)]
+    unsafe fn score_page<S: Simd, const N: usize, const T: usize>(
+        &self,
+        page: *const u8,
+        index: usize,
+        scores: &mut [[f32; BLOCK]; N],
+    ) {
+        let LatentPage { latent, rotated, .. } = self.page;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let values = page.cast::<L::Element>();
+            let scales = page.add(self.page.scales_at()).cast::<f32>();
+            let keys = page.add(self.page.rotated_at()).cast::<R::Element>();
+            let mut token = 0;
+            while token < PAGE {
+                let mut sums = [[S::zero(); T]; N];
+                let mut column = 0;
+                while column < latent {
+                    let mut loaded = [S::zero(); T];
+                    for t in 0..T {
+                        loaded[t] = L::load::<S>(values.add((token + t) * latent + column));
+                        if L::SCALED {
+                            let at = (token + t) * self.page.scales() + column / SCALE_RUN;
+                            loaded[t] = S::mul(loaded[t], S::splat(*scales.add(at)));
+                        }
+                    }
+                    self.add_products::<S, N, T>(column, &loaded, &mut sums);
+                    column += 16;
+                }
+                let mut column = 0;
+                while column < rotated {
+                    let mut loaded = [S::zero(); T];
+                    for t in 0..T {
+                        loaded[t] = R::load::<S>(keys.add((token + t) * rotated + column));
+                    }
+                    self.add_products::<S, N, T>(latent + column, &loaded, &mut sums);
+                    column += 16;
+                }
+                for r in 0..N {
+                    for t in 0..T {
+                        scores[r][index * PAGE + token + t] = self.scale * S::sum(sums[r][t]);
+                    }
+                }
+                token += T;
+            }
+        }
+    }
+
+    /// Adds the products of `T` loaded registers with the queries of all rows at `column`.
+    ///
+    /// # Safety
+    /// The conditions of `attend` hold.
+    #[inline(always)]
+    unsafe fn add_products<S: Simd, const N: usize, const T: usize>(
+        &self,
+        column: usize,
+        loaded: &[S::F; T],
+        sums: &mut [[S::F; T]; N],
+    ) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            for r in 0..N {
+                let query = S::load(self.query.add(self.rows[r].offset + column));
+                for t in 0..T {
+                    sums[r][t] = S::fma(loaded[t], query, sums[r][t]);
+                }
+            }
+        }
+    }
+
+    /// Sums `C` registers of a block's values, from `column` on, and merges them into the state.
+    ///
+    /// # Safety
+    /// The conditions of `attend` hold, and the columns are within the latent.
+    #[inline(always)]
+    unsafe fn gather_values<S: Simd, const N: usize, const C: usize>(
+        &self,
+        weights: &[[f32; BLOCK]; N],
+        first_page: usize,
+        pages: usize,
+        state: State,
+        factors: &Factors,
+        column: usize,
+    ) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let mut sums = [[S::zero(); C]; N];
+            for p in 0..pages {
+                let page = self.page_at(first_page + p);
+                let values = page.cast::<L::Element>().add(column);
+                let scales = page.add(self.page.scales_at()).cast::<f32>();
+                for token in 0..PAGE {
+                    let mut loaded = [S::zero(); C];
+                    for c in 0..C {
+                        loaded[c] = L::load::<S>(values.add(token * self.page.latent + 16 * c));
+                        if L::SCALED {
+                            let at = token * self.page.scales() + (column + 16 * c) / SCALE_RUN;
+                            loaded[c] = S::mul(loaded[c], S::splat(*scales.add(at)));
+                        }
+                    }
+                    for r in 0..N {
+                        let weight = S::splat(weights[r][p * PAGE + token]);
+                        for c in 0..C {
+                            sums[r][c] = S::fma(loaded[c], weight, sums[r][c]);
+                        }
+                    }
+                }
+            }
+            for r in 0..N {
+                for c in 0..C {
+                    merge_values::<S>(state.values(r).add(column + 16 * c), sums[r][c], factors, r);
+                }
+            }
+        }
+    }
+}
+
+/// Invokes `$call!` with the formats of the latents and of the rotated keys.
+macro_rules! with_latent_formats {
+    ($format:expr, $call:ident) => {
+        match $format {
+            $crate::kv::KvFormat::F32 => $call!($crate::cpu::kv::KvF32, $crate::cpu::kv::KvF32),
+            $crate::kv::KvFormat::F16 => $call!($crate::cpu::kv::KvF16, $crate::cpu::kv::KvF16),
+            $crate::kv::KvFormat::I8 => $call!($crate::cpu::kv::KvI8, $crate::cpu::kv::KvF16),
+        }
+    };
+}
+pub(crate) use with_latent_formats;

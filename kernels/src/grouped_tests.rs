@@ -1,0 +1,102 @@
+//! Compares grouped products with one product for each matrix, bit by bit, and checks what must be rejected.
+
+use super::*;
+use crate::DType;
+use crate::buffer::Arena;
+use crate::matmul::{Projection, matmul, random_weights};
+use crate::random::Random;
+
+const ROWS: usize = 40;
+const COLUMNS: usize = 256;
+
+fn matrices(pool: &WorkerPool, random: &mut Random, dtype: DType, count: usize) -> Vec<PackedMatrix> {
+    let mut arena = Arena::default();
+    (0..count)
+        .map(|_| {
+            let data = random_weights(random, dtype, ROWS, COLUMNS);
+            PackedMatrix::pack(pool, &mut arena, dtype, ROWS, COLUMNS, &data).unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn groups_have_the_bits_of_single_products_in_every_format_and_tier() {
+    let mut random = Random::fresh();
+    let pool = WorkerPool::new(2).unwrap();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+        for dtype in DType::ALL {
+            let matrices = matrices(&pool, &mut random, dtype, 4);
+            let counts = [1, 0, 11, 5];
+            let total: usize = counts.iter().sum();
+            let (input, bias) = (random.floats(total * COLUMNS), random.floats(ROWS));
+            let stride = 2 * ROWS + 3;
+            let mut first = 0;
+            let mut products = Vec::new();
+            for (matrix, count) in matrices.iter().zip(counts) {
+                let rows = first..first + count;
+                let bias = if count == 5 { &bias[..] } else { &[] };
+                let whole = GroupedProduct { matrix, rows, out_row: first, out_column: 0, bias };
+                // A second matrix for the same rows writes the columns beside those of the first.
+                let other =
+                    GroupedProduct { matrix: &matrices[0], out_column: ROWS + 3, bias: &[], ..whole.clone() };
+                products.extend([other, whole]);
+                first += count;
+            }
+            let mut out = vec![7.0; total * stride];
+            let mut scratch = Activations::default();
+            grouped_matmul(&pool, isa, &products, &input, COLUMNS, &mut out, stride, &mut scratch).unwrap();
+            for each in &products {
+                for row in each.rows.clone() {
+                    let mut alone = vec![0.0; ROWS];
+                    let projection = Projection { matrices: &[each.matrix], bias: each.bias };
+                    let input = &input[row * COLUMNS..][..COLUMNS];
+                    matmul(&pool, isa, projection, input, 1, &mut alone, &mut scratch).unwrap();
+                    assert_eq!(
+                        out[row * stride + each.out_column..][..ROWS],
+                        alone,
+                        "{isa} {dtype} row {row}"
+                    );
+                }
+            }
+            assert!(out.chunks(stride).all(|row| row[ROWS..ROWS + 3] == [7.0; 3]), "columns of no product");
+        }
+    }
+}
+
+#[test]
+fn overlapping_outputs_and_rows_outside_are_errors() {
+    let mut random = Random::fresh();
+    let pool = WorkerPool::new(1).unwrap();
+    let matrices = matrices(&pool, &mut random, DType::F32, 1);
+    let input = random.floats(4 * COLUMNS);
+    let run = |products: &[(Range<usize>, usize, usize)]| {
+        let products: Vec<_> = products
+            .iter()
+            .map(|(rows, out_row, out_column)| GroupedProduct {
+                matrix: &matrices[0],
+                rows: rows.clone(),
+                out_row: *out_row,
+                out_column: *out_column,
+                bias: &[],
+            })
+            .collect();
+        let mut out = vec![0.0; 4 * 2 * ROWS];
+        let scratch = &mut Activations::default();
+        grouped_matmul(&pool, Isa::Portable, &products, &input, COLUMNS, &mut out, 2 * ROWS, scratch)
+    };
+    assert!(run(&[(0..2, 0, 0), (2..4, 2, 0), (0..2, 0, ROWS)]).is_ok());
+    assert!(run(&[(0..2, 0, 0), (2..4, 1, 0)]).is_err(), "output rows overlap");
+    assert!(run(&[(0..2, 0, 0), (2..4, 0, ROWS - 1)]).is_err(), "output columns overlap");
+    assert!(run(&[(0..2, 0, 0), (1..3, 2, 0)]).is_err(), "input rows overlap");
+    assert!(
+        run(&[(3..5, 0, 0)]).is_err()
+            && run(&[(0..2, 3, 0)]).is_err()
+            && run(&[(0..1, 0, ROWS + 1)]).is_err()
+    );
+    let described = PackedMatrix::described(DType::F32, ROWS, COLUMNS).unwrap();
+    let product = GroupedProduct { matrix: &described, rows: 0..1, out_row: 0, out_column: 0, bias: &[] };
+    let (mut out, scratch) = (vec![0.0; ROWS], &mut Activations::default());
+    assert!(
+        grouped_matmul(&pool, Isa::Portable, &[product], &input, COLUMNS, &mut out, ROWS, scratch).is_err()
+    );
+}
