@@ -84,7 +84,9 @@ async fn a_browser_signs_in_with_a_key_and_its_cookie_counts_only_for_the_consol
     let key = key(&server, "acme", Role::Read, None).await;
     let console = ("x-skep-console", "1");
     let body = json!({ "key": key }).to_string();
-    let sign_in = |headers, body| ask(&server, Method::POST, "/ui/session", headers, body);
+    let sign_in = async |headers: &[(&str, &str)], body: &str| {
+        ask(&server, Method::POST, "/ui/session", headers, body).await
+    };
     assert_eq!(sign_in(&[], &body).await.status, 400, "only the console signs in");
     assert_eq!(sign_in(&[console], r#"{"key": "skep_wrong"}"#).await.status, 401);
     let signed_in = sign_in(&[console], &body).await;
