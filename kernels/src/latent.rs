@@ -10,7 +10,8 @@ use crate::attention::{AttentionBatch, AttentionSequence, Strides, run_plan};
 use crate::buffer::AlignedBytes;
 use crate::cpu::dispatch;
 use crate::cpu::elementwise::{RmsNorm, Rotate};
-use crate::cpu::latent::{AttendLatents, LatentPage, StoreLatent, with_latent_formats};
+use crate::cpu::kv::{KvF16, KvF32, KvI8};
+use crate::cpu::latent::{AttendLatents, LatentPage, StoreLatent};
 use crate::error::{expect_len, product};
 use crate::kv::{KvFormat, MAX_LATENT};
 use crate::pool::{SharedSlice, by_rows};
@@ -18,6 +19,17 @@ use crate::qkv::runs;
 use crate::residual::Norm;
 use crate::rope::Pairing;
 use crate::{Isa, KernelError, WorkerPool};
+
+/// Invokes `$call!` with the formats of the latents and of the rotated keys.
+macro_rules! with_latent_formats {
+    ($format:expr, $call:ident) => {
+        match $format {
+            KvFormat::F32 => $call!(KvF32, KvF32),
+            KvFormat::F16 => $call!(KvF16, KvF16),
+            KvFormat::I8 => $call!(KvI8, KvF16),
+        }
+    };
+}
 
 /// The latents and rotated keys of one layer.
 pub struct LatentLayer {

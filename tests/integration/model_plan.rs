@@ -39,7 +39,7 @@ fn kimi_on_eight_devices_is_planned_for_every_way_to_divide_it() {
         "595.1 GB",
         "4 bits in groups of 32",
         "70272 B a token in f16",
-        "runs here   no: config key `model_type` is \"kimi_k25\"",
+        "runs here   no: the executors run no vision tower",
         "it needs latent attention",
         "384 routed experts and shared ones",
         "8 × H200 with 139.8 GiB each",

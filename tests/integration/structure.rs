@@ -314,7 +314,11 @@ fn balanced_attribute(text: &str) -> usize {
 fn test_files(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for file in rust_sources(root) {
-        let text = plain(&fs::read_to_string(&file).unwrap());
+        let text = fs::read_to_string(&file).unwrap();
+        for named in text.split("#[cfg(test)]\n#[path = \"").skip(1) {
+            found.push(file.parent().unwrap().join(named.split('"').next().unwrap()));
+        }
+        let text = plain(&text);
         let folder = match file.file_stem().unwrap().to_str().unwrap() {
             "mod" | "lib" | "main" => file.parent().unwrap().to_owned(),
             stem => file.parent().unwrap().join(stem),

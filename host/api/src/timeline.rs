@@ -4,7 +4,7 @@ use crate::{Usage, marker};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What a turn did, and when.
+/// The timeline of a turn: its host calls and their times.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Timeline {
     #[schema(inline)]
@@ -52,7 +52,7 @@ pub struct TimelineCall {
     pub label: Option<String>,
     #[schema(required)]
     pub model: Option<String>,
-    /// What a generation used.
+    /// Tokens of a generation.
     #[schema(required)]
     pub usage: Option<Usage>,
     /// Time that a generation waited in the engine's queue.

@@ -16,7 +16,7 @@ const MAX_CALLS: usize = 1_000;
 /// Maximum length of a label in characters.
 const MAX_LABEL: usize = 120;
 
-/// What a turn did, and when. Times are in microseconds since its start.
+/// The host calls of a turn and their times, which are in microseconds since its start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TurnTimeline {
     /// The time at which the turn started; `None` while it waits for other turns.
@@ -60,7 +60,7 @@ pub struct CallSpan {
     pub failed: bool,
 }
 
-/// What a generation used, and its parts.
+/// The tokens and the parts of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerationSpan {
     #[serde(with = "StoredUsage")]

@@ -3,7 +3,7 @@
 use crate::{SessionFolder, Store, StoreError, TurnKey, rows, turns};
 use sqlx::{AssertSqlSafe, Row, query, query_scalar, sqlite::SqliteRow};
 
-/// Which sessions are listed.
+/// A search for sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionSearch {
     /// The folder of the sessions; `None` is all folders.

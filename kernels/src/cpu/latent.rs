@@ -303,15 +303,3 @@ impl<L: KvFormat, R: KvFormat> AttendLatents<'_, L, R> {
         }
     }
 }
-
-/// Invokes `$call!` with the formats of the latents and of the rotated keys.
-macro_rules! with_latent_formats {
-    ($format:expr, $call:ident) => {
-        match $format {
-            $crate::kv::KvFormat::F32 => $call!($crate::cpu::kv::KvF32, $crate::cpu::kv::KvF32),
-            $crate::kv::KvFormat::F16 => $call!($crate::cpu::kv::KvF16, $crate::cpu::kv::KvF16),
-            $crate::kv::KvFormat::I8 => $call!($crate::cpu::kv::KvI8, $crate::cpu::kv::KvF16),
-        }
-    };
-}
-pub(crate) use with_latent_formats;

@@ -64,8 +64,10 @@ async function approve() {
   await approval.getByRole('button', { name: 'Approve' }).click();
   await page.getByText(/euros were refunded/).first().waitFor();
   await approval.waitFor({ state: 'detached' });
-  const { data: [turn] } = await api('GET', '/v1/agents/approval/sessions/c1/turns');
-  check(turn.state === 'done', JSON.stringify(turn));
+  // The tool's result is shown before the turn is committed.
+  const state = async () => (await api('GET', '/v1/agents/approval/sessions/c1/turns')).data[0].state;
+  while (await state() === 'running') await page.waitForTimeout(100);
+  check(await state() === 'done', `the turn is ${await state()}`);
   healthy(page);
   healthy(other);
 }

@@ -1,4 +1,4 @@
-//! What the author of a schema may want to know before a model is asked to follow it.
+//! Notes on a schema for its author, made before a model is asked to follow it.
 
 use super::{OutputConstraint, PathStep, UnenforcedValue};
 

@@ -36,7 +36,7 @@ pub struct Args {
     host: HostArgs,
 }
 
-/// What wakes the screen.
+/// A reason to draw the screen again.
 enum Wake {
     Sample(EngineSample),
     Lost(String),

@@ -18,7 +18,7 @@ const ACCENT: Color = Color::Cyan;
 /// Width below which panels are stacked.
 const NARROW: u16 = 72;
 
-/// What the screen shows beside the figures.
+/// The state of the screen beside the figures.
 pub(super) struct Screen {
     url: String,
     selected: usize,

@@ -80,6 +80,16 @@ pub struct Args {
     /// Send traces over OTLP/HTTP to the collector at this address, such as http://127.0.0.1:4318 [default: off]
     #[arg(long, value_name = "URL")]
     otlp_endpoint: Option<String>,
+    #[command(flatten)]
+    access: AccessFlags,
+    /// The operator's settings (skep.toml); flags override them
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// The flags that say who may use the host, and whether a browser can.
+#[derive(Debug, Clone, clap::Args)]
+struct AccessFlags {
     /// Whether requests need an API key [default: required, unless only this machine can connect]
     #[arg(long, value_name = "HOW")]
     auth: Option<AuthFlag>,
@@ -92,9 +102,6 @@ pub struct Args {
     /// Serve the console's files from this folder, for those who change them
     #[arg(long, value_name = "DIR", conflicts_with = "no_ui")]
     ui_dir: Option<PathBuf>,
-    /// The operator's settings (skep.toml); flags override them
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
 }
 
 impl Args {
@@ -206,14 +213,14 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     let executor = &mut options.executor;
     executor.tensor_parallel = args.tp.unwrap_or(executor.tensor_parallel);
     executor.pipeline_parallel = args.pp.unwrap_or(executor.pipeline_parallel);
-    if let Some(auth) = args.auth {
+    if let Some(auth) = args.access.auth {
         options.auth.required = Some(auth == AuthFlag::Required);
     }
-    options.auth.insecure = args.insecure;
-    if args.no_ui {
+    options.auth.insecure = args.access.insecure;
+    if args.access.no_ui {
         options.gateway.console = ConsoleOptions::Off;
     }
-    if let Some(folder) = &args.ui_dir {
+    if let Some(folder) = &args.access.ui_dir {
         options.gateway.console = ConsoleOptions::Folder(folder.clone());
     }
     if !args.models.is_empty() {

@@ -14,7 +14,7 @@ pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut Written)
     let compute = &args.compute;
     let speculation = args.speculation.and_then(|how| Some(how.to_possible_value()?.get_name().to_owned()));
     let data = args.data.as_ref().map(|data| data.display().to_string());
-    let is_required = args.auth.map(|auth| auth == AuthFlag::Required);
+    let is_required = args.access.auth.map(|auth| auth == AuthFlag::Required);
     let device = compute.device;
     let flags = [
         (None, "listen", "--listen", args.listen.map(|value| text(&value))),
@@ -31,7 +31,7 @@ pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut Written)
         (Some("engine"), "kv", "--kv", compute.kv.map(|value| text(&value))),
         (Some("engine"), "activations", "--activations", compute.activations.map(|value| text(&value))),
         (Some("engine"), "pin_threads", "--pin", compute.pin.then(|| number(&true))),
-        (Some("http"), "console", "--no-ui", args.no_ui.then(|| number(&false))),
+        (Some("http"), "console", "--no-ui", args.access.no_ui.then(|| number(&false))),
         (Some("auth"), "required", "--auth", is_required.map(|value| number(&value))),
         (
             Some("telemetry"),
