@@ -37,6 +37,8 @@ mod constraints;
 mod cuda;
 /// The data folder of a host: one host at a time, and access by the command line.
 mod data_folder;
+/// Hosts whose data is in PostgreSQL.
+mod databases;
 /// `skep up --watch` and `skep logs --follow`.
 mod dev_loop;
 /// A host that is killed under load, and the events that its clients see.
@@ -85,6 +87,8 @@ mod models;
 mod openai_routes;
 /// The service manager, a machine without compilers, and what a release consists of.
 mod packages;
+/// A PostgreSQL server of the test's own.
+mod postgres_server;
 /// Rate limits and weights of a `skep.toml`, on a host that uses it.
 mod rates;
 /// Token ids and log-probabilities of the default model against an independent implementation.

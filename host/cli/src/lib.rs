@@ -14,6 +14,7 @@ pub mod commands;
 pub mod compute_flags;
 pub mod config;
 mod data_lock;
+pub mod database_flag;
 pub mod device_flag;
 pub mod embedded;
 pub mod engines;

@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::agent_source::AgentSource;
 use crate::data_lock::DataLock;
+use crate::database_flag::DatabaseAddress;
 use crate::local_models;
 use crate::memory_budget::MemoryBudget;
 use crate::progress::{Progress, Silent};
@@ -82,7 +83,7 @@ pub async fn start_with(
         tracing::warn!("{warning}");
     }
     local_models::load_at_start(&options.local_models(), &models, &budget, &progress).await?;
-    let store = open_store(&options.data, options.durability).await?;
+    let store = open_store(&options.data, options.database.as_ref(), options.durability).await?;
     let artifact_dir = match &options.data {
         DataDir::Path(dir) => Some(dir.join("artifacts")),
         DataDir::InMemory => None,
@@ -149,11 +150,17 @@ pub(crate) fn database(dir: &Path) -> PathBuf {
     dir.join("skep.db")
 }
 
-async fn open_store(data: &DataDir, durability: Durability) -> Result<Store> {
-    match data {
-        DataDir::InMemory => Ok(Store::in_memory().await?),
-        DataDir::Path(dir) => Ok(Store::open(&database(dir), durability).await?),
-    }
+async fn open_store(
+    data: &DataDir,
+    address: Option<&DatabaseAddress>,
+    durability: Durability,
+) -> Result<Store> {
+    Ok(match (address, data) {
+        (Some(DatabaseAddress::Postgres(url)), _) => Store::connect(url, durability).await?,
+        (Some(DatabaseAddress::Sqlite(path)), _) => Store::open(path, durability).await?,
+        (None, DataDir::InMemory) => Store::in_memory().await?,
+        (None, DataDir::Path(dir)) => Store::open(&database(dir), durability).await?,
+    })
 }
 
 impl RunningServer {

@@ -18,6 +18,7 @@ use skep_runtime::{RuntimeOptions, ToolServer};
 use skep_store::Durability;
 
 use crate::catalog;
+use crate::database_flag::DatabaseAddress;
 use crate::model_options::ModelOptions;
 use crate::upstreams::RemoteOptions;
 use crate::written::Written;
@@ -28,6 +29,8 @@ pub struct ServerOptions {
     /// Port 0 picks a free one.
     pub listen: SocketAddr,
     pub data: DataDir,
+    /// The database, if it is not the one in the data folder.
+    pub database: Option<DatabaseAddress>,
     pub durability: Durability,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path.
     pub model: String,
@@ -104,6 +107,7 @@ impl Default for ServerOptions {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             data: DataDir::InMemory,
+            database: None,
             durability: Durability::default(),
             model: catalog::DEFAULT_MODEL.to_owned(),
             models: Vec::new(),

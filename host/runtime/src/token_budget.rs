@@ -331,7 +331,7 @@ mod tests {
 
     #[tokio::test]
     async fn reserved_tokens_are_not_reserved_twice_and_are_released() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0)).await;
         let (one, two) = (budgets.share("acme", Some(("a", 10))), budgets.share("acme", Some(("a", 10))));
         assert!(matches!(one.promise(7), Ok(7)));
@@ -347,7 +347,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_used_up_budget_survives_restarts_until_midnight() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let clock = Clock::at(3 * DAY_MS + 1_000);
         let share = budgets(&store, &clock).await.share("acme", Some(("a", 10)));
         spend(&store, &share, 10).await;
@@ -363,7 +363,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_replaced_budget_counts_what_was_used_before_and_spares_turns_that_run() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0)).await;
         let running = budgets.share("acme", Some(("a", 1_000)));
         spend(&store, &budgets.share("acme", Some(("a", 1_000))), 40).await;
@@ -377,7 +377,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_tenant_has_its_own_or_the_default_budget_across_agents() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0)).await;
         for (tenant, limit, line) in
             [("acme", 100, "[tenants.acme] in skep.toml"), ("local", 50, "[tenants.local] in skep.toml")]

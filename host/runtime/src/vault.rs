@@ -374,7 +374,7 @@ mod tests {
     #[tokio::test]
     async fn a_secret_opens_only_with_its_key_and_is_not_readable_in_the_store() {
         let dir = tempfile::tempdir().expect("a folder");
-        let (store, path) = (Store::in_memory().await.expect("a database"), dir.path().join("secrets.key"));
+        let (store, path) = (Store::for_tests().await.expect("a database"), dir.path().join("secrets.key"));
         let vault = Vault::new(store.clone(), Clock::default(), Some(path.clone()));
         vault.set(None, &name("KEY"), "s3cret-value", &hosts()).await.expect("valid");
         let row = store.secrets().await.expect("read").remove(0);
@@ -390,7 +390,7 @@ mod tests {
     #[tokio::test]
     async fn no_key_is_created_while_a_secret_is_sealed_with_a_missing_key() {
         let dir = tempfile::tempdir().expect("a folder");
-        let (store, path) = (Store::in_memory().await.expect("a database"), dir.path().join("secrets.key"));
+        let (store, path) = (Store::for_tests().await.expect("a database"), dir.path().join("secrets.key"));
         let vault = Vault::new(store.clone(), Clock::default(), Some(path.clone()));
         vault.set(None, &name("KEY"), "s3cret-value", &hosts()).await.expect("valid");
         let backup = std::fs::read(&path).expect("the key is written");
@@ -423,7 +423,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_row_moved_to_another_agent_does_not_open() {
-        let store = Store::in_memory().await.expect("a database");
+        let store = Store::for_tests().await.expect("a database");
         let vault = Vault::new(store.clone(), Clock::default(), None);
         let owner = AgentName::new("owner").expect("valid");
         vault.set(Some(&owner), &name("KEY"), "s3cret-value", &hosts()).await.expect("valid");
@@ -443,14 +443,14 @@ mod tests {
         let mode = std::fs::metadata(&path).expect("the file exists").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("the test owns the file");
-        let vault = Vault::new(Store::in_memory().await.expect("a database"), Clock::default(), Some(path));
+        let vault = Vault::new(Store::for_tests().await.expect("a database"), Clock::default(), Some(path));
         let error = vault.set(None, &name("KEY"), "s3cret-value", &hosts()).await.expect_err("readable");
         assert!(error.to_string().contains("chmod 600"), "{error}");
     }
 
     #[tokio::test]
     async fn rejects_weak_values_and_secrets_without_hosts() {
-        let vault = Vault::new(Store::in_memory().await.expect("a database"), Clock::default(), None);
+        let vault = Vault::new(Store::for_tests().await.expect("a database"), Clock::default(), None);
         for (value, hosts, expected) in [
             ("hunter2", hosts(), "12 to 4096"),
             (&*"x".repeat(4_097), hosts(), "12 to 4096"),

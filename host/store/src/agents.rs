@@ -7,10 +7,10 @@ use crate::{
     NewSchedule, Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, remove_content, remove_turns},
     rows, schedules,
+    sql::{Connection, Row, query, query_scalar},
     sqlite::CHUNK_TIME,
     usage,
 };
-use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// Number of versions kept per agent. New versions push out the oldest ones.
 pub(crate) const VERSIONS_PER_AGENT: i64 = 20;
@@ -157,7 +157,7 @@ impl Store {
 }
 
 async fn put(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     agent: &AgentRow,
     component: &[u8],
     schedules: &[NewSchedule],
@@ -210,14 +210,14 @@ async fn put(
 }
 
 /// Returns whether an agent was deleted but is not gone completely.
-async fn is_deleted(connection: &mut SqliteConnection, agent: &str) -> Result<bool, StoreError> {
+async fn is_deleted(connection: &mut Connection, agent: &str) -> Result<bool, StoreError> {
     let found = query("SELECT 1 FROM agents WHERE name = ? AND deleted").bind(agent);
     let found = found.fetch_optional(connection).await;
     Ok(found.map_err(StoreError::while_it("looked for a deleted agent"))?.is_some())
 }
 
 async fn activate_version(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     agent: &str,
     version: u64,
     schedules: &[NewSchedule],
@@ -239,7 +239,7 @@ async fn activate_version(
     Ok(true)
 }
 
-async fn mark_deleted(connection: &mut SqliteConnection, agent: &str) -> Result<bool, StoreError> {
+async fn mark_deleted(connection: &mut Connection, agent: &str) -> Result<bool, StoreError> {
     let failed = || StoreError::while_it("deleted an agent");
     let marked = query("UPDATE agents SET deleted = TRUE WHERE name = ? AND NOT deleted")
         .bind(agent)
@@ -252,7 +252,7 @@ async fn mark_deleted(connection: &mut SqliteConnection, agent: &str) -> Result<
 }
 
 async fn delete(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     agent: &str,
     mut chunk: Chunk,
 ) -> Result<ChunkProgress, StoreError> {
@@ -301,15 +301,15 @@ async fn delete(
     Ok(chunk.done())
 }
 
-fn version_row(row: &SqliteRow) -> Result<VersionRow, sqlx::Error> {
+fn version_row(row: &Row) -> Result<VersionRow, sqlx::Error> {
     Ok(VersionRow {
-        version: row.try_get::<i64, _>(1)? as u64,
+        version: row.try_get::<i64>(1)? as u64,
         is_in_force: row.try_get(6)?,
         agent: AgentRow {
             name: row.try_get(0)?,
             manifest: row.try_get(2)?,
             digest: row.try_get(3)?,
-            deployed_at_ms: row.try_get::<i64, _>(4)? as u64,
+            deployed_at_ms: row.try_get::<i64>(4)? as u64,
             deployed_by: row.try_get(5)?,
         },
     })
@@ -317,7 +317,7 @@ fn version_row(row: &SqliteRow) -> Result<VersionRow, sqlx::Error> {
 
 /// Removes components that no version uses, one at a time because they are large. Returns `false` if the time
 /// is over before all are removed.
-async fn drop_orphans(connection: &mut SqliteConnection, chunk: &mut Chunk) -> Result<bool, StoreError> {
+async fn drop_orphans(connection: &mut Connection, chunk: &mut Chunk) -> Result<bool, StoreError> {
     let sql = "DELETE FROM components WHERE digest =
          (SELECT digest FROM components WHERE digest NOT IN (SELECT digest FROM deployments) LIMIT 1)";
     chunk.remove(connection, sql, &[]).await

@@ -1,7 +1,9 @@
 //! API keys: which caller may act as whom. The store never holds a key itself, only its SHA-256.
 
-use crate::{Store, StoreError, rows};
-use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
+use crate::{
+    Store, StoreError, rows,
+    sql::{AssertSqlSafe, Connection, Row, query, query_scalar},
+};
 
 /// Maximum number of keys. Revoked and expired keys count, because they stay listed.
 const MAX_KEYS: i64 = 10_000;
@@ -40,7 +42,7 @@ impl Store {
     /// Returns all keys, the oldest first.
     pub async fn api_keys(&self) -> Result<Vec<ApiKeyRow>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY created_at_ms, id");
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .fetch_all(&self.key_reader)
             .await
             .map_err(StoreError::while_it("listed API keys"))?;
@@ -66,7 +68,7 @@ let at_ms = *at_ms;
         let sql = format!(
             "UPDATE api_keys SET revoked_at_ms = COALESCE(revoked_at_ms, ?2) WHERE id = ?1 RETURNING {COLUMNS}"
         );
-        let row = query(sqlx::AssertSqlSafe(sql))
+        let row = query(AssertSqlSafe(sql))
             .bind(id)
             .bind(at_ms as i64)
             .fetch_optional(connection)
@@ -96,7 +98,7 @@ let at_ms = *at_ms;
     }
 }
 
-async fn put(connection: &mut SqliteConnection, key: &ApiKeyRow) -> Result<(), StoreError> {
+async fn put(connection: &mut Connection, key: &ApiKeyRow) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("stored an API key");
     let known: i64 =
         query_scalar("SELECT COUNT(*) FROM api_keys").fetch_one(&mut *connection).await.map_err(failed())?;
@@ -104,7 +106,7 @@ async fn put(connection: &mut SqliteConnection, key: &ApiKeyRow) -> Result<(), S
         return Err(StoreError::TooManyApiKeys { limit: MAX_KEYS });
     }
     let sql = format!("INSERT INTO api_keys ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
-    query(sqlx::AssertSqlSafe(sql))
+    query(AssertSqlSafe(sql))
         .bind(&key.id)
         .bind(key.digest.as_slice())
         .bind(&key.tenant)
@@ -123,19 +125,19 @@ async fn put(connection: &mut SqliteConnection, key: &ApiKeyRow) -> Result<(), S
     Ok(())
 }
 
-fn api_key_row(row: &SqliteRow) -> Result<ApiKeyRow, sqlx::Error> {
+fn api_key_row(row: &Row) -> Result<ApiKeyRow, sqlx::Error> {
     let at_ms = |column: usize| -> Result<Option<u64>, sqlx::Error> {
-        Ok(row.try_get::<Option<i64>, _>(column)?.map(|at| at as u64))
+        Ok(row.try_get::<Option<i64>>(column)?.map(|at| at as u64))
     };
     Ok(ApiKeyRow {
         id: row.try_get(0)?,
         // A CHECK of the table guarantees 32 bytes.
-        digest: row.try_get::<Vec<u8>, _>(1)?.try_into().unwrap_or_default(),
+        digest: row.try_get::<Vec<u8>>(1)?.try_into().unwrap_or_default(),
         tenant: row.try_get(2)?,
         role: row.try_get(3)?,
         agents: row.try_get(4)?,
         name: row.try_get(5)?,
-        created_at_ms: row.try_get::<i64, _>(6)? as u64,
+        created_at_ms: row.try_get::<i64>(6)? as u64,
         expires_at_ms: at_ms(7)?,
         revoked_at_ms: at_ms(8)?,
         last_used_day: row.try_get(9)?,
@@ -167,7 +169,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_key_is_listed_and_keeps_its_first_revocation_time() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         store.put_api_key(&key("k1", 1)).await.expect("a new key");
         store.put_api_key(&key("k2", 2)).await.expect("a new key");
         assert_eq!(store.api_keys().await.expect("reads"), [key("k1", 1), key("k2", 2)]);
@@ -187,9 +189,7 @@ mod tests {
     #[tokio::test]
     async fn key_changes_count_creations_and_revocations_by_other_processes_but_not_uses() {
         let dir = tempfile::tempdir().expect("a folder");
-        let open = async || {
-            Store::open(&dir.path().join("skep.db"), crate::Durability::Process).await.expect("a database")
-        };
+        let open = async || Store::open_for_tests(&dir.path().join("skep.db")).await.expect("a database");
         let (host, other) = (open().await, open().await);
         let before = host.api_key_changes().await.expect("reads");
         other.put_api_key(&key("k1", 1)).await.expect("a new key");

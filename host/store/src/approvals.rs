@@ -3,8 +3,10 @@
 //! A row belongs to an open turn and is removed with it. It is decided once; later callers get the first
 //! decision.
 
-use crate::{SessionFolder, Store, StoreError, TurnKey};
-use sqlx::{Row, query, sqlite::SqliteRow};
+use crate::{
+    SessionFolder, Store, StoreError, TurnKey,
+    sql::{AssertSqlSafe, Row, query},
+};
 
 /// A call that a person has to decide about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +83,7 @@ impl Store {
     pub async fn approval(&self, id: &str) -> Result<Option<ApprovalRow>, StoreError> {
         let sql =
             format!("SELECT {COLUMNS} FROM approvals JOIN turns ON turns.key = turn WHERE approvals.id = ?");
-        let row = query(sqlx::AssertSqlSafe(sql))
+        let row = query(AssertSqlSafe(sql))
             .bind(id)
             .fetch_optional(&self.readers)
             .await
@@ -102,7 +104,7 @@ impl Store {
              AND (?1 IS NULL OR (session >= ?1 AND session < ?2 AND (?3 OR instr(session, '/') = 0)))
              ORDER BY created_at_ms, approvals.id LIMIT ?4"
         );
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .bind(folder.map(|folder| &folder.begin))
             .bind(folder.map(|folder| &folder.end))
             .bind(folder.is_some_and(|folder| folder.has_slash))
@@ -147,16 +149,16 @@ const APPROVED: i64 = 1;
 const DENIED: i64 = 2;
 const EXPIRED: i64 = 3;
 
-fn approval_row(row: &SqliteRow) -> ApprovalRow {
-    let decision = row.get::<Option<i64>, _>(9).map(|verdict| Decision {
+fn approval_row(row: &Row) -> ApprovalRow {
+    let decision = row.get::<Option<i64>>(9).map(|verdict| Decision {
         verdict: match verdict {
             APPROVED => Verdict::Approved,
             DENIED => Verdict::Denied,
             _ => Verdict::Expired,
         },
         reason: row.get(10),
-        decided_by: row.get::<Option<String>, _>(11).unwrap_or_default(),
-        decided_at_ms: row.get::<Option<i64>, _>(12).unwrap_or_default() as u64,
+        decided_by: row.get::<Option<String>>(11).unwrap_or_default(),
+        decided_at_ms: row.get::<Option<i64>>(12).unwrap_or_default() as u64,
     });
     ApprovalRow {
         id: row.get(0),
@@ -165,8 +167,8 @@ fn approval_row(row: &SqliteRow) -> ApprovalRow {
         turn_id: row.get(3),
         tool: row.get(4),
         arguments: row.get(5),
-        created_at_ms: row.get::<i64, _>(6) as u64,
-        expires_at_ms: row.get::<i64, _>(7) as u64,
+        created_at_ms: row.get::<i64>(6) as u64,
+        expires_at_ms: row.get::<i64>(7) as u64,
         is_open: row.get(8),
         decision,
     }

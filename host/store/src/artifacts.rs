@@ -3,8 +3,10 @@
 //! The code lies in files beside the database. A row vouches for one file: a file whose bytes have another
 //! checksum was not written by this host.
 
-use crate::{Store, StoreError, rows};
-use sqlx::{Row, query, sqlite::SqliteRow};
+use crate::{
+    Store, StoreError, rows,
+    sql::{Row, query},
+};
 
 /// One file of compiled code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,11 +62,11 @@ impl Store {
                         .fetch_optional(connection)
                         .await
                         .map_err(StoreError::while_it("looked for compiled code"))?;
-                let artifact = |row: SqliteRow| {
+                let artifact = |row: Row| {
                     Ok::<_, sqlx::Error>(ArtifactRow {
                         key: key.to_owned(),
                         checksum: row.try_get(0)?,
-                        bytes: row.try_get::<i64, _>(1)? as u64,
+                        bytes: row.try_get::<i64>(1)? as u64,
                         used_at_ms: at_ms,
                     })
                 };
@@ -90,11 +92,11 @@ impl Store {
     }
 }
 
-fn artifact_row(row: &SqliteRow) -> Result<ArtifactRow, sqlx::Error> {
+fn artifact_row(row: &Row) -> Result<ArtifactRow, sqlx::Error> {
     Ok(ArtifactRow {
         key: row.try_get(0)?,
         checksum: row.try_get(1)?,
-        bytes: row.try_get::<i64, _>(2)? as u64,
-        used_at_ms: row.try_get::<i64, _>(3)? as u64,
+        bytes: row.try_get::<i64>(2)? as u64,
+        used_at_ms: row.try_get::<i64>(3)? as u64,
     })
 }

@@ -4,8 +4,10 @@
 //! taken when a process terminated are given back when the next one starts.
 
 use crate::work_states::{DONE, FAILED, RUNNING, WAITING};
-use crate::{Store, StoreError};
-use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_as, query_scalar};
+use crate::{
+    Store, StoreError,
+    sql::{Connection, QueryBuilder, query, query_as, query_scalar},
+};
 
 /// The key of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -122,7 +124,7 @@ impl Store {
 }
 
 async fn take(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     models: &[String],
     tenants: &[BusyTenant],
     now_ms: u64,
@@ -132,20 +134,24 @@ async fn take(
         return Ok(Take::Nothing);
     }
     let among = |sql: &str, rest: &str| {
-        let mut query = QueryBuilder::<Sqlite>::new(sql);
+        let mut query = QueryBuilder::new(sql);
         let mut list = query.separated(", ");
         models.iter().for_each(|model| _ = list.push_bind(model.clone()));
-        query.push(") AND principal NOT IN (");
-        let mut list = query.separated(", ");
-        let full = tenants.iter().filter(|tenant| tenant.has_its_share);
-        full.for_each(|tenant| _ = list.push_bind(tenant.principal.clone()));
+        query.push(")");
+        let mut full = tenants.iter().filter(|tenant| tenant.has_its_share).peekable();
+        if full.peek().is_some() {
+            query.push(" AND principal NOT IN (");
+            let mut list = query.separated(", ");
+            full.for_each(|tenant| _ = list.push_bind(tenant.principal.clone()));
+            query.push(")");
+        }
         query.push(rest);
         query
     };
     let mut next = among(
         "SELECT key, id, principal, model, created_at_ms FROM batches WHERE ended_at_ms IS NULL AND complete
              AND NOT cancelled AND NOT held AND model IN (",
-        ") AND EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0 AND wake_ms <= ",
+        " AND EXISTS (SELECT 1 FROM batch_items WHERE batch = key AND state = 0 AND wake_ms <= ",
     );
     next.push_bind(now_ms as i64).push(") ORDER BY CASE principal WHEN NULL THEN 0");
     for tenant in tenants {
@@ -160,7 +166,7 @@ async fn take(
         let wake: Option<i64> = among(
             "SELECT MIN(wake_ms) FROM batch_items JOIN batches ON batch = key WHERE state = 0 AND complete
                  AND NOT cancelled AND NOT held AND model IN (",
-            ")",
+            "",
         )
         .build_query_scalar()
         .fetch_one(&mut *connection)
@@ -198,12 +204,12 @@ async fn take(
         model: batch.try_get(3).map_err(failed())?,
         request: item.try_get(1).map_err(failed())?,
         failures: item.try_get(2).map_err(failed())?,
-        queued_at_ms: batch.try_get::<i64, _>(4).map_err(failed())? as u64,
+        queued_at_ms: batch.try_get::<i64>(4).map_err(failed())? as u64,
     })))
 }
 
 async fn end_taken(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     key: ItemKey,
     end: &ItemEnd,
 ) -> Result<ItemEnded, StoreError> {
@@ -245,11 +251,7 @@ async fn end_taken(
     Ok(if has_more { ItemEnded::OthersLeft } else { ItemEnded::Last })
 }
 
-async fn recover(
-    connection: &mut SqliteConnection,
-    max_losses: u32,
-    error: &[u8],
-) -> Result<u64, StoreError> {
+async fn recover(connection: &mut Connection, max_losses: u32, error: &[u8]) -> Result<u64, StoreError> {
     let failed = || StoreError::while_it("gave back batch items");
     let lost = query(
         "UPDATE batch_items SET losses = losses + 1, wake_ms = 0,
@@ -272,7 +274,7 @@ async fn recover(
     Ok(lost.rows_affected())
 }
 
-async fn give_back_others(connection: &mut SqliteConnection, running: &[ItemKey]) -> Result<u64, StoreError> {
+async fn give_back_others(connection: &mut Connection, running: &[ItemKey]) -> Result<u64, StoreError> {
     let failed = || StoreError::while_it("gave back batch items");
     let taken: Vec<(i64, i64)> = query_as("SELECT batch, position FROM batch_items WHERE state = 1")
         .fetch_all(&mut *connection)
@@ -299,7 +301,7 @@ async fn give_back_others(connection: &mut SqliteConnection, running: &[ItemKey]
     Ok(strays)
 }
 
-async fn give_back(connection: &mut SqliteConnection) -> Result<(), StoreError> {
+async fn give_back(connection: &mut Connection) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("gave back batch items");
     for sql in [
         "UPDATE batch_items SET state = 0 WHERE state = 1",

@@ -7,9 +7,9 @@ use crate::{
     chunks::{Bind, Chunk, ChunkProgress, is_there},
     events,
     sessions::bounded,
+    sql::{Connection, QueryBuilder, query, query_as, query_scalar},
     work_states::{CANCELLED, WAITING},
 };
-use sqlx::{QueryBuilder, Sqlite, SqliteConnection, query, query_as, query_scalar};
 
 /// Maximum number of finished batches removed at a time, so that no submission waits long for it.
 const MAX_FORGOTTEN: u32 = 16;
@@ -135,8 +135,8 @@ impl Store {
                             .await
                             .map_err(StoreError::while_it("emptied a batch"))?;
                         let Some(key) = key else { return Ok(chunk.done()) };
-                        let sql = "UPDATE batch_items SET request = x'', result = NULL WHERE rowid IN
-                             (SELECT rowid FROM batch_items WHERE batch = ?1
+                        let sql = "UPDATE batch_items SET request = substr(request, 1, 0), result = NULL
+                             WHERE (batch, position) IN (SELECT batch, position FROM batch_items WHERE batch = ?1
                               AND (LENGTH(request) > 0 OR result IS NOT NULL) LIMIT 100)";
                         if !chunk.remove(connection, sql, &[Bind::Key(key)]).await? {
                             return Ok(chunk.more());
@@ -177,8 +177,8 @@ impl Store {
                 .write((batch, self.chunk_time), |connection, (batch, time)| {
                     Box::pin(async move {
                         let mut chunk = Chunk::new(*time);
-                        let sql = "UPDATE batch_items SET state = ?2 WHERE rowid IN
-                             (SELECT rowid FROM batch_items WHERE batch = ?1 AND state IN (0, 1) LIMIT 200)";
+                        let sql = "UPDATE batch_items SET state = ?2 WHERE (batch, position) IN
+                             (SELECT batch, position FROM batch_items WHERE batch = ?1 AND state IN (0, 1) LIMIT 200)";
                         let bind = [Bind::Key(*batch), Bind::Key(CANCELLED)];
                         let all = chunk.remove(connection, sql, &bind).await?;
                         Ok(if all { chunk.done() } else { chunk.more() })
@@ -205,8 +205,8 @@ impl Store {
                         if !is_there(connection, removable, *batch).await? {
                             return Ok(chunk.done());
                         }
-                        let sql = "DELETE FROM batch_items WHERE rowid IN
-                             (SELECT rowid FROM batch_items WHERE batch = ?1 LIMIT 100)";
+                        let sql = "DELETE FROM batch_items WHERE (batch, position) IN
+                             (SELECT batch, position FROM batch_items WHERE batch = ?1 LIMIT 100)";
                         if !chunk.remove(connection, sql, &[Bind::Key(*batch)]).await? {
                             return Ok(chunk.more());
                         }
@@ -227,7 +227,7 @@ impl Store {
 }
 
 async fn mark_cancelled(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     id: &str,
     expires: bool,
 ) -> Result<Option<i64>, StoreError> {
@@ -244,15 +244,15 @@ async fn mark_cancelled(
 
 /// Creates a batch without items that is not visible yet, if there is room for it.
 async fn reserve(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     head: &NewBatch,
     bytes: u64,
     room: BatchRoom,
 ) -> Result<Option<i64>, StoreError> {
     let failed = || StoreError::while_it("stored a batch");
     let stored: (i64, i64, i64, i64) = query_as(
-        "SELECT COUNT(*), COALESCE(SUM(bytes), 0), COALESCE(SUM(principal = ?1), 0),
-             COALESCE(SUM(CASE WHEN principal = ?1 THEN bytes END), 0) FROM batches",
+        "SELECT COUNT(*), CAST(COALESCE(SUM(bytes), 0) AS BIGINT), COUNT(*) FILTER (WHERE principal = ?1),
+             CAST(COALESCE(SUM(bytes) FILTER (WHERE principal = ?1), 0) AS BIGINT) FROM batches",
     )
     .bind(&head.principal)
     .fetch_one(&mut *connection)
@@ -282,9 +282,9 @@ async fn reserve(
     Ok(Some(key))
 }
 
-async fn insert(connection: &mut SqliteConnection, chunk: &Items) -> Result<(), StoreError> {
+async fn insert(connection: &mut Connection, chunk: &Items) -> Result<(), StoreError> {
     let Items { batch, first, items } = chunk;
-    let mut insert = QueryBuilder::<Sqlite>::new(
+    let mut insert = QueryBuilder::new(
         "INSERT INTO batch_items (batch, position, reference, request, state, failures, losses, wake_ms) ",
     );
     insert.push_values((*first..).zip(items), |mut row, (position, item)| {
@@ -302,7 +302,7 @@ async fn insert(connection: &mut SqliteConnection, chunk: &Items) -> Result<(), 
 }
 
 async fn complete(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     batch: i64,
     event: Option<&NewEvent>,
     at_ms: u64,

@@ -5,7 +5,7 @@ use crate::*;
 const ROOM: BatchRoom = BatchRoom { bytes: 10_000, batches: 10, share: None };
 
 async fn store() -> Store {
-    Store::in_memory().await.unwrap()
+    Store::for_tests().await.unwrap()
 }
 
 fn batch(id: &str, items: usize) -> NewBatch {
@@ -103,7 +103,7 @@ async fn a_retried_item_waits_until_its_time() {
 #[tokio::test]
 async fn items_lost_in_a_crash_wait_again_until_they_are_suspected() {
     let folder = tempfile::tempdir().unwrap();
-    let open = async || Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap();
+    let open = async || Store::open_for_tests(&folder.path().join("skep.db")).await.unwrap();
     let store = open().await;
     store.queue_batch(batch("b", 3), ROOM, None).await.unwrap();
     let first = take(&store, 200).await.unwrap();
@@ -137,7 +137,7 @@ async fn a_cancelled_batch_stops_and_accepts_no_result() {
 
 #[tokio::test]
 async fn a_batch_with_a_time_of_its_own_outlives_the_others() {
-    let store = Store::in_memory().await.unwrap();
+    let store = Store::for_tests().await.unwrap();
     for (id, keep_ms) in [("own", Some(50)), ("other", None)] {
         let terms = BatchTerms { details: Some("{}".into()), keep_ms, ..BatchTerms::default() };
         let batch = NewBatch {

@@ -6,9 +6,9 @@
 
 use crate::{
     NewEvent, Store, StoreError, events, responses, rows,
+    sql::{Connection, Row, query, query_scalar},
     work_states::{CANCELLED, DONE, FAILED, RUNNING},
 };
-use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 /// Limits on the storage of all batches together.
 #[derive(Clone, Copy, Debug)]
@@ -174,8 +174,8 @@ impl Store {
     async fn batch_by_key(&self, key: i64) -> Result<Option<BatchRow>, StoreError> {
         let row = query(
             "SELECT id, principal, model, created_at_ms, started_at_ms, ended_at_ms, cancelled,
-                 COALESCE(SUM(state = 0), 0), COALESCE(SUM(state = 1), 0), COALESCE(SUM(state = 2), 0),
-                 COALESCE(SUM(state = 3), 0), COALESCE(SUM(state = 4), 0), expired, details, expires_at_ms,
+                 COUNT(*) FILTER (WHERE state = 0), COUNT(*) FILTER (WHERE state = 1), COUNT(*) FILTER (WHERE state = 2),
+                 COUNT(*) FILTER (WHERE state = 3), COUNT(*) FILTER (WHERE state = 4), expired, details, expires_at_ms,
                  keep_ms
              FROM batches LEFT JOIN batch_items ON batch = key WHERE key = ? GROUP BY key",
         )
@@ -261,12 +261,12 @@ impl Store {
         .await
         .map_err(StoreError::while_it("counted waiting batch items"))?;
         let oldest: Option<i64> = row.get(1);
-        Ok(QueueDepth { waiting: row.get::<i64, _>(0) as u64, oldest_ms: oldest.map(|at| at as u64) })
+        Ok(QueueDepth { waiting: row.get::<i64>(0) as u64, oldest_ms: oldest.map(|at| at as u64) })
     }
 }
 
 async fn end(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     id: &str,
     now_ms: u64,
     event: Option<&NewEvent>,
@@ -300,10 +300,9 @@ impl ItemCounts {
     }
 }
 
-fn batch_row(row: &SqliteRow) -> Result<BatchRow, sqlx::Error> {
-    let time =
-        |column: usize| Ok::<_, sqlx::Error>(row.try_get::<Option<i64>, _>(column)?.map(|at| at as u64));
-    let count = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<i64, _>(column)? as u64);
+fn batch_row(row: &Row) -> Result<BatchRow, sqlx::Error> {
+    let time = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<Option<i64>>(column)?.map(|at| at as u64));
+    let count = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<i64>(column)? as u64);
     Ok(BatchRow {
         id: row.try_get(0)?,
         principal: row.try_get(1)?,
@@ -324,10 +323,10 @@ fn batch_row(row: &SqliteRow) -> Result<BatchRow, sqlx::Error> {
     })
 }
 
-fn item_row(row: &SqliteRow) -> Result<ItemRow, sqlx::Error> {
-    let result = || Ok::<_, sqlx::Error>(row.try_get::<Option<Vec<u8>>, _>(3)?.unwrap_or_default());
+fn item_row(row: &Row) -> Result<ItemRow, sqlx::Error> {
+    let result = || Ok::<_, sqlx::Error>(row.try_get::<Option<Vec<u8>>>(3)?.unwrap_or_default());
     Ok(ItemRow {
-        position: row.try_get::<i64, _>(0)? as u64,
+        position: row.try_get::<i64>(0)? as u64,
         reference: row.try_get(1)?,
         state: match row.try_get(2)? {
             RUNNING => ItemState::Running,

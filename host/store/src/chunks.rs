@@ -4,8 +4,11 @@
 //! Invariant: the first or the last chunk is a small change that makes all of the work visible or invisible.
 //! Whatever a crash leaves of the other chunks is invisible, and [`Store::tidy`] removes it.
 
-use crate::{Store, StoreError, writer::Work};
-use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar};
+use crate::{
+    Store, StoreError,
+    sql::{AssertSqlSafe, Connection, query, query_scalar},
+    writer::Work,
+};
 use std::time::{Duration, Instant};
 use tokio::sync::SemaphorePermit;
 
@@ -32,7 +35,7 @@ impl Chunk {
     /// the time is over before that.
     pub(crate) async fn remove(
         &mut self,
-        connection: &mut SqliteConnection,
+        connection: &mut Connection,
         sql: &'static str,
         bind: &[Bind<'_>],
     ) -> Result<bool, StoreError> {
@@ -152,7 +155,7 @@ impl Store {
 
 /// Returns whether a query for the row with this key finds it.
 pub(crate) async fn is_there(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     sql: &'static str,
     key: i64,
 ) -> Result<bool, StoreError> {
@@ -162,14 +165,15 @@ pub(crate) async fn is_there(
 
 /// Removes the content of a session, and then the session. Returns `false` if the time is over before that.
 pub(crate) async fn remove_content(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     chunk: &mut Chunk,
     session: i64,
 ) -> Result<bool, StoreError> {
     for sql in [
         "DELETE FROM state WHERE session = ?1 AND key IN (SELECT key FROM state WHERE session = ?1 LIMIT 200)",
-        "DELETE FROM conversations WHERE rowid IN (SELECT rowid FROM conversations WHERE session = ?1 LIMIT 1)",
-        "DELETE FROM outcomes WHERE rowid IN (SELECT rowid FROM outcomes WHERE session = ?1 LIMIT 50)",
+        "DELETE FROM conversations WHERE (session, name) IN (SELECT session, name FROM conversations WHERE session = ?1 LIMIT 1)",
+        "DELETE FROM outcomes WHERE (session, idempotency_key) IN
+             (SELECT session, idempotency_key FROM outcomes WHERE session = ?1 LIMIT 50)",
     ] {
         if !chunk.remove(connection, sql, &[Bind::Key(session)]).await? {
             return Ok(false);
@@ -183,7 +187,7 @@ pub(crate) async fn remove_content(
 /// Removes turns of an agent, or of one of its sessions, with their journals. `which` selects the keys of
 /// some of them. Returns `false` if the time is over before that.
 pub(crate) async fn remove_turns(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     chunk: &mut Chunk,
     which: &'static str,
     bind: &[Bind<'_>],
@@ -198,7 +202,7 @@ pub(crate) async fn remove_turns(
         }
         let turn = statement.fetch_optional(&mut *connection).await;
         let turn = turn.map_err(StoreError::while_it("looked for a turn to remove"))?;
-        let Some(turn) = turn.map(|row| row.get::<i64, _>(0)) else { return Ok(true) };
+        let Some(turn) = turn.map(|row| row.get::<i64>(0)) else { return Ok(true) };
         let records = "DELETE FROM turn_records WHERE turn = ?1 AND position IN
              (SELECT position FROM turn_records WHERE turn = ?1 LIMIT 50)";
         if !chunk.remove(connection, records, &[Bind::Key(turn)]).await? {

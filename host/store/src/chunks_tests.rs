@@ -1,7 +1,7 @@
 //! Tests of copies and deletions that run beside the turns of others, and that crash between two chunks.
+use crate::sql::query_scalar;
 
 use crate::*;
-use sqlx::query_scalar;
 use std::{
     path::Path,
     sync::{
@@ -16,7 +16,7 @@ const AGENT: &str = "a";
 const PER_TURN: usize = 30_000;
 
 async fn open(folder: &Path) -> Store {
-    Store::open(&folder.join("skep.db"), Durability::Process).await.unwrap()
+    Store::open_for_tests(&folder.join("skep.db")).await.unwrap()
 }
 
 /// Creates the agent, and a session with `keys` keys, three conversations, an outcome, a log line, a

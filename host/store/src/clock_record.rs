@@ -1,8 +1,10 @@
 //! The host's record of its clock, and corrections of rows whose times lie in the future after the clock was
 //! set back.
 
-use crate::{ScheduleRow, Store, StoreError, rows, schedules};
-use sqlx::{Row, query, query_scalar};
+use crate::{
+    ScheduleRow, Store, StoreError, rows, schedules,
+    sql::{AssertSqlSafe, Row, query, query_scalar},
+};
 
 /// Number of rows that one statement changes.
 const CHUNK_ROWS: i64 = 500;
@@ -26,7 +28,7 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(failed())?;
-        let skip = |row: &sqlx::sqlite::SqliteRow| (row.get::<i64, _>(0) as u64, row.get::<i64, _>(1) as u64);
+        let skip = |row: &Row| (row.get::<i64>(0) as u64, row.get::<i64>(1) as u64);
         Ok(Some(ClockRow { seen_ms: seen_ms as u64, skips: rows.iter().map(skip).collect() }))
     }
 
@@ -43,12 +45,15 @@ impl Store {
                     .await
                     .map_err(failed())?;
                 for (from_ms, to_ms) in &clock.skips {
-                    query("INSERT OR REPLACE INTO clock_skips (from_ms, to_ms) VALUES (?, ?)")
-                        .bind(*from_ms as i64)
-                        .bind(*to_ms as i64)
-                        .execute(&mut *connection)
-                        .await
-                        .map_err(failed())?;
+                    query(
+                        "INSERT INTO clock_skips (from_ms, to_ms) VALUES (?, ?)
+                         ON CONFLICT (from_ms) DO UPDATE SET to_ms = excluded.to_ms",
+                    )
+                    .bind(*from_ms as i64)
+                    .bind(*to_ms as i64)
+                    .execute(&mut *connection)
+                    .await
+                    .map_err(failed())?;
                 }
                 Ok(())
             })
@@ -97,7 +102,7 @@ impl Store {
             "SELECT {} FROM schedules WHERE state = 0 AND wake_ms > ? AND id > ? ORDER BY id LIMIT ?",
             schedules::COLUMNS
         );
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .bind(now_ms as i64)
             .bind(after)
             .bind(limit)
@@ -158,8 +163,8 @@ impl Store {
         for sql in [
             "UPDATE deliveries SET wake_ms = ?2 WHERE key IN
                  (SELECT key FROM deliveries WHERE state = 0 AND wake_ms > ?1 LIMIT ?3)",
-            "UPDATE batch_items SET wake_ms = ?2 WHERE rowid IN
-                 (SELECT rowid FROM batch_items WHERE state = 0 AND wake_ms > ?1 LIMIT ?3)",
+            "UPDATE batch_items SET wake_ms = ?2 WHERE (batch, position) IN
+                 (SELECT batch, position FROM batch_items WHERE state = 0 AND wake_ms > ?1 LIMIT ?3)",
         ] {
             self.in_chunks((sql, latest_ms, now_ms), |connection, (sql, latest_ms, now_ms)| {
                 Box::pin(async move {
@@ -185,7 +190,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_clock_record_is_read_back() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         assert_eq!(store.clock().await.expect("read"), None);
         for clock in [
             ClockRow { seen_ms: 70, skips: vec![(10, 20), (30, 50)] },

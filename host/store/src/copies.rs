@@ -11,8 +11,8 @@ use crate::{
     error::is_foreign_key,
     session_reads::conversation_row,
     sessions::{BYTES_AT_ONCE, ROWS_AT_ONCE, put_conversations},
+    sql::{Connection, QueryBuilder, query, query_scalar},
 };
-use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, Transaction, query, query_scalar};
 use std::{collections::VecDeque, time::Duration};
 use tokio::sync::SemaphorePermit;
 
@@ -37,7 +37,7 @@ pub enum Fork {
 enum Source {
     /// A session as it was when this transaction started to read.
     Stored {
-        reading: Transaction<'static, Sqlite>,
+        reading: Connection,
         session: i64,
         state_after: Option<String>,
         name_after: Option<String>,
@@ -112,7 +112,7 @@ impl Store {
     }
 
     async fn fork(&self, agent: String, from: &str, to: String, at_ms: u64) -> Result<Fork, StoreError> {
-        if exists(&mut *self.reader().await?, &agent, &to).await? {
+        if exists(&mut self.reader().await?, &agent, &to).await? {
             return Ok(Fork::TargetExists);
         }
         // Acquire the permit before reading anything, so that a waiting fork holds no connection.
@@ -129,7 +129,7 @@ impl Store {
 
     /// Returns the number of turns of a session, and its content.
     async fn source(&self, agent: &str, session: &str) -> Result<Option<(u64, Source)>, StoreError> {
-        if self.path.is_none() {
+        if self.is_in_memory() {
             // A transaction on the only connection of an in-memory database would block all writes.
             let found = self.session(agent, session).await?;
             return Ok(found.map(|SessionSnapshot { row, state, conversations }| {
@@ -141,11 +141,11 @@ impl Store {
         let row = query("SELECT turns, key FROM sessions WHERE agent = ? AND session = ?")
             .bind(agent)
             .bind(session)
-            .fetch_optional(&mut *reading)
+            .fetch_optional(&mut reading)
             .await
             .map_err(failed())?;
         Ok(row.map(|row| {
-            let (turns, session) = (row.get::<i64, _>(0) as u64, row.get(1));
+            let (turns, session) = (row.get::<i64>(0) as u64, row.get(1));
             (turns, Source::Stored { reading, session, state_after: None, name_after: None })
         }))
     }
@@ -208,7 +208,7 @@ impl Store {
         }
     }
 
-    async fn reader(&self) -> Result<sqlx::pool::PoolConnection<Sqlite>, StoreError> {
+    async fn reader(&self) -> Result<Connection, StoreError> {
         self.readers.acquire().await.map_err(StoreError::while_it("waited for a connection"))
     }
 }
@@ -248,7 +248,7 @@ impl Source {
                 .bind(*session)
                 .bind(state_after.as_deref().unwrap_or_default())
                 .bind(ROWS_AT_ONCE as i64)
-                .fetch_all(&mut **reading)
+                .fetch_all(&mut *reading)
                 .await
                 .map_err(failed())?;
                 let mut last: Option<String> = None;
@@ -256,7 +256,7 @@ impl Source {
                     if rows.bytes >= BYTES_AT_ONCE {
                         break;
                     }
-                    rows.bytes += size.get::<i64, _>(1) as usize;
+                    rows.bytes += size.get::<i64>(1) as usize;
                     last = Some(size.get(0));
                 }
                 if let Some(last) = last {
@@ -266,7 +266,7 @@ impl Source {
                     .bind(*session)
                     .bind(state_after.as_deref().unwrap_or_default())
                     .bind(&last)
-                    .fetch_all(&mut **reading)
+                    .fetch_all(&mut *reading)
                     .await
                     .map_err(failed())?;
                     rows.state = values.iter().map(|row| (row.get(0), row.get(1))).collect();
@@ -279,7 +279,7 @@ impl Source {
                     )
                     .bind(*session)
                     .bind(name_after.as_deref())
-                    .fetch_optional(&mut **reading)
+                    .fetch_optional(&mut *reading)
                     .await
                     .map_err(failed())?;
                     let Some(row) = next else { return Ok((rows, true)) };
@@ -294,7 +294,7 @@ impl Source {
     }
 }
 
-async fn put_chunk(connection: &mut SqliteConnection, put: &CopyChunk) -> Result<CopyState, StoreError> {
+async fn put_chunk(connection: &mut Connection, put: &CopyChunk) -> Result<CopyState, StoreError> {
     let failed = || StoreError::while_it("wrote a session");
     let CopyChunk { agent, row, existing, key, rows, is_last, time } = put;
     let session = &row.session;
@@ -306,7 +306,7 @@ async fn put_chunk(connection: &mut SqliteConnection, put: &CopyChunk) -> Result
         None => begin(connection, agent, row).await?,
     };
     if !rows.state.is_empty() {
-        let mut insert = QueryBuilder::<Sqlite>::new("INSERT INTO state (session, key, value) ");
+        let mut insert = QueryBuilder::new("INSERT INTO state (session, key, value) ");
         insert.push_values(&rows.state, |mut to, (name, value)| {
             to.push_bind(key).push_bind(name).push_bind(value);
         });
@@ -333,7 +333,7 @@ async fn put_chunk(connection: &mut SqliteConnection, put: &CopyChunk) -> Result
 }
 
 /// Creates a session without a name.
-async fn begin(connection: &mut SqliteConnection, agent: &str, row: &SessionRow) -> Result<i64, StoreError> {
+async fn begin(connection: &mut Connection, agent: &str, row: &SessionRow) -> Result<i64, StoreError> {
     let SessionRow { session: _, turns, created_at_ms, updated_at_ms } = row;
     query_scalar(
         "INSERT INTO sessions (agent, session, turns, created_at_ms, updated_at_ms) VALUES (?, NULL, ?, ?, ?)
@@ -351,7 +351,7 @@ async fn begin(connection: &mut SqliteConnection, agent: &str, row: &SessionRow)
     })
 }
 
-async fn exists(connection: &mut SqliteConnection, agent: &str, session: &str) -> Result<bool, StoreError> {
+async fn exists(connection: &mut Connection, agent: &str, session: &str) -> Result<bool, StoreError> {
     let row = query("SELECT EXISTS (SELECT 1 FROM sessions WHERE agent = ? AND session = ?)")
         .bind(agent)
         .bind(session)
@@ -367,7 +367,7 @@ mod tests {
     use crate::{AgentRow, ConversationRow, LogEntry, LogFilter, Outcome, StateChange, TurnCommit};
 
     async fn with_a_session() -> Store {
-        let store = Store::in_memory().await.unwrap();
+        let store = Store::for_tests().await.unwrap();
         let agent = AgentRow {
             name: "a".into(),
             manifest: String::new(),

@@ -5,8 +5,10 @@
 //! unchanged. A delivery whose attempts are used up is dead, and stays until it is redelivered manually or
 //! removed.
 
-use crate::{Store, StoreError, rows};
-use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
+use crate::{
+    Store, StoreError, rows,
+    sql::{AssertSqlSafe, Connection, Row, query, query_scalar},
+};
 
 /// The key of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,14 +75,17 @@ impl Store {
     pub async fn due_deliveries(&self, now_ms: u64, limit: u32) -> Result<Vec<Delivery>, StoreError> {
         let sql = format!(
             "SELECT {COLUMNS} FROM events JOIN
-                 (SELECT *, MIN(wake_ms) FROM deliveries AS due WHERE state = {WAITING} AND wake_ms <= ?
+                 (SELECT *, ROW_NUMBER() OVER (PARTITION BY agent, session, webhook ORDER BY wake_ms, key) AS place
+                  FROM deliveries AS due WHERE state = {WAITING} AND wake_ms <= ?
                   AND NOT EXISTS (SELECT 1 FROM deliveries AS begun WHERE begun.state = {BEGUN}
-                      AND begun.agent IS due.agent AND begun.session IS due.session AND begun.webhook IS due.webhook)
-                  GROUP BY agent, session, webhook) AS deliveries ON events.key = deliveries.event
+                      AND begun.agent IS NOT DISTINCT FROM due.agent
+                      AND begun.session IS NOT DISTINCT FROM due.session
+                      AND begun.webhook IS NOT DISTINCT FROM due.webhook))
+                 AS deliveries ON events.key = deliveries.event AND place = 1
              ORDER BY ROW_NUMBER() OVER (PARTITION BY events.principal, deliveries.webhook IS NULL ORDER BY deliveries.wake_ms, deliveries.key),
                  deliveries.wake_ms, deliveries.key LIMIT ?"
         );
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .bind(now_ms as i64)
             .bind(limit)
             .fetch_all(&self.readers)
@@ -124,7 +129,7 @@ impl Store {
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("counted deliveries"))?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get::<i64, _>(1).max(0) as usize)).collect())
+        Ok(rows.iter().map(|row| (row.get(0), row.get::<i64>(1).max(0) as usize)).collect())
     }
 
     /// Starts an attempt. Returns whether the delivery was still waiting.
@@ -219,7 +224,7 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
                 let (key, now_ms) = (*key, *now_ms);
                 let again = query(
                     "UPDATE deliveries SET state = ?, attempt = 0, wake_ms = ? WHERE key = ? AND state = ?
-             AND session IS NOT ''",
+             AND session IS DISTINCT FROM ''",
                 )
                 .bind(WAITING)
                 .bind(now_ms as i64)
@@ -244,7 +249,7 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
             "SELECT {COLUMNS} FROM deliveries JOIN events ON events.key = deliveries.event
              WHERE deliveries.state = {state} AND deliveries.key < ? ORDER BY deliveries.key DESC LIMIT ?"
         );
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .bind(before.map_or(i64::MAX, |key| key.0))
             .bind(limit)
             .fetch_all(&self.readers)
@@ -256,7 +261,7 @@ let (key, attempt, wake_ms) = (*key, *attempt, *wake_ms);
 
 /// Writes a delivery, unless its target no longer exists.
 pub(crate) async fn insert(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     event: i64,
     delivery: &NewDelivery,
     now_ms: u64,
@@ -285,7 +290,7 @@ pub(crate) async fn insert(
 }
 
 /// Removes a delivery whose turn is committed.
-pub(crate) async fn settle(connection: &mut SqliteConnection, key: DeliveryKey) -> Result<(), StoreError> {
+pub(crate) async fn settle(connection: &mut Connection, key: DeliveryKey) -> Result<(), StoreError> {
     // It may have returned to the queue in the meantime, if its turn continued without the task that had
     // started it.
     query("DELETE FROM deliveries WHERE key = ? AND state IN (?, ?)")
@@ -298,15 +303,15 @@ pub(crate) async fn settle(connection: &mut SqliteConnection, key: DeliveryKey) 
     Ok(())
 }
 
-fn delivery(row: &SqliteRow) -> Result<Delivery, sqlx::Error> {
-    let target = match row.try_get::<Option<String>, _>(3)? {
+fn delivery(row: &Row) -> Result<Delivery, sqlx::Error> {
+    let target = match row.try_get::<Option<String>>(3)? {
         Some(webhook) => Target::Webhook(webhook),
         None => Target::Session { agent: row.try_get(1)?, session: row.try_get(2)? },
     };
     Ok(Delivery {
         key: DeliveryKey(row.try_get(0)?),
         target,
-        state: match row.try_get::<i64, _>(4)? {
+        state: match row.try_get::<i64>(4)? {
             WAITING => DeliveryState::Waiting,
             BEGUN => DeliveryState::Begun,
             _ => DeliveryState::Dead,
@@ -319,7 +324,7 @@ fn delivery(row: &SqliteRow) -> Result<Delivery, sqlx::Error> {
         data: row.try_get(10)?,
         principal: row.try_get(11)?,
         hops: row.try_get(12)?,
-        at_ms: row.try_get::<i64, _>(13)? as u64,
+        at_ms: row.try_get::<i64>(13)? as u64,
         restored: row.try_get(14)?,
     })
 }

@@ -1,10 +1,12 @@
 //! The disk under the database: whether it accepts a write, and how much space it has.
 
-use crate::{Store, StoreError, files};
-use sqlx::{query, query_scalar};
+use crate::{
+    Store, StoreError, files,
+    sql::{query, query_scalar},
+};
 
 /// Size of a check write: more than the last free bytes that a small commit would still fit into.
-const CHECK_BYTES: i64 = 32 << 10;
+const CHECK_BYTES: usize = 32 << 10;
 /// If less space than this is free, a failed write is attributed to a full disk.
 const FULL_BELOW_BYTES: u64 = 1 << 20;
 
@@ -17,13 +19,11 @@ impl Store {
                 let failed = || StoreError::while_it("checked whether it can write");
                 // The new row is written beside the previous one, whose pages are not free yet, so the file
                 // has to grow or must have room inside.
-                let id: i64 = query_scalar(
-                    "INSERT INTO checks (at, filler) VALUES (unixepoch(), zeroblob(?)) RETURNING id",
-                )
-                .bind(CHECK_BYTES)
-                .fetch_one(&mut *connection)
-                .await
-                .map_err(failed())?;
+                let id: i64 = query_scalar("INSERT INTO checks (at, filler) VALUES (0, ?) RETURNING id")
+                    .bind(vec![0; CHECK_BYTES])
+                    .fetch_one(&mut *connection)
+                    .await
+                    .map_err(failed())?;
                 let others = query("DELETE FROM checks WHERE id != ?").bind(id).execute(connection);
                 others.await.map(drop).map_err(failed())
             })

@@ -8,9 +8,9 @@
 use crate::{
     Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, remove_content, remove_turns},
+    sql::{AssertSqlSafe, Connection, Row, query, query_scalar},
     usage,
 };
-use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 use std::time::Duration;
 
 /// A deletion that was started. Rows with larger keys than these were written after it started.
@@ -160,7 +160,7 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<String>, StoreError> {
         let rows = query(AssertSqlSafe(format!(
-            "{EXPIRED} AND session > ?3 AND (?5 IS NULL OR substr(session, instr(session, '/') + 1) GLOB ?5)
+            "{EXPIRED} AND session > ?3 AND (?5 IS NULL OR glob(?5, substr(session, instr(session, '/') + 1)))
              ORDER BY session LIMIT ?4"
         )))
         .bind(agent)
@@ -195,7 +195,7 @@ pub(crate) enum PendingDeliveries {
 
 /// Makes the session disappear, and removes as many of its rows as a chunk may.
 pub(crate) async fn begin(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     agent: &str,
     session: &str,
     deliveries: PendingDeliveries,
@@ -236,7 +236,7 @@ pub(crate) async fn begin(
 }
 
 async fn erase(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     erasure: &Erasure,
     mut chunk: Chunk,
 ) -> Result<ChunkProgress, StoreError> {
@@ -299,7 +299,7 @@ async fn erase(
 /// Removes the session's entries of each table, up to the last one that there was when the erasure began. Returns false if
 /// the chunk is full.
 async fn remove_entries(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     chunk: &mut Chunk,
     Erasure { agent, session, .. }: &Erasure,
     tables: impl IntoIterator<Item = (&'static str, &i64)>,
@@ -313,7 +313,7 @@ async fn remove_entries(
     Ok(true)
 }
 
-fn erasure(row: &SqliteRow) -> Erasure {
+fn erasure(row: &Row) -> Erasure {
     Erasure {
         key: row.get(0),
         agent: row.get(1),
@@ -335,54 +335,68 @@ fn failed() -> impl FnOnce(sqlx::Error) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sql::query_scalar;
     use crate::{AgentRow, NewDelivery, NewEvent, NewTurn, SessionFolder, Target, TurnCommit};
-    use sqlx::query_scalar;
 
     /// Returns the name of every table that has a session, and its columns with their types.
+    /// Returns the tables that have a column `session`, each with the types of its columns.
     async fn tables_with_a_session(store: &Store) -> Vec<(String, Vec<(String, String)>)> {
-        let names: Vec<String> = query_scalar(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND EXISTS
-                 (SELECT 1 FROM pragma_table_info(sqlite_master.name) AS c WHERE c.name = 'session')
-             AND name != 'erasures' ORDER BY name",
-        )
-        .fetch_all(&store.readers)
-        .await
-        .unwrap();
-        let mut tables = Vec::new();
-        for name in names {
-            let columns = query("SELECT name, type FROM pragma_table_info(?)").bind(&name);
-            let columns = columns.fetch_all(&store.readers).await.unwrap();
-            tables.push((name, columns.iter().map(|row| (row.get(0), row.get(1))).collect()));
+        let columns = store.readers.dialect().pick(
+            "SELECT m.name, c.name, c.type FROM sqlite_master AS m, pragma_table_info(m.name) AS c
+             WHERE m.type = 'table' ORDER BY m.name, c.cid",
+            "SELECT CAST(table_name AS TEXT), CAST(column_name AS TEXT), CAST(data_type AS TEXT)
+             FROM information_schema.columns WHERE table_schema = current_schema()
+             ORDER BY table_name, ordinal_position",
+        );
+        let columns: Vec<(String, String, String)> =
+            crate::sql::query_as(columns).fetch_all(&store.readers).await.unwrap();
+        let mut tables: Vec<(String, Vec<(String, String)>)> = Vec::new();
+        for (table, column, kind) in columns {
+            if tables.last().is_none_or(|(last, _)| *last != table) {
+                tables.push((table, Vec::new()));
+            }
+            tables.last_mut().unwrap().1.push((column, kind.to_uppercase()));
         }
+        tables.retain(|(table, columns)| {
+            table != "erasures" && columns.iter().any(|(column, _)| column == "session")
+        });
         tables
     }
 
-    /// Counts the rows of the session 's' of the agent 'a', whose key is 1.
     async fn count(store: &Store, table: &str) -> i64 {
-        let sql = format!("SELECT COUNT(*) FROM {table} WHERE session IN ('s', 1)");
+        let sql = format!("SELECT COUNT(*) FROM {table} WHERE CAST(session AS TEXT) IN ('s', '1')");
         query_scalar(AssertSqlSafe(sql)).fetch_one(&store.readers).await.unwrap()
     }
 
     #[tokio::test]
     async fn a_deleted_session_leaves_no_row_in_any_table_that_has_sessions() {
-        let store = Store::in_memory().await.unwrap();
+        let store = Store::for_tests().await.unwrap();
         let tables = tables_with_a_session(&store).await;
         assert!(tables.len() >= 8, "{tables:?}");
-        sqlx::raw_sql("PRAGMA foreign_keys = OFF").execute(&store.readers).await.unwrap();
+        let mut filling = store.readers.acquire().await.unwrap();
+        let keys = |off: &'static str, on: &'static str| filling.dialect().pick(off, on);
+        let without = keys("PRAGMA foreign_keys = OFF", "SET session_replication_role = replica");
+        let with = keys("PRAGMA foreign_keys = ON", "SET session_replication_role = DEFAULT");
+        crate::sql::raw_sql(without, &mut filling).await.unwrap();
         for (table, columns) in &tables {
             let values = columns.iter().map(|(column, kind)| match (column.as_str(), kind.as_str()) {
                 ("agent", _) => "'a'",
                 ("session", "TEXT") => "'s'",
-                (_, "INTEGER") => "1",
+                (_, "INTEGER" | "BIGINT") => "1",
+                (_, "BOOLEAN") => "TRUE",
                 (_, "BLOB") => "x'01'",
+                (_, "BYTEA") => r"'\x01'",
                 _ => "'x'",
             });
             let values = values.collect::<Vec<_>>().join(", ");
             let insert = AssertSqlSafe(format!("INSERT INTO {table} VALUES ({values})"));
-            query(insert).execute(&store.readers).await.unwrap_or_else(|error| panic!("{table}: {error}"));
+            query(insert).execute(&mut filling).await.unwrap_or_else(|error| panic!("{table}: {error}"));
+        }
+        crate::sql::raw_sql(with, &mut filling).await.unwrap();
+        drop(filling);
+        for (table, _) in &tables {
             assert_eq!(count(&store, table).await, 1, "{table}");
         }
-        sqlx::raw_sql("PRAGMA foreign_keys = ON").execute(&store.readers).await.unwrap();
         assert!(store.delete_session("a", "s").await.unwrap());
         for (table, _) in &tables {
             assert_eq!(count(&store, table).await, 0, "{table} keeps rows; remove them in erasure.rs");
@@ -391,7 +405,7 @@ mod tests {
     }
 
     async fn with_sessions(ages: &[(&str, u64)]) -> Store {
-        let store = Store::in_memory().await.unwrap();
+        let store = Store::for_tests().await.unwrap();
         let agent = AgentRow {
             name: "a".into(),
             manifest: String::new(),

@@ -1,5 +1,6 @@
 //! Errors of the store.
 
+use sqlx::postgres::PgDatabaseError;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -10,6 +11,18 @@ use std::{
 pub enum StoreError {
     #[error("cannot open the database {path}: {source}; check that the folder exists and is writable")]
     Open { path: PathBuf, source: Arc<sqlx::Error> },
+    #[error("cannot connect to the database {database}: {source}\n  hint: {hint}")]
+    Connect { database: String, source: Arc<sqlx::Error>, hint: &'static str },
+    #[error("the database {database} cannot be used: {reason}\n  hint: {hint}")]
+    Unsuitable { database: String, reason: String, hint: &'static str },
+    #[error(
+        "the connection to the database was lost, and it did not come back within {waited_s} s; nothing was written"
+    )]
+    Away { waited_s: u64 },
+    #[error(
+        "another host uses the database {database}\n  hint: stop that host; one host at a time uses a database"
+    )]
+    InUse { database: String },
     #[error("the database has tables of another program and no tables of skep; use another data folder")]
     Foreign,
     #[error(
@@ -101,9 +114,9 @@ impl StoreError {
 
     /// Returns a function for `map_err` that adds what the store was doing.
     pub(crate) fn while_it(doing: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
-        move |source| match plain_code(&source) {
-            Some(SQLITE_FULL) => StoreError::Full { doing },
-            _ => StoreError::Query { doing, source: Arc::new(source) },
+        move |source| match is_full(&source) {
+            true => StoreError::Full { doing },
+            false => StoreError::Query { doing, source: Arc::new(source) },
         }
     }
 
@@ -114,6 +127,16 @@ impl StoreError {
 
     /// Returns whether the operating system failed to read or write, which is also how some full disks
     /// appear.
+    /// Returns whether the write may succeed on PostgreSQL if its transaction is made again.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Query { source, .. } => is_passing(source),
+            // The server may not have noticed yet that an earlier connection of this host is gone.
+            Self::InUse { .. } => true,
+            _ => false,
+        }
+    }
+
     pub(crate) fn is_io(&self) -> bool {
         matches!(self, Self::Query { source, .. } | Self::Unconfirmed { source }
             if plain_code(source) == Some(SQLITE_IOERR))
@@ -128,8 +151,39 @@ const SQLITE_NOTADB: u32 = 26;
 
 /// Returns SQLite's primary code of an error, which is the low byte of an extended code.
 pub(crate) fn plain_code(error: &sqlx::Error) -> Option<u32> {
+    if sql_state(error).is_some() {
+        return None;
+    }
     let code = error.as_database_error()?.code()?.parse::<u32>().ok()?;
     Some(code & 0xff)
+}
+
+/// Returns the code of an error that PostgreSQL reported.
+pub(crate) fn sql_state(error: &sqlx::Error) -> Option<&str> {
+    Some(error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?.code())
+}
+
+fn is_full(error: &sqlx::Error) -> bool {
+    plain_code(error) == Some(SQLITE_FULL) || sql_state(error) == Some("53100")
+}
+
+/// Returns whether the same transaction may succeed if it is made again, because the connection was lost, the server
+/// shut down or is not ready, or another transaction was in the way.
+pub(crate) fn is_passing(error: &sqlx::Error) -> bool {
+    match sql_state(error) {
+        Some(state) => {
+            let (class, passing) = (&state[..2], ["40001", "40P01", "55P03", "25P03", "25006"]);
+            class == "08" || class == "57" && state != "57014" || state == "53300" || passing.contains(&state)
+        }
+        None => matches!(
+            error,
+            sqlx::Error::Io(_)
+                | sqlx::Error::Tls(_)
+                | sqlx::Error::Protocol(_)
+                | sqlx::Error::PoolTimedOut
+                | sqlx::Error::WorkerCrashed
+        ),
+    }
 }
 
 /// Returns whether a statement failed because it refers to a row that does not exist.

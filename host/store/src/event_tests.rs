@@ -4,7 +4,7 @@
 use crate::{events::DEAD_KEPT_MS, *};
 
 async fn with_agent() -> Store {
-    let store = Store::in_memory().await.unwrap();
+    let store = Store::for_tests().await.unwrap();
     let agent = AgentRow {
         name: "a".into(),
         manifest: String::new(),

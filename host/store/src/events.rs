@@ -2,8 +2,10 @@
 //!
 //! An event is identified by its source and its id, and is written only once while it is stored.
 
-use crate::{NewDelivery, Store, StoreError, deliveries};
-use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
+use crate::{
+    NewDelivery, Store, StoreError, deliveries,
+    sql::{Connection, Row, query, query_scalar},
+};
 
 /// Time for which an event is kept after its deliveries are finished, so that the same event is not accepted
 /// again.
@@ -84,7 +86,7 @@ impl Store {
 }
 
 pub(crate) async fn insert(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     event: &NewEvent,
     now_ms: u64,
 ) -> Result<Published, StoreError> {
@@ -140,7 +142,7 @@ pub(crate) struct Pruned {
 }
 
 /// Checks some events, starting where the last search stopped, and removes the old ones.
-pub(crate) async fn prune(connection: &mut SqliteConnection, bounds: Bounds) -> Result<Pruned, StoreError> {
+pub(crate) async fn prune(connection: &mut Connection, bounds: Bounds) -> Result<Pruned, StoreError> {
     let failed = || StoreError::while_it("removed old events");
     let after: i64 = query_scalar("SELECT after_key FROM event_pruning")
         .fetch_one(&mut *connection)
@@ -148,8 +150,8 @@ pub(crate) async fn prune(connection: &mut SqliteConnection, bounds: Bounds) -> 
         .map_err(failed())?;
     let looked_at = query(
         // After the clock was set back, events with a time in the future lie before older ones.
-        "SELECT COUNT(*), coalesce(SUM(published_at_ms < ?1 OR published_at_ms > ?2), 0), coalesce(MAX(key), 0)
-         FROM (SELECT key, published_at_ms FROM events WHERE key > ?3 ORDER BY key LIMIT ?4)",
+        "SELECT COUNT(*), COUNT(*) FILTER (WHERE published_at_ms < ?1 OR published_at_ms > ?2), coalesce(MAX(key), 0)
+         FROM (SELECT key, published_at_ms FROM events WHERE key > ?3 ORDER BY key LIMIT ?4) AS next",
     )
     .bind(bounds.ids_ms as i64)
     .bind(bounds.now_ms as i64)
@@ -179,7 +181,7 @@ pub(crate) async fn prune(connection: &mut SqliteConnection, bounds: Bounds) -> 
     Ok(Pruned { gone: gone.rows_affected(), is_through })
 }
 
-fn event_row(row: &SqliteRow) -> EventRow {
+fn event_row(row: &Row) -> EventRow {
     EventRow {
         key: row.get(0),
         source: row.get(1),
@@ -187,8 +189,8 @@ fn event_row(row: &SqliteRow) -> EventRow {
         topic: row.get(3),
         data: row.get(4),
         hops: row.get(5),
-        at_ms: row.get::<i64, _>(6) as u64,
-        published_at_ms: row.get::<i64, _>(7) as u64,
+        at_ms: row.get::<i64>(6) as u64,
+        published_at_ms: row.get::<i64>(7) as u64,
         pending: row.get(8),
         dead: row.get(9),
     }

@@ -256,7 +256,7 @@ async fn run(seed: u64) -> Vec<(Operation, Reported, bool)> {
     for ((number, operation), reported) in (0..).zip(operations).zip(reported) {
         seen.push((operation, reported, is_done(&store, number, operation).await));
     }
-    let left: i64 = sqlx::query_scalar(
+    let left: i64 = crate::sql::query_scalar(
         "SELECT (SELECT COUNT(*) FROM erasures) + (SELECT COUNT(*) FROM sessions WHERE session IS NULL)
              + (SELECT COUNT(*) FROM batches WHERE NOT complete)",
     )
@@ -291,7 +291,7 @@ async fn acknowledged_writes_exist_and_refused_ones_do_not() {
 
 #[tokio::test]
 async fn a_slow_commit_delays_other_writes_without_failing_them() {
-    let store = Store::in_memory().await.unwrap();
+    let store = Store::for_tests().await.unwrap();
     let agent = AgentRow {
         name: AGENT.into(),
         manifest: String::new(),

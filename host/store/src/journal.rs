@@ -3,8 +3,11 @@
 //! Records are appended while the turn runs and never change. Records that a caller was shown outlive the
 //! turn for a while; the others are removed when it finishes.
 
-use crate::{Store, StoreError, TurnKey, error::is_foreign_key};
-use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query};
+use crate::{
+    Store, StoreError, TurnKey,
+    error::is_foreign_key,
+    sql::{Connection, QueryBuilder, query},
+};
 
 /// Maximum size of a record in bytes. An append with a larger record is refused before anything is written.
 pub const MAX_RECORD_BYTES: usize = 2 << 20;
@@ -45,8 +48,8 @@ impl Store {
         Ok(rows
             .into_iter()
             .map(|row| Record {
-                position: row.get::<i64, _>(0) as u64,
-                call: row.get::<i64, _>(1) as u32,
+                position: row.get::<i64>(0) as u64,
+                call: row.get::<i64>(1) as u32,
                 shown: row.get(2),
                 body: row.get(3),
             })
@@ -54,15 +57,10 @@ impl Store {
     }
 }
 
-async fn append(
-    connection: &mut SqliteConnection,
-    turn: TurnKey,
-    records: &[Record],
-) -> Result<(), StoreError> {
+async fn append(connection: &mut Connection, turn: TurnKey, records: &[Record]) -> Result<(), StoreError> {
     // SQLite limits the number of parameters of one statement.
     for chunk in records.chunks(1_000) {
-        let mut insert =
-            QueryBuilder::<Sqlite>::new("INSERT INTO turn_records (turn, position, call, shown, body) ");
+        let mut insert = QueryBuilder::new("INSERT INTO turn_records (turn, position, call, shown, body) ");
         insert.push_values(chunk, |mut row, record| {
             row.push_bind(turn.0)
                 .push_bind(record.position as i64)
@@ -79,7 +77,7 @@ async fn append(
 }
 
 /// Removes the records that only a running turn needs.
-pub(crate) async fn close(connection: &mut SqliteConnection, turn: TurnKey) -> Result<(), StoreError> {
+pub(crate) async fn close(connection: &mut Connection, turn: TurnKey) -> Result<(), StoreError> {
     query("DELETE FROM turn_records WHERE turn = ? AND NOT shown")
         .bind(turn.0)
         .execute(connection)

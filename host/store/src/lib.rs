@@ -32,11 +32,14 @@ mod events;
 mod fault_tests;
 mod faults;
 mod files;
+#[cfg(any(test, feature = "faults"))]
+mod for_tests;
 mod journal;
 mod keys;
 mod listings;
 mod logs;
 mod open_work;
+mod postgres;
 #[cfg(test)]
 mod request_tests;
 mod requests;
@@ -54,6 +57,7 @@ mod secrets;
 mod session_reads;
 mod sessions;
 mod snapshot;
+mod sql;
 mod sqlite;
 #[cfg(test)]
 mod tests;
@@ -82,6 +86,8 @@ pub use error::StoreError;
 pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 #[cfg(any(test, feature = "faults"))]
 pub use faults::{Fault, Faults, Moment};
+#[cfg(any(test, feature = "faults"))]
+pub use for_tests::TEST_SERVER;
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use keys::{SessionFolder, TurnKey};
 pub use listings::{ListedSession, ListedTurn, SessionPlace, SessionSearch};

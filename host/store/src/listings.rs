@@ -1,7 +1,10 @@
 //! Listings for people: sessions by their last turn, the turns of a session, and the values of its state.
 
-use crate::{SessionFolder, Store, StoreError, TurnKey, rows, turns};
-use sqlx::{AssertSqlSafe, Row, query, query_scalar, sqlite::SqliteRow};
+use crate::{
+    SessionFolder, Store, StoreError, TurnKey, rows,
+    sql::{AssertSqlSafe, Row, query, query_scalar},
+    turns,
+};
 
 /// A search for sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,8 +60,13 @@ impl Store {
             sql += " AND session > ? AND session < ? AND (? OR instr(session, '/') = 0)";
         }
         if let Some(agents) = agents {
+            // An empty list selects nothing.
             let places = vec!["?"; agents.len()].join(", ");
-            sql += &format!(" AND agent IN ({places})");
+            sql += &if agents.is_empty() {
+                " AND FALSE".to_owned()
+            } else {
+                format!(" AND agent IN ({places})")
+            };
         }
         if text.is_some() {
             sql += " AND instr(session, ?) > 0";
@@ -82,12 +90,12 @@ impl Store {
         }
         let found = sessions.bind(limit).fetch_all(&self.readers).await;
         let found = found.map_err(StoreError::while_it("listed sessions"))?;
-        let listed = |row: &SqliteRow| ListedSession {
+        let listed = |row: &Row| ListedSession {
             agent: row.get(0),
             session: row.get(1),
-            turns: row.get::<i64, _>(2) as u64,
-            created_at_ms: row.get::<i64, _>(3) as u64,
-            place: SessionPlace { updated_at_ms: row.get::<i64, _>(4) as u64, key: row.get(5) },
+            turns: row.get::<i64>(2) as u64,
+            created_at_ms: row.get::<i64>(3) as u64,
+            place: SessionPlace { updated_at_ms: row.get::<i64>(4) as u64, key: row.get(5) },
         };
         Ok(found.iter().map(listed).collect())
     }
@@ -126,7 +134,7 @@ impl Store {
 
     /// Returns the stored timeline of a turn that has ended, if it has one.
     pub async fn turn_timeline(&self, turn: TurnKey) -> Result<Option<Vec<u8>>, StoreError> {
-        let timeline = query_scalar::<_, Option<Vec<u8>>>("SELECT timeline FROM turns WHERE key = ?")
+        let timeline = query_scalar::<Option<Vec<u8>>>("SELECT timeline FROM turns WHERE key = ?")
             .bind(turn.0)
             .fetch_optional(&self.readers)
             .await
@@ -162,10 +170,10 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AgentRow, Durability, StateChange, TurnCommit};
+    use crate::{AgentRow, StateChange, TurnCommit};
 
     async fn store(folder: &tempfile::TempDir) -> Store {
-        let store = Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap();
+        let store = Store::open_for_tests(&folder.path().join("skep.db")).await.unwrap();
         let agent = AgentRow {
             name: "a".into(),
             manifest: String::new(),

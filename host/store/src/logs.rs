@@ -2,8 +2,10 @@
 //! are trimmed. Trimming removes the oldest lines of the tenant that has the most, so that a tenant whose
 //! turns log a lot does not push out the lines of others.
 
-use crate::{SessionFolder, Store, StoreError};
-use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar};
+use crate::{
+    SessionFolder, Store, StoreError,
+    sql::{Connection, QueryBuilder, Row, query, query_scalar},
+};
 
 /// Number of lines kept per agent.
 pub(crate) const LINES_PER_AGENT: i64 = 10_000;
@@ -75,9 +77,8 @@ impl Store {
         after_id: Option<i64>,
         limit: u32,
     ) -> Result<Vec<LogRow>, StoreError> {
-        let mut select = QueryBuilder::<Sqlite>::new(
-            "SELECT id, agent, session, turn, at_ms, level, message FROM logs WHERE id > ",
-        );
+        let mut select =
+            QueryBuilder::new("SELECT id, agent, session, turn, at_ms, level, message FROM logs WHERE id > ");
         select.push_bind(after_id.unwrap_or(0));
         if let Some(agent) = &filter.agent {
             select.push(" AND agent = ").push_bind(agent);
@@ -118,18 +119,18 @@ impl Store {
     }
 }
 
-fn log_row(row: sqlx::sqlite::SqliteRow) -> LogRow {
+fn log_row(row: Row) -> LogRow {
     LogRow {
         id: row.get(0),
         agent: row.get(1),
         session: row.get(2),
-        turn: row.get::<i64, _>(3) as u64,
-        entry: LogEntry { at_ms: row.get::<i64, _>(4) as u64, level: row.get(5), message: row.get(6) },
+        turn: row.get::<i64>(3) as u64,
+        entry: LogEntry { at_ms: row.get::<i64>(4) as u64, level: row.get(5), message: row.get(6) },
     }
 }
 
 pub(crate) async fn insert(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     agent: &str,
     session: &str,
     turn: u64,
@@ -137,8 +138,7 @@ pub(crate) async fn insert(
 ) -> Result<(), StoreError> {
     // SQLite limits the number of parameters of one statement.
     for chunk in entries.chunks(1000) {
-        let mut insert =
-            QueryBuilder::<Sqlite>::new("INSERT INTO logs (agent, session, turn, at_ms, level, message) ");
+        let mut insert = QueryBuilder::new("INSERT INTO logs (agent, session, turn, at_ms, level, message) ");
         insert.push_values(chunk, |mut row, entry| {
             row.push_bind(agent)
                 .push_bind(session)
@@ -155,7 +155,7 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-async fn trim(connection: &mut SqliteConnection, agent: &str) -> Result<(), StoreError> {
+async fn trim(connection: &mut Connection, agent: &str) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("trimmed log lines");
     let lines: i64 = query_scalar("SELECT COUNT(*) FROM logs WHERE agent = ?")
         .bind(agent)

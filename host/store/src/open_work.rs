@@ -1,10 +1,10 @@
 //! Status of the database: open work and disk usage.
 
-use crate::{Store, StoreError};
-use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, query, query_as, query_scalar,
-    sqlite::SqliteConnectOptions,
+use crate::{
+    Store, StoreError,
+    sql::{query, query_as},
 };
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, query_scalar, sqlite::SqliteConnectOptions};
 use std::{collections::BTreeMap, path::Path};
 
 /// Open work.
@@ -75,7 +75,7 @@ impl Store {
                 (SELECT COUNT(DISTINCT turns.key) FROM approvals JOIN turns ON turns.key = turn
                  WHERE verdict IS NULL AND turns.ended_at_ms IS NULL),
                 (SELECT COUNT(*) FROM (SELECT DISTINCT agent, session FROM turns
-                 WHERE held AND ended_at_ms IS NULL)),
+                 WHERE held AND ended_at_ms IS NULL) AS held),
                 (SELECT COUNT(*) FROM schedules WHERE state = 0 AND wake_ms <= ?)
                     + (SELECT COUNT(*) FROM schedules WHERE state = 1),
                 (SELECT COUNT(*) FROM deliveries WHERE state IN (0, 1) AND webhook IS NULL),
@@ -161,12 +161,12 @@ mod tests {
         assert!(after.wal > before.wal, "{before:?} {after:?}");
         assert!(after.free > Some(0) || cfg!(not(unix)));
         assert_eq!(store.open_work().await.unwrap(), OpenWork { turns: 0, approvals: 0, dead_letters: 0 });
-        assert_eq!(Store::in_memory().await.unwrap().disk_use(), None);
+        assert_eq!(Store::for_tests().await.unwrap().disk_use(), None);
     }
 
     #[tokio::test]
     async fn the_work_in_each_queue_is_counted() {
-        let store = Store::in_memory().await.unwrap();
+        let store = Store::for_tests().await.unwrap();
         assert_eq!(store.queued_work(10).await.unwrap(), QueuedWork::default());
         let agent = AgentRow {
             name: "a".into(),

@@ -1,8 +1,7 @@
 //! Tests of the log of requests: selections, pages, searches and the removal of old rows.
 
 use crate::{
-    AgentRow, Durability, RequestBody, RequestFilter, RequestRange, RequestRow, SessionFolder, Store,
-    TurnCommit,
+    AgentRow, RequestBody, RequestFilter, RequestRange, RequestRow, SessionFolder, Store, TurnCommit,
 };
 
 fn row(number: u64) -> RequestRow {
@@ -28,7 +27,7 @@ fn ids(rows: &[RequestRow]) -> Vec<&str> {
 }
 
 async fn with(rows: Vec<RequestRow>) -> Store {
-    let store = Store::in_memory().await.unwrap();
+    let store = Store::for_tests().await.unwrap();
     store.append_requests(rows).await.unwrap();
     store
 }
@@ -148,15 +147,17 @@ async fn old_requests_are_removed_by_age_and_the_oldest_of_a_tenant_by_size() {
     let left = found(&store, acme).await;
     assert_eq!((left.len(), &*left[0], &*left[19]), (20, "req_300", "req_281"), "the newest stay");
     assert_eq!(store.shrink_requests("acme", u64::MAX).await.unwrap(), 20 * each);
-    let bodies: i64 =
-        sqlx::query_scalar("SELECT COUNT(*) FROM request_bodies").fetch_one(&store.readers).await.unwrap();
+    let bodies: i64 = crate::sql::query_scalar("SELECT COUNT(*) FROM request_bodies")
+        .fetch_one(&store.readers)
+        .await
+        .unwrap();
     assert_eq!(bodies, 100, "the bodies went with their requests");
 }
 
 #[tokio::test]
 async fn a_deleted_session_or_agent_takes_its_requests_along() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap();
+    let store = Store::open_for_tests(&folder.path().join("skep.db")).await.unwrap();
     let agent = AgentRow {
         name: "a".into(),
         manifest: String::new(),

@@ -3,8 +3,10 @@
 //! It is a log and not the bill, which `usage` counts: its writes are outside of the commits of turns, and its oldest
 //! rows are removed when it is full. Bodies are in a table of their own, so that rows without them are read quickly.
 
-use crate::{Store, StoreError};
-use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
+use crate::{
+    Store, StoreError,
+    sql::{Connection, Dialect, QueryBuilder, Row, query, query_as, query_scalar},
+};
 
 /// Maximum number of rows and of bytes that one write adds, so that other writes do not wait long.
 const WRITE_ROWS: usize = 32;
@@ -148,7 +150,7 @@ impl Store {
             return Ok(page);
         }
         let (oldest, newest): (i64, i64) =
-            sqlx::query_as("SELECT COALESCE(MIN(key), 0), COALESCE(MAX(key), 0) FROM requests")
+            query_as("SELECT COALESCE(MIN(key), 0), COALESCE(MAX(key), 0) FROM requests")
                 .fetch_one(&self.readers)
                 .await
                 .map_err(failed())?;
@@ -205,7 +207,7 @@ impl Store {
                 select.push(" AND r.key <= ").push_bind(end);
             }
         }
-        filter.push_to(&mut select);
+        filter.push_to(&mut select, self.readers.dialect());
         select.push(match range {
             RequestRange::Before(_) => " ORDER BY r.key DESC LIMIT ",
             RequestRange::After(_) => " ORDER BY r.key LIMIT ",
@@ -263,10 +265,11 @@ impl Store {
 
     /// Returns the number of bytes that each tenant's requests count for.
     pub async fn request_bytes(&self) -> Result<Vec<(String, u64)>, StoreError> {
-        let rows =
-            query("SELECT tenant, SUM(bytes) FROM requests GROUP BY tenant").fetch_all(&self.readers).await;
+        let rows = query("SELECT tenant, CAST(SUM(bytes) AS BIGINT) FROM requests GROUP BY tenant")
+            .fetch_all(&self.readers)
+            .await;
         let rows = rows.map_err(failed())?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get::<i64, _>(1) as u64)).collect())
+        Ok(rows.iter().map(|row| (row.get(0), row.get::<i64>(1) as u64)).collect())
     }
 
     /// Removes requests from before this time. Returns their number.
@@ -301,7 +304,7 @@ impl Store {
 }
 
 impl RequestFilter {
-    fn push_to(&self, select: &mut QueryBuilder<Sqlite>) {
+    fn push_to<'q>(&'q self, select: &mut QueryBuilder<'q>, dialect: Dialect) {
         for (column, value) in [
             ("tenant", &self.tenant),
             ("api_key", &self.api_key),
@@ -326,13 +329,15 @@ impl RequestFilter {
         }
         if let Some(text) = &self.text {
             let escaped = text.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
-            select.push(" AND b.body LIKE ").push_bind(format!("%{escaped}%")).push(" ESCAPE '\\'");
+            // SQLite ignores the case of ASCII letters.
+            let like = dialect.pick(" AND b.body LIKE ", " AND b.body ILIKE ");
+            select.push(like).push_bind(format!("%{escaped}%")).push(" ESCAPE '\\'");
         }
     }
 }
 
 /// Begins a query whose condition follows.
-fn select() -> QueryBuilder<Sqlite> {
+fn select<'q>() -> QueryBuilder<'q> {
     QueryBuilder::new(
         "SELECT r.key, r.id, r.at_ms, r.tenant, r.api_key, r.agent, r.session, r.asked, r.model, r.status, r.error,
              r.details, b.request IS NOT NULL
@@ -340,11 +345,11 @@ fn select() -> QueryBuilder<Sqlite> {
     )
 }
 
-fn request_row(row: &SqliteRow) -> RequestRow {
+fn request_row(row: &Row) -> RequestRow {
     RequestRow {
         key: row.get(0),
         id: row.get(1),
-        at_ms: row.get::<i64, _>(2) as u64,
+        at_ms: row.get::<i64>(2) as u64,
         tenant: row.get(3),
         api_key: row.get(4),
         agent: row.get(5),
@@ -358,7 +363,7 @@ fn request_row(row: &SqliteRow) -> RequestRow {
     }
 }
 
-async fn insert(connection: &mut SqliteConnection, rows: &[RequestRow]) -> Result<(), StoreError> {
+async fn insert(connection: &mut Connection, rows: &[RequestRow]) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("stored the log of requests");
     for row in rows {
         let key: i64 = query_scalar(
@@ -393,11 +398,7 @@ async fn insert(connection: &mut SqliteConnection, rows: &[RequestRow]) -> Resul
 }
 
 /// Removes some of a tenant's oldest requests, of at most about `bytes` bytes. Returns how many bytes.
-async fn remove_oldest(
-    connection: &mut SqliteConnection,
-    tenant: &str,
-    bytes: u64,
-) -> Result<u64, StoreError> {
+async fn remove_oldest(connection: &mut Connection, tenant: &str, bytes: u64) -> Result<u64, StoreError> {
     let oldest = query("SELECT key, bytes FROM requests WHERE tenant = ? ORDER BY key LIMIT ?")
         .bind(tenant)
         .bind(CHUNK_ROWS)
@@ -409,8 +410,8 @@ async fn remove_oldest(
         if gone >= bytes {
             break;
         }
-        last = row.get::<i64, _>(0);
-        gone += row.get::<i64, _>(1) as u64;
+        last = row.get::<i64>(0);
+        gone += row.get::<i64>(1) as u64;
     }
     query("DELETE FROM requests WHERE tenant = ? AND key <= ?")
         .bind(tenant)

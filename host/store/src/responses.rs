@@ -5,9 +5,9 @@
 
 use crate::{
     Store, StoreError, rows,
+    sql::{AssertSqlSafe, Connection, Row, query, query_as},
     work_states::{CANCELLED, DONE, FAILED},
 };
-use sqlx::{Row, SqliteConnection, query, query_as, sqlite::SqliteRow};
 
 /// Number of old responses removed at a time.
 const MAX_FORGOTTEN: i64 = 100;
@@ -101,7 +101,7 @@ impl Store {
     /// Returns a response of this tenant.
     pub async fn response(&self, principal: &str, id: &str) -> Result<Option<ResponseRow>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM responses WHERE id = ? AND principal = ?");
-        let row = query(sqlx::AssertSqlSafe(sql))
+        let row = query(AssertSqlSafe(sql))
             .bind(id)
             .bind(principal)
             .fetch_optional(&self.readers)
@@ -117,9 +117,10 @@ impl Store {
         id: &str,
         most: u64,
     ) -> Result<ChainSize, StoreError> {
-        let sql =
-            format!("{CHAIN} SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM chain JOIN responses USING (key)");
-        let (responses, bytes): (i64, i64) = query_as(sqlx::AssertSqlSafe(sql))
+        let sql = format!(
+            "{CHAIN} SELECT COUNT(*), CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM chain JOIN responses USING (key)"
+        );
+        let (responses, bytes): (i64, i64) = query_as(AssertSqlSafe(sql))
             .bind(id)
             .bind(principal)
             .bind(i64::try_from(most).unwrap_or(i64::MAX))
@@ -139,7 +140,7 @@ impl Store {
     ) -> Result<Vec<ResponseRow>, StoreError> {
         let sql =
             format!("{CHAIN} SELECT {COLUMNS} FROM chain JOIN responses USING (key) ORDER BY depth DESC");
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .bind(id)
             .bind(principal)
             .bind(i64::try_from(most).unwrap_or(i64::MAX))
@@ -152,7 +153,7 @@ impl Store {
     /// Returns the responses that turns of agents are producing.
     pub async fn open_responses_of_turns(&self) -> Result<Vec<ResponseRow>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM responses WHERE state = 0 AND agent IS NOT NULL");
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for open responses"))?;
@@ -224,7 +225,7 @@ impl Store {
 }
 
 /// Ends the response that is produced by the batch with this id, if there is one.
-pub(crate) async fn end(connection: &mut SqliteConnection, id: &str, now_ms: u64) -> Result<(), StoreError> {
+pub(crate) async fn end(connection: &mut Connection, id: &str, now_ms: u64) -> Result<(), StoreError> {
     query(
         "UPDATE responses SET ended_at_ms = ?2, (state, answer, bytes) =
              (SELECT item.state, item.result, LENGTH(responses.request) + COALESCE(LENGTH(item.result), 0)
@@ -240,14 +241,11 @@ pub(crate) async fn end(connection: &mut SqliteConnection, id: &str, now_ms: u64
     Ok(())
 }
 
-async fn put(
-    connection: &mut SqliteConnection,
-    new: &NewResponse,
-    room: ResponseRoom,
-) -> Result<bool, StoreError> {
+async fn put(connection: &mut Connection, new: &NewResponse, room: ResponseRoom) -> Result<bool, StoreError> {
     let failed = || StoreError::while_it("stored a response");
     let (stored, own): (i64, i64) = query_as(
-        "SELECT COALESCE(SUM(bytes), 0), COALESCE(SUM(CASE WHEN principal = ?1 THEN bytes END), 0) FROM response_sizes",
+        "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT),
+             CAST(COALESCE(SUM(bytes) FILTER (WHERE principal = ?1), 0) AS BIGINT) FROM response_sizes",
     )
     .bind(&new.principal)
     .fetch_one(&mut *connection)
@@ -284,19 +282,19 @@ async fn put(
     Ok(true)
 }
 
-fn response(row: &SqliteRow) -> Result<ResponseRow, sqlx::Error> {
+fn response(row: &Row) -> Result<ResponseRow, sqlx::Error> {
     let turn = match (row.try_get(3)?, row.try_get(4)?, row.try_get(5)?) {
         (Some(agent), Some(session), Some(turn)) => Some(ResponseTurn { agent, session, turn }),
         _ => None,
     };
-    let answer = || Ok::<_, sqlx::Error>(row.try_get::<Option<Vec<u8>>, _>(10)?.unwrap_or_default());
+    let answer = || Ok::<_, sqlx::Error>(row.try_get::<Option<Vec<u8>>>(10)?.unwrap_or_default());
     Ok(ResponseRow {
         id: row.try_get(0)?,
         previous: row.try_get(1)?,
         thread: row.try_get(2)?,
         turn,
-        created_at_ms: row.try_get::<i64, _>(6)? as u64,
-        ended_at_ms: row.try_get::<Option<i64>, _>(7)?.map(|at| at as u64),
+        created_at_ms: row.try_get::<i64>(6)? as u64,
+        ended_at_ms: row.try_get::<Option<i64>>(7)?.map(|at| at as u64),
         state: match row.try_get(8)? {
             DONE => ResponseState::Done(answer()?),
             FAILED => ResponseState::Failed(answer()?),
@@ -329,7 +327,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_chain_is_read_from_its_beginning_and_only_by_its_tenant() {
-        let store = Store::in_memory().await.unwrap();
+        let store = Store::for_tests().await.unwrap();
         for (id, previous) in [("a", None), ("b", Some("a")), ("c", Some("b")), ("d", Some("b"))] {
             assert!(store.put_response(new(id, previous, Some(b"answer")), ROOM).await.unwrap());
         }
@@ -352,7 +350,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_does_not_fit_is_not_stored() {
-        let store = Store::in_memory().await.unwrap();
+        let store = Store::for_tests().await.unwrap();
         let room = |bytes, share| ResponseRoom { bytes, share };
         assert!(!store.put_response(new("a", None, Some(b"answer")), room(12, None)).await.unwrap());
         assert!(store.put_response(new("a", None, Some(b"answer")), room(13, None)).await.unwrap());
@@ -362,7 +360,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_of_its_batch_ends_a_response() {
-        let store = Store::in_memory().await.unwrap();
+        let store = Store::for_tests().await.unwrap();
         for (id, end, state) in [
             ("done", ItemEnd::Done(b"fine".to_vec()), ResponseState::Done(b"fine".to_vec())),
             ("failed", ItemEnd::Failed(b"bad".to_vec()), ResponseState::Failed(b"bad".to_vec())),
@@ -394,8 +392,9 @@ mod tests {
         let size = store.response_chain_size("p", "failed", 1).await.unwrap();
         assert_eq!(size.bytes, 10);
         let summed = async || {
-            let sizes = "SELECT (SELECT SUM(bytes) FROM response_sizes), (SELECT COALESCE(SUM(bytes), 0) FROM responses)";
-            query_as::<_, (i64, i64)>(sizes).fetch_one(&store.readers).await.unwrap()
+            let sizes = "SELECT (SELECT CAST(SUM(bytes) AS BIGINT) FROM response_sizes),
+                (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM responses)";
+            query_as::<(i64, i64)>(sizes).fetch_one(&store.readers).await.unwrap()
         };
         assert_eq!(summed().await, (10, 10), "the answer is counted");
         assert!(store.delete_response("p", "failed").await.unwrap());

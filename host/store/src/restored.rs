@@ -4,8 +4,11 @@
 //! effects outside. None of it continues automatically: open turns, deliveries, due schedules and batches are
 //! held until the operator resumes or drops them, all at once. Work that is created later is not held.
 
-use crate::{OpenTurn, Store, StoreError, turns};
-use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, query_as};
+use crate::{
+    OpenTurn, Store, StoreError,
+    sql::{AssertSqlSafe, Connection, Row, query, query_as, raw_sql},
+    turns,
+};
 
 /// Everything that is held since a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,9 +92,8 @@ impl Store {
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("listed turns that are held"))?;
-        let held = |row: &sqlx::sqlite::SqliteRow| {
-            Ok(HeldTurn { turn: turns::open_turn(row)?, idempotency_key: row.try_get(7)? })
-        };
+        let held =
+            |row: &Row| Ok(HeldTurn { turn: turns::open_turn(row)?, idempotency_key: row.try_get(7)? });
         Ok(crate::rows::readable(&rows, "turn", held))
     }
 
@@ -132,11 +134,7 @@ impl Store {
     }
 }
 
-async fn hold_all(
-    connection: &mut SqliteConnection,
-    backup_at_ms: u64,
-    now_ms: u64,
-) -> Result<(), StoreError> {
+async fn hold_all(connection: &mut Connection, backup_at_ms: u64, now_ms: u64) -> Result<(), StoreError> {
     let script = format!(
         // The turns and batch items were not lost by a process, so they must not count as lost.
         "UPDATE turns SET held = TRUE, runs = FALSE WHERE ended_at_ms IS NULL;
@@ -148,16 +146,12 @@ async fn hold_all(
          DELETE FROM restores;
          INSERT INTO restores (backup_at_ms, at_ms) VALUES ({backup_at_ms}, {now_ms});"
     );
-    let held = sqlx::raw_sql(AssertSqlSafe(script)).execute(connection).await;
+    let held = raw_sql(AssertSqlSafe(script), connection).await;
     held.map(drop).map_err(StoreError::while_it("held the work in flight of a restored database"))
 }
 
 /// Releases some rows. Returns whether there may be more.
-async fn release_some(
-    connection: &mut SqliteConnection,
-    how: Release,
-    now_ms: u64,
-) -> Result<bool, StoreError> {
+async fn release_some(connection: &mut Connection, how: Release, now_ms: u64) -> Result<bool, StoreError> {
     let failed = || StoreError::while_it("released work held since a restore");
     let (delivery, schedule) = match how {
         Release::Resume => (
@@ -169,7 +163,7 @@ async fn release_some(
             format!("state = 2, wake_ms = ?1, error = '{DROPPED}'"),
             // Continue from now on, as if the due times in between had passed.
             format!(
-                "state = CASE WHEN repeats THEN 2 ELSE 3 END, due_ms = MAX(due_ms, ?1), error = '{DROPPED}'"
+                "state = CASE WHEN repeats THEN 2 ELSE 3 END, due_ms = CASE WHEN due_ms > ?1 THEN due_ms ELSE ?1 END, error = '{DROPPED}'"
             ),
         ),
     };
@@ -188,7 +182,7 @@ async fn release_some(
     Ok(changed > 0)
 }
 
-async fn release_work(connection: &mut SqliteConnection) -> Result<bool, StoreError> {
+async fn release_work(connection: &mut Connection) -> Result<bool, StoreError> {
     let mut changed = 0;
     for sql in [
         "UPDATE turns SET held = FALSE WHERE key IN (SELECT key FROM turns WHERE held LIMIT ?)",
@@ -203,11 +197,11 @@ async fn release_work(connection: &mut SqliteConnection) -> Result<bool, StoreEr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sql::query_scalar;
     use crate::{Acceptance, AgentRow, NewDelivery, NewEvent, NewSchedule, NewTurn, Target, WebhookRow};
-    use sqlx::query_scalar;
 
     async fn with_work() -> Store {
-        let store = Store::in_memory().await.unwrap();
+        let store = Store::for_tests().await.unwrap();
         let agent = AgentRow {
             name: "a".into(),
             manifest: String::new(),

@@ -1,7 +1,6 @@
 //! Removal of rows that are kept only for a while, a few rows at a time.
 
-use crate::{Store, StoreError, events};
-use sqlx::query;
+use crate::{Store, StoreError, events, sql::query};
 
 /// Number of rows that one statement removes.
 const CHUNK_ROWS: i64 = 200;
@@ -13,7 +12,8 @@ impl Store {
         self.in_chunks(now_ms, |connection, now_ms| {
             Box::pin(async move {
                 let dated = query(
-                    "UPDATE outcomes SET at_ms = ? WHERE rowid IN (SELECT rowid FROM outcomes WHERE at_ms = 0 LIMIT ?)",
+                    "UPDATE outcomes SET at_ms = ? WHERE (session, idempotency_key) IN
+                         (SELECT session, idempotency_key FROM outcomes WHERE at_ms = 0 LIMIT ?)",
                 )
                 .bind((*now_ms).max(1) as i64)
                 .bind(CHUNK_ROWS)
@@ -27,7 +27,8 @@ impl Store {
         self.in_chunks(before_ms, |connection, before_ms| {
             Box::pin(async move {
                 let gone = query(
-                    "DELETE FROM outcomes WHERE rowid IN (SELECT rowid FROM outcomes WHERE at_ms < ? LIMIT ?)",
+                    "DELETE FROM outcomes WHERE (session, idempotency_key) IN
+                         (SELECT session, idempotency_key FROM outcomes WHERE at_ms < ? LIMIT ?)",
                 )
                 .bind(*before_ms as i64)
                 .bind(CHUNK_ROWS)

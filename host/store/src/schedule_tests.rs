@@ -5,7 +5,7 @@ use crate::*;
 const AGENT: &str = "a";
 
 async fn with_agent() -> Store {
-    let store = Store::in_memory().await.unwrap();
+    let store = Store::for_tests().await.unwrap();
     store.put_agent(&agent(), b"component", &[]).await.unwrap();
     store
 }

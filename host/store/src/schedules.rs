@@ -4,8 +4,10 @@
 //! same transaction. A schedule that has started when the host terminates is started again unchanged. The due
 //! times are computed outside of this crate: a timing is text here.
 
-use crate::{Store, StoreError, rows};
-use sqlx::{Row, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
+use crate::{
+    Store, StoreError, rows,
+    sql::{AssertSqlSafe, Connection, Row, query, query_scalar},
+};
 
 /// A schedule to be set. It replaces a schedule with the same owner and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,16 +82,16 @@ impl Store {
     /// Returns at most `limit` schedules that are due, each for a different session, and none for a session
     /// with a started schedule.
     pub async fn due_schedules(&self, now_ms: u64, limit: u32) -> Result<Vec<ScheduleRow>, StoreError> {
-        // With MIN, SQLite takes the other columns from the row that contains the minimum.
         let sql = format!(
             "SELECT * FROM
-                 (SELECT {COLUMNS}, MIN(wake_ms) FROM schedules AS due WHERE state = {WAITING} AND wake_ms <= ?
+                 (SELECT {COLUMNS}, ROW_NUMBER() OVER (PARTITION BY agent, target ORDER BY wake_ms, key) AS place
+                  FROM schedules AS due WHERE state = {WAITING} AND wake_ms <= ?
                   AND NOT EXISTS (SELECT 1 FROM schedules AS begun WHERE begun.agent = due.agent
                       AND begun.target = due.target AND begun.state IN ({BEGUN}, {SETTLED}))
-                  GROUP BY agent, target)
+                 ) AS first WHERE place = 1
              ORDER BY ROW_NUMBER() OVER (PARTITION BY principal ORDER BY wake_ms), wake_ms LIMIT ?"
         );
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .bind(now_ms as i64)
             .bind(limit)
             .fetch_all(&self.readers)
@@ -114,7 +116,7 @@ impl Store {
     pub async fn begun_schedules(&self) -> Result<Vec<ScheduleRow>, StoreError> {
         let sql =
             format!("SELECT {COLUMNS} FROM schedules WHERE state IN ({BEGUN}, {SETTLED}) ORDER BY wake_ms");
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .fetch_all(&self.readers)
             .await
             .map_err(StoreError::while_it("looked for schedules that had started"))?;
@@ -284,7 +286,7 @@ impl Store {
     pub async fn schedules_of(&self, agent: &str, session: &str) -> Result<Vec<ScheduleRow>, StoreError> {
         let sql =
             format!("SELECT {COLUMNS} FROM schedules WHERE agent = ? AND session = ? ORDER BY session, name");
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .bind(agent)
             .bind(session)
             .fetch_all(&self.readers)
@@ -299,7 +301,7 @@ impl Store {
             "SELECT {COLUMNS} FROM schedules WHERE ?1 IS NULL OR agent = ?1
              ORDER BY state = {FAILED}, wake_ms, key LIMIT ?2"
         );
-        let rows = query(sqlx::AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .bind(agent)
             .bind(limit)
             .fetch_all(&self.readers)
@@ -310,11 +312,7 @@ impl Store {
 }
 
 /// Settles a schedule whose turn is committed.
-pub(crate) async fn settle(
-    connection: &mut SqliteConnection,
-    id: &str,
-    due_ms: u64,
-) -> Result<(), StoreError> {
+pub(crate) async fn settle(connection: &mut Connection, id: &str, due_ms: u64) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("settled a schedule");
     // It may have returned to the queue in the meantime, if its turn continued without the task that had
     // started it.
@@ -339,7 +337,7 @@ pub(crate) async fn settle(
 }
 
 pub(crate) async fn change(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     agent: &str,
     session: &str,
     changes: &[ScheduleChange],
@@ -355,12 +353,12 @@ pub(crate) async fn change(
 
 /// Replaces the schedules of a manifest. Unchanged schedules keep their due times.
 pub(crate) async fn replace_of_manifest(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     agent: &str,
     schedules: &[NewSchedule],
 ) -> Result<(), StoreError> {
     let sql = format!("SELECT {COLUMNS} FROM schedules WHERE agent = ? AND session = ?");
-    let before = query(sqlx::AssertSqlSafe(sql))
+    let before = query(AssertSqlSafe(sql))
         .bind(agent)
         .bind(MANIFEST)
         .fetch_all(&mut *connection)
@@ -385,7 +383,7 @@ pub(crate) async fn replace_of_manifest(
 }
 
 async fn set(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     agent: &str,
     session: &str,
     schedule: &NewSchedule,
@@ -416,7 +414,7 @@ async fn set(
 }
 
 async fn remove(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     agent: &str,
     session: &str,
     name: &str,
@@ -431,7 +429,7 @@ async fn remove(
     Ok(())
 }
 
-pub(crate) fn schedule_row(row: &SqliteRow) -> Result<ScheduleRow, sqlx::Error> {
+pub(crate) fn schedule_row(row: &Row) -> Result<ScheduleRow, sqlx::Error> {
     let owner: String = row.try_get(2)?;
     Ok(ScheduleRow {
         agent: row.try_get(1)?,
@@ -445,9 +443,9 @@ pub(crate) fn schedule_row(row: &SqliteRow) -> Result<ScheduleRow, sqlx::Error> 
             repeats: row.try_get(7)?,
             data: row.try_get(8)?,
             tries: row.try_get(9)?,
-            due_ms: row.try_get::<i64, _>(11)? as u64,
+            due_ms: row.try_get::<i64>(11)? as u64,
         },
-        state: match row.try_get::<i64, _>(10)? {
+        state: match row.try_get::<i64>(10)? {
             WAITING => ScheduleState::Waiting,
             BEGUN => ScheduleState::Begun,
             SETTLED => ScheduleState::Settled,
@@ -456,7 +454,7 @@ pub(crate) fn schedule_row(row: &SqliteRow) -> Result<ScheduleRow, sqlx::Error> 
         },
         missed: row.try_get(12)?,
         attempt: row.try_get(13)?,
-        wake_ms: row.try_get::<i64, _>(14)? as u64,
+        wake_ms: row.try_get::<i64>(14)? as u64,
         error: row.try_get(15)?,
     })
 }

@@ -1,7 +1,9 @@
 //! Secrets of agents. They are sealed by the caller; this crate cannot read them.
 
-use crate::{Store, StoreError, rows};
-use sqlx::{Row, query, sqlite::SqliteRow};
+use crate::{
+    Store, StoreError, rows,
+    sql::{Row, query},
+};
 
 /// A secret of one agent, or of all agents that are granted it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,14 +83,14 @@ impl Store {
     }
 }
 
-fn secret_row(row: &SqliteRow) -> Result<SecretRow, sqlx::Error> {
+fn secret_row(row: &Row) -> Result<SecretRow, sqlx::Error> {
     let agent: String = row.try_get(0)?;
     Ok(SecretRow {
         agent: (!agent.is_empty()).then_some(agent),
         name: row.try_get(1)?,
         hosts: row.try_get(2)?,
         sealed: row.try_get(3)?,
-        updated_at_ms: row.try_get::<i64, _>(4)? as u64,
+        updated_at_ms: row.try_get::<i64>(4)? as u64,
     })
 }
 
@@ -104,7 +106,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_agents_own_secret_overrides_the_shared_one() {
-        let store = Store::in_memory().await.expect("a database");
+        let store = Store::for_tests().await.expect("a database");
         for secret in [
             row(None, "A", b"all"),
             row(None, "B", b"all"),
@@ -130,7 +132,7 @@ mod tests {
 
     #[tokio::test]
     async fn deleting_an_agent_deletes_its_secrets() {
-        let store = Store::in_memory().await.expect("a database");
+        let store = Store::for_tests().await.expect("a database");
         let agent = AgentRow {
             name: "x".into(),
             manifest: String::new(),

@@ -2,9 +2,10 @@
 
 use crate::{
     ConversationOutline, ConversationRow, ModelUse, SessionFolder, SessionOutline, SessionRow,
-    SessionSnapshot, Store, StoreError, sessions::session_row,
+    SessionSnapshot, Store, StoreError,
+    sessions::session_row,
+    sql::{Connection, Row, query},
 };
-use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
 impl Store {
     /// Returns a session with its state and conversations, or `None` if none of its turns was committed.
@@ -16,7 +17,7 @@ impl Store {
         let conversations =
             query("SELECT name, model, digest, body FROM conversations WHERE session = ? ORDER BY name")
                 .bind(key)
-                .fetch_all(&mut *reading)
+                .fetch_all(&mut reading)
                 .await
                 .map_err(reading_failed())?;
         let conversations = conversations.iter().map(conversation_row).collect();
@@ -36,13 +37,13 @@ impl Store {
         let conversations =
             query("SELECT name, model, LENGTH(body) FROM conversations WHERE session = ? ORDER BY name")
                 .bind(key)
-                .fetch_all(&mut *reading)
+                .fetch_all(&mut reading)
                 .await
                 .map_err(reading_failed())?;
         let conversations = conversations.iter().map(|row| ConversationOutline {
             name: row.get(0),
             model: row.get(1),
-            bytes: row.get::<i64, _>(2) as usize,
+            bytes: row.get::<i64>(2) as usize,
         });
         Ok(Some(SessionOutline { row, state, conversations: conversations.collect() }))
     }
@@ -52,15 +53,15 @@ impl Store {
         let rows = query(
             "SELECT model, digest, COUNT(DISTINCT conversations.session) FROM conversations
              JOIN sessions ON sessions.key = conversations.session AND sessions.session IS NOT NULL
-             WHERE model IS NOT NULL GROUP BY model, digest ORDER BY model, digest",
+             WHERE model IS NOT NULL GROUP BY model, digest ORDER BY model, digest NULLS FIRST",
         )
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("counted the sessions of each model"))?;
-        let model_use = |row: &SqliteRow| ModelUse {
+        let model_use = |row: &Row| ModelUse {
             model: row.get(0),
             digest: row.get(1),
-            sessions: row.get::<i64, _>(2) as u64,
+            sessions: row.get::<i64>(2) as u64,
         };
         Ok(rows.iter().map(model_use).collect())
     }
@@ -135,9 +136,9 @@ impl Store {
     /// of its turns was committed.
     pub async fn session_bytes(&self, agent: &str, session: &str) -> Result<Option<u64>, StoreError> {
         let row = query(
-            "SELECT (SELECT COALESCE(SUM(LENGTH(CAST(state.key AS BLOB)) + LENGTH(value)), 0) FROM state
+            "SELECT (SELECT CAST(COALESCE(SUM(OCTET_LENGTH(state.key) + LENGTH(value)), 0) AS BIGINT) FROM state
                      WHERE state.session = sessions.key)
-                  + (SELECT COALESCE(SUM(LENGTH(body)), 0) FROM conversations
+                  + (SELECT CAST(COALESCE(SUM(LENGTH(body)), 0) AS BIGINT) FROM conversations
                      WHERE conversations.session = sessions.key)
              FROM sessions WHERE agent = ? AND session = ?",
         )
@@ -146,7 +147,7 @@ impl Store {
         .fetch_optional(&self.readers)
         .await
         .map_err(StoreError::while_it("measured a session"))?;
-        Ok(row.map(|row| row.get::<i64, _>(0) as u64))
+        Ok(row.map(|row| row.get::<i64>(0) as u64))
     }
 
     /// Returns the outcome of the turn with this idempotency key, if it was committed.
@@ -172,7 +173,7 @@ impl Store {
 
 /// Returns the key of a session, with its row.
 async fn find(
-    reading: &mut SqliteConnection,
+    reading: &mut Connection,
     agent: &str,
     session: &str,
 ) -> Result<Option<(i64, SessionRow)>, StoreError> {
@@ -187,10 +188,7 @@ async fn find(
     Ok(row.map(|row| (row.get(4), session_row(&row))))
 }
 
-async fn state_of(
-    reading: &mut SqliteConnection,
-    session: i64,
-) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+async fn state_of(reading: &mut Connection, session: i64) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
     let rows = query("SELECT key, value FROM state WHERE session = ? ORDER BY key")
         .bind(session)
         .fetch_all(reading)
@@ -204,6 +202,6 @@ fn reading_failed() -> impl FnOnce(sqlx::Error) -> StoreError {
 }
 
 /// Decodes a conversation from the columns name, model, digest and body.
-pub(crate) fn conversation_row(row: &SqliteRow) -> ConversationRow {
+pub(crate) fn conversation_row(row: &Row) -> ConversationRow {
     ConversationRow { name: row.get(0), model: row.get(1), digest: row.get(2), body: row.get(3) }
 }

@@ -2,9 +2,12 @@
 
 use crate::{
     DeliveryKey, LogEntry, NewEvent, ScheduleChange, Store, StoreError, TokenUse, TurnKey, UsageRow,
-    deliveries, error::is_foreign_key, events, logs, schedules, token_use, turns, usage,
+    deliveries,
+    error::is_foreign_key,
+    events, logs, schedules,
+    sql::{Connection, QueryBuilder, Row, query, query_scalar},
+    token_use, turns, usage,
 };
-use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 use std::sync::Arc;
 
 /// Maximum number of rows per statement: few enough that it takes a millisecond or two and stays below
@@ -131,7 +134,7 @@ impl Store {
     }
 }
 
-async fn commit_turn(connection: &mut SqliteConnection, commit: &TurnCommit) -> Result<(), StoreError> {
+async fn commit_turn(connection: &mut Connection, commit: &TurnCommit) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("committed a turn");
     let TurnCommit { agent, session, turn, at_ms, .. } = commit;
     let Some(key) = advance(connection, commit).await? else {
@@ -181,7 +184,7 @@ async fn commit_turn(connection: &mut SqliteConnection, commit: &TurnCommit) -> 
 }
 
 /// Makes this the session's last turn, if it is the next one, and returns the session's key.
-async fn advance(connection: &mut SqliteConnection, commit: &TurnCommit) -> Result<Option<i64>, StoreError> {
+async fn advance(connection: &mut Connection, commit: &TurnCommit) -> Result<Option<i64>, StoreError> {
     let failed = || StoreError::while_it("committed a turn");
     let TurnCommit { agent, session, turn, at_ms, .. } = commit;
     let advanced = query_scalar(
@@ -215,7 +218,7 @@ async fn advance(connection: &mut SqliteConnection, commit: &TurnCommit) -> Resu
 
 /// Applies changes in order, so that the last change of a key wins.
 async fn change_state(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     session: i64,
     changes: &[StateChange],
 ) -> Result<(), StoreError> {
@@ -223,7 +226,7 @@ async fn change_state(
     for alike in changes.chunk_by(|a, b| a.value.is_some() == b.value.is_some()) {
         for rows in bounded(alike, |change| change.value.as_ref().map_or(0, Vec::len)) {
             let is_set = rows[0].value.is_some();
-            let mut statement = QueryBuilder::<Sqlite>::new(match is_set {
+            let mut statement = QueryBuilder::new(match is_set {
                 true => "INSERT INTO state (session, key, value) ",
                 false => "DELETE FROM state WHERE session = ",
             });
@@ -245,7 +248,7 @@ async fn change_state(
 }
 
 pub(crate) async fn put_conversations(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     session: i64,
     conversations: &[ConversationRow],
 ) -> Result<(), StoreError> {
@@ -283,11 +286,11 @@ pub(crate) fn bounded<T>(rows: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterat
     })
 }
 
-pub(crate) fn session_row(row: &SqliteRow) -> SessionRow {
+pub(crate) fn session_row(row: &Row) -> SessionRow {
     SessionRow {
         session: row.get(0),
-        turns: row.get::<i64, _>(1) as u64,
-        created_at_ms: row.get::<i64, _>(2) as u64,
-        updated_at_ms: row.get::<i64, _>(3) as u64,
+        turns: row.get::<i64>(1) as u64,
+        created_at_ms: row.get::<i64>(2) as u64,
+        updated_at_ms: row.get::<i64>(3) as u64,
     }
 }

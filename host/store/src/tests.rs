@@ -19,7 +19,7 @@ fn turn(turn: u64) -> TurnCommit {
 }
 
 async fn open(folder: &tempfile::TempDir) -> Store {
-    Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap()
+    Store::open_for_tests(&folder.path().join("skep.db")).await.unwrap()
 }
 
 async fn with_agent(folder: &tempfile::TempDir) -> Store {
@@ -98,7 +98,7 @@ async fn only_the_next_turn_commits_and_a_conflict_writes_nothing() {
 
 #[tokio::test]
 async fn a_turn_of_an_unknown_agent_is_refused() {
-    let store = Store::in_memory().await.unwrap();
+    let store = Store::for_tests().await.unwrap();
     assert!(matches!(store.commit_turn(turn(1)).await, Err(StoreError::AgentMissing { .. })));
 }
 
@@ -285,15 +285,17 @@ async fn sessions_are_listed_page_by_page() {
 async fn a_database_of_a_newer_skep_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder).await;
-    let set = store.write((), |connection, ()| {
+    let dialect = store.readers.dialect();
+    let set = store.write(dialect, |connection, dialect| {
         Box::pin(async move {
-            let set = sqlx::query("PRAGMA user_version = 99").execute(connection).await;
+            let set = dialect.pick("PRAGMA user_version = 99", "UPDATE skep_schema SET version = 99");
+            let set = crate::sql::query(set).execute(connection).await;
             set.map(drop).map_err(StoreError::while_it("set the version"))
         })
     });
     set.await.unwrap();
     store.close().await;
-    let refused = Store::open(&folder.path().join("skep.db"), Durability::Process).await;
+    let refused = Store::open_for_tests(&folder.path().join("skep.db")).await;
     assert!(matches!(refused, Err(StoreError::NewerSchema { found: 99, .. })));
 }
 

@@ -1,7 +1,9 @@
 //! Tokens that models generated per day. Daily budgets are based on these counts, also after a restart.
 
-use crate::{Store, StoreError, rows};
-use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
+use crate::{
+    Store, StoreError, rows,
+    sql::{Connection, Row, query},
+};
 
 /// Number of days that are kept besides today.
 const DAYS_KEPT: u32 = 31;
@@ -20,31 +22,32 @@ pub struct TokenUse {
 impl Store {
     /// Returns the counts of a day.
     pub async fn token_use(&self, day: u32) -> Result<Vec<TokenUse>, StoreError> {
-        let rows = query("SELECT tenant, agent, tokens, day FROM token_use WHERE day = ?")
-            .bind(day)
-            .fetch_all(&self.readers)
-            .await
-            .map_err(StoreError::while_it("read the tokens of a day"))?;
+        let rows =
+            query("SELECT tenant, agent, tokens, day FROM token_use WHERE day = ? ORDER BY tenant, agent")
+                .bind(day)
+                .fetch_all(&self.readers)
+                .await
+                .map_err(StoreError::while_it("read the tokens of a day"))?;
         Ok(rows::readable(&rows, "token count", token_use_row))
     }
 }
 
-fn token_use_row(row: &SqliteRow) -> Result<TokenUse, sqlx::Error> {
+fn token_use_row(row: &Row) -> Result<TokenUse, sqlx::Error> {
     Ok(TokenUse {
         day: row.try_get(3)?,
         tenant: row.try_get(0)?,
         agent: Some(row.try_get(1)?).filter(|agent: &String| !agent.is_empty()),
-        tokens: row.try_get::<i64, _>(2)? as u64,
+        tokens: row.try_get::<i64>(2)? as u64,
     })
 }
 
 /// Adds tokens to the count of a day.
-pub(crate) async fn add(connection: &mut SqliteConnection, used: &TokenUse) -> Result<(), StoreError> {
+pub(crate) async fn add(connection: &mut Connection, used: &TokenUse) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("counted tokens");
     let TokenUse { day, tenant, agent, tokens } = used;
     query(
         "INSERT INTO token_use (day, tenant, agent, tokens) VALUES (?1, ?2, ?3, ?4)
-         ON CONFLICT (day, tenant, agent) DO UPDATE SET tokens = tokens + ?4",
+         ON CONFLICT (day, tenant, agent) DO UPDATE SET tokens = token_use.tokens + ?4",
     )
     .bind(day)
     .bind(tenant)
@@ -71,7 +74,7 @@ mod tests {
 
     #[tokio::test]
     async fn tokens_of_a_day_add_up_and_old_days_are_removed() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         for (day, agent, tokens) in [(7, Some("a"), 3), (7, Some("a"), 4), (7, None, 5), (8, Some("a"), 6)] {
             store.count_use(Some(used(day, agent, tokens)), Vec::new()).await.expect("written");
         }

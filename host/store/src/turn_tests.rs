@@ -5,7 +5,7 @@ use crate::*;
 const AGENT: &str = "concierge";
 
 async fn store(folder: &tempfile::TempDir) -> Store {
-    Store::open(&folder.path().join("skep.db"), Durability::Process).await.unwrap()
+    Store::open_for_tests(&folder.path().join("skep.db")).await.unwrap()
 }
 
 async fn with_agent(folder: &tempfile::TempDir) -> Store {
@@ -198,14 +198,17 @@ async fn finished_turns_are_kept_up_to_a_number_and_age_and_open_turns_always() 
     }
     assert!(store.turn(AGENT, "s", &(TURNS_KEPT + 1).to_string()).await.unwrap().is_some());
     assert!(store.turn(AGENT, "s", &TURNS_KEPT.to_string()).await.unwrap().is_none());
-    let records: i64 =
-        sqlx::query_scalar("SELECT count(*) FROM turn_records").fetch_one(&store.readers).await.unwrap();
+    let records: i64 = crate::sql::query_scalar("SELECT count(*) FROM turn_records")
+        .fetch_one(&store.readers)
+        .await
+        .unwrap();
     assert_eq!(records, i64::from(TURNS_KEPT));
     // A turn that fails a week later triggers the removal.
     let later = accept(&store, NewTurn { session: "other".into(), ..message("later", None, None) }).await;
     let at_ms = 7 * 24 * 3600 * 1000;
     store.fail_turn(TurnFailure { session: "other".into(), at_ms, ..failure(later) }).await.unwrap();
-    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM turns").fetch_one(&store.readers).await.unwrap();
+    let left: i64 =
+        crate::sql::query_scalar("SELECT count(*) FROM turns").fetch_one(&store.readers).await.unwrap();
     assert_eq!(left, 2, "the waiting turn, and the one that just failed");
     assert_eq!(store.open_turns().await.unwrap()[0].key, waits);
 }

@@ -6,9 +6,9 @@
 
 use crate::{
     LogEntry, NewEvent, Store, StoreError, TokenUse, TurnKey, UsageRow, events, journal, logs, rows,
+    sql::{AssertSqlSafe, Connection, Row, query},
     token_use, usage,
 };
-use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
 
 /// Minimum number of finished turns that a session keeps, the newest ones. A few more may still exist.
 pub const TURNS_KEPT: u32 = 32;
@@ -210,7 +210,7 @@ impl Store {
     /// Returns a turn of a session by its id, if it is still stored.
     pub async fn turn(&self, agent: &str, session: &str, id: &str) -> Result<Option<TurnRow>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM turns WHERE agent = ? AND session = ? AND id = ?");
-        let row = query(sqlx::AssertSqlSafe(sql))
+        let row = query(AssertSqlSafe(sql))
             .bind(agent)
             .bind(session)
             .bind(id)
@@ -231,7 +231,7 @@ impl Store {
         let sql = format!(
             "SELECT {COLUMNS} FROM turns WHERE agent = ? AND session = ? AND number = ? ORDER BY key DESC LIMIT 1"
         );
-        let row = query(sqlx::AssertSqlSafe(sql))
+        let row = query(AssertSqlSafe(sql))
             .bind(agent)
             .bind(session)
             .bind(i64::try_from(number).unwrap_or(i64::MAX))
@@ -250,7 +250,7 @@ impl Store {
     ) -> Result<Option<TurnRow>, StoreError> {
         let sql =
             format!("SELECT {COLUMNS} FROM turns WHERE agent = ? AND session = ? AND idempotency_key = ?");
-        let row = query(sqlx::AssertSqlSafe(sql))
+        let row = query(AssertSqlSafe(sql))
             .bind(agent)
             .bind(session)
             .bind(idempotency_key)
@@ -262,7 +262,7 @@ impl Store {
 
     pub async fn turn_by_key(&self, turn: TurnKey) -> Result<Option<TurnRow>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM turns WHERE key = ?");
-        let row = query(sqlx::AssertSqlSafe(sql))
+        let row = query(AssertSqlSafe(sql))
             .bind(turn.0)
             .fetch_optional(&self.readers)
             .await
@@ -271,7 +271,7 @@ impl Store {
     }
 }
 
-async fn accept(connection: &mut SqliteConnection, turn: &NewTurn) -> Result<Acceptance, StoreError> {
+async fn accept(connection: &mut Connection, turn: &NewTurn) -> Result<Acceptance, StoreError> {
     let failed = || StoreError::while_it("accepted a turn");
     let inserted = query(
         "INSERT INTO turns (id, agent, session, idempotency_key, digest, input, seed, accepted_at_ms, state, number)
@@ -306,7 +306,7 @@ async fn accept(connection: &mut SqliteConnection, turn: &NewTurn) -> Result<Acc
 }
 
 async fn start(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     turn: TurnKey,
     number: u64,
     digest: &str,
@@ -323,7 +323,7 @@ async fn start(
     check_turn_is_open(started.rows_affected(), turn)
 }
 
-async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Result<(), StoreError> {
+async fn fail(connection: &mut Connection, failure: &TurnFailure) -> Result<(), StoreError> {
     let TurnFailure { key, agent, session, number, at_ms, error, keeps_key, logs, .. } = failure;
     let TurnFailure { events, token_use, usage, timeline, .. } = failure;
     let ended = query(
@@ -355,7 +355,7 @@ async fn fail(connection: &mut SqliteConnection, failure: &TurnFailure) -> Resul
 
 /// Finishes the row of the turn, as part of a commit.
 pub(crate) async fn finish(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     turn: TurnKey,
     EndedTurn { agent, session, number, outcome, timeline, at_ms }: EndedTurn<'_>,
 ) -> Result<(), StoreError> {
@@ -381,7 +381,7 @@ pub(crate) async fn finish(
 }
 
 async fn prune(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     agent: &str,
     session: &str,
     now_ms: u64,
@@ -410,16 +410,12 @@ async fn prune(
 /// Number of the first parameter that is a pattern, in the statement below.
 const FIRST_PATTERN: usize = 4;
 
-async fn count_losses(
-    connection: &mut SqliteConnection,
-    called: &str,
-    aside: &[String],
-) -> Result<(), StoreError> {
+async fn count_losses(connection: &mut Connection, called: &str, aside: &[String]) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("counted the turns that were lost");
     let ended = query("DELETE FROM ended_in_order").execute(&mut *connection).await.map_err(failed())?;
-    let is_progress: String = (0..aside.len())
-        .map(|index| format!(" AND CAST(body AS TEXT) NOT LIKE ?{}", FIRST_PATTERN + index))
-        .collect();
+    let text = connection.dialect().pick("CAST(body AS TEXT)", "encode(body, 'escape')");
+    let is_progress: String =
+        (0..aside.len()).map(|index| format!(" AND {text} NOT LIKE ?{}", FIRST_PATTERN + index)).collect();
     let sql = format!(
         "UPDATE turns SET losses = CASE WHEN lost_at = reached.position THEN losses + 1 ELSE 1 END,
              lost_at = reached.position
@@ -432,7 +428,7 @@ async fn count_losses(
              AND NOT EXISTS (SELECT 1 FROM turns AS called WHERE called.ended_at_ms IS NULL
                  AND substr(called.idempotency_key, 1, length(?2 || turns.id) + 1) = ?2 || turns.id || ' ')",
     );
-    let lost = query(sqlx::AssertSqlSafe(sql)).bind(RUNNING).bind(called).bind(ended.rows_affected() > 0);
+    let lost = query(AssertSqlSafe(sql)).bind(RUNNING).bind(called).bind(ended.rows_affected() > 0);
     let lost = aside.iter().fold(lost, |lost, pattern| lost.bind(pattern));
     lost.execute(&mut *connection).await.map_err(failed())?;
     let left = query("UPDATE turns SET runs = FALSE WHERE ended_at_ms IS NULL").execute(connection).await;
@@ -443,10 +439,10 @@ fn check_turn_is_open(rows: u64, turn: TurnKey) -> Result<(), StoreError> {
     if rows == 1 { Ok(()) } else { Err(StoreError::TurnNotOpen { key: turn.0 }) }
 }
 
-pub(crate) fn turn_row(row: &SqliteRow) -> Result<TurnRow, sqlx::Error> {
-    let number = row.try_get::<Option<i64>, _>(10)?.unwrap_or_default() as u64;
-    let result = row.try_get::<Option<Vec<u8>>, _>(11)?.unwrap_or_default();
-    let ended_at_ms = row.try_get::<Option<i64>, _>(12)?.unwrap_or_default() as u64;
+pub(crate) fn turn_row(row: &Row) -> Result<TurnRow, sqlx::Error> {
+    let number = row.try_get::<Option<i64>>(10)?.unwrap_or_default() as u64;
+    let result = row.try_get::<Option<Vec<u8>>>(11)?.unwrap_or_default();
+    let ended_at_ms = row.try_get::<Option<i64>>(12)?.unwrap_or_default() as u64;
     Ok(TurnRow {
         key: TurnKey(row.try_get(0)?),
         id: row.try_get(1)?,
@@ -456,8 +452,8 @@ pub(crate) fn turn_row(row: &SqliteRow) -> Result<TurnRow, sqlx::Error> {
         digest: row.try_get(5)?,
         input: row.try_get(6)?,
         seed: row.try_get(7)?,
-        accepted_at_ms: row.try_get::<i64, _>(8)? as u64,
-        state: match row.try_get::<i64, _>(9)? {
+        accepted_at_ms: row.try_get::<i64>(8)? as u64,
+        state: match row.try_get::<i64>(9)? {
             WAITING => TurnState::Waiting,
             RUNNING => TurnState::Running { number },
             DONE => TurnState::Done { number, outcome: result, ended_at_ms },
@@ -466,14 +462,14 @@ pub(crate) fn turn_row(row: &SqliteRow) -> Result<TurnRow, sqlx::Error> {
     })
 }
 
-pub(crate) fn open_turn(row: &SqliteRow) -> Result<OpenTurn, sqlx::Error> {
+pub(crate) fn open_turn(row: &Row) -> Result<OpenTurn, sqlx::Error> {
     Ok(OpenTurn {
         key: TurnKey(row.try_get(0)?),
         id: row.try_get(1)?,
         agent: row.try_get(2)?,
         session: row.try_get(3)?,
-        is_running: row.try_get::<i64, _>(4)? == RUNNING,
+        is_running: row.try_get::<i64>(4)? == RUNNING,
         losses: row.try_get(5)?,
-        message_bytes: row.try_get::<i64, _>(6)? as u64,
+        message_bytes: row.try_get::<i64>(6)? as u64,
     })
 }

@@ -6,8 +6,8 @@ use crate::{
     BatchRoom, Queued, Store, StoreError,
     chunks::{Bind, Chunk, ChunkProgress, is_there},
     rows,
+    sql::{Connection, Row, query, query_as, query_scalar},
 };
-use sqlx::{Row, SqliteConnection, query, query_as, query_scalar, sqlite::SqliteRow};
 use std::sync::Arc;
 
 /// Size of a part, except the last one.
@@ -184,8 +184,8 @@ impl Store {
                         if !is_there(connection, removable, *file).await? {
                             return Ok(chunk.done());
                         }
-                        let sql = "DELETE FROM file_parts WHERE rowid IN
-                             (SELECT rowid FROM file_parts WHERE file = ?1 LIMIT 4)";
+                        let sql = "DELETE FROM file_parts WHERE (file, position) IN
+                             (SELECT file, position FROM file_parts WHERE file = ?1 LIMIT 4)";
                         if !chunk.remove(connection, sql, &[Bind::Key(*file)]).await? {
                             return Ok(chunk.more());
                         }
@@ -207,14 +207,14 @@ impl Store {
 
 /// Creates a file without parts that is not visible yet, if there is room for it.
 async fn reserve(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     file: &NewFile,
     room: BatchRoom,
 ) -> Result<Option<i64>, StoreError> {
     let failed = || StoreError::while_it("stored a file");
     let stored: (i64, i64, i64, i64) = query_as(
-        "SELECT COUNT(*), COALESCE(SUM(bytes), 0), COALESCE(SUM(principal = ?1), 0),
-             COALESCE(SUM(CASE WHEN principal = ?1 THEN bytes END), 0) FROM files",
+        "SELECT COUNT(*), CAST(COALESCE(SUM(bytes), 0) AS BIGINT), COUNT(*) FILTER (WHERE principal = ?1),
+             CAST(COALESCE(SUM(bytes) FILTER (WHERE principal = ?1), 0) AS BIGINT) FROM files",
     )
     .bind(&file.principal)
     .fetch_one(&mut *connection)
@@ -243,7 +243,7 @@ async fn reserve(
 }
 
 async fn insert_part(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     file: i64,
     position: usize,
     body: &[u8],
@@ -260,11 +260,7 @@ async fn insert_part(
     Ok(())
 }
 
-async fn set_complete(
-    connection: &mut SqliteConnection,
-    file: i64,
-    complete: bool,
-) -> Result<(), StoreError> {
+async fn set_complete(connection: &mut Connection, file: i64, complete: bool) -> Result<(), StoreError> {
     query("UPDATE files SET complete = ? WHERE key = ?")
         .bind(complete)
         .bind(file)
@@ -274,8 +270,8 @@ async fn set_complete(
     Ok(())
 }
 
-fn file_row(row: &SqliteRow) -> Result<FileRow, sqlx::Error> {
-    let number = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<i64, _>(column)? as u64);
+fn file_row(row: &Row) -> Result<FileRow, sqlx::Error> {
+    let number = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<i64>(column)? as u64);
     Ok(FileRow {
         id: row.try_get(0)?,
         principal: row.try_get(1)?,
@@ -290,7 +286,6 @@ fn file_row(row: &SqliteRow) -> Result<FileRow, sqlx::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Durability;
 
     const ROOM: BatchRoom = BatchRoom { bytes: 2 << 20, batches: 3, share: None };
 
@@ -313,7 +308,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_file_is_read_as_it_was_stored_and_gone_when_deleted() {
-        let store = Store::in_memory().await.unwrap();
+        let store = Store::for_tests().await.unwrap();
         for (id, bytes) in [("large", PART_BYTES * 2 + 1), ("empty", 0)] {
             let file = file(id, bytes);
             assert_eq!(store.store_file(file.clone(), ROOM).await.unwrap(), Queued::New);
@@ -332,7 +327,7 @@ mod tests {
 
     #[tokio::test]
     async fn room_is_bounded_and_expired_files_give_it_back() {
-        let store = Store::in_memory().await.unwrap();
+        let store = Store::for_tests().await.unwrap();
         assert_eq!(store.store_file(file("a", 2 << 20), ROOM).await.unwrap(), Queued::New);
         assert_eq!(store.store_file(file("b", 1), ROOM).await.unwrap(), Queued::Full);
         assert_eq!(store.forget_files(199).await.unwrap(), 0);
@@ -348,7 +343,7 @@ mod tests {
     async fn what_a_crash_left_of_a_file_is_invisible_and_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("skep.db");
-        let store = Store::open(&path, Durability::Process).await.unwrap();
+        let store = Store::open_for_tests(&path).await.unwrap();
         for id in ["whole", "half"] {
             store.store_file(file(id, PART_BYTES + 1), ROOM).await.unwrap();
         }
@@ -357,7 +352,7 @@ mod tests {
         store.write(key, |connection, key| Box::pin(set_complete(connection, *key, false))).await.unwrap();
         assert_eq!(store.file_content("half").await.unwrap(), None);
         store.close().await;
-        let store = Store::open(&path, Durability::Process).await.unwrap();
+        let store = Store::open_for_tests(&path).await.unwrap();
         store.tidy().await.unwrap();
         assert_eq!(parts(&store).await, 2);
         assert!(store.file("whole", 150).await.unwrap().is_some());

@@ -5,8 +5,13 @@
 //! rows of sessions become part of their agent's row after a while, or when the session is deleted, and all
 //! rows are removed at last.
 
-use crate::{Store, StoreError, TokenUse, chunks::Chunk, rows, token_use};
-use sqlx::{AssertSqlSafe, Row, SqliteConnection, query, sqlite::SqliteRow};
+use crate::{
+    Store, StoreError, TokenUse,
+    chunks::Chunk,
+    rows,
+    sql::{AssertSqlSafe, Connection, Row, query},
+    token_use,
+};
 
 /// Number of rows that one statement merges or removes.
 const CHUNK_ROWS: i64 = 200;
@@ -122,14 +127,15 @@ impl UsageBy {
     }
 }
 
-const SUMS: &str = "SUM(requests), SUM(input), SUM(cached), SUM(output), SUM(estimated_requests),
-    SUM(estimated_input), SUM(estimated_output)";
+const SUMS: &str = "CAST(SUM(requests) AS BIGINT), CAST(SUM(input) AS BIGINT), CAST(SUM(cached) AS BIGINT),
+    CAST(SUM(output) AS BIGINT), CAST(SUM(estimated_requests) AS BIGINT), CAST(SUM(estimated_input) AS BIGINT),
+    CAST(SUM(estimated_output) AS BIGINT)";
 const ADD: &str = "ON CONFLICT (day, tenant, key, agent, session, model) DO UPDATE SET
-    requests = requests + excluded.requests, input = input + excluded.input,
-    cached = cached + excluded.cached, output = output + excluded.output,
-    estimated_requests = estimated_requests + excluded.estimated_requests,
-    estimated_input = estimated_input + excluded.estimated_input,
-    estimated_output = estimated_output + excluded.estimated_output";
+    requests = usage.requests + excluded.requests, input = usage.input + excluded.input,
+    cached = usage.cached + excluded.cached, output = usage.output + excluded.output,
+    estimated_requests = usage.estimated_requests + excluded.estimated_requests,
+    estimated_input = usage.estimated_input + excluded.estimated_input,
+    estimated_output = usage.estimated_output + excluded.estimated_output";
 const PRIMARY_KEY: &str = "day, tenant, key, agent, session, model";
 
 impl Store {
@@ -201,7 +207,7 @@ impl Store {
 }
 
 /// Adds counts to the rows of their day.
-pub(crate) async fn add(connection: &mut SqliteConnection, usage: &[UsageRow]) -> Result<(), StoreError> {
+pub(crate) async fn add(connection: &mut Connection, usage: &[UsageRow]) -> Result<(), StoreError> {
     for row in usage {
         let UsageRow { day, tenant, key, agent, session, model, counts } = row;
         let mut statement = query(AssertSqlSafe(format!(
@@ -227,7 +233,7 @@ pub(crate) async fn add(connection: &mut SqliteConnection, usage: &[UsageRow]) -
 /// Makes the rows of a deleted session part of its agent's rows; without a session, those of all sessions of
 /// the agent. Returns `false` if the time is over before that.
 pub(crate) async fn forget_session(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     chunk: &Chunk,
     agent: &str,
     session: Option<&str>,
@@ -257,7 +263,7 @@ enum Value<'a> {
 
 /// Makes some of these rows of sessions part of their agents' rows. Returns their number.
 async fn merge(
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     which: &'static str,
     values: &[Value<'_>],
 ) -> Result<u64, StoreError> {
@@ -269,10 +275,10 @@ async fn merge(
     let mut changed = 0;
     for sql in [
         format!(
-            "INSERT INTO usage SELECT day, tenant, key, agent, '', model, {SUMS} FROM ({some}) WHERE TRUE
+            "INSERT INTO usage SELECT day, tenant, key, agent, '', model, {SUMS} FROM ({some}) AS part WHERE TRUE
              GROUP BY day, tenant, key, agent, model {ADD}"
         ),
-        format!("DELETE FROM usage WHERE ({PRIMARY_KEY}) IN (SELECT {PRIMARY_KEY} FROM ({some}))"),
+        format!("DELETE FROM usage WHERE ({PRIMARY_KEY}) IN (SELECT {PRIMARY_KEY} FROM ({some}) AS part)"),
     ] {
         let mut statement = query(AssertSqlSafe(sql));
         for value in values {
@@ -287,12 +293,12 @@ async fn merge(
     Ok(changed)
 }
 
-fn usage_sum(row: &SqliteRow) -> Result<UsageSum, sqlx::Error> {
+fn usage_sum(row: &Row) -> Result<UsageSum, sqlx::Error> {
     let text =
         |column: usize| row.try_get(column).map(|text: String| Some(text).filter(|text| !text.is_empty()));
     let mut counts = UsageCounts::default();
     for (column, count) in (4..).zip(counts.fields_mut()) {
-        *count = row.try_get::<i64, _>(column)? as u64;
+        *count = row.try_get::<i64>(column)? as u64;
     }
     Ok(UsageSum { agent: text(0)?, group: text(1)?, day: row.try_get(2)?, model: row.try_get(3)?, counts })
 }
@@ -332,7 +338,7 @@ mod tests {
     }
 
     async fn filled() -> Store {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let estimated = UsageCounts {
             estimated_requests: 1,
             estimated_input_tokens: 5,

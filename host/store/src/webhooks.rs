@@ -1,7 +1,9 @@
 //! Webhooks: URLs that events are sent to.
 
-use crate::{Store, StoreError, rows};
-use sqlx::{Row, SqliteConnection, query, sqlite::SqliteRow};
+use crate::{
+    Store, StoreError, rows,
+    sql::{Connection, Row, query},
+};
 
 /// A webhook and its subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,10 +90,10 @@ impl Store {
         .fetch_all(&self.readers)
         .await
         .map_err(StoreError::while_it("counted events in flight to webhooks"))?;
-        let queue = |row: &sqlx::sqlite::SqliteRow| WebhookQueue {
+        let queue = |row: &Row| WebhookQueue {
             webhook: row.get(0),
-            waiting: row.get::<i64, _>(1) as u64,
-            next_try_at_ms: row.get::<i64, _>(2) as u64,
+            waiting: row.get::<i64>(1) as u64,
+            next_try_at_ms: row.get::<i64>(2) as u64,
         };
         Ok(rows.iter().map(queue).collect())
     }
@@ -112,7 +114,7 @@ impl Store {
     }
 }
 
-async fn put(connection: &mut SqliteConnection, webhook: &WebhookRow) -> Result<(), StoreError> {
+async fn put(connection: &mut Connection, webhook: &WebhookRow) -> Result<(), StoreError> {
     let WebhookRow { id, url, topics, sealed_secret, configured, created_at_ms, disabled, last_try: _ } =
         webhook;
     query(
@@ -133,16 +135,16 @@ async fn put(connection: &mut SqliteConnection, webhook: &WebhookRow) -> Result<
     Ok(())
 }
 
-fn webhook_row(row: &SqliteRow) -> Result<WebhookRow, sqlx::Error> {
+fn webhook_row(row: &Row) -> Result<WebhookRow, sqlx::Error> {
     Ok(WebhookRow {
         id: row.try_get(0)?,
         url: row.try_get(1)?,
         topics: row.try_get(2)?,
         sealed_secret: row.try_get(3)?,
         configured: row.try_get(4)?,
-        created_at_ms: row.try_get::<i64, _>(5)? as u64,
+        created_at_ms: row.try_get::<i64>(5)? as u64,
         disabled: row.try_get(6)?,
-        last_try: match row.try_get::<Option<i64>, _>(7)? {
+        last_try: match row.try_get::<Option<i64>>(7)? {
             Some(at_ms) => {
                 Some(WebhookTry { at_ms: at_ms as u64, status: row.try_get(8)?, error: row.try_get(9)? })
             }

@@ -10,8 +10,9 @@ use crate::{
     StoreError,
     error::{SQLITE_IOERR, plain_code},
     faults::{Faults, Moment},
+    postgres::{Reconnecting, TransactionId},
+    sql::{Connection, Dialect, Pool, query, raw_sql},
 };
-use sqlx::{Connection as _, Sqlite, SqliteConnection, SqlitePool, pool::PoolConnection, query};
 use std::{
     collections::VecDeque,
     future::poll_fn,
@@ -33,6 +34,10 @@ pub const COMMIT_TIME: &str = "skep_store_commit_seconds";
 const MAX_GROUP: usize = 256;
 /// Maximum number of waiting writes. Further callers wait for room.
 const QUEUE: usize = 1_024;
+/// Time for which a write waits for a database that is away.
+const RETRY_TIME: Duration = Duration::from_secs(10);
+/// Time between two attempts.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// A transaction that has lasted this long is committed, and the next writes go into a new one.
 const HOLD: Duration = Duration::from_millis(20);
 
@@ -40,7 +45,7 @@ const HOLD: Duration = Duration::from_millis(20);
 pub(crate) type Working<'c, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'c>>;
 /// The statements of a write. They run again from the first one if their transaction was rolled back because
 /// of another write.
-pub(crate) type Work<D, T> = for<'c> fn(&'c mut SqliteConnection, &'c D) -> Working<'c, T>;
+pub(crate) type Work<D, T> = for<'c> fn(&'c mut Connection, &'c D) -> Working<'c, T>;
 
 /// Handle to the writer task. When the last clone is dropped, the task writes everything that waits and
 /// terminates.
@@ -53,9 +58,11 @@ pub(crate) struct Writer {
 
 /// The writing connection.
 pub(crate) enum WriteConnection {
-    Own(Box<SqliteConnection>),
+    /// The only connection that writes to an SQLite file.
+    Own(Connection),
     /// An in-memory database has only one connection, which reads use too.
-    Shared(SqlitePool),
+    Shared(Pool),
+    Postgres(Reconnecting),
 }
 
 enum Request {
@@ -67,7 +74,9 @@ enum Request {
 /// A write with its data and its caller.
 trait AnyWrite: Send {
     /// Runs the statements. An error rolls the transaction back; a refusal does not count as an error.
-    fn run<'c>(&'c mut self, connection: &'c mut SqliteConnection) -> Working<'c, ()>;
+    fn run<'c>(&'c mut self, connection: &'c mut Connection) -> Working<'c, ()>;
+    /// Returns whether the write changed nothing because the state of the database refuses it.
+    fn is_refused(&self) -> bool;
     /// Reports the outcome. The write is made even if its caller has stopped waiting.
     fn report(self: Box<Self>, committed: Result<(), StoreError>);
 }
@@ -80,7 +89,7 @@ struct PendingWrite<D, T> {
 }
 
 impl<D: Send + Sync, T: Send> AnyWrite for PendingWrite<D, T> {
-    fn run<'c>(&'c mut self, connection: &'c mut SqliteConnection) -> Working<'c, ()> {
+    fn run<'c>(&'c mut self, connection: &'c mut Connection) -> Working<'c, ()> {
         Box::pin(async move {
             match (self.work)(connection, &self.data).await {
                 Err(error) if !error.is_refusal() => Err(error),
@@ -90,6 +99,10 @@ impl<D: Send + Sync, T: Send> AnyWrite for PendingWrite<D, T> {
                 }
             }
         })
+    }
+
+    fn is_refused(&self) -> bool {
+        matches!(self.result, Some(Err(_)))
     }
 
     fn report(self: Box<Self>, committed: Result<(), StoreError>) {
@@ -153,6 +166,8 @@ struct Task {
 /// The outcome of a transaction.
 enum TransactionEnd {
     Committed,
+    /// The only write of the transaction was refused and rolled back.
+    Refused,
     /// The transaction could not start.
     NotStarted(StoreError),
     /// The transaction was rolled back.
@@ -191,8 +206,8 @@ impl Task {
     /// Writes as many requests as one transaction takes, in order, and reports their outcomes.
     async fn write_some(&mut self, waiting: &mut VecDeque<Box<dyn AnyWrite>>) {
         let mut taken = Vec::with_capacity(waiting.len());
-        match self.transaction(waiting, &mut taken).await {
-            TransactionEnd::Committed => report_all(taken, || Ok(())),
+        match self.attempt(waiting, &mut taken).await {
+            TransactionEnd::Committed | TransactionEnd::Refused => report_all(taken, || Ok(())),
             // An error at the start would affect all requests, and may have taken long to occur.
             TransactionEnd::NotStarted(error) => report_all(waiting.drain(..), || Err(error.clone())),
             TransactionEnd::Unconfirmed(error) => report_all(taken, || Err(error.clone())),
@@ -201,8 +216,8 @@ impl Task {
                 let mut left: VecDeque<_> = taken.into();
                 while let Some(write) = left.pop_front() {
                     let (mut one, mut taken) = (VecDeque::from([write]), Vec::with_capacity(1));
-                    match self.transaction(&mut one, &mut taken).await {
-                        TransactionEnd::Committed => report_all(taken, || Ok(())),
+                    match self.attempt(&mut one, &mut taken).await {
+                        TransactionEnd::Committed | TransactionEnd::Refused => report_all(taken, || Ok(())),
                         TransactionEnd::RolledBack(error) | TransactionEnd::Unconfirmed(error) => {
                             report_all(taken, || Err(error.clone()));
                         }
@@ -213,6 +228,32 @@ impl Task {
                 }
             }
             TransactionEnd::RolledBack(error) => report_all(taken, || Err(error.clone())),
+        }
+    }
+
+    /// Makes a transaction, several times if the database is away or another transaction was in the way.
+    async fn attempt(
+        &mut self,
+        waiting: &mut VecDeque<Box<dyn AnyWrite>>,
+        taken: &mut Vec<Box<dyn AnyWrite>>,
+    ) -> TransactionEnd {
+        let begun = Instant::now();
+        loop {
+            let ended = self.transaction(waiting, taken).await;
+            let (TransactionEnd::NotStarted(error) | TransactionEnd::RolledBack(error)) = &ended else {
+                return ended;
+            };
+            let WriteConnection::Postgres(connection) = &mut self.connection else { return ended };
+            if !error.is_passing() {
+                return ended;
+            }
+            tracing::warn!(%error, "a transaction is made again");
+            connection.drop_connection();
+            taken.drain(..).rev().for_each(|write| waiting.push_front(write));
+            if begun.elapsed() >= RETRY_TIME {
+                return TransactionEnd::NotStarted(StoreError::Away { waited_s: RETRY_TIME.as_secs() });
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
@@ -227,14 +268,21 @@ impl Task {
             Ok(connection) => connection,
             Err(error) => return TransactionEnd::NotStarted(error),
         };
-        let connection = connection.get();
-        if let Err(error) = begin(faults, connection).await {
-            return TransactionEnd::NotStarted(error);
-        }
+        let held = connection.get();
+        let id = match begin(faults, held).await {
+            Ok(id) => id,
+            Err(error) => return TransactionEnd::NotStarted(error),
+        };
         let began = Instant::now();
-        let ended = fill(faults, connection, began, waiting, taken).await;
+        let mut ended = fill(faults, held, began, waiting, taken).await;
+        drop(connection);
         let held_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
         longest_hold_us.fetch_max(held_us, Ordering::Relaxed);
+        if let (TransactionEnd::Unconfirmed(_), Some(id), WriteConnection::Postgres(connection)) =
+            (&ended, id, &mut self.connection)
+        {
+            ended = outcome(connection, id, ended).await;
+        }
         if let TransactionEnd::Committed = ended {
             metrics::histogram!(COMMIT_TIME).record(began.elapsed().as_secs_f64());
         }
@@ -249,23 +297,49 @@ fn report_all(
     write.into_iter().for_each(|write| write.report(result()));
 }
 
-async fn begin(faults: &Faults, connection: &mut SqliteConnection) -> Result<(), StoreError> {
+/// Begins a transaction. Returns the number under which PostgreSQL knows it.
+async fn begin(faults: &Faults, connection: &mut Connection) -> Result<Option<TransactionId>, StoreError> {
     let failed = || StoreError::while_it("started a transaction");
     faults.meet(Moment::Begin, connection).await.map_err(failed())?;
+    if let Connection::Postgres(connection) = connection {
+        return TransactionId::begin(connection).await.map(Some).map_err(failed());
+    }
     // Get the write lock here, so that waiting for another process happens now and not in the middle.
     let begun = query("BEGIN IMMEDIATE").execute(&mut *connection).await;
     if begun.is_err() && roll_back(connection).await {
         // An earlier transaction could not be rolled back when it failed.
         query("BEGIN IMMEDIATE").execute(connection).await.map_err(failed())?;
-        return Ok(());
+        return Ok(None);
     }
-    begun.map(drop).map_err(failed())
+    begun.map(|_| None).map_err(failed())
+}
+
+/// Asks for the outcome of a transaction whose commit was not confirmed.
+async fn outcome(
+    connection: &mut Reconnecting,
+    id: TransactionId,
+    unconfirmed: TransactionEnd,
+) -> TransactionEnd {
+    let begun = Instant::now();
+    while begun.elapsed() < RETRY_TIME {
+        connection.drop_connection();
+        match connection.outcome(id).await {
+            Ok(Some(true)) => return TransactionEnd::Committed,
+            Ok(Some(false)) => {
+                let lost = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+                let failed = StoreError::while_it("committed a group of writes");
+                return TransactionEnd::RolledBack(failed(lost.into()));
+            }
+            Ok(None) | Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
+        }
+    }
+    unconfirmed
 }
 
 /// Runs the statements of waiting requests until the transaction has lasted long enough, and commits it.
 async fn fill(
     faults: &Faults,
-    connection: &mut SqliteConnection,
+    connection: &mut Connection,
     began: Instant,
     waiting: &mut VecDeque<Box<dyn AnyWrite>>,
     taken: &mut Vec<Box<dyn AnyWrite>>,
@@ -276,17 +350,25 @@ async fn fill(
             Ok(()) => caught(write.run(connection)).await,
             Err(error) => Err(failed()(error)),
         };
+        let is_refused = made.is_ok() && write.is_refused();
         taken.push(write);
         if let Err(error) = made {
             roll_back(connection).await;
             return TransactionEnd::RolledBack(error);
+        }
+        if is_refused && connection.dialect() == Dialect::Postgres {
+            roll_back(connection).await;
+            return match taken.len() {
+                1 => TransactionEnd::Refused,
+                _ => TransactionEnd::RolledBack(StoreError::Panicked),
+            };
         }
         if began.elapsed() >= HOLD || faults.are_writes_separate() {
             break;
         }
     }
     let committed = match faults.meet(Moment::Commit, connection).await {
-        Ok(()) => query("COMMIT").execute(&mut *connection).await.map(drop),
+        Ok(()) => commit(connection).await,
         Err(error) => Err(error),
     };
     if let Err(error) = committed {
@@ -304,6 +386,12 @@ async fn fill(
     }
 }
 
+async fn commit(connection: &mut Connection) -> Result<(), sqlx::Error> {
+    // After a failed statement, PostgreSQL reports a commit as successful although it rolls back. The query reports that.
+    let sql = connection.dialect().pick("COMMIT", "SELECT 1; COMMIT");
+    raw_sql(sql, connection).await
+}
+
 /// Runs a write. A panic becomes an error, and does not terminate the task that writes for everyone.
 async fn caught<T>(mut work: Working<'_, T>) -> Result<T, StoreError> {
     poll_fn(|task| {
@@ -314,14 +402,14 @@ async fn caught<T>(mut work: Working<'_, T>) -> Result<T, StoreError> {
 }
 
 /// Rolls back. Returns whether there was an open transaction.
-async fn roll_back(connection: &mut SqliteConnection) -> bool {
+async fn roll_back(connection: &mut Connection) -> bool {
     query("ROLLBACK").execute(connection).await.is_ok()
 }
 
 /// A connection borrowed for one transaction.
 enum Borrowed<'l> {
-    Own(&'l mut SqliteConnection),
-    Shared(PoolConnection<Sqlite>),
+    Own(&'l mut Connection),
+    Shared(Connection),
 }
 
 impl WriteConnection {
@@ -332,20 +420,22 @@ impl WriteConnection {
                 let connection = pool.acquire().await;
                 connection.map(Borrowed::Shared).map_err(StoreError::while_it("waited for the connection"))
             }
+            WriteConnection::Postgres(connection) => connection.get().await.map(Borrowed::Own),
         }
     }
 
     async fn close(self) {
+        // Committed data is safe, even if closing fails.
         match self {
-            // Committed data is in the file or in the log beside it, even if closing fails.
-            WriteConnection::Own(connection) => drop(connection.close().await),
+            WriteConnection::Own(connection) => connection.close().await,
             WriteConnection::Shared(pool) => pool.close().await,
+            WriteConnection::Postgres(connection) => connection.close().await,
         }
     }
 }
 
 impl Borrowed<'_> {
-    fn get(&mut self) -> &mut SqliteConnection {
+    fn get(&mut self) -> &mut Connection {
         match self {
             Borrowed::Own(connection) => connection,
             Borrowed::Shared(connection) => connection,

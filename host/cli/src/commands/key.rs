@@ -15,6 +15,7 @@ use skep_store::{Durability, Store, StoreError};
 use super::{HostArgs, out};
 use crate::client::Client;
 use crate::data_lock::DataLock;
+use crate::database_flag::DatabaseAddress;
 use crate::failure::Usage;
 use crate::{server, style};
 
@@ -108,6 +109,9 @@ struct KeyStoreArgs {
     /// Use the data folder of a host on this machine, whether or not the host runs; no key is needed
     #[arg(long, value_name = "DIR", conflicts_with = "url")]
     data: Option<PathBuf>,
+    /// Use a PostgreSQL database directly, whether or not a host uses it: postgres://USER@HOST/DATABASE
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["url", "data"])]
+    database: Option<DatabaseAddress>,
 }
 
 /// Treatment of a data folder that no host has used yet.
@@ -189,10 +193,23 @@ async fn revoke(args: RevokeArgs) -> Result<()> {
 
 impl Keys {
     async fn at(store: &KeyStoreArgs, absent: Absent) -> Result<Self> {
-        match &store.data {
-            Some(dir) => Self::in_folder(dir, absent).await,
-            None => Ok(Keys::OfHost(Box::new(store.host.client()?))),
+        match (&store.data, &store.database) {
+            (Some(dir), _) => Self::in_folder(dir, absent).await,
+            (None, Some(database)) => Self::in_database(database).await,
+            (None, None) => Ok(Keys::OfHost(Box::new(store.host.client()?))),
         }
+    }
+
+    async fn in_database(database: &DatabaseAddress) -> Result<Self> {
+        let DatabaseAddress::Postgres(url) = database else {
+            bail!("{database} is a file\n  hint: name the data folder of its host with --data");
+        };
+        let store = match Store::connect_beside(url, Durability::Power).await {
+            // There are no tables yet, or those of an older version, which no host of this version uses.
+            Err(StoreError::OlderSchema { .. }) => Store::connect(url, Durability::Power).await?,
+            connected => connected?,
+        };
+        Ok(Keys::InFolder { ring: KeyRing::new(store.clone(), Clock::default()), store })
     }
 
     async fn in_folder(dir: &Path, absent: Absent) -> Result<Self> {

@@ -33,6 +33,7 @@ use skep_model::DeviceChoice;
 use skep_runtime::LimitsToml;
 use skep_store::Durability;
 
+use crate::database_flag::DatabaseAddress;
 use crate::model_prices::PricesConfig;
 use crate::number::number;
 use crate::server_options::{DataDir, ServerOptions};
@@ -68,6 +69,8 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// Folder of the database, relative to the file.
     pub data: Option<PathBuf>,
+    /// The database, if it is not the one in the data folder.
+    pub database: Option<DatabaseAddress>,
     pub durability: Option<DurabilityConfig>,
     /// A catalog name, `hf:OWNER/REPO[:FILE]`, `pip:PACKAGE==VERSION/FILE`, or a path; or several models as `[[model]]`.
     pub model: Option<ModelSetting>,
@@ -208,6 +211,7 @@ impl Config {
         if let Some(data) = &self.data {
             options.data = DataDir::Path(data.clone());
         }
+        options.database = self.database.clone().or(options.database.take());
         set(&mut options.executor.device, &self.device);
         set(&mut options.executor.deterministic, &self.deterministic);
         options.threads = self.threads.or(options.threads);

@@ -194,7 +194,6 @@ pub(super) fn api_key(row: ApiKeyRow) -> Result<ApiKey, RuntimeError> {
 mod tests {
     use super::*;
     use crate::Role;
-    use skep_store::Durability;
     use std::time::{Duration, Instant};
 
     fn new(expires_in: Option<Duration>) -> NewApiKey {
@@ -210,7 +209,7 @@ mod tests {
     }
 
     async fn ring() -> KeyRing {
-        KeyRing::new(Store::in_memory().await.expect("a database in memory"), Clock::default())
+        KeyRing::new(Store::for_tests().await.expect("a database in memory"), Clock::default())
     }
 
     #[tokio::test]
@@ -264,7 +263,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let open = async || {
             let path = dir.path().join("skep.db");
-            KeyRing::new(Store::open(&path, Durability::Process).await.expect("a database"), Clock::default())
+            KeyRing::new(Store::open_for_tests(&path).await.expect("a database"), Clock::default())
         };
         let (host, other) = (open().await, open().await);
         host.authenticate(&bogus(0)).await.expect_err("no key");
@@ -278,10 +277,7 @@ mod tests {
     async fn bogus_keys_neither_delay_valid_ones_nor_are_cached() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("skep.db");
-        let ring = KeyRing::new(
-            Store::open(&path, Durability::Process).await.expect("a database"),
-            Clock::default(),
-        );
+        let ring = KeyRing::new(Store::open_for_tests(&path).await.expect("a database"), Clock::default());
         let (_, secret) = ring.create(new(None)).await.expect("made");
         let attack = tokio::spawn({
             let ring = ring.clone();

@@ -399,7 +399,7 @@ mod tests {
 
     #[tokio::test]
     async fn schedules_that_exceed_one_record_are_split_and_replayed_from_the_journal() {
-        let store = Store::in_memory().await.expect("a database");
+        let store = Store::for_tests().await.expect("a database");
         let agent = AgentRow {
             name: "a".into(),
             manifest: String::new(),

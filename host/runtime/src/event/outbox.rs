@@ -100,7 +100,7 @@ mod tests {
     use skep_store::{AgentRow, NewDelivery, Target};
 
     async fn outbox(max_waiting: usize) -> Outbox {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let agent = AgentRow {
             name: "a".into(),
             manifest: String::new(),

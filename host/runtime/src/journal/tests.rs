@@ -11,7 +11,7 @@ struct Turn {
 
 impl Turn {
     async fn new() -> Turn {
-        let store = Store::in_memory().await.expect("a database");
+        let store = Store::for_tests().await.expect("a database");
         let agent = AgentRow {
             name: "a".into(),
             manifest: String::new(),

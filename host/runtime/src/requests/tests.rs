@@ -44,7 +44,7 @@ async fn log(
     mode: RequestLogMode,
     key_file: Option<PathBuf>,
 ) -> (RequestLog, impl Future<Output = ()> + Send + 'static) {
-    let (store, clock) = (Store::in_memory().await.expect("a database in memory"), Clock::default());
+    let (store, clock) = (Store::for_tests().await.expect("a database in memory"), Clock::default());
     let options = RequestLogOptions { mode, body_bytes: 1 << 20, ..RequestLogOptions::default() };
     let vault = Arc::new(Vault::new(store.clone(), clock.clone(), key_file));
     RequestLog::new(options, (store, clock, Shutdown::default()), PriceList::default(), vault)

@@ -49,7 +49,7 @@ impl Host {
     }
 
     pub(super) async fn with_models(models: ModelSet, setup: impl Into<Setup>) -> Host {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         Host::on(store, models, setup).await
     }
 

@@ -310,7 +310,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_worst_case_is_reserved_and_the_cost_is_settled() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
         let (one, two) = (budgets.share("acme"), budgets.share("acme"));
         // 100 × 1 + 50 × 10 = 600 millionths of 1,000.
@@ -346,7 +346,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_used_up_budget_survives_restarts_until_midnight() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let clock = Clock::at(3 * DAY_MS + 1_000);
         let limits = [("acme", "0.001 USD"), ("default", "0.002 USD")];
         // 1,000 × 1 = 1,000 millionths.
@@ -361,7 +361,7 @@ mod tests {
 
     #[tokio::test]
     async fn replaced_budgets_and_prices_apply_to_what_the_day_has_used_already() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let mut budgets = budgets(&store, &Clock::at(0), &[]).await;
         // The tenant has no budget yet: 100 × 1 + 10 × 10 = 200 millionths.
         budgets.share("acme").counted(&[row(0, "acme", counts(100, 0, 10))]);
@@ -391,7 +391,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_model_without_a_price_in_the_currency_is_refused() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0), &[("acme", "1 USD")]).await;
         for (model, why) in [
             ("euro", "is priced in EUR"),
@@ -410,7 +410,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_held_is_released_with_its_owner() {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let budgets = budgets(&store, &Clock::at(0), &[("acme", "0.001 USD")]).await;
         let share = budgets.share("acme");
         share.promise("m", worst(500, 10), 1).ok().expect("there is room");

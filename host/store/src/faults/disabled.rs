@@ -1,6 +1,5 @@
 //! The empty implementation, for builds without fault injection.
-
-use sqlx::SqliteConnection;
+use crate::sql::Connection;
 
 #[derive(Clone, Copy)]
 pub(crate) enum Moment {
@@ -23,7 +22,7 @@ impl Faults {
     pub(crate) async fn meet(
         &self,
         _moment: Moment,
-        _connection: &mut SqliteConnection,
+        _connection: &mut Connection,
     ) -> Result<(), sqlx::Error> {
         Ok(())
     }

@@ -1,9 +1,7 @@
 //! Fault injection: faults chosen by a test, at the moments at which a real database can fail.
 
-use sqlx::{
-    SqliteConnection,
-    error::{DatabaseError, ErrorKind},
-};
+use crate::sql::Connection;
+use sqlx::error::{DatabaseError, ErrorKind};
 use std::{
     borrow::Cow,
     error::Error,
@@ -42,6 +40,8 @@ pub enum Fault {
     Ends,
 }
 
+const SQLITE_INTERRUPT: u32 = 9;
+
 type Chooser = Box<dyn FnMut(Moment) -> Option<Fault> + Send>;
 
 /// The faults of one store. Clones share them.
@@ -77,18 +77,16 @@ impl Faults {
         self.0.one_by_one.load(Ordering::Acquire)
     }
 
-    pub(crate) async fn meet(
-        &self,
-        moment: Moment,
-        connection: &mut SqliteConnection,
-    ) -> Result<(), sqlx::Error> {
+    pub(crate) async fn meet(&self, moment: Moment, connection: &mut Connection) -> Result<(), sqlx::Error> {
         let fault = match self.0.chooser.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             Some(chooser) => chooser(moment),
             None => None,
         };
         // The handler was for one write only.
         if self.0.interrupts.swap(false, Ordering::AcqRel) {
-            connection.lock_handle().await?.remove_progress_handler();
+            if let Connection::Sqlite(connection) = connection {
+                connection.lock_handle().await?.remove_progress_handler();
+            }
         }
         match fault {
             Some(Fault::Fails(code)) => Err(sqlx::Error::Database(Box::new(Injected { code }))),
@@ -98,6 +96,10 @@ impl Faults {
             }
             Some(Fault::Ends) => std::future::pending().await,
             Some(Fault::Interrupted(instructions)) => {
+                let Connection::Sqlite(connection) = connection else {
+                    // PostgreSQL counts no instructions; its statement is interrupted at once.
+                    return Err(sqlx::Error::Database(Box::new(Injected { code: SQLITE_INTERRUPT })));
+                };
                 self.0.interrupts.store(true, Ordering::Release);
                 connection.lock_handle().await?.set_progress_handler(instructions.max(1), || false);
                 Ok(())

@@ -1,8 +1,8 @@
 //! Faults for tests: failing statements, damaged rows, a limited disk, and chunks of a chosen size.
 
 use super::Store;
+use crate::sql::{AssertSqlSafe, query, query_scalar};
 use crate::{Faults, StoreError};
-use sqlx::{AssertSqlSafe, query, query_scalar};
 use std::time::Duration;
 
 impl Store {

@@ -9,10 +9,11 @@ mod fault_injection;
 
 use crate::{
     StoreError, files, schema, schema_backup,
+    sql::{Connection, Dialect, Pool},
     writer::{Work, WriteConnection, Writer},
 };
 use sqlx::{
-    ConnectOptions as _, SqlitePool,
+    ConnectOptions as _,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 use std::{
@@ -23,7 +24,7 @@ use std::{
 use tokio::sync::Semaphore;
 
 /// Maximum number of copies and deletions in progress. Each has one chunk at a time among the writes.
-const MAX_CHUNKED_WRITES: usize = 2;
+pub(crate) const MAX_CHUNKED_WRITES: usize = 2;
 /// Time limit of a chunk. After it, other writes get their turn.
 pub(crate) const CHUNK_TIME: Duration = Duration::from_millis(10);
 
@@ -48,9 +49,9 @@ enum SchemaMode {
 /// Handle to the tables. Clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Store {
-    pub(crate) readers: SqlitePool,
+    pub(crate) readers: Pool,
     /// A connection that only reads API keys, so that authentication never waits for a long read.
-    pub(crate) key_reader: SqlitePool,
+    pub(crate) key_reader: Pool,
     /// The queue of all writes. Several writes share a transaction.
     pub(crate) writer: Writer,
     /// Permits for writes in chunks.
@@ -91,9 +92,9 @@ impl Store {
         let readers = pool(4).connect_with(reading.clone()).await.map_err(failed)?;
         let key_reader = pool(1).connect_lazy_with(reading);
         Ok(Store {
-            readers,
-            key_reader,
-            writer: Writer::start(WriteConnection::Own(Box::new(connection))),
+            readers: Pool::Sqlite(readers),
+            key_reader: Pool::Sqlite(key_reader),
+            writer: Writer::start(WriteConnection::Own(Connection::sqlite(connection))),
             chunked_writes: Arc::new(Semaphore::new(MAX_CHUNKED_WRITES)),
             chunk_time: CHUNK_TIME,
             path: Some(Arc::new(path.to_owned())),
@@ -110,6 +111,7 @@ impl Store {
         let mut connection = readers.acquire().await.map_err(StoreError::while_it("opened a connection"))?;
         schema::migrate(&mut connection).await?;
         drop(connection);
+        let readers = Pool::Sqlite(readers);
         Ok(Store {
             writer: Writer::start(WriteConnection::Shared(readers.clone())),
             key_reader: readers.clone(),
@@ -131,6 +133,10 @@ impl Store {
         written.map_err(|error| self.diagnosed(error))
     }
 
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.path.is_none() && self.readers.dialect() == Dialect::Sqlite
+    }
+
     /// Returns the longest time that a transaction has held up other writes since the store was opened.
     pub fn longest_hold(&self) -> Duration {
         self.writer.longest_hold()
@@ -138,7 +144,7 @@ impl Store {
 
     /// Waits for queries in progress and closes the file.
     pub async fn close(&self) {
-        if self.path.is_some() {
+        if !self.is_in_memory() {
             self.readers.close().await;
             self.key_reader.close().await;
         }

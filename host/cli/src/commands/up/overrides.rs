@@ -20,6 +20,7 @@ pub(super) fn apply(args: &Args, models: &[ModelOptions], written: &mut Written)
         (None, "listen", "--listen", args.listen.map(|value| text(&value))),
         (None, "data", "--data", data.map(|value| text(&value))),
         (None, "data", "--ephemeral", args.ephemeral.then(|| text(&"in memory"))),
+        (None, "database", "--database", args.database.database.as_ref().map(|value| text(value))),
         (None, "device", "--device", device.device.map(|value| text(&value))),
         (None, "deterministic", "--deterministic", device.deterministic.map(|value| number(&value))),
         (None, "threads", "--threads", args.threads.map(|value| number(&value))),

@@ -34,7 +34,7 @@ struct Stage {
 
 impl Stage {
     async fn new() -> Self {
-        let store = Store::in_memory().await.expect("a database in memory");
+        let store = Store::for_tests().await.expect("a database in memory");
         let options = RuntimeOptions { max_instances: 1, ..RuntimeOptions::default() };
         let models = ModelSet::new(tiny_engine("tiny"));
         let agents =

@@ -1,0 +1,94 @@
+//! The address of a PostgreSQL database, and the settings of connections to it.
+
+use crate::{Durability, StoreError};
+use sqlx::{
+    ConnectOptions as _, PgConnection, PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use std::{str::FromStr, sync::Arc, time::Duration};
+
+/// Settings of every connection. A host that is stopped in the middle of a transaction must not hold its rows for long.
+const SETTINGS: [(&str, &str); 4] = [
+    ("statement_timeout", "60s"),
+    ("lock_timeout", "10s"),
+    ("idle_in_transaction_session_timeout", "10s"),
+    ("client_min_messages", "warning"),
+];
+
+const HINT: &str = "check the address, that the server runs, and the password, which may also be in PGPASSWORD or in the \
+                    file that PGPASSFILE names";
+
+/// A database on a server.
+#[derive(Clone, Debug)]
+pub(crate) struct Server {
+    options: PgConnectOptions,
+}
+
+impl Server {
+    pub(crate) fn new(url: &str, durability: Durability) -> Result<Self, StoreError> {
+        let options = PgConnectOptions::from_str(url).map_err(|source| StoreError::Connect {
+            database: "with this address".into(),
+            source: Arc::new(source),
+            hint: "an address has the form postgres://USER@HOST:5432/DATABASE",
+        })?;
+        let commit = match durability {
+            Durability::Process => "off",
+            Durability::Power => "on",
+        };
+        let options = options
+            .application_name("skep")
+            .statement_cache_capacity(256)
+            .options(SETTINGS)
+            .options([("synchronous_commit", commit)]);
+        Ok(Server { options })
+    }
+
+    /// Returns the same database with another schema for its tables.
+    #[cfg(any(test, feature = "faults"))]
+    pub(crate) fn in_schema(self, schema: &str) -> Self {
+        Server { options: self.options.options([("search_path", schema)]) }
+    }
+
+    /// Returns the name of the database, without a password.
+    pub(crate) fn name(&self) -> String {
+        let database = self.options.get_database().unwrap_or_else(|| self.options.get_username());
+        format!("{database} on {}:{}", self.options.get_host(), self.options.get_port())
+    }
+
+    pub(crate) async fn connect(&self) -> Result<PgConnection, StoreError> {
+        let connecting = tokio::time::timeout(super::CONNECT_TIME * 2, self.connect_once()).await;
+        connecting.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(|source| StoreError::Connect {
+            database: self.name(),
+            source: Arc::new(source),
+            hint: HINT,
+        })
+    }
+
+    pub(crate) async fn connect_once(&self) -> Result<PgConnection, sqlx::Error> {
+        self.options.connect().await
+    }
+
+    /// Returns connections that are made when they are needed.
+    pub(crate) fn pool(&self, connections: u32) -> PgPool {
+        PgPoolOptions::new()
+            .max_connections(connections)
+            .acquire_timeout(Duration::from_secs(10))
+            // A connection that was lost is noticed by the statement, whose caller tries again.
+            .test_before_acquire(true)
+            .connect_lazy_with(self.options.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_database_does_not_contain_its_password() {
+        let server = Server::new("postgres://ann:hunter2@db.example:6543/skep", Durability::Process).unwrap();
+        assert_eq!(server.name(), "skep on db.example:6543");
+        let error = Server::new("mysql://ann:hunter2@db/skep", Durability::Process);
+        let said = error.map(|server| server.name()).unwrap_or_else(|error| error.to_string());
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+}

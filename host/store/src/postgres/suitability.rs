@@ -1,0 +1,93 @@
+//! Whether a database is fit for a host: its version, its encoding, the rights of the user, and that no pooler for
+//! transactions stands in between.
+
+use super::Server;
+use crate::StoreError;
+use sqlx::{Connection as _, PgConnection, query_as, query_scalar};
+use std::time::Duration;
+
+/// The oldest server that has everything that statements use.
+const OLDEST: i32 = 140_000;
+/// Time for which the check for a pooler waits for a second connection.
+const PROBE_TIME: Duration = Duration::from_secs(3);
+
+/// What a check found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Suitability {
+    /// The version of the server, for people.
+    pub version: String,
+    /// The greatest number of connections that the server allows.
+    pub max_connections: i64,
+    pub is_encrypted: bool,
+}
+
+/// Checks everything that could make a host fail later.
+pub(crate) async fn check(server: &Server, connection: &mut PgConnection) -> Result<Suitability, StoreError> {
+    let failed = || StoreError::while_it("checked the database");
+    let unfit = |reason: String, hint| Err(StoreError::Unsuitable { database: server.name(), reason, hint });
+    let (number, version, encoding, is_standby, may_create, max_connections, is_encrypted): (
+        i32,
+        String,
+        String,
+        bool,
+        bool,
+        i32,
+        bool,
+    ) = query_as(
+        "SELECT current_setting('server_version_num')::int, current_setting('server_version'),
+             current_setting('server_encoding'), pg_is_in_recovery(),
+             COALESCE(has_schema_privilege(current_schema(), 'CREATE'), FALSE),
+             current_setting('max_connections')::int,
+             COALESCE((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), FALSE)",
+    )
+    .fetch_one(&mut *connection)
+    .await
+    .map_err(failed())?;
+    if number < OLDEST {
+        return unfit(
+            format!("its server has version {version}, and version 14 is the oldest that will do"),
+            "upgrade the server",
+        );
+    }
+    if encoding != "UTF8" {
+        return unfit(format!("its encoding is {encoding}"), "create the database with ENCODING 'UTF8'");
+    }
+    if is_standby {
+        return unfit("it is a standby, which only reads".into(), "use the address of the primary server");
+    }
+    if !may_create {
+        return unfit(
+            "its user may not create tables".into(),
+            "run GRANT CREATE ON SCHEMA public TO the user, or make the user the owner of the database",
+        );
+    }
+    if is_pooled(server, connection).await.map_err(failed())? {
+        return unfit(
+            "a pooler gives each transaction another connection of the server".into(),
+            "use the address of the server itself, or a pooler in session mode",
+        );
+    }
+    Ok(Suitability { version, max_connections: i64::from(max_connections), is_encrypted })
+}
+
+/// Returns whether the connection is not always with the same process of the server. While another connection keeps a
+/// transaction open, a pooler for transactions has to answer from another process, or lets one of the two wait.
+async fn is_pooled(server: &Server, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    let process = async |connection: &mut PgConnection| {
+        query_scalar::<_, i32>("SELECT pg_backend_pid()").persistent(false).fetch_one(connection).await
+    };
+    let before = process(connection).await?;
+    let probe = async {
+        let mut other = server.connect_once().await?;
+        let mut transaction = other.begin().await?;
+        process(&mut transaction).await?;
+        let after = process(connection).await?;
+        transaction.rollback().await?;
+        other.close().await?;
+        Ok::<_, sqlx::Error>(before != after)
+    };
+    match tokio::time::timeout(PROBE_TIME, probe).await {
+        Ok(result) => result,
+        Err(_waited) => Ok(true),
+    }
+}
