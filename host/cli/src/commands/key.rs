@@ -204,9 +204,9 @@ impl Keys {
         let DatabaseAddress::Postgres(url) = database else {
             bail!("{database} is a file\n  hint: name the data folder of its host with --data");
         };
-        let store = match Store::connect_beside(url, Durability::Power).await {
+        let store = match Store::connect_beside(url).await {
             // There are no tables yet, or those of an older version, which no host of this version uses.
-            Err(StoreError::OlderSchema { .. }) => Store::connect(url, Durability::Power).await?,
+            Err(StoreError::OlderSchema { .. }) => Store::connect(url).await?,
             connected => connected?,
         };
         Ok(Keys::InFolder { ring: KeyRing::new(store.clone(), Clock::default()), store })

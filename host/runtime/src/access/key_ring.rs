@@ -261,11 +261,10 @@ mod tests {
     #[tokio::test]
     async fn changes_by_another_process_take_effect_within_a_second() {
         let dir = tempfile::tempdir().expect("a folder");
-        let open = async || {
-            let path = dir.path().join("skep.db");
-            KeyRing::new(Store::open_for_tests(&path).await.expect("a database"), Clock::default())
-        };
-        let (host, other) = (open().await, open().await);
+        let path = dir.path().join("skep.db");
+        let host = Store::open_for_tests(&path).await.expect("a database");
+        let other = Store::open_beside_for_tests(&path).await.expect("the same database");
+        let [host, other] = [host, other].map(|store| KeyRing::new(store, Clock::default()));
         host.authenticate(&bogus(0)).await.expect_err("no key");
         let (key, secret) = other.create(new(None)).await.expect("made");
         within_a_second(async || host.authenticate(&secret).await.is_ok()).await;

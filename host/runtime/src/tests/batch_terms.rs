@@ -201,7 +201,7 @@ async fn a_chain_is_bounded_in_responses_and_in_bytes() {
             previous,
             thread: "one".to_owned(),
             turn: None,
-            at_ms: 1,
+            at_ms: host.agents.now_ms(),
             request: vec![b' '; bytes],
             answer: None,
         };

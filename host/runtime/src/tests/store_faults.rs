@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{AgentName, NewApiKey, NewWebhook, Role, RuntimeOptions, Tenant, TopicPattern, TurnPhase};
 
-use skep_store::{Fault, Moment};
+use skep_store::{Fault, Moment, TEST_SERVER};
 
 /// Statements that each write something into a row that no version of the host can read.
 const SPOILT: &[&str] = &[
@@ -31,6 +31,10 @@ const SPOILT: &[&str] = &[
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreadable_row_does_not_keep_the_rest_from_starting() {
+    if std::env::var_os(TEST_SERVER).is_some() {
+        // PostgreSQL refuses the values that cannot be read.
+        return;
+    }
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     host.deploy("w", "", waker()).await.expect("valid");
@@ -87,6 +91,10 @@ async fn an_unreadable_row_does_not_keep_the_rest_from_starting() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_reported_to_callers_and_the_host_recovers() {
+    if std::env::var_os(TEST_SERVER).is_some() {
+        // Only SQLite's file can be bounded here.
+        return;
+    }
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     assert_eq!(host.answer("count", "s", "go").await, "x");
@@ -115,6 +123,10 @@ async fn a_full_disk_is_reported_to_callers_and_the_host_recovers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_whose_acceptance_is_not_confirmed_does_not_run_after_its_caller_got_the_error() {
+    if std::env::var_os(TEST_SERVER).is_some() {
+        // PostgreSQL says whether it was committed.
+        return;
+    }
     let host = Host::start().await;
     host.deploy("count", "", counter()).await.expect("valid");
     assert_eq!(host.answer("count", "s", "go").await, "x");

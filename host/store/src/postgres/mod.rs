@@ -8,7 +8,8 @@ mod suitability;
 pub(crate) use options::Server;
 
 use crate::{
-    Durability, Store, StoreError,
+    Store, StoreError,
+    error::sql_state,
     sql::{Connection, Pool, query_scalar},
     sqlite::{CHUNK_TIME, MAX_CHUNKED_WRITES},
     writer::{WriteConnection, Writer},
@@ -35,8 +36,8 @@ const LOCK_TIME: Duration = Duration::from_secs(5);
 impl Store {
     /// Connects to a PostgreSQL database as its only host, and creates or migrates its tables. Every write is made on
     /// a connection that holds the lock of the host, so that a host that lost it writes nothing.
-    pub async fn connect(url: &str, durability: Durability) -> Result<Store, StoreError> {
-        Self::connect_to(Server::new(url, durability)?).await
+    pub async fn connect(url: &str) -> Result<Store, StoreError> {
+        Self::connect_to(Server::new(url)?).await
     }
 
     pub(crate) async fn connect_to(server: Server) -> Result<Store, StoreError> {
@@ -55,8 +56,11 @@ impl Store {
     }
 
     /// Connects to a database that hosts may be using. Tables of another version are refused and stay as they are.
-    pub async fn connect_beside(url: &str, durability: Durability) -> Result<Store, StoreError> {
-        let server = Server::new(url, durability)?;
+    pub async fn connect_beside(url: &str) -> Result<Store, StoreError> {
+        Self::connect_beside_to(Server::new(url)?).await
+    }
+
+    pub(crate) async fn connect_beside_to(server: Server) -> Result<Store, StoreError> {
         let mut connection = server.connect().await?;
         suitability::check(&server, &mut connection).await?;
         schema::check(&mut connection).await?;
@@ -125,11 +129,15 @@ impl Reconnecting {
         &mut self,
         TransactionId(id): TransactionId,
     ) -> Result<Option<bool>, StoreError> {
-        let status: Option<String> = query_scalar("SELECT pg_xact_status(CAST(CAST(? AS TEXT) AS xid8))")
+        let status = query_scalar("SELECT pg_xact_status(CAST(CAST(? AS TEXT) AS xid8))")
             .bind(id)
             .fetch_one(self.get().await?)
-            .await
-            .map_err(StoreError::while_it("asked for the outcome of a transaction"))?;
+            .await;
+        let status: Option<String> = match status {
+            // The server forgot the number in a crash, so nothing of the transaction reached its disk.
+            Err(error) if sql_state(&error) == Some("22023") => return Ok(Some(false)),
+            status => status.map_err(StoreError::while_it("asked for the outcome of a transaction"))?,
+        };
         Ok(match status.as_deref() {
             Some("committed") => Some(true),
             Some("aborted") => Some(false),

@@ -1,6 +1,6 @@
 //! The address of a PostgreSQL database, and the settings of connections to it.
 
-use crate::{Durability, StoreError};
+use crate::StoreError;
 use sqlx::{
     ConnectOptions as _, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -8,7 +8,10 @@ use sqlx::{
 use std::{str::FromStr, sync::Arc, time::Duration};
 
 /// Settings of every connection. A host that is stopped in the middle of a transaction must not hold its rows for long.
-const SETTINGS: [(&str, &str); 4] = [
+/// A commit waits for the server's disk, because a host remembers what it committed and would go on from there after a
+/// crash of the server.
+const SETTINGS: [(&str, &str); 5] = [
+    ("synchronous_commit", "on"),
     ("statement_timeout", "60s"),
     ("lock_timeout", "10s"),
     ("idle_in_transaction_session_timeout", "10s"),
@@ -25,21 +28,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(url: &str, durability: Durability) -> Result<Self, StoreError> {
+    pub(crate) fn new(url: &str) -> Result<Self, StoreError> {
         let options = PgConnectOptions::from_str(url).map_err(|source| StoreError::Connect {
             database: "with this address".into(),
             source: Arc::new(source),
             hint: "an address has the form postgres://USER@HOST:5432/DATABASE",
         })?;
-        let commit = match durability {
-            Durability::Process => "off",
-            Durability::Power => "on",
-        };
-        let options = options
-            .application_name("skep")
-            .statement_cache_capacity(256)
-            .options(SETTINGS)
-            .options([("synchronous_commit", commit)]);
+        let options = options.application_name("skep").statement_cache_capacity(256).options(SETTINGS);
         Ok(Server { options })
     }
 
@@ -85,9 +80,9 @@ mod tests {
 
     #[test]
     fn the_name_of_a_database_does_not_contain_its_password() {
-        let server = Server::new("postgres://ann:hunter2@db.example:6543/skep", Durability::Process).unwrap();
+        let server = Server::new("postgres://ann:hunter2@db.example:6543/skep").unwrap();
         assert_eq!(server.name(), "skep on db.example:6543");
-        let error = Server::new("mysql://ann:hunter2@db/skep", Durability::Process);
+        let error = Server::new("mysql://ann:hunter2@db/skep");
         let said = error.map(|server| server.name()).unwrap_or_else(|error| error.to_string());
         assert!(!said.contains("hunter2"), "{said}");
     }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::Clock;
 use skep_engine::ModelSet;
-use skep_store::{Fault, Faults, Moment, Store};
+use skep_store::{Durability, Fault, Faults, Moment, Store};
 use std::{fs, future::Future, path::Path, pin::pin, time::Duration};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -144,7 +144,7 @@ fn live<T>(
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let life = runtime.block_on(async {
-        let store = Store::open_for_tests(&folder.join("skep.db")).await.expect("the database opens");
+        let store = Store::open(&folder.join("skep.db"), Durability::Process).await.expect("the database opens");
         let store = store.in_small_chunks();
         store.faults().separate_writes();
         let crashed = crash.map(|crash| crash.arm(store.faults()));
