@@ -20,6 +20,7 @@ mod chunks;
 #[cfg(test)]
 mod chunks_tests;
 mod clock_record;
+mod connecting;
 mod copies;
 mod deliveries;
 mod disk;

@@ -62,7 +62,7 @@ pub(crate) enum WriteConnection {
     Own(Connection),
     /// An in-memory database has only one connection, which reads use too.
     Shared(Pool),
-    Postgres(Reconnecting),
+    Postgres(Box<Reconnecting>),
 }
 
 enum Request {

@@ -83,10 +83,10 @@ impl Faults {
             None => None,
         };
         // The handler was for one write only.
-        if self.0.interrupts.swap(false, Ordering::AcqRel) {
-            if let Connection::Sqlite(connection) = connection {
-                connection.lock_handle().await?.remove_progress_handler();
-            }
+        if self.0.interrupts.swap(false, Ordering::AcqRel)
+            && let Connection::Sqlite(connection) = &mut *connection
+        {
+            connection.lock_handle().await?.remove_progress_handler();
         }
         match fault {
             Some(Fault::Fails(code)) => Err(sqlx::Error::Database(Box::new(Injected { code }))),

@@ -8,79 +8,20 @@ mod suitability;
 pub(crate) use options::Server;
 
 use crate::{
-    Store, StoreError,
+    StoreError,
     error::sql_state,
-    sql::{Connection, Pool, query_scalar},
-    sqlite::{CHUNK_TIME, MAX_CHUNKED_WRITES},
-    writer::{WriteConnection, Writer},
+    sql::{Connection, query_scalar},
 };
-use sqlx::{PgConnection, Row as _};
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::{
-    sync::Semaphore,
-    time::{sleep, timeout},
-};
+use sqlx::{PgConnection, PgPool, Row as _};
+use std::time::{Duration, Instant};
+use tokio::time::{sleep, timeout};
 
 /// Time limit of an attempt to connect.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// Number of connections that read, besides the one that writes and the one that reads API keys.
-const READERS: u32 = 6;
 /// The class of the lock of a host.
 const LOCK_CLASS: i32 = 0x736b_6570;
 /// Time for which a host that starts waits for the lock.
 const LOCK_TIME: Duration = Duration::from_secs(5);
-
-impl Store {
-    /// Connects to a PostgreSQL database as its only host, and creates or migrates its tables. Every write is made on
-    /// a connection that holds the lock of the host, so that a host that lost it writes nothing.
-    pub async fn connect(url: &str) -> Result<Store, StoreError> {
-        Self::connect_to(Server::new(url)?).await
-    }
-
-    pub(crate) async fn connect_to(server: Server) -> Result<Store, StoreError> {
-        let mut connection = server.connect().await?;
-        suitability::check(&server, &mut connection).await?;
-        let begun = Instant::now();
-        // The connection of a host that was killed may live a little longer than the host.
-        while !take_lock(&mut connection).await.map_err(StoreError::while_it("took the lock of the host"))? {
-            if begun.elapsed() >= LOCK_TIME {
-                return Err(StoreError::InUse { database: server.name() });
-            }
-            sleep(Duration::from_millis(50)).await;
-        }
-        schema::migrate(&mut connection).await?;
-        Self::on(server, connection, Role::Host).await
-    }
-
-    /// Connects to a database that hosts may be using. Tables of another version are refused and stay as they are.
-    pub async fn connect_beside(url: &str) -> Result<Store, StoreError> {
-        Self::connect_beside_to(Server::new(url)?).await
-    }
-
-    pub(crate) async fn connect_beside_to(server: Server) -> Result<Store, StoreError> {
-        let mut connection = server.connect().await?;
-        suitability::check(&server, &mut connection).await?;
-        schema::check(&mut connection).await?;
-        Self::on(server, connection, Role::Beside).await
-    }
-
-    async fn on(server: Server, connection: PgConnection, role: Role) -> Result<Store, StoreError> {
-        let readers = server.pool(READERS);
-        let key_reader = server.pool(1);
-        let connection = Reconnecting { server, role, connection: Some(Connection::postgres(connection)) };
-        Ok(Store {
-            readers: Pool::Postgres(readers),
-            key_reader: Pool::Postgres(key_reader),
-            writer: Writer::start(WriteConnection::Postgres(connection)),
-            chunked_writes: Arc::new(Semaphore::new(MAX_CHUNKED_WRITES)),
-            chunk_time: CHUNK_TIME,
-            path: None,
-        })
-    }
-}
 
 /// The part that a process plays for a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +46,35 @@ pub(crate) struct Reconnecting {
 }
 
 impl Reconnecting {
+    /// Connects as the only host of a database, whose tables are created or migrated.
+    pub(crate) async fn as_host(server: Server) -> Result<Self, StoreError> {
+        let mut connection = server.connect().await?;
+        suitability::check(&server, &mut connection).await?;
+        let begun = Instant::now();
+        // The connection of a host that was killed may live a little longer than the host.
+        while !take_lock(&mut connection).await.map_err(StoreError::while_it("took the lock of the host"))? {
+            if begun.elapsed() >= LOCK_TIME {
+                return Err(StoreError::InUse { database: server.name() });
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        schema::migrate(&mut connection).await?;
+        Ok(Reconnecting { server, role: Role::Host, connection: Some(Connection::postgres(connection)) })
+    }
+
+    /// Connects to a database that hosts may be using.
+    pub(crate) async fn beside(server: Server) -> Result<Self, StoreError> {
+        let mut connection = server.connect().await?;
+        suitability::check(&server, &mut connection).await?;
+        schema::check(&mut connection).await?;
+        Ok(Reconnecting { server, role: Role::Beside, connection: Some(Connection::postgres(connection)) })
+    }
+
+    /// Returns connections to the same database for reads.
+    pub(crate) fn pool(&self, connections: u32) -> PgPool {
+        self.server.pool(connections)
+    }
+
     pub(crate) async fn get(&mut self) -> Result<&mut Connection, StoreError> {
         if self.connection.is_none() {
             let connection = timeout(CONNECT_TIME, self.server.connect_once()).await;

@@ -11,18 +11,8 @@ const OLDEST: i32 = 140_000;
 /// Time for which the check for a pooler waits for a second connection.
 const PROBE_TIME: Duration = Duration::from_secs(3);
 
-/// What a check found out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Suitability {
-    /// The version of the server, for people.
-    pub version: String,
-    /// The greatest number of connections that the server allows.
-    pub max_connections: i64,
-    pub is_encrypted: bool,
-}
-
 /// Checks everything that could make a host fail later.
-pub(crate) async fn check(server: &Server, connection: &mut PgConnection) -> Result<Suitability, StoreError> {
+pub(crate) async fn check(server: &Server, connection: &mut PgConnection) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("checked the database");
     let unfit = |reason: String, hint| Err(StoreError::Unsuitable { database: server.name(), reason, hint });
     let (number, version, encoding, is_standby, may_create, max_connections, is_encrypted): (
@@ -67,7 +57,14 @@ pub(crate) async fn check(server: &Server, connection: &mut PgConnection) -> Res
             "use the address of the server itself, or a pooler in session mode",
         );
     }
-    Ok(Suitability { version, max_connections: i64::from(max_connections), is_encrypted })
+    tracing::info!(
+        database = server.name(),
+        version,
+        max_connections,
+        is_encrypted,
+        "connected to PostgreSQL"
+    );
+    Ok(())
 }
 
 /// Returns whether the connection is not always with the same process of the server. While another connection keeps a

@@ -1,0 +1,46 @@
+//! Stores in PostgreSQL.
+
+use crate::{
+    Store, StoreError,
+    postgres::{Reconnecting, Server},
+    sql::Pool,
+    sqlite::{CHUNK_TIME, MAX_CHUNKED_WRITES},
+    writer::{WriteConnection, Writer},
+};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// Number of connections that read, besides the one that writes and the one that reads API keys.
+const READERS: u32 = 6;
+
+impl Store {
+    /// Connects to a PostgreSQL database as its only host, and creates or migrates its tables. Every write is made on
+    /// a connection that holds the lock of the host, so that a host that lost it writes nothing.
+    pub async fn connect(url: &str) -> Result<Store, StoreError> {
+        Self::connect_to(Server::new(url)?).await
+    }
+
+    /// Connects to a database that hosts may be using. Tables of another version are refused and stay as they are.
+    pub async fn connect_beside(url: &str) -> Result<Store, StoreError> {
+        Self::connect_beside_to(Server::new(url)?).await
+    }
+
+    pub(crate) async fn connect_to(server: Server) -> Result<Store, StoreError> {
+        Ok(Self::on(Reconnecting::as_host(server).await?))
+    }
+
+    pub(crate) async fn connect_beside_to(server: Server) -> Result<Store, StoreError> {
+        Ok(Self::on(Reconnecting::beside(server).await?))
+    }
+
+    fn on(connection: Reconnecting) -> Store {
+        Store {
+            readers: Pool::Postgres(connection.pool(READERS)),
+            key_reader: Pool::Postgres(connection.pool(1)),
+            writer: Writer::start(WriteConnection::Postgres(Box::new(connection))),
+            chunked_writes: Arc::new(Semaphore::new(MAX_CHUNKED_WRITES)),
+            chunk_time: CHUNK_TIME,
+            path: None,
+        }
+    }
+}
