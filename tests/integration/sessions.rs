@@ -53,6 +53,11 @@ async fn a_session_is_listed_shown_forked_moved_and_deleted_from_the_command_lin
     let shown = done(host, &["show", "keeper", "ada", "-n", "1"], "").await;
     assert!(shown.contains("1 turn,") && shown.contains("My name is Ada."), "{shown}");
 
+    let counted = host.get("/v1/agents/keeper/sessions/ada/messages?tokens=true").await.1;
+    assert!(counted["data"][0]["tokens"].as_u64() > Some(8), "{counted}");
+    let uncounted = host.get("/v1/agents/keeper/sessions/ada/messages").await.1;
+    assert!(uncounted["data"][0].get("tokens").is_none(), "{uncounted}");
+
     let forked = done(host, &["fork", "keeper", "ada", "what-if"], "").await;
     assert!(forked.contains("what-if is a copy of ada"), "{forked}");
     let answer = say(host, "keeper", "what-if", "What is my name?", 8).await;

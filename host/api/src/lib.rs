@@ -95,7 +95,7 @@ pub use response::{
 pub use schedule::{Schedule, ScheduleState, ScheduleTiming};
 pub use schema_check::{CheckSchema, SchemaCheck, SchemaError, SchemaNote};
 pub use secret::{NewSecret, Secret};
-pub use session::{Conversation, ForkSession, RecentSession, Session, SessionDetail, StateValue};
+pub use session::{Conversation, ForkSession, RecentSession, Session, SessionDetail, StateKind, StateValue};
 pub use status::{
     AgentCounts, DiskStatus, HeldWork, HostStatus, KvPages, LimitStatus, ModelStatus, QueueDepths,
     SessionCounts,

@@ -43,6 +43,11 @@ pub struct NumberedMessage {
     #[serde(flatten)]
     pub message: Message,
     pub number: u64,
+    /// Number of tokens in the content, reasoning and calls, if `tokens=true` asks for it and the conversation's
+    /// model is loaded. The chat template's markup is not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub tokens: Option<u32>,
 }
 
 /// Messages of one conversation.

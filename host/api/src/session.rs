@@ -69,13 +69,24 @@ pub struct RecentSession {
     pub cursor: String,
 }
 
+/// The form of a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StateKind {
+    Json,
+    /// Text in UTF-8 that is not JSON.
+    Text,
+    Binary,
+}
+
 /// A value of a session's state.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct StateValue {
     pub key: String,
     /// Size of the value.
     pub bytes: u64,
-    /// The value, if it is JSON.
+    pub kind: StateKind,
+    /// The value, if it is JSON; JSON's `null` is one.
     #[schema(required)]
     pub value: Option<Value>,
     /// The value as text, if it is text and not JSON.

@@ -28,6 +28,9 @@ pub struct Timeline {
     /// Time from the start until the guest returned, in microseconds; the commit follows.
     #[schema(required)]
     pub returned_us: Option<u64>,
+    /// Time that the commit took, in microseconds; `null` before the commit, and for all but the latest 1024 turns of this process.
+    #[schema(required)]
+    pub commit_us: Option<u64>,
     /// Number of calls that are left out, because there were too many.
     pub left_out: u32,
     pub calls: Vec<TimelineCall>,
@@ -55,10 +58,10 @@ pub struct TimelineCall {
     /// Tokens of a generation.
     #[schema(required)]
     pub usage: Option<Usage>,
-    /// Time that a generation waited in the engine's queue.
+    /// Time that a generation waited in the engine's queue; `null` while it waits.
     #[schema(required)]
     pub queue_us: Option<u64>,
-    /// Time from the beginning of a generation to its first token.
+    /// Time from the beginning of a generation to its first token; `null` while there is none.
     #[schema(required)]
     pub first_token_us: Option<u64>,
     /// Whether a tool failed.
@@ -79,6 +82,9 @@ pub struct TurnSummary {
     pub accepted_at_ms: u64,
     #[schema(required)]
     pub ended_at_ms: Option<u64>,
+    /// Tokens of a turn that has completed.
+    #[schema(required)]
+    pub usage: Option<Usage>,
     /// The code of the error of a failed turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]

@@ -311,7 +311,10 @@ fn decided_event(row: &ApprovalRow, decision: &Decision) -> RunEvent {
     RunEvent::ApprovalDecided {
         id: row.id.clone(),
         approved: decision.verdict == Verdict::Approved,
-        reason: outcome(decision).err(),
+        reason: match decision.verdict {
+            Verdict::Approved => decision.reason.clone(),
+            Verdict::Denied | Verdict::Expired => outcome(decision).err(),
+        },
     }
 }
 

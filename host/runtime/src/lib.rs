@@ -130,7 +130,7 @@ pub use tenant_tokens::{TenantBudget, TenantTokens};
 pub use text::{did_you_mean, excerpt, for_terminal, nearest_name};
 pub use toml_text::parse_toml;
 pub use turn_client::{Asked, ClientError, ClientQuestion, TurnClient, TurnProgress};
-pub use turn_timeline::{CallSpan, GenerationSpan, TurnTimeline};
+pub use turn_timeline::{CallSpan, GenerationProgress, GenerationSpan, TurnTimeline};
 pub use usage::{
     Amount, Bill, Currency, Money, Price, PriceList, Rate, Unpriced, UsageBy, UsageCounts, UsageDay,
     UsageLine, UsageQuery, UsageReport, WorstCase,

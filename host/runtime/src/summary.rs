@@ -114,6 +114,8 @@ pub struct MessagePage {
     pub total: u64,
     /// Messages with their numbers, starting at 1 for the first message of the conversation.
     pub messages: Vec<(u64, ChatMessage)>,
+    /// Name of the conversation's model.
+    pub model: String,
 }
 
 /// A turn, open or ended.

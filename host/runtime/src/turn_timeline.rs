@@ -31,6 +31,10 @@ pub struct TurnTimeline {
     /// Number of calls that were left out.
     #[serde(default)]
     pub left_out: u32,
+    /// Time that the commit took, if this host made it recently. It is not stored, because the timeline is a part of
+    /// what is committed.
+    #[serde(skip)]
+    pub commit_us: Option<u64>,
 }
 
 /// A host call of a turn.
@@ -55,6 +59,9 @@ pub struct CallSpan {
     pub model: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationSpan>,
+    /// How far a generation has come that still runs.
+    #[serde(skip)]
+    pub progress: GenerationProgress,
     /// Whether a tool failed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub failed: bool,
@@ -67,6 +74,26 @@ pub struct GenerationSpan {
     pub usage: Usage,
     pub queue_us: u64,
     pub first_token_us: u64,
+}
+
+/// How far a running generation has come; times are since the call began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GenerationProgress {
+    /// Time until the engine began to compute the prompt.
+    pub queue_us: Option<u64>,
+    /// Time until the first token.
+    pub first_token_us: Option<u64>,
+}
+
+/// The stages of a generation, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    /// The generation waits in the engine's queue.
+    Waiting,
+    /// The engine computes the prompt.
+    Prefill,
+    /// There are tokens.
+    Decode,
 }
 
 /// The timeline of a turn that runs.
@@ -127,8 +154,27 @@ impl LiveTimeline {
             label,
             model,
             generation,
+            progress: GenerationProgress::default(),
             failed: false,
         });
+    }
+
+    /// Records that a generation has reached a stage. The first time counts.
+    pub(crate) fn reached(&self, call: u32, stage: Stage) {
+        let mut inner = self.lock();
+        let now = inner.now_us();
+        let Some(span) = inner.span(call) else { return };
+        let since = now.saturating_sub(span.began_us);
+        let GenerationProgress { queue_us, first_token_us } = &mut span.progress;
+        match stage {
+            Stage::Waiting => {}
+            Stage::Prefill => {
+                queue_us.get_or_insert(since);
+            }
+            Stage::Decode => {
+                first_token_us.get_or_insert(since);
+            }
+        }
     }
 
     /// Records what a call is about.
@@ -150,7 +196,8 @@ impl LiveTimeline {
         let mut inner = self.lock();
         let now = inner.now_us();
         let generated_us = inner.generated_us;
-        let Some(span) = inner.timeline.calls.iter_mut().rev().find(|span| span.call == call) else { return };
+        let Some(span) = inner.span(call) else { return };
+        span.progress = GenerationProgress::default();
         span.took_us = Some(now.saturating_sub(span.began_us));
         for event in events {
             match event {
@@ -186,8 +233,7 @@ impl LiveTimeline {
     }
 
     fn change(&self, call: u32, change: impl FnOnce(&mut CallSpan)) {
-        let mut inner = self.lock();
-        if let Some(span) = inner.timeline.calls.iter_mut().rev().find(|span| span.call == call) {
+        if let Some(span) = self.lock().span(call) {
             change(span);
         }
     }
@@ -198,6 +244,11 @@ impl LiveTimeline {
 }
 
 impl Inner {
+    /// Returns the span of a call, which is one of the latest.
+    fn span(&mut self, call: u32) -> Option<&mut CallSpan> {
+        self.timeline.calls.iter_mut().rev().find(|span| span.call == call)
+    }
+
     fn now_us(&self) -> u64 {
         self.started.map_or(0, |started| u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
@@ -235,6 +286,29 @@ mod tests {
         assert_eq!(calls[1].began_us, calls[0].began_us + calls[0].took_us.unwrap());
         let stored: TurnTimeline = serde_json::from_slice(&live.encode()).unwrap();
         assert_eq!(stored, live.snapshot());
+    }
+
+    #[test]
+    fn a_running_generation_tells_how_far_it_has_come() {
+        let live = LiveTimeline::default();
+        live.start(0);
+        live.begin(1, "generate", false);
+        let progress = || live.snapshot().calls[0].progress;
+        assert_eq!(progress(), GenerationProgress::default());
+        live.reached(1, Stage::Prefill);
+        let admitted = progress();
+        assert!(admitted.queue_us.is_some() && admitted.first_token_us.is_none(), "{admitted:?}");
+        live.reached(1, Stage::Decode);
+        let produced = progress();
+        assert!(produced.first_token_us >= produced.queue_us, "{produced:?}");
+        live.reached(1, Stage::Decode);
+        assert_eq!(progress(), produced, "later tokens change nothing");
+        live.end(1, &[]);
+        assert_eq!(
+            progress(),
+            GenerationProgress::default(),
+            "the generation itself tells its times at its end"
+        );
     }
 
     #[test]

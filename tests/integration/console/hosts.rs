@@ -122,3 +122,35 @@ async fn hostile_texts_are_shown_as_text() {
     blocking(move || browser.run("hostile", &url, &[("HOSTILE", HOSTILE)], |_| String::new())).await;
     assert!(upstream.asked().len() > 1, "the playground asked, too");
 }
+
+/// Starts a host with a tiny model, a log of requests and an agent that answers without a model.
+async fn light_host() -> (tempfile::TempDir, Host) {
+    let model = tempfile::tempdir().unwrap();
+    tiny_model(model.path());
+    let mut options = options("[requests]\nlog = \"metadata\"\n");
+    options.model = model.path().to_str().unwrap().to_owned();
+    let host = Host::start_with(options);
+    assert_eq!(host.deploy_guest("noop", "echo", "").await.0, 201);
+    (model, host)
+}
+
+/// With `LONGEST_TASK_MS=50` a task of the page that keeps the browser longer than that is a failure.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_lists_keep_few_rows_in_the_document() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    let (_model, host) = light_host().await;
+    let url = host.url.clone();
+    blocking(move || browser.run("smooth", &url, &[("AGENT", "echo")], |_| String::new())).await;
+}
+
+/// `MINUTES=60` plays a whole hour.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_stays_open_does_not_grow() {
+    let Some(browser) = blocking(Browser::install).await else { return };
+    let (_model, host) = light_host().await;
+    assert_eq!(host.message("echo", "p-0", "1").await.0, 200);
+    host.ok("/v1/completions", json!({"prompt": "The", "max_tokens": 1})).await;
+    let minutes = std::env::var("MINUTES").unwrap_or_else(|_| "20".to_owned());
+    let url = host.url.clone();
+    blocking(move || browser.run("hour", &url, &[("MINUTES", &minutes)], |_| String::new())).await;
+}

@@ -1,6 +1,6 @@
-// What a person does: chats, deploys an agent by its files, talks to it, forks a session, and approves a call while the turn
+// What a person does: sets a secret, chats, deploys an agent by its files, talks to it, forks a session, and approves a call while the turn
 // waits.
-import { api, check, healthy, open, scenario, visit } from './browser.mjs';
+import { api, check, healthy, inspect, open, scenario, visit } from './browser.mjs';
 
 async function chat() {
   const page = await open();
@@ -47,7 +47,13 @@ async function deploy() {
   await page.waitForURL('**/ui/sessions/ledger/second');
   await page.getByText('Count the hives.').first().waitFor();
   const state = await api('GET', '/v1/agents/ledger/sessions/second/state');
-  check(JSON.stringify(state.data[0].value) === '["Count the hives."]', JSON.stringify(state));
+  check(JSON.stringify(state.data[0].value) === '["Count the hives."]' && state.data[0].kind === 'json', JSON.stringify(state));
+  // Each message says how many tokens it has, and each turn what it used.
+  const { data: [said] } = await api('GET', '/v1/agents/ledger/sessions/second/messages?tokens=true');
+  const { count } = await api('POST', '/tokenize', { prompt: said.content, add_special_tokens: false });
+  check(said.tokens === count, JSON.stringify([said, count]));
+  await page.getByText(`${count} tokens`, { exact: true }).first().waitFor();
+  check((await turns())[0].usage.completion_tokens > 0, 'a turn has no usage');
   healthy(page);
 }
 
@@ -72,7 +78,40 @@ async function approve() {
   healthy(other);
 }
 
+/** Sets a secret and replaces it. Its value is in no answer of the host and in no part of the page. */
+async function secrets() {
+  const page = await open();
+  await visit(page, '/ui/usage?tab=secrets');
+  const set = async (dialog, value, to) => {
+    await dialog.getByLabel('May be sent to').fill(to);
+    await dialog.getByLabel('Value').fill(value);
+    await dialog.getByRole('button', { name: 'Set the secret' }).click();
+    await dialog.waitFor({ state: 'detached' });
+  };
+  await page.getByRole('button', { name: 'New secret' }).click();
+  const dialog = page.getByRole('dialog');
+  check(await dialog.getByRole('button', { name: 'Set the secret' }).isDisabled(), 'a secret without a value can be set');
+  await dialog.getByLabel('Name').fill('SHOP_KEY');
+  await inspect(page, 'secret-new');
+  await set(dialog, 'value-one-of-the-shop', 'https://api.example.com\nhttps://*.example.org');
+  const row = page.getByRole('row').filter({ hasText: 'SHOP_KEY' });
+  await row.getByText('https://api.example.com, https://*.example.org').waitFor();
+  await row.getByRole('button', { name: 'Replace' }).click();
+  check(await dialog.getByLabel('Value').inputValue() === '', 'a value is shown again');
+  await set(dialog, 'value-two-of-the-shop', 'https://api.example.net');
+  await row.getByText('https://api.example.net').waitFor();
+  const { data } = await api('GET', '/v1/secrets');
+  check(data.length === 1 && data[0].hosts.join() === 'https://api.example.net', JSON.stringify(data));
+  check(!(await page.content()).includes('of-the-shop') && !JSON.stringify(data).includes('of-the-shop'), 'a value is shown');
+  await inspect(page, 'secrets');
+  await row.getByRole('button', { name: 'Delete SHOP_KEY' }).click();
+  await dialog.getByRole('button', { name: 'Delete' }).click();
+  await page.getByText('No secrets').waitFor();
+  healthy(page);
+}
+
 await scenario(async () => {
+  await secrets();
   await chat();
   await deploy();
   await approve();

@@ -279,7 +279,7 @@ fn summary(detail: &SessionDetail) -> Result<()> {
     Ok(())
 }
 
-fn for_people(NumberedMessage { message, number }: &NumberedMessage) -> String {
+fn for_people(NumberedMessage { message, number, .. }: &NumberedMessage) -> String {
     let calls = message.tool_calls.iter().map(|call| {
         let function = &call.function;
         format!("\n     calls {} {}", function.name, function.arguments)

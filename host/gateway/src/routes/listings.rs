@@ -1,14 +1,15 @@
 //! Listings for people: sessions of all agents by their last turn, and the turns and the state of one.
 
 use super::page_limit;
-use crate::{ApiError, Gateway, caller::Caller};
+use crate::{ApiError, Gateway, caller::Caller, openai};
 use axum::{
     Json,
     extract::{Path, Query, State},
 };
 use serde::Deserialize;
 use skep_api::{
-    RecentSession, RecentSessionPage, StateValue, StateValuePage, TurnSummary, TurnSummaryPage, marker,
+    RecentSession, RecentSessionPage, StateKind, StateValue, StateValuePage, TurnSummary, TurnSummaryPage,
+    marker,
 };
 use skep_runtime::{SessionPlace, SessionSearch, StatePage, TurnDetail, TurnPhase};
 use utoipa::IntoParams;
@@ -105,9 +106,13 @@ pub(crate) async fn turns(
     let turns = gateway.host.turns(&agent, &session, query.before.as_deref(), limit).await?;
     let has_more = turns.len() as u32 == limit;
     let turns = turns.into_iter().map(|TurnDetail { id, accepted_at_ms, phase, .. }| {
+        let usage = match &phase {
+            TurnPhase::Done { outcome, .. } => Some(openai::usage(&outcome.usage)),
+            _ => None,
+        };
         let Ended { state, turn, ended_at_ms, code } = Ended::of(phase);
-        let state = state.to_owned();
-        TurnSummary { object: marker::Turn, turn_id: id, turn, state, accepted_at_ms, ended_at_ms, code }
+        let (object, state) = (marker::Turn, state.to_owned());
+        TurnSummary { object, turn_id: id, turn, state, accepted_at_ms, ended_at_ms, usage, code }
     });
     Ok(Json(TurnSummaryPage::new(turns, has_more)))
 }
@@ -169,10 +174,15 @@ pub(crate) async fn state(
 }
 
 fn state_value((key, bytes): (String, Vec<u8>)) -> StateValue {
-    let value = serde_json::from_slice(&bytes).ok();
     let size = bytes.len() as u64;
-    let text = if value.is_none() { String::from_utf8(bytes).ok() } else { None };
-    StateValue { key, bytes: size, value, text }
+    let (kind, value, text) = match serde_json::from_slice(&bytes) {
+        Ok(value) => (StateKind::Json, Some(value), None),
+        Err(_) => match String::from_utf8(bytes) {
+            Ok(text) => (StateKind::Text, None, Some(text)),
+            Err(_) => (StateKind::Binary, None, None),
+        },
+    };
+    StateValue { key, bytes: size, kind, value, text }
 }
 
 #[cfg(test)]
@@ -187,6 +197,10 @@ mod tests {
         assert_eq!(read(b"hello").text.as_deref(), Some("hello"));
         let bytes = read(&[0xff, 0xfe]);
         assert!(bytes.value.is_none() && bytes.text.is_none() && bytes.bytes == 2);
+        // Both have no value in JSON; their kinds tell them apart.
+        let kinds = [&b"null"[..], &[0xff, 0, 0, 0xfe], b"nul"].map(|bytes| read(bytes).kind);
+        assert_eq!(kinds, [StateKind::Json, StateKind::Binary, StateKind::Text]);
+        assert_eq!(serde_json::to_value(read(b"null")).unwrap()["kind"], "json");
     }
 
     #[test]

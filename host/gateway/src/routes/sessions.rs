@@ -1,7 +1,12 @@
 //! `/v1/agents/{agent}/sessions`: listing, reading, forking and deleting an agent's sessions.
 
 use super::page_limit;
-use crate::{ApiError, Gateway, body::JsonBody, caller::Caller, openai};
+use crate::{
+    ApiError, Gateway,
+    body::{JsonBody, run_on_compute},
+    caller::Caller,
+    openai,
+};
 use axum::{
     Json,
     extract::{Path, Query, State},
@@ -13,8 +18,8 @@ use skep_api::{
     Conversation, ForkSession, Message, MessagePage, NumberedMessage, Session, SessionDetail, SessionPage,
     marker,
 };
-use skep_engine::chat::ChatMessage;
-use skep_runtime::SessionSummary;
+use skep_engine::{Cancel, Engine, EngineError, Model, SpecialTokens, chat::ChatMessage};
+use skep_runtime::{SessionSummary, tenant_of};
 use utoipa::IntoParams;
 
 #[derive(Deserialize, IntoParams)]
@@ -99,6 +104,9 @@ pub(crate) struct MessagesQuery {
     after: Option<u64>,
     /// Number of entries, 1 to 1000; the default is 100.
     limit: Option<u32>,
+    /// Whether each message says how many tokens it has.
+    #[serde(default)]
+    tokens: bool,
 }
 
 /// Lists the messages of one conversation, with their numbers.
@@ -122,9 +130,49 @@ pub(crate) async fn messages(
     let conversation = query.conversation.as_deref().unwrap_or("main");
     let page = gateway.host.messages(&agent, &session, conversation, query.after.unwrap_or(0), limit).await?;
     let has_more = page.messages.last().is_some_and(|(number, _)| *number < page.total);
-    let data = page.messages.into_iter();
-    let data = data.map(|(number, content)| NumberedMessage { message: message(content), number });
-    Ok(Json(MessagePage { object: marker::List, data: data.collect(), total: page.total, has_more }))
+    let total = page.total;
+    let model = query.tokens.then(|| gateway.host.models().find(Some(&page.model)).ok()?.loaded()).flatten();
+    let data = match model.as_ref().and_then(Model::engine).cloned() {
+        Some(engine) => {
+            let bytes = page.messages.iter().map(|(_, message)| message.text_bytes()).sum();
+            let count = move |cancel: &Cancel| counted(page.messages, &engine, cancel);
+            run_on_compute(&gateway, tenant_of(&session), bytes, count).await?
+        }
+        None => page.messages.into_iter().map(|(number, message)| (number, message, None)).collect(),
+    };
+    let data = data.into_iter().map(|(number, content, tokens)| NumberedMessage {
+        message: message(content),
+        number,
+        tokens,
+    });
+    Ok(Json(MessagePage { object: marker::List, data: data.collect(), total, has_more }))
+}
+
+type Counted = (u64, ChatMessage, Option<u32>);
+
+/// Counts the tokens of messages.
+fn counted(
+    messages: Vec<(u64, ChatMessage)>,
+    engine: &Engine,
+    cancel: &Cancel,
+) -> Result<Vec<Counted>, ApiError> {
+    let count = |text: &str| -> Result<usize, ApiError> {
+        let tokens = engine.tokenizer().encode(text, SpecialTokens::Literal);
+        Ok(tokens.map_err(EngineError::from)?.len())
+    };
+    let mut all = Vec::with_capacity(messages.len());
+    for (number, message) in messages {
+        cancel.check()?;
+        let mut tokens = count(&message.content)?;
+        if let Some(reasoning) = &message.reasoning {
+            tokens += count(reasoning)?;
+        }
+        for call in &message.tool_calls {
+            tokens += count(&call.name)? + count(&call.arguments)?;
+        }
+        all.push((number, message, Some(u32::try_from(tokens).unwrap_or(u32::MAX))));
+    }
+    Ok(all)
 }
 
 /// Copies a session. Both sessions share what the model has computed.

@@ -29,7 +29,7 @@ pub(crate) async fn show(
     let (detail, timeline) = gateway.host.turn_timeline(&agent, &session, &turn).await?;
     let TurnDetail { id, accepted_at_ms, phase, .. } = detail;
     let Ended { state, turn, ended_at_ms, .. } = Ended::of(phase);
-    let TurnTimeline { started_at_ms, called_us, returned_us, calls, left_out } = timeline;
+    let TurnTimeline { started_at_ms, called_us, returned_us, calls, left_out, commit_us } = timeline;
     Ok(Json(Timeline {
         object: marker::Timeline,
         turn_id: id,
@@ -41,13 +41,15 @@ pub(crate) async fn show(
         ended_at_ms,
         called_us,
         returned_us,
+        commit_us,
         left_out,
         calls: calls.into_iter().map(described).collect(),
     }))
 }
 
 fn described(span: CallSpan) -> TimelineCall {
-    let CallSpan { call, name, began_us, took_us, repeated, label, model, generation, failed } = span;
+    let CallSpan { call, name, began_us, took_us, repeated, label, model, generation, progress, failed } =
+        span;
     TimelineCall {
         call,
         name,
@@ -57,8 +59,8 @@ fn described(span: CallSpan) -> TimelineCall {
         label,
         model,
         usage: generation.map(|generation| openai::usage(&generation.usage)),
-        queue_us: generation.map(|generation| generation.queue_us),
-        first_token_us: generation.map(|generation| generation.first_token_us),
+        queue_us: generation.map(|generation| generation.queue_us).or(progress.queue_us),
+        first_token_us: generation.map(|generation| generation.first_token_us).or(progress.first_token_us),
         failed,
     }
 }

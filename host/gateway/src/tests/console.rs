@@ -149,6 +149,9 @@ async fn sessions_turns_and_state_are_listed_for_those_who_may_see_them() {
     let timeline = format!("{of_acme}/turns/{}/timeline", turns["data"][0]["turn_id"].as_str().unwrap());
     let shown = get(&server, &timeline, &[("authorization", &bearer(&acme))]).await.json();
     assert!(shown["started_at_ms"].is_u64() && shown["returned_us"].is_u64(), "{shown}");
+    assert!(shown["commit_us"].as_u64() > Some(0), "{shown}");
+    let usage = &turns["data"][0]["usage"];
+    assert!(usage["completion_tokens"].is_u64(), "{turns}");
     assert_eq!(get(&server, &timeline, &[("authorization", &bearer(&zenith))]).await.status, 404);
     let state = get(&server, &format!("{of_acme}/state"), &[("authorization", &bearer(&acme))]).await;
     assert_eq!(state.status, 200, "{}", state.text);

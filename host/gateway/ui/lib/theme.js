@@ -1,28 +1,30 @@
-// The theme: as the system says, or as the person chose. `theme.js` beside index.html sets it before the first paint.
+// The theme: as the system says, or as the person chose. The document always says which one it shows (`data-theme`), so that the colours of each
+// are written once; `theme.js` beside index.html does that before the first paint.
 import { createStore } from './store.js';
 
 const dark = matchMedia('(prefers-color-scheme: dark)');
-const chosen = () => document.documentElement.dataset.theme ?? 'system';
+const { dataset } = document.documentElement;
 
 /** `{choice: 'system' | 'light' | 'dark', shown: 'light' | 'dark'}`. */
-export const theme = createStore(read());
+export const theme = createStore({ choice: dataset.choice ?? 'system', shown: dataset.theme });
 
-function read() {
-  const choice = chosen();
-  return { choice, shown: choice === 'system' ? (dark.matches ? 'dark' : 'light') : choice };
+function show() {
+  const choice = dataset.choice ?? 'system';
+  dataset.theme = dataset.choice ?? (dark.matches ? 'dark' : 'light');
+  theme.set({ choice, shown: dataset.theme });
 }
 
 /** Chooses a theme and keeps it in this browser. */
 export function setTheme(choice) {
-  if (choice === 'system') delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = choice;
+  if (choice === 'system') delete dataset.choice;
+  else dataset.choice = choice;
   try {
     if (choice === 'system') localStorage.removeItem('skep-theme');
     else localStorage.setItem('skep-theme', choice);
   } catch { /* The choice then lasts as long as the page. */ }
-  theme.set(read());
+  show();
 }
-dark.addEventListener('change', () => theme.set(read()));
+dark.addEventListener('change', show);
 
 /** Returns a colour of the theme: `colour('--chart-1')`. */
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

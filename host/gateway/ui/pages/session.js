@@ -1,7 +1,7 @@
 // One session: its messages, state, turns and log.
 import { api, url } from '../lib/api.js';
 import { may } from '../lib/caller.js';
-import { bytes, count, duration, number } from '../lib/format.js';
+import { bytes, count, duration, number, short } from '../lib/format.js';
 import { usePolled, useResource } from '../lib/hooks.js';
 import { html, useCallback, useEffect, useMemo, useRef, useState } from '../lib/html.js';
 import { Link, navigate, paths, setQuery } from '../lib/router.js';
@@ -85,7 +85,7 @@ function Messages({ agent, session, path, caller, data, isNew, live, query }) {
   const name = names.includes(query.conversation) ? query.conversation : names.includes('main') || !names.length ? 'main' : names[0];
   const total = conversations.find((each) => each.name === name)?.messages ?? 0;
   const handle = useRef(null);
-  const load = useCallback(async (after, limit) => (await api.get(`${path}/messages`, { query: { conversation: name, after, limit } })).data, [path, name]);
+  const load = useCallback(async (after, limit) => (await api.get(`${path}/messages`, { query: { conversation: name, after, limit, tokens: true } })).data, [path, name]);
   const ended = useCallback(async (id) => {
     try {
       const next = await live.reload();
@@ -130,18 +130,20 @@ function State({ path, isNew }) {
     : html`<${Empty} icon="table" title="No state">What the agent keeps for this session under a key shows up here.<//>`)}<//></div>`;
 }
 
-function Entry({ row: { key, bytes: size, value, text } }) {
+function Entry({ row: { key, bytes: size, kind, value, text } }) {
   const isTree = value !== null && typeof value === 'object';
-  return html`<li class="state-entry"><div class="state-head"><code class="state-key">${key}</code><span class="muted small">${bytes(size)}</span>${(text ?? value) !== null && html`<${Copy} text=${text ?? JSON.stringify(value, null, 2)} label=${`Copy the value of ${key}`} />`}</div>
-    ${isTree ? html`<${JsonTree} value=${value} open=${Object.keys(value).length > 24 ? 0 : 1} copy=${false} label=${`Value of ${key}`} />`
-      : value !== null ? html`<${Value} value=${typeof value === 'string' ? JSON.stringify(value) : value} label=${`Value of ${key}`} />`
-      : text === null ? html`<p class="muted">${size === 4 ? 'null, or 4 bytes' : count(size, 'byte')} that are not text</p>` : html`<p class="value-text pre mono" tabindex="0">${text}</p>`}</li>`;
+  return html`<li class="state-entry"><div class="state-head"><code class="state-key">${key}</code><span class="muted small">${bytes(size)}</span>${kind !== 'binary' && html`<${Copy} text=${text ?? JSON.stringify(value, null, 2)} label=${`Copy the value of ${key}`} />`}</div>
+    ${kind === 'binary' ? html`<p class="muted">${count(size, 'byte')} that are not text</p>`
+      : kind === 'text' ? html`<p class="value-text pre mono" tabindex="0">${text}</p>`
+      : isTree ? html`<${JsonTree} value=${value} open=${Object.keys(value).length > 24 ? 0 : 1} copy=${false} label=${`Value of ${key}`} />`
+      : html`<${Value} value=${typeof value === 'string' ? JSON.stringify(value) : value} label=${`Value of ${key}`} />`}</li>`;
 }
 
 const TURN_COLUMNS = [
   { key: 'turn', label: 'Turn', render: ({ turn, turn_id: id }) => (turn === null || turn === undefined ? html`<span class="muted">${String(id).slice(0, 8)}</span>` : number(turn)) },
   { key: 'state', label: 'State', render: ({ state, code }) => html`<${StateBadge} state=${stateOf(state, code)} />${code && code !== 'cancelled' && html` <code class="muted small optional">${code}</code>`}` },
   { key: 'duration', label: 'Duration', align: 'right', render: ({ accepted_at_ms: from, ended_at_ms: to }) => (to ? duration(to - from) : html`<span class="muted">so far <${Time} ms=${from} relative /></span>`) },
+  { key: 'tokens', label: 'Tokens', align: 'right', optional: true, render: ({ usage }) => (usage ? html`<span title=${`${number(usage.prompt_tokens)} in the prompts, ${number(usage.prompt_tokens_details.cached_tokens)} of them cached; ${number(usage.completion_tokens)} generated`}>${short(usage.prompt_tokens)} + ${short(usage.completion_tokens)}</span>` : '–') },
   { key: 'accepted', label: 'Accepted', align: 'right', optional: true, render: ({ accepted_at_ms: ms }) => html`<${Time} ms=${ms} />` },
 ];
 

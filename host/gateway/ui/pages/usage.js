@@ -6,7 +6,8 @@ import { usePolled } from '../lib/hooks.js';
 import { html } from '../lib/html.js';
 import { setQuery } from '../lib/router.js';
 import { Facts, Loaded, Meter, Note, Page, Section, Tabs } from '../parts/index.js';
-import { Keys, Secrets } from '../parts/keys-panel.js';
+import { Keys } from '../parts/keys-panel.js';
+import { Secrets } from '../parts/secrets-panel.js';
 import { UsageReport } from '../parts/usage-report.js';
 
 export default function Usage({ caller, query }) {

@@ -98,7 +98,7 @@ function optionsOf(latest, { width, height, sync, onCursor }) {
   const axis = { stroke: colour('--text-3'), font, grid: { stroke: line, width: 1 }, ticks: { show: false } };
   const { series, range } = latest.current;
   return {
-    width, height, padding: [8, 4, 0, 0], legend: { show: false },
+    width, height, padding: [8, 16, 0, 0], legend: { show: false },
     cursor: { points: { size: 6 }, drag: { x: false, y: false }, ...(sync ? { sync: { key: sync, setSeries: false } } : {}) },
     scales: {
       x: { time: true, range: () => { const { min, max } = bounds(latest.current); return [min, max]; } },

@@ -1,9 +1,8 @@
-// API keys, and secrets of agents by their names.
+// API keys: who may use the host, and what for.
 import { api, url } from '../lib/api.js';
 import { day, number } from '../lib/format.js';
 import { useResource } from '../lib/hooks.js';
 import { html, useState } from '../lib/html.js';
-import { Link, paths } from '../lib/router.js';
 import { Badge, Button, Confirm, Copy, Dialog, Empty, ErrorNote, Field, Loaded, Note, Section, Table, Time, toast, Toggle } from './index.js';
 
 const ROLES = [['invoke', 'invoke: uses models and agents'], ['read', 'read: sees everything, changes nothing'], ['admin', 'admin: may do everything'], ['metrics', 'metrics: reads /metrics']];
@@ -77,21 +76,4 @@ function NewKey({ caller, onClose, onMade }) {
     </form>
     <${ErrorNote} error=${state.error} />
   <//>`;
-}
-
-export function Secrets() {
-  const secrets = useResource((signal) => api.get('/v1/secrets', { signal }));
-  const [doomed, remove] = useState(null);
-  const columns = [
-    { key: 'name', label: 'Secret', render: ({ name }) => html`<code>${name}</code>` },
-    { key: 'agent', label: 'For', render: ({ agent }) => (agent === null ? 'every agent that is granted it' : html`<${Link} class="plain" href=${paths.agent(agent)}>${agent}<//>`) },
-    { key: 'hosts', label: 'May be sent to', optional: true, render: ({ hosts }) => html`<span title=${hosts.join('\n')}>${hosts.join(', ')}</span>` },
-    { key: 'updated', label: 'Set', render: ({ updated_at_ms: ms }) => html`<${Time} ms=${ms} relative />` },
-    { key: 'do', label: html`<span class="sr-only">Actions</span>`, align: 'right', render: (row) => html`<${Button} small icon="trash" label=${`Delete ${row.name}`} onClick=${() => remove(row)} />` },
-  ];
-  return html`<${Section} title="Secrets" about="What agents may send without seeing it. The host shows only names; skep secret set NAME --to ORIGIN sets one." flush>
-    <${Loaded} resource=${secrets}>${({ data }) => html`<${Table} label="Secrets" columns=${columns} rows=${data} rowKey=${({ name, agent }) => `${agent} ${name}`} height=${40}
-      empty=${html`<${Empty} icon="lock" title="No secrets">Set one with <code>skep secret set NAME --to ORIGIN</code>; its value never leaves the host but to that origin.<//>`} />`}<//>
-    ${doomed && html`<${Confirm} title=${`Delete ${doomed.name}?`} action="Delete" onClose=${() => remove(null)} confirm=${async () => { await api.del(url`/v1/secrets/${doomed.name}`, { query: { agent: doomed.agent } }); toast(`Deleted ${doomed.name}`); secrets.reload(); }}>
-      <p>Requests of ${doomed.agent ?? 'agents'} that need it fail from now on. Its value cannot be brought back.</p><//>`}<//>`;
 }

@@ -36,20 +36,20 @@ export function Call({ name, args, result, error, hasResult, isOpen = 1, waiting
 }
 
 /** The frame of a message: who speaks at the left, what is said beside it. */
-export const MessageFrame = ({ role, name, number: n, children, copy }) => html`<article class=${cx('said', `from-${role}`)} aria-label=${`${SPEAKERS[role] ?? role}${n ? `, message ${n}` : ''}`}>
-  <header class="said-head"><span class="said-role">${SPEAKERS[role] ?? role}</span>${name && html`<code class="said-name">${name}</code>`}${n && html`<span class="said-number">${number(n)}</span>`}</header>
+export const MessageFrame = ({ role, name, number: n, tokens, children, copy }) => html`<article class=${cx('said', `from-${role}`)} aria-label=${`${SPEAKERS[role] ?? role}${n ? `, message ${n}` : ''}`}>
+  <header class="said-head"><span class="said-role">${SPEAKERS[role] ?? role}</span>${name && html`<code class="said-name">${name}</code>`}${n && html`<span class="said-number">${number(n)}${tokens !== undefined && html` · <span title="Tokens of the message, without the marks of the chat template">${count(tokens, 'token')}</span>`}</span>`}</header>
   <div class="said-body">${children}</div>
   ${copy && html`<div class="said-copy"><${Copy} text=${copy} label="Copy message" /></div>`}
 </article>`;
 
 /** A stored message. `find(id)` returns the call that a result answers. */
 export function StoredMessage({ message, find }) {
-  const { role, content, reasoning, tool_calls: calls = [], tool_call_id: answers, number: n } = message;
+  const { role, content, reasoning, tool_calls: calls = [], tool_call_id: answers, number: n, tokens } = message;
   if (role === 'tool') {
     const call = find?.(answers);
-    return html`<${MessageFrame} role="tool" name=${call?.function?.name} number=${n} copy=${content}><${Value} value=${content} label="Result of a tool" open=${0} /><//>`;
+    return html`<${MessageFrame} role="tool" name=${call?.function?.name} number=${n} tokens=${tokens} copy=${content}><${Value} value=${content} label="Result of a tool" open=${0} /><//>`;
   }
-  return html`<${MessageFrame} role=${role} number=${n} copy=${content || undefined}>
+  return html`<${MessageFrame} role=${role} number=${n} tokens=${tokens} copy=${content || undefined}>
     <${Reasoning} text=${reasoning} />
     ${content && (role === 'assistant' ? html`<${Markdown} text=${content} />` : html`<p class="pre">${content}</p>`)}
     ${calls.map((call) => html`<${Call} key=${call.id} name=${call.function?.name} args=${call.function?.arguments} />`)}

@@ -3,6 +3,8 @@ import { html, cx, useEffect, useLayoutEffect, useRef, useState } from '../lib/h
 import { Link, navigate } from '../lib/router.js';
 
 const AROUND = 12;
+/** The window moves by so many rows, so that not every step of the wheel draws. */
+const STEP = 4;
 const VIRTUAL_FROM = 100;
 
 /**
@@ -11,10 +13,12 @@ const VIRTUAL_FROM = 100;
  * without rows. `height` is that of a row in pixels, `max` that of the whole table; from 100 rows on the table scrolls within it.
  * `onEnd()` is called when the end comes into view, to load more.
  */
-export function Table({ label, columns, rows, rowKey, hrefOf, onRow, empty, height = 36, max = 'min(70vh, 720px)', onEnd, selected }) {
+export function Table(props) {
+  const { label, columns, rows, rowKey, hrefOf, onRow, empty, height = 36, max = 'min(70vh, 720px)', onEnd, selected } = props;
   const box = useRef();
   const isVirtual = rows.length >= VIRTUAL_FROM;
   const [from, to] = useWindow(box, rows.length, height, isVirtual);
+  const drawn = useDrawn(props);
   useEnd(box, onEnd, isVirtual && to >= rows.length - 1, rows.length);
   if (!rows.length && empty) return empty;
   const shown = isVirtual ? rows.slice(from, to) : rows;
@@ -26,11 +30,31 @@ export function Table({ label, columns, rows, rowKey, hrefOf, onRow, empty, heig
       <thead><tr aria-rowindex="1">${columns.map((column) => html`<th scope="col" key=${column.key} class=${cellClass(column)} style=${column.width ? { width: column.width } : undefined}>${column.label}</th>`)}</tr></thead>
       <tbody>
         ${space(first)}
-        ${shown.map((row, n) => html`<${Row} key=${rowKey ? rowKey(row) : first + n} ...${{ row, columns, hrefOf, onRow, index: first + n + 2, isSelected: selected !== undefined && rowKey?.(row) === selected }} />`)}
+        ${drawn(shown, first, (row, index, key) => html`<${Row} key=${key} ...${{ row, columns, hrefOf, onRow, index: index + 2, isSelected: selected !== undefined && key === selected }} />`)}
         ${space(isVirtual ? rows.length - to : 0)}
       </tbody>
     </table>
   </div>`;
+}
+
+/**
+ * Keeps the drawn rows as long as the table has the same properties: a step of scrolling draws only the rows that come into view. A row that is the
+ * same object as before is not compared again.
+ */
+function useDrawn(props) {
+  const kept = useRef({ props: null, rows: new Map() });
+  return (rows, first, draw) => {
+    const known = kept.current.props === props ? kept.current.rows : new Map();
+    const next = new Map();
+    const all = rows.map((row, n) => {
+      const key = props.rowKey ? props.rowKey(row) : first + n;
+      const vnode = known.get(key) ?? draw(row, first + n, key);
+      next.set(key, vnode);
+      return vnode;
+    });
+    kept.current = { props, rows: next };
+    return all;
+  };
 }
 
 const cellClass = ({ align, optional }) => cx(align === 'right' && 'num', optional && 'optional');
@@ -57,8 +81,10 @@ function useWindow(box, count, height, isOn) {
     let frame = 0;
     const measure = () => {
       frame = 0;
-      const first = Math.max(0, Math.floor(element.scrollTop / height) - AROUND);
-      const last = Math.min(count, Math.ceil((element.scrollTop + element.clientHeight) / height) + AROUND);
+      const above = Math.floor(element.scrollTop / height) - AROUND;
+      const below = Math.ceil((element.scrollTop + element.clientHeight) / height) + AROUND;
+      const first = Math.max(0, Math.floor(above / STEP) * STEP);
+      const last = Math.min(count, Math.ceil(below / STEP) * STEP);
       set((was) => (was[0] === first && was[1] === last ? was : [first, last]));
     };
     const soon = () => { frame ||= requestAnimationFrame(measure); };

@@ -15,7 +15,7 @@ const KINDS = { fetch: 'fetch', sleep: 'sleep', 'tools.call': 'tool', 'tools.app
 
 /** Returns the rows of a timeline: `{id, name, label, from, to, isOpen, segments: [{kind, from, to}], call}`, times in ms since it was accepted. */
 export function rowsOf(timeline, now) {
-  const { accepted_at_ms: accepted, started_at_ms: started, ended_at_ms: ended, called_us: called, returned_us: returned, calls } = timeline;
+  const { accepted_at_ms: accepted, started_at_ms: started, ended_at_ms: ended, called_us: called, returned_us: returned, commit_us: commit, calls } = timeline;
   const end = ended ?? Math.max(now, started ?? accepted);
   const offset = (started ?? end) - accepted;
   const at = (us) => offset + us / 1000;
@@ -27,7 +27,7 @@ export function rowsOf(timeline, now) {
   for (const call of calls) rows.push(rowOf(call, at, until, !!ended));
   // The guest of a turn that waits for a person has returned too, but nothing is committed yet.
   const isSetAside = !ended && calls.some(({ took_us: took }) => took === null);
-  if (returned !== null && returned !== undefined && !isSetAside) rows.push(bar('commit', 'Commit', 'commit', at(returned), until, !ended));
+  if (returned !== null && returned !== undefined && !isSetAside) rows.push(bar('commit', 'Commit', 'commit', at(returned), Math.max(until, at(returned) + (commit ?? 0) / 1000), !ended));
   return rows;
 }
 

@@ -95,6 +95,7 @@ impl AgentHost {
         Ok(MessagePage {
             total: messages.len() as u64,
             messages: (after.saturating_add(1)..).zip(page.messages).collect(),
+            model: stored.model.clone(),
         })
     }
 

@@ -170,7 +170,8 @@ impl Dispatch {
         let stored = self.host.store.turn_timeline(key).await?;
         // The timeline informs people only, so one that cannot be read is left out.
         let stored = stored.and_then(|stored| serde_json::from_slice(&stored).ok());
-        let timeline = stored.or(live).unwrap_or_default();
+        let mut timeline: TurnTimeline = stored.or(live).unwrap_or_default();
+        timeline.commit_us = self.host.live.commit_us(&id);
         Ok((detail(session, id, accepted_at_ms, state)?, timeline))
     }
 

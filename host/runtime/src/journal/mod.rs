@@ -33,7 +33,7 @@ pub(crate) use reads::{NextRead, Reads};
 pub(crate) use record::{Identity, NO_PROGRESS, SUMMARISE};
 pub(crate) use replay::{Attempt, LeftGeneration, ReplayPosition, left_generations};
 
-use crate::{Clock, Json, RunEvent, RuntimeError, feed::Feed};
+use crate::{Clock, Json, RunEvent, RuntimeError, feed::Feed, turn_timeline::Stage};
 use flight::Flight;
 use record::{Record, first_u64};
 use replay::{Recorded, Replay, ReplayOrder};
@@ -252,6 +252,11 @@ impl Journal {
     /// Says in the turn's timeline what a call is about.
     pub(crate) fn label(&self, call: &Call, label: &str) {
         self.feed.timeline().label(call.number, label);
+    }
+
+    /// Tells the turn's timeline how far a generation has come.
+    pub(crate) fn generation_reached(&self, call: &Call, stage: Stage) {
+        self.feed.timeline().reached(call.number, stage);
     }
 
     /// Records the result of a call together with the `events` that the caller is shown. After a

@@ -68,7 +68,8 @@ async fn pending(host: &Host) -> Vec<Approval> {
 }
 
 async fn decide(host: &Host, id: &str, approve: bool) -> Result<Approval, RuntimeError> {
-    host.agents.decide(id, approve, (!approve).then(|| "too dear".to_owned()), "tester").await
+    let reason = if approve { "a good customer" } else { "too dear" };
+    host.agents.decide(id, approve, Some(reason.to_owned()), "tester").await
 }
 
 #[tokio::test]
@@ -98,12 +99,13 @@ async fn an_approved_call_is_made_and_all_followers_see_the_same_events() {
     let [
         RunEvent::Started { turn: 1 },
         RunEvent::ApprovalRequired { .. },
-        RunEvent::ApprovalDecided { approved: true, reason: None, .. },
+        RunEvent::ApprovalDecided { approved: true, reason: Some(reason), .. },
         RunEvent::Done(outcome),
     ] = events.as_slice()
     else {
         panic!("{events:?}")
     };
+    assert_eq!(reason, "a good customer");
     assert_eq!(outcome.text, r#"{"id":1}"#);
     assert!(pending(&host).await.is_empty());
 }

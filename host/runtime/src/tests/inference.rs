@@ -1,7 +1,11 @@
 //! Tests of conversations in a guest that makes only synchronous calls.
 
-use super::{fixture::Host, guest::Guest};
-use crate::RunEvent;
+use super::{
+    durability::long_talker,
+    fixture::{Host, invocation},
+    guest::Guest,
+};
+use crate::{GenerationProgress, Invocation, RunEvent};
 
 /// Appends the message to the conversation `main`, generates eight tokens, and replies with them.
 ///
@@ -156,4 +160,26 @@ async fn truncated_structured_output_is_an_error_and_leaves_no_message() {
         let messages = host.agents.session(name, "s").await.expect("the session exists").messages.len();
         assert_eq!(messages, if answer == "O" { 2 } else { 1 }, "{name}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timeline_tells_how_far_a_running_generation_has_come() {
+    let host = Host::start().await;
+    host.deploy("talk", "", long_talker()).await.expect("valid");
+    // A generation may end before it is looked at.
+    for round in 0..40 {
+        let invocation = Invocation { detached: true, ..invocation("talk", &format!("s{round}"), "hello") };
+        let mut handle = host.agents.invoke(invocation).await.expect("accepted");
+        while !matches!(handle.next().await, None | Some(Ok(RunEvent::Delta { .. }))) {}
+        let shown = host.agents.turn_timeline("talk", &format!("s{round}"), handle.turn_id()).await;
+        let (_, timeline) = shown.expect("the turn is stored");
+        let call = timeline.calls.iter().find(|call| call.name == "generate").expect("the turn generates");
+        if call.took_us.is_some() {
+            continue;
+        }
+        let GenerationProgress { queue_us, first_token_us } = call.progress;
+        assert!(queue_us.is_some() && first_token_us >= queue_us, "{call:?}");
+        return;
+    }
+    panic!("no generation was seen while it ran");
 }

@@ -19,6 +19,7 @@ use crate::{
         turn::{AskedTokens, GenerationStart, Reservation, Turn},
     },
     journal::Identity,
+    turn_timeline::Stage,
 };
 use skep_engine::{
     Cancel, Engine, EngineError, FinishReason, Finished, GenerateRequest, RolledBack, TokenEvent,
@@ -181,6 +182,7 @@ async fn follow_text(
         reservation.produced(stream.spent_tokens());
         match event.map_err(Error::from)? {
             TokenEvent::Token(token) => {
+                progress.reached(Stage::Decode);
                 produced.push(token.id);
                 taken_back = token.rolled_back;
                 text.push_str(&token.text);
@@ -193,6 +195,7 @@ async fn follow_text(
                 return Ok((text, finished));
             }
             TokenEvent::Started { prompt_tokens, cached_tokens } => {
+                progress.reached(Stage::Prefill);
                 reservation.started(prompt_tokens, cached_tokens);
             }
             TokenEvent::PromptLogprobs(_) => {}

@@ -8,6 +8,7 @@ use crate::{
         turn::{Reservation, Turn},
     },
     journal::Call,
+    turn_timeline::Stage,
 };
 use skep_engine::{
     Model, RolledBack, Usage,
@@ -31,6 +32,8 @@ pub(in crate::capability) struct Progress<'a> {
     reasoning: String,
     /// Number of bytes of text that the caller was shown before a restart and that have not been repeated yet.
     shown_before: usize,
+    /// How far the generation has come, as the timeline knows.
+    stage: Stage,
 }
 
 impl<'a> Progress<'a> {
@@ -45,7 +48,8 @@ impl<'a> Progress<'a> {
         let journalled = call.tokens().len();
         // A local model that continues has told how long its prompt is.
         let used = (model.engine().is_some() && !call.attempts().is_empty()).then_some(0);
-        Progress { turn, call, model, visible, used, journalled, reasoning: String::new(), shown_before }
+        let (reasoning, stage) = (String::new(), Stage::Waiting);
+        Progress { turn, call, model, visible, used, journalled, reasoning, shown_before, stage }
     }
 
     /// Journals new tokens. `produced` holds all tokens so far, `delta` the text of the latest ones, and `taken_back` what had
@@ -62,6 +66,15 @@ impl<'a> Progress<'a> {
         }
         self.journalled += new.len();
         self.turn.journal.tokens(self.call, self.model.digest(), new, taken_back, text);
+    }
+
+    /// Tells the turn's timeline how far the generation has come.
+    pub(in crate::capability) fn reached(&mut self, stage: Stage) {
+        if stage <= self.stage {
+            return;
+        }
+        self.stage = stage;
+        self.turn.journal.generation_reached(self.call, stage);
     }
 
     /// Journals what the generation has used so far. The tokens of a local model are in the journal anyway.
@@ -120,6 +133,13 @@ pub(in crate::capability) async fn follow(
 ) -> Result<ChatOutcome, Error> {
     while let Some(event) = stream.next().await {
         reservation.produced(stream.spent_tokens());
+        if let Ok(event) = &event {
+            progress.reached(match event {
+                ChatEvent::Routed(_) => Stage::Waiting,
+                ChatEvent::Started { .. } => Stage::Prefill,
+                _ => Stage::Decode,
+            });
+        }
         match event.inspect_err(|_| progress.failed(&reservation)).map_err(Error::from)? {
             ChatEvent::Text { delta, .. } => {
                 progress.show_reasoning();

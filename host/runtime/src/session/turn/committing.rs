@@ -13,7 +13,7 @@ use crate::{
     token_budget::TokenSpend,
 };
 use skep_store::{ConversationRow, NewEvent, TurnCommit, TurnKey, TurnState};
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 /// A turn with a valid reply.
 ///
@@ -65,8 +65,10 @@ impl Committing {
             spend: spend.clone(),
             timeline: run.end.feed().timeline().encode(),
         };
+        let began = Instant::now();
         match run.actor.commit(uncommitted, &ending).await {
             Ok(outcome) => {
+                run.actor.host.live.committed(run.end.feed().turn_id(), began.elapsed());
                 run.actor.host.changes.announce(|| SessionChange {
                     agent: run.actor.key.agent.clone(),
                     session: run.actor.key.session.clone(),
