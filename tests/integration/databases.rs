@@ -6,6 +6,7 @@ use crate::{
     postgres_server::Server,
 };
 use std::{
+    path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -141,20 +142,39 @@ fn tests_of(package: &str) -> std::path::PathBuf {
     binaries.next().expect("the crate has tests")
 }
 
+/// Runs tests of a binary on PostgreSQL and returns whether all passed, and what it printed.
+fn run_on_postgresql(server: &Server, binary: &Path, folder: &Path, arguments: &[&str]) -> (bool, String) {
+    let output = Command::new(binary)
+        .args(["--test-threads", "2"])
+        .args(arguments)
+        .env("SKEP_TEST_POSTGRES", server.url())
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 #[test]
 fn the_tests_of_the_store_and_the_runtime_pass_on_postgresql() {
     let Some(server) = Server::start() else { return };
     for package in ["skep_store", "skep_runtime"] {
         let folder = repository().join("host").join(package.trim_start_matches("skep_"));
-        let output = Command::new(tests_of(package))
-            // Crashes are copies of SQLite's file; a host on PostgreSQL is killed above.
-            .args(["--test-threads", "2", "--skip", "tests::crashes"])
-            .env("SKEP_TEST_POSTGRES", server.url())
-            .current_dir(folder)
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        let end = &said[said.len().saturating_sub(4_000)..];
-        assert!(output.status.success(), "{package}: {end}");
+        let binary = tests_of(package);
+        // Crashes are copies of SQLite's file; a host on PostgreSQL is killed above.
+        let (passed, said) = run_on_postgresql(&server, &binary, &folder, &["--skip", "tests::crashes"]);
+        if passed {
+            continue;
+        }
+        // The other tests of this program, which load the machine, can make a deadline pass: those that failed
+        // run once more, alone.
+        let end = &said[said.len().saturating_sub(6_000)..];
+        let failed = said.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
+        let failed: Vec<&str> = failed.collect();
+        assert!((1..=3).contains(&failed.len()), "{package}: {end}");
+        for name in failed {
+            let (passed, again) = run_on_postgresql(&server, &binary, &folder, &["--exact", name]);
+            assert!(passed, "{package}, {name}, twice: {end}\nalone: {again}");
+            eprintln!("{package}: {name} failed beside the others, and passed alone");
+        }
     }
 }
