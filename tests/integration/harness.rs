@@ -30,7 +30,7 @@ pub fn skipped(why: &str) {
 
 /// Programs that even the machine of `.ci/run` may lack, as it may lack a GPU: they need root and a service of the system, or
 /// `SKEP_LLAMA_SERVER` has to name them.
-const OPTIONAL: [&str; 4] = ["llama-server", "mount", "podman", "systemd-analyze"];
+const OPTIONAL: [&str; 5] = ["llama-server", "mount", "pgbouncer", "podman", "systemd-analyze"];
 
 /// Reports that a test is skipped because one of the [`OPTIONAL`] programs is missing or does not work, which is never a
 /// failure.

@@ -2,16 +2,18 @@
 
 use crate::{
     clients::{made, npm, run},
-    harness::skipped,
+    harness::{skipped, skipped_without},
 };
+use sqlx::{Connection as _, Executor as _, PgConnection};
 use std::{
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     os::unix::{
         fs::{MetadataExt as _, chown, symlink},
         process::CommandExt as _,
     },
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
 };
 use tempfile::TempDir;
 
@@ -31,14 +33,9 @@ impl Server {
     /// Starts an empty server; `None` if there is none on this machine and none can be fetched.
     pub fn start() -> Option<Server> {
         let binaries = binaries()?;
-        let folder = tempfile::Builder::new().prefix("skep-postgres").tempdir_in("/tmp").unwrap();
-        let mut binaries = binaries;
-        if is_root() {
-            binaries = reachable(binaries, folder.path());
-            chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
-        }
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let server = Server { binaries, folder, port };
+        let folder = own_folder();
+        let binaries = if is_root() { reachable(binaries, folder.path()) } else { binaries };
+        let server = Server { binaries, folder, port: free_port() };
         let data = server.data();
         let make = ["-U", "skep", "-A", "trust", "--no-sync", "--locale=C", "-E", "UTF8", "-D"];
         server.run(server.program("initdb").args(make).arg(&data));
@@ -47,7 +44,77 @@ impl Server {
     }
 
     pub fn url(&self) -> String {
-        format!("postgres://skep@127.0.0.1:{}/postgres", self.port)
+        self.url_of("skep", "postgres")
+    }
+
+    pub fn url_of(&self, user: &str, database: &str) -> String {
+        format!("postgres://{user}@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// Runs a statement as the administrator.
+    pub fn execute(&self, sql: &'static str) {
+        self.execute_in("postgres", sql);
+    }
+
+    pub fn execute_in(&self, database: &str, sql: &'static str) {
+        let url = self.url_of("skep", database);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut connection = PgConnection::connect(&url).await.unwrap();
+            connection.execute(sqlx::raw_sql(sql)).await.unwrap();
+            connection.close().await.unwrap();
+        });
+    }
+
+    /// Makes the server ask everyone but the administrator for a password.
+    pub fn ask_for_passwords(&self) {
+        self.put(
+            "pg_hba.conf",
+            "host all skep 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n",
+        );
+        self.restart();
+    }
+
+    /// Makes the server speak TLS with a certificate for `localhost`. Returns the file with the certificate of the
+    /// authority that vouches for it.
+    pub fn speak_tls(&self, folder: &Path) -> PathBuf {
+        let key = || rcgen::KeyPair::generate().unwrap();
+        let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority_key = key();
+        let root = authority.self_signed(&authority_key).unwrap();
+        let issuer = rcgen::Issuer::new(authority, authority_key);
+        let own_key = key();
+        let own = rcgen::CertificateParams::new(vec!["localhost".into()]).unwrap();
+        let own = own.signed_by(&own_key, &issuer).unwrap();
+        self.put("server.crt", &own.pem());
+        self.put("server.key", &own_key.serialize_pem());
+        self.put("postgresql.auto.conf", "ssl = on\n");
+        self.restart();
+        let file = folder.join("authority.pem");
+        std::fs::write(&file, root.pem()).unwrap();
+        file
+    }
+
+    /// Starts a standby, which is a copy that only reads.
+    pub fn standby(&self) -> Server {
+        let standby = Server { binaries: self.binaries.clone(), folder: own_folder(), port: free_port() };
+        self.end("fast");
+        run(Command::new("cp").arg("-a").arg(self.data()).arg(standby.data()));
+        self.control("start");
+        standby.put("standby.signal", "");
+        standby.control("start");
+        standby
+    }
+
+    /// Writes a file of the server's.
+    fn put(&self, name: &str, text: &str) {
+        let path = self.data().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        if is_root() {
+            chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
     }
 
     /// Kills the server's processes and starts it again.
@@ -74,6 +141,12 @@ impl Server {
         self.run(command.arg(self.folder.path().join("log")).arg(action));
     }
 
+    fn end(&self, mode: &str) {
+        let stop =
+            self.program("pg_ctl").arg("-D").arg(self.data()).args(["-w", "-m", mode, "stop"]).output();
+        drop(stop);
+    }
+
     fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
@@ -98,10 +171,21 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let stop =
-            self.program("pg_ctl").arg("-D").arg(self.data()).args(["-m", "immediate", "stop"]).output();
-        drop(stop);
+        self.end("immediate");
     }
+}
+
+/// Returns an empty folder of the user that runs servers.
+fn own_folder() -> TempDir {
+    let folder = tempfile::Builder::new().prefix("skep-postgres").tempdir_in("/tmp").unwrap();
+    if is_root() {
+        chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    folder
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn is_root() -> bool {
@@ -146,5 +230,70 @@ fn link_libraries(package: &Path) {
         let (source, target) = (place("source"), place("target"));
         // Both are in the same folder, so the link holds when the folder is copied.
         let _ = symlink(source.file_name().unwrap(), target);
+    }
+}
+
+/// A pooler that gives each transaction another connection of a server.
+pub struct Pooler {
+    process: Child,
+    folder: TempDir,
+    port: u16,
+}
+
+impl Pooler {
+    /// Starts Debian's pgbouncer (200 KB); `None` if it cannot be fetched or does not run here.
+    pub fn start(server: &Server) -> Option<Pooler> {
+        let folder = own_folder();
+        let fetched = Command::new("apt-get")
+            .args(["download", "pgbouncer", "libevent-2.1-7", "libc-ares2"])
+            .current_dir(folder.path())
+            .output();
+        if !fetched.is_ok_and(|output| output.status.success()) {
+            skipped_without("pgbouncer");
+            return None;
+        }
+        for package in std::fs::read_dir(folder.path()).unwrap().flatten() {
+            run(Command::new("dpkg").arg("-x").arg(package.path()).arg(folder.path().join("root")));
+        }
+        run(Command::new("chmod").args(["-R", "a+rX"]).arg(folder.path()));
+        let port = free_port();
+        let settings = format!(
+            "[databases]\n* = host=127.0.0.1 port={} user=skep\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
+             unix_socket_dir =\nauth_type = any\npool_mode = transaction\nignore_startup_parameters = \
+             extra_float_digits,options\n",
+            server.port
+        );
+        std::fs::write(folder.path().join("settings.ini"), settings).unwrap();
+        let mut command = Command::new(folder.path().join("root/usr/sbin/pgbouncer"));
+        let libraries = format!("root/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+        command.arg(folder.path().join("settings.ini")).env("LD_LIBRARY_PATH", folder.path().join(libraries));
+        if is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let process = command.current_dir("/").stdin(Stdio::null()).stderr(log).stdout(Stdio::null()).spawn();
+        let Ok(process) = process else {
+            skipped_without("pgbouncer");
+            return None;
+        };
+        let pooler = Pooler { process, folder, port };
+        let begun = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            let log = || std::fs::read_to_string(pooler.folder.path().join("log")).unwrap_or_default();
+            assert!(begun.elapsed() < Duration::from_secs(20), "{}", log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Some(pooler)
+    }
+
+    pub fn url(&self) -> String {
+        format!("postgres://skep@127.0.0.1:{}/postgres", self.port)
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }

@@ -21,6 +21,11 @@ pub(crate) struct DataLock {
 }
 
 impl DataLock {
+    /// Returns whether a host has used the folder.
+    pub(crate) fn is_known(dir: &Path) -> bool {
+        dir.join(FILE).exists()
+    }
+
     /// Takes the lock, and creates the folder if it does not exist.
     pub(crate) fn take(dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use skep_engine::{EngineOptions, InForce};
 use skep_gateway::{Configuration, ConsoleOptions, GatewayOptions, RateLimiter};
-use skep_runtime::{AgentHost, HostParts, RuntimeOptions};
+use skep_runtime::{AgentHost, HostParts, RuntimeOptions, SealingKey};
 use skep_store::{Durability, Store};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -38,7 +38,7 @@ pub struct RunningServer {
     pub configuration: Arc<dyn Configuration>,
     store: Store,
     /// Held until everything else is closed.
-    data_lock: Option<DataLock>,
+    locks: Vec<DataLock>,
     drain: std::time::Duration,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<std::io::Result<()>>,
@@ -68,10 +68,7 @@ pub async fn start_with(
         )
     })?;
     let address = listener.local_addr()?;
-    let data_lock = match &options.data {
-        DataDir::Path(dir) => Some(DataLock::take(dir)?),
-        DataDir::InMemory => None,
-    };
+    let locks = take_locks(&options)?;
     let vault = VaultKeys::default();
     let weights = InForce::new(options.weights.clone());
     let engine =
@@ -88,11 +85,8 @@ pub async fn start_with(
         DataDir::Path(dir) => Some(dir.join("artifacts")),
         DataDir::InMemory => None,
     };
-    let key_file = match &options.data {
-        DataDir::Path(dir) => Some(dir.join("secrets.key")),
-        DataDir::InMemory => None,
-    };
-    let runtime = RuntimeOptions { artifact_dir, key_file, ..options.runtime.clone() };
+    let sealing_key = sealing_key(&options.data, &options.runtime.sealing_key);
+    let runtime = RuntimeOptions { artifact_dir, sealing_key, ..options.runtime.clone() };
     let tool_servers = options.tool_servers.clone();
     let parts = HostParts { tool_servers, ..HostParts::new(store.clone(), models) };
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
@@ -138,7 +132,7 @@ pub async fn start_with(
         host,
         configuration,
         store,
-        data_lock,
+        locks,
         drain,
         stop,
         serving,
@@ -148,6 +142,46 @@ pub async fn start_with(
 /// Returns the path of the database in a host's data folder.
 pub(crate) fn database(dir: &Path) -> PathBuf {
     dir.join("skep.db")
+}
+
+/// Returns the place of the keys that seal secrets: the configured one, or the file in the data folder.
+pub(crate) fn sealing_key(data: &DataDir, configured: &SealingKey) -> SealingKey {
+    match (configured, data) {
+        (SealingKey::InMemory, DataDir::Path(dir)) => SealingKey::File(dir.join("secrets.key")),
+        (configured, _) => configured.clone(),
+    }
+}
+
+/// Returns the folder of a database file.
+pub(crate) fn folder_of(database: &Path) -> PathBuf {
+    match database.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// Takes the locks of the data folder and of the folder that the database is in.
+fn take_locks(options: &ServerOptions) -> Result<Vec<DataLock>> {
+    let mut folders = Vec::new();
+    if let DataDir::Path(dir) = &options.data {
+        folders.push(dir.clone());
+    }
+    if let Some(DatabaseAddress::Sqlite(path)) = &options.database {
+        folders.push(folder_of(path));
+    }
+    let mut taken: Vec<(PathBuf, DataLock)> = Vec::new();
+    for folder in folders {
+        let is_taken = |(other, _): &(PathBuf, DataLock)| same_folder(other, &folder);
+        if !taken.iter().any(is_taken) {
+            let lock = DataLock::take(&folder)?;
+            taken.push((folder, lock));
+        }
+    }
+    Ok(taken.into_iter().map(|(_, lock)| lock).collect())
+}
+
+fn same_folder(one: &Path, other: &Path) -> bool {
+    matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
 async fn open_store(
@@ -179,6 +213,6 @@ impl RunningServer {
         }
         self.host.drain(self.drain).await;
         self.store.close().await;
-        drop(self.data_lock);
+        drop(self.locks);
     }
 }

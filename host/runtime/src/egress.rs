@@ -32,7 +32,7 @@ impl Egress {
             client,
             request_permits,
             tool_call_permits,
-            vault: Arc::new(Vault::new(store, clock, options.key_file.clone())),
+            vault: Arc::new(Vault::new(store, clock, options.sealing_key.clone())),
         }
     }
 

@@ -135,5 +135,5 @@ pub use usage::{
     Amount, Bill, Currency, Money, Price, PriceList, Rate, Unpriced, UsageBy, UsageCounts, UsageDay,
     UsageLine, UsageQuery, UsageReport, WorstCase,
 };
-pub use vault::SecretSummary;
+pub use vault::{Resealed, Sealed, SealingKey, SecretSummary, check_sealed, reseal};
 pub use webhook::{WebhookState, WebhookSummary, WebhookTest};

@@ -12,6 +12,8 @@ use tokio::sync::Semaphore;
 
 /// Number of connections that read, besides the one that writes and the one that reads API keys.
 const READERS: u32 = 6;
+/// Maximum number of connections that a host opens to a PostgreSQL server.
+pub const MAX_CONNECTIONS: u32 = READERS + 2;
 
 impl Store {
     /// Connects to a PostgreSQL database as its only host, and creates or migrates its tables. Every write is made on

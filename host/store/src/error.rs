@@ -26,6 +26,18 @@ pub enum StoreError {
     #[error("the database has tables of another program and no tables of skep; use another data folder")]
     Foreign,
     #[error(
+        "the database is not empty: its table {table} has {rows} rows; nothing was written\n  hint: use a database that no \
+         host has used"
+    )]
+    NotEmpty { table: String, rows: u64 },
+    #[error(
+        "the two databases have different tables: {reason}; nothing was written\n  hint: bring both to this version with \
+         `skep db migrate`"
+    )]
+    DifferentTables { reason: String },
+    #[error("{row} of the table {table} cannot be moved: {reason}; nothing was written")]
+    Unmovable { table: String, row: String, reason: String },
+    #[error(
         "{path} is damaged or was not written by skep: {source}; put a backup of it in its place, or use another data folder"
     )]
     Damaged { path: PathBuf, source: Arc<sqlx::Error> },
@@ -125,8 +137,6 @@ impl StoreError {
         matches!(self, Self::Full { .. })
     }
 
-    /// Returns whether the operating system failed to read or write, which is also how some full disks
-    /// appear.
     /// Returns whether the write may succeed on PostgreSQL if its transaction is made again.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
@@ -137,6 +147,8 @@ impl StoreError {
         }
     }
 
+    /// Returns whether the operating system failed to read or write, which is also how some full disks
+    /// appear.
     pub(crate) fn is_io(&self) -> bool {
         matches!(self, Self::Query { source, .. } | Self::Unconfirmed { source }
             if plain_code(source) == Some(SQLITE_IOERR))

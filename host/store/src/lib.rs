@@ -35,10 +35,12 @@ mod faults;
 mod files;
 #[cfg(any(test, feature = "faults"))]
 mod for_tests;
+mod inspecting;
 mod journal;
 mod keys;
 mod listings;
 mod logs;
+mod moving;
 mod open_work;
 mod postgres;
 #[cfg(test)]
@@ -81,6 +83,7 @@ pub use batches::{
     BatchRoom, BatchRow, BatchTerms, ItemCounts, ItemRow, ItemState, NewBatch, NewItem, QueueDepth, Queued,
 };
 pub use clock_record::ClockRow;
+pub use connecting::MAX_CONNECTIONS;
 pub use copies::{Existing, Fork};
 pub use deliveries::{Delivery, DeliveryKey, DeliveryState, NewDelivery, Target};
 pub use error::StoreError;
@@ -89,11 +92,13 @@ pub use events::{EVENT_IDS_KEPT_MS, EventRow, NewEvent, Published};
 pub use faults::{Fault, Faults, Moment};
 #[cfg(any(test, feature = "faults"))]
 pub use for_tests::TEST_SERVER;
+pub use inspecting::{DatabaseReport, ServerReport, inspect_file, inspect_server};
 pub use journal::{MAX_RECORD_BYTES, Record};
 pub use keys::{SessionFolder, TurnKey};
 pub use listings::{ListedSession, ListedTurn, SessionPlace, SessionSearch};
 pub use logs::{LogEntry, LogFilter, LogRow};
-pub use open_work::{DiskUse, OpenWork, QueuedWork, table_rows};
+pub use moving::{RowProgress, TableRows};
+pub use open_work::{DiskUse, OpenWork, QueuedWork};
 pub use requests::{RequestBody, RequestFilter, RequestPage, RequestRange, RequestRow};
 pub use responses::{ChainSize, NewResponse, ResponseRoom, ResponseRow, ResponseState, ResponseTurn};
 pub use restored::{Held, HeldTurn, Release};

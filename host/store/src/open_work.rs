@@ -4,8 +4,7 @@ use crate::{
     Store, StoreError,
     sql::{query, query_as},
 };
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, query_scalar, sqlite::SqliteConnectOptions};
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 /// Open work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,27 +120,6 @@ impl Store {
         wal.push("-wal");
         Some(DiskUse { database: bytes(path), wal: bytes(wal.as_ref()), free: self.free_bytes() })
     }
-}
-
-/// Counts the rows of each table of a database, which a host may be using.
-pub async fn table_rows(path: &Path) -> Result<BTreeMap<String, u64>, StoreError> {
-    let failed = || StoreError::while_it("counted rows");
-    let options = SqliteConnectOptions::new().filename(path).read_only(true);
-    let mut connection = options.connect().await.map_err(|error| StoreError::opening(path, error))?;
-    let tables: Vec<String> =
-        query_scalar("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_stat%'")
-            .fetch_all(&mut connection)
-            .await
-            .map_err(failed())?;
-    let mut rows = BTreeMap::new();
-    for table in tables {
-        let count = format!("SELECT COUNT(*) FROM \"{}\"", table.replace('"', "\"\""));
-        let count: i64 =
-            query_scalar(AssertSqlSafe(count)).fetch_one(&mut connection).await.map_err(failed())?;
-        rows.insert(table, count.max(0) as u64);
-    }
-    connection.close().await.map_err(failed())?;
-    Ok(rows)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Secrets of agents. They are sealed by the caller; this crate cannot read them.
 
 use crate::{
-    Store, StoreError, rows,
-    sql::{Row, query},
+    Store, StoreError, WebhookRow, rows,
+    sql::{Connection, Row, query},
+    webhooks,
 };
 
 /// A secret of one agent, or of all agents that are granted it.
@@ -19,20 +20,23 @@ pub struct SecretRow {
 impl Store {
     /// Stores a secret, replacing one with the same agent and name.
     pub async fn put_secret(&self, secret: &SecretRow) -> Result<(), StoreError> {
-        self.write(secret.clone(), |connection, secret| {
+        self.write(secret.clone(), |connection, secret| Box::pin(put(connection, secret))).await
+    }
+
+    /// Replaces secrets and webhooks, whose sealed values have changed, all together.
+    pub async fn put_resealed(
+        &self,
+        secrets: Vec<SecretRow>,
+        webhooks: Vec<WebhookRow>,
+    ) -> Result<(), StoreError> {
+        self.write((secrets, webhooks), |connection, (secrets, webhooks)| {
             Box::pin(async move {
-                query(
-            "INSERT INTO secrets (agent, name, hosts, sealed, updated_at_ms) VALUES (?1, ?2, ?3, ?4, ?5)
-             ON CONFLICT (agent, name) DO UPDATE SET hosts = ?3, sealed = ?4, updated_at_ms = ?5",
-        )
-        .bind(secret.agent.as_deref().unwrap_or_default())
-        .bind(&secret.name)
-        .bind(&secret.hosts)
-        .bind(&secret.sealed)
-        .bind(secret.updated_at_ms as i64)
-        .execute(connection)
-        .await
-        .map_err(StoreError::while_it("stored a secret"))?;
+                for secret in secrets {
+                    put(connection, secret).await?;
+                }
+                for webhook in webhooks {
+                    webhooks::put(connection, webhook).await?;
+                }
                 Ok(())
             })
         })
@@ -92,6 +96,21 @@ fn secret_row(row: &Row) -> Result<SecretRow, sqlx::Error> {
         sealed: row.try_get(3)?,
         updated_at_ms: row.try_get::<i64>(4)? as u64,
     })
+}
+
+async fn put(connection: &mut Connection, secret: &SecretRow) -> Result<(), StoreError> {
+    let put = query(
+        "INSERT INTO secrets (agent, name, hosts, sealed, updated_at_ms) VALUES (?1, ?2, ?3, ?4, ?5)
+         ON CONFLICT (agent, name) DO UPDATE SET hosts = ?3, sealed = ?4, updated_at_ms = ?5",
+    )
+    .bind(secret.agent.as_deref().unwrap_or_default())
+    .bind(&secret.name)
+    .bind(&secret.hosts)
+    .bind(&secret.sealed)
+    .bind(secret.updated_at_ms as i64)
+    .execute(connection)
+    .await;
+    put.map(drop).map_err(StoreError::while_it("stored a secret"))
 }
 
 #[cfg(test)]

@@ -114,7 +114,7 @@ impl Store {
     }
 }
 
-async fn put(connection: &mut Connection, webhook: &WebhookRow) -> Result<(), StoreError> {
+pub(crate) async fn put(connection: &mut Connection, webhook: &WebhookRow) -> Result<(), StoreError> {
     let WebhookRow { id, url, topics, sealed_secret, configured, created_at_ms, disabled, last_try: _ } =
         webhook;
     query(

@@ -9,6 +9,7 @@ mod chat;
 mod completions;
 mod config;
 mod confirmation;
+mod db;
 mod delete;
 pub mod demo;
 mod deploy;
@@ -133,6 +134,8 @@ enum Command {
     Key(key::Command),
     #[command(subcommand)]
     Config(config::Command),
+    #[command(subcommand)]
+    Db(db::Command),
     Backup(backup::Args),
     Restore(restore::Args),
     #[command(subcommand)]
@@ -174,7 +177,7 @@ impl Cli {
             // The MCP library logs, at every level, what its peers send.
             Command::Up(_) => "info,rmcp=error",
             // A database is copied by one long-running statement.
-            Command::Backup(_) => "error",
+            Command::Backup(_) | Command::Db(_) => "error",
             // The turns of this benchmark fail on purpose.
             Command::Bench(bench::Command::Neighbours(_)) => "error",
             _ => "warn",
@@ -242,6 +245,7 @@ impl Command {
             Command::Webhook(command) => webhook::run(command).await,
             Command::Key(command) => key::run(command).await,
             Command::Config(command) => config::run(command).await,
+            Command::Db(command) => db::run(command).await,
             Command::Backup(args) => backup::run(args).await,
             Command::Restore(args) => restore::run(args).await,
             Command::Held(command) => held::run(command).await,

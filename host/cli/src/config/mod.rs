@@ -16,6 +16,7 @@ mod model;
 mod outbound;
 mod prices;
 mod requests;
+mod secrets;
 mod sessions;
 mod tenants;
 mod webhook;
@@ -51,6 +52,7 @@ pub use mcp::McpConfig;
 use model::ModelSetting;
 use outbound::OutboundConfig;
 use requests::RequestsConfig;
+use secrets::SecretsConfig;
 use sessions::SessionsConfig;
 use tenants::TenantConfig;
 pub use tenants::rates_of_open_host;
@@ -104,6 +106,8 @@ pub struct Config {
     /// The log of requests to models.
     pub requests: RequestsConfig,
     pub telemetry: TelemetryConfig,
+    /// The keys that secrets are sealed with.
+    pub secrets: SecretsConfig,
     /// Servers that compute models.
     pub upstream: Vec<UpstreamConfig>,
     /// Names for several models.
@@ -187,6 +191,7 @@ impl Config {
         if let (Some(data), Some(dir)) = (&config.data, path.parent()) {
             config.data = Some(dir.join(data));
         }
+        config.secrets.relative_to(path.parent().unwrap_or(Path::new(".")));
         Ok(config)
     }
 
@@ -234,6 +239,7 @@ impl Config {
         self.http.apply(&mut options.gateway)?;
         self.auth.apply(&mut options.auth);
         self.ai.apply(options);
+        set(&mut options.runtime.sealing_key, &self.secrets.place()?);
         self.sessions.apply(options)?;
         self.grants.apply(&mut options.runtime);
         self.requests.apply(&mut options.runtime.requests);

@@ -10,7 +10,7 @@ pub use responses::ResponseOptions;
 pub(crate) use rules::Rules;
 pub use waiting_bytes::WaitingBytes;
 
-use crate::{Limits, ModelGrant, Money, NewWebhook, PriceList, RequestLogOptions, ToolGrant};
+use crate::{Limits, ModelGrant, Money, NewWebhook, PriceList, RequestLogOptions, SealingKey, ToolGrant};
 use skep_outbound::Origins;
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -58,9 +58,8 @@ pub struct RuntimeOptions {
     pub tenant_models: BTreeMap<String, Vec<ModelGrant>>,
     /// Origins to which agents may send requests if their manifests ask for them. Empty by default.
     pub granted_hosts: Origins,
-    /// File with the key that encrypts secrets in the store; it is created when the first secret is set. `None`: the key
-    /// lives as long as the process.
-    pub key_file: Option<PathBuf>,
+    /// The keys that encrypt secrets in the store.
+    pub sealing_key: SealingKey,
     /// Options for HTTP requests of agents and deliveries to webhooks.
     pub outbound: skep_outbound::Options,
     /// External tools that agents may call if their manifests ask for them. Empty by default.
@@ -112,7 +111,7 @@ impl Default for RuntimeOptions {
             granted_models: None,
             tenant_models: BTreeMap::new(),
             granted_hosts: Origins::default(),
-            key_file: None,
+            sealing_key: SealingKey::default(),
             outbound: skep_outbound::Options::default(),
             granted_tools: Vec::new(),
             tenant_tokens_per_day: BTreeMap::new(),

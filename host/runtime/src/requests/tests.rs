@@ -1,10 +1,11 @@
 //! Tests of the log: its bounded queue, deleted sessions, settings that change, and secrets that cannot be read.
 
 use super::*;
+use crate::SealingKey;
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use skep_engine::{Ending, Observation, RequestObserver, Said, Timing, Usage};
 use skep_store::SecretRow;
-use std::{path::PathBuf, sync::atomic::AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 /// Counts increments of one counter.
 #[derive(Default)]
@@ -42,11 +43,11 @@ impl Recorder for Dropped {
 
 async fn log(
     mode: RequestLogMode,
-    key_file: Option<PathBuf>,
+    sealing_key: SealingKey,
 ) -> (RequestLog, impl Future<Output = ()> + Send + 'static) {
     let (store, clock) = (Store::for_tests().await.expect("a database in memory"), Clock::default());
     let options = RequestLogOptions { mode, body_bytes: 1 << 20, ..RequestLogOptions::default() };
-    let vault = Arc::new(Vault::new(store.clone(), clock.clone(), key_file));
+    let vault = Arc::new(Vault::new(store.clone(), clock.clone(), sealing_key));
     RequestLog::new(options, (store, clock, Shutdown::default()), PriceList::default(), vault)
 }
 
@@ -83,8 +84,8 @@ async fn stored(log: &RequestLog) -> Vec<LoggedRequest> {
 async fn a_full_queue_drops_records_and_counts_them() {
     let recorder = Dropped::default();
     // Nobody reads these queues.
-    let (many, _writer) = log(RequestLogMode::Metadata, None).await;
-    let (large, _writer) = log(RequestLogMode::Full, None).await;
+    let (many, _writer) = log(RequestLogMode::Metadata, SealingKey::InMemory).await;
+    let (large, _writer) = log(RequestLogMode::Full, SealingKey::InMemory).await;
     metrics::with_local_recorder(&recorder, || {
         for _ in 0..QUEUE + 7 {
             end(begin(&many, "s", "hi"));
@@ -101,7 +102,7 @@ async fn a_full_queue_drops_records_and_counts_them() {
 
 #[tokio::test]
 async fn what_was_asked_in_a_session_before_it_is_deleted_is_not_stored_afterwards() {
-    let (log, writer) = log(RequestLogMode::Full, None).await;
+    let (log, writer) = log(RequestLogMode::Full, SealingKey::InMemory).await;
     tokio::spawn(writer);
     let (of_deleted, of_other) = (begin(&log, "s", "one"), begin(&log, "t", "two"));
     log.forget("a", Some("s")).await;
@@ -120,7 +121,7 @@ async fn what_was_asked_in_a_session_before_it_is_deleted_is_not_stored_afterwar
 
 #[tokio::test]
 async fn settings_can_be_replaced_while_requests_run() {
-    let (log, writer) = log(RequestLogMode::Full, None).await;
+    let (log, writer) = log(RequestLogMode::Full, SealingKey::InMemory).await;
     tokio::spawn(writer);
     let before = begin(&log, "s", "text");
     let metadata = RequestLogOptions { mode: RequestLogMode::Metadata, ..RequestLogOptions::default() };
@@ -138,7 +139,7 @@ async fn settings_can_be_replaced_while_requests_run() {
 async fn no_text_is_stored_while_the_secrets_cannot_be_read() {
     let folder = tempfile::tempdir().expect("a folder");
     // A folder is not a key.
-    let (log, writer) = log(RequestLogMode::Full, Some(folder.path().to_owned())).await;
+    let (log, writer) = log(RequestLogMode::Full, SealingKey::File(folder.path().to_owned())).await;
     tokio::spawn(writer);
     end(begin(&log, "s", "before there is a secret"));
     assert!(stored(&log).await[0].has_body);

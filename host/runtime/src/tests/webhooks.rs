@@ -6,7 +6,9 @@ use super::{
     store_faults::every_third_time,
     waker::waker,
 };
-use crate::{Clock, DeadLetterTarget, Event, Invocation, NewWebhook, RuntimeOptions, TopicPattern};
+use crate::{
+    Clock, DeadLetterTarget, Event, Invocation, NewWebhook, RuntimeOptions, SealingKey, TopicPattern,
+};
 use serde_json::json;
 use skep_outbound::AddressPolicy;
 use skep_store::Moment;
@@ -209,8 +211,8 @@ async fn non_public_addresses_are_not_connected_to() {
 async fn webhooks_survive_a_restart_and_configured_ones_follow_the_file() {
     let (receiver, clock) = (Receiver::answering([]).await, Clock::at(1_800_000_000_000));
     let data = tempfile::tempdir().expect("a folder");
-    let key_file = Some(data.path().join("secrets.key"));
-    let options = RuntimeOptions { key_file, ..options(&receiver) };
+    let sealing_key = SealingKey::File(data.path().join("secrets.key"));
+    let options = RuntimeOptions { sealing_key, ..options(&receiver) };
     let host = Host::with(Setup::at(&clock, options.clone())).await;
     host.deploy("w", "", waker()).await.expect("deploys");
     let (added, secret) = host.agents.add_webhook(to(receiver.url(), "skep.turn.*")).await.expect("added");

@@ -38,6 +38,25 @@ async fn take_lock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar(take).bind(LOCK_CLASS).fetch_one(connection).await
 }
 
+/// Returns the statement that tells whether a host has its lock.
+pub(crate) fn has_host() -> String {
+    format!(
+        "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2
+             AND classid = {LOCK_CLASS}
+             AND objid = CAST(to_regnamespace(current_schema()) AS oid)
+             AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+    )
+}
+
+/// Connects to a database only to look at it. A database that no host can use is an error.
+pub(crate) async fn inspect(url: &str) -> Result<(PgConnection, schema::Found), StoreError> {
+    let server = Server::new(url)?;
+    let mut connection = server.connect().await?;
+    suitability::check(&server, &mut connection).await?;
+    let found = schema::find(&mut connection).await?;
+    Ok((connection, found))
+}
+
 /// A connection that is made again when it is needed.
 pub(crate) struct Reconnecting {
     server: Server,

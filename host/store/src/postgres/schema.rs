@@ -4,7 +4,7 @@
 //! to, and later steps are taken one by one.
 
 use crate::{StoreError, schema::KNOWN};
-use sqlx::{Connection as _, PgConnection, query_scalar};
+use sqlx::{Connection as _, PgConnection, query_as, query_scalar};
 
 /// The tables of schema [`BASE`].
 const TABLES: &str = include_str!("base.sql");
@@ -13,12 +13,31 @@ pub(crate) const BASE: i64 = 24;
 /// The steps from each later schema to the next.
 const STEPS: &[&str] = &[];
 const _: () = assert!(BASE + STEPS.len() as i64 == KNOWN, "both databases have the same schemas");
+/// The oldest schema whose hosts can use this one too. A step adds tables, and columns with defaults; a later
+/// version's step takes away what no host of the version before uses any more, and raises this number.
+const OLDEST: i64 = 24;
 
 /// Makes hosts that start at the same time migrate one after another.
 const LOCK: i64 = 0x736b_6570;
 
-/// Returns the number of the schema; 0 if there are no tables.
-pub(crate) async fn version(connection: &mut PgConnection) -> Result<i64, StoreError> {
+/// A schema that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Its number; 0 if there are no tables.
+    pub(crate) version: i64,
+    /// The oldest schema whose hosts can use it.
+    pub(crate) oldest: i64,
+}
+
+impl Found {
+    /// Returns whether hosts of this build can use it, whether they are of the same version or an older one.
+    pub(crate) fn is_usable(self) -> bool {
+        self.version >= KNOWN && self.oldest <= KNOWN
+    }
+}
+
+/// Returns the schema of a database.
+pub(crate) async fn find(connection: &mut PgConnection) -> Result<Found, StoreError> {
     let failed = || StoreError::while_it("read the version of the schema");
     let tables: i64 = query_scalar(
         "SELECT COUNT(*) FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace(current_schema())",
@@ -27,7 +46,7 @@ pub(crate) async fn version(connection: &mut PgConnection) -> Result<i64, StoreE
     .await
     .map_err(failed())?;
     if tables == 0 {
-        return Ok(0);
+        return Ok(Found { version: 0, oldest: 0 });
     }
     let ours: bool = query_scalar("SELECT to_regclass('skep_schema') IS NOT NULL")
         .fetch_one(&mut *connection)
@@ -36,19 +55,24 @@ pub(crate) async fn version(connection: &mut PgConnection) -> Result<i64, StoreE
     if !ours {
         return Err(StoreError::Foreign);
     }
-    query_scalar("SELECT version FROM skep_schema").fetch_one(connection).await.map_err(failed())
+    let found = query_as("SELECT version, oldest FROM skep_schema").fetch_one(connection).await;
+    let (version, oldest) = found.map_err(failed())?;
+    Ok(Found { version, oldest })
 }
 
-/// Checks that a database has the schema of this build.
+/// Checks that this build can use the schema of a database as it is.
 pub(crate) async fn check(connection: &mut PgConnection) -> Result<(), StoreError> {
-    match version(connection).await? {
-        KNOWN => Ok(()),
-        found if found > KNOWN => Err(StoreError::NewerSchema { found, known: KNOWN }),
-        found => Err(StoreError::OlderSchema { found, known: KNOWN }),
+    match find(connection).await? {
+        found if found.is_usable() => Ok(()),
+        Found { version, .. } if version > KNOWN => {
+            Err(StoreError::NewerSchema { found: version, known: KNOWN })
+        }
+        Found { version, .. } => Err(StoreError::OlderSchema { found: version, known: KNOWN }),
     }
 }
 
-/// Creates the tables or brings them to the schema of this build, in one transaction.
+/// Creates the tables or brings them to the schema of this build, in one transaction. A newer schema that this build can
+/// use stays as it is.
 pub(crate) async fn migrate(connection: &mut PgConnection) -> Result<(), StoreError> {
     let failed = || StoreError::while_it("brought the schema up to date");
     let mut transaction = connection.begin().await.map_err(failed())?;
@@ -57,24 +81,26 @@ pub(crate) async fn migrate(connection: &mut PgConnection) -> Result<(), StoreEr
         .execute(&mut *transaction)
         .await
         .map_err(failed())?;
-    let found = version(&mut transaction).await?;
-    if found > KNOWN {
-        return Err(StoreError::NewerSchema { found, known: KNOWN });
-    }
-    if found == KNOWN {
+    let found = find(&mut transaction).await?;
+    if found.is_usable() {
         return Ok(());
     }
-    if found == 0 {
-        let create = "CREATE TABLE skep_schema (version BIGINT NOT NULL)";
-        for script in [TABLES, create, "INSERT INTO skep_schema VALUES (0)"] {
+    let Found { version, .. } = found;
+    if version > KNOWN {
+        return Err(StoreError::NewerSchema { found: version, known: KNOWN });
+    }
+    if version == 0 {
+        let create = "CREATE TABLE skep_schema (version BIGINT NOT NULL, oldest BIGINT NOT NULL)";
+        for script in [TABLES, create, "INSERT INTO skep_schema VALUES (0, 0)"] {
             sqlx::raw_sql(script).execute(&mut *transaction).await.map_err(failed())?;
         }
     }
-    for step in &STEPS[(found.max(BASE) - BASE) as usize..] {
+    for step in &STEPS[(version.max(BASE) - BASE) as usize..] {
         sqlx::raw_sql(*step).execute(&mut *transaction).await.map_err(failed())?;
     }
-    sqlx::query("UPDATE skep_schema SET version = $1")
+    sqlx::query("UPDATE skep_schema SET version = $1, oldest = $2")
         .bind(KNOWN)
+        .bind(OLDEST)
         .execute(&mut *transaction)
         .await
         .map_err(failed())?;

@@ -30,6 +30,8 @@ pub(crate) async fn check(server: &Server, connection: &mut PgConnection) -> Res
              current_setting('max_connections')::int,
              COALESCE((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), FALSE)",
     )
+    // Behind a pooler, another connection may have prepared a statement with the same name.
+    .persistent(false)
     .fetch_one(&mut *connection)
     .await
     .map_err(failed())?;

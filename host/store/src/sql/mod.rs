@@ -11,9 +11,10 @@ mod row;
 mod value;
 
 pub(crate) use builder::QueryBuilder;
-pub(crate) use query::{query, query_as, query_scalar, raw_sql};
+pub(crate) use query::{Query, query, query_as, query_scalar, raw_sql};
 pub(crate) use row::Row;
 pub(crate) use sqlx::AssertSqlSafe;
+pub(crate) use value::Value;
 
 use sqlx::{PgConnection, PgPool, SqliteConnection, SqlitePool};
 use std::ops::DerefMut;

@@ -79,7 +79,7 @@ macro_rules! run {
 }
 
 impl<'q> Query<'q> {
-    pub(super) fn with(sql: String, values: Vec<Value<'q>>) -> Self {
+    pub(crate) fn with(sql: String, values: Vec<Value<'q>>) -> Self {
         Query { sql: AssertSqlSafe(sql).into_sql_str(), values }
     }
 

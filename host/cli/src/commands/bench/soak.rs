@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
+use skep_store::{Durability, Store, TableRows};
 
 use super::storm::{Account, Options, Storm, metric};
 use crate::commands::out;
@@ -166,9 +167,11 @@ async fn held(storm: &Storm, process: u32) -> Result<BTreeMap<String, f64>> {
             held.insert(what.to_owned(), value);
         }
     }
-    for (table, rows) in skep_store::table_rows(&storm.database()).await? {
+    let store = Store::open_beside(&storm.database(), Durability::Process).await?;
+    for TableRows { table, rows } in store.table_rows().await? {
         held.insert(format!("rows of {table}"), rows as f64);
     }
+    store.close().await;
     Ok(held)
 }
 

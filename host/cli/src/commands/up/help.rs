@@ -70,6 +70,8 @@ All settings:
              compile_s, mailbox, stack_kb, max_waiting_bytes (messages that wait
              or run: 512 MiB), max_waiting_bytes_per_tenant (128 MiB),
              max_waiting_bytes_per_session (32 MiB)
+  [secrets]  key_file or key_command (a program that prints the keys): what secrets
+             are sealed with; default: secrets.key in the data folder
   [sessions] ttl_h: hours after its last turn until a session is deleted;
              idempotency_h: hours that the answer to an idempotency key
              is kept (720); usage_days: days for which the bill lists sessions

@@ -17,7 +17,7 @@ use super::{
     fixture::{Host, Setup, tiny_engine},
     outside::Outside,
 };
-use crate::Clock;
+use crate::{Clock, SealingKey};
 use skep_engine::ModelSet;
 use skep_store::{Durability, Fault, Faults, Moment, Store};
 use std::{fs, future::Future, path::Path, pin::pin, time::Duration};
@@ -140,7 +140,7 @@ fn live<T>(
 ) -> Life<T> {
     let mut setup = setup.into();
     setup.options.artifact_dir = Some(folder.join("artifacts"));
-    setup.options.key_file = Some(folder.join("secrets.key"));
+    setup.options.sealing_key = SealingKey::File(folder.join("secrets.key"));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let life = runtime.block_on(async {
