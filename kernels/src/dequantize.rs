@@ -1,6 +1,6 @@
 //! Converts blocks of any weight format to `f32` in plain code. This is the reference for tests of the packed layouts.
 //!
-//! Invariant: the result is exact up to one rounding per value. Block layouts are those of GGUF.
+//! Invariant: the result is exact up to one rounding per value. Block layouts are those that [`DType`] describes.
 
 use half::{bf16, f16};
 
@@ -19,6 +19,10 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Ker
             DType::F32 => values[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
             DType::F16 => values[0] = half_at(block, 0),
             DType::BF16 => values[0] = bf16::from_le_bytes([block[0], block[1]]).to_f32(),
+            DType::F8E4M3 => {
+                let scale = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+                values.iter_mut().zip(&block[4..]).for_each(|(value, code)| *value = f8_e4m3(*code) * scale);
+            }
             _ => {
                 for part in 0..values.len() / 32 {
                     let integers = block_integers(dtype, block, part);
@@ -39,6 +43,8 @@ fn block_integers(dtype: DType, block: &[u8], part: usize) -> [u8; 32] {
     std::array::from_fn(|k| match dtype {
         DType::Q4_0 => nibble(&block[2..], k),
         DType::Q4_1 => nibble(&block[4..], k),
+        DType::Int4 => nibble(&block[3..], k),
+        DType::Mxfp4 => MXFP4_INTEGERS[usize::from(nibble(&block[1..], k))],
         DType::Q5_0 => nibble(&block[6..], k) | bit(&block[2..], k) << 4,
         DType::Q5_1 => nibble(&block[8..], k) | bit(&block[4..], k) << 4,
         DType::Q8_0 => block[2 + k] ^ 0x80,
@@ -55,7 +61,7 @@ fn block_integers(dtype: DType, block: &[u8], part: usize) -> [u8; 32] {
             let high = block[128 + half * 32 + k] >> (2 * run);
             (low & 15) | ((high & 3) << 4)
         }
-        DType::F32 | DType::F16 | DType::BF16 => 0,
+        DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 => 0,
     })
 }
 
@@ -66,6 +72,12 @@ fn block_scales(dtype: DType, block: &[u8], part: usize) -> [(f32, f32); 2] {
         DType::Q4_1 | DType::Q5_1 => [(half_at(block, 0), half_at(block, 2)); 2],
         DType::Q5_0 => [(half_at(block, 0), -16.0 * half_at(block, 0)); 2],
         DType::Q8_0 | DType::Iq4Nl => [(half_at(block, 0), -128.0 * half_at(block, 0)); 2],
+        DType::Int4 => [(half_at(block, 0), -half_at(block, 0) * f32::from(block[2])); 2],
+        DType::Mxfp4 => {
+            // Half of the block's power of two, because the integers count halves.
+            let scale = 2f64.powi(i32::from(block[0]) - 128) as f32;
+            [(scale, -f32::from(MXFP4_ZERO) * scale); 2]
+        }
         DType::Q2K => [0, 1].map(|half| {
             let packed = block[2 * part + half];
             (half_at(block, 80) * f32::from(packed & 15), -half_at(block, 82) * f32::from(packed >> 4))
@@ -86,13 +98,29 @@ fn block_scales(dtype: DType, block: &[u8], part: usize) -> [(f32, f32); 2] {
             let scale = half_at(block, 208) * f32::from(block[192 + part * 2 + half] as i8);
             (scale, -32.0 * scale)
         }),
-        DType::F32 | DType::F16 | DType::BF16 => [(0.0, 0.0); 2],
+        DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 => [(0.0, 0.0); 2],
     }
 }
 
 /// The integers that 4 bits select in IQ4_NL and IQ4_XS, each plus 128.
 pub(crate) const IQ4_INTEGERS: [u8; 16] =
     [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+
+/// The values that 4 bits select in MXFP4, in halves, each plus [`MXFP4_ZERO`].
+pub(crate) const MXFP4_INTEGERS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+/// The entry of [`MXFP4_INTEGERS`] that stands for zero.
+pub(crate) const MXFP4_ZERO: u8 = 12;
+
+/// Returns the value of a float of 8 bits with 4 bits of exponent and 3 of fraction. It has no infinities.
+pub fn f8_e4m3(code: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let magnitude = match (exponent, code & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => fraction * 2f32.powi(-9),
+        _ => (1.0 + fraction / 8.0) * 2f32.powi(exponent - 7),
+    };
+    if code & 128 != 0 { -magnitude } else { magnitude }
+}
 
 /// Extracts one of sixteen 6-bit scales of Q3_K from 12 packed bytes.
 pub(crate) fn q3_scale(bytes: &[u8], index: usize) -> u8 {

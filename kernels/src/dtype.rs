@@ -4,7 +4,8 @@
 
 use std::fmt;
 
-/// The storage format of a tensor's values. Quantized formats follow the GGUF block layouts.
+/// The storage format of a tensor's values. Quantized formats follow the GGUF block layouts, except for [`DType::Int4`] and
+/// [`DType::F8E4M3`], which no GGUF file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     F32,
@@ -24,11 +25,18 @@ pub enum DType {
     Iq4Nl,
     /// The integers of [`DType::Iq4Nl`] in large blocks.
     Iq4Xs,
+    /// 4-bit floats with a power of two.
+    Mxfp4,
+    /// 4-bit integers with a zero point: a half-precision scale, a byte with the zero point, and the integers as in
+    /// [`DType::Q4_0`].
+    Int4,
+    /// 8-bit floats of 4 exponent bits and 3 fraction bits, behind a scale in `f32`.
+    F8E4M3,
 }
 
 impl DType {
     /// Every format, in a fixed order.
-    pub const ALL: [DType; 15] = [
+    pub const ALL: [DType; 18] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -44,6 +52,9 @@ impl DType {
         DType::Q6K,
         DType::Iq4Nl,
         DType::Iq4Xs,
+        DType::Mxfp4,
+        DType::Int4,
+        DType::F8E4M3,
     ];
 
     /// Returns the number of values per block.
@@ -51,6 +62,7 @@ impl DType {
         match self {
             DType::F32 | DType::F16 | DType::BF16 => 1,
             DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 | DType::Iq4Nl => 32,
+            DType::Mxfp4 | DType::Int4 | DType::F8E4M3 => 32,
             DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K | DType::Iq4Xs => 256,
         }
     }
@@ -60,11 +72,14 @@ impl DType {
         match self {
             DType::F32 => 4,
             DType::F16 | DType::BF16 => 2,
+            DType::Mxfp4 => 17,
             DType::Q4_0 | DType::Iq4Nl => 18,
+            DType::Int4 => 19,
             DType::Q4_1 => 20,
             DType::Q5_0 => 22,
             DType::Q5_1 => 24,
             DType::Q8_0 => 34,
+            DType::F8E4M3 => 36,
             DType::Q2K => 84,
             DType::Q3K => 110,
             DType::Iq4Xs => 136,
@@ -87,6 +102,12 @@ impl DType {
     pub fn is_quantised(self) -> bool {
         self.block_len() > 1
     }
+
+    /// Returns whether products round the activations to 8 bits beside weights of this format. They do so beside integers;
+    /// 8-bit floats are multiplied with unrounded activations.
+    pub fn rounds_activations(self) -> bool {
+        self.is_quantised() && self != DType::F8E4M3
+    }
 }
 
 impl fmt::Display for DType {
@@ -107,6 +128,9 @@ impl fmt::Display for DType {
             DType::Q6K => "Q6_K",
             DType::Iq4Nl => "IQ4_NL",
             DType::Iq4Xs => "IQ4_XS",
+            DType::Mxfp4 => "MXFP4",
+            DType::Int4 => "INT4",
+            DType::F8E4M3 => "F8_E4M3",
         })
     }
 }

@@ -78,17 +78,21 @@ pub fn grouped_matmul(
     let groups = input_groups(OP, isa, products)?;
     check_outputs(OP, products)?;
     scratch.convert(pool, isa, products.iter().map(|each| each.matrix), input, &groups, columns);
-    let tiles = products.iter().filter(|each| !each.rows.is_empty()).map(|each| each.matrix.tiles()).sum();
-    let tiles = tiles_per_task(pool.threads(), tiles);
-    let mut order: Vec<&GroupedProduct<'_>> = products.iter().collect();
-    // The threads finish together if the longest tasks come first.
-    order.sort_by_key(|each| std::cmp::Reverse(each.rows.len()));
-    let tasks: Vec<Task<'_>> =
-        order.into_iter().flat_map(|each| each.whole(stride).cut(tiles, stride)).collect();
+    let tasks = tasks(pool.threads(), products, stride);
     let out = SharedSlice::new(out);
     let scratch = &*scratch;
     pool.run(tasks.len(), |index| tasks[index].run(isa, input, &out, stride, scratch));
     Ok(())
+}
+
+/// Cuts products into tasks, of which each reads its tiles once for up to 128 rows.
+fn tasks<'a>(threads: usize, products: &'a [GroupedProduct<'a>], stride: usize) -> Vec<Task<'a>> {
+    let tiles = products.iter().filter(|each| !each.rows.is_empty()).map(|each| each.matrix.tiles()).sum();
+    let tiles = tiles_per_task(threads, tiles);
+    let mut order: Vec<&GroupedProduct<'_>> = products.iter().collect();
+    // The threads finish together if the longest tasks come first.
+    order.sort_by_key(|each| std::cmp::Reverse(each.rows.len()));
+    order.into_iter().flat_map(|each| each.whole(stride).cut(tiles, stride)).collect()
 }
 
 /// Returns the groups of all rows that products read, in order.

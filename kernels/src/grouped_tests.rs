@@ -100,3 +100,43 @@ fn overlapping_outputs_and_rows_outside_are_errors() {
         grouped_matmul(&pool, Isa::Portable, &[product], &input, COLUMNS, &mut out, ROWS, scratch).is_err()
     );
 }
+
+#[test]
+fn a_step_of_eight_sequences_reads_each_active_matrix_once() {
+    let pool = WorkerPool::new(2).unwrap();
+    let mut random = Random::fresh();
+    let (rows, columns) = (85, 64);
+    let data = random_weights(&mut random, DType::Q4_0, rows, columns);
+    let matrices: Vec<PackedMatrix> = (0..16)
+        .map(|_| PackedMatrix::pack(&pool, &mut Arena::default(), DType::Q4_0, rows, columns, &data).unwrap())
+        .collect();
+    // Eight sequences with four of sixteen experts each: their rows in the order of experts, some of which have none.
+    for _ in 0..20 {
+        let mut counts = [0; 16];
+        for _ in 0..8 {
+            let first = random.next_u64() as usize % 16;
+            (0..4).for_each(|step| counts[(first + 3 * step) % 16] += 1);
+        }
+        let mut start = 0;
+        let products: Vec<GroupedProduct<'_>> = matrices
+            .iter()
+            .zip(counts)
+            .filter(|(_, count)| *count > 0)
+            .map(|(matrix, count)| {
+                let rows = start..start + count;
+                start += count;
+                GroupedProduct { matrix, out_row: rows.start, rows, out_column: 0, bias: &[] }
+            })
+            .collect();
+        for threads in [1, 2, 16] {
+            let mut read = std::collections::BTreeMap::new();
+            for task in tasks(threads, &products, rows) {
+                for tile in task.first_tile..task.first_tile + task.tiles {
+                    *read.entry((std::ptr::from_ref(task.matrix), tile)).or_insert(0) += 1;
+                }
+            }
+            assert_eq!(read.len(), products.len() * rows.div_ceil(16), "every tile of the active experts");
+            assert!(read.values().all(|times| *times == 1), "{threads} threads: {counts:?}");
+        }
+    }
+}

@@ -22,6 +22,7 @@ mod isa;
 pub mod kv;
 pub mod latent;
 pub mod matmul;
+mod matrix;
 pub mod mixture;
 pub mod pool;
 pub mod qkv;

@@ -1,171 +1,29 @@
 //! Computes out = input × weightsᵀ for packed weights of any format, over one or more matrices that share the input.
 //!
 //! Invariant: each output depends only on its row of weights and its token, and its sums have one fixed order. Quantized
-//! weights are multiplied with activations rounded to 8 bits per block of 32; float weights are multiplied with
+//! integers are multiplied with activations rounded to 8 bits per block of 32; float weights, those of 8 bits included, with
 //! unrounded activations, except that [`Isa::Avx512Bf16`] multiplies weights in BF16 with activations rounded to BF16.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::buffer::{AlignedBytes, Arena};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bf16_tiles::{Bf16Range, PairGroup};
 use crate::cpu::elementwise::Add;
 use crate::cpu::float_tiles::{self, FloatRange};
-use crate::cpu::integer_tiles::{TileRange, UnpackBlock};
-use crate::cpu::pack::pack_tile;
+use crate::cpu::integer_tiles::TileRange;
 use crate::cpu::quantise::{GroupView, QuantiseRow, RoundRow};
-use crate::cpu::tile_format::{self, TILE_ROWS};
+use crate::cpu::tile_format::{TILE_ROWS, with_tile_format};
 use crate::cpu::{dispatch, group_tokens};
 use crate::error::{expect_len, product};
-use crate::pool::{SharedSlice, by_rows};
+pub use crate::matrix::PackedMatrix;
+use crate::pool::SharedSlice;
 use crate::{DType, Isa, KernelError, WorkerPool};
 
 /// Number of tokens per task, chosen so that their activations stay in the L2 cache.
 const TASK_TOKENS: usize = 128;
 /// Tasks per thread and pass. More tasks balance better; fewer cost less.
 const TASKS_PER_THREAD: usize = 4;
-
-/// A weight matrix in tiles of 16 rows. It takes as many bytes as its rows rounded up to whole tiles.
-pub struct PackedMatrix {
-    dtype: DType,
-    rows: usize,
-    columns: usize,
-    tile_bytes: usize,
-    bytes: AlignedBytes,
-}
-
-/// Invokes `$call!` with the tile format of a quantized `DType`.
-macro_rules! with_tile_format {
-    ($dtype:expr, $call:ident) => {
-        match $dtype {
-            DType::Q4_0 => $call!(tile_format::Q4_0),
-            DType::Q4_1 => $call!(tile_format::Q4_1),
-            DType::Q5_0 => $call!(tile_format::Q5_0),
-            DType::Q5_1 => $call!(tile_format::Q5_1),
-            DType::Q8_0 => $call!(tile_format::Q8_0),
-            DType::Q2K => $call!(tile_format::Q2K),
-            DType::Q3K => $call!(tile_format::Q3K),
-            DType::Iq4Nl => $call!(tile_format::Iq4Nl),
-            DType::Iq4Xs => $call!(tile_format::Iq4Xs),
-            DType::Q4K => $call!(tile_format::Q4K),
-            DType::Q5K => $call!(tile_format::Q5K),
-            _ => $call!(tile_format::Q6K),
-        }
-    };
-}
-
-impl PackedMatrix {
-    /// Packs `rows` rows of `columns` values of `dtype` into a buffer of `arena`.
-    pub fn pack(
-        pool: &WorkerPool,
-        arena: &mut Arena,
-        dtype: DType,
-        rows: usize,
-        columns: usize,
-        data: &[u8],
-    ) -> Result<Self, KernelError> {
-        const OP: &str = "pack";
-        let row_bytes =
-            dtype.row_bytes(columns).ok_or(KernelError::PartialBlock { op: OP, dtype, values: columns })?;
-        expect_len(OP, "the byte length", product(OP, "the matrix", &[rows, row_bytes])?, data.len())?;
-        let tile_bytes = product(OP, "a tile", &[row_bytes, TILE_ROWS])?;
-        let tiles = rows.div_ceil(TILE_ROWS);
-        let mut bytes = arena.zeroed(product(OP, "the matrix", &[tiles, tile_bytes])?)?;
-        if row_bytes > 0 {
-            let packed = SharedSlice::new(bytes.as_mut_slice());
-            by_rows(pool, tiles, tile_bytes, |tile| {
-                let first = tile * TILE_ROWS;
-                let source = &data[first * row_bytes..rows.min(first + TILE_ROWS) * row_bytes];
-                let rows: Vec<&[u8]> = source.chunks_exact(row_bytes).collect();
-                // SAFETY: each tile belongs to one task.
-                pack_tile(dtype, &rows, unsafe { packed.part(tile * tile_bytes, tile_bytes) });
-            });
-        }
-        Ok(PackedMatrix { dtype, rows, columns, tile_bytes, bytes })
-    }
-
-    /// Describes a matrix without weights, for plans. It takes no memory, and operations reject it.
-    pub fn described(dtype: DType, rows: usize, columns: usize) -> Result<Self, KernelError> {
-        const OP: &str = "pack";
-        let row_bytes =
-            dtype.row_bytes(columns).ok_or(KernelError::PartialBlock { op: OP, dtype, values: columns })?;
-        let tile_bytes = product(OP, "a tile", &[row_bytes, TILE_ROWS])?;
-        product(OP, "the matrix", &[rows.div_ceil(TILE_ROWS), tile_bytes])?;
-        Ok(PackedMatrix { dtype, rows, columns, tile_bytes, bytes: AlignedBytes::zeroed(0)? })
-    }
-
-    /// Rejects a matrix that was only described.
-    pub(crate) fn expect_weights(&self, op: &'static str) -> Result<(), KernelError> {
-        let expected = self.rows.div_ceil(TILE_ROWS) * self.tile_bytes;
-        expect_len(op, "the byte length of the weights", expected, self.bytes.len())
-    }
-
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Returns the number of tiles that hold the rows.
-    pub(crate) fn tiles(&self) -> usize {
-        self.rows.div_ceil(TILE_ROWS)
-    }
-
-    pub fn columns(&self) -> usize {
-        self.columns
-    }
-
-    /// Returns the size in bytes that a matrix takes when it is packed, or `None` if its rows are not whole blocks or
-    /// the size overflows.
-    pub fn packed_len(dtype: DType, rows: usize, columns: usize) -> Option<usize> {
-        let tile_bytes = dtype.row_bytes(columns)?.checked_mul(TILE_ROWS)?;
-        rows.div_ceil(TILE_ROWS).checked_mul(tile_bytes)
-    }
-
-    /// Returns the size in bytes of the packed weights.
-    pub fn byte_len(&self) -> usize {
-        self.bytes.len()
-    }
-
-    /// Converts one row to floats.
-    pub(crate) fn unpack_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
-        let (tile, lane) = (row / TILE_ROWS, row % TILE_ROWS);
-        let tile = &self.bytes.as_slice()[tile * self.tile_bytes..][..self.tile_bytes];
-        if !self.dtype.is_quantised() {
-            let size = self.dtype.block_bytes();
-            for (column, value) in out.iter_mut().enumerate() {
-                let first = match self.dtype {
-                    // Columns are stored in pairs, but for the last one of an odd number.
-                    DType::BF16 if column | 1 < self.columns => {
-                        (column - column % 2) * TILE_ROWS + 2 * lane + column % 2
-                    }
-                    _ => column * TILE_ROWS + lane,
-                };
-                let at = &tile[first * size..][..size];
-                *value = match self.dtype {
-                    DType::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
-                    DType::F16 => half::f16::from_le_bytes([at[0], at[1]]).to_f32(),
-                    _ => half::bf16::from_le_bytes([at[0], at[1]]).to_f32(),
-                };
-            }
-            return;
-        }
-        for (block, values) in out.chunks_exact_mut(32).enumerate() {
-            macro_rules! unpack {
-                ($format:ty) => {{
-                    let kernel = UnpackBlock::<$format> { tile: tile.as_ptr(), block, format: PhantomData };
-                    // SAFETY: the tile holds columns / 32 blocks, and `out` has `columns` values.
-                    unsafe { dispatch(isa, kernel) }
-                }};
-            }
-            let rows = with_tile_format!(self.dtype, unpack);
-            values.copy_from_slice(&rows[lane]);
-        }
-    }
-}
 
 /// Scratch memory for quantized and rounded activations, reused between calls.
 #[derive(Default)]
@@ -296,7 +154,7 @@ impl Activations {
         groups: &[Group],
         columns: usize,
     ) {
-        if matrices.clone().any(|matrix| matrix.dtype.is_quantised()) {
+        if matrices.clone().any(|matrix| matrix.dtype.rounds_activations()) {
             self.quantise(pool, isa, input, groups, columns);
         }
         if isa == Isa::Avx512Bf16 && matrices.any(|matrix| matrix.dtype == DType::BF16) {
@@ -489,6 +347,7 @@ fn run_task(
         match matrix.dtype {
             DType::F32 => floats!(float_tiles::F32),
             DType::F16 => floats!(float_tiles::F16),
+            DType::F8E4M3 => floats!(float_tiles::F8),
             #[cfg(target_arch = "x86_64")]
             DType::BF16 if isa == Isa::Avx512Bf16 && isa.supported() => Bf16Range {
                 tiles,

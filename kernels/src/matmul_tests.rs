@@ -1,6 +1,7 @@
 //! Compares every format and tier with double-precision products, with fresh random inputs.
 
 use super::*;
+use crate::buffer::Arena;
 use crate::dequantize;
 use crate::random::Random;
 
@@ -20,6 +21,15 @@ pub(crate) fn random_weights(random: &mut Random, dtype: DType, rows: usize, col
             DType::F16 => put(0, random.signed()),
             DType::BF16 => block.copy_from_slice(&half::bf16::from_f32(random.signed()).to_le_bytes()),
             DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => put(0, random.signed() * 0.1),
+            DType::Int4 => {
+                put(0, random.signed() * 0.1);
+                block[2] &= 15;
+            }
+            DType::Mxfp4 => block[0] = 118 + block[0] % 8,
+            DType::F8E4M3 => {
+                block[..4].copy_from_slice(&(random.signed() * 0.01).to_le_bytes());
+                block[4..].iter_mut().filter(|code| **code & 127 == 127).for_each(|code| *code ^= 1);
+            }
             DType::Iq4Nl => put(0, random.signed() * 0.01),
             DType::Iq4Xs => put(0, random.signed() * 0.001),
             DType::Q2K => {
@@ -46,7 +56,7 @@ fn rounded(dtype: DType, isa: Isa, input: &[f32]) -> Vec<f64> {
     if (dtype, isa) == (DType::BF16, Isa::Avx512Bf16) {
         return input.iter().map(|x| half::bf16::from_f32(*x).to_f64()).collect();
     }
-    if !dtype.is_quantised() {
+    if !dtype.rounds_activations() {
         return input.iter().map(|x| f64::from(*x)).collect();
     }
     input
@@ -192,5 +202,36 @@ fn any_number_of_columns_of_floats_is_multiplied() {
                 assert_eq!(row, weights[17 * columns..18 * columns], "{dtype} {columns}");
             }
         }
+    }
+}
+
+#[test]
+fn eight_bit_floats_have_the_bits_of_the_values_that_they_stand_for() {
+    let mut random = Random::fresh();
+    let pool = WorkerPool::new(2).unwrap();
+    let (rows, columns, tokens) = (37, 160, 11);
+    let mut data = random_weights(&mut random, DType::F8E4M3, rows, columns);
+    // The first block has every code that is a number, the subnormal ones included.
+    let numbers: Vec<u8> = (0..=u8::MAX).filter(|code| code & 127 != 127).collect();
+    let codes = data.chunks_exact_mut(36).flat_map(|block| &mut block[4..]);
+    codes.zip(&numbers).for_each(|(to, code)| *to = *code);
+    let mut values = vec![0f32; rows * columns];
+    dequantize(DType::F8E4M3, &data, &mut values).unwrap();
+    assert!(values.iter().all(|value| value.is_finite()));
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let input = random.floats(tokens * columns);
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+        let [coded, exact] = [(DType::F8E4M3, &data), (DType::F32, &bytes)].map(|(dtype, data)| {
+            let matrix =
+                PackedMatrix::pack(&pool, &mut Arena::default(), dtype, rows, columns, data).unwrap();
+            let mut row = vec![0.0; columns];
+            matrix.unpack_row(isa, 5, &mut row);
+            assert_eq!(row, values[5 * columns..6 * columns], "{dtype}");
+            let mut out = vec![f32::NAN; tokens * rows];
+            let projection = Projection { matrices: &[&matrix], bias: &[] };
+            matmul(&pool, isa, projection, &input, tokens, &mut out, &mut Activations::default()).unwrap();
+            out.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+        });
+        assert!(coded == exact, "{isa}");
     }
 }

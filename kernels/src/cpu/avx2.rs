@@ -103,6 +103,10 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_f8_pair(from: *const u8) -> [F2; 2] {
+        unsafe { [f8(from), f8(from.add(16))] }
+    }
+    #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> F2 {
         unsafe {
             let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()));
@@ -228,5 +232,23 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+/// Loads 16 floats of 8 bits. The bits below the sign, moved to the end of the exponent of a half, are the value divided by
+/// 256.
+///
+/// # Safety
+/// The conditions of the methods of [`Simd`] hold.
+#[inline(always)]
+unsafe fn f8(from: *const u8) -> F2 {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast()));
+        let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(wide), _mm256_set1_epi16(0xbfff_u16 as i16));
+        F2(
+            _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
+        )
     }
 }

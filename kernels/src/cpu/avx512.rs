@@ -53,6 +53,18 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_f8_pair(from: *const u8) -> [__m512; 2] {
+        // The bits below the sign, moved to the end of the exponent of a half, are the value divided by 256.
+        unsafe {
+            let wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(from.cast()));
+            let halves = _mm512_and_si512(_mm512_slli_epi16::<7>(wide), _mm512_set1_epi16(0xbfff_u16 as i16));
+            [
+                _mm512_cvtph_ps(_mm512_castsi512_si256(halves)),
+                _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(halves)),
+            ]
+        }
+    }
+    #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
     }

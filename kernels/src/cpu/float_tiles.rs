@@ -1,6 +1,7 @@
 //! Products of float weight tiles with `f32` activations.
 //!
-//! Invariant: tiles of 16 rows store value `k` of every row contiguously, or in BF16 values `k` and `k + 1`. An output
+//! Invariant: tiles of 16 rows store value `k` of every row contiguously, or in BF16 values `k` and `k + 1`. Tiles of 8-bit
+//! floats have the scales of 32 columns before them. An output
 //! is one chain of multiply-adds over the columns in order, whatever other tokens and tiles are computed beside it.
 
 use std::marker::PhantomData;
@@ -8,26 +9,36 @@ use std::marker::PhantomData;
 use super::Kernel;
 use super::simd::Simd;
 use super::tile_format::{PREFETCH_BYTES, PREFETCH_TOKENS, TILE_ROWS};
+use crate::dequantize::f8_e4m3;
 
 /// A float format of weights, of which 16 are loaded at a time.
 pub(crate) trait FloatFormat: Copy {
+    /// Size in bytes of a value.
     const BYTES: usize;
 
-    /// Loads 16 values.
-    ///
-    /// # Safety
-    /// `from` is valid for 16 values; call inside a dispatched kernel.
-    unsafe fn load<S: Simd>(from: *const u8) -> S::F;
-
-    /// Loads two consecutive columns of 16 rows.
-    ///
-    /// # Safety
-    /// `from` is valid for 32 values; call inside a dispatched kernel.
+    /// Returns the size in bytes of a tile.
     #[inline(always)]
-    unsafe fn load_pair<S: Simd>(from: *const u8) -> [S::F; 2] {
-        // SAFETY: guaranteed by the caller.
-        unsafe { [Self::load::<S>(from), Self::load::<S>(from.add(TILE_ROWS * Self::BYTES))] }
+    fn tile_bytes(columns: usize) -> usize {
+        TILE_ROWS * Self::BYTES * columns
     }
+
+    /// Returns the offset in bytes of column `k` in a tile.
+    #[inline(always)]
+    fn offset(k: usize) -> usize {
+        k * TILE_ROWS * Self::BYTES
+    }
+
+    /// Loads the 16 values of column `k`, which is even.
+    ///
+    /// # Safety
+    /// `tile` has the column; call inside a dispatched kernel.
+    unsafe fn column<S: Simd>(tile: *const u8, k: usize) -> S::F;
+
+    /// Loads the columns `k`, which is even, and `k + 1`.
+    ///
+    /// # Safety
+    /// `tile` has the columns; call inside a dispatched kernel.
+    unsafe fn pair<S: Simd>(tile: *const u8, k: usize) -> [S::F; 2];
 }
 
 #[derive(Clone, Copy)]
@@ -37,13 +48,31 @@ pub(crate) struct F16;
 #[derive(Clone, Copy)]
 pub(crate) struct BF16;
 
+/// Floats of 8 bits with a scale for every 32 columns of a row.
+#[derive(Clone, Copy)]
+pub(crate) struct F8;
+
+/// The factor of stored scales: codes are loaded as that much smaller numbers.
+pub(crate) const F8_RAISE: f32 = 256.0;
+/// Size in bytes of the scales of 16 rows.
+pub(crate) const F8_SCALES: usize = 4 * TILE_ROWS;
+/// Number of columns with the same scales, and the size in bytes of their part of a tile.
+const F8_COLUMNS: usize = 32;
+const F8_BLOCK: usize = F8_SCALES + F8_COLUMNS * TILE_ROWS;
+
 impl FloatFormat for F32 {
     const BYTES: usize = 4;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
+    unsafe fn column<S: Simd>(tile: *const u8, k: usize) -> S::F {
         // SAFETY: guaranteed by the caller.
-        unsafe { S::load(from.cast()) }
+        unsafe { S::load(tile.add(Self::offset(k)).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(tile: *const u8, k: usize) -> [S::F; 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { [Self::column::<S>(tile, k), Self::column::<S>(tile, k + 1)] }
     }
 }
 
@@ -51,25 +80,74 @@ impl FloatFormat for F16 {
     const BYTES: usize = 2;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
+    unsafe fn column<S: Simd>(tile: *const u8, k: usize) -> S::F {
         // SAFETY: guaranteed by the caller.
-        unsafe { S::load_f16(from.cast()) }
+        unsafe { S::load_f16(tile.add(Self::offset(k)).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(tile: *const u8, k: usize) -> [S::F; 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { [Self::column::<S>(tile, k), Self::column::<S>(tile, k + 1)] }
     }
 }
 
 impl FloatFormat for BF16 {
     const BYTES: usize = 2;
 
+    /// Loads the last column of an odd number, which is not in a pair.
     #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
+    unsafe fn column<S: Simd>(tile: *const u8, k: usize) -> S::F {
         // SAFETY: guaranteed by the caller.
-        unsafe { S::load_bf16(from.cast()) }
+        unsafe { S::load_bf16(tile.add(Self::offset(k)).cast()) }
     }
 
     #[inline(always)]
-    unsafe fn load_pair<S: Simd>(from: *const u8) -> [S::F; 2] {
+    unsafe fn pair<S: Simd>(tile: *const u8, k: usize) -> [S::F; 2] {
         // SAFETY: guaranteed by the caller.
-        unsafe { S::load_bf16_pairs(from.cast()) }
+        unsafe { S::load_bf16_pairs(tile.add(Self::offset(k)).cast()) }
+    }
+}
+
+impl F8 {
+    /// Returns one value of a tile.
+    pub(crate) fn value(tile: &[u8], column: usize, row: usize) -> f32 {
+        let block = &tile[column / F8_COLUMNS * F8_BLOCK..][..F8_BLOCK];
+        let scale = &block[4 * row..][..4];
+        let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
+        f8_e4m3(block[F8_SCALES + column % F8_COLUMNS * TILE_ROWS + row]) / F8_RAISE * scale
+    }
+}
+
+/// Values are rounded after the multiplication by their scale, so that products have the bits of those of F32 weights with
+/// the same values.
+impl FloatFormat for F8 {
+    const BYTES: usize = 1;
+
+    #[inline(always)]
+    fn tile_bytes(columns: usize) -> usize {
+        columns / F8_COLUMNS * F8_BLOCK
+    }
+
+    #[inline(always)]
+    fn offset(k: usize) -> usize {
+        k / F8_COLUMNS * F8_BLOCK + F8_SCALES + k % F8_COLUMNS * TILE_ROWS
+    }
+
+    #[inline(always)]
+    unsafe fn column<S: Simd>(tile: *const u8, k: usize) -> S::F {
+        // SAFETY: guaranteed by the caller; columns come in pairs.
+        unsafe { Self::pair::<S>(tile, k)[0] }
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(tile: *const u8, k: usize) -> [S::F; 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let scale = S::load(tile.add(k / F8_COLUMNS * F8_BLOCK).cast());
+            let [first, second] = S::load_f8_pair(tile.add(Self::offset(k)));
+            [S::mul(first, scale), S::mul(second, scale)]
+        }
     }
 }
 
@@ -109,7 +187,7 @@ impl<Format: FloatFormat> Kernel for FloatRange<Format> {
                 let mut token = 0;
                 while token < self.tokens {
                     let product = FloatProduct::<Format> {
-                        tiles: self.tiles.add(row * self.columns * Format::BYTES),
+                        tiles: self.tiles.add(row / TILE_ROWS * Format::tile_bytes(self.columns)),
                         columns: self.columns,
                         rows,
                         input: self.input.add(token * self.columns),
@@ -157,16 +235,16 @@ impl<Format: FloatFormat> FloatProduct<Format> {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let mut sums = [[S::zero(); W]; T];
-            let column_bytes = TILE_ROWS * Format::BYTES;
-            let tile_bytes = column_bytes * self.columns;
+            let pair_bytes = 2 * TILE_ROWS * Format::BYTES;
+            let tile_bytes = Format::tile_bytes(self.columns);
             for k in (0..self.columns / 2 * 2).step_by(2) {
                 let mut weights = [[S::zero(); 2]; W];
                 for (tile, weights) in weights.iter_mut().enumerate() {
-                    let from = self.tiles.add(tile * tile_bytes + k * column_bytes);
-                    *weights = Format::load_pair::<S>(from);
+                    let tile = self.tiles.add(tile * tile_bytes);
+                    *weights = Format::pair::<S>(tile, k);
                     if T <= PREFETCH_TOKENS {
-                        let ahead = from.wrapping_add(PREFETCH_BYTES);
-                        for line in 0..2 * column_bytes / 64 {
+                        let ahead = tile.wrapping_add(Format::offset(k) + PREFETCH_BYTES);
+                        for line in 0..pair_bytes.div_ceil(64) {
                             S::prefetch(ahead.wrapping_add(64 * line));
                         }
                     }
@@ -184,8 +262,8 @@ impl<Format: FloatFormat> FloatProduct<Format> {
                 for (t, sums) in sums.iter_mut().enumerate() {
                     let x = S::splat(*self.input.add(t * self.columns + k));
                     for (tile, sum) in sums.iter_mut().enumerate() {
-                        let last = self.tiles.add(tile * tile_bytes + k * column_bytes);
-                        *sum = S::fma(Format::load::<S>(last), x, *sum);
+                        let last = Format::column::<S>(self.tiles.add(tile * tile_bytes), k);
+                        *sum = S::fma(last, x, *sum);
                     }
                 }
             }

@@ -3,6 +3,7 @@
 //! Invariant: bytes are moved in words of 4, each directly to the offset from which [`super::tile_format`] reads it, so
 //! that a model is packed as fast as its file can be read.
 
+use super::float_tiles::{F8_RAISE, F8_SCALES};
 use super::tile_format::{BIT_PLANE, HALF_ROW, NIBBLES, SIX_BIT, SIX_BIT_SCALES, TILE_ROWS, TWO_BITS};
 use crate::DType;
 use crate::dequantize::{iq4_scale, q3_scale, six_bit_pair};
@@ -18,6 +19,21 @@ pub(crate) fn pack_tile(dtype: DType, rows: &[&[u8]], tile: &mut [u8]) {
         DType::Q4_0 | DType::Iq4Nl => pack_groups::<18>(rows, tile, |block, lane| {
             (0..4).for_each(|z| lane.word(z * 64, word(block, 2 + 4 * z)));
             lane.half(NIBBLES, block, 0);
+        }),
+        DType::Int4 => pack_groups::<19>(rows, tile, |block, lane| {
+            (0..4).for_each(|z| lane.word(z * 64, word(block, 3 + 4 * z)));
+            lane.half(NIBBLES, block, 0);
+            lane.byte(NIBBLES + HALF_ROW, block[2]);
+        }),
+        DType::Mxfp4 => pack_groups::<17>(rows, tile, |block, lane| {
+            (0..4).for_each(|z| lane.word(z * 64, word(block, 1 + 4 * z)));
+            // The exponent is stored without its bias.
+            lane.byte(NIBBLES, (i16::from(block[0]) - 127).min(127) as u8);
+        }),
+        DType::F8E4M3 => pack_groups::<36>(rows, tile, |block, lane| {
+            let scale = f32::from_bits(word(block, 0)) * F8_RAISE;
+            lane.word(0, scale.to_bits());
+            (0..32).for_each(|column| lane.byte(F8_SCALES + column * TILE_ROWS, block[4 + column]));
         }),
         DType::Q4_1 => pack_groups::<20>(rows, tile, |block, lane| {
             (0..4).for_each(|z| lane.word(z * 64, word(block, 4 + 4 * z)));

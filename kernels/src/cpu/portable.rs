@@ -62,6 +62,15 @@ unsafe impl Simd for Portable {
         [pairs.map(|pair| f32::from_bits(pair << 16)), pairs.map(|pair| f32::from_bits(pair & !0xffff))]
     }
     #[inline(always)]
+    unsafe fn load_f8_pair(from: *const u8) -> [Floats; 2] {
+        unsafe { [from, from.add(16)] }.map(|from| {
+            unsafe { from.cast::<[u8; 16]>().read_unaligned() }.map(|code| {
+                let magnitude = f32::from_bits(u32::from(code & 127) << 20) * 2f32.powi(112);
+                f32::from_bits(magnitude.to_bits() | u32::from(code & 128) << 24)
+            })
+        })
+    }
+    #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Floats {
         unsafe { from.cast::<[i8; 16]>().read_unaligned() }.map(f32::from)
     }

@@ -129,7 +129,10 @@ pub(super) fn block_format(op: &'static str, dtype: DType) -> Result<(&'static s
         | DType::Q3K
         | DType::Q5K
         | DType::Iq4Nl
-        | DType::Iq4Xs => {
+        | DType::Iq4Xs
+        | DType::Mxfp4
+        | DType::Int4
+        | DType::F8E4M3 => {
             let supported = "Q4_0, Q4_1, Q8_0, Q4_K and Q6_K";
             Err(KernelError::Format { op, found: dtype, supported })
         }

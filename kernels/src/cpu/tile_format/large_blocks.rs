@@ -3,10 +3,11 @@
 use std::marker::PhantomData;
 
 use super::{
-    BIT_PLANE, HALF_ROW, NIBBLES, SIX_BIT, SIX_BIT_SCALES, TILE_ROWS, TWO_BITS, TileFormat, iq4_integers,
-    nibbles, six_bit_pairs, two_bits, with_fifth_bits,
+    BIT_PLANE, HALF_ROW, NIBBLES, SIX_BIT, SIX_BIT_SCALES, TILE_ROWS, TWO_BITS, TileFormat, nibbles,
+    selected_integers, six_bit_pairs, two_bits, with_fifth_bits,
 };
 use crate::cpu::simd::Simd;
+use crate::dequantize::IQ4_INTEGERS;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Q2K;
@@ -246,7 +247,7 @@ impl TileFormat for Iq4Xs {
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
         // SAFETY: guaranteed by the caller.
-        unsafe { iq4_integers::<S>(Self::part(tile, block).add(SIX_BIT_SCALES)) }
+        unsafe { selected_integers::<S>(&IQ4_INTEGERS, Self::part(tile, block).add(SIX_BIT_SCALES)) }
     }
 
     #[inline(always)]

@@ -7,9 +7,8 @@ mod large_blocks;
 mod small_blocks;
 
 use super::simd::Simd;
-use crate::dequantize::IQ4_INTEGERS;
 pub(crate) use large_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
-pub(crate) use small_blocks::{Iq4Nl, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(crate) use small_blocks::{Int4, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 /// Number of rows per tile.
 pub(crate) const TILE_ROWS: usize = 16;
@@ -40,6 +39,29 @@ pub(crate) trait TileFormat: Copy {
     /// The conditions of `integers` hold.
     unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2];
 }
+
+/// Invokes `$call!` with the tile format of a `DType` that is multiplied with rounded activations.
+macro_rules! with_tile_format {
+    ($dtype:expr, $call:ident) => {
+        match $dtype {
+            $crate::DType::Q4_0 => $call!($crate::cpu::tile_format::Q4_0),
+            $crate::DType::Q4_1 => $call!($crate::cpu::tile_format::Q4_1),
+            $crate::DType::Q5_0 => $call!($crate::cpu::tile_format::Q5_0),
+            $crate::DType::Q5_1 => $call!($crate::cpu::tile_format::Q5_1),
+            $crate::DType::Q8_0 => $call!($crate::cpu::tile_format::Q8_0),
+            $crate::DType::Q2K => $call!($crate::cpu::tile_format::Q2K),
+            $crate::DType::Q3K => $call!($crate::cpu::tile_format::Q3K),
+            $crate::DType::Iq4Nl => $call!($crate::cpu::tile_format::Iq4Nl),
+            $crate::DType::Iq4Xs => $call!($crate::cpu::tile_format::Iq4Xs),
+            $crate::DType::Q4K => $call!($crate::cpu::tile_format::Q4K),
+            $crate::DType::Int4 => $call!($crate::cpu::tile_format::Int4),
+            $crate::DType::Mxfp4 => $call!($crate::cpu::tile_format::Mxfp4),
+            $crate::DType::Q5K => $call!($crate::cpu::tile_format::Q5K),
+            _ => $call!($crate::cpu::tile_format::Q6K),
+        }
+    };
+}
+pub(crate) use with_tile_format;
 
 /// Size in bytes of 32 columns of 4-bit integers.
 pub(crate) const NIBBLES: usize = 256;
@@ -138,11 +160,10 @@ unsafe fn nibbles<S: Simd>(from: *const u8) -> [S::I; 8] {
 /// # Safety
 /// `from` is valid for [`NIBBLES`] bytes; call inside a dispatched kernel.
 #[inline(always)]
-unsafe fn iq4_integers<S: Simd>(from: *const u8) -> [S::I; 8] {
+unsafe fn selected_integers<S: Simd>(table: &[u8; 16], from: *const u8) -> [S::I; 8] {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let [a, b, c, d, e, f, g, h] = nibbles::<S>(from);
-        let table = &IQ4_INTEGERS;
         [
             S::lookup(table, a),
             S::lookup(table, b),

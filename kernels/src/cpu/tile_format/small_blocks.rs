@@ -1,7 +1,10 @@
 //! Formats whose blocks have 32 values.
 
-use super::{BIT_PLANE, HALF_ROW, NIBBLES, TileFormat, iq4_integers, nibbles, with_fifth_bits};
+use super::{
+    BIT_PLANE, HALF_ROW, NIBBLES, TILE_ROWS, TileFormat, nibbles, selected_integers, with_fifth_bits,
+};
 use crate::cpu::simd::Simd;
+use crate::dequantize::{IQ4_INTEGERS, MXFP4_INTEGERS, MXFP4_ZERO};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Q4_0;
@@ -15,6 +18,10 @@ pub(crate) struct Q5_1;
 pub(crate) struct Q8_0;
 #[derive(Clone, Copy)]
 pub(crate) struct Iq4Nl;
+#[derive(Clone, Copy)]
+pub(crate) struct Int4;
+#[derive(Clone, Copy)]
+pub(crate) struct Mxfp4;
 
 impl TileFormat for Q4_0 {
     const BLOCK_BYTES: usize = 288;
@@ -134,7 +141,7 @@ impl TileFormat for Iq4Nl {
     #[inline(always)]
     unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
         // SAFETY: guaranteed by the caller.
-        unsafe { iq4_integers::<S>(tile.add(block * Self::BLOCK_BYTES)) }
+        unsafe { selected_integers::<S>(&IQ4_INTEGERS, tile.add(block * Self::BLOCK_BYTES)) }
     }
 
     #[inline(always)]
@@ -143,6 +150,52 @@ impl TileFormat for Iq4Nl {
         unsafe {
             let scale = S::load_f16(tile.add(block * Self::BLOCK_BYTES + NIBBLES).cast());
             [(scale, S::mul(scale, S::splat(-128.0))); 2]
+        }
+    }
+}
+
+impl TileFormat for Int4 {
+    const BLOCK_BYTES: usize = NIBBLES + HALF_ROW + TILE_ROWS;
+    const HALVES: bool = false;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { nibbles::<S>(tile.add(block * Self::BLOCK_BYTES)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let at = tile.add(block * Self::BLOCK_BYTES + NIBBLES);
+            let (scale, zero) = (S::load_f16(at.cast()), S::load_i8(at.add(HALF_ROW).cast()));
+            [(scale, S::sub(S::zero(), S::mul(scale, zero))); 2]
+        }
+    }
+}
+
+impl TileFormat for Mxfp4 {
+    const BLOCK_BYTES: usize = NIBBLES + TILE_ROWS;
+    const HALVES: bool = false;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn integers<S: Simd>(tile: *const u8, block: usize) -> [S::I; 8] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { selected_integers::<S>(&MXFP4_INTEGERS, tile.add(block * Self::BLOCK_BYTES)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(tile: *const u8, block: usize) -> [(S::F, S::F); 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let exponent = S::load_i8(tile.add(block * Self::BLOCK_BYTES + NIBBLES).cast());
+            // The power is raised and lowered again, because the smallest one has no biased exponent.
+            let raised = S::min(S::add(exponent, S::splat(1.0)), S::splat(127.0));
+            let scale = S::mul(S::exp2_whole(raised), S::splat(0.25));
+            [(scale, S::mul(scale, S::splat(-f32::from(MXFP4_ZERO)))); 2]
         }
     }
 }
