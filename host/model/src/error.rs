@@ -51,6 +51,12 @@ pub enum ModelError {
     /// The executor cannot run a batch, page table or row.
     #[error("batch: {problem}")]
     Batch { problem: String },
+    /// A sequence's logits are not numbers.
+    #[error(
+        "the logit of token {token} in row {row} is not a number\nhint: the weights hold values that are not finite, or the \
+         activations exceed their format; `skep model verify` compares a model with its reference"
+    )]
+    NotNumbers { row: usize, token: usize },
     /// An option cannot be satisfied, such as a shard count that does not divide the heads.
     #[error("{option}: {problem}")]
     Option { option: String, problem: String },

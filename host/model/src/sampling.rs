@@ -145,8 +145,15 @@ pub struct RowOutput {
     pub top: Vec<(u32, f32)>,
 }
 
-/// Draws or scores one row.
+/// Draws or scores one row. Logits that are not numbers are an error of that row alone.
 pub(crate) fn draw(isa: Isa, logits: &[f32], row: &LogitRow<'_>) -> Result<RowOutput, ModelError> {
+    if let Some(token) = logits.iter().position(|logit| logit.is_nan()) {
+        let row = match row {
+            LogitRow::Score(score) => score.row,
+            LogitRow::Sample(sample) => sample.row,
+        };
+        return Err(ModelError::NotNumbers { row, token });
+    }
     match row {
         LogitRow::Score(score) => {
             let (logprob, top) = logprobs(isa, logits, score.target, score.top)?;
@@ -193,8 +200,7 @@ fn choose(logits: &[f32], row: &SampleRow<'_>) -> Result<u32, ModelError> {
 /// infinity.
 fn adjust(logits: &[f32], row: &SampleRow<'_>) -> Vec<f32> {
     let sampling = row.sampling;
-    let finite = |logit: &f32| if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
-    let mut adjusted: Vec<f32> = logits.iter().map(finite).collect();
+    let mut adjusted: Vec<f32> = logits.iter().map(|logit| logit.min(f32::MAX)).collect();
     let repetition = sampling.repetition_penalty;
     if repetition != 1.0 {
         let seen: HashSet<u32> = row.prompt.iter().chain(row.output).copied().collect();
@@ -352,11 +358,14 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_highest_logit_and_ignores_nan() {
+    fn greedy_takes_the_first_highest_logit_and_refuses_what_is_no_number() {
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        assert_eq!(choose(&[1.0, f32::NAN, 3.0, 3.0], &row(&greedy, 0)).unwrap(), 2);
+        assert_eq!(choose(&[1.0, 2.0, 3.0, 3.0], &row(&greedy, 0)).unwrap(), 2);
+        let row_of = LogitRow::Sample(row(&greedy, 0));
+        let error = draw(Isa::detect(), &[1.0, f32::NAN, 3.0], &row_of).unwrap_err();
+        assert!(matches!(error, ModelError::NotNumbers { row: 0, token: 1 }), "{error}");
         assert_eq!(choose(&[1.0, f32::INFINITY], &row(&greedy, 0)).unwrap(), 1);
-        assert!(choose(&[f32::NAN, f32::NEG_INFINITY], &row(&greedy, 0)).is_err());
+        assert!(choose(&[f32::NEG_INFINITY; 2], &row(&greedy, 0)).is_err());
     }
 
     #[test]

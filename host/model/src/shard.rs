@@ -169,7 +169,9 @@ fn divided_widths(config: &ModelConfig, layer: usize) -> Vec<(String, usize)> {
     let [_, _, down] = experts.form.projections();
     let name = match experts.form {
         ExpertForm::Interleaved => format!("{prefix}.{module}.experts.down_proj"),
-        ExpertForm::Separate | ExpertForm::Mixtral => format!("{prefix}.{module}.experts.0.{down}.weight"),
+        ExpertForm::Separate | ExpertForm::Mixtral | ExpertForm::InterleavedRows => {
+            format!("{prefix}.{module}.experts.0.{down}.weight")
+        }
     };
     let mut widths = vec![(name, experts.size)];
     if experts.shared_size > 0 {

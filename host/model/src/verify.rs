@@ -212,7 +212,15 @@ mod tests {
     fn tiny_models_of_every_architecture_match_their_reference() {
         let dense =
             ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "qwen3-qknorm", "mistral-window", "gemma3"];
-        let experts = ["qwen3-moe", "deepseek-v3", "glm4-moe-lite", "gpt-oss", "kimi-k2-int4"];
+        let experts = [
+            "qwen3-moe",
+            "deepseek-v3",
+            "glm4-moe",
+            "glm4-moe-lite",
+            "gpt-oss",
+            "gpt-oss-mxfp4",
+            "kimi-k2-int4",
+        ];
         for name in dense.into_iter().chain(experts) {
             for (threads, chunk) in [(1, 97), (2, 16), (2, 1), (1, 7)] {
                 let options = VerifyOptions { threads: Some(threads), chunk, ..VerifyOptions::default() };
@@ -221,8 +229,8 @@ mod tests {
                 assert_eq!(result.tokens, 97);
             }
             for (tensor_parallel, pipeline_parallel) in [(2, 1), (4, 1), (1, 3), (2, 2)] {
-                // Its experts have two groups of 32 integers, which are never cut.
-                if name == "kimi-k2-int4" && tensor_parallel > 2 {
+                // Their experts have two blocks of 32 values, which are never cut.
+                if ["kimi-k2-int4", "gpt-oss-mxfp4"].contains(&name) && tensor_parallel > 2 {
                     let options = VerifyOptions { tensor_parallel, ..VerifyOptions::default() };
                     let error = verify(&fixture(name), options).unwrap_err().to_string();
                     assert!(error.contains("possible values: 1, 2"), "{error}");

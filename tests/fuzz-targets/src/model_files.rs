@@ -21,6 +21,13 @@ pub(crate) const GGUF_WORDS: &[&str] = &[
     "tokenizer.chat_template",
     "tokenizer.ggml.model",
     "blk.0.attn_q.weight",
+    "blk.0.ffn_gate_exps.weight",
+    "blk.0.ffn_down_exps.bias",
+    "blk.0.post_ffw_norm.weight",
+    "gpt-oss",
+    "gemma3",
+    "glm4moe",
+    "nextn_predict_layers",
     "output.weight",
     "{% for i in range(1000) %}",
     "{{ x }}",
@@ -40,6 +47,15 @@ pub(crate) const SAFETENSORS_WORDS: &[&str] = &[
     "\"vocab_size\":",
     "null",
     "1e999",
+    "\"group_size\": -1",
+    "\"quant_method\": \"awq\"",
+    "\"desc_act\": true",
+    "\"F8_E4M3\"",
+    "\"I32\"",
+    "\"U8\"",
+    ".qzeros",
+    ".weight_zero_point",
+    "_scales",
 ];
 
 /// Uses the whole input as the file.
@@ -84,6 +100,7 @@ fn look_at(path: &Path) {
     for tensor in checkpoint.tensors() {
         // Every byte must be readable.
         std::hint::black_box(tensor.data.iter().fold(0_u8, |sum, byte| sum ^ byte));
+        let _ = tensor.content();
     }
     if let Ok(Some(tokenizer)) = checkpoint.tokenizer()
         && let Ok(ids) = tokenizer.encode("hello <|im_end|> é🐝", SpecialTokens::Parse)

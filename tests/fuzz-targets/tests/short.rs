@@ -2,6 +2,7 @@
 //! mutations.
 
 use skep_fuzz_targets::{Mutator, Target, run_watched};
+use std::path::Path;
 use std::time::Duration;
 
 /// No input may keep a host busy for this long, even on a loaded machine.
@@ -30,4 +31,34 @@ fn no_input_makes_a_target_panic_or_hang() {
         check(target.name);
         println!("{}: {:?}", target.name, began.elapsed());
     }
+}
+
+/// A seed that is refused at its configuration would leave the readers of weights untested.
+#[test]
+fn model_files_to_start_from_are_whole_models() {
+    let folder = tempfile::tempdir().expect("there is room for a folder");
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let mut opened = 0;
+    for kind in ["gguf", "safetensors"] {
+        for entry in std::fs::read_dir(corpus.join(kind)).expect("the corpus exists") {
+            let path = entry.expect("the corpus can be listed").path();
+            let bytes = std::fs::read(&path).expect("a seed can be read");
+            let own = folder.path().join(format!("{kind}-{opened}"));
+            std::fs::create_dir(&own).expect("the temporary folder takes folders");
+            if kind == "gguf" {
+                std::fs::write(own.join("model.gguf"), &bytes).expect("there is room");
+            } else {
+                let (config, weights) = bytes[2..].split_at(u16::from_le_bytes([bytes[0], bytes[1]]).into());
+                std::fs::write(own.join("config.json"), config).expect("there is room");
+                std::fs::write(own.join("model.safetensors"), weights).expect("there is room");
+            }
+            let checkpoint = skep_model::Checkpoint::open(&own)
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            for tensor in checkpoint.tensors() {
+                tensor.content().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            }
+            opened += 1;
+        }
+    }
+    assert!(opened >= 10, "{opened} seeds");
 }

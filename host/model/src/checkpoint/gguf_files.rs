@@ -74,6 +74,7 @@ fn part_path(path: &Path, number: u64) -> Option<PathBuf> {
 /// Returns the tensors under the names of Hugging Face.
 pub(super) fn tensors(file: &GgufFile) -> Result<BTreeMap<String, TensorLocation>, ModelError> {
     let mut tensors = BTreeMap::new();
+    let four_norms = file.tensors().iter().any(|tensor| tensor.name == "blk.0.post_ffw_norm.weight");
     let mut insert = |name: String, location: TensorLocation| match tensors.insert(name.clone(), location) {
         None => Ok(()),
         Some(_) => {
@@ -83,7 +84,7 @@ pub(super) fn tensors(file: &GgufFile) -> Result<BTreeMap<String, TensorLocation
     for tensor in file.tensors() {
         match expert_names(&tensor.name) {
             Some((prefix, parts)) => experts(tensor, &prefix, parts, &mut insert)?,
-            None => insert(hugging_face_name(&tensor.name), location(tensor))?,
+            None => insert(hugging_face_name(&tensor.name, four_norms), location(tensor))?,
         }
     }
     Ok(tensors)
@@ -99,16 +100,23 @@ fn location(tensor: &GgufTensor) -> TensorLocation {
     }
 }
 
-/// Adds the matrices of a tensor `[experts, rows, columns]`, whose rows may belong to several projections.
+/// Adds the matrices of a tensor `[experts, rows, columns]`, whose rows may belong to several projections, or the biases of
+/// a tensor `[experts, rows]`.
 fn experts(
     tensor: &GgufTensor,
     prefix: &str,
     parts: &[&str],
     insert: &mut impl FnMut(String, TensorLocation) -> Result<(), ModelError>,
 ) -> Result<(), ModelError> {
-    let [count, rows, columns] = tensor.shape[..] else {
-        let problem = format!("has the shape {:?}; expected [experts, rows, columns]", tensor.shape);
-        return Err(ModelError::tensor(tensor.name.as_str(), problem));
+    let is_bias = tensor.name.ends_with(".bias");
+    let (count, rows, columns) = match tensor.shape[..] {
+        [count, rows, columns] if !is_bias => (count, rows, Some(columns)),
+        [count, rows] if is_bias => (count, rows, None),
+        _ => {
+            let expected = if is_bias { "[experts, rows]" } else { "[experts, rows, columns]" };
+            let problem = format!("has the shape {:?}; expected {expected}", tensor.shape);
+            return Err(ModelError::tensor(tensor.name.as_str(), problem));
+        }
     };
     if !rows.is_multiple_of(parts.len()) {
         let problem = format!("{rows} rows are not {} projections of equal size", parts.len());
@@ -119,8 +127,9 @@ fn experts(
         for (index, part) in parts.iter().enumerate() {
             let start = tensor.bytes.start + (expert * parts.len() + index) * length;
             let bytes = start..start + length;
-            let name = format!("{prefix}{expert}.{part}.weight");
-            insert(name, TensorLocation { shape: vec![rows, columns], bytes, ..location(tensor) })?;
+            let name = format!("{prefix}{expert}.{part}");
+            let shape = std::iter::once(rows).chain(columns).collect();
+            insert(name, TensorLocation { shape, bytes, ..location(tensor) })?;
         }
     }
     Ok(())

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use safetensors::SafeTensors;
+use half::f16;
+use safetensors::{Dtype, SafeTensors};
 
 use super::*;
 use crate::checkpoint::Checkpoint;
@@ -21,9 +22,20 @@ fn gguf_tensors(name: &str, split_expansion: bool) -> BTreeMap<String, (Vec<usiz
     let stored: BTreeMap<String, (Vec<usize>, Vec<u8>)> = file
         .tensors()
         .into_iter()
-        .map(|(name, view)| (name, (view.shape().to_vec(), view.data().to_vec())))
+        .map(|(name, view)| {
+            let data = match view.dtype() {
+                Dtype::F16 => {
+                    let halves = view.data().as_chunks::<2>().0.iter();
+                    halves.flat_map(|half| f16::from_le_bytes(*half).to_f32().to_le_bytes()).collect()
+                }
+                _ => view.data().to_vec(),
+            };
+            (name, (view.shape().to_vec(), data))
+        })
         .collect();
     let mut tensors = BTreeMap::new();
+    let adds_one = name == "gemma3";
+    let has_post_norms = ["gemma3", "gpt-oss", "gpt-oss-mxfp4", "glm4-moe"].contains(&name);
     for (name, (shape, data)) in &stored {
         let (layer, part) = match name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
             Some((layer, part)) => (layer, part),
@@ -33,12 +45,17 @@ fn gguf_tensors(name: &str, split_expansion: bool) -> BTreeMap<String, (Vec<usiz
                     "model.norm.weight" => "output_norm.weight",
                     _ => "output.weight",
                 };
-                tensors.insert(name.to_owned(), (shape.clone(), data.clone()));
+                let mut data = data.clone();
+                if adds_one && name == "output_norm.weight" {
+                    let values = data.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value) + 1.0);
+                    data = values.flat_map(f32::to_le_bytes).collect();
+                }
+                tensors.insert(name.to_owned(), (shape.clone(), data));
                 continue;
             }
         };
-        if let Some((expert, part)) = part.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.'))
-        {
+        let numbered = part.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.'));
+        if let Some((expert, part)) = numbered {
             // Experts come in the order of their names, so each is put in its place.
             let expert: usize = expert.parse().unwrap();
             let part = part.strip_suffix("_proj.weight").unwrap();
@@ -50,9 +67,39 @@ fn gguf_tensors(name: &str, split_expansion: bool) -> BTreeMap<String, (Vec<usiz
             all.1[expert * data.len()..][..data.len()].copy_from_slice(data);
             continue;
         }
-        let name = match part.trim_end_matches(".weight") {
+        // Norms of this family are stored without their 1, but not in GGUF files.
+        let plus_one: Vec<u8>;
+        let data = match adds_one && part.contains("norm") {
+            true => {
+                let values = data.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value) + 1.0);
+                plus_one = values.flat_map(f32::to_le_bytes).collect();
+                &plus_one
+            }
+            false => data,
+        };
+        let kind = if part.ends_with(".bias") { "bias" } else { "weight" };
+        let name = match part.trim_end_matches(".weight").trim_end_matches(".bias") {
             "input_layernorm" => "attn_norm",
+            "post_attention_layernorm" if has_post_norms => "post_attention_norm",
             "post_attention_layernorm" => "ffn_norm",
+            "pre_feedforward_layernorm" => "ffn_norm",
+            "post_feedforward_layernorm" => "post_ffw_norm",
+            "self_attn.sinks" => "attn_sinks",
+            "mlp.router" => "ffn_gate_inp",
+            "mlp.experts.gate_up_proj" | "mlp.experts.gate_up_proj_bias" => {
+                interleaved_experts(&mut tensors, layer, part, shape, data);
+                continue;
+            }
+            "mlp.experts.down_proj_bias" => {
+                tensors.insert(format!("blk.{layer}.ffn_down_exps.bias"), (shape.clone(), data.clone()));
+                continue;
+            }
+            "mlp.experts.down_proj" => {
+                let transposed = transposed(data, shape, 0, 1);
+                let shape = vec![shape[0], shape[2], shape[1]];
+                tensors.insert(format!("blk.{layer}.ffn_down_exps.weight"), (shape, transposed));
+                continue;
+            }
             "self_attn.q_proj" => "attn_q",
             "self_attn.k_proj" => "attn_k",
             "self_attn.v_proj" => "attn_v",
@@ -76,6 +123,8 @@ fn gguf_tensors(name: &str, split_expansion: bool) -> BTreeMap<String, (Vec<usiz
                 tensors.insert(format!("blk.{layer}.exp_probs_b.bias"), (shape.clone(), data.clone()));
                 continue;
             }
+            // Quantized experts are written by the test that has them.
+            part if part.ends_with("_blocks") || part.ends_with("_scales") => continue,
             other => panic!("{other}"),
         };
         if name == "attn_kv_b" && split_expansion {
@@ -91,9 +140,42 @@ fn gguf_tensors(name: &str, split_expansion: bool) -> BTreeMap<String, (Vec<usiz
             tensors.insert(format!("blk.{layer}.attn_v_b.weight"), (vec![4, 16, 32], values));
             continue;
         }
-        tensors.insert(format!("blk.{layer}.{name}.weight"), (shape.clone(), data.clone()));
+        tensors.insert(format!("blk.{layer}.{name}.{kind}"), (shape.clone(), data.clone()));
     }
     tensors
+}
+
+/// Transposes every matrix of a tensor `[matrices, rows, columns]` of F32 values, and keeps of its columns every `step`-th
+/// from `first` on.
+fn transposed(data: &[u8], shape: &[usize], first: usize, step: usize) -> Vec<u8> {
+    let (rows, columns) = (shape[1], shape[2]);
+    let mut out = Vec::new();
+    for matrix in data.chunks_exact(rows * columns * 4) {
+        for column in (first..columns).step_by(step) {
+            (0..rows).for_each(|row| out.extend(&matrix[(row * columns + column) * 4..][..4]));
+        }
+    }
+    out
+}
+
+/// Adds gates and ups, which alternate in a tensor of all experts, as two tensors.
+fn interleaved_experts(
+    tensors: &mut BTreeMap<String, (Vec<usize>, Vec<u8>)>,
+    layer: &str,
+    part: &str,
+    shape: &[usize],
+    data: &[u8],
+) {
+    for (first, name) in ["gate", "up"].into_iter().enumerate() {
+        let (kind, shape, data) = match part.ends_with("_bias") {
+            true => {
+                let every_second = data.as_chunks::<4>().0.iter().skip(first).step_by(2);
+                ("bias", vec![shape[0], shape[1] / 2], every_second.flatten().copied().collect())
+            }
+            false => ("weight", vec![shape[0], shape[2] / 2, shape[1]], transposed(data, shape, first, 2)),
+        };
+        tensors.insert(format!("blk.{layer}.ffn_{name}_exps.{kind}"), (shape, data));
+    }
 }
 
 fn common(writer: GgufWriter, name: &str, layers: u32) -> GgufWriter {
@@ -147,6 +229,56 @@ fn deepseek() -> GgufWriter {
         .boolean("deepseek2.expert_weights_norm", true)
 }
 
+fn gpt_oss() -> GgufWriter {
+    let name = |key: &str| format!("gpt-oss.{key}");
+    common(GgufWriter::default(), "gpt-oss", 4)
+        .unsigned(&name("attention.head_count_kv"), 2)
+        .unsigned(&name("attention.key_length"), 16)
+        .unsigned(&name("attention.value_length"), 16)
+        .unsigned(&name("attention.sliding_window"), 16)
+        .float(&name("rope.freq_base"), 150000.0)
+        .string(&name("rope.scaling.type"), "yarn")
+        .float(&name("rope.scaling.factor"), 8.0)
+        .unsigned(&name("rope.scaling.original_context_length"), 64)
+        // The configuration of the fixture cancels the magnitude.
+        .float(&name("rope.scaling.attn_factor"), 1.0 / (0.1 * 8f32.ln() + 1.0))
+        .unsigned(&name("expert_count"), 8)
+        .unsigned(&name("expert_used_count"), 2)
+}
+
+fn gemma3() -> GgufWriter {
+    common(GgufWriter::default(), "gemma3", 6)
+        .unsigned("gemma3.feed_forward_length", 176)
+        .unsigned("gemma3.attention.head_count_kv", 2)
+        .unsigned("gemma3.attention.key_length", 16)
+        .unsigned("gemma3.attention.value_length", 16)
+        .unsigned("gemma3.attention.sliding_window", 16)
+        .float("gemma3.rope.freq_base", 1000000.0)
+}
+
+fn glm4_moe() -> GgufWriter {
+    let name = |key: &str| format!("glm4moe.{key}");
+    // One layer behind the last predicts further tokens.
+    common(GgufWriter::default(), "glm4moe", 5)
+        .unsigned(&name("nextn_predict_layers"), 1)
+        .unsigned(&name("feed_forward_length"), 96)
+        .unsigned(&name("expert_feed_forward_length"), 32)
+        .unsigned(&name("leading_dense_block_count"), 1)
+        .unsigned(&name("attention.head_count_kv"), 2)
+        .unsigned(&name("attention.key_length"), 16)
+        .unsigned(&name("attention.value_length"), 16)
+        .unsigned(&name("rope.dimension_count"), 8)
+        .float(&name("rope.freq_base"), 10000.0)
+        .unsigned(&name("expert_count"), 4)
+        .unsigned(&name("expert_used_count"), 2)
+        .unsigned(&name("expert_shared_count"), 1)
+        .unsigned(&name("expert_gating_func"), 2)
+        .float(&name("expert_weights_scale"), 2.5)
+        .boolean(&name("expert_weights_norm"), true)
+        .weights("blk.4.nextn.eh_proj.weight", &[64, 128])
+        .weights("blk.4.attn_norm.weight", &[64])
+}
+
 fn add<'a>(
     writer: GgufWriter,
     tensors: impl Iterator<Item = (&'a String, &'a (Vec<usize>, Vec<u8>))>,
@@ -169,11 +301,14 @@ fn verified(name: &str, files: &[(&str, Vec<u8>)]) -> Result<Verification, Model
 }
 
 #[test]
-fn experts_in_one_tensor_give_the_logits_of_the_reference() {
+fn files_of_every_family_give_the_logits_of_the_reference() {
     for (name, writer, split_expansion) in [
         ("qwen3-moe", qwen3_moe(), false),
         ("deepseek-v3", deepseek(), false),
         ("deepseek-v3", deepseek(), true),
+        ("gpt-oss", gpt_oss(), false),
+        ("gemma3", gemma3(), false),
+        ("glm4-moe", glm4_moe(), false),
     ] {
         let tensors = gguf_tensors(name, split_expansion);
         let file = add(writer, tensors.iter()).build();
@@ -196,6 +331,48 @@ fn gates_and_ups_may_share_a_tensor() {
     }
     let file = add(qwen3_moe(), tensors.iter()).build();
     let result = verified("qwen3-moe", &[("model.gguf", file)]).unwrap();
+    assert!(result.passed, "{result:?}");
+}
+
+#[test]
+fn experts_of_gpt_oss_in_blocks_of_gguf_give_the_logits_of_the_reference() {
+    // The experts of the reference are 4-bit floats, whose bytes hold two neighbors; those of GGUF hold values 16 apart.
+    let bytes = std::fs::read(fixture("gpt-oss-mxfp4").join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut writer = gpt_oss()
+        .unsigned("gpt-oss.block_count", 3)
+        .unsigned("gpt-oss.expert_count", 4)
+        .unsigned("gpt-oss.expert_feed_forward_length", 64)
+        .float("gpt-oss.rope.scaling.attn_factor", 1.0);
+    for (name, view) in file.tensors() {
+        let Some((layer, part)) = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'))
+        else {
+            continue;
+        };
+        let Some(stem) = part.strip_prefix("mlp.experts.").and_then(|part| part.strip_suffix("_blocks"))
+        else {
+            continue;
+        };
+        let scales = file.tensor(&name.replace("_blocks", "_scales")).unwrap();
+        let (shape, across) = (view.shape(), view.shape()[2]);
+        let names: &[&str] = if stem == "down_proj" { &["down"] } else { &["gate", "up"] };
+        for (first, part) in names.iter().enumerate() {
+            let mut data = Vec::new();
+            let rows = view.data().chunks_exact(16 * across).zip(scales.data().chunks_exact(across));
+            for (blocks, scales) in rows.skip(first).step_by(names.len()) {
+                for (block, scale) in blocks.chunks_exact(16).zip(scales) {
+                    let value = |at: usize| block[at / 2] >> (4 * (at % 2)) & 15;
+                    data.push(*scale);
+                    data.extend((0..16).map(|at| value(at) | value(at + 16) << 4));
+                }
+            }
+            let dimensions = [32 * across as u64, (shape[1] / names.len()) as u64, shape[0] as u64];
+            writer = writer.tensor(&format!("blk.{layer}.ffn_{part}_exps.weight"), &dimensions, 39, data);
+        }
+    }
+    let plain = gguf_tensors("gpt-oss-mxfp4", false);
+    let file = add(writer, plain.iter()).build();
+    let result = verified("gpt-oss-mxfp4", &[("model.gguf", file)]).unwrap();
     assert!(result.passed, "{result:?}");
 }
 

@@ -22,14 +22,15 @@ pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), ModelError> {
         Some(_) => layers..layers + MAX_DRAFT_LAYERS,
         None => 0..0,
     };
+    let is_draft = |rest: &str| {
+        let layer = rest.split_once('.').and_then(|(layer, _)| layer.parse::<usize>().ok());
+        layer.is_some_and(|layer| drafts.contains(&layer))
+    };
     for name in checkpoint.tensors.keys() {
         let of_a_layer = match name.strip_prefix("model.layers.") {
             // Layers behind the last one predict further tokens and are not loaded.
-            Some(rest) => !rest
-                .split_once('.')
-                .and_then(|(layer, _)| layer.parse::<usize>().ok())
-                .is_some_and(|layer| drafts.contains(&layer)),
-            None => name.starts_with("blk."),
+            Some(rest) => !is_draft(rest),
+            None => name.strip_prefix("blk.").is_some_and(|rest| !is_draft(rest)),
         };
         // Some old checkpoints include the rotary frequencies, which the configuration also determines.
         if of_a_layer && !names.contains(name.as_str()) && !name.ends_with("rotary_emb.inv_freq") {
@@ -88,7 +89,7 @@ impl Required<'_> {
     fn norms(&mut self, config: &ModelConfig) {
         self.tensor("input_layernorm.weight", &[config.hidden_size]);
         self.tensor("post_attention_layernorm.weight", &[config.hidden_size]);
-        if config.style.norms == Norms::BeforeAndAfterPlusOne {
+        if config.style.norms != Norms::Before {
             self.tensor("pre_feedforward_layernorm.weight", &[config.hidden_size]);
             self.tensor("post_feedforward_layernorm.weight", &[config.hidden_size]);
         }
@@ -160,9 +161,15 @@ impl Required<'_> {
             let [gate, up, down] = form.projections();
             for expert in 0..count {
                 let name = |part: &str| format!("{module}.experts.{expert}.{part}");
-                self.matrix(&name(gate), [size, hidden], false);
-                self.matrix(&name(up), [size, hidden], false);
-                self.matrix(&name(down), [hidden, size], false);
+                let own_bias = *biased && *form != ExpertForm::InterleavedRows;
+                self.matrix(&name(gate), [size, hidden], own_bias);
+                self.matrix(&name(up), [size, hidden], own_bias);
+                self.matrix(&name(down), [hidden, size], own_bias);
+            }
+            if *form == ExpertForm::InterleavedRows {
+                let experts = format!("{module}.experts");
+                self.tensor(&format!("{experts}.gate_up_proj_bias"), &[count, 2 * size]);
+                self.tensor(&format!("{experts}.down_proj_bias"), &[count, hidden]);
             }
         }
         if *shared_size > 0 {

@@ -30,6 +30,8 @@ use crate::sampling::Sampling;
 use crate::tokenizer::{self, Tokenizer};
 pub(crate) use coded::Coding;
 use coded::StoredAs;
+#[cfg(test)]
+pub(crate) use coded::tests as fixtures;
 use folder::Folder;
 
 /// An open model. Weights stay in the mapped files.

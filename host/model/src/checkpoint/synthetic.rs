@@ -104,6 +104,7 @@ impl Random {
                         let fraction = u16::from_le_bytes([block[offset], block[offset + 1]]) & 0x83ff;
                         block[offset..offset + 2].copy_from_slice(&(fraction | exponent << 10).to_le_bytes());
                     }
+                    bound(dtype, block);
                 }
             }
         }
@@ -123,11 +124,27 @@ impl Random {
     }
 }
 
+/// Makes a block of random bytes valid in the formats whose scales are not in half precision, and bounds zero points.
+fn bound(dtype: DType, block: &mut [u8]) {
+    match dtype {
+        DType::Mxfp4 => block[0] = 119 + block[0] % 4,
+        // The scale's sign is random, so it does not matter that all zero points are 8.
+        DType::Int4 => block[2] = 8,
+        DType::F8E4M3 => {
+            let fraction = u32::from_le_bytes([block[0], block[1], block[2], 0]) & 0x007f_ffff;
+            block[..4].copy_from_slice(&(fraction | 113 << 23).to_le_bytes());
+            // Two codes are not numbers.
+            block[4..].iter_mut().filter(|code| **code & 127 == 127).for_each(|code| *code ^= 1);
+        }
+        _ => {}
+    }
+}
+
 /// Returns the offsets of the half-precision scales in a block, and the biased exponent that keeps the block's values
 /// small.
 fn scales(dtype: DType) -> (&'static [usize], u16) {
     match dtype {
-        DType::Q4_0 => (&[0], 7),
+        DType::Q4_0 | DType::Int4 => (&[0], 7),
         DType::Q4_1 => (&[0, 2], 7),
         DType::Q5_0 => (&[0], 6),
         DType::Q5_1 => (&[0, 2], 6),
@@ -138,7 +155,7 @@ fn scales(dtype: DType) -> (&'static [usize], u16) {
         DType::Q4K | DType::Q5K => (&[0, 2], 1),
         // The scale is multiplied by two integers of up to 7 and 5 bits, so it is subnormal, as in real files.
         DType::Q6K => (&[208], 0),
-        DType::F32 | DType::F16 | DType::BF16 => (&[], 0),
+        DType::F32 | DType::F16 | DType::BF16 | DType::Mxfp4 | DType::F8E4M3 => (&[], 0),
     }
 }
 

@@ -156,7 +156,7 @@ fn rejects_unsupported_or_invalid_configs_and_names_the_key() {
         (json!({"model_type": 3}), "model_type"),
         (json!({"architectures": ["LlamaForSequenceClassification"]}), "architectures"),
         (json!({"hidden_act": "gelu"}), "hidden_act"),
-        (json!({"quantization_config": {"quant_method": "awq"}}), "quantization_config"),
+        (json!({"quantization_config": {"quant_method": "bitsandbytes"}}), "quantization_config"),
         (json!({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}), "rope_parameters.rope_type"),
         (
             json!({"rope_parameters": null, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),

@@ -4,6 +4,7 @@
 
 use serde_json::Value;
 
+use super::coding::WeightCoding;
 use super::huggingface::{Keys, brief};
 use super::rope::yarn_magnitude;
 use super::style::{Expansion, ExpertForm, Experts, GateKind, Latent, LayerStyle, Norms, Routing, Score};
@@ -28,6 +29,7 @@ pub(super) fn style(
         Architecture::Qwen3Moe => qwen3_moe(keys, layer_count),
         Architecture::Mixtral => mixtral(keys, layer_count),
         Architecture::DeepSeekV3 | Architecture::Glm4MoeLite => deepseek(keys, layer_count),
+        Architecture::Glm4Moe => glm4_moe(keys, layer_count),
         Architecture::GptOss => gpt_oss(keys, layer_count),
         Architecture::Gemma3 => gemma3(keys, hidden_size),
     }
@@ -72,9 +74,6 @@ fn mixtral(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelError
 
 /// Latent attention, and experts that are chosen by scores with a bias.
 fn deepseek(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelError> {
-    refuse(keys, "hidden_act", &["silu"])?;
-    refuse(keys, "scoring_func", &["sigmoid"])?;
-    refuse(keys, "topk_method", &["noaux_tc"])?;
     for (key, supported) in [("attention_bias", false), ("rope_interleave", true)] {
         if let Some(value) = keys.boolean(key)?.filter(|value| *value != supported) {
             return Err(ModelError::unsupported(key, value, supported.to_string()));
@@ -89,6 +88,20 @@ fn deepseek(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelErro
         norm_epsilon: LATENT_EPSILON,
         expansion: Expansion::Joined,
     };
+    let experts = deepseek_experts(keys, layer_count)?;
+    Ok(LayerStyle {
+        latent: Some(latent),
+        experts: Some(experts),
+        attention_scale: latent_scale(keys, &latent)?,
+        ..LayerStyle::default()
+    })
+}
+
+/// Experts that are chosen by the logistic function of their scores and a bias.
+fn deepseek_experts(keys: &Keys<'_>, layer_count: usize) -> Result<Experts, ModelError> {
+    refuse(keys, "hidden_act", &["silu"])?;
+    refuse(keys, "scoring_func", &["sigmoid"])?;
+    refuse(keys, "topk_method", &["noaux_tc"])?;
     let first = keys.size("first_k_dense_replace")?.unwrap_or(0);
     let step = keys.size("moe_layer_freq")?.unwrap_or(1).max(1);
     let listed = layer_types(keys, "mlp_layer_types", ["dense", "sparse"])?;
@@ -97,7 +110,7 @@ fn deepseek(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelErro
         None => layer >= first && layer.is_multiple_of(step),
     };
     let size = keys.required("moe_intermediate_size")?;
-    let experts = Experts {
+    Ok(Experts {
         count: keys.required("n_routed_experts")?,
         used: keys.required("num_experts_per_tok")?,
         size,
@@ -116,11 +129,21 @@ fn deepseek(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelErro
         },
         biased: false,
         form: ExpertForm::Separate,
-    };
+    })
+}
+
+/// Grouped attention that rotates a part of each head, and the experts of DeepSeek-V3.
+fn glm4_moe(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelError> {
+    let inner = keys.rope_parameters()?.map(|rope| rope.float("partial_rotary_factor")).transpose()?;
+    let factor = keys.float("partial_rotary_factor")?.or(inner.flatten()).unwrap_or(0.5);
+    let head = keys.required("head_dim")?;
+    if !(factor > 0.0 && factor <= 1.0) {
+        let problem = format!("{factor} is not above 0 and at most 1");
+        return Err(ModelError::config("partial_rotary_factor", problem));
+    }
     Ok(LayerStyle {
-        latent: Some(latent),
-        experts: Some(experts),
-        attention_scale: latent_scale(keys, &latent)?,
+        experts: Some(deepseek_experts(keys, layer_count)?),
+        rotated: Some((head as f32 * factor) as usize),
         ..LayerStyle::default()
     })
 }
@@ -153,7 +176,10 @@ fn gpt_oss(keys: &Keys<'_>, layer_count: usize) -> Result<LayerStyle, ModelError
         layers: layers(layer_count, |_| true),
         routing: Routing { score: Score::SoftmaxOfChosen, ..softmax(false) },
         biased: true,
-        form: ExpertForm::Interleaved,
+        form: match WeightCoding::read_from(keys)? {
+            Some(WeightCoding::Mxfp4) => ExpertForm::InterleavedRows,
+            _ => ExpertForm::Interleaved,
+        },
     };
     Ok(LayerStyle {
         experts: Some(experts),

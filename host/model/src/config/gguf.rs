@@ -23,10 +23,12 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
     let mut architecture = Architecture::from_gguf(name)?;
     let keys = Keys { file, prefix: name };
     let hidden_size = keys.required("embedding_length")?;
-    let layer_count = keys.required("block_count")?;
+    // Layers behind the last one predict further tokens and are not run.
+    let drafts = keys.size("nextn_predict_layers")?.unwrap_or(0);
+    let layer_count = keys.required("block_count")?.saturating_sub(drafts);
     let head_count = keys.required("attention.head_count")?;
     let kv_head_count = keys.size("attention.head_count_kv")?.unwrap_or(head_count);
-    let style = gguf_style::style(&keys, architecture, layer_count)?;
+    let style = gguf_style::style(&keys, architecture, layer_count, hidden_size)?;
     let head_size = match (style.latent, keys.size("attention.key_length")?) {
         (Some(latent), _) => latent.head_size(),
         (None, Some(size)) => size,
@@ -38,14 +40,15 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
     let context_length = keys.required("context_length")?;
     let window =
         keys.size("attention.sliding_window")?.filter(|window| *window > 0 && *window < context_length);
+    let windows = gguf_style::windows(&keys, architecture, layer_count, window)?;
     match (architecture, window) {
-        (_, None) => {}
+        (_, None) | (Architecture::GptOss | Architecture::Gemma3, _) => {}
         (Architecture::Llama, Some(_)) => architecture = Architecture::Mistral,
         (_, Some(window)) => {
             return Err(ModelError::unsupported(
                 keys.name("attention.sliding_window"),
                 window,
-                "sliding windows in GGUF files of the llama architecture",
+                "sliding windows in GGUF files of the architectures llama, gpt-oss and gemma3",
             ));
         }
     }
@@ -71,8 +74,7 @@ pub(crate) fn from_gguf(file: &GgufFile, bytes: &[u8]) -> Result<ModelConfig, Mo
         context_length,
         norm_epsilon: norm_epsilon as f32,
         rope: rope(file, bytes, &keys, architecture)?,
-        // The length is bounded here because `check` reports the key only later.
-        windows: vec![window; layer_count.min(super::MAX_LAYERS)],
+        windows,
         qkv_bias: has("blk.0.attn_q.bias"),
         output_bias: has("blk.0.attn_output.bias"),
         mlp_bias: has("blk.0.ffn_up.bias"),
@@ -123,8 +125,9 @@ impl Keys<'_> {
         if style.latent.is_some() {
             return Ok(());
         }
-        for key in ["attention.value_length", "rope.dimension_count"] {
-            if let Some(size) = self.size(key)?.filter(|size| *size != head_size) {
+        let rotated = style.rotated.unwrap_or(head_size);
+        for (key, wanted) in [("attention.value_length", head_size), ("rope.dimension_count", rotated)] {
+            if let Some(size) = self.size(key)?.filter(|size| *size != wanted) {
                 return Err(ModelError::unsupported(
                     self.name(key),
                     size,
@@ -178,10 +181,11 @@ fn rope(
         Some(factor) => Some(factor),
         None => file.float(&keys.name("rope.scale_linear"))?,
     };
-    if let (Architecture::DeepSeekV3, Some("yarn"), Some(factor)) =
+    if let (Architecture::DeepSeekV3 | Architecture::GptOss, Some("yarn"), Some(factor)) =
         (architecture, file.string(&kind)?, factor)
     {
-        return Ok(Rope { theta, pairing, scaling: gguf_style::yarn(keys, factor as f32)? });
+        let scaling = gguf_style::yarn(keys, architecture, factor as f32)?;
+        return Ok(Rope { theta, pairing, scaling });
     }
     let linear = match (file.string(&kind)?, factor) {
         (Some("none"), _) | (None, None) => None,

@@ -25,7 +25,7 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
     let (config, prefix) = text_config(files.config);
     let keys = Keys::of(config, prefix)?;
     let architecture = architecture(&keys)?;
-    refuse_unsupported(&keys)?;
+    refuse_unsupported(&keys, architecture)?;
     let hidden_size = keys.required("hidden_size")?;
     let layer_count = keys.required("num_hidden_layers")?;
     let head_count = keys.required("num_attention_heads")?;
@@ -40,6 +40,7 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
         Architecture::Qwen2 => (true, false),
         Architecture::Mistral | Architecture::Mixtral => (false, false),
         Architecture::GptOss => (attention_bias.unwrap_or(true), attention_bias.unwrap_or(true)),
+        Architecture::Glm4Moe => (attention_bias.unwrap_or(false), false),
         _ => (attention_bias.unwrap_or(false), attention_bias.unwrap_or(false)),
     };
     let mlp_bias = keys.boolean("mlp_bias")?.unwrap_or(false) && architecture == Architecture::Llama;
@@ -62,7 +63,11 @@ pub(crate) fn from_huggingface(files: &HuggingFaceFiles<'_>) -> Result<ModelConf
         qkv_bias,
         output_bias,
         mlp_bias,
-        qk_norm: matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3),
+        qk_norm: match architecture {
+            Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3 => true,
+            Architecture::Glm4Moe => keys.boolean("use_qk_norm")?.unwrap_or(false),
+            _ => false,
+        },
         style,
         tied_head: keys.boolean("tie_word_embeddings")?.unwrap_or(!files.has_head),
         bos: keys.tokens("bos_token_id")?.first().copied(),
@@ -164,7 +169,10 @@ fn architecture(keys: &Keys<'_>) -> Result<Architecture, ModelError> {
     }
 }
 
-fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), ModelError> {
+fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(), ModelError> {
+    if architecture == Architecture::Glm4Moe {
+        return Ok(());
+    }
     match keys.float("partial_rotary_factor")? {
         None | Some(1.0) => Ok(()),
         Some(other) => Err(ModelError::unsupported("partial_rotary_factor", other, "1")),
@@ -279,7 +287,10 @@ fn windows(
     let layers = layer_count.min(super::MAX_LAYERS); // `check` rejects a larger count.
     let window = keys.size("sliding_window")?;
     let window = match architecture {
-        Architecture::Llama | Architecture::DeepSeekV3 | Architecture::Glm4MoeLite => None,
+        Architecture::Llama
+        | Architecture::DeepSeekV3
+        | Architecture::Glm4Moe
+        | Architecture::Glm4MoeLite => None,
         Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss | Architecture::Gemma3 => window,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
             window.filter(|_| matches!(keys.boolean("use_sliding_window"), Ok(Some(true))))

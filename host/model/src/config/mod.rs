@@ -15,7 +15,9 @@ mod shapes;
 mod style;
 
 pub use architecture::Architecture;
-pub(crate) use coding::WeightCoding;
+#[cfg(test)]
+pub(crate) use coding::CODINGS;
+pub(crate) use coding::{Fp8Coding, Int4Coding, IntegerPacking, WeightCoding};
 pub(crate) use gguf::from_gguf;
 pub(crate) use huggingface::{HuggingFaceFiles, Keys, brief, from_huggingface, token_text};
 pub use rope::{Rope, RopePairing, RopeScaling};

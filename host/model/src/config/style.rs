@@ -108,6 +108,9 @@ pub enum ExpertForm {
     Mixtral,
     /// Two tensors for all experts, with the inputs outermost and gates and ups interleaved.
     Interleaved,
+    /// The same experts as 4-bit floats: matrices are read as those of [`ExpertForm::Separate`], biases are those of all
+    /// experts in one tensor, with gates and ups interleaved.
+    InterleavedRows,
 }
 
 /// The function of a gate and an up value.
@@ -126,8 +129,9 @@ pub enum Norms {
     /// One before each part.
     #[default]
     Before,
-    /// One before and one after each part. Their weights, and those of all other norms, are stored without the 1 that is
-    /// added to them.
+    /// One before and one after each part.
+    BeforeAndAfter,
+    /// The same, but the weights of all norms are stored without the 1 that is added to them.
     BeforeAndAfterPlusOne,
 }
 
@@ -135,7 +139,7 @@ impl Norms {
     /// Returns what is added to the stored weights.
     pub(crate) fn offset(self) -> f32 {
         match self {
-            Norms::Before => 0.0,
+            Norms::Before | Norms::BeforeAndAfter => 0.0,
             Norms::BeforeAndAfterPlusOne => 1.0,
         }
     }
@@ -152,7 +156,7 @@ impl ExpertForm {
     /// Returns the name of a layer's module with the experts.
     pub(crate) fn module(self) -> &'static str {
         match self {
-            ExpertForm::Separate | ExpertForm::Interleaved => "mlp",
+            ExpertForm::Separate | ExpertForm::Interleaved | ExpertForm::InterleavedRows => "mlp",
             ExpertForm::Mixtral => "block_sparse_moe",
         }
     }
@@ -161,14 +165,16 @@ impl ExpertForm {
     pub(crate) fn router(self) -> &'static str {
         match self {
             ExpertForm::Separate | ExpertForm::Mixtral => "gate",
-            ExpertForm::Interleaved => "router",
+            ExpertForm::Interleaved | ExpertForm::InterleavedRows => "router",
         }
     }
 
     /// Returns the names of an expert's gate, up and down projections.
     pub(crate) fn projections(self) -> [&'static str; 3] {
         match self {
-            ExpertForm::Separate | ExpertForm::Interleaved => ["gate_proj", "up_proj", "down_proj"],
+            ExpertForm::Separate | ExpertForm::Interleaved | ExpertForm::InterleavedRows => {
+                ["gate_proj", "up_proj", "down_proj"]
+            }
             ExpertForm::Mixtral => ["w1", "w3", "w2"],
         }
     }

@@ -15,7 +15,7 @@ pub(super) const DENSE: [&str; 5] =
     ["llama-gqa", "llama-tied-rope3", "qwen2-bias", "qwen3-qknorm", "mistral-window"];
 /// A model whose experts are packed integers, beside which activations are rounded.
 pub(super) const PACKED: &str = "kimi-k2-int4";
-pub(super) const MODELS: [&str; 10] = [
+pub(super) const MODELS: [&str; 11] = [
     "llama-gqa",
     "llama-tied-rope3",
     "qwen2-bias",
@@ -23,6 +23,7 @@ pub(super) const MODELS: [&str; 10] = [
     "mistral-window",
     "qwen3-moe",
     "deepseek-v3",
+    "glm4-moe",
     "glm4-moe-lite",
     "gpt-oss",
     "gemma3",

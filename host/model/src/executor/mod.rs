@@ -11,6 +11,8 @@ pub(crate) mod estimate;
 mod fixture;
 mod limits;
 mod model_weights;
+#[cfg(test)]
+mod not_numbers_tests;
 mod pipeline;
 mod placed;
 mod rank;

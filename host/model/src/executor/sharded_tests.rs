@@ -25,7 +25,7 @@ fn weights(name: &str, options: &ExecutorOptions) -> ModelWeights {
 /// Returns all logits of a run with chunked prefills, mixed steps and batched decodes of three sequences.
 fn run(executor: &mut dyn Executor, ids: &[u32]) -> Vec<Vec<f32>> {
     let reversed: Vec<u32> = ids.iter().rev().copied().collect();
-    let other: Vec<u32> = ids.iter().map(|id| (id * 7 + 3) % 256).collect();
+    let other: Vec<u32> = ids.iter().map(|id| (id * 7 + 3) % 100).collect();
     let mut steps = vec![
         vec![
             sequence(&ids[..40], 0, 9, LogitsWanted::None),

@@ -228,7 +228,8 @@ fn read_entry(cursor: &mut Cursor<'_>, name: &str) -> Result<Entry, Problem> {
     shape.reverse(); // The file lists the innermost dimension first.
     let code = cursor.u32("a tensor type")?;
     let dtype = dtype_of(code).ok_or_else(|| {
-        let supported = DType::ALL.map(|dtype| dtype.to_string()).join(", ");
+        let formats: Vec<String> = formats().map(|dtype| dtype.to_string()).collect();
+        let supported = formats.join(", ");
         bad(format!("has the type {} ({code}); supported: {supported}", ggml_type_name(code)))
     })?;
     let offset = cursor.u64("a tensor offset")?;
@@ -272,6 +273,11 @@ pub(crate) fn tensor_bytes(dtype: DType, shape: &[usize]) -> Option<usize> {
     dtype.row_bytes(row)?.checked_mul(rows)
 }
 
+/// Returns the formats of weights that files may have.
+pub(crate) fn formats() -> impl Iterator<Item = DType> {
+    (0..64).filter_map(dtype_of)
+}
+
 fn dtype_of(code: u32) -> Option<DType> {
     Some(match code {
         0 => DType::F32,
@@ -289,6 +295,7 @@ fn dtype_of(code: u32) -> Option<DType> {
         20 => DType::Iq4Nl,
         23 => DType::Iq4Xs,
         30 => DType::BF16,
+        39 => DType::Mxfp4,
         _ => return None,
     })
 }
@@ -311,7 +318,6 @@ fn ggml_type_name(code: u32) -> &'static str {
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
-        39 => "MXFP4",
         _ => "unknown",
     }
 }

@@ -61,7 +61,7 @@ impl Block {
         let mut norm = |name: &str| norm(config, weights, &format!("{prefix}.{name}"), config.hidden_size);
         let (attention_norm, mlp_norm, after) = match config.style.norms {
             Norms::Before => (norm("input_layernorm")?, norm("post_attention_layernorm")?, None),
-            Norms::BeforeAndAfterPlusOne => (
+            Norms::BeforeAndAfter | Norms::BeforeAndAfterPlusOne => (
                 norm("input_layernorm")?,
                 norm("pre_feedforward_layernorm")?,
                 Some([norm("post_attention_layernorm")?, norm("post_feedforward_layernorm")?]),

@@ -144,8 +144,10 @@ fn runnable(
         let is_expert = name.contains(".experts.");
         match quantization.storage(&Module { name, prefix: "", class, is_expert }) {
             // The forms in which the executors keep these weights.
+            Ok(Some(Storage::MXFP4)) => DType::Mxfp4,
+            Ok(Some(Storage::Grouped { bits: 8, .. } | Storage::Blocks8 { .. })) => DType::F8E4M3,
+            Ok(Some(Storage::Grouped { has_zero_points: true, .. })) => DType::Int4,
             Ok(Some(Storage::Grouped { .. })) => DType::Q4_0,
-            Ok(Some(Storage::Blocks8 { .. })) => DType::F32,
             _ => plain,
         }
     };

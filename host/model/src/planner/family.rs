@@ -106,7 +106,6 @@ const FAMILIES: [Family; 16] = [
         output_bias: Biases::Never,
         head_norms: HeadNorms::Configured,
         experts: Experts::DeepSeek,
-        parts: &["rotation of half a head"],
         ..DENSE
     },
     Family { name: "glm4_moe_lite", experts: Experts::DeepSeek, ..DENSE },

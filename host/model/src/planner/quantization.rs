@@ -218,7 +218,9 @@ fn integers(keys: &Keys<'_>, method: &str) -> Result<Quantization, ModelError> {
             ));
         }
     };
-    let storage = Storage::Grouped { bits, group, scale_bytes: 2, has_zero_points: true };
+    // Symmetric integers of GPTQ have the zero point 8, which takes no place in memory.
+    let symmetric = keys.boolean("sym")? == Some(true) || keys.boolean("zero_point")? == Some(false);
+    let storage = Storage::Grouped { bits, group, scale_bytes: 2, has_zero_points: !symmetric };
     let mut ignored = parts(keys, "modules_to_not_convert")?;
     ignored.push(Entry::Part("lm_head".to_owned()));
     let linear = vec![Entry::Exact("Linear".to_owned())];

@@ -1,7 +1,7 @@
 //! Loads the matrices of latent attention that expand a latent to the keys and values of each head.
 //!
-//! Invariant: a head's key matrix is kept transposed, because queries are multiplied by it. Formats whose blocks cannot be
-//! transposed become F32, which holds their values exactly.
+//! Invariant: a head's key matrix is kept transposed, because queries are multiplied by it. 8-bit floats stay packed if 32
+//! rows share each scale; formats whose blocks cannot be transposed become F32, which holds their values exactly.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,6 +13,10 @@ use super::{WeightLoader, bytes_of};
 use crate::checkpoint::Tensor;
 use crate::config::{Expansion, Latent};
 use crate::error::ModelError;
+
+/// Number of 8-bit floats that share a scale, and the size of their block in bytes.
+const F8_BLOCK: usize = 32;
+const F8_BYTES: usize = 36;
 
 type Heads = (Vec<PackedMatrix>, Vec<PackedMatrix>);
 
@@ -86,6 +90,14 @@ impl WeightLoader<'_> {
         bytes: Range<usize>,
         [rows, columns]: [usize; 2],
     ) -> Result<PackedMatrix, ModelError> {
+        let transposed = match tensor.dtype {
+            DType::F8E4M3 if self.is_plan() && rows.is_multiple_of(F8_BLOCK) => Some(Vec::new()),
+            DType::F8E4M3 => transposed_f8(tensor.data.get(bytes.clone()).unwrap_or_default(), rows, columns),
+            _ => None,
+        };
+        if let Some(blocks) = transposed {
+            return self.packed(name, DType::F8E4M3, [columns, rows], || Ok(Cow::Owned(blocks)));
+        }
         let dtype = match tensor.dtype {
             dtype @ (DType::F32 | DType::F16 | DType::BF16) => dtype,
             _ => DType::F32,
@@ -108,4 +120,26 @@ impl WeightLoader<'_> {
             Ok(Cow::Owned(values.concat()))
         })
     }
+}
+
+/// Transposes rows of 8-bit floats, or returns `None` if 32 rows do not share each scale.
+fn transposed_f8(data: &[u8], rows: usize, columns: usize) -> Option<Vec<u8>> {
+    if !rows.is_multiple_of(F8_BLOCK) || !columns.is_multiple_of(F8_BLOCK) {
+        return None;
+    }
+    let across = columns / F8_BLOCK;
+    let (blocks, _) = data.as_chunks::<F8_BYTES>();
+    let mut out = Vec::with_capacity(data.len());
+    for column in 0..columns {
+        for first in (0..rows).step_by(F8_BLOCK) {
+            let block = |row: usize| &blocks[row * across + column / F8_BLOCK];
+            let scale = &block(first)[..4];
+            if (first..first + F8_BLOCK).any(|row| block(row)[..4] != *scale) {
+                return None;
+            }
+            out.extend(scale);
+            out.extend((first..first + F8_BLOCK).map(|row| block(row)[4 + column % F8_BLOCK]));
+        }
+    }
+    Some(out)
 }

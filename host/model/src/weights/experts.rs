@@ -20,7 +20,7 @@ impl WeightLoader<'_> {
         let [_, _, down] = experts.form.projections();
         let block = match experts.form {
             ExpertForm::Interleaved => 1,
-            ExpertForm::Separate | ExpertForm::Mixtral => {
+            ExpertForm::Separate | ExpertForm::Mixtral | ExpertForm::InterleavedRows => {
                 self.block_len(&format!("{prefix}.experts.0.{down}.weight"))?
             }
         };
@@ -42,15 +42,52 @@ impl WeightLoader<'_> {
         let [gate, up, down] =
             experts.form.projections().map(|part| format!("{prefix}.experts.{expert}.{part}.weight"));
         let rows = ShardPlan::Rows(vec![own.clone()]);
+        let columns = ShardPlan::Columns(own.clone());
         let wide = [experts.size, hidden];
+        let [gate_bias, up_bias, down_bias] = match (experts.biased, experts.form) {
+            (false, _) => [Vec::new(), Vec::new(), Vec::new()],
+            (true, ExpertForm::InterleavedRows) => {
+                self.interleaved_biases(prefix, experts, expert, hidden, own)?
+            }
+            (true, _) => {
+                let name = |weight: &str| weight.replace(".weight", ".bias");
+                [
+                    self.vector(&name(&gate), experts.size, &rows)?,
+                    self.vector(&name(&up), experts.size, &rows)?,
+                    self.vector(&name(&down), hidden, &columns)?,
+                ]
+            }
+        };
         Ok(Expert {
             gate: self.matrix(&gate, wide, &rows)?,
             up: self.matrix(&up, wide, &rows)?,
-            down: self.matrix(&down, [hidden, experts.size], &ShardPlan::Columns(own))?,
-            gate_bias: Vec::new(),
-            up_bias: Vec::new(),
-            down_bias: Vec::new(),
+            down: self.matrix(&down, [hidden, experts.size], &columns)?,
+            gate_bias,
+            up_bias,
+            down_bias,
         })
+    }
+
+    /// Loads the biases of an expert's gates, ups and outputs from the tensors of all experts.
+    fn interleaved_biases(
+        &mut self,
+        prefix: &str,
+        experts: &Experts,
+        expert: usize,
+        hidden: usize,
+        own: Range<usize>,
+    ) -> Result<[Vec<f32>; 3], ModelError> {
+        let Experts { count, size, .. } = *experts;
+        let wide = self.row(&format!("{prefix}.experts.gate_up_proj_bias"), [count, 2 * size], expert)?;
+        let every_second = |first: usize| own.clone().map(|row| wide[2 * row + first]).collect::<Vec<f32>>();
+        // The ranks' outputs are added up, so only the first rank adds the bias.
+        let down = match self.shard().rank {
+            0 => self.row(&format!("{prefix}.experts.down_proj_bias"), [count, hidden], expert)?,
+            _ => Vec::new(),
+        };
+        let biases = [every_second(0), every_second(1), down];
+        self.count_values(biases.iter().map(Vec::len).sum());
+        Ok(biases)
     }
 
     /// Loads an expert from tensors of all experts, `[experts, inputs, outputs]`, in which gates and ups alternate.
@@ -72,19 +109,10 @@ impl WeightLoader<'_> {
         let gate = self.transposed(&both, shape, expert, 0..hidden, &gate_columns)?;
         let up = self.transposed(&both, shape, expert, 0..hidden, &up_columns)?;
         let outputs: Vec<usize> = (0..hidden).collect();
+        let biases_of = own.clone();
         let down_matrix = self.transposed(&down, [count, size, hidden], expert, own, &outputs)?;
-        let wide = self.values(&format!("{both}_bias"), &[count, 2 * size])?;
-        let narrow = self.values(&format!("{down}_bias"), &[count, hidden])?;
-        let pick = |columns: &[usize]| -> Vec<f32> {
-            columns.iter().map(|column| wide[expert * 2 * size + column]).collect()
-        };
-        // The ranks' outputs are added up, so only the first rank adds the bias.
-        let down_bias = match self.shard().rank {
-            0 => narrow[expert * hidden..][..hidden].to_vec(),
-            _ => Vec::new(),
-        };
-        let (gate_bias, up_bias) = (pick(&gate_columns), pick(&up_columns));
-        self.count_values(gate_bias.len() + up_bias.len() + down_bias.len());
+        let [gate_bias, up_bias, down_bias] =
+            self.interleaved_biases(prefix, experts, expert, hidden, biases_of)?;
         Ok(Expert { gate, up, down: down_matrix, gate_bias, up_bias, down_bias })
     }
 

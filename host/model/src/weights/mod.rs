@@ -172,7 +172,7 @@ impl<'a> WeightLoader<'a> {
         [rows, columns]: [usize; 2],
         data: impl FnOnce() -> Result<Cow<'d, [u8]>, ModelError>,
     ) -> Result<PackedMatrix, ModelError> {
-        let form = if self.exact && dtype.is_quantised() { DType::F32 } else { dtype };
+        let form = if self.exact && dtype.rounds_activations() { DType::F32 } else { dtype };
         let matrix = match &mut self.target {
             Target::Memory { pool, arena } => {
                 let mut data = data()?;
@@ -200,6 +200,25 @@ impl<'a> WeightLoader<'a> {
             let (dtype, content) = tensor.content()?;
             dequantize(dtype, &content, &mut values)
                 .map_err(|error| ModelError::tensor(name, error.to_string()))?;
+        }
+        Ok(values)
+    }
+
+    /// Returns one row of a tensor of values, or zeros for a plan.
+    pub(super) fn row(
+        &self,
+        name: &str,
+        [rows, columns]: [usize; 2],
+        row: usize,
+    ) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.tensor(name, &[rows, columns])?;
+        let mut values = vec![0.0; columns];
+        if let Target::Memory { .. } = self.target {
+            let wrong = |problem: String| ModelError::tensor(name, problem);
+            let length = tensor.dtype.row_bytes(columns).unwrap_or(0);
+            let bytes = tensor.data.get(row * length..(row + 1) * length);
+            let bytes = bytes.ok_or_else(|| wrong(format!("has no row {row}")))?;
+            dequantize(tensor.dtype, bytes, &mut values).map_err(|error| wrong(error.to_string()))?;
         }
         Ok(values)
     }

@@ -27,7 +27,7 @@ use subject::Subject;
 use suite::{Plan, Shapes, Suite};
 
 /// Formats of random weights, by the name of the flag's value.
-const WEIGHTS: [(&str, DType); 15] = [
+const WEIGHTS: [(&str, DType); 18] = [
     ("bf16", DType::BF16),
     ("f16", DType::F16),
     ("f32", DType::F32),
@@ -43,6 +43,9 @@ const WEIGHTS: [(&str, DType); 15] = [
     ("q6_k", DType::Q6K),
     ("iq4_nl", DType::Iq4Nl),
     ("iq4_xs", DType::Iq4Xs),
+    ("mxfp4", DType::Mxfp4),
+    ("int4", DType::Int4),
+    ("fp8", DType::F8E4M3),
 ];
 
 /// Measure prefill and decode of a model

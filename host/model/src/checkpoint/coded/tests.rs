@@ -10,15 +10,16 @@ use serde_json::{Value, json};
 use super::*;
 use crate::checkpoint::Checkpoint;
 use crate::verify::{VerifyOptions, verify};
+use skep_kernels::dequantize::f8_e4m3;
 
 /// A tensor in memory.
-pub(in crate::checkpoint) type Stored = (Dtype, Vec<usize>, Vec<u8>);
+pub(crate) type Stored = (Dtype, Vec<usize>, Vec<u8>);
 
-pub(in crate::checkpoint) fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny").join(name)
 }
 
-pub(in crate::checkpoint) fn tensors(name: &str) -> BTreeMap<String, Stored> {
+pub(crate) fn tensors(name: &str) -> BTreeMap<String, Stored> {
     let bytes = std::fs::read(fixture(name).join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let stored = |view: TensorView<'_>| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
@@ -26,11 +27,7 @@ pub(in crate::checkpoint) fn tensors(name: &str) -> BTreeMap<String, Stored> {
 }
 
 /// Writes a model with the configuration of a fixture, some keys of which are replaced.
-pub(in crate::checkpoint) fn write(
-    name: &str,
-    keys: Value,
-    tensors: &BTreeMap<String, Stored>,
-) -> tempfile::TempDir {
+pub(crate) fn write(name: &str, keys: Value, tensors: &BTreeMap<String, Stored>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let text = std::fs::read(fixture(name).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_slice(&text).unwrap();
@@ -44,7 +41,7 @@ pub(in crate::checkpoint) fn write(
     folder
 }
 
-pub(in crate::checkpoint) fn le(values: &[f32]) -> Vec<u8> {
+pub(crate) fn le(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
@@ -62,34 +59,10 @@ fn floats_of_eight_bits_have_the_values_of_their_format() {
         (0xfe, -448.0),
     ];
     for (code, value) in cases {
-        assert_eq!(fp8_value(code), value, "{code:#x}");
+        assert_eq!(f8_e4m3(code), value, "{code:#x}");
     }
-    assert!(fp8_value(0x7f).is_nan() && fp8_value(0xff).is_nan());
-    assert!((0..0x7e).all(|code| fp8_value(code) < fp8_value(code + 1)));
-}
-
-#[test]
-fn packed_integers_become_blocks_of_the_same_values() {
-    // Two groups: the nibbles 0 to 15 twice, then twice 15 down to 0; the lowest bits come first.
-    let up: Vec<u8> = (0..8).map(|at| (2 * at) | (2 * at + 1) << 4).collect();
-    let down: Vec<u8> = up.iter().rev().map(|byte| byte.rotate_left(4)).collect();
-    let packed = [&up[..], &up, &down, &down].concat();
-    let blocks = int4_blocks(&packed, &[0.5, -0.25]).unwrap();
-    let mut values = vec![0.0; 64];
-    dequantize(DType::Q4_0, &blocks, &mut values).unwrap();
-    let expected = |at: usize| match at < 32 {
-        true => (at as f32 % 16.0 - 8.0) * 0.5,
-        false => (15.0 - at as f32 % 16.0 - 8.0) * -0.25,
-    };
-    assert_eq!(values, (0..64).map(expected).collect::<Vec<_>>());
-    // A scale that half precision does not hold keeps its value in F32; that of a group of zeros does not matter.
-    let small = 2f32.powi(-20) * 1.0078125;
-    assert_eq!(int4_blocks(&packed, &[0.5, small]), None);
-    let exact = int4_values(&packed, &[0.5, small]);
-    assert_eq!(exact[4 * 33..][..4], ((14.0 - 8.0) * small).to_le_bytes());
-    let zeros = int4_blocks(&[0x88; 16], &[small]).unwrap();
-    dequantize(DType::Q4_0, &zeros, &mut values[..32]).unwrap();
-    assert_eq!(values[..32], [0.0; 32]);
+    assert!(f8_e4m3(0x7f).is_nan() && f8_e4m3(0xff).is_nan());
+    assert!((0..0x7e).all(|code| f8_e4m3(code) < f8_e4m3(code + 1)));
 }
 
 #[test]
@@ -105,7 +78,12 @@ fn experts_of_kimi_stay_packed_and_everything_else_stays_float() {
 
 #[test]
 fn blocks_of_eight_bit_floats_count_as_their_exact_values() {
-    let block = [24, 40];
+    // Only rows of up to 40 columns have one scale for every 32 of them.
+    check_blocks_of_eight_bits([24, 40], DType::F32);
+    check_blocks_of_eight_bits([32, 32], DType::F8E4M3);
+}
+
+fn check_blocks_of_eight_bits(block: [usize; 2], format: DType) {
     let (mut coded, mut exact) = (tensors("deepseek-v3"), tensors("deepseek-v3"));
     let names: Vec<String> =
         coded.keys().filter(|name| name.contains("_proj") && name.ends_with(".weight")).cloned().collect();
@@ -121,13 +99,13 @@ fn blocks_of_eight_bit_floats_count_as_their_exact_values() {
         let mut stands_for = Vec::new();
         for (at, value) in values.iter().enumerate() {
             let scale = scales[at / columns / block[0] * across + at % columns / block[1]];
-            let distance = |code: &u8| (fp8_value(*code) * scale - value).abs();
+            let distance = |code: &u8| (f8_e4m3(*code) * scale - value).abs();
             let code = (0..=u8::MAX)
-                .filter(|code| !fp8_value(*code).is_nan())
+                .filter(|code| !f8_e4m3(*code).is_nan())
                 .min_by(|a, b| distance(a).total_cmp(&distance(b)))
                 .unwrap();
             codes.push(code);
-            stands_for.push(fp8_value(code) * scale);
+            stands_for.push(f8_e4m3(code) * scale);
         }
         exact.insert(name.clone(), (Dtype::F32, shape.clone(), le(&stands_for)));
         let scale_shape = vec![rows.div_ceil(block[0]), across];
@@ -137,11 +115,30 @@ fn blocks_of_eight_bit_floats_count_as_their_exact_values() {
     let quantization = json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": block}});
     let coded = write("deepseek-v3", quantization, &coded);
     let exact = write("deepseek-v3", json!({}), &exact);
+    let expected = "expected.safetensors";
+    for folder in [&coded, &exact] {
+        std::fs::copy(fixture("deepseek-v3").join(expected), folder.path().join(expected)).unwrap();
+    }
+    // The logits are those of the exact values to the last bit. Ranks cut packed blocks elsewhere, and so add up in
+    // another order.
+    let ranks = |tensor_parallel| VerifyOptions { tensor_parallel, ..VerifyOptions::default() };
+    for tensor_parallel in [1, 2] {
+        let verified = |folder: &Path| verify(folder, ranks(tensor_parallel)).unwrap();
+        let (coded, exact) = (verified(coded.path()), verified(exact.path()));
+        let (found, wanted) = (coded.mean_abs_error, exact.mean_abs_error);
+        let allowed = if tensor_parallel == 1 { 0.0 } else { 1e-6 };
+        assert!((found - wanted).abs() <= allowed, "{block:?}, {tensor_parallel} ranks: {found}, {wanted}");
+    }
     let (coded, exact) = (Checkpoint::open(coded.path()).unwrap(), Checkpoint::open(exact.path()).unwrap());
     assert_eq!(coded.tensors().count(), exact.tensors().count());
+    assert_eq!(coded.tensor("model.layers.0.mlp.down_proj.weight").unwrap().dtype, format);
     for tensor in exact.tensors() {
-        let (dtype, content) = coded.tensor(tensor.name).unwrap().content().unwrap();
-        assert_eq!((dtype, &*content), (tensor.dtype, tensor.data), "{}", tensor.name);
+        let found = coded.tensor(tensor.name).unwrap();
+        let (dtype, content) = found.content().unwrap();
+        assert_eq!(dtype, found.dtype, "{}", tensor.name);
+        let mut values = vec![0.0; tensor.shape.iter().product()];
+        dequantize(dtype, &content, &mut values).unwrap();
+        assert!(le(&values) == tensor.data, "{}", tensor.name);
     }
 }
 
@@ -202,9 +199,9 @@ fn malformed_and_unsupported_quantizations_are_named() {
     let group = "/quantization_config/config_groups/group_0/weights";
     for (key, value) in [
         ("num_bits", json!(8)),
-        ("symmetric", json!(false)),
-        ("group_size", json!(128)),
-        ("strategy", json!("channel")),
+        ("type", json!("float")),
+        ("group_size", json!(24)),
+        ("strategy", json!("tensor_group")),
         ("actorder", json!("group")),
     ] {
         let mut config = config.clone();
@@ -213,8 +210,12 @@ fn malformed_and_unsupported_quantizations_are_named() {
         assert!(error.contains(&format!("config_groups.weights.{key}")), "{error}");
     }
     for (value, words) in [
-        (json!({"quant_method": "gptq"}), "gptq"),
-        (json!({"quant_method": "fp8"}), "weight_block_size"),
+        (json!({"quant_method": "bitsandbytes"}), "bitsandbytes"),
+        (json!({"quant_method": "gptq", "bits": 8}), "quantization_config.bits"),
+        (json!({"quant_method": "gptq", "bits": 4, "desc_act": true}), "act-order"),
+        (json!({"quant_method": "gptq", "bits": 4, "group_size": 24}), "quantization_config.group_size"),
+        (json!({"quant_method": "gptq", "checkpoint_format": "marlin"}), "checkpoint_format"),
+        (json!({"quant_method": "awq", "bits": 4, "version": "gemv"}), "quantization_config.version"),
         (json!({"quant_method": "fp8", "weight_block_size": [128, 0]}), "weight_block_size"),
         (json!({"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]}), "fmt"),
         (json!({"quant_method": "compressed-tensors", "format": "marlin-24"}), "quantization_config.format"),

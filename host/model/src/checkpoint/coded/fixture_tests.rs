@@ -1,0 +1,210 @@
+//! Compares every coding with the values that `tests/fixtures/coded-weights/make.py` computed from the same tensors, and
+//! damages each of them.
+
+use std::collections::BTreeMap;
+
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+
+use super::tests::Stored;
+use super::*;
+
+/// A coding's configuration, its tensors without the part of their names before `:`, and the expected values.
+struct Case {
+    name: String,
+    config: Value,
+    tensors: BTreeMap<String, Stored>,
+    expected: Vec<f32>,
+}
+
+fn config_of(name: &str) -> Value {
+    let packed = |symmetric: bool, strategy: &str, group: Value| {
+        json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "symmetric": symmetric,
+            "group_size": group, "strategy": strategy, "actorder": null}}}})
+    };
+    let floats = |weights: Value| {
+        json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": weights,
+            "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": true}}}})
+    };
+    match name {
+        "int4-32" => packed(true, "group", json!(32)),
+        "int4-128" => packed(true, "group", json!(128)),
+        "int4-128-zeros" => packed(false, "group", json!(128)),
+        "int4-channel-zeros" => packed(false, "channel", json!(null)),
+        "gptq-sym" => {
+            json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": false, "sym": true})
+        }
+        "gptq" => {
+            json!({"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": false, "sym": false})
+        }
+        "gptq-v2" => {
+            json!({"quant_method": "gptq", "bits": 4, "group_size": -1, "checkpoint_format": "gptq_v2"})
+        }
+        "awq" => {
+            json!({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm"})
+        }
+        "fp8-blocks" => json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}),
+        "fp8-rows" => {
+            floats(json!({"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true}))
+        }
+        "fp8-whole" => json!({"quant_method": "fp8", "activation_scheme": "static"}),
+        "mxfp4" => json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}),
+        other => panic!("{other} has no configuration"),
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let bytes = include_bytes!("../../../../../tests/fixtures/coded-weights/weights.safetensors");
+    let file = SafeTensors::deserialize(bytes).unwrap();
+    let mut cases: BTreeMap<String, Case> = BTreeMap::new();
+    for (full, view) in file.tensors() {
+        let (name, tensor) = full.split_once(':').unwrap();
+        let case = cases.entry(name.to_owned()).or_insert_with(|| Case {
+            name: name.to_owned(),
+            config: json!({"quantization_config": config_of(name)}),
+            tensors: BTreeMap::new(),
+            expected: Vec::new(),
+        });
+        match tensor {
+            "expected" => {
+                let values = view.data().as_chunks::<4>().0;
+                case.expected = values.iter().map(|value| f32::from_le_bytes(*value)).collect();
+            }
+            _ => {
+                let stored = (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+                case.tensors.insert(tensor.to_owned(), stored);
+            }
+        }
+    }
+    cases.into_values().collect()
+}
+
+/// Joins a case's tensors, and returns the format and the values of each weight, joined in the order of names.
+fn values(case: &Case) -> Result<(DType, Vec<f32>), ModelError> {
+    let mut content = Vec::new();
+    let mut tensors = BTreeMap::new();
+    for (name, (dtype, shape, data)) in &case.tensors {
+        let format = match dtype {
+            Dtype::F32 => Format::Weights(DType::F32),
+            Dtype::F16 => Format::Weights(DType::F16),
+            Dtype::BF16 => Format::Weights(DType::BF16),
+            other => Format::Other(format!("{other:?}")),
+        };
+        let bytes = content.len()..content.len() + data.len();
+        content.extend(data);
+        let stored = StoredAs::Values;
+        tensors.insert(name.clone(), TensorLocation { format, shape: shape.clone(), file: 0, bytes, stored });
+    }
+    let files = [Mapping::made("the case", content)];
+    join(WeightCoding::read(&case.config)?.as_ref(), &mut tensors, &files)?;
+    let mut all = Vec::new();
+    let mut format = DType::F32;
+    for (name, location) in &tensors {
+        // A tensor that is left over is an error of the model's layout.
+        let dtype = match &location.format {
+            Format::Weights(dtype) if !name.ends_with("scales") => *dtype,
+            _ => return Err(ModelError::tensor(name, "is left over")),
+        };
+        let data = &files[0][location.bytes.clone()];
+        let coding = location.stored.coding(&files);
+        let tensor = Tensor { name, dtype, shape: &location.shape, data, coding };
+        let (dtype, content) = tensor.content()?;
+        let mut values = vec![0.0; location.shape.iter().product()];
+        dequantize(dtype, &content, &mut values).unwrap();
+        all.extend(values);
+        format = dtype;
+    }
+    Ok((format, all))
+}
+
+#[test]
+fn every_coding_has_the_values_of_the_reference_and_stays_packed() {
+    let formats = BTreeMap::from([
+        ("int4-32", DType::Q4_0),
+        ("int4-128", DType::Q4_0),
+        ("int4-128-zeros", DType::Int4),
+        ("int4-channel-zeros", DType::Int4),
+        ("gptq-sym", DType::Q4_0),
+        ("gptq", DType::Int4),
+        ("gptq-v2", DType::Int4),
+        ("awq", DType::Int4),
+        ("fp8-blocks", DType::F8E4M3),
+        ("fp8-rows", DType::F8E4M3),
+        ("fp8-whole", DType::F8E4M3),
+        ("mxfp4", DType::Mxfp4),
+    ]);
+    let cases = cases();
+    assert_eq!(cases.len(), formats.len());
+    for case in cases {
+        let (format, found) = values(&case).unwrap();
+        assert_eq!(format, formats[case.name.as_str()], "{}", case.name);
+        assert_eq!(found.len(), case.expected.len(), "{}", case.name);
+        for (at, (found, expected)) in found.iter().zip(&case.expected).enumerate() {
+            assert_eq!(found, expected, "{} {at}", case.name);
+        }
+    }
+}
+
+#[test]
+fn damaged_codings_are_named_and_never_a_panic() {
+    for case in cases() {
+        for tensor in case.tensors.keys() {
+            // A tensor of its own weight is missing, has another shape, or has another type.
+            let change = |change: &dyn Fn(&mut BTreeMap<String, Stored>)| {
+                let mut tensors = case.tensors.clone();
+                change(&mut tensors);
+                let config = case.config.clone();
+                values(&Case { name: case.name.clone(), config, tensors, expected: Vec::new() })
+            };
+            let what = format!("{}: {tensor}", case.name);
+            let optional = tensor.ends_with("weight_shape") || tensor.ends_with("g_idx");
+            match change(&|tensors| drop(tensors.remove(tensor))).err().map(|error| error.to_string()) {
+                Some(error) => {
+                    let named = error.contains("is missing") || error.contains("is left over");
+                    assert!(named && !optional, "{what}: {error}");
+                }
+                None => assert!(optional, "{what}"),
+            }
+            let longer = change(&|tensors| {
+                let (_, shape, data) = tensors.get_mut(tensor).unwrap();
+                data.extend(vec![0; data.len()]);
+                match shape.first_mut() {
+                    Some(first) => *first *= 2,
+                    None => shape.push(2),
+                }
+            });
+            // One scale serves any number of rows.
+            if case.name == "fp8-whole" && tensor == "m.weight" {
+                assert!(longer.is_ok());
+                continue;
+            }
+            let error = longer.err().expect(&what).to_string();
+            assert!(error.contains("m.") || error.contains("experts"), "{what}: {error}");
+            let typed = change(&|tensors| tensors.get_mut(tensor).unwrap().0 = Dtype::I8);
+            let error = typed.err().expect(&what).to_string();
+            assert!(error.contains("has the type I8"), "{what}: {error}");
+        }
+    }
+}
+
+#[test]
+fn reordered_columns_and_values_that_are_not_numbers_are_named() {
+    let damaged = |name: &str, tensor: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let mut case = cases().into_iter().find(|case| case.name == name).unwrap();
+        change(&mut case.tensors.get_mut(tensor).unwrap().2);
+        values(&case).unwrap_err().to_string()
+    };
+    let error = damaged("gptq", "m.g_idx", &|data| data.swap(0, 4 * 200));
+    assert!(error.contains("act-order") && error.contains("m.g_idx"), "{error}");
+    let error = damaged("gptq", "m.scales", &|data| data[..2].copy_from_slice(&0x7c00u16.to_le_bytes()));
+    assert!(error.contains("m.weight") && error.contains("not a finite number"), "{error}");
+    let error = damaged("fp8-blocks", "m.weight", &|data| data[261] = 0xff);
+    assert!(error.contains("its value at [1, 5] is not a number"), "{error}");
+    let error =
+        damaged("fp8-rows", "m.weight_scale", &|data| data[..4].copy_from_slice(&1e37f32.to_le_bytes()));
+    assert!(error.contains("is too large"), "{error}");
+    let error = damaged("mxfp4", "mlp.experts.down_proj_scales", &|data| data[3] = 255);
+    assert!(error.contains("block [1, 1] is not a finite number"), "{error}");
+}

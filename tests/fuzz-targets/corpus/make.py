@@ -1,0 +1,133 @@
+"""Writes small models in the codings of safetensors and the architectures of GGUF, from which mutations start.
+
+    pip install numpy ml_dtypes safetensors gguf
+    python make.py
+
+A seed of `safetensors` is the length of its config.json in two bytes, the config.json, and the weights. Weights are random.
+"""
+import json
+import pathlib
+import ml_dtypes
+import numpy as np
+import gguf
+from safetensors.numpy import save
+
+here = pathlib.Path(__file__).parent
+rng = np.random.default_rng(3)
+WIDTH, VOCABULARY = 32, 16
+
+
+def half(*shape):
+    return (rng.standard_normal(shape) * 0.1).astype(np.float16)
+
+
+def word(*shape):
+    return rng.integers(-2**31, 2**31, shape).astype(np.int32)
+
+
+LLAMA = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=WIDTH, intermediate_size=WIDTH,
+             num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, vocab_size=VOCABULARY,
+             max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True)
+OUTER = lambda: {"model.embed_tokens.weight": half(VOCABULARY, WIDTH), "model.norm.weight": half(WIDTH),
+                 "model.layers.0.input_layernorm.weight": half(WIDTH),
+                 "model.layers.0.post_attention_layernorm.weight": half(WIDTH)}
+PROJECTIONS = [f"model.layers.0.self_attn.{p}_proj" for p in "qkvo"]
+PROJECTIONS += [f"model.layers.0.mlp.{p}_proj" for p in ("gate", "up", "down")]
+
+
+def rows(module):
+    return {f"{module}.weight_packed": word(WIDTH, WIDTH // 8), f"{module}.weight_scale": half(WIDTH, 1),
+            f"{module}.weight_zero_point": word(WIDTH // 8, 1),
+            f"{module}.weight_shape": np.array([WIDTH, WIDTH], dtype=np.int64)}
+
+
+def gptq(module):
+    return {f"{module}.qweight": word(WIDTH // 8, WIDTH), f"{module}.qzeros": word(1, WIDTH // 8),
+            f"{module}.scales": half(1, WIDTH), f"{module}.g_idx": np.zeros(WIDTH, dtype=np.int32)}
+
+
+def awq(module):
+    return {f"{module}.qweight": word(WIDTH, WIDTH // 8), f"{module}.qzeros": word(1, WIDTH // 8),
+            f"{module}.scales": half(1, WIDTH)}
+
+
+def fp8(module):
+    codes = rng.integers(0, 100, (WIDTH, WIDTH), dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+    return {f"{module}.weight": codes, f"{module}.weight_scale_inv": np.full((1, 1), 0.01, dtype=np.float32)}
+
+
+CODINGS = {
+    "int4-zeros": (rows, dict(quant_method="compressed-tensors", format="pack-quantized", config_groups=dict(group_0=dict(
+        targets=["Linear"], weights=dict(num_bits=4, type="int", symmetric=False, group_size=32, strategy="group"))))),
+    "gptq": (gptq, dict(quant_method="gptq", bits=4, group_size=32, desc_act=False, sym=False)),
+    "awq": (awq, dict(quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm")),
+    "fp8": (fp8, dict(quant_method="fp8", fmt="e4m3", weight_block_size=[128, 128])),
+}
+
+
+def write(name, config, tensors):
+    text = json.dumps(config).encode()
+    bytes_ = len(text).to_bytes(2, "little") + text + save({k: np.ascontiguousarray(v) for k, v in tensors.items()})
+    (here / "safetensors" / name).write_bytes(bytes_)
+
+
+for name, (code, quantization) in CODINGS.items():
+    tensors = OUTER()
+    for module in PROJECTIONS:
+        tensors |= code(module)
+    write(name, dict(LLAMA, quantization_config=quantization), tensors)
+
+tensors = OUTER()
+for module in PROJECTIONS[:4]:
+    tensors |= {f"{module}.weight": half(WIDTH, WIDTH), f"{module}.bias": half(WIDTH)}
+tensors["model.layers.0.self_attn.sinks"] = half(2)
+mlp = "model.layers.0.mlp"
+tensors |= {f"{mlp}.router.weight": half(2, WIDTH), f"{mlp}.router.bias": half(2)}
+for part, count in (("gate_up_proj", 2 * WIDTH), ("down_proj", WIDTH)):
+    tensors[f"{mlp}.experts.{part}_blocks"] = rng.integers(0, 256, (2, count, 1, 16), dtype=np.uint8)
+    tensors[f"{mlp}.experts.{part}_scales"] = np.full((2, count, 1), 120, dtype=np.uint8)
+    tensors[f"{mlp}.experts.{part}_bias"] = half(2, count)
+OSS = dict(LLAMA, architectures=["GptOssForCausalLM"], model_type="gpt_oss", num_local_experts=2, num_experts_per_tok=1,
+           sliding_window=16, attention_bias=True, quantization_config=dict(quant_method="mxfp4"))
+write("mxfp4", OSS, tensors)
+
+
+def gguf_model(name, architecture, keys, tensors):
+    writer = gguf.GGUFWriter(here / "gguf" / name, architecture)
+    base = dict(block_count=1, context_length=64, embedding_length=WIDTH, feed_forward_length=WIDTH)
+    base |= {"attention.head_count": 2, "attention.head_count_kv": 2, "attention.key_length": 16,
+             "attention.value_length": 16}
+    for key, value in (base | keys).items():
+        writer.add_uint32(f"{architecture}.{key}", value)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_tensor("token_embd.weight", half(VOCABULARY, WIDTH))
+    writer.add_tensor("output_norm.weight", half(WIDTH).astype(np.float32))
+    for part, shape in tensors.items():
+        kind = gguf.GGMLQuantizationType.MXFP4 if "_exps.weight" in part else None
+        if kind is None:
+            writer.add_tensor(f"blk.0.{part}", half(*shape).astype(np.float32 if len(shape) == 1 else np.float16))
+        else:
+            blocks = rng.integers(0, 120, (*shape[:-1], shape[-1] // 32 * 17), dtype=np.uint8)
+            writer.add_tensor(f"blk.0.{part}", blocks, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+ATTENTION = {f"attn_{p}.weight": (WIDTH, WIDTH) for p in ("q", "k", "v", "output")} | {"attn_norm.weight": (WIDTH,)}
+BIASES = {f"attn_{p}.bias": (WIDTH,) for p in ("q", "k", "v", "output")}
+EXPERTS = {f"ffn_{p}_exps.weight": (2, WIDTH, WIDTH) for p in ("gate", "up", "down")} | {"ffn_gate_inp.weight": (2, WIDTH)}
+gguf_model("gpt-oss", "gpt-oss", {"expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": WIDTH,
+                                  "attention.sliding_window": 16},
+           ATTENTION | BIASES | EXPERTS | {"post_attention_norm.weight": (WIDTH,), "attn_sinks.weight": (2,),
+                                           "ffn_gate_inp.bias": (2,)}
+           | {f"ffn_{p}_exps.bias": (2, WIDTH) for p in ("gate", "up", "down")})
+gguf_model("gemma3", "gemma3", {"attention.sliding_window": 16},
+           ATTENTION | {f"ffn_{p}.weight": (WIDTH, WIDTH) for p in ("gate", "up", "down")}
+           | {f"{p}.weight": (WIDTH,) for p in ("post_attention_norm", "ffn_norm", "post_ffw_norm")}
+           | {f"attn_{p}_norm.weight": (16,) for p in "qk"})
+gguf_model("glm4moe", "glm4moe", {"expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": WIDTH,
+                                  "rope.dimension_count": 8, "expert_gating_func": 2},
+           ATTENTION | {f"attn_{p}.bias": (WIDTH,) for p in "qkv"} | EXPERTS
+           | {"post_attention_norm.weight": (WIDTH,), "exp_probs_b.bias": (2,)})
