@@ -288,7 +288,8 @@ async fn a_database_of_a_newer_skep_is_refused() {
     let dialect = store.readers.dialect();
     let set = store.write(dialect, |connection, dialect| {
         Box::pin(async move {
-            let set = dialect.pick("PRAGMA user_version = 99", "UPDATE skep_schema SET version = 99, oldest = 99");
+            let set =
+                dialect.pick("PRAGMA user_version = 99", "UPDATE skep_schema SET version = 99, oldest = 99");
             let set = crate::sql::query(set).execute(connection).await;
             set.map(drop).map_err(StoreError::while_it("set the version"))
         })

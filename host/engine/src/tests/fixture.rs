@@ -147,7 +147,7 @@ pub fn model_with(options: ExecutorOptions) -> LoadedModel {
     loaded(&checkpoint, weights.executor(options).expect("the executor starts"))
 }
 
-fn loaded(checkpoint: &Checkpoint, executor: Box<dyn Executor>) -> LoadedModel {
+pub fn loaded(checkpoint: &Checkpoint, executor: Box<dyn Executor>) -> LoadedModel {
     let mut config = checkpoint.config().clone();
     config.eos = vec![EOS];
     LoadedModel {

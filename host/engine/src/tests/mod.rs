@@ -12,6 +12,7 @@ mod health;
 mod lifecycle;
 mod lookahead;
 mod masked_draws;
+mod not_numbers;
 mod prefix_cache;
 mod random_schemas;
 mod resumed;
