@@ -4,10 +4,12 @@
 //! `[page][kv head][dimension][16 tokens]`, so that a register of scores covers 16 tokens; values are stored as
 //! `[page][kv head][16 tokens][stride]`.
 
+use std::ops::Range;
+
 use crate::buffer::AlignedBytes;
 use crate::cpu::dispatch;
 use crate::cpu::kv::{KvF16, KvF32, KvI8, MAX_HEAD, StoreHead};
-use crate::error::product;
+use crate::error::{expect_len, product};
 use crate::{Isa, KernelError};
 
 /// Number of tokens per page.
@@ -112,6 +114,23 @@ impl KvLayer {
         self.page_count
     }
 
+    /// Returns the number of bytes of one page: its keys, its values and their scales.
+    pub fn page_bytes(&self) -> usize {
+        Self::byte_len(self.format, 1, self.kv_heads, self.head_size).unwrap_or(0)
+    }
+
+    /// Copies a page to `out`, which has [`KvLayer::page_bytes`] bytes.
+    pub fn read_page(&self, page: u32, out: &mut [u8]) -> Result<(), KernelError> {
+        let count = self.page_count;
+        read_parts([&self.keys, &self.values, &self.key_scales, &self.value_scales], count, page, out)
+    }
+
+    /// Replaces a page with bytes that [`KvLayer::read_page`] copied from a layer of the same format and shape.
+    pub fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), KernelError> {
+        let KvLayer { keys, values, key_scales, value_scales, page_count, .. } = self;
+        write_parts([keys, values, key_scales, value_scales], *page_count, page, bytes)
+    }
+
     /// Stores the key and value heads of one position.
     ///
     /// # Safety
@@ -154,9 +173,97 @@ impl KvLayer {
     }
 }
 
+/// Copies a page out of buffers that each hold `page_count` pages.
+pub(crate) fn read_parts<const N: usize>(
+    parts: [&AlignedBytes; N],
+    page_count: usize,
+    page: u32,
+    out: &mut [u8],
+) -> Result<(), KernelError> {
+    let lengths = parts.map(AlignedBytes::len);
+    let mut rest = out;
+    for (part, at) in parts.iter().zip(page_ranges(lengths, page_count, page, rest.len())?) {
+        let (own, after) = rest.split_at_mut(at.len());
+        own.copy_from_slice(&part.as_slice()[at]);
+        rest = after;
+    }
+    Ok(())
+}
+
+/// Replaces a page in buffers that each hold `page_count` pages.
+pub(crate) fn write_parts<const N: usize>(
+    mut parts: [&mut AlignedBytes; N],
+    page_count: usize,
+    page: u32,
+    bytes: &[u8],
+) -> Result<(), KernelError> {
+    let mut lengths = [0; N];
+    for (length, part) in lengths.iter_mut().zip(&parts) {
+        *length = part.len();
+    }
+    let mut rest = bytes;
+    for (part, at) in parts.iter_mut().zip(page_ranges(lengths, page_count, page, bytes.len())?) {
+        let (own, after) = rest.split_at(at.len());
+        part.as_mut_slice()[at].copy_from_slice(own);
+        rest = after;
+    }
+    Ok(())
+}
+
+/// Returns the bytes of a page in each of the buffers, whose lengths are `lengths`.
+fn page_ranges<const N: usize>(
+    lengths: [usize; N],
+    page_count: usize,
+    page: u32,
+    bytes: usize,
+) -> Result<[Range<usize>; N], KernelError> {
+    const OP: &str = "a page";
+    let page = page as usize;
+    if page >= page_count {
+        return Err(KernelError::OutOfRange { op: OP, what: "page", index: page, count: page_count });
+    }
+    let mut ranges = [const { 0..0 }; N];
+    let mut all = 0;
+    for (range, length) in ranges.iter_mut().zip(lengths) {
+        let own = length / page_count;
+        *range = page * own..(page + 1) * own;
+        all += own;
+    }
+    expect_len(OP, "the length", all, bytes)?;
+    Ok(ranges)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copied_page_has_all_bytes_of_the_page_and_changes_no_other() {
+        for format in [KvFormat::F32, KvFormat::F16, KvFormat::I8] {
+            let from = KvLayer::new(format, 3, 2, 24).unwrap();
+            let mut to = KvLayer::new(format, 5, 2, 24).unwrap();
+            let keys: Vec<f32> = (0..48).map(|at| at as f32 - 20.0).collect();
+            let values: Vec<f32> = keys.iter().map(|key| key * 0.5).collect();
+            for slot in 0..PAGE_TOKENS {
+                // SAFETY: page 2 of 3, and only this thread.
+                unsafe { from.store(Isa::Portable, 2, slot, &keys, &values) };
+            }
+            let mut page = vec![0; from.page_bytes()];
+            from.read_page(2, &mut page).unwrap();
+            assert!(page.iter().any(|byte| *byte != 0));
+            to.write_page(1, &page).unwrap();
+            let mut copied = vec![0; page.len()];
+            to.read_page(1, &mut copied).unwrap();
+            assert_eq!(copied, page, "{format:?}");
+            for other in [0, 2, 3, 4] {
+                to.read_page(other, &mut copied).unwrap();
+                assert!(copied.iter().all(|byte| *byte == 0), "{format:?}: page {other} must stay empty");
+            }
+            assert!(to.write_page(5, &page).is_err());
+            assert!(to.write_page(0, &page[1..]).is_err());
+            assert!(from.read_page(3, &mut page).is_err());
+        }
+    }
 
     #[test]
     fn invalid_sizes_are_errors() {

@@ -13,7 +13,7 @@ use crate::cpu::elementwise::{RmsNorm, Rotate};
 use crate::cpu::kv::{KvF16, KvF32, KvI8};
 use crate::cpu::latent::{AttendLatents, LatentPage, StoreLatent};
 use crate::error::{expect_len, product};
-use crate::kv::{KvFormat, MAX_LATENT};
+use crate::kv::{KvFormat, MAX_LATENT, read_parts, write_parts};
 use crate::pool::{SharedSlice, by_rows};
 use crate::qkv::runs;
 use crate::residual::Norm;
@@ -69,6 +69,21 @@ impl LatentLayer {
             return None;
         }
         page_count.checked_mul(layout(format, latent, rotated).bytes())
+    }
+
+    /// Returns the number of bytes of one page.
+    pub fn page_bytes(&self) -> usize {
+        self.page.bytes()
+    }
+
+    /// Copies a page to `out`, which has [`LatentLayer::page_bytes`] bytes.
+    pub fn read_page(&self, page: u32, out: &mut [u8]) -> Result<(), KernelError> {
+        read_parts([&self.bytes], self.page_count, page, out)
+    }
+
+    /// Replaces a page with bytes that [`LatentLayer::read_page`] copied from a layer of the same format and shape.
+    pub fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), KernelError> {
+        write_parts([&mut self.bytes], self.page_count, page, bytes)
     }
 
     /// Returns the number of values of a query: those of a latent and of a padded rotated key.

@@ -57,6 +57,8 @@ mod hostile;
 mod house;
 /// Images in messages, and texts to continue, that upstreams get.
 mod images_and_texts;
+/// KV pages on disk: restarts that stay warm, and what is erased.
+mod kv_disk;
 /// Agents in languages other than Rust.
 mod languages;
 /// Limits of agents and tenants, and their persistence.

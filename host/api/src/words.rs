@@ -116,6 +116,7 @@ pub mod marker {
         File = "file",
         Function = "function",
         Held = "held",
+        KvDisk = "kv_disk",
         KvPageOwners = "kv_pages",
         List = "list",
         McpServer = "mcp_server",

@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use crate::agent_source::AgentSource;
 use crate::data_lock::DataLock;
 use crate::database_flag::DatabaseAddress;
+use crate::kv_disk;
 use crate::local_models;
 use crate::memory_budget::MemoryBudget;
 use crate::progress::{Progress, Silent};
@@ -56,6 +57,7 @@ pub async fn start_with(
     agents: Vec<AgentSource>,
     progress: Arc<dyn Progress + Send>,
 ) -> Result<RunningServer> {
+    skep_gateway::start_metrics();
     let access = options.auth.at(options.listen.ip())?;
     let is_open = access.keys_required || !options.listen.ip().is_loopback();
     let rates = Arc::new(RateLimiter::new(settings::rates_of(&options, is_open)));
@@ -71,8 +73,16 @@ pub async fn start_with(
     let locks = take_locks(&options)?;
     let vault = VaultKeys::default();
     let weights = InForce::new(options.weights.clone());
-    let engine =
-        EngineOptions { meter: Some(rates.clone()), weights: weights.clone(), ..options.engine.clone() };
+    let disk = match &options.data {
+        DataDir::Path(dir) => kv_disk::open(&options.kv_disk, dir),
+        DataDir::InMemory => None,
+    };
+    let engine = EngineOptions {
+        meter: Some(rates.clone()),
+        weights: weights.clone(),
+        disk: disk.clone(),
+        ..options.engine.clone()
+    };
     let budget = Arc::<MemoryBudget>::default();
     let models = local_models::declare(&options, &engine, &progress, &budget)?;
     let models = options.remote.add_to(models, &options.runtime.prices, &vault)?;
@@ -88,7 +98,7 @@ pub async fn start_with(
     let sealing_key = sealing_key(&options.data, &options.runtime.sealing_key);
     let runtime = RuntimeOptions { artifact_dir, sealing_key, ..options.runtime.clone() };
     let tool_servers = options.tool_servers.clone();
-    let parts = HostParts { tool_servers, ..HostParts::new(store.clone(), models) };
+    let parts = HostParts { tool_servers, disk, ..HostParts::new(store.clone(), models) };
     let host = AgentHost::start(parts, runtime).await.context("cannot start the agent host")?;
     vault.open(host.secret_reader());
     for agent in agents {

@@ -19,6 +19,7 @@ use skep_store::Durability;
 
 use crate::catalog;
 use crate::database_flag::DatabaseAddress;
+use crate::kv_disk::KvDiskOptions;
 use crate::model_options::ModelOptions;
 use crate::upstreams::RemoteOptions;
 use crate::written::Written;
@@ -45,6 +46,8 @@ pub struct ServerOptions {
     pub replicas: NonZeroUsize,
     pub executor: ExecutorOptions,
     pub engine: EngineOptions,
+    /// KV pages on disk.
+    pub kv_disk: KvDiskOptions,
     pub runtime: RuntimeOptions,
     /// MCP servers whose tools agents call, by name.
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
@@ -116,6 +119,7 @@ impl Default for ServerOptions {
             replicas: NonZeroUsize::MIN,
             executor: ExecutorOptions { device: DeviceChoice::Auto, ..ExecutorOptions::default() },
             engine: EngineOptions::default(),
+            kv_disk: KvDiskOptions::default(),
             runtime: RuntimeOptions::default(),
             tool_servers: BTreeMap::new(),
             gateway: GatewayOptions::default(),

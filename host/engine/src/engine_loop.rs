@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use skep_model::{Batch, BatchSequence, Executor, LogitRow, LogitsWanted, ModelError, RowOutput, Tokenizer};
 use tokio::sync::oneshot;
 
+use crate::disk_pages::{COPY_TIME, DiskPages};
 use crate::health::Health;
 use crate::lookahead::Lookahead;
 use crate::mask_worker::{MaskWorker, Masked};
@@ -23,10 +24,15 @@ use crate::speculation::Speculator;
 use crate::step::{self, Committed, RowUse};
 use crate::submission::Submission;
 use crate::timeline::{Phase, StepTimer, StepWork};
-use crate::{EngineError, ModelInfo, PageOwner};
+use crate::{EngineError, ModelInfo, PageOwner, PagesOf};
 
 /// The interval at which an idle loop probes whether its broken executor works again.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The interval at which an idle loop looks whether the disk's queue has room again.
+const COPY_INTERVAL: Duration = Duration::from_millis(10);
+/// Time for which a loop that ends copies pages.
+const LAST_COPY_TIME: Duration = Duration::from_secs(1);
 
 /// The outputs of the rows of one [`RowUse`].
 type RowOutputs = Vec<Result<RowOutput, EngineError>>;
@@ -46,6 +52,11 @@ pub(crate) enum Command {
     Pages {
         done: oneshot::Sender<Vec<PageOwner>>,
     },
+    /// Forgets pages that wait to be copied to the disk.
+    Forget {
+        pages: PagesOf,
+        done: oneshot::Sender<()>,
+    },
     /// Ends every request and the loop, and notifies `done` once the executor is freed.
     Stop {
         done: oneshot::Sender<()>,
@@ -58,6 +69,7 @@ pub(crate) struct EngineLoop {
     speculator: Speculator,
     lookahead: Lookahead,
     masks: MaskWorker,
+    disk: Option<DiskPages>,
     timer: StepTimer,
     context: Arc<SequenceContext>,
     health: Arc<Health>,
@@ -70,9 +82,9 @@ pub(crate) struct EngineLoop {
 impl EngineLoop {
     pub fn new(
         executor: Box<dyn Executor>,
-        scheduler: Scheduler,
+        mut scheduler: Scheduler,
         speculator: Speculator,
-        masks: MaskWorker,
+        (masks, disk): (MaskWorker, Option<DiskPages>),
         timer: StepTimer,
         (info, tokenizer): (&ModelInfo, &Arc<Tokenizer>),
         view: &ReplicaView,
@@ -85,6 +97,9 @@ impl EngineLoop {
         let context = Arc::new(context);
         let health = view.health.clone();
         let lookahead = Lookahead::default();
+        if disk.is_some() {
+            scheduler.record_ended();
+        }
         let (drains, stops) = (Vec::new(), Vec::new());
         let next_id = 0;
         EngineLoop {
@@ -93,6 +108,7 @@ impl EngineLoop {
             speculator,
             lookahead,
             masks,
+            disk,
             timer,
             context,
             health,
@@ -107,18 +123,23 @@ impl EngineLoop {
         while self.take_commands(&commands) && self.stops.is_empty() {
             self.timer.lap(Phase::Wait);
             self.scheduler.end_interrupted(Instant::now());
+            self.promote();
             self.scheduler.admit();
             let mut plan = self.scheduler.plan();
             self.scheduler.plan_drafts(&mut plan, &mut self.speculator);
             if !plan.is_empty() {
                 self.step(plan);
+            } else if let Some(disk) = self.disk.as_mut().filter(|disk| disk.is_reading()) {
+                disk.wait();
             }
+            self.copy_pages(COPY_TIME);
             if cfg!(test) {
-                self.scheduler.check_integrity();
+                self.check_integrity();
             }
             self.scheduler.record_load();
         }
         self.scheduler.abort(|| EngineError::ShuttingDown);
+        self.copy_pages(LAST_COPY_TIME);
         self.scheduler.record_load();
         self.context.telemetry.record_end();
         let stops = std::mem::take(&mut self.stops);
@@ -135,7 +156,7 @@ impl EngineLoop {
     fn take_commands(&mut self, commands: &Receiver<Command>) -> bool {
         if self.scheduler.is_idle() {
             if cfg!(debug_assertions) {
-                self.scheduler.check_integrity();
+                self.check_integrity();
             }
             for done in self.drains.drain(..) {
                 // A receiver that no longer waits does not need the notification.
@@ -158,6 +179,14 @@ impl EngineLoop {
     /// Waits for the next command, and meanwhile probes whether a broken executor works again. Returns `None`
     /// when no handle is left.
     fn next_command(&mut self, commands: &Receiver<Command>) -> Option<Command> {
+        while self.disk.as_ref().is_some_and(DiskPages::has_spills) {
+            let wait = if self.copy_pages(COPY_TIME) { Duration::ZERO } else { COPY_INTERVAL };
+            match commands.recv_timeout(wait) {
+                Ok(command) => return Some(command),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
         while self.health.problem().is_some() {
             match commands.recv_timeout(PROBE_INTERVAL) {
                 Ok(command) => return Some(command),
@@ -185,7 +214,19 @@ impl EngineLoop {
             Command::Submit(submission) => {
                 let id = SequenceId(self.next_id);
                 self.next_id += 1;
-                self.scheduler.submit(Sequence::new(id, *submission, &self.context));
+                let sequence = Sequence::new(id, *submission, &self.context);
+                if let Some(disk) = &mut self.disk {
+                    disk.look_up(&sequence, &mut self.scheduler);
+                }
+                self.scheduler.submit(sequence);
+            }
+            Command::Forget { pages, done } => {
+                if let Some(disk) = &mut self.disk {
+                    disk.take_ended(&mut self.scheduler);
+                    disk.forget(&pages);
+                }
+                // A receiver that no longer waits does not need the notification.
+                let _ = done.send(());
             }
             Command::Drain { done } => self.drains.push(done),
             Command::Pages { done } => {
@@ -198,6 +239,25 @@ impl EngineLoop {
                 self.drains.push(done);
             }
         }
+    }
+
+    /// Takes pages that were read from the disk.
+    fn promote(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.promote(&mut self.scheduler, &mut *self.executor);
+        }
+    }
+
+    /// Copies pages of ended sequences for the disk. Returns false if its queue is full.
+    fn copy_pages(&mut self, time: Duration) -> bool {
+        let Some(disk) = &mut self.disk else { return true };
+        disk.take_ended(&mut self.scheduler);
+        disk.copy_some(&mut self.scheduler, &mut *self.executor, time)
+    }
+
+    /// Panics unless every page has exactly one owner.
+    fn check_integrity(&self) {
+        self.scheduler.check_integrity(self.disk.iter().flat_map(DiskPages::held_pages));
     }
 
     /// Runs one step: prepare → compute → assign rows → predict → sample → commit → learn.
@@ -335,6 +395,9 @@ impl EngineLoop {
     fn learn(&mut self, batch: &Batch, took: Duration) {
         if batch.logit_rows() == batch.token_count() {
             self.speculator.record_step(batch.token_count(), took);
+        }
+        if let Some(disk) = &mut self.disk {
+            disk.record_step(batch.token_count(), took);
         }
         self.speculator.retain(|id| self.scheduler.sequence(id).is_some());
     }

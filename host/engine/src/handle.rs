@@ -22,7 +22,7 @@ use crate::stream::{self, EventReceiver, SpentTokens, TokenStream};
 use crate::submission::Submission;
 use crate::{
     Constraint, EngineError, EngineOptions, EngineStats, EngineTimes, GenerateRequest, ModelInfo, PageOwner,
-    Priority,
+    PagesOf, Priority,
 };
 
 /// Replaces default deadlines that are too far away to be a point in time.
@@ -204,6 +204,11 @@ impl Engine {
             replica = placement.replica;
             (submission.slot, submission.load) = (placement.queue, placement.load);
         }
+    }
+
+    /// Forgets pages that wait to be copied to the disk.
+    pub async fn forget_pages(&self, pages: &PagesOf) {
+        join_all(self.shared.replicas.iter().map(|replica| replica.forget(pages))).await;
     }
 
     /// Returns the number of tokens that prompt and output may have together: the model's context, or the

@@ -17,6 +17,7 @@ mod cancel;
 pub mod chat;
 mod constraint;
 mod detokenise;
+mod disk_pages;
 mod distribution;
 mod draft;
 mod engine_loop;
@@ -60,6 +61,7 @@ mod validator;
 pub use abilities::Abilities;
 pub use cancel::Cancel;
 pub use constraint::{CheckedValue, SchemaNotes};
+pub use disk_pages::PagesOf;
 pub use distribution::Counts;
 pub use error::{EngineError, UpstreamFault};
 pub use event::{FinishReason, Finished, RolledBack, Timing, Token, TokenEvent, TokenLogprob, Usage};
@@ -80,6 +82,7 @@ pub use request::{
     Affinity, AnswerMarkup, BeforeCalls, CallMarkup, CallPart, CallableTool, Constraint, GenerateRequest,
     ObjectMarkup, ParameterMarkup, PartsMarkup, Priority, Thinking, ToolCallForm,
 };
+pub use skep_cache::{DiskTier, TierError, TierOptions, TierStatus, Which};
 pub use skep_model::{ModelDigest, Sampling, SpecialTokens};
 pub use stats::{EngineStats, EngineTimes, PageOwner};
 pub use stream::TokenStream;

@@ -4,6 +4,7 @@
 //! agent or empty. A metric of a step or a cache, which all agents share, has `replica` instead.
 
 use metrics::Unit;
+use skep_cache::metric as disk;
 
 /// One metric, described well enough for an exporter to describe it and to choose buckets.
 #[derive(Debug, Clone, Copy)]
@@ -84,6 +85,14 @@ pub const METRICS: &[MetricSpec] = &[
     gauge(PAGES_TOTAL, "Total KV pages"),
     gauge(PAGES_USED, "KV pages held by running sequences"),
     gauge(PAGES_CACHED, "KV pages in the prefix tree, whether or not sequences hold them"),
+    counter(disk::WRITTEN_PAGES, "KV pages written to the disk"),
+    counter(disk::WRITTEN_BYTES, "Bytes of KV pages written to the disk"),
+    counter(disk::READ_BYTES, "Bytes of KV pages read from the disk"),
+    counter(disk::PROMOTED_PAGES, "KV pages that came from the disk and were not computed"),
+    counter(disk::REMOVED_PAGES, "KV pages that left the disk, by reason"),
+    counter(disk::DROPPED_PAGES, "KV pages that were not written, because the disk was full or too slow"),
+    gauge(disk::DISK_BYTES, "Bytes of KV pages on the disk"),
+    gauge(disk::DISK_PAGES, "KV pages on the disk"),
 ];
 
 const fn counter(name: &'static str, help: &'static str) -> MetricSpec {

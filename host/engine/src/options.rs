@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use skep_cache::DiskTier;
+
 use crate::{InForce, Timeline, TokenMeter, Weights};
 
 #[derive(Debug, Clone)]
@@ -35,6 +37,8 @@ pub struct EngineOptions {
     pub meter: Option<Arc<dyn TokenMeter>>,
     /// Records every step.
     pub timeline: Option<Arc<Timeline>>,
+    /// Keeps KV pages on disk.
+    pub disk: Option<Arc<DiskTier>>,
 }
 
 impl Default for EngineOptions {
@@ -52,6 +56,7 @@ impl Default for EngineOptions {
             markup: None,
             meter: None,
             timeline: None,
+            disk: None,
         }
     }
 }

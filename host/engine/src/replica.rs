@@ -9,6 +9,7 @@ use std::time::Duration;
 use skep_model::{Executor, Tokenizer};
 use tokio::sync::oneshot;
 
+use crate::disk_pages::DiskPages;
 use crate::engine_loop::{Command, EngineLoop};
 use crate::health::Health;
 use crate::keyed_hash::KeyedHash;
@@ -20,7 +21,7 @@ use crate::speculation::Speculator;
 use crate::submission::Submission;
 use crate::telemetry::Telemetry;
 use crate::timeline::StepTimer;
-use crate::{EngineError, EngineOptions, EngineStats, EngineTimes, ModelInfo, PageOwner, Priority};
+use crate::{EngineError, EngineOptions, EngineStats, EngineTimes, ModelInfo, PageOwner, PagesOf, Priority};
 
 /// The reason that a request did not reach the loop.
 pub(crate) enum SendError {
@@ -60,8 +61,11 @@ impl Replica {
         let speculator = Speculator::new(options.speculation);
         let scheduler = Scheduler::new(step, &options.weights, options.meter.clone(), &view);
         let timer = StepTimer::new(options.timeline.clone(), index);
+        let disk = options.disk.as_ref();
+        let disk = disk.and_then(|tier| DiskPages::of(tier, &info.digest.weights, &*executor, &info.name));
+        let around = (masks, disk);
         let engine_loop =
-            EngineLoop::new(executor, scheduler, speculator, masks, timer, (info, tokenizer), &view);
+            EngineLoop::new(executor, scheduler, speculator, around, timer, (info, tokenizer), &view);
         let thread = std::thread::Builder::new()
             .name(format!("engine-{index}-{}", info.name))
             .spawn(move || engine_loop.run(queue))
@@ -88,6 +92,18 @@ impl Replica {
             return Vec::new();
         }
         owners.await.unwrap_or_default()
+    }
+
+    /// Forgets pages that wait to be copied to the disk.
+    pub async fn forget(&self, pages: &PagesOf) {
+        let (done, forgotten) = oneshot::channel();
+        let mut command = Command::Forget { pages: pages.clone(), done };
+        // The channel is full only for moments, because a loop empties it before each step.
+        while let Err(mpsc::TrySendError::Full(returned)) = self.commands().try_send(command) {
+            command = returned;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let _ = forgotten.await;
     }
 
     /// Returns the number of sequences of this class that could start now without waiting for another one.

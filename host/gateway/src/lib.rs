@@ -62,6 +62,7 @@ pub use configuration::{Configuration, ReloadError, reload as reload_configurati
 pub use console::ConsoleOptions;
 pub use error::ApiError;
 pub use mcp::McpOptions;
+pub use metrics::start as start_metrics;
 pub use rates::{RateLimiter, RateOptions, TenantRates};
 pub use routes::keys::described as describe_key;
 pub use server::ConnectionOptions;
@@ -217,7 +218,7 @@ pub async fn serve(
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 fn routes_of(gateway: Gateway) -> Router {
-    metrics::recorder();
+    metrics::start();
     let body_limit = gateway.options.max_body_bytes;
     let (routes, _) = routes(&gateway.options).split_for_parts();
     let routes = routes
@@ -242,7 +243,7 @@ fn routes_of(gateway: Gateway) -> Router {
 fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
     use routes::{
         agents, ai_batches, ai_run, anthropic_messages, approvals, batches, caller, chat_completions,
-        completions, config, engine, events, files, health, held, keys, listings, logs, mcp_servers,
+        completions, config, engine, events, files, health, held, keys, kv, listings, logs, mcp_servers,
         messages, model_changes, models, openapi_document, requests, responses, schedules, schemas, secrets,
         session_exports, sessions, status, stored_responses, timelines, tokenize, turns, usage, versions,
         webhooks,
@@ -317,6 +318,7 @@ fn routes(options: &GatewayOptions) -> OpenApiRouter<Gateway> {
         .routes(routes!(requests::list))
         .routes(routes!(requests::show))
         .routes(routes!(held::show, held::decide))
+        .routes(routes!(kv::show, kv::purge))
         .routes(routes!(config::show))
         .routes(routes!(config::reload))
         .routes(routes!(status::show))

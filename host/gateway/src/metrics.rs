@@ -168,6 +168,11 @@ fn all() -> impl Iterator<Item = &'static MetricSpec> {
     below.chain(skep_runtime::metric::METRICS).chain(METRICS)
 }
 
+/// Begins to record metrics. What was recorded before is lost, so a host calls it first.
+pub fn start() {
+    recorder();
+}
+
 /// Returns the recorder's handle, or `None` if the embedding program installed a different recorder.
 pub(crate) fn recorder() -> Option<&'static PrometheusHandle> {
     static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();

@@ -39,7 +39,7 @@ pub use digest::ModelDigest;
 pub use error::{ModelError, RankFault};
 pub use executor::{
     CPU_KV_TOKENS, CpuAffinity, CpuExecutor, DeviceChoice, Executor, ExecutorLimits, ExecutorOptions,
-    KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PlacedExecutor, physical_cores,
+    KernelFolders, KvDtype, MemoryPlan, ModelWeights, Ordinals, PageForm, PlacedExecutor, physical_cores,
 };
 pub use loaded::LoadedModel;
 pub use sampling::{LogitRow, RowOutput, SampleRow, Sampling, ScoreRow};

@@ -31,6 +31,7 @@ mod compute;
 mod courier;
 mod deadline;
 mod deployment;
+mod disk_pages;
 mod dispatch;
 mod egress;
 mod error;

@@ -9,6 +9,7 @@ mod events;
 mod follower;
 mod held;
 mod keys;
+mod kv;
 mod logs;
 mod models;
 mod outbox;

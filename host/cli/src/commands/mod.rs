@@ -21,6 +21,7 @@ mod held;
 mod invoke;
 mod kernels;
 mod key;
+mod kv;
 mod list;
 mod logs;
 mod mcp;
@@ -135,6 +136,8 @@ enum Command {
     #[command(subcommand)]
     Config(config::Command),
     #[command(subcommand)]
+    Kv(kv::Command),
+    #[command(subcommand)]
     Db(db::Command),
     Backup(backup::Args),
     Restore(restore::Args),
@@ -245,6 +248,7 @@ impl Command {
             Command::Webhook(command) => webhook::run(command).await,
             Command::Key(command) => key::run(command).await,
             Command::Config(command) => config::run(command).await,
+            Command::Kv(command) => kv::run(command).await,
             Command::Db(command) => db::run(command).await,
             Command::Backup(args) => backup::run(args).await,
             Command::Restore(args) => restore::run(args).await,

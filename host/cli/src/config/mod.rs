@@ -10,6 +10,7 @@ mod batch;
 mod engine;
 mod grants;
 mod http;
+mod kv_disk;
 mod listen;
 mod mcp;
 mod model;
@@ -47,6 +48,7 @@ pub use batch::{BatchConfig, ResponseConfig};
 pub use engine::{EngineConfig, KvConfig, RoutingConfig, SpeculationConfig};
 use grants::GrantsConfig;
 pub use http::HttpConfig;
+use kv_disk::KvDiskConfig;
 pub use listen::listen_address;
 pub use mcp::McpConfig;
 use model::ModelSetting;
@@ -85,6 +87,8 @@ pub struct Config {
     #[serde(deserialize_with = "number::<1, 256, _, _>")]
     pub threads: Option<usize>,
     pub engine: EngineConfig,
+    /// KV pages on disk.
+    pub kv: KvDiskConfig,
     /// Ceilings: an agent gets the smaller of its own limit and this one.
     pub limits: LimitsToml,
     pub runtime: RuntimeConfig,
@@ -221,6 +225,7 @@ impl Config {
         set(&mut options.executor.deterministic, &self.deterministic);
         options.threads = self.threads.or(options.threads);
         self.engine.apply(options)?;
+        self.kv.apply(&mut options.kv_disk);
         set(&mut options.runtime.max_agents, &self.runtime.max_agents);
         set(&mut options.runtime.max_sessions_loaded, &self.runtime.max_sessions_loaded);
         set(&mut options.runtime.max_session_bytes, &self.runtime.max_session_bytes);

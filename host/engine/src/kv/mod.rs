@@ -85,7 +85,18 @@ impl KvCache {
     /// token is always computed, because its logits are needed.
     pub fn borrow_prefix(&mut self, tenant: &str, tokens: &[u32]) -> SequencePages {
         let usable = tokens.len().saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS;
-        let Some((node, pages)) = self.tree.longest_prefix(tenant, &tokens[..usable]) else {
+        self.borrow_pages(tenant, tokens, usable / PAGE_TOKENS)
+    }
+
+    /// Returns the pages of the longest cached prefix of whole pages.
+    pub fn cached_prefix(&mut self, tenant: &str, tokens: &[u32]) -> Vec<PageId> {
+        let whole = tokens.len() / PAGE_TOKENS * PAGE_TOKENS;
+        self.tree.longest_prefix(tenant, &tokens[..whole]).map_or_else(Vec::new, |(_, pages)| pages)
+    }
+
+    /// Borrows as many of the first `pages` pages of a prefix as are cached.
+    pub fn borrow_pages(&mut self, tenant: &str, tokens: &[u32], pages: usize) -> SequencePages {
+        let Some((node, pages)) = self.tree.longest_prefix(tenant, &tokens[..pages * PAGE_TOKENS]) else {
             return SequencePages::default();
         };
         self.tree.lock(node);

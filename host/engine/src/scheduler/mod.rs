@@ -15,6 +15,7 @@
 //! The scheduler computes nothing, and only the engine loop's thread touches it.
 
 mod accounts;
+mod disk;
 mod drafts;
 mod prefill_shares;
 mod shared_prefill;
@@ -38,6 +39,8 @@ use crate::sequence_id::SequenceId;
 use crate::telemetry::Telemetry;
 use crate::{Affinity, EngineError, FinishReason, InForce, PageOwner, Priority, TokenMeter, Weights};
 
+use disk::DiskView;
+pub(crate) use disk::EndedPrefix;
 use step_pace::{MIN_CHUNK_TOKENS, StepPace, StepShape};
 pub(crate) use step_plan::{PlannedSequence, StepLimits};
 use waiting::Waiting;
@@ -61,6 +64,7 @@ pub(crate) struct Scheduler {
     weights: InForce<Weights>,
     meter: Option<Arc<dyn TokenMeter>>,
     telemetry: Arc<Telemetry>,
+    disk: DiskView,
 }
 
 /// A running sequence with tokens to compute before it draws one.
@@ -99,6 +103,7 @@ impl Scheduler {
             weights: weights.clone(),
             meter,
             telemetry: view.telemetry.clone(),
+            disk: DiskView::default(),
         }
     }
 
@@ -170,7 +175,8 @@ impl Scheduler {
             let step_tokens = self.pace.prefill_tokens(decodes, self.limits.tokens - decodes);
             let is_held = |waiting: &Sequence| {
                 let mut leaders = self.running.iter();
-                leaders.any(|leader| shared_prefill::is_worth_waiting(waiting, leader, step_tokens))
+                self.disk.held.contains(&waiting.id)
+                    || leaders.any(|leader| shared_prefill::is_worth_waiting(waiting, leader, step_tokens))
             };
             let Some(next) = self.waiting.next(is_held) else { return };
             let tenant = next.request.affinity.tenant.as_str();
@@ -237,6 +243,7 @@ impl Scheduler {
         let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else { return };
         let mut sequence = self.running.remove(at);
         charge_tokens(&mut sequence, &mut self.waiting, self.meter.as_deref());
+        self.disk.record_end(&sequence);
         self.release_pages(&mut sequence);
         match ending {
             Ok(reason) => sequence.finish(reason),
@@ -262,9 +269,9 @@ impl Scheduler {
         page
     }
 
-    /// Panics unless every page has exactly one owner.
-    pub fn check_integrity(&self) {
-        self.kv.check_integrity(self.running.iter().map(|sequence| &sequence.computed.pages));
+    /// Panics unless every page has exactly one owner. `held` contains the pages that are held for sequences that wait.
+    pub fn check_integrity<'a>(&'a self, held: impl Iterator<Item = &'a SequencePages>) {
+        self.kv.check_integrity(self.running.iter().map(|sequence| &sequence.computed.pages).chain(held));
     }
 
     /// Plans the decodes. `background` is the number of tokens for background work; it is reduced by those that

@@ -121,7 +121,7 @@ impl Harness {
         }
         self.scheduler.record_step_time(took);
         self.now += took;
-        self.scheduler.check_integrity();
+        self.scheduler.check_integrity(std::iter::empty());
         planned
     }
 

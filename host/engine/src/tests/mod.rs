@@ -5,6 +5,7 @@ mod batching;
 mod chunking;
 mod constrained;
 pub(crate) mod dice;
+mod disk_pages;
 pub(crate) mod draws;
 mod executors;
 pub(crate) mod fixture;

@@ -43,6 +43,7 @@ const ACTS: &[(Method, &str, &str, Of)] = &[
     (Method::POST, "/v1/webhooks/dead-letters/{id}/redeliver", "webhook.redeliver", Of::Everyone),
     (Method::POST, "/v1/config/reload", "config.reload", Of::Everyone),
     (Method::POST, "/v1/held", "held.decide", Of::Everyone),
+    (Method::DELETE, "/v1/kv", "kv.purge", Of::Everyone),
     (Method::POST, "/v1/keys", "key.create", Of::Everyone),
     (Method::DELETE, "/v1/keys/{key}", "key.revoke", Of::Everyone),
     (Method::POST, "/v1/models", "model.change", Of::Everyone),

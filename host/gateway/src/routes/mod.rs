@@ -19,6 +19,7 @@ mod follow;
 pub(crate) mod health;
 pub(crate) mod held;
 pub(crate) mod keys;
+pub(crate) mod kv;
 pub(crate) mod listings;
 pub(crate) mod logs;
 pub(crate) mod mcp_servers;

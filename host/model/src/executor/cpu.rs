@@ -7,10 +7,11 @@ use skep_kernels::Isa;
 
 use super::limits::{check, limits};
 use super::model_weights::ModelWeights;
+use super::page_form::{PageForm, check_pages};
 use super::rank::{Rank, RankOptions, memory_plan};
 use super::threads::tier_and_threads;
 use super::{Executor, ExecutorLimits, ExecutorOptions, StepLogits};
-use crate::batch::Batch;
+use crate::batch::{Batch, PageId};
 use crate::checkpoint::Checkpoint;
 use crate::communicator::{Links, Solo};
 use crate::error::ModelError;
@@ -23,6 +24,7 @@ pub struct CpuExecutor {
     logits: StepLogits,
     limits: ExecutorLimits,
     plan: MemoryPlan,
+    pages: PageForm,
 }
 
 impl CpuExecutor {
@@ -44,12 +46,14 @@ impl CpuExecutor {
         plan.weight_bytes = weights.bytes;
         plan.activation_bytes = plan.activation_bytes.saturating_add(StepLogits::byte_len(&limits));
         let ExecutorOptions { kv, affinity, .. } = options;
-        let options = RankOptions { isa, threads, affinity, kv, page_count: limits.page_count };
-        let mut rank = Rank::new(model, options, Links::SOLO)?;
+        let rank_options = RankOptions { isa, threads, affinity, kv, page_count: limits.page_count };
+        let mut rank = Rank::new(model, rank_options, Links::SOLO)?;
         if let Some(turns) = &weights.turns {
             rank.compute.pool.share_cpus(turns.clone());
         }
-        Ok(CpuExecutor { rank, isa, logits: StepLogits::new(config.vocabulary_size), limits, plan })
+        let logits = StepLogits::new(config.vocabulary_size);
+        let pages = PageForm::new(config, &options, isa, rank.page_bytes().iter().sum());
+        Ok(CpuExecutor { rank, isa, logits, limits, plan, pages })
     }
 }
 
@@ -80,6 +84,20 @@ impl Executor for CpuExecutor {
 
     fn plan(&self) -> &MemoryPlan {
         &self.plan
+    }
+
+    fn page_form(&self) -> Option<&PageForm> {
+        Some(&self.pages)
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), ModelError> {
+        check_pages(pages, self.limits.page_count, out.len(), self.pages.bytes)?;
+        self.rank.read_pages(pages, out)
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8]) -> Result<(), ModelError> {
+        check_pages(pages, self.limits.page_count, bytes.len(), self.pages.bytes)?;
+        self.rank.write_pages(pages, bytes)
     }
 }
 

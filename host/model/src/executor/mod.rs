@@ -13,6 +13,7 @@ mod limits;
 mod model_weights;
 #[cfg(test)]
 mod not_numbers_tests;
+mod page_form;
 mod pipeline;
 mod placed;
 mod rank;
@@ -33,13 +34,14 @@ use skep_kernels::Isa;
 use skep_kernels::cuda::Activation;
 use skep_kernels::cuda::compile::Compiler;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, PageId};
 use crate::error::ModelError;
 pub use crate::memory_plan::MemoryPlan;
 use crate::sampling::{LogitRow, RowOutput};
 pub use cpu::CpuExecutor;
 pub use device::{DeviceChoice, Ordinals};
 pub use model_weights::ModelWeights;
+pub use page_form::PageForm;
 pub use placed::PlacedExecutor;
 use step_logits::StepLogits;
 pub use threads::physical_cores;
@@ -76,6 +78,22 @@ pub trait Executor: Send {
     }
 
     fn plan(&self) -> &MemoryPlan;
+
+    /// Returns the form in which pages leave this executor, or `None` if they cannot leave it.
+    fn page_form(&self) -> Option<&PageForm> {
+        None
+    }
+
+    /// Copies whole computed pages, one after the other, to `out`.
+    fn read_pages(&mut self, _pages: &[PageId], _out: &mut [u8]) -> Result<(), ModelError> {
+        Err(page_form::unsupported())
+    }
+
+    /// Replaces pages with bytes that [`Executor::read_pages`] of an executor with the same form copied, for the same
+    /// tokens at the same positions.
+    fn write_pages(&mut self, _pages: &[PageId], _bytes: &[u8]) -> Result<(), ModelError> {
+        Err(page_form::unsupported())
+    }
 }
 
 /// The limits of one step.

@@ -7,7 +7,7 @@ use skep_kernels::kv::KvFormat;
 use skep_kernels::matmul::Activations;
 
 use super::{CpuAffinity, ExecutorLimits, ExecutorOptions, KvDtype, option};
-use crate::batch::Batch;
+use crate::batch::{Batch, PageId};
 use crate::communicator::{Communicator, Links};
 use crate::error::ModelError;
 use crate::layers::cache::LayerCache;
@@ -53,6 +53,40 @@ impl<C: Communicator> Rank<C> {
         model.forward(compute, workspace, caches, links, batch, logits)
     }
 
+    /// Returns the number of bytes of a page in each of the rank's layers.
+    pub(super) fn page_bytes(&self) -> Vec<usize> {
+        self.caches.iter().map(LayerCache::page_bytes).collect()
+    }
+
+    /// Copies pages, one after the other and each layer by layer.
+    pub(super) fn read_pages(&self, pages: &[PageId], mut out: &mut [u8]) -> Result<(), ModelError> {
+        for page in pages {
+            for cache in &self.caches {
+                let own = out.split_off_mut(..cache.page_bytes()).ok_or_else(truncated)?;
+                cache.read_page(page.0, own)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the rank's part of some pages.
+    pub(super) fn pages(&self, pages: &[PageId]) -> Result<Vec<u8>, ModelError> {
+        let mut part = vec![0; pages.len() * self.page_bytes().iter().sum::<usize>()];
+        self.read_pages(pages, &mut part)?;
+        Ok(part)
+    }
+
+    /// Replaces pages with those that [`Rank::read_pages`] copied.
+    pub(super) fn write_pages(&mut self, pages: &[PageId], mut bytes: &[u8]) -> Result<(), ModelError> {
+        for page in pages {
+            for cache in &mut self.caches {
+                let own = bytes.split_off(..cache.page_bytes()).ok_or_else(truncated)?;
+                cache.write_page(page.0, own)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Runs the rank's part of a step that is split into micro-batches.
     pub(super) fn steps(
         &mut self,
@@ -66,6 +100,10 @@ impl<C: Communicator> Rank<C> {
         }
         Ok(())
     }
+}
+
+fn truncated() -> ModelError {
+    ModelError::Batch { problem: "a page has fewer bytes than its layers".to_owned() }
 }
 
 /// Returns the memory that a rank takes in addition to its weights and the logits of a step.
@@ -104,7 +142,7 @@ pub(super) fn kv_bytes(
 }
 
 impl KvDtype {
-    fn format(self) -> KvFormat {
+    pub(super) fn format(self) -> KvFormat {
         match self {
             KvDtype::F32 => KvFormat::F32,
             KvDtype::F16 => KvFormat::F16,

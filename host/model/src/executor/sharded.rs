@@ -10,23 +10,28 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use skep_kernels::Isa;
 use skep_kernels::turns::TurnGroup;
 
 use super::limits::{check, limits};
 use super::model_weights::ModelWeights;
+use super::page_form::{PageForm, PageParts, check_pages};
 use super::rank::{Rank, RankOptions, memory_plan};
 use super::threads::{share_of, tier_and_threads};
 use super::{Executor, ExecutorLimits, ExecutorOptions, StepLogits, option, pipeline};
-use crate::batch::Batch;
+use crate::batch::{Batch, PageId};
 use crate::communicator::{Communicator, Links, World, buffer_bytes};
 use crate::config::ModelConfig;
 use crate::error::{ModelError, RankFault};
 use crate::memory_plan::MemoryPlan;
 use crate::models::cost::Cost;
+use crate::models::transformer::Transformer;
 use crate::sampling::{LogitRow, RowOutput};
+
+/// Time that the leader waits for a rank to copy pages.
+const PAGES_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The connections of all ranks, in the order of their numbers.
 pub(super) type Connected<C> = (Arc<World>, Vec<Links<C>>);
@@ -48,6 +53,13 @@ pub(super) struct ShardedExecutor<C: Communicator> {
     logits: StepLogits,
     limits: ExecutorLimits,
     plan: MemoryPlan,
+    pages: JoinedPages,
+}
+
+/// The pages of all ranks together.
+struct JoinedPages {
+    form: PageForm,
+    parts: PageParts,
 }
 
 /// A rank and its position among the others.
@@ -65,6 +77,10 @@ struct Follower<C> {
 
 enum RankCommand<C> {
     Step(Arc<[Batch]>),
+    /// Sends the rank's part of these pages.
+    ReadPages(Arc<[PageId]>, Sender<Result<Vec<u8>, ModelError>>),
+    /// Replaces the rank's part of these pages, and sends an empty part.
+    WritePages(Arc<[PageId]>, Vec<u8>, Sender<Result<Vec<u8>, ModelError>>),
     /// Replaces the connections after a failure.
     Reconnect(Arc<World>, Box<Links<C>>),
 }
@@ -91,6 +107,10 @@ impl<C: Communicator> ShardedExecutor<C> {
         let mut leader = None;
         let mut followers = Vec::with_capacity(ranks - 1);
         let mut affinity = options.affinity;
+        let layers: Vec<Vec<usize>> =
+            weights.parts.iter().map(|model| layer_page_bytes(model, &options)).collect();
+        let parts = PageParts::new(&layers, weights.tensor_parallel);
+        let form = PageForm::new(config, &options, isa, parts.bytes);
         for (number, (model, links)) in weights.parts.iter().zip(links).enumerate() {
             let own_threads = share_of(threads, number, ranks);
             let options = RankOptions {
@@ -128,6 +148,7 @@ impl<C: Communicator> ShardedExecutor<C> {
             logits: StepLogits::new(config.vocabulary_size),
             limits,
             plan,
+            pages: JoinedPages { form, parts },
         })
     }
 
@@ -145,6 +166,28 @@ impl<C: Communicator> ShardedExecutor<C> {
         self.await_followers()?;
         led?;
         self.leader.world.check()
+    }
+
+    /// Sends a command about pages to all followers, and returns the reply of each. Nothing is sent while a follower has
+    /// not returned from a failed step.
+    fn of_followers(
+        &mut self,
+        mut command: impl FnMut(usize, Sender<Result<Vec<u8>, ModelError>>) -> RankCommand<C>,
+    ) -> Result<Vec<(usize, Vec<u8>)>, ModelError> {
+        self.leader.world.check()?;
+        let mut replies = Vec::with_capacity(self.followers.len());
+        for follower in &self.followers {
+            let (reply, received) = channel();
+            let sent = follower.commands.send(command(follower.number, reply));
+            sent.map_err(|_| self.leader.world.fail(follower.number, RankFault::Terminated))?;
+            replies.push((follower.number, received));
+        }
+        let wait = |(number, received): (usize, Receiver<Result<Vec<u8>, ModelError>>)| {
+            let reply = received.recv_timeout(PAGES_DEADLINE);
+            let terminated = |_| self.leader.world.fail(number, RankFault::Terminated);
+            Ok((number, reply.map_err(terminated)??))
+        };
+        replies.into_iter().map(wait).collect()
     }
 
     /// Waits for the followers that are still running the step.
@@ -219,6 +262,36 @@ impl<C: Communicator> Executor for ShardedExecutor<C> {
     fn plan(&self) -> &MemoryPlan {
         &self.plan
     }
+
+    fn page_form(&self) -> Option<&PageForm> {
+        Some(&self.pages.form)
+    }
+
+    fn read_pages(&mut self, pages: &[PageId], out: &mut [u8]) -> Result<(), ModelError> {
+        check_pages(pages, self.limits.page_count, out.len(), self.pages.form.bytes)?;
+        let wanted: Arc<[PageId]> = pages.into();
+        let received = self.of_followers(|_, reply| RankCommand::ReadPages(wanted.clone(), reply))?;
+        let parts = &self.pages.parts;
+        let leader = self.leader.number;
+        let mut own = vec![0; pages.len() * parts.rank_bytes(leader)];
+        self.leader.rank.read_pages(pages, &mut own)?;
+        parts.join(leader, &own, out);
+        received.iter().for_each(|(rank, part)| parts.join(*rank, part, out));
+        Ok(())
+    }
+
+    fn write_pages(&mut self, pages: &[PageId], bytes: &[u8]) -> Result<(), ModelError> {
+        check_pages(pages, self.limits.page_count, bytes.len(), self.pages.form.bytes)?;
+        let wanted: Arc<[PageId]> = pages.into();
+        let mut split: Vec<Option<Vec<u8>>> =
+            (0..=self.followers.len()).map(|rank| Some(self.pages.parts.part(rank, bytes))).collect();
+        let own = split[self.leader.number].take().unwrap_or_default();
+        self.of_followers(|rank, reply| {
+            let part = split[rank].take().unwrap_or_default();
+            RankCommand::WritePages(wanted.clone(), part, reply)
+        })?;
+        self.leader.rank.write_pages(pages, &own)
+    }
 }
 
 impl<C: Communicator> Drop for ShardedExecutor<C> {
@@ -269,6 +342,14 @@ impl<C: Communicator> Follower<C> {
                             return;
                         }
                     }
+                    // A leader that stopped waiting does not need the reply.
+                    RankCommand::ReadPages(pages, reply) => {
+                        let _ = reply.send(numbered.rank.pages(&pages));
+                    }
+                    RankCommand::WritePages(pages, part, reply) => {
+                        let written = numbered.rank.write_pages(&pages, &part);
+                        let _ = reply.send(written.map(|()| Vec::new()));
+                    }
                     RankCommand::Reconnect(world, links) => {
                         (numbered.world, numbered.rank.links) = (world, *links)
                     }
@@ -280,6 +361,12 @@ impl<C: Communicator> Follower<C> {
         )?;
         Ok(Follower { number, commands, thread })
     }
+}
+
+/// Returns the number of bytes of a page in each layer of a rank.
+fn layer_page_bytes(model: &Transformer, options: &ExecutorOptions) -> Vec<usize> {
+    // The sizes were checked for all pages of the pool.
+    model.caches().map(|cache| cache.byte_len(options.kv.format(), 1).unwrap_or(0)).collect()
 }
 
 /// Returns the memory that all ranks take together.

@@ -43,3 +43,27 @@ impl CacheShape {
         })
     }
 }
+
+impl LayerCache {
+    /// Returns the number of bytes of one page.
+    pub(crate) fn page_bytes(&self) -> usize {
+        match self {
+            LayerCache::Grouped(layer) => layer.page_bytes(),
+            LayerCache::Latent(layer) => layer.page_bytes(),
+        }
+    }
+
+    pub(crate) fn read_page(&self, page: u32, out: &mut [u8]) -> Result<(), KernelError> {
+        match self {
+            LayerCache::Grouped(layer) => layer.read_page(page, out),
+            LayerCache::Latent(layer) => layer.read_page(page, out),
+        }
+    }
+
+    pub(crate) fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), KernelError> {
+        match self {
+            LayerCache::Grouped(layer) => layer.write_page(page, bytes),
+            LayerCache::Latent(layer) => layer.write_page(page, bytes),
+        }
+    }
+}

@@ -44,6 +44,7 @@ use crate::{
     component::Compiler,
     courier::{self, Courier},
     deployment::Deployments,
+    disk_pages::DiskPages,
     dispatch::{Dispatch, adoption},
     egress::Egress,
     event::Outbox,
@@ -58,7 +59,7 @@ use crate::{
     webhook::Webhooks,
 };
 use expiry::Expiry;
-use skep_engine::{InForce, ModelSet, ServedModel};
+use skep_engine::{InForce, ModelSet, PagesOf, ServedModel, TierStatus};
 use skep_outbound::ToolServer;
 use std::{
     collections::BTreeMap,
@@ -103,7 +104,7 @@ impl AgentHost {
     /// open. An agent that no longer compiles is listed by [`AgentHost::failed_agents`] and does
     /// not keep the others from starting; its turns wait until it is deployed again.
     pub async fn start(parts: HostParts, options: RuntimeOptions) -> Result<Self, RuntimeError> {
-        let HostParts { store, models, tool_servers, clock } = parts;
+        let HostParts { store, models, tool_servers, disk, clock } = parts;
         if let Err(error) = store.tidy().await {
             // The leftovers are invisible, and the next start tries again.
             tracing::warn!("cannot remove deleted data from the database yet: {error}");
@@ -169,6 +170,7 @@ impl AgentHost {
             let tools = HostTools::new(tool_servers, rules.clone(), directory, invoke, live.clone());
             let admission = Admission::new(options.waiting_bytes, tokens.clone(), tenancy);
             let reach = Reach {
+                disk: DiskPages::new(disk, &models),
                 models: GrantedModels::new(models, rules.clone()),
                 tokens,
                 egress,
@@ -269,10 +271,21 @@ impl AgentHost {
         }
         self.inner.dispatch.sessions.end_agent(name).await;
         host.reach.requests.forget(name, None).await;
+        host.reach.disk.erase(PagesOf::Agent(name.to_owned())).await;
         host.store.delete_agent(name).await?;
         host.outbox.router.set_agent(name, &[]);
         tracing::info!(agent = name, "deleted");
         Ok(())
+    }
+
+    /// Returns what the disk holds of the KV cache; `None` if it holds nothing.
+    pub fn kv_disk(&self) -> Option<TierStatus> {
+        self.host().reach.disk.status()
+    }
+
+    /// Erases KV pages from the disk and returns their number.
+    pub async fn purge_kv_disk(&self, pages: PagesOf) -> u64 {
+        self.host().reach.disk.erase(pages).await
     }
 
     /// Returns up to `limit` log lines. With `after_id`, these are the first lines with a greater

@@ -1,7 +1,7 @@
 //! The parts that a host is built from.
 
 use crate::Clock;
-use skep_engine::ModelSet;
+use skep_engine::{DiskTier, ModelSet};
 use skep_outbound::ToolServer;
 use skep_store::Store;
 use std::{collections::BTreeMap, sync::Arc};
@@ -13,6 +13,8 @@ pub struct HostParts {
     pub models: ModelSet,
     /// MCP servers whose tools agents call as `mcp:NAME/TOOL`, by that name: 1 to 64 of the characters a-z, 0-9 and -.
     pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
+    /// Keeps KV pages on disk. The engines of `models` use the same.
+    pub disk: Option<Arc<DiskTier>>,
     /// The wall clock of everything that the host does.
     pub clock: Clock,
 }
@@ -20,6 +22,6 @@ pub struct HostParts {
 impl HostParts {
     /// Returns the parts of a host with the system's clock and without tool servers.
     pub fn new(store: Store, models: ModelSet) -> Self {
-        HostParts { store, models, tool_servers: BTreeMap::new(), clock: Clock::default() }
+        HostParts { store, models, tool_servers: BTreeMap::new(), disk: None, clock: Clock::default() }
     }
 }

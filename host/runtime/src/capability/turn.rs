@@ -11,6 +11,7 @@ use crate::{
     },
     compute::Compute,
     deadline::Deadline,
+    disk_pages::DiskPages,
     egress::Egress,
     journal::{Attempt, Call, Journal},
     models::GrantedModels,
@@ -44,6 +45,7 @@ pub(crate) struct Reach {
     pub(crate) approvals: ApprovalDesk,
     pub(crate) tools: Arc<HostTools>,
     pub(crate) requests: RequestLog,
+    pub(crate) disk: DiskPages,
 }
 
 /// One turn, as the host functions see it.

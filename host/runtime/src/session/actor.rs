@@ -145,6 +145,7 @@ impl Actor {
             }
             Command::Delete(responder) => {
                 self.forget_requests().await;
+                self.erase_pages().await;
                 self.write(responder, async |store, SessionKey { agent, session }| {
                     store.delete_session(agent, session).await
                 })
@@ -152,6 +153,7 @@ impl Actor {
             }
             Command::Expire { before_ms, responder } => {
                 self.forget_requests().await;
+                self.erase_pages().await;
                 self.write(responder, async |store, SessionKey { agent, session }| {
                     store.expire_session(agent, session, before_ms).await
                 })
@@ -191,6 +193,12 @@ impl Actor {
     async fn forget_requests(&self) {
         let SessionKey { agent, session } = &self.key;
         self.host.reach.requests.forget(agent, Some(session)).await;
+    }
+
+    /// Erases the KV pages on disk that only this session has.
+    async fn erase_pages(&self) {
+        let SessionKey { agent, session } = &self.key;
+        self.host.reach.disk.erase_session(agent, session).await;
     }
 
     fn tell_size(&self) {

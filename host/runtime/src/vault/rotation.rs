@@ -12,7 +12,7 @@ use crate::RuntimeError;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use skep_store::{SecretRow, Store, WebhookRow};
 
-/// What was sealed with a new key.
+/// The number of values that were sealed with a new key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resealed {
     pub secrets: u64,

@@ -1,3 +1,5 @@
+//! Tests that move rows between a file and a PostgreSQL server. Without a server they have nothing to compare.
+
 use super::*;
 use crate::{
     AgentRow, Durability, NewTurn, StateChange, TEST_SERVER, TurnCommit, WebhookRow, postgres::Server,

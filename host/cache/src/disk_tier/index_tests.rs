@@ -1,0 +1,156 @@
+//! Tests of ownership, eviction and loading, without files.
+
+use super::*;
+
+const LAYOUT: LayoutId = LayoutId(0);
+const TENANT: TenantTag = TenantTag(1);
+
+fn key(number: u8) -> PageKey {
+    PageKey { layout: LAYOUT, prefix: Digest([number; 32]) }
+}
+
+fn owner(number: u64) -> Owner {
+    Owner { agent: 1, session: number }
+}
+
+fn bytes(_: LayoutId) -> u64 {
+    10
+}
+
+/// Adds a path of pages, each of which is marked as the last one of the owner in turn.
+fn path(index: &mut Index, pages: &[u8], tenant: TenantTag, who: Owner) {
+    let mut parent = None;
+    for page in pages {
+        match index.contains(&key(*page)) {
+            true => drop(index.mark(key(*page), who)),
+            false => drop(index.insert(key(*page), u32::from(*page), (parent, tenant), who, 10)),
+        }
+        parent = Some(key(*page).prefix);
+        index.check();
+    }
+}
+
+fn slots(changes: &Changes) -> Vec<u32> {
+    let mut slots: Vec<u32> = changes.removed.iter().map(|slot| slot.number).collect();
+    slots.sort_unstable();
+    slots
+}
+
+#[test]
+fn a_deleted_session_takes_only_what_no_other_session_has() {
+    let mut index = Index::default();
+    path(&mut index, &[1, 2, 3, 4], TENANT, owner(1));
+    path(&mut index, &[1, 2, 5], TENANT, owner(2));
+    path(&mut index, &[1, 2], TENANT, owner(3));
+    let gone = index.forget(Which::Session(owner(1)), bytes);
+    assert_eq!(slots(&gone), [3, 4]);
+    index.check();
+    assert_eq!(slots(&index.forget(Which::Session(owner(2)), bytes)), [5]);
+    index.check();
+    assert_eq!(slots(&index.forget(Which::Session(owner(3)), bytes)), [1, 2]);
+    assert_eq!(index.len(), 0);
+    assert_eq!(index.forget(Which::Session(owner(3)), bytes), Changes::default());
+}
+
+#[test]
+fn a_session_that_goes_on_stands_only_at_its_last_page() {
+    let mut index = Index::default();
+    path(&mut index, &[1, 2], TENANT, owner(1));
+    path(&mut index, &[1, 2, 3], TENANT, owner(1));
+    assert_eq!(index.record(&key(2)).unwrap().1.owners, []);
+    assert_eq!(index.record(&key(3)).unwrap().1.owners, [owner(1)]);
+    // Another conversation of the session branches off.
+    path(&mut index, &[1, 4], TENANT, owner(1));
+    assert_eq!(slots(&index.forget(Which::Session(owner(1)), bytes)), [1, 2, 3, 4]);
+}
+
+#[test]
+fn agents_and_tenants_are_removed_as_a_whole() {
+    let mut index = Index::default();
+    path(&mut index, &[1, 2], TENANT, owner(1));
+    path(&mut index, &[1, 3], TENANT, Owner { agent: 2, session: 7 });
+    path(&mut index, &[8, 9], TenantTag(2), owner(1));
+    assert_eq!(slots(&index.forget(Which::Agent(2), bytes)), [3]);
+    index.check();
+    assert_eq!(slots(&index.forget(Which::Tenant(TenantTag(2)), bytes)), [8, 9]);
+    index.check();
+    assert_eq!(slots(&index.forget(Which::All, bytes)), [1, 2]);
+    assert_eq!(index.bytes_by_tenant().count(), 0);
+}
+
+#[test]
+fn eviction_takes_leaves_of_the_largest_tenant_and_owners_move_up() {
+    let mut index = Index::default();
+    path(&mut index, &[1, 2, 3], TENANT, owner(1));
+    path(&mut index, &[8], TenantTag(2), owner(2));
+    path(&mut index, &[1, 2, 4], TENANT, owner(3));
+    let evicted = index.evict(None, bytes).unwrap();
+    assert_eq!(slots(&evicted), [3], "the least recently used leaf");
+    assert_eq!(evicted.rewritten, [key(2)]);
+    assert_eq!(index.record(&key(2)).unwrap().1.owners, [owner(1)]);
+    index.check();
+    assert_eq!(slots(&index.evict(Some(key(4)), bytes).unwrap()), [8], "the kept page stays");
+    assert_eq!(index.evict(Some(key(4)), bytes), None, "all others are before it");
+    for expected in [4, 2, 1] {
+        assert_eq!(slots(&index.evict(None, bytes).unwrap()), [expected]);
+        index.check();
+    }
+    assert_eq!(index.evict(None, bytes), None);
+}
+
+#[test]
+fn a_page_has_a_bounded_number_of_owners() {
+    let mut index = Index::default();
+    for number in 0..20 {
+        path(&mut index, &[1], TENANT, owner(number));
+    }
+    assert_eq!(index.record(&key(1)).unwrap().1.owners.len(), MAX_OWNERS);
+    for number in 0..7 {
+        assert_eq!(slots(&index.forget(Which::Session(owner(number)), bytes)), [0; 0]);
+    }
+    assert_eq!(slots(&index.forget(Which::Session(owner(7)), bytes)), [1]);
+}
+
+#[test]
+fn an_index_loads_what_can_be_reached_and_is_owned() {
+    let mut index = Index::default();
+    path(&mut index, &[1, 2, 3], TENANT, owner(1));
+    path(&mut index, &[1, 4], TENANT, owner(2));
+    let all = |index: &Index| -> Vec<(Slot, Record)> {
+        (0..=255).filter_map(|number| index.record(&key(number))).collect()
+    };
+    let records = all(&index);
+    let (loaded, useless) = Index::load(records.clone(), bytes);
+    loaded.check();
+    assert_eq!((loaded.len(), useless.len()), (4, 0));
+    assert_eq!(all(&loaded), records);
+    // The record of page 2 was torn: page 3 cannot be reached.
+    let torn: Vec<_> = records.iter().filter(|(slot, _)| slot.number != 2).cloned().collect();
+    let (loaded, useless) = Index::load(torn, bytes);
+    loaded.check();
+    assert_eq!((loaded.len(), useless[0].number), (2, 3));
+    // The record of page 3 was torn: page 2 belongs to nobody, because its owner stood at page 3.
+    let torn: Vec<_> = records.iter().filter(|(slot, _)| slot.number != 3).cloned().collect();
+    let (loaded, useless) = Index::load(torn, bytes);
+    loaded.check();
+    assert_eq!((loaded.len(), useless[0].number), (2, 2));
+    // Two slots hold one page.
+    let mut twice = records.clone();
+    twice.push((Slot { layout: LAYOUT, number: 99 }, records[0].1.clone()));
+    let (loaded, useless) = Index::load(twice, bytes);
+    loaded.check();
+    assert_eq!((loaded.len(), useless.len()), (4, 1));
+}
+
+#[test]
+fn a_damaged_page_takes_those_after_it_along() {
+    let mut index = Index::default();
+    path(&mut index, &[1, 2, 3, 4], TENANT, owner(1));
+    path(&mut index, &[1, 5], TENANT, owner(2));
+    assert_eq!(slots(&index.remove_tree(key(2), bytes)), [2, 3, 4]);
+    index.check();
+    assert_eq!(index.record(&key(1)).unwrap().1.owners, [owner(1)]);
+    assert_eq!(slots(&index.remove_tree(key(5), bytes)), [5]);
+    assert_eq!(index.record(&key(1)).unwrap().1.owners, [owner(1), owner(2)]);
+    assert_eq!(slots(&index.remove_tree(key(9), bytes)), [0; 0]);
+}

@@ -1,0 +1,358 @@
+//! The tier on disk: pages that outlive memory and the process, in large files of slots in the data folder.
+//!
+//! One thread writes and one reads; callers only queue, and both queues are bounded. A page that does not fit into a queue
+//! is not written, and one that cannot be read in time is computed. Budgets hold for all layouts together.
+//!
+//! Invariant: nothing that goes wrong on the disk reaches a caller as anything but a missing page.
+
+#[cfg(any(test, feature = "faults"))]
+mod faults;
+mod index;
+mod layout_files;
+mod open;
+mod reader;
+mod record;
+mod space;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::{Digest, Keys, Owner, TenantTag};
+
+#[cfg(any(test, feature = "faults"))]
+pub use faults::Faults;
+use index::{Index, PageKey};
+pub use index::{LayoutId, Which};
+use layout_files::LayoutFiles;
+use reader::ReadJob;
+pub use reader::{PageRead, Pages};
+use space::ReadRate;
+use writer::Command;
+
+/// Maximum number of reads that wait.
+const READ_QUEUE: usize = 64;
+/// Maximum number of commands that wait to be written. Pages are bounded by their bytes as well.
+const WRITE_QUEUE: usize = 1 << 14;
+/// Time for which nothing is written after a write failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(10);
+
+/// The operator's settings of the tier.
+#[derive(Clone, Debug)]
+pub struct TierOptions {
+    pub folder: PathBuf,
+    /// Maximum number of bytes of all pages.
+    pub max_bytes: u64,
+    /// Percentage of the disk that stays free; a write that would leave less is not made.
+    pub min_free_percent: u8,
+    pub write_bytes_per_s: u64,
+    /// Maximum number of bytes that wait to be written.
+    pub queue_bytes: u64,
+}
+
+/// The reason that the tier cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum TierError {
+    #[error("cannot use {path} for KV pages: {source}", path = path.display())]
+    Folder { path: PathBuf, source: std::io::Error },
+    #[error("cannot start the threads of the KV tier: {0}")]
+    Threads(std::io::Error),
+}
+
+/// The contents of the tier, and its work since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStatus {
+    pub max_bytes: u64,
+    pub used_bytes: u64,
+    pub pages: u64,
+    pub tenants: u64,
+    /// Pages that were there when the tier was opened.
+    pub pages_at_start: u64,
+    pub written_bytes: u64,
+    pub written_pages: u64,
+    pub read_bytes: u64,
+    pub read_pages: u64,
+    /// Pages that made room for others.
+    pub evicted_pages: u64,
+    /// Pages that were removed with their sessions, agents or tenants, or by a purge.
+    pub erased_pages: u64,
+    /// Pages whose bytes were not those that had been written.
+    pub damaged_pages: u64,
+    /// Pages that were not written, because the disk was full or too slow.
+    pub dropped_pages: u64,
+    /// Bytes that wait to be written.
+    pub queued_bytes: u64,
+}
+
+/// A page to write. The page before it must have been written earlier.
+#[derive(Debug)]
+pub struct PageWrite {
+    pub layout: LayoutId,
+    pub prefix: Digest,
+    pub parent: Option<Digest>,
+    pub tenant: TenantTag,
+    pub owner: Owner,
+    pub bytes: Vec<u8>,
+}
+
+/// The tier. Dropping it writes what is queued and ends its threads.
+pub struct DiskTier {
+    shared: Arc<Shared>,
+    writes: Option<SyncSender<Command>>,
+    reads: Option<SyncSender<ReadJob>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The state that callers and both threads share.
+struct Shared {
+    options: TierOptions,
+    keys: Keys,
+    state: Mutex<State>,
+    rate: ReadRate,
+    queued_write_bytes: AtomicU64,
+    queued_read_bytes: AtomicU64,
+    failed: Mutex<Option<Instant>>,
+    is_closing: AtomicBool,
+    totals: Totals,
+    #[cfg(any(test, feature = "faults"))]
+    faults: Faults,
+}
+
+struct State {
+    index: Index,
+    layouts: Vec<Layout>,
+    /// Pages that wait to be written.
+    queued: HashSet<PageKey>,
+    used_bytes: u64,
+}
+
+/// The slots of one layout.
+struct Layout {
+    files: Arc<LayoutFiles>,
+    free: Vec<u32>,
+    /// Number of slots that the files have.
+    slots: u32,
+}
+
+#[derive(Default)]
+struct Totals {
+    pages_at_start: AtomicU64,
+    written_bytes: AtomicU64,
+    written_pages: AtomicU64,
+    read_bytes: AtomicU64,
+    read_pages: AtomicU64,
+    evicted_pages: AtomicU64,
+    erased_pages: AtomicU64,
+    damaged_pages: AtomicU64,
+    dropped_pages: AtomicU64,
+}
+
+impl DiskTier {
+    /// Opens the tier of a folder, which no other process may use, or creates it.
+    pub fn open(options: TierOptions) -> Result<DiskTier, TierError> {
+        let shared = Arc::new(open::open(options)?);
+        crate::metric::begin();
+        let (writes, commands) = sync_channel(WRITE_QUEUE);
+        let (reads, jobs) = sync_channel(READ_QUEUE);
+        let mut tier = DiskTier { shared, writes: Some(writes), reads: Some(reads), threads: Vec::new() };
+        let thread = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(TierError::Threads)
+        };
+        let shared = tier.shared.clone();
+        tier.threads.push(thread("kv-writer", Box::new(move || writer::run(&shared, &commands)))?);
+        let shared = tier.shared.clone();
+        let damaged = tier.writes.clone().expect("the channel was just made");
+        tier.threads.push(thread("kv-reader", Box::new(move || reader::run(&shared, &jobs, &damaged)))?);
+        Ok(tier)
+    }
+
+    pub fn keys(&self) -> &Keys {
+        &self.shared.keys
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.shared.options.folder
+    }
+
+    /// Returns the number of a layout, whose files are created if they are missing.
+    pub fn layout(&self, layout: Digest, payload_bytes: usize) -> Result<LayoutId, TierError> {
+        self.shared.layout(layout, payload_bytes)
+    }
+
+    /// Returns whether a page is on disk or will be.
+    pub fn has(&self, layout: LayoutId, prefix: Digest) -> bool {
+        let key = PageKey { layout, prefix };
+        let state = self.shared.state();
+        state.index.contains(&key) || state.queued.contains(&key)
+    }
+
+    /// Returns how many of these pages, from the first on, are on disk.
+    pub fn leading(&self, layout: LayoutId, prefixes: &[Digest]) -> usize {
+        let state = self.shared.state();
+        prefixes
+            .iter()
+            .take_while(|prefix| state.index.contains(&PageKey { layout, prefix: **prefix }))
+            .count()
+    }
+
+    /// Returns whether `bytes` more would be taken for writing now.
+    pub fn accepts(&self, bytes: u64) -> Acceptance {
+        let shared = &self.shared;
+        let failed = *shared.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes > shared.options.max_bytes || failed.is_some_and(|at| at.elapsed() < AFTER_FAILURE) {
+            return Acceptance::Never;
+        }
+        match shared.queued_write_bytes.load(Relaxed).saturating_add(bytes) <= shared.options.queue_bytes {
+            true => Acceptance::Now,
+            false => Acceptance::Later,
+        }
+    }
+
+    /// Queues a page. Returns false if the queue is full.
+    pub fn write(&self, page: PageWrite) -> bool {
+        let key = PageKey { layout: page.layout, prefix: page.prefix };
+        let bytes = page.bytes.len() as u64;
+        self.shared.queued_write_bytes.fetch_add(bytes, Relaxed);
+        self.shared.state().queued.insert(key);
+        if self.send(Command::Write(Box::new(page))) {
+            return true;
+        }
+        self.shared.state().queued.remove(&key);
+        self.shared.queued_write_bytes.fetch_sub(bytes, Relaxed);
+        self.shared.drop_page();
+        false
+    }
+
+    /// Records that a page is the last one of an owner's prefix, and that it was used.
+    pub fn mark(&self, layout: LayoutId, prefix: Digest, owner: Owner) {
+        self.send(Command::Mark { key: PageKey { layout, prefix }, owner });
+    }
+
+    /// Counts pages that a caller could not hand over in time.
+    pub fn record_dropped(&self, pages: usize) {
+        (0..pages).for_each(|_| self.shared.drop_page());
+    }
+
+    /// Starts to read pages, in order. Returns `None` if too many reads wait.
+    pub fn read(&self, layout: LayoutId, prefixes: Vec<Digest>) -> Option<Pages> {
+        let payload_bytes = self.shared.state().layouts.get(layout.0)?.files.head.payload_bytes;
+        let (job, pages) = ReadJob::new(layout, prefixes, payload_bytes as u64);
+        let bytes = job.bytes();
+        self.shared.queued_read_bytes.fetch_add(bytes, Relaxed);
+        let sent = self.reads.as_ref().is_some_and(|reads| reads.try_send(job).is_ok());
+        if !sent {
+            self.shared.queued_read_bytes.fetch_sub(bytes, Relaxed);
+        }
+        sent.then_some(pages)
+    }
+
+    /// Estimates the time until `bytes` have been read, after the reads that wait.
+    pub fn read_time(&self, bytes: u64) -> Duration {
+        let waiting = self.shared.queued_read_bytes.load(Relaxed);
+        self.shared.rate.estimate(bytes.saturating_add(waiting), Instant::now())
+    }
+
+    /// Erases pages from the disk, after what is queued was written. Returns their number once they are gone.
+    pub fn forget(&self, which: Which) -> u64 {
+        let (done, gone) = channel();
+        self.answer(Command::Forget { which, done }, &gone).unwrap_or(0)
+    }
+
+    /// Waits until everything that is queued has been written.
+    pub fn flush(&self) {
+        let (done, written) = channel();
+        self.answer(Command::Flush { done }, &written);
+    }
+
+    pub fn status(&self) -> TierStatus {
+        let shared = &self.shared;
+        let totals = &shared.totals;
+        let state = shared.state();
+        TierStatus {
+            max_bytes: shared.options.max_bytes,
+            used_bytes: state.used_bytes,
+            pages: state.index.len() as u64,
+            tenants: state.index.bytes_by_tenant().count() as u64,
+            pages_at_start: totals.pages_at_start.load(Relaxed),
+            written_bytes: totals.written_bytes.load(Relaxed),
+            written_pages: totals.written_pages.load(Relaxed),
+            read_bytes: totals.read_bytes.load(Relaxed),
+            read_pages: totals.read_pages.load(Relaxed),
+            evicted_pages: totals.evicted_pages.load(Relaxed),
+            erased_pages: totals.erased_pages.load(Relaxed),
+            damaged_pages: totals.damaged_pages.load(Relaxed),
+            dropped_pages: totals.dropped_pages.load(Relaxed),
+            queued_bytes: shared.queued_write_bytes.load(Relaxed),
+        }
+    }
+
+    /// Returns the faults that a test switches on.
+    #[cfg(any(test, feature = "faults"))]
+    pub fn faults(&self) -> &Faults {
+        &self.shared.faults
+    }
+
+    fn send(&self, command: Command) -> bool {
+        let Some(writes) = &self.writes else { return false };
+        !matches!(writes.try_send(command), Err(TrySendError::Full(_) | TrySendError::Disconnected(_)))
+    }
+
+    /// Sends a command that must not be lost, and waits for its answer.
+    fn answer<T>(&self, command: Command, answer: &Receiver<T>) -> Option<T> {
+        self.writes.as_ref()?.send(command).ok()?;
+        answer.recv().ok()
+    }
+}
+
+/// Whether the tier takes a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acceptance {
+    Now,
+    /// The queue is full.
+    Later,
+    /// The disk is full, or the page is larger than the tier.
+    Never,
+}
+
+impl Drop for DiskTier {
+    fn drop(&mut self) {
+        self.shared.is_closing.store(true, Relaxed);
+        // The reader has a sender of the writer's channel, and ends first.
+        (self.reads, self.writes) = (None, None);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the KV tier panicked");
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for DiskTier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DiskTier").field("options", &self.shared.options).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn drop_page(&self) {
+        self.totals.dropped_pages.fetch_add(1, Relaxed);
+        metrics::counter!(crate::metric::DROPPED_PAGES).increment(1);
+    }
+}
+
+impl State {
+    fn slot_bytes(layouts: &[Layout]) -> impl Fn(LayoutId) -> u64 {
+        move |layout| layouts.get(layout.0).map_or(0, |layout| layout.files.slot_bytes())
+    }
+}

@@ -1,0 +1,174 @@
+//! Opening the folder of the tier: its key, and the index of what an earlier process left there.
+
+use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use super::index::{Index, LayoutId, Slot};
+use super::layout_files::{LayoutFiles, MAX_SLOTS, slot_bytes};
+use super::record::Head;
+use super::{Layout, Shared, State, TierError, TierOptions, Totals};
+use crate::{Digest, Keys};
+
+const KEY_FILE: &str = "key";
+
+pub(super) fn open(options: TierOptions) -> Result<Shared, TierError> {
+    let folder = options.folder.clone();
+    let failed = |source: io::Error| TierError::Folder { path: folder.clone(), source };
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
+    std::fs::set_permissions(&folder, Permissions::from_mode(0o700)).map_err(failed)?;
+    let secret = match read_key(&folder).map_err(failed)? {
+        Some(secret) => secret,
+        None => {
+            // Pages under a lost key have names that nobody can compute any more.
+            remove_pages(&folder).map_err(failed)?;
+            create_key(&folder).map_err(failed)?
+        }
+    };
+    let state = read_state(&folder).map_err(failed)?;
+    let totals = Totals { pages_at_start: AtomicU64::new(state.index.len() as u64), ..Totals::default() };
+    Ok(Shared {
+        options,
+        keys: Keys::new(secret),
+        state: Mutex::new(state),
+        rate: super::ReadRate::default(),
+        queued_write_bytes: AtomicU64::new(0),
+        queued_read_bytes: AtomicU64::new(0),
+        failed: Mutex::new(None),
+        is_closing: AtomicBool::new(false),
+        totals,
+        #[cfg(any(test, feature = "faults"))]
+        faults: super::Faults::default(),
+    })
+}
+
+fn read_key(folder: &Path) -> io::Result<Option<[u8; 32]>> {
+    let mut secret = [0; 32];
+    let mut file = match OpenOptions::new().read(true).open(folder.join(KEY_FILE)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match file.read_exact(&mut secret) {
+        Ok(()) => Ok(Some(secret)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn create_key(folder: &Path) -> io::Result<[u8; 32]> {
+    let secret: [u8; 32] = rand::random();
+    let path = folder.join(KEY_FILE);
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(&secret)?;
+    file.sync_all()?;
+    Ok(secret)
+}
+
+fn remove_pages(folder: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "pages" || extension == "index") {
+            std::fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the indexes of all layouts. Slots whose pages cannot be used are emptied.
+fn read_state(folder: &Path) -> io::Result<State> {
+    let mut heads = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "index") {
+            continue;
+        }
+        match LayoutFiles::head_of(&path) {
+            Some(head) => heads.push(head),
+            None => {
+                tracing::warn!(path = %path.display(), "removed an index of KV pages that is not readable");
+                std::fs::remove_file(&path)?;
+                let pages = path.with_extension("pages");
+                if pages.exists() {
+                    std::fs::remove_file(pages)?;
+                }
+            }
+        }
+    }
+    let (mut layouts, mut all) = (Vec::with_capacity(heads.len()), Vec::new());
+    for head in heads {
+        let files = Arc::new(LayoutFiles::open(folder, head)?);
+        let (records, slots) = files.records()?;
+        if records.is_empty() {
+            // The model may never come back.
+            files.remove()?;
+            continue;
+        }
+        let at = layouts.len();
+        let taken: std::collections::HashSet<u32> = records.iter().map(|(slot, _)| *slot).collect();
+        let free = (0..slots).rev().filter(|slot| !taken.contains(slot)).collect();
+        let layout = LayoutId(at);
+        all.extend(records.into_iter().map(|(number, record)| (Slot { layout, number }, record)));
+        layouts.push(Layout { files, free, slots });
+    }
+    let (index, useless) = Index::load(all, State::slot_bytes(&layouts));
+    for Slot { layout, number } in useless {
+        let Layout { files, free, .. } = &mut layouts[layout.0];
+        files.clear_record(number)?;
+        files.erase_page(number)?;
+        free.push(number);
+    }
+    let used_bytes = index.bytes_by_tenant().map(|(_, bytes)| bytes).sum();
+    Ok(State { index, layouts, queued: Default::default(), used_bytes })
+}
+
+impl Shared {
+    pub(super) fn layout(&self, layout: Digest, payload_bytes: usize) -> Result<LayoutId, TierError> {
+        let mut state = self.state();
+        let known = |known: &Layout| known.files.head == Head { layout, payload_bytes };
+        if let Some(at) = state.layouts.iter().position(known) {
+            return Ok(LayoutId(at));
+        }
+        let path = self.options.folder.clone();
+        let failed = |source: io::Error| TierError::Folder { path, source };
+        if payload_bytes == 0 || payload_bytes > crate::MAX_PAYLOAD_BYTES {
+            let problem = format!("pages of {payload_bytes} bytes are not supported");
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, problem)));
+        }
+        let files =
+            LayoutFiles::open(&self.options.folder, Head { layout, payload_bytes }).map_err(failed)?;
+        state.layouts.push(Layout { files: Arc::new(files), free: Vec::new(), slots: 0 });
+        Ok(LayoutId(state.layouts.len() - 1))
+    }
+}
+
+impl Layout {
+    /// Takes a slot that has no page.
+    pub(super) fn take_slot(&mut self) -> Option<u32> {
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        if u64::from(self.slots) >= MAX_SLOTS {
+            return None;
+        }
+        self.slots += 1;
+        Some(self.slots - 1)
+    }
+}
+
+impl super::DiskTier {
+    /// Returns the bytes that a page takes on disk.
+    pub fn page_bytes(payload_bytes: usize) -> u64 {
+        slot_bytes(payload_bytes)
+    }
+
+    /// Returns the bytes that could be written now before too little of the disk is free.
+    pub fn writable_bytes(&self) -> u64 {
+        let options = &self.shared.options;
+        super::space::writable_bytes(&options.folder, options.min_free_percent)
+            .saturating_sub(self.shared.queued_write_bytes.load(Relaxed))
+    }
+}

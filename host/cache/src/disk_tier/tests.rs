@@ -1,0 +1,272 @@
+//! Tests of the tier with real files: restarts, damage, full and slow disks, deletion and budgets.
+
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::*;
+
+const BYTES: usize = 10_000;
+
+fn options(folder: &Path) -> TierOptions {
+    TierOptions {
+        folder: folder.to_owned(),
+        max_bytes: 64 << 20,
+        min_free_percent: 0,
+        write_bytes_per_s: 1 << 40,
+        queue_bytes: 64 << 20,
+    }
+}
+
+fn open(folder: &Path) -> (DiskTier, LayoutId) {
+    let tier = DiskTier::open(options(folder)).unwrap();
+    let layout = layout(&tier, "form");
+    (tier, layout)
+}
+
+fn layout(tier: &DiskTier, form: &str) -> LayoutId {
+    tier.layout(tier.keys().layout("weights", form), BYTES).unwrap()
+}
+
+/// Returns recognizable contents of a page.
+fn contents(prefix: Digest) -> Vec<u8> {
+    prefix.0.iter().copied().cycle().take(BYTES).collect()
+}
+
+/// Writes the whole pages of `tokens` for a session, and returns their names.
+fn write(tier: &DiskTier, layout: LayoutId, tenant: &str, session: &str, tokens: &[u32]) -> Vec<Digest> {
+    let prefixes = tier.keys().prefixes(tenant, tokens, 16);
+    let owner = tier.keys().owner(Some("agent"), Some(session));
+    for (at, prefix) in prefixes.iter().enumerate() {
+        assert!(tier.write(PageWrite {
+            layout,
+            prefix: *prefix,
+            parent: at.checked_sub(1).map(|before| prefixes[before]),
+            tenant: tier.keys().tenant(tenant),
+            owner,
+            bytes: contents(*prefix),
+        }));
+    }
+    tier.flush();
+    prefixes
+}
+
+fn tokens(seed: u32, pages: u32) -> Vec<u32> {
+    (0..pages * 16).map(|at| at * 31 + seed).collect()
+}
+
+/// Reads pages until the read ends.
+fn read(tier: &DiskTier, layout: LayoutId, prefixes: &[Digest]) -> Vec<Vec<u8>> {
+    let mut pages = tier.read(layout, prefixes.to_vec()).unwrap();
+    let mut read = Vec::new();
+    loop {
+        match pages.next() {
+            PageRead::Page(page) => read.push(page),
+            PageRead::NotYet => std::thread::yield_now(),
+            PageRead::Ended => return read,
+        }
+    }
+}
+
+/// Returns whether the contents of a page are anywhere in the files.
+fn is_on_disk(folder: &Path, prefix: Digest) -> bool {
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+    files.into_iter().any(|file| file.windows(32).any(|part| part == prefix.0))
+}
+
+fn pages_file(folder: &Path) -> PathBuf {
+    let mut paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.find(|path| path.extension().is_some_and(|extension| extension == "pages")).unwrap()
+}
+
+#[test]
+fn pages_come_back_after_a_restart_and_only_for_their_layout_and_tenant() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let prefixes = write(&tier, form, "t", "s", &tokens(1, 5));
+    assert_eq!(tier.leading(form, &prefixes), 5);
+    drop(tier);
+    let (tier, form) = open(folder.path());
+    assert_eq!((tier.leading(form, &prefixes), tier.status().pages_at_start), (5, 5));
+    let expected: Vec<Vec<u8>> = prefixes.iter().map(|prefix| contents(*prefix)).collect();
+    assert_eq!(read(&tier, form, &prefixes), expected);
+    let other = layout(&tier, "other form");
+    assert_eq!(tier.leading(other, &prefixes), 0);
+    assert_eq!(read(&tier, other, &prefixes), Vec::<Vec<u8>>::new());
+    assert_eq!(tier.leading(form, &tier.keys().prefixes("u", &tokens(1, 5), 16)), 0);
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let mode = entry.unwrap().metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+    assert_eq!(std::fs::metadata(folder.path()).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn an_image_of_the_folder_at_any_moment_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    for session in 0..6 {
+        let prefixes = write(&tier, form, "t", &format!("{session}"), &tokens(session, 4));
+        let copy = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+        }
+        let (copied, form) = open(copy.path());
+        assert_eq!(copied.leading(form, &prefixes), 4, "the process was not closed before the copy");
+        assert_eq!(read(&copied, form, &prefixes).len(), 4);
+    }
+}
+
+#[test]
+fn a_damaged_page_is_a_miss_and_is_removed_with_those_after_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let prefixes = write(&tier, form, "t", "s", &tokens(1, 6));
+    let file = std::fs::OpenOptions::new().write(true).open(pages_file(folder.path())).unwrap();
+    file.write_all_at(b"x", 3 * DiskTier::page_bytes(BYTES) + 5000).unwrap();
+    assert_eq!(read(&tier, form, &prefixes).len(), 3);
+    tier.flush();
+    assert_eq!((tier.leading(form, &prefixes), tier.status().damaged_pages), (3, 1));
+    // It can be written again.
+    assert_eq!(write(&tier, form, "t", "s", &tokens(1, 6)), prefixes);
+    assert_eq!(read(&tier, form, &prefixes).len(), 6);
+    // A file that is cut off has only whole pages.
+    file.set_len(2 * DiskTier::page_bytes(BYTES) + 100).unwrap();
+    assert_eq!(read(&tier, form, &prefixes).len(), 2);
+    drop(tier);
+    std::fs::write(pages_file(folder.path()).with_extension("index"), b"rubbish").unwrap();
+    let (tier, form) = open(folder.path());
+    assert_eq!((tier.leading(form, &prefixes), tier.status().pages), (0, 0));
+}
+
+#[test]
+fn pages_of_a_lost_key_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let prefixes = write(&tier, form, "t", "s", &tokens(1, 2));
+    drop(tier);
+    std::fs::write(folder.path().join("key"), b"short").unwrap();
+    let (tier, form) = open(folder.path());
+    assert_eq!((tier.leading(form, &prefixes), tier.status().pages), (0, 0));
+    assert!(!is_on_disk(folder.path(), prefixes[0]));
+}
+
+#[test]
+fn what_only_a_deleted_session_had_is_gone_from_the_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let one = write(&tier, form, "t", "one", &tokens(1, 4));
+    let mut other_tokens = tokens(1, 2);
+    other_tokens.extend(tokens(9, 2));
+    let other = write(&tier, form, "t", "other", &other_tokens);
+    assert_eq!(one[..2], other[..2], "both begin with the same tokens");
+    drop(tier);
+    // The model need not be there for a deletion.
+    let tier = DiskTier::open(options(folder.path())).unwrap();
+    assert_eq!(tier.forget(Which::Session(tier.keys().owner(Some("agent"), Some("one")))), 2);
+    for (prefix, stays) in
+        [(one[0], true), (one[1], true), (one[2], false), (one[3], false), (other[3], true)]
+    {
+        assert_eq!(is_on_disk(folder.path(), prefix), stays, "{prefix:?}");
+    }
+    let form = layout(&tier, "form");
+    assert_eq!(read(&tier, form, &other).len(), 4);
+    assert_eq!(tier.forget(Which::Tenant(tier.keys().tenant("t"))), 4);
+    assert!(one.iter().chain(&other).all(|prefix| !is_on_disk(folder.path(), *prefix)));
+    let status = tier.status();
+    assert_eq!((status.pages, status.used_bytes, status.erased_pages), (0, 0, 6));
+}
+
+#[test]
+fn a_full_tier_evicts_and_never_grows_beyond_its_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = DiskTier::page_bytes(BYTES);
+    let tier = DiskTier::open(TierOptions { max_bytes: 8 * page + 1, ..options(folder.path()) }).unwrap();
+    let form = layout(&tier, "form");
+    let first = write(&tier, form, "t", "1", &tokens(1, 4));
+    let second = write(&tier, form, "t", "2", &tokens(2, 4));
+    // The first is used again, so the second makes room.
+    tier.mark(form, first[3], tier.keys().owner(Some("agent"), Some("1")));
+    let third = write(&tier, form, "t", "3", &tokens(3, 3));
+    let status = tier.status();
+    assert_eq!((status.used_bytes, status.pages, status.evicted_pages), (8 * page, 8, 3));
+    let leading = [&first, &second, &third].map(|prefixes| tier.leading(form, prefixes));
+    assert_eq!(leading, [4, 1, 3]);
+    assert!(std::fs::metadata(pages_file(folder.path())).unwrap().len() <= 8 * page);
+    // A conversation that is longer than the tier keeps its beginning.
+    let long = write(&tier, form, "t", "4", &tokens(4, 12));
+    assert_eq!(tier.leading(form, &long), 8);
+    drop(tier);
+    let tier = DiskTier::open(TierOptions { max_bytes: 3 * page, ..options(folder.path()) }).unwrap();
+    tier.flush();
+    assert_eq!((tier.status().pages, tier.status().evicted_pages), (3, 5), "the budget was lowered");
+}
+
+#[test]
+fn the_largest_tenant_makes_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = DiskTier::page_bytes(BYTES);
+    let tier = DiskTier::open(TierOptions { max_bytes: 8 * page, ..options(folder.path()) }).unwrap();
+    let form = layout(&tier, "form");
+    let small = write(&tier, form, "small", "s", &tokens(1, 2));
+    for session in 0..5 {
+        write(&tier, form, "large", &format!("{session}"), &tokens(session, 3));
+    }
+    assert_eq!(tier.leading(form, &small), 2, "the least recently used page belongs to a smaller tenant");
+}
+
+#[test]
+fn a_full_disk_loses_nothing_but_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = DiskTier::open(TierOptions { min_free_percent: 100, ..options(folder.path()) }).unwrap();
+    let form = layout(&tier, "form");
+    let prefixes = write(&tier, form, "t", "s", &tokens(1, 2));
+    assert_eq!((tier.leading(form, &prefixes), tier.status().dropped_pages), (0, 2));
+    drop(tier);
+    let (tier, form) = open(folder.path());
+    let kept = write(&tier, form, "t", "kept", &tokens(5, 2));
+    tier.faults().disk_is_full.store(true, SeqCst);
+    let prefixes = write(&tier, form, "t", "s", &tokens(1, 2));
+    assert_eq!(tier.leading(form, &prefixes), 0);
+    assert_eq!(tier.accepts(1), Acceptance::Never, "nothing is copied for a disk that is full");
+    assert_eq!(read(&tier, form, &kept).len(), 2);
+    assert!(!tier.has(form, prefixes[0]));
+}
+
+#[test]
+fn a_read_that_nobody_waits_for_ends_and_a_slow_disk_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let prefixes = write(&tier, form, "t", "s", &tokens(1, 40));
+    let before = tier.read_time(BYTES as u64);
+    tier.faults().read_delay_ms.store(30, SeqCst);
+    let mut pages = tier.read(form, prefixes.clone()).unwrap();
+    assert!(tier.read_time(0) > before, "what waits is counted");
+    assert_eq!(pages.next(), PageRead::NotYet);
+    drop(pages);
+    tier.faults().read_delay_ms.store(0, SeqCst);
+    assert_eq!(read(&tier, form, &prefixes).len(), 40);
+    assert!(tier.status().read_pages < 80, "the first read ended early");
+    assert!(tier.read_time(BYTES as u64) > before, "the measured rate counts");
+}
+
+#[test]
+fn a_page_without_the_one_before_it_is_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tier, form) = open(folder.path());
+    let prefixes = tier.keys().prefixes("t", &tokens(1, 3), 16);
+    let write = |at: usize, bytes: usize| {
+        tier.write(PageWrite {
+            layout: form,
+            prefix: prefixes[at],
+            parent: at.checked_sub(1).map(|before| prefixes[before]),
+            tenant: tier.keys().tenant("t"),
+            owner: Owner::default(),
+            bytes: vec![1; bytes],
+        });
+        tier.flush();
+    };
+    write(1, BYTES);
+    write(0, BYTES - 1);
+    assert_eq!((tier.status().pages, tier.status().dropped_pages), (0, 2));
+}

@@ -1,0 +1,261 @@
+//! The thread that changes the files: it writes pages at a bounded rate, makes room for them, and erases them.
+//!
+//! Invariant: only this thread changes files after the tier was opened. It holds the lock of the state only while it
+//! decides, never while it writes.
+
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use super::index::{Changes, PageKey, Slot, Which};
+use super::layout_files::LayoutFiles;
+use super::record::Record;
+use super::space::{Pace, writable_bytes};
+use super::{PageWrite, Shared, State};
+use crate::image::Header;
+use crate::{Owner, metric};
+
+pub(super) enum Command {
+    Write(Box<PageWrite>),
+    Mark { key: PageKey, owner: Owner },
+    Damaged { key: PageKey },
+    Forget { which: Which, done: Sender<u64> },
+    Flush { done: Sender<()> },
+}
+
+/// Why a page was not written.
+enum Refusal {
+    /// The page before it is not there, or there is no room.
+    Dropped,
+    Failed(io::Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Refusal::Failed(error)
+    }
+}
+
+pub(super) fn run(shared: &Arc<Shared>, commands: &Receiver<Command>) {
+    let mut pace = Pace::new(shared.options.write_bytes_per_s);
+    if let Err(error) = make_room(shared, 0, None) {
+        fail(shared, error);
+    }
+    show(shared);
+    for command in commands {
+        match command {
+            Command::Write(page) => {
+                let (key, bytes) =
+                    (PageKey { layout: page.layout, prefix: page.prefix }, page.bytes.len() as u64);
+                let written = write(shared, *page);
+                shared.state().queued.remove(&key);
+                shared.queued_write_bytes.fetch_sub(bytes, Relaxed);
+                match written {
+                    Ok(0) => {}
+                    Ok(written) => {
+                        let wait = pace.wait(written, Instant::now());
+                        if !shared.is_closing.load(Relaxed) {
+                            std::thread::sleep(wait);
+                        }
+                    }
+                    Err(refusal) => fail(shared, refusal),
+                }
+            }
+            Command::Mark { key, owner } => {
+                let changes = shared.state().index.mark(key, owner);
+                follow(shared, changes).unwrap_or_else(|error| fail(shared, error.into()));
+            }
+            Command::Damaged { key } => {
+                let changes = change(shared, |state| {
+                    let State { index, layouts, .. } = state;
+                    Some(index.remove_tree(key, State::slot_bytes(layouts)))
+                });
+                shared.totals.damaged_pages.fetch_add(1, Relaxed);
+                metrics::counter!(metric::REMOVED_PAGES, "reason" => "damaged").increment(1);
+                erase(shared, changes).map(drop).unwrap_or_else(|error| fail(shared, error.into()));
+            }
+            Command::Forget { which, done } => {
+                // A caller that no longer waits does not need the answer.
+                let _ = done.send(forget(shared, which).unwrap_or_else(|error| {
+                    fail(shared, error.into());
+                    0
+                }));
+            }
+            Command::Flush { done } => drop(done.send(())),
+        }
+        show(shared);
+    }
+}
+
+/// Writes a page, and returns the bytes that were written.
+fn write(shared: &Shared, page: PageWrite) -> Result<u64, Refusal> {
+    let PageWrite { layout, prefix, parent, tenant, owner, bytes } = page;
+    let key = PageKey { layout, prefix };
+    {
+        let mut state = shared.state();
+        if state.index.contains(&key) {
+            let changes = state.index.mark(key, owner);
+            drop(state);
+            follow(shared, changes)?;
+            return Ok(0);
+        }
+        let before = parent.map(|prefix| PageKey { layout, prefix });
+        if before.is_some_and(|before| !state.index.contains(&before)) {
+            return Err(Refusal::Dropped);
+        }
+    }
+    let slot_bytes = shared.state().layouts.get(layout.0).map_or(0, |layout| layout.files.slot_bytes());
+    make_room(shared, slot_bytes, parent.map(|prefix| PageKey { layout, prefix }))?;
+    let taken = {
+        let mut state = shared.state();
+        let found = state.layouts.get_mut(layout.0);
+        found.and_then(|layout| Some((layout.files.clone(), layout.take_slot()?)))
+    };
+    let (files, slot) = taken.ok_or(Refusal::Dropped)?;
+    let header = Header { layout: files.head.layout, prefix, payload_bytes: files.head.payload_bytes };
+    if let Err(error) = put(shared, &files, slot, &header, &bytes) {
+        // What was written so far has no record, and is given back.
+        let _ = files.erase_page(slot);
+        shared.state().layouts[layout.0].free.push(slot);
+        return Err(Refusal::Failed(error));
+    }
+    let changes = {
+        let mut state = shared.state();
+        state.used_bytes += slot_bytes;
+        state.index.insert(key, slot, (parent, tenant), owner, slot_bytes)
+    };
+    follow(shared, changes)?;
+    let written = slot_bytes;
+    shared.totals.written_pages.fetch_add(1, Relaxed);
+    shared.totals.written_bytes.fetch_add(written, Relaxed);
+    metrics::counter!(metric::WRITTEN_PAGES).increment(1);
+    metrics::counter!(metric::WRITTEN_BYTES).increment(written);
+    Ok(written)
+}
+
+fn put(shared: &Shared, files: &LayoutFiles, slot: u32, header: &Header, bytes: &[u8]) -> io::Result<()> {
+    let _ = shared;
+    #[cfg(any(test, feature = "faults"))]
+    shared.faults.write()?;
+    if bytes.len() != header.payload_bytes {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the page has another length than its layout",
+        ));
+    }
+    files.write_page(slot, &header.encode(bytes), bytes)
+}
+
+/// Evicts pages until there is room for `bytes`. `keep` is not evicted.
+fn make_room(shared: &Shared, bytes: u64, keep: Option<PageKey>) -> Result<(), Refusal> {
+    loop {
+        let used = shared.state().used_bytes;
+        let fits = used.saturating_add(bytes) <= shared.options.max_bytes;
+        if fits && (bytes == 0 || has_free_disk(shared, bytes)) {
+            return Ok(());
+        }
+        let evicted = change(shared, |state| {
+            let State { index, layouts, .. } = state;
+            index.evict(keep, State::slot_bytes(layouts))
+        });
+        if evicted.removed.is_empty() {
+            return if bytes == 0 { Ok(()) } else { Err(Refusal::Dropped) };
+        }
+        let pages = erase(shared, evicted)?;
+        shared.totals.evicted_pages.fetch_add(pages, Relaxed);
+        metrics::counter!(metric::REMOVED_PAGES, "reason" => "evicted").increment(pages);
+    }
+}
+
+fn has_free_disk(shared: &Shared, bytes: u64) -> bool {
+    writable_bytes(&shared.options.folder, shared.options.min_free_percent) >= bytes
+}
+
+fn forget(shared: &Shared, which: Which) -> io::Result<u64> {
+    let changes = change(shared, |state| {
+        let State { index, layouts, .. } = state;
+        Some(index.forget(which, State::slot_bytes(layouts)))
+    });
+    let mut touched: Vec<_> = changes.removed.iter().map(|slot| slot.layout).collect();
+    touched.sort_unstable();
+    touched.dedup();
+    let erased = erase(shared, changes)?;
+    for layout in touched {
+        let files = shared.state().layouts[layout.0].files.clone();
+        files.sync()?;
+    }
+    shared.totals.erased_pages.fetch_add(erased, Relaxed);
+    metrics::counter!(metric::REMOVED_PAGES, "reason" => "erased").increment(erased);
+    Ok(erased)
+}
+
+/// Changes the state, and counts the bytes of removed pages.
+fn change(shared: &Shared, how: impl FnOnce(&mut State) -> Option<Changes>) -> Changes {
+    let mut state = shared.state();
+    let changes = how(&mut state).unwrap_or_default();
+    let slot_bytes = State::slot_bytes(&state.layouts);
+    let bytes: u64 = changes.removed.iter().map(|slot| slot_bytes(slot.layout)).sum();
+    drop(slot_bytes);
+    state.used_bytes = state.used_bytes.saturating_sub(bytes);
+    changes
+}
+
+/// Removes pages from the files, frees their slots, and returns the number of pages.
+fn erase(shared: &Shared, changes: Changes) -> io::Result<u64> {
+    let mut failed = Ok(());
+    for Slot { layout, number } in &changes.removed {
+        let files = shared.state().layouts[layout.0].files.clone();
+        // A page whose record could not be emptied keeps its slot, which nobody finds until the next start.
+        match files.clear_record(*number).and_then(|()| files.erase_page(*number)) {
+            Ok(()) => shared.state().layouts[layout.0].free.push(*number),
+            Err(error) => failed = Err(error),
+        }
+    }
+    let pages = changes.removed.len() as u64;
+    follow(shared, changes)?;
+    failed.map(|()| pages)
+}
+
+/// Writes the records that have changed.
+fn follow(shared: &Shared, changes: Changes) -> io::Result<()> {
+    for key in changes.rewritten {
+        let record: Option<(Arc<LayoutFiles>, Slot, Record)> = {
+            let state = shared.state();
+            let record = state.index.record(&key);
+            record.and_then(|(slot, record)| {
+                Some((state.layouts.get(key.layout.0)?.files.clone(), slot, record))
+            })
+        };
+        if let Some((files, slot, record)) = record {
+            files.write_record(slot.number, &record)?;
+        }
+    }
+    Ok(())
+}
+
+fn fail(shared: &Shared, refusal: Refusal) {
+    shared.drop_page();
+    if let Refusal::Failed(error) = refusal {
+        let mut failed = shared.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed.is_none_or(|at| at.elapsed() >= super::AFTER_FAILURE) {
+            tracing::warn!(
+                folder = %shared.options.folder.display(),
+                "cannot write KV pages: {error}; nothing is written for {} s",
+                super::AFTER_FAILURE.as_secs()
+            );
+        }
+        *failed = Some(Instant::now());
+    }
+}
+
+/// Shows what is on disk.
+fn show(shared: &Shared) {
+    let (bytes, pages) = {
+        let state = shared.state();
+        (state.used_bytes, state.index.len())
+    };
+    metrics::gauge!(metric::DISK_BYTES).set(bytes as f64);
+    metrics::gauge!(metric::DISK_PAGES).set(pages as f64);
+}

@@ -1,0 +1,20 @@
+//! KV page images on their way out of memory: their form, the digests that name them, and the tier on disk that keeps them.
+//!
+//! Invariant: an image is used only if its layout digest, its prefix digest and its checksum are the expected ones.
+//! Everything else (a damaged file, a torn write, a full disk) is a miss, and the page is computed. The crate knows bytes
+//! and digests. It knows no tensors, no requests and no models.
+
+#![forbid(unsafe_code)]
+
+mod digest;
+mod disk_tier;
+mod image;
+pub mod metric;
+
+pub use digest::{Digest, Keys, Owner, TenantTag};
+#[cfg(any(test, feature = "faults"))]
+pub use disk_tier::Faults;
+pub use disk_tier::{
+    Acceptance, DiskTier, LayoutId, PageRead, PageWrite, Pages, TierError, TierOptions, TierStatus, Which,
+};
+pub use image::{HEADER_BYTES, Header, ImageError, MAX_PAYLOAD_BYTES};

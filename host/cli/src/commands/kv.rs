@@ -1,0 +1,99 @@
+//! `skep kv`: KV pages on disk.
+
+use anyhow::Result;
+use indicatif::HumanBytes;
+use skep_api::KvDisk;
+
+use super::{HostArgs, confirmation::confirmed, out};
+
+/// Show and erase the KV pages that a host keeps on disk
+///
+/// The pages of finished turns are written to the data folder, so that a session continues without computing its
+/// prompt again after its pages had to leave memory, and after a restart. See [kv] in skep.toml.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    Status(StatusArgs),
+    Purge(PurgeArgs),
+}
+
+/// Show what the disk holds, and what was read and written since the host started
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep kv status
+  skep kv status --json | jq .read_pages")]
+pub struct StatusArgs {
+    #[command(flatten)]
+    host: HostArgs,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Erase pages from the disk; sessions stay, and what they need again is computed again
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skep kv purge --tenant acme
+  skep kv purge --agent concierge --session ada
+  skep kv purge --yes")]
+pub struct PurgeArgs {
+    /// Erase the pages of this tenant only
+    #[arg(long, value_name = "NAME", conflicts_with = "agent")]
+    tenant: Option<String>,
+    /// Erase the pages that only sessions of this agent have
+    #[arg(long, value_name = "NAME")]
+    agent: Option<String>,
+    /// Erase the pages that only this session of the agent has
+    #[arg(long, value_name = "ID", requires = "agent")]
+    session: Option<String>,
+    /// Erase everything without asking
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+pub async fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Status(args) => {
+            let status = args.host.client()?.kv_disk().await?;
+            if args.json { out::json(&status) } else { show(&status) }
+        }
+        Command::Purge(PurgeArgs { tenant, agent, session, yes, host }) => {
+            let is_all = tenant.is_none() && agent.is_none();
+            if is_all && !yes && !confirmed("erase the KV pages of all tenants from the disk?")? {
+                return out::line("nothing was erased");
+            }
+            let filter = [("tenant", tenant), ("agent", agent), ("session", session)];
+            let purged = host.client()?.purge_kv_disk(&filter).await?;
+            out::line(&format!("erased {}", out::count(purged.erased_pages, "page")))
+        }
+    }
+}
+
+fn show(status: &KvDisk) -> Result<()> {
+    if !status.is_on {
+        return out::line("the host keeps no KV pages on disk");
+    }
+    let KvDisk { max_bytes, used_bytes, pages, tenants, pages_at_start, .. } = status;
+    out::line(&format!(
+        "{} of {}: {}, {}; {pages_at_start} were there at the start",
+        HumanBytes(*used_bytes),
+        HumanBytes(*max_bytes),
+        out::count(*pages, "page"),
+        out::count(*tenants, "tenant"),
+    ))?;
+    let KvDisk { written_bytes, written_pages, read_bytes, read_pages, queued_bytes, .. } = status;
+    out::line(&format!(
+        "since the start: read {read_pages} pages ({}), wrote {written_pages} ({}), {} wait",
+        HumanBytes(*read_bytes),
+        HumanBytes(*written_bytes),
+        HumanBytes(*queued_bytes),
+    ))?;
+    let KvDisk { evicted_pages, erased_pages, damaged_pages, dropped_pages, .. } = status;
+    out::line(&format!(
+        "{evicted_pages} made room, {erased_pages} were erased, {damaged_pages} were damaged, {dropped_pages} were not \
+         written"
+    ))
+}

@@ -1,0 +1,50 @@
+//! `[kv]` in `skep.toml`: KV pages on disk.
+
+use serde::Deserialize;
+
+use crate::kv_disk::KvDiskOptions;
+use crate::number::number;
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KvDiskConfig {
+    /// Maximum size of all pages; 0 keeps none.
+    #[serde(deserialize_with = "number::<0, 1_048_576, _, _>")]
+    pub disk_gb: Option<u32>,
+    /// Percentage of the disk that stays free.
+    #[serde(deserialize_with = "number::<0, 90, _, _>")]
+    pub disk_free_percent: Option<u8>,
+    /// Maximum rate of writes.
+    #[serde(deserialize_with = "number::<1, 100_000, _, _>")]
+    pub write_mb_s: Option<u32>,
+}
+
+impl KvDiskConfig {
+    pub(super) fn apply(&self, options: &mut KvDiskOptions) {
+        super::set(&mut options.gigabytes, &self.disk_gb);
+        super::set(&mut options.free_percent, &self.disk_free_percent);
+        super::set(&mut options.write_mb_s, &self.write_mb_s);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::server_options::ServerOptions;
+
+    #[test]
+    fn pages_are_kept_within_the_bounds_of_the_file() {
+        let applied = |text: &str| -> anyhow::Result<KvDiskOptions> {
+            let mut options = ServerOptions::default();
+            Config::parse(text)?.apply(&mut options)?;
+            Ok(options.kv_disk)
+        };
+        assert_eq!(applied("").unwrap(), KvDiskOptions::default());
+        let text = "[kv]\ndisk_gb = 7\ndisk_free_percent = 20\nwrite_mb_s = 50\n";
+        let expected = KvDiskOptions { gigabytes: 7, free_percent: 20, write_mb_s: 50 };
+        assert_eq!(applied(text).unwrap(), expected);
+        let error = format!("{:#}", applied("[kv]\ndisk_free_percent = 91\n").unwrap_err());
+        assert!(error.contains("must be between 0 and 90"), "{error}");
+    }
+}

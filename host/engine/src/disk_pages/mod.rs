@@ -1,0 +1,252 @@
+//! The way of KV pages to the tier on disk and back.
+//!
+//! When a sequence ends, its whole pages are copied out of the executor between steps and queued for the disk. When a request
+//! arrives whose prefix is on disk and not in memory, and reading is expected to take less time than computing, the request
+//! is held back while its pages come in; they go into the prefix tree, where admission finds them.
+//!
+//! Invariant: whatever fails, a page is computed instead. Nothing here makes a step wait for the disk.
+
+mod promotion;
+mod spill;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use skep_cache::{DiskTier, Keys, LayoutId, Owner, TenantTag, Which};
+use skep_model::{Executor, PAGE_TOKENS};
+
+use crate::Affinity;
+use crate::kv::SequencePages;
+use crate::scheduler::Scheduler;
+use crate::sequence::Sequence;
+use crate::sequence_id::SequenceId;
+
+use promotion::{Progress, Promotion};
+use spill::{Copied, Spill};
+
+/// Maximum number of ended sequences whose pages wait to be copied.
+const MAX_SPILLS: usize = 1024;
+/// Time that copying may take between two steps.
+pub(crate) const COPY_TIME: Duration = Duration::from_micros(500);
+/// Fewer pages than this are computed.
+const MIN_READ_PAGES: usize = 2;
+/// Tokens that are computed in a second, until it was measured.
+const TOKENS_PER_S: f64 = 2_000.0;
+/// A step with fewer tokens says little about the speed of prefills.
+const MEASURED_TOKENS: usize = 48;
+/// Weight of the newest step in the moving average.
+const NEWEST: f64 = 0.25;
+
+/// The pages to erase, by the names of their owners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PagesOf {
+    Everyone,
+    Tenant(String),
+    /// Pages that only sessions of this agent have.
+    Agent(String),
+    /// Pages that only this session has.
+    Session {
+        agent: String,
+        session: String,
+    },
+}
+
+impl PagesOf {
+    /// Erases the pages from the disk and returns their number. It waits for what is queued there.
+    pub fn erase_from(&self, tier: &DiskTier) -> u64 {
+        let keys = tier.keys();
+        tier.forget(match self {
+            PagesOf::Everyone => Which::All,
+            PagesOf::Tenant(tenant) => Which::Tenant(keys.tenant(tenant)),
+            PagesOf::Agent(agent) => Which::Agent(keys.owner(Some(agent), None).agent),
+            PagesOf::Session { agent, session } => Which::Session(keys.owner(Some(agent), Some(session))),
+        })
+    }
+}
+
+/// The disk as one replica sees it.
+pub(crate) struct DiskPages {
+    tier: Arc<DiskTier>,
+    layout: LayoutId,
+    page_bytes: usize,
+    spills: VecDeque<Spill>,
+    promotions: Vec<Promotion>,
+    /// Requests whose prefix another request is reading; they look again when that is done.
+    behind: Vec<SequenceId>,
+    tokens_per_s: f64,
+}
+
+impl DiskPages {
+    /// Returns the tier for the pages of an executor, or `None` if they cannot leave it.
+    pub fn of(tier: &Arc<DiskTier>, weights: &str, executor: &dyn Executor, model: &str) -> Option<Self> {
+        let Some(form) = executor.page_form() else {
+            tracing::info!(model, "KV pages of this model's device stay in its memory");
+            return None;
+        };
+        let layout = tier.keys().layout(weights, &form.description);
+        match tier.layout(layout, form.bytes) {
+            Ok(layout) => Some(DiskPages {
+                tier: tier.clone(),
+                layout,
+                page_bytes: form.bytes,
+                spills: VecDeque::new(),
+                promotions: Vec::new(),
+                behind: Vec::new(),
+                tokens_per_s: TOKENS_PER_S,
+            }),
+            Err(error) => {
+                tracing::warn!(model, %error, "KV pages of this model stay in memory");
+                None
+            }
+        }
+    }
+
+    /// Records how fast a step was.
+    pub fn record_step(&mut self, tokens: usize, took: Duration) {
+        if tokens >= MEASURED_TOKENS {
+            let newest = tokens as f64 / took.as_secs_f64().max(1e-6);
+            self.tokens_per_s += NEWEST * (newest - self.tokens_per_s);
+        }
+    }
+
+    /// Queues the pages of sequences that have ended.
+    pub fn take_ended(&mut self, scheduler: &mut Scheduler) {
+        for ended in scheduler.take_ended() {
+            if ended.tokens.len() < PAGE_TOKENS {
+                continue;
+            }
+            if self.spills.len() == MAX_SPILLS {
+                let dropped = self.spills.pop_front().map_or(0, |spill| spill.pages_left());
+                self.tier.record_dropped(dropped);
+            }
+            self.spills.push_back(Spill::new(ended, self.tier.keys()));
+        }
+    }
+
+    pub fn has_spills(&self) -> bool {
+        !self.spills.is_empty()
+    }
+
+    /// Copies pages to the queue of the disk for at most `time`. Returns false if the queue is full.
+    pub fn copy_some(
+        &mut self,
+        scheduler: &mut Scheduler,
+        executor: &mut dyn Executor,
+        time: Duration,
+    ) -> bool {
+        let started = Instant::now();
+        while let Some(spill) = self.spills.front_mut() {
+            match spill.copy_next((&self.tier, self.layout, self.page_bytes), scheduler, executor) {
+                Copied::Page => {}
+                Copied::Done => drop(self.spills.pop_front()),
+                Copied::Later => return false,
+            }
+            if started.elapsed() >= time {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Forgets pages that wait to be copied.
+    pub fn forget(&mut self, pages: &PagesOf) {
+        self.spills.retain(|spill| !spill.belongs_to(pages));
+    }
+
+    /// Looks for the prefix of a request on the disk, and holds the request back while it is read.
+    pub fn look_up(&mut self, sequence: &Sequence, scheduler: &mut Scheduler) {
+        let tenant = sequence.request.affinity.tenant.as_str();
+        self.look_up_tokens(sequence.id, tenant, sequence.reusable_tokens(), scheduler);
+    }
+
+    fn look_up_tokens(&mut self, id: SequenceId, tenant: &str, tokens: &[u32], scheduler: &mut Scheduler) {
+        let pages = tokens.len().saturating_sub(1) / PAGE_TOKENS;
+        if pages < MIN_READ_PAGES {
+            return;
+        }
+        let in_memory = scheduler.cached_prefix(tenant, tokens).len().min(pages);
+        if pages < in_memory + MIN_READ_PAGES {
+            return;
+        }
+        let names = self.tier.keys().prefixes(tenant, &tokens[..pages * PAGE_TOKENS], PAGE_TOKENS);
+        if self.promotions.iter().any(|other| other.reads(names[in_memory])) {
+            scheduler.hold(id);
+            self.behind.push(id);
+            return;
+        }
+        let on_disk = self.tier.leading(self.layout, &names);
+        let room = scheduler.spare_pages();
+        let missing = on_disk.saturating_sub(in_memory).min(room);
+        if missing < MIN_READ_PAGES {
+            return;
+        }
+        let compute = Duration::from_secs_f64((missing * PAGE_TOKENS) as f64 / self.tokens_per_s.max(1.0));
+        if self.tier.read_time((missing * self.page_bytes) as u64) >= compute {
+            return;
+        }
+        let names = names[in_memory..in_memory + missing].to_vec();
+        let Some(read) = self.tier.read(self.layout, names.clone()) else { return };
+        let tokens = &tokens[..(in_memory + missing) * PAGE_TOKENS];
+        let held = scheduler.borrow_pages(tenant, tokens, in_memory);
+        scheduler.hold(id);
+        let deadline = Instant::now() + compute;
+        self.promotions.push(Promotion::new(id, (tenant, tokens), (names, read), held, deadline));
+    }
+
+    pub fn is_reading(&self) -> bool {
+        !self.promotions.is_empty()
+    }
+
+    /// Waits a moment for the next page, when there is nothing else to do.
+    pub fn wait(&mut self) {
+        if let Some(promotion) = self.promotions.first_mut() {
+            promotion.wait();
+        }
+    }
+
+    /// Takes the pages that have been read into the prefix tree, and lets requests go whose pages are complete.
+    pub fn promote(&mut self, scheduler: &mut Scheduler, executor: &mut dyn Executor) {
+        if self.promotions.is_empty() {
+            return;
+        }
+        let gives_up = scheduler.is_short_of_pages();
+        let (mut at, before) = (0, self.promotions.len());
+        while let Some(promotion) = self.promotions.get_mut(at) {
+            let progress = match gives_up {
+                true => Progress::Ended,
+                false => promotion.advance(scheduler, executor),
+            };
+            match progress {
+                Progress::Waits => at += 1,
+                Progress::Ended => self.promotions.swap_remove(at).end(scheduler),
+            }
+        }
+        if self.promotions.len() < before && !self.behind.is_empty() {
+            self.look_again(scheduler);
+        }
+    }
+
+    /// Lets requests look up their prefix again whose predecessor has read its pages.
+    fn look_again(&mut self, scheduler: &mut Scheduler) {
+        let behind = std::mem::take(&mut self.behind);
+        for id in behind {
+            scheduler.release_hold(id);
+            if let Some((tenant, tokens)) = scheduler.waiting_prefix(id) {
+                self.look_up_tokens(id, &tenant, &tokens, scheduler);
+            }
+        }
+    }
+
+    /// Returns the pages that reads hold.
+    pub fn held_pages(&self) -> impl Iterator<Item = &SequencePages> {
+        self.promotions.iter().map(Promotion::held)
+    }
+}
+
+/// Returns the tag of a tenant and the owner of a sequence's pages.
+fn owner_of(keys: &Keys, affinity: &Affinity) -> (TenantTag, Owner) {
+    // Sessions of agents are deleted by the name of their agent; those of other clients end with their tenant.
+    let session = affinity.agent.as_ref().and(affinity.session.as_deref());
+    (keys.tenant(&affinity.tenant), keys.owner(affinity.agent.as_deref(), session))
+}

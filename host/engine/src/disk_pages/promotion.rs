@@ -1,0 +1,102 @@
+//! The pages of a prefix on their way from the disk to the prefix tree.
+
+use std::time::{Duration, Instant};
+
+use skep_cache::{Digest, PageRead, Pages, metric};
+use skep_model::{Executor, PAGE_TOKENS};
+
+use crate::kv::SequencePages;
+use crate::scheduler::Scheduler;
+use crate::sequence_id::SequenceId;
+
+/// Longest wait for a page. Commands are looked at in between.
+const WAIT: Duration = Duration::from_micros(500);
+/// Maximum number of pages that are taken between two steps.
+const PAGES_AT_ONCE: usize = 8;
+
+pub(super) struct Promotion {
+    id: SequenceId,
+    tenant: String,
+    tokens: Vec<u32>,
+    names: Vec<Digest>,
+    read: Pages,
+    /// A page that came while the loop waited.
+    waited_for: Option<PageRead>,
+    /// The pages in memory, from the first of the prefix on, which nobody may evict.
+    held: SequencePages,
+    /// The time from which on computing would have been quicker.
+    deadline: Instant,
+}
+
+/// The state of a promotion.
+pub(super) enum Progress {
+    Waits,
+    /// All pages have come, or no further one comes in time.
+    Ended,
+}
+
+impl Promotion {
+    pub fn new(
+        id: SequenceId,
+        (tenant, tokens): (&str, &[u32]),
+        (names, read): (Vec<Digest>, Pages),
+        held: SequencePages,
+        deadline: Instant,
+    ) -> Self {
+        let (tenant, tokens) = (tenant.to_owned(), tokens.to_vec());
+        Promotion { id, tenant, tokens, names, read, waited_for: None, held, deadline }
+    }
+
+    pub fn held(&self) -> &SequencePages {
+        &self.held
+    }
+
+    /// Returns whether this page is among those that are read.
+    pub fn reads(&self, name: Digest) -> bool {
+        self.names.contains(&name)
+    }
+
+    pub fn wait(&mut self) {
+        if self.waited_for.is_none() {
+            self.waited_for = Some(self.read.next_within(WAIT));
+        }
+    }
+
+    /// Takes the pages that have come.
+    pub fn advance(&mut self, scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Progress {
+        if !scheduler.is_waiting(self.id) {
+            return Progress::Ended;
+        }
+        for _ in 0..PAGES_AT_ONCE {
+            match self.waited_for.take().unwrap_or_else(|| self.read.next()) {
+                PageRead::Page(bytes) => {
+                    if !self.take(&bytes, scheduler, executor) {
+                        return Progress::Ended;
+                    }
+                }
+                PageRead::NotYet if Instant::now() < self.deadline => return Progress::Waits,
+                PageRead::NotYet | PageRead::Ended => return Progress::Ended,
+            }
+        }
+        Progress::Waits
+    }
+
+    /// Puts a page into the prefix tree. Returns false if that is not possible.
+    fn take(&mut self, bytes: &[u8], scheduler: &mut Scheduler, executor: &mut dyn Executor) -> bool {
+        let at = self.held.pages().len();
+        let Some(page) = scheduler.grow_held(&mut self.held, at + 1) else { return false };
+        if let Err(error) = executor.write_pages(&[page], bytes) {
+            tracing::warn!(%error, "a KV page from the disk cannot be used");
+            return false;
+        }
+        scheduler.share_held(&self.tenant, &mut self.held, &self.tokens[..(at + 1) * PAGE_TOKENS]);
+        metrics::counter!(metric::PROMOTED_PAGES).increment(1);
+        true
+    }
+
+    /// Lets the pages and the request go.
+    pub fn end(self, scheduler: &mut Scheduler) {
+        scheduler.release_held(&self.tenant, self.held);
+        scheduler.release_hold(self.id);
+    }
+}

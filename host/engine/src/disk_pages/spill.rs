@@ -1,0 +1,97 @@
+//! The pages of an ended sequence on their way to the disk.
+
+use std::sync::Arc;
+
+use skep_cache::{Acceptance, Digest, DiskTier, Keys, LayoutId, Owner, PageWrite, TenantTag};
+use skep_model::{Executor, PAGE_TOKENS};
+
+use super::{PagesOf, owner_of};
+use crate::Affinity;
+use crate::scheduler::{EndedPrefix, Scheduler};
+
+pub(super) struct Spill {
+    affinity: Affinity,
+    tokens: Vec<u32>,
+    names: Vec<Digest>,
+    tenant: TenantTag,
+    owner: Owner,
+    next: usize,
+}
+
+/// The state of a spill after a page.
+pub(super) enum Copied {
+    Page,
+    Done,
+    /// The queue of the disk is full.
+    Later,
+}
+
+impl Spill {
+    pub fn new(ended: EndedPrefix, keys: &Keys) -> Self {
+        let EndedPrefix { affinity, mut tokens } = ended;
+        tokens.truncate(tokens.len() / PAGE_TOKENS * PAGE_TOKENS);
+        let names = keys.prefixes(&affinity.tenant, &tokens, PAGE_TOKENS);
+        let (tenant, owner) = owner_of(keys, &affinity);
+        Spill { affinity, tokens, names, tenant, owner, next: 0 }
+    }
+
+    pub fn pages_left(&self) -> usize {
+        self.names.len() - self.next
+    }
+
+    pub fn belongs_to(&self, pages: &PagesOf) -> bool {
+        match pages {
+            PagesOf::Everyone => true,
+            PagesOf::Tenant(tenant) => self.affinity.tenant == *tenant,
+            PagesOf::Agent(agent) => self.affinity.agent.as_ref() == Some(agent),
+            PagesOf::Session { agent, session } => {
+                self.affinity.agent.as_ref() == Some(agent) && self.affinity.session.as_ref() == Some(session)
+            }
+        }
+    }
+
+    /// Copies the next page that is not on the disk.
+    pub fn copy_next(
+        &mut self,
+        (tier, layout, page_bytes): (&Arc<DiskTier>, LayoutId, usize),
+        scheduler: &mut Scheduler,
+        executor: &mut dyn Executor,
+    ) -> Copied {
+        while self.names.get(self.next).is_some_and(|name| tier.has(layout, *name)) {
+            self.next += 1;
+        }
+        let Some(name) = self.names.get(self.next).copied() else {
+            if let Some(last) = self.names.last() {
+                tier.mark(layout, *last, self.owner);
+            }
+            return Copied::Done;
+        };
+        match tier.accepts(page_bytes as u64) {
+            Acceptance::Now => {}
+            Acceptance::Later => return Copied::Later,
+            Acceptance::Never => return self.give_up(tier),
+        }
+        let pages = scheduler.cached_prefix(&self.affinity.tenant, &self.tokens);
+        let Some(page) = pages.get(self.next) else {
+            // It was evicted before its turn.
+            return self.give_up(tier);
+        };
+        let mut bytes = vec![0; page_bytes];
+        if let Err(error) = executor.read_pages(&[*page], &mut bytes) {
+            tracing::warn!(%error, "a KV page cannot be copied");
+            return self.give_up(tier);
+        }
+        let parent = self.next.checked_sub(1).map(|before| self.names[before]);
+        let (tenant, owner) = (self.tenant, self.owner);
+        self.next += 1;
+        match tier.write(PageWrite { layout, prefix: name, parent, tenant, owner, bytes }) {
+            true => Copied::Page,
+            false => Copied::Done,
+        }
+    }
+
+    fn give_up(&self, tier: &DiskTier) -> Copied {
+        tier.record_dropped(self.pages_left());
+        Copied::Done
+    }
+}

@@ -1,0 +1,247 @@
+//! Tests of the way of KV pages to the disk and back: what the disk gives changes no output, and what it cannot give is
+//! computed.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use skep_cache::{DiskTier, TierOptions};
+use skep_model::{ExecutorOptions, KvDtype};
+
+use super::fixture::{Generated, executor_options, generate, greedy, ids_together, model_with};
+use crate::{Affinity, Engine, EngineOptions, GenerateRequest, PagesOf};
+
+fn options(folder: &Path) -> TierOptions {
+    TierOptions {
+        folder: folder.to_owned(),
+        max_bytes: 64 << 20,
+        min_free_percent: 0,
+        write_bytes_per_s: 1 << 30,
+        queue_bytes: 64 << 20,
+    }
+}
+
+fn open(folder: &Path) -> Arc<DiskTier> {
+    Arc::new(DiskTier::open(options(folder)).unwrap())
+}
+
+fn engine_of(tier: Option<&Arc<DiskTier>>, executor: ExecutorOptions, weights: &str) -> Engine {
+    let mut model = model_with(executor);
+    model.digest.weights = weights.to_owned();
+    Engine::start(model, EngineOptions { disk: tier.cloned(), ..EngineOptions::default() }).unwrap()
+}
+
+fn engine(tier: &Arc<DiskTier>) -> Engine {
+    engine_of(Some(tier), executor_options(4096), "weights")
+}
+
+fn bare() -> Engine {
+    engine_of(None, executor_options(4096), "weights")
+}
+
+/// Returns a prompt of about 20 pages that begins with `name`.
+fn prompt(name: &str) -> String {
+    format!("{name}: {}", "a long system prompt, which every request begins with. ".repeat(6))
+}
+
+fn cached(generated: &Generated) -> usize {
+    generated.finished.usage.cached_tokens as usize
+}
+
+/// Waits until the pages of everything that ran are on the disk.
+async fn written(engine: &Engine, tier: &DiskTier, pages: u64) {
+    let begun = Instant::now();
+    while tier.status().pages < pages {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", tier.status());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    engine.drain(Duration::from_secs(60)).await;
+    tier.flush();
+}
+
+/// Runs a first turn with the tier and ends its engine.
+async fn first_turn(folder: &Path) -> Generated {
+    let tier = open(folder);
+    let engine = engine(&tier);
+    let first = generate(&engine, greedy(&prompt("a"), 24)).await.unwrap();
+    written(&engine, &tier, (first_tokens(&first) / 16) as u64).await;
+    first
+}
+
+/// Returns the number of tokens that a first turn computed; the last one was not.
+fn first_tokens(first: &Generated) -> usize {
+    prompt("a").len() + first.ids.len() - 1
+}
+
+fn second_turn(first: &Generated) -> GenerateRequest {
+    let mut next = greedy(&prompt("a"), 24);
+    next.prompt.extend(&first.ids);
+    next.prompt.extend("And then?".bytes().map(u32::from));
+    next
+}
+
+#[tokio::test]
+async fn a_restarted_engine_continues_from_the_disk_with_the_same_tokens() {
+    for kv in [KvDtype::F32, KvDtype::F16, KvDtype::I8] {
+        let folder = tempfile::tempdir().unwrap();
+        let with_kv = || ExecutorOptions { kv, ..executor_options(4096) };
+        let reference = engine_of(None, with_kv(), "weights");
+        let tier = open(folder.path());
+        let before = engine_of(Some(&tier), with_kv(), "weights");
+        let first = generate(&before, greedy(&prompt("a"), 24)).await.unwrap();
+        assert_eq!(first.ids, generate(&reference, greedy(&prompt("a"), 24)).await.unwrap().ids);
+        written(&before, &tier, (first_tokens(&first) / 16) as u64).await;
+        drop((before, tier));
+
+        let tier = open(folder.path());
+        let after = engine_of(Some(&tier), with_kv(), "weights");
+        let second = generate(&after, second_turn(&first)).await.unwrap();
+        assert_eq!(cached(&second), first_tokens(&first) / 16 * 16, "{kv}");
+        let expected = generate(&reference, second_turn(&first)).await.unwrap();
+        assert_eq!(second.ids, expected.ids, "{kv}");
+        assert_eq!(tier.status().read_pages, (first_tokens(&first) / 16) as u64);
+    }
+}
+
+#[tokio::test]
+async fn pages_of_other_weights_formats_and_tenants_are_not_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = first_turn(folder.path()).await;
+    let other_format = ExecutorOptions { kv: KvDtype::F16, ..executor_options(4096) };
+    for (executor, weights, tenant) in [
+        (executor_options(4096), "other weights", ""),
+        (other_format, "weights", ""),
+        (executor_options(4096), "weights", "somebody else"),
+    ] {
+        let tier = open(folder.path());
+        let engine = engine_of(Some(&tier), executor, weights);
+        let mut next = second_turn(&first);
+        next.affinity.tenant = tenant.to_owned();
+        assert_eq!(cached(&generate(&engine, next).await.unwrap()), 0, "{weights} {tenant}");
+    }
+}
+
+#[tokio::test]
+async fn damaged_pages_are_computed_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = first_turn(folder.path()).await;
+    let expected = generate(&bare(), second_turn(&first)).await.unwrap();
+    let pages = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path());
+    let pages = pages.into_iter().find(|path| path.extension().is_some_and(|end| end == "pages")).unwrap();
+    let mut bytes = std::fs::read(&pages).unwrap();
+    let slots = first_tokens(&first) / 16;
+    // A page in the middle, behind its header.
+    let middle = bytes.len().next_multiple_of(4096) / slots * (slots / 2) + 200;
+    bytes[middle..middle + 64].iter_mut().for_each(|byte| *byte ^= 0x55);
+    std::fs::write(&pages, bytes).unwrap();
+    let tier = open(folder.path());
+    let engine = engine(&tier);
+    let second = generate(&engine, second_turn(&first)).await.unwrap();
+    assert_eq!(second.ids, expected.ids);
+    assert!(cached(&second) < first_tokens(&first) / 16 * 16 && cached(&second) > 0, "{}", cached(&second));
+    written(&engine, &tier, (first_tokens(&first) / 16) as u64).await;
+    assert_eq!(tier.status().damaged_pages, 1);
+}
+
+#[tokio::test]
+async fn a_slow_disk_and_a_full_one_change_no_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = first_turn(folder.path()).await;
+    let expected = generate(&bare(), second_turn(&first)).await.unwrap();
+    let tier = open(folder.path());
+    tier.faults().read_delay_ms.store(6_000, SeqCst);
+    tier.faults().disk_is_full.store(true, SeqCst);
+    let engine = engine(&tier);
+    let begun = Instant::now();
+    let second = generate(&engine, second_turn(&first)).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(5), "the request waited for the disk");
+    assert_eq!(second.ids, expected.ids);
+    tier.faults().read_delay_ms.store(0, SeqCst);
+    let third =
+        generate(&engine, greedy("something else that is more than one page long", 24)).await.unwrap();
+    assert_eq!(third.ids.len(), 24);
+    engine.drain(Duration::from_secs(60)).await;
+    let stats = engine.stats();
+    assert_eq!(stats.pages_free, stats.pages_total);
+}
+
+#[tokio::test]
+async fn requests_with_the_same_prefix_read_it_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = first_turn(folder.path()).await;
+    let tier = open(folder.path());
+    let engine = engine(&tier);
+    let requests: Vec<GenerateRequest> = (0..6)
+        .map(|number| {
+            let mut request = second_turn(&first);
+            request.prompt.extend(format!(" {number}").bytes().map(u32::from));
+            request
+        })
+        .collect();
+    let expected = ids_together(&bare(), &requests).await;
+    assert_eq!(ids_together(&engine, &requests).await, expected);
+    assert_eq!(tier.status().read_pages, (first_tokens(&first) / 16) as u64);
+}
+
+#[tokio::test]
+async fn pages_of_a_forgotten_session_are_gone_and_those_that_others_share_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = open(folder.path());
+    let engine = engine(&tier);
+    let of = |session: &str, text: &str| {
+        let mut request = greedy(text, 8);
+        request.affinity = Affinity {
+            tenant: "acme".into(),
+            agent: Some("agent".into()),
+            session: Some(session.into()),
+            parent: None,
+        };
+        request
+    };
+    let shared = prompt("shared");
+    let one = format!("{shared} {}", "the first session's own words ".repeat(3));
+    let other = format!("{shared} {}", "and those of another ".repeat(3));
+    generate(&engine, of("one", &one)).await.unwrap();
+    generate(&engine, of("other", &other)).await.unwrap();
+    let of_one = (one.len() + 7) / 16;
+    let of_other = (other.len() + 7) / 16;
+    let in_common = shared.len() / 16;
+    written(&engine, &tier, (of_one + of_other - in_common) as u64).await;
+    let session = PagesOf::Session { agent: "agent".into(), session: "one".into() };
+    engine.forget_pages(&session).await;
+    assert_eq!(session.erase_from(&tier), (of_one - in_common) as u64);
+    assert_eq!(tier.status().pages, of_other as u64);
+    let tenant = PagesOf::Tenant("acme".into());
+    engine.forget_pages(&tenant).await;
+    assert_eq!(tenant.erase_from(&tier), of_other as u64);
+    assert_eq!(PagesOf::Everyone.erase_from(&tier), 0);
+}
+
+#[tokio::test]
+async fn a_working_set_larger_than_memory_gives_the_same_tokens() {
+    // 40 pages of memory, and eight conversations of 12 to 20 pages that take turns.
+    let folder = tempfile::tempdir().unwrap();
+    let tier = open(folder.path());
+    let small = || executor_options(640);
+    let (engine, reference) = (engine_of(Some(&tier), small(), "weights"), bare());
+    let mut conversations: Vec<GenerateRequest> = (0..8)
+        .map(|number| greedy(&format!("conversation {number}: {}", "words that stand there. ".repeat(7)), 12))
+        .collect();
+    for _ in 0..4 {
+        for pair in conversations.chunks_mut(2) {
+            let (got, expected) = tokio::join!(ids_together(&engine, pair), ids_together(&reference, pair));
+            assert_eq!(got, expected);
+            for (request, ids) in pair.iter_mut().zip(got) {
+                request.prompt.extend(ids);
+                request.prompt.extend(" Go on. ".bytes().map(u32::from));
+            }
+        }
+    }
+    engine.drain(Duration::from_secs(60)).await;
+    tier.flush();
+    let status = tier.status();
+    assert!(status.written_pages > 40 && status.damaged_pages == 0, "{status:?}");
+    let stats = engine.stats();
+    assert_eq!(stats.pages_free, stats.pages_total);
+}

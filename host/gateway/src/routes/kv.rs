@@ -1,0 +1,96 @@
+//! `/v1/kv`: KV pages on disk.
+
+use crate::{ApiError, Gateway, access::Details};
+use axum::{
+    Extension, Json,
+    extract::{Query, State},
+};
+use serde::Deserialize;
+use skep_api::{KvDisk, KvPurged, marker};
+use skep_engine::{PagesOf, TierStatus};
+use skep_runtime::{AgentName, Tenant};
+use utoipa::IntoParams;
+
+/// Shows what the disk holds of the KV cache.
+#[utoipa::path(get, path = "/v1/kv", tag = "host", operation_id = "get_kv_disk", responses(
+    (status = 200, description = "The state of the disk.", body = KvDisk),
+))]
+pub(crate) async fn show(State(gateway): State<Gateway>) -> Json<KvDisk> {
+    let status = gateway.host.kv_disk();
+    let is_on = status.is_some();
+    let TierStatus {
+        max_bytes,
+        used_bytes,
+        pages,
+        tenants,
+        pages_at_start,
+        written_bytes,
+        read_bytes,
+        read_pages,
+        evicted_pages,
+        erased_pages,
+        damaged_pages,
+        dropped_pages,
+        queued_bytes,
+        written_pages,
+    } = status.unwrap_or_default();
+    Json(KvDisk {
+        object: marker::KvDisk,
+        is_on,
+        max_bytes,
+        used_bytes,
+        pages,
+        tenants,
+        pages_at_start,
+        written_bytes,
+        written_pages,
+        read_bytes,
+        read_pages,
+        evicted_pages,
+        erased_pages,
+        damaged_pages,
+        dropped_pages,
+        queued_bytes,
+    })
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PurgeQuery {
+    /// Erases the pages of this tenant only.
+    tenant: Option<String>,
+    /// Erases the pages that only sessions of this agent have.
+    agent: Option<String>,
+    /// Erases the pages that only this session of the agent has.
+    session: Option<String>,
+}
+
+/// Erases KV pages from the disk: of a tenant, of an agent, of a session, or without parameters all of them. Sessions and
+/// their messages stay, and what they need again is computed again.
+#[utoipa::path(delete, path = "/v1/kv", tag = "host", operation_id = "purge_kv_disk", params(PurgeQuery), responses(
+    (status = 200, description = "The number of pages that were erased.", body = KvPurged),
+    (status = 400, description = "`invalid_request`"),
+))]
+pub(crate) async fn purge(
+    State(gateway): State<Gateway>,
+    Query(query): Query<PurgeQuery>,
+) -> Result<(Extension<Details>, Json<KvPurged>), ApiError> {
+    let PurgeQuery { tenant, agent, session } = query;
+    let agent = agent.map(|agent| AgentName::new(&agent).map(|name| name.to_string())).transpose()?;
+    let tenant = tenant.map(|tenant| Tenant::new(&tenant).map(|name| name.to_string())).transpose()?;
+    let (details, pages) = match (tenant, agent, session) {
+        (None, None, None) => ("all".to_owned(), PagesOf::Everyone),
+        (Some(tenant), None, None) => (format!("tenant={tenant}"), PagesOf::Tenant(tenant)),
+        (None, Some(agent), None) => (format!("agent={agent}"), PagesOf::Agent(agent)),
+        (None, Some(agent), Some(session)) => {
+            (format!("agent={agent} session={session}"), PagesOf::Session { agent, session })
+        }
+        _ => {
+            let message = "name a tenant, an agent, or an agent and a session";
+            return Err(ApiError::parameter("session", message));
+        }
+    };
+    let erased = gateway.host.purge_kv_disk(pages).await;
+    Ok((Extension(Details(details)), Json(KvPurged { object: marker::KvDisk, erased_pages: erased })))
+}
