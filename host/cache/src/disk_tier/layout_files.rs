@@ -20,7 +20,7 @@ const SLOT_ALIGN: u64 = 4096;
 pub(super) const MAX_SLOTS: u64 = 1 << 20;
 /// Number of records read at once.
 const RECORDS: usize = 1024;
-const ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
 #[derive(Debug)]
 pub(super) struct LayoutFiles {
@@ -140,7 +140,7 @@ impl LayoutFiles {
 }
 
 pub(super) fn slot_bytes(payload_bytes: usize) -> u64 {
-    (payload_bytes + HEADER_BYTES) as u64 + SLOT_ALIGN - 1 & !(SLOT_ALIGN - 1)
+    ((payload_bytes + HEADER_BYTES) as u64).next_multiple_of(SLOT_ALIGN)
 }
 
 fn record_at(slot: u32) -> u64 {

@@ -47,7 +47,8 @@ impl ReadJob {
 }
 
 impl Pages {
-    pub fn next(&mut self) -> PageRead {
+    /// Returns the next page if it has arrived.
+    pub fn poll(&mut self) -> PageRead {
         match self.0.try_recv() {
             Ok(page) => PageRead::Page(page),
             Err(TryRecvError::Empty) => PageRead::NotYet,

@@ -59,7 +59,7 @@ fn read(tier: &DiskTier, layout: LayoutId, prefixes: &[Digest]) -> Vec<Vec<u8>> 
     let mut pages = tier.read(layout, prefixes.to_vec()).unwrap();
     let mut read = Vec::new();
     loop {
-        match pages.next() {
+        match pages.poll() {
             PageRead::Page(page) => read.push(page),
             PageRead::NotYet => std::thread::yield_now(),
             PageRead::Ended => return read,
@@ -242,7 +242,7 @@ fn a_read_that_nobody_waits_for_ends_and_a_slow_disk_is_known() {
     tier.faults().read_delay_ms.store(30, SeqCst);
     let mut pages = tier.read(form, prefixes.clone()).unwrap();
     assert!(tier.read_time(0) > before, "what waits is counted");
-    assert_eq!(pages.next(), PageRead::NotYet);
+    assert_eq!(pages.poll(), PageRead::NotYet);
     drop(pages);
     tier.faults().read_delay_ms.store(0, SeqCst);
     assert_eq!(read(&tier, form, &prefixes).len(), 40);

@@ -68,7 +68,7 @@ impl Promotion {
             return Progress::Ended;
         }
         for _ in 0..PAGES_AT_ONCE {
-            match self.waited_for.take().unwrap_or_else(|| self.read.next()) {
+            match self.waited_for.take().unwrap_or_else(|| self.read.poll()) {
                 PageRead::Page(bytes) => {
                     if !self.take(&bytes, scheduler, executor) {
                         return Progress::Ended;

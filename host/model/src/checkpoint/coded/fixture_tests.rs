@@ -180,10 +180,12 @@ fn damaged_codings_are_named_and_never_a_panic() {
                 assert!(longer.is_ok());
                 continue;
             }
-            let error = longer.err().expect(&what).to_string();
+            let Err(error) = longer else { panic!("{what}") };
+            let error = error.to_string();
             assert!(error.contains("m.") || error.contains("experts"), "{what}: {error}");
             let typed = change(&|tensors| tensors.get_mut(tensor).unwrap().0 = Dtype::I8);
-            let error = typed.err().expect(&what).to_string();
+            let Err(error) = typed else { panic!("{what}") };
+            let error = error.to_string();
             assert!(error.contains("has the type I8"), "{what}: {error}");
         }
     }
