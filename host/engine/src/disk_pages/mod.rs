@@ -32,7 +32,9 @@ pub(crate) const COPY_TIME: Duration = Duration::from_micros(500);
 /// Fewer pages than this are computed.
 const MIN_READ_PAGES: usize = 2;
 /// Tokens that are computed in a second, until it was measured.
-const TOKENS_PER_S: f64 = 2_000.0;
+const TOKENS_PER_S: f64 = 500.0;
+/// A read may take so many times the time that computing would, before it is given up: the machine may be as slow at either.
+const PATIENCE: u32 = 2;
 /// A step with fewer tokens says little about the speed of prefills.
 const MEASURED_TOKENS: usize = 48;
 /// Weight of the newest step in the moving average.
@@ -190,7 +192,7 @@ impl DiskPages {
         let tokens = &tokens[..(in_memory + missing) * PAGE_TOKENS];
         let held = scheduler.borrow_pages(tenant, tokens, in_memory);
         scheduler.hold(id);
-        let deadline = Instant::now() + compute;
+        let deadline = Instant::now() + PATIENCE * compute;
         self.promotions.push(Promotion::new(id, (tenant, tokens), (names, read), held, deadline));
     }
 

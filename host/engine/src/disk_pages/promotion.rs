@@ -24,7 +24,7 @@ pub(super) struct Promotion {
     waited_for: Option<PageRead>,
     /// The pages in memory, from the first of the prefix on, which nobody may evict.
     held: SequencePages,
-    /// The time from which on computing would have been quicker.
+    /// The time at which the read is given up.
     deadline: Instant,
 }
 
