@@ -16,8 +16,9 @@ pub(crate) use row::Row;
 pub(crate) use sqlx::AssertSqlSafe;
 pub(crate) use value::Value;
 
+use futures::future::BoxFuture;
 use sqlx::{PgConnection, PgPool, SqliteConnection, SqlitePool};
-use std::ops::DerefMut;
+use std::ops::{Deref, DerefMut};
 
 /// The database's variant of SQL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +39,49 @@ impl Dialect {
 
 /// A connection, or a transaction on one.
 pub(crate) enum Connection {
-    Sqlite(Box<dyn DerefMut<Target = SqliteConnection> + Send>),
+    Sqlite(Box<dyn OpenFile>),
     Postgres(Box<dyn DerefMut<Target = PgConnection> + Send>),
+}
+
+/// A connection to an SQLite file, which may belong to a pool.
+pub(crate) trait OpenFile: DerefMut<Target = SqliteConnection> + Send {
+    /// Returns once the file is closed, if the connection belongs to nobody else.
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()>;
+}
+
+impl OpenFile for Box<SqliteConnection> {
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            // The file is closed either way; what was committed is in its log.
+            if let Err(error) = sqlx::Connection::close(**self).await {
+                tracing::warn!(%error, "cannot close the database in order");
+            }
+        })
+    }
+}
+
+/// A transaction, or a connection of a pool.
+struct Lent<T>(T);
+
+impl<T: DerefMut<Target = SqliteConnection>> Deref for Lent<T> {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        &self.0
+    }
+}
+
+impl<T: DerefMut<Target = SqliteConnection>> DerefMut for Lent<T> {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        &mut self.0
+    }
+}
+
+impl<T: DerefMut<Target = SqliteConnection> + Send + 'static> OpenFile for Lent<T> {
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        drop(self);
+        Box::pin(async {})
+    }
 }
 
 /// Connections for reads.
@@ -75,8 +117,11 @@ impl Connection {
 
     /// Closes the connection, in the order that its database wants.
     pub(crate) async fn close(self) {
-        // Dropping ends both: SQLite waits for its thread, and PostgreSQL notices the closed socket.
-        drop(self);
+        match self {
+            Connection::Sqlite(connection) => connection.close().await,
+            // The server notices the closed socket.
+            Connection::Postgres(connection) => drop(connection),
+        }
     }
 }
 
@@ -90,7 +135,7 @@ impl Pool {
 
     pub(crate) async fn acquire(&self) -> Result<Connection, sqlx::Error> {
         Ok(match self {
-            Pool::Sqlite(pool) => Connection::Sqlite(Box::new(pool.acquire().await?)),
+            Pool::Sqlite(pool) => Connection::Sqlite(Box::new(Lent(pool.acquire().await?))),
             Pool::Postgres(pool) => Connection::Postgres(Box::new(pool.acquire().await?)),
         })
     }
@@ -98,7 +143,7 @@ impl Pool {
     /// Begins a transaction whose reads all see the same commits. It ends when it is dropped.
     pub(crate) async fn begin(&self) -> Result<Connection, sqlx::Error> {
         Ok(match self {
-            Pool::Sqlite(pool) => Connection::Sqlite(Box::new(pool.begin().await?)),
+            Pool::Sqlite(pool) => Connection::Sqlite(Box::new(Lent(pool.begin().await?))),
             Pool::Postgres(pool) => {
                 let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
                 Connection::Postgres(Box::new(pool.begin_with(begin).await?))
