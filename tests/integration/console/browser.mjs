@@ -40,7 +40,7 @@ export async function open({ theme = 'light', width = 1280, height = 840, expect
     page.problems.push(`a dialog: ${dialog.message()}`);
     dialog.dismiss();
   });
-  page.setDefaultTimeout(20_000);
+  page.setDefaultTimeout(60_000);
   return page;
 }
 

@@ -13,11 +13,18 @@ const MEASURED_FOR: Duration = Duration::from_secs(30);
 /// Weight of the newest read in the moving average.
 const NEWEST: f64 = 0.25;
 
-/// Returns the bytes that may still be written until less than `min_free_percent` of the disk are free.
+/// Returns the bytes that may still be written until less than `min_free_percent` of the disk is free.
 pub(super) fn writable_bytes(folder: &Path, min_free_percent: u8) -> u64 {
     let Ok(found) = rustix::fs::statvfs(folder) else { return 0 };
-    let kept = found.f_blocks / 100 * u64::from(min_free_percent);
-    found.f_bavail.saturating_sub(kept).saturating_mul(found.f_frsize)
+    let used = found.f_blocks.saturating_sub(found.f_bfree);
+    writable_blocks(used, found.f_bavail, min_free_percent).saturating_mul(found.f_frsize)
+}
+
+/// Returns how many of the available blocks may be written. Blocks that only the superuser may use count for nothing,
+/// as in `df`: they can be most of the disk.
+fn writable_blocks(used: u64, available: u64, min_free_percent: u8) -> u64 {
+    let kept = used.saturating_add(available) / 100 * u64::from(min_free_percent);
+    available.saturating_sub(kept)
 }
 
 /// Bounds the rate of writes.
@@ -90,5 +97,12 @@ mod tests {
         assert_eq!(writable_bytes(folder.path(), 100), 0);
         assert!(writable_bytes(folder.path(), 0) > 0);
         assert_eq!(writable_bytes(&folder.path().join("missing"), 0), 0);
+    }
+
+    #[test]
+    fn blocks_of_the_superuser_are_neither_used_nor_free() {
+        assert_eq!(writable_blocks(600, 400, 10), 300);
+        assert_eq!(writable_blocks(950, 50, 10), 0);
+        assert_eq!(writable_blocks(0, 0, 10), 0);
     }
 }

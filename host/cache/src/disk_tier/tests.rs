@@ -222,6 +222,7 @@ fn a_full_disk_loses_nothing_but_pages() {
     let form = layout(&tier, "form");
     let prefixes = write(&tier, form, "t", "s", &tokens(1, 2));
     assert_eq!((tier.leading(form, &prefixes), tier.status().dropped_pages), (0, 2));
+    assert_eq!(tier.accepts(1), Acceptance::Never, "too little of the disk is free");
     drop(tier);
     let (tier, form) = open(folder.path());
     let kept = write(&tier, form, "t", "kept", &tokens(5, 2));

@@ -161,12 +161,22 @@ fn make_room(shared: &Shared, bytes: u64, keep: Option<PageKey>) -> Result<(), R
             index.evict(keep, State::slot_bytes(layouts))
         });
         if evicted.removed.is_empty() {
-            return if bytes == 0 { Ok(()) } else { Err(Refusal::Dropped) };
+            return match bytes {
+                0 => Ok(()),
+                _ if fits => Err(Refusal::Failed(too_full(shared.options.min_free_percent))),
+                _ => Err(Refusal::Dropped),
+            };
         }
         let pages = erase(shared, evicted)?;
         shared.totals.evicted_pages.fetch_add(pages, Relaxed);
         metrics::counter!(metric::REMOVED_PAGES, "reason" => "evicted").increment(pages);
     }
+}
+
+fn too_full(min_free_percent: u8) -> io::Error {
+    let problem =
+        format!("less than {min_free_percent} % of the disk is free, see `disk_free_percent` in `[kv]`");
+    io::Error::new(io::ErrorKind::StorageFull, problem)
 }
 
 fn has_free_disk(shared: &Shared, bytes: u64) -> bool {
