@@ -42,7 +42,7 @@ const DEFAULT_MAX_ROUNDS: u32 = 8;
 ///     cx.conversation().system("Answer in one sentence.").user(message.text).max_tokens(60).run().await
 /// }
 /// ```
-#[must_use = "a conversation does nothing more until it is ended by run, generate, stream or extract"]
+#[must_use = "a conversation does nothing until `run`, `generate`, `stream` or `extract` is called"]
 #[derive(Clone)]
 pub struct Conversation<'a> {
     cx: &'a Context,
@@ -147,8 +147,8 @@ impl<'a> Conversation<'a> {
         Ok(self.host.clone()?.messages_page(skip, limit))
     }
 
-    /// Returns the reasoning of the last assistant message, if its model gave one apart from the text. The host keeps it with
-    /// the message, in later turns too. After [`run`](Self::run), the last message is the answer.
+    /// Returns the reasoning of the last assistant message, if its model reported it separately from the text. The
+    /// host keeps it with the message, in later turns too. After [`run`](Self::run), the last message is the answer.
     pub fn reasoning(&self) -> Result<Option<String>, InferenceError> {
         Ok(self.host.clone()?.reasoning())
     }

@@ -20,7 +20,7 @@ pub struct Http<'a> {
 }
 
 /// A request under construction. It is not made before [`send`](Self::send).
-#[must_use = "a request is made only by `send`"]
+#[must_use = "a request is not sent until `send` is called"]
 pub struct Fetch<'a> {
     host: &'a dyn Host,
     request: FetchRequest,

@@ -5,7 +5,7 @@
 // and reads the summed shares of the others: one barrier more, 2 · bytes.
 //
 // Blocks with the same index on all ranks wait for each other, so all blocks of a rank have to be resident. If a rank does not
-// arrive within `max_polls` polls, `failure` names it; the sums are then invalid, and the signals have to be created anew.
+// arrive within `max_polls` polls, `failure` names it; the sums are then invalid, and the signals have to be created again.
 #include "device.cuh"
 #include "ptx/peer.cuh"
 

@@ -190,6 +190,6 @@ mod tests {
             }
             formats.push(dtype);
         }
-        assert_eq!(formats.len(), DType::ALL.into_iter().filter(|dtype| dtype.is_quantised()).count());
+        assert_eq!(formats.len(), DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()).count());
     }
 }

@@ -99,14 +99,14 @@ impl DType {
     }
 
     /// Returns whether the format stores blocks of values that share scales.
-    pub fn is_quantised(self) -> bool {
+    pub fn is_quantized(self) -> bool {
         self.block_len() > 1
     }
 
     /// Returns whether products round the activations to 8 bits beside weights of this format. They do so beside integers;
     /// 8-bit floats are multiplied with unrounded activations.
     pub fn rounds_activations(self) -> bool {
-        self.is_quantised() && self != DType::F8E4M3
+        self.is_quantized() && self != DType::F8E4M3
     }
 }
 

@@ -12,7 +12,7 @@ use crate::cpu::bf16_tiles::{Bf16Range, PairGroup};
 use crate::cpu::elementwise::Add;
 use crate::cpu::float_tiles::{self, FloatRange};
 use crate::cpu::integer_tiles::TileRange;
-use crate::cpu::quantise::{GroupView, QuantiseRow, RoundRow};
+use crate::cpu::quantize::{GroupView, QuantizeRow, RoundRow};
 use crate::cpu::tile_format::{TILE_ROWS, with_tile_format};
 use crate::cpu::{dispatch, group_tokens};
 use crate::error::{expect_len, product};
@@ -60,7 +60,7 @@ impl Activations {
         });
     }
 
-    fn quantise(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], groups: &[Group], columns: usize) {
+    fn quantize(&mut self, pool: &WorkerPool, isa: Isa, input: &[f32], groups: &[Group], columns: usize) {
         let (blocks, tokens) = (columns / 32, end_of(groups));
         self.bytes.resize(tokens * columns, 0);
         for array in [&mut self.scales, &mut self.sums, &mut self.low_sums] {
@@ -72,7 +72,7 @@ impl Activations {
             for token in 0..count {
                 // SAFETY: each group writes a disjoint part of the arrays, which were sized above.
                 unsafe {
-                    let kernel = QuantiseRow {
+                    let kernel = QuantizeRow {
                         row: input.as_ptr().add((first + token) * columns),
                         blocks,
                         group: count,
@@ -155,7 +155,7 @@ impl Activations {
         columns: usize,
     ) {
         if matrices.clone().any(|matrix| matrix.dtype.rounds_activations()) {
-            self.quantise(pool, isa, input, groups, columns);
+            self.quantize(pool, isa, input, groups, columns);
         }
         if isa == Isa::Avx512Bf16 && matrices.any(|matrix| matrix.dtype == DType::BF16) {
             self.round(pool, isa, input, groups, columns);
@@ -360,7 +360,7 @@ fn run_task(
             }
             .run(),
             DType::BF16 => floats!(float_tiles::BF16),
-            quantised => with_tile_format!(quantised, integers),
+            quantized => with_tile_format!(quantized, integers),
         }
     }
 }

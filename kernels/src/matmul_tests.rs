@@ -206,7 +206,7 @@ fn any_number_of_columns_of_floats_is_multiplied() {
 }
 
 #[test]
-fn eight_bit_floats_have_the_bits_of_the_values_that_they_stand_for() {
+fn eight_bit_floats_have_the_bits_of_the_values_that_they_encode() {
     let mut random = Random::fresh();
     let pool = WorkerPool::new(2).unwrap();
     let (rows, columns, tokens) = (37, 160, 11);

@@ -109,7 +109,7 @@ impl PackedMatrix {
             }
             return;
         }
-        if !self.dtype.is_quantised() {
+        if !self.dtype.is_quantized() {
             let size = self.dtype.block_bytes();
             for (column, value) in out.iter_mut().enumerate() {
                 let first = match self.dtype {

@@ -124,7 +124,7 @@ fn check_case(random: &mut Random, isa: Isa, format: KvFormat, pairing: Pairing,
 }
 
 #[test]
-fn heads_are_normalised_rotated_and_stored_in_every_tier_and_format() {
+fn heads_are_normalized_rotated_and_stored_in_every_tier_and_format() {
     let mut random = Random::fresh();
     let cases = [
         Case {

@@ -48,7 +48,7 @@ mod tests {
     use crate::random::Random;
 
     #[test]
-    fn every_tier_adds_and_normalises_the_sum() {
+    fn every_tier_adds_and_normalizes_the_sum() {
         let mut random = Random::fresh();
         let pool = WorkerPool::new(2).unwrap();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {

@@ -123,7 +123,7 @@ fn products_of_every_format_do_not_depend_on_other_rows() {
     for dtype in DType::ALL {
         // Covers partial tiles, two matrices with one input, and column counts that are not multiples of 4 for formats
         // without blocks.
-        let columns = if dtype.is_quantised() { 256 } else { 99 };
+        let columns = if dtype.is_quantized() { 256 } else { 99 };
         let mut pack = |rows: usize| {
             let data = random_weights(&mut random, dtype, rows, columns);
             PackedMatrix::pack(&pool, &mut Arena::default(), dtype, rows, columns, &data).unwrap()
@@ -322,7 +322,7 @@ fn check_attention(random: &mut Random, format: KvFormat, shape: Shape) {
 }
 
 #[test]
-fn attention_does_not_depend_on_chunks_neighbours_or_threads() {
+fn attention_does_not_depend_on_chunks_neighbors_or_threads() {
     let mut random = Random::fresh();
     let shapes = [
         Shape { heads: 9, kv_heads: 3, head_size: 64, window: None },

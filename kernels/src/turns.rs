@@ -82,7 +82,7 @@ impl TurnGroup {
         Turn { member: self.member.clone() }
     }
 
-    /// Hands the CPUs over if another group is to go first, and waits until this group may go on. It may be called only
+    /// Hands the CPUs over if another group is to go first, and waits until this group may continue. It may be called only
     /// by a thread for which [`TurnGroup::take`] returned a turn that is still held.
     pub fn pause(&self) {
         let turns = &self.member.turns;
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_comes_back_has_saved_up_nothing() {
+    fn an_idle_group_accumulates_no_credit() {
         let now = Instant::now();
         let mut state = State::default();
         state.used.insert(1, Duration::from_secs(100));

@@ -1,4 +1,4 @@
-//! A café whose sessions tell each other what happens: an order of a customer is an event that wakes the session
+//! A café whose sessions notify each other: an order of a customer is an event that wakes the session
 //! `kitchen`, and a dish that is ready is an event that wakes the session of the customer.
 //!
 //! `agent.toml` says which topics the agent may emit, and which session gets which event.

@@ -112,7 +112,7 @@ impl Example {
     }
 }
 
-/// The error for `example` without parentheses.
+/// Returns the error for `example` without parentheses.
 pub fn malformed(name: &Ident) -> Error {
     Error::new(name.span(), FORM)
 }

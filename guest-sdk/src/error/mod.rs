@@ -152,8 +152,8 @@ impl fmt::Display for EmitError {
             Self::QuotaExceeded(why) => write!(f, "the event exceeds a limit: {why}"),
             Self::TooManyHops { limit } => write!(
                 f,
-                "the event is dropped: a chain of {limit} events led to it; make sure that agents do not answer each \
-                 other's events endlessly"
+                "the event was dropped because it ends a chain of {limit} events; make sure that agents do not answer \
+                 each other's events in a loop"
             ),
         }
     }

@@ -30,7 +30,7 @@ pub struct Agent {
     #[schema(inline)]
     pub object: marker::Agent,
     pub name: String,
-    /// The version in force.
+    /// The active version.
     pub version: u64,
     pub description: String,
     /// SHA-256 of the component, in hexadecimal digits.
@@ -53,7 +53,7 @@ pub struct AgentDetail {
     #[schema(inline)]
     pub object: marker::Agent,
     pub name: String,
-    /// The version in force.
+    /// The active version.
     pub version: u64,
     pub description: String,
     /// SHA-256 of the component, in hexadecimal digits.

@@ -36,7 +36,7 @@ pub struct AssistantMessage {
     /// `null` if the message consists only of calls.
     #[schema(required)]
     pub content: Option<String>,
-    /// The model's reasoning before its answer, where the model tells it apart.
+    /// The model's reasoning before its answer, if the model reports it separately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub reasoning_content: Option<String>,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
 
-/// The settings that are in force. Those that are not listed have their default.
+/// The active settings. Those that are not listed have their default.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Config {
     #[schema(inline)]
@@ -53,7 +53,7 @@ pub struct ConfigReload {
     #[schema(inline)]
     pub object: marker::ConfigReload,
     pub file: String,
-    /// Settings that have changed and are in force now.
+    /// Settings that have changed and now apply.
     pub changed: Vec<SettingChange>,
     /// Settings that differ from those that the host was started with, and apply after a restart.
     pub needs_restart: Vec<SettingChange>,

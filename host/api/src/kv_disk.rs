@@ -22,7 +22,7 @@ pub struct KvDisk {
     pub written_pages: u64,
     pub read_bytes: u64,
     pub read_pages: u64,
-    /// Pages that made room for others.
+    /// Pages that were evicted for others.
     pub evicted_pages: u64,
     /// Pages that were erased with their sessions, agents or tenants, or by a purge.
     pub erased_pages: u64,

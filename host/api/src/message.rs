@@ -24,7 +24,7 @@ pub struct Message {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
     pub content: String,
-    /// The reasoning before an assistant message, if its model told it apart from its answer.
+    /// The reasoning before an assistant message, if its model reported it separately from its answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub reasoning: Option<String>,

@@ -113,7 +113,7 @@ pub struct ChangeModel {
     /// Whether the answer comes only once the model is loaded or unloaded.
     #[serde(default)]
     pub wait: bool,
-    /// With `unload`: the time in seconds that requests and turns which use the model may go on; by default 30.
+    /// With `unload`: the time in seconds that running requests and turns may continue; by default 30.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, maximum = 86400)]
     pub drain_s: Option<u64>,

@@ -55,15 +55,15 @@ pub struct ModelRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub usage: Option<RequestUsage>,
-    /// The cost by the prices of the day, or `null` if it is unknown. It is a log and not the bill.
+    /// The cost by the prices of the day, or `null` if it is unknown. It is a log and not the accounting.
     #[schema(required)]
     pub cost: Option<RequestCost>,
     /// The requests to upstreams, and the models of this host that a route tried. It is empty for other requests to models of
     /// this host.
     pub attempts: Vec<RequestAttempt>,
-    /// Whether the texts are stored.
+    /// Whether the prompt and the answer are stored.
     pub has_body: bool,
-    /// The texts. They are missing if they are not stored, were not asked for, or the key may not read them.
+    /// The prompt and the answer. They are missing if they are not stored, were not requested, or the key may not read them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub body: Option<RequestTexts>,
@@ -105,7 +105,7 @@ pub struct RequestResult {
 /// The times of a request, in milliseconds from its beginning.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct RequestTiming {
-    /// Time in the queue of a model of this host; `null` for upstreams, which do not tell it.
+    /// Time in the queue of a model of this host; `null` for upstreams, which do not report it.
     #[schema(required)]
     pub queue_ms: Option<u64>,
     /// Time until the first part of the answer; `null` if there was none.
@@ -149,7 +149,7 @@ pub struct RequestAttempt {
     pub ms: u64,
 }
 
-/// The texts of a request and its answer. Secrets are replaced.
+/// The prompt and the answer of a request. Secrets are replaced.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct RequestTexts {
     /// The messages in their order, or the newest of them.

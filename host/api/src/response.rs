@@ -64,7 +64,7 @@ pub struct IncompleteDetails {
     pub reason: String,
 }
 
-/// The settings of the request, with the values that were in force.
+/// The settings of the request, with the values that applied.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ResponseSettings {
     #[schema(required)]

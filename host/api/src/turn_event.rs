@@ -153,7 +153,7 @@ pub struct Thinking {
     pub text: String,
 }
 
-/// The host crashed while another server answered, and the request is made again: the text that the generation had
+/// The host crashed while another server answered, and the request is repeated: the text that the generation had
 /// sent so far is void.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct GenerationRestarted {}

@@ -4,7 +4,7 @@ use crate::marker;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A version of an agent that can be put into force.
+/// A version of an agent that can be activated.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct AgentVersion {
     #[schema(inline)]
@@ -21,10 +21,10 @@ pub struct AgentVersion {
     pub manifest: String,
 }
 
-/// A request to put a version into force.
+/// A request to activate a version.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rollback {
-    /// The version to put into force; the default is the one before the version in force.
+    /// The version to activate; the default is the one before the active version.
     pub version: Option<u64>,
 }

@@ -102,7 +102,7 @@ pub struct SampleRow<'a> {
     pub seed: u64,
     /// Number of the draw within its sequence.
     pub step: u64,
-    /// Bit `t % 32` of word `t / 32` tells whether token `t` is allowed.
+    /// Bit `t % 32` of word `t / 32` says whether token `t` is allowed.
     pub mask: Option<&'a [u32]>,
     pub banned: &'a [u32],
     pub prompt: &'a [u32],
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_highest_logit_and_refuses_what_is_no_number() {
+    fn greedy_takes_the_first_highest_logit_and_rejects_nan() {
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         assert_eq!(choose(&[1.0, 2.0, 3.0, 3.0], &row(&greedy, 0)).unwrap(), 2);
         let row_of = LogitRow::Sample(row(&greedy, 0));

@@ -2,7 +2,7 @@
 //! never split.
 
 use super::*;
-use crate::gguf::writer::{GgufWriter, quantised_llama, tiny_llama};
+use crate::gguf::writer::{GgufWriter, quantized_llama, tiny_llama};
 
 #[test]
 fn parts_are_whole_units_and_cover_the_whole() {
@@ -61,7 +61,7 @@ fn adjacent_kv_heads_are_one_range() {
 
 #[test]
 fn rejects_rank_counts_that_split_heads_or_blocks_and_lists_possible_ones() {
-    let checkpoint = open(&quantised_llama(96));
+    let checkpoint = open(&quantized_llama(96));
     for (ranks, name, possible) in [
         (3, "tensor_parallel: 3 does not divide the 4 attention heads", "possible values: 1, 2"),
         (
@@ -74,7 +74,7 @@ fn rejects_rank_counts_that_split_heads_or_blocks_and_lists_possible_ones() {
         assert!(error.starts_with(name) && error.ends_with(possible), "{error}");
     }
     check(&checkpoint, 2).unwrap();
-    let error = check(&open(&quantised_llama(32)), 2).unwrap_err().to_string();
+    let error = check(&open(&quantized_llama(32)), 2).unwrap_err().to_string();
     let name = "tensor `model.layers.0.mlp.down_proj.weight`";
     assert!(error.starts_with(name) && error.ends_with("possible values: 1"), "{error}");
 }

@@ -23,7 +23,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Returns the builder of a client that does what it is told and no more: it follows no redirects, uses no proxy
+    /// Returns the builder of a client that does exactly what was requested: it follows no redirects, uses no proxy
     /// from the environment, keeps no cookies, decompresses nothing and retries nothing.
     pub fn client(&self) -> reqwest::ClientBuilder {
         reqwest::Client::builder()

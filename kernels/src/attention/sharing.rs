@@ -78,14 +78,14 @@ impl Search<'_> {
             self.found.push(SharedRange { members, from: depth * BLOCK, to: common * BLOCK });
         }
         let depth = if common >= depth + MIN_BLOCKS { common } else { depth };
-        // Those that go on with the same blocks are neighbours.
-        let goes_on_with = |index: &usize| {
+        // Sequences that continue with the same blocks are adjacent.
+        let continues_with = |index: &usize| {
             let pages = past_pages(&self.sequences[*index]);
             let next = depth * BLOCK_PAGES..(depth + MIN_BLOCKS) * BLOCK_PAGES;
             pages.get(next)
         };
         let runs: Vec<&[usize]> = order
-            .chunk_by(|a, b| goes_on_with(a).is_some() && goes_on_with(a) == goes_on_with(b))
+            .chunk_by(|a, b| continues_with(a).is_some() && continues_with(a) == continues_with(b))
             .filter(|run| run.len() > 1)
             .collect();
         for run in runs {

@@ -309,7 +309,7 @@ impl<Kv: KvFormat> AttendRows<'_, Kv> {
     }
 
     /// Scores the first `P` of `pages`, which are relative to `first_page`. It prefetches what is read next: the values of
-    /// the same pages and the keys of the pages after them. Pages lie apart, so the processor does not foresee them.
+    /// the same pages and the keys of the pages after them. Pages are not adjacent, so the processor does not foresee them.
     ///
     /// # Safety
     /// The conditions of `attend` hold, and the pages are in the sequence's page list.

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 
 use super::Kernel;
-use super::quantise::GroupView;
+use super::quantize::GroupView;
 use super::simd::Simd;
 use super::tile_format::{PREFETCH_BYTES, PREFETCH_TOKENS, TILE_ROWS, TileFormat};
 

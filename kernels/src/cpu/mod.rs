@@ -10,7 +10,7 @@ pub(crate) mod kv;
 pub(crate) mod latent;
 pub(crate) mod pack;
 mod portable;
-pub(crate) mod quantise;
+pub(crate) mod quantize;
 pub(crate) mod simd;
 pub(crate) mod tile_format;
 

@@ -20,7 +20,7 @@ pub(crate) struct GroupView {
 }
 
 /// Quantizes one token's row and writes it into its group.
-pub(crate) struct QuantiseRow {
+pub(crate) struct QuantizeRow {
     pub row: *const f32,
     pub blocks: usize,
     /// Number of tokens in the group. `token` is the index of this one.
@@ -32,7 +32,7 @@ pub(crate) struct QuantiseRow {
     pub low_sums: *mut f32,
 }
 
-impl Kernel for QuantiseRow {
+impl Kernel for QuantizeRow {
     type Output = ();
 
     #[inline(always)]

@@ -24,7 +24,7 @@ pub struct AllReduceParams {
     /// `[chunks]`. It must not be the input of any rank.
     pub out: Address,
     /// u32 that is set to 1 + the rank that did not arrive, and unchanged if all ranks arrived. After a failure, the signals
-    /// must be created anew.
+    /// must be created again.
     pub failure: Address,
     pub chunks: u64,
     /// Number of times that a rank polls for another rank before it fails.

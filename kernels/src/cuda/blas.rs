@@ -54,7 +54,7 @@ struct Plan {
 }
 
 /// A bounded cache of plans. When it is full, it is cleared: the shapes have probably changed, and plans that are still in
-/// use are soon made again.
+/// use are soon recreated.
 struct PlanCache<K, P> {
     most: usize,
     made: HashMap<K, P>,
@@ -64,7 +64,7 @@ impl Blas {
     /// Opens the library for a device.
     pub fn open(device: &Device) -> Result<Self, KernelError> {
         let library = Arc::new(CublasLt::open(None)?);
-        let workspace = device.uninitialised(WORKSPACE_BYTES)?;
+        let workspace = device.uninitialized(WORKSPACE_BYTES)?;
         // The handle is created in the thread's current context, which this call sets to the device's.
         stream(device)?;
         let handle = Handle::new(&library)?;

@@ -103,7 +103,7 @@ fn repeats(ms: f64) -> usize {
 /// Returns a buffer of numbers between -1 and 1.
 fn filled(device: &Device, bytes: usize, activation: Activation) -> Result<DeviceBuffer, KernelError> {
     let pattern = device.copied(&pattern(activation))?;
-    let buffer = device.uninitialised(bytes)?;
+    let buffer = device.uninitialized(bytes)?;
     for start in (0..bytes).step_by(pattern.bytes()) {
         let length = pattern.bytes().min(bytes - start);
         device.copy(pattern.slice().part(0..length)?, buffer.slice().part(start..start + length)?)?;

@@ -111,7 +111,7 @@ impl Device {
 
     /// Allocates a buffer of zeros on the device.
     pub fn zeroed(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
-        let buffer = self.uninitialised(bytes)?;
+        let buffer = self.uninitialized(bytes)?;
         // SAFETY: the length is the allocated length.
         unsafe { self.backend.clear(buffer.address, bytes.max(1)) }?;
         Ok(buffer)
@@ -125,13 +125,13 @@ impl Device {
 
     /// Allocates a buffer on the device with a copy of these bytes.
     pub fn copied(&self, bytes: &[u8]) -> Result<DeviceBuffer, KernelError> {
-        let mut buffer = self.uninitialised(bytes.len())?;
+        let mut buffer = self.uninitialized(bytes.len())?;
         buffer.write(bytes)?;
         Ok(buffer)
     }
 
     /// Allocates a buffer without initializing it. The caller must write every byte before it is read.
-    pub fn uninitialised(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
+    pub fn uninitialized(&self, bytes: usize) -> Result<DeviceBuffer, KernelError> {
         // The driver returns no address for an allocation of zero bytes.
         let address = self.backend.allocate(bytes.max(1))?;
         Ok(DeviceBuffer { address, bytes, device: self.clone() })
@@ -146,7 +146,7 @@ impl Device {
     }
 
     /// Queues a copy from a host buffer, starting at byte `at`, to a slice. The bytes must not change until the copy is done,
-    /// which an event can tell.
+    /// which an event can report.
     pub fn upload(&self, from: &HostBuffer, at: usize, to: Slice<'_>) -> Result<(), KernelError> {
         within("copy to the device", at, to.bytes, from.bytes)?;
         // SAFETY: both are long enough.

@@ -63,7 +63,7 @@ pub(crate) enum IntegerPacking {
 /// 8-bit floats with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fp8Coding {
-    /// A scale for each block of rows and columns. `inverse_name` tells whether the tensors are called
+    /// A scale for each block of rows and columns. `inverse_name` says whether the tensors are called
     /// `weight_scale_inv`, as those of DeepSeek.
     Blocks { block: [usize; 2], inverse_name: bool },
     /// A scale for each row or for the whole matrix, as the tensors show.

@@ -193,7 +193,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Returns the parameters of the rotation of a kind of layers, if the kinds are told apart.
+    /// Returns the parameters of the rotation of a kind of layers, if the kinds are distinguished.
     pub(super) fn nested_rope(&self, kind: &str) -> Result<Option<Keys<'a>>, ModelError> {
         let nested = self.get("rope_parameters").and_then(|parameters| parameters.get(kind));
         nested.map(|nested| Keys::of(nested, "rope_parameters.")).transpose()

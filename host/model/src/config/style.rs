@@ -131,7 +131,7 @@ pub enum Norms {
     Before,
     /// One before and one after each part.
     BeforeAndAfter,
-    /// The same, but the weights of all norms are stored without the 1 that is added to them.
+    /// Like `BeforeAndAfter`, but files store each norm weight minus 1.
     BeforeAndAfterPlusOne,
 }
 

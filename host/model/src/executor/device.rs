@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_parses_from_its_textual_form() {
+    fn a_device_parses_from_its_text() {
         for text in ["auto", "cpu", "cuda:0", "cuda:0,3,63"] {
             assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
         }

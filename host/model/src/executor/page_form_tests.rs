@@ -71,7 +71,7 @@ fn a_sequence_continues_from_imported_pages_with_the_same_bits() {
 }
 
 #[test]
-fn pages_of_another_computation_have_another_form() {
+fn pages_of_another_computation_have_another_layout() {
     let form = |name: &str, change: &dyn Fn(&mut ExecutorOptions)| {
         let mut options = options(Isa::detect());
         change(&mut options);

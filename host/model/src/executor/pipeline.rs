@@ -31,7 +31,7 @@ pub(super) fn stages(cost: &ModelCost, stages: usize) -> Vec<Range<usize>> {
         }))
         .collect();
     // `slowest[end]` is the time of the slowest stage in the best division of the layers before `end` into the stages
-    // so far. `starts` tells where the last stage of that division starts.
+    // so far. `starts` says where the last stage of that division starts.
     let mut slowest: Vec<f64> = sums.clone();
     let mut starts: Vec<Vec<usize>> = vec![vec![0; layers + 1]];
     for stage in 1..stages {

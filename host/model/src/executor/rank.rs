@@ -121,8 +121,8 @@ pub(super) fn memory_plan(
 pub(super) fn activation_bytes(widths: RowWidths, partial_logits: usize, limits: &ExecutorLimits) -> u64 {
     let rows = limits.max_batch_tokens.saturating_mul(widths.workspace);
     let values = rows.saturating_add(limits.max_logit_rows.saturating_mul(partial_logits));
-    let quantised = Activations::byte_len(limits.max_batch_tokens, widths.widest_input);
-    values.saturating_mul(4).saturating_add(quantised) as u64
+    let quantized = Activations::byte_len(limits.max_batch_tokens, widths.widest_input);
+    values.saturating_mul(4).saturating_add(quantized) as u64
 }
 
 /// Returns the size of the pages of a rank's layers, in bytes.

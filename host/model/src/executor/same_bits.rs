@@ -146,7 +146,7 @@ fn check(
 const ALL_CHUNKS: [Chunks; 3] = [Chunks::Whole, Chunks::Random, Chunks::Single];
 
 #[test]
-fn logits_do_not_depend_on_threads_neighbours_chunks_or_drafts() {
+fn logits_do_not_depend_on_threads_neighbors_chunks_or_drafts() {
     let mut random = Random::fresh();
     for name in MODELS.into_iter().chain([PACKED]) {
         let checkpoint = Checkpoint::open(&folder(name)).unwrap();

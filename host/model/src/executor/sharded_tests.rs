@@ -11,7 +11,7 @@ use super::*;
 use crate::batch::{BatchSequence, LogitsWanted};
 use crate::checkpoint::Checkpoint;
 use crate::communicator::Local;
-use crate::gguf::writer::quantised_llama;
+use crate::gguf::writer::quantized_llama;
 use crate::models::transformer::Transformer;
 
 fn divided(tensor_parallel: usize, pipeline_parallel: usize) -> ExecutorOptions {
@@ -83,7 +83,7 @@ fn a_quantized_model_is_split_between_its_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     // The feed-forward width is three blocks, for two ranks.
-    std::fs::write(&path, quantised_llama(96).build()).unwrap();
+    std::fs::write(&path, quantized_llama(96).build()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     let ids: Vec<u32> = (0..97).map(|at| at * 5 % 256).collect();
     let mut context = options(Isa::detect());

@@ -5,7 +5,7 @@
 
 /// Translates `blk.0.attn_q.weight` to `model.layers.0.self_attn.q_proj.weight`, for example.
 ///
-/// `four_norms` tells whether layers have norms after their parts too: then the norm before the feed-forward part has
+/// `four_norms` says whether layers have norms after their parts too: then the norm before the feed-forward part has
 /// another name.
 pub(crate) fn hugging_face_name(name: &str, four_norms: bool) -> String {
     match name {

@@ -86,7 +86,7 @@ impl GgufWriter {
     }
 
     /// Adds a Q8_0 tensor of pseudorandom values; `shape` is outermost first.
-    fn quantised(self, name: &str, [rows, columns]: [usize; 2]) -> Self {
+    fn quantized(self, name: &str, [rows, columns]: [usize; 2]) -> Self {
         let mut state = name.bytes().fold(17u32, |state, byte| state.wrapping_mul(31) + u32::from(byte));
         let mut data = Vec::new();
         for _ in 0..rows * columns / 32 {
@@ -176,7 +176,7 @@ pub(crate) fn tiny_llama() -> GgufWriter {
 }
 
 /// Returns a complete llama model in Q8_0 with two layers: width 64, 4 heads over 2 KV heads.
-pub(crate) fn quantised_llama(feed_forward: usize) -> GgufWriter {
+pub(crate) fn quantized_llama(feed_forward: usize) -> GgufWriter {
     let mut writer = tiny_llama();
     writer.tensors.clear();
     let mut writer = writer
@@ -185,7 +185,7 @@ pub(crate) fn quantised_llama(feed_forward: usize) -> GgufWriter {
         .unsigned("llama.feed_forward_length", feed_forward as u32)
         .unsigned("llama.attention.head_count", 4)
         .unsigned("llama.attention.head_count_kv", 2)
-        .quantised("token_embd.weight", [262, 64])
+        .quantized("token_embd.weight", [262, 64])
         .weights("output_norm.weight", &[64]);
     for layer in 0..2 {
         for norm in ["attn_norm", "ffn_norm"] {
@@ -200,7 +200,7 @@ pub(crate) fn quantised_llama(feed_forward: usize) -> GgufWriter {
             ("ffn_up", feed_forward, 64),
             ("ffn_down", 64, feed_forward),
         ] {
-            writer = writer.quantised(&format!("blk.{layer}.{name}.weight"), [rows, columns]);
+            writer = writer.quantized(&format!("blk.{layer}.{name}.weight"), [rows, columns]);
         }
     }
     writer

@@ -7,6 +7,9 @@
 //! hidden += feed_forward(mlp_norm(hidden))
 //! ```
 //!
+//! With norms after the parts (`Norms::BeforeAndAfter`), an output is normalized before it is added:
+//! `hidden += after[0](attention(attention_norm(hidden)))`; see `Transformer::finish`.
+//!
 //! A part writes its output to the projected rows. The norm of the next part adds them to the hidden rows in its pass
 //! over them. The norm before the head adds the last ones.
 
@@ -14,7 +17,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Embedding,
-    /// The attention of a layer. `adds` tells whether its norm has projected rows to add.
+    /// The attention of a layer. `adds` says whether its norm has projected rows to add.
     Attention {
         layer: usize,
         adds: bool,
@@ -41,7 +44,7 @@ impl Part {
     }
 }
 
-/// Returns the parts of a pipeline stage with `layers` layers, in order. `embeds` tells whether the stage begins with
+/// Returns the parts of a pipeline stage with `layers` layers, in order. `embeds` says whether the stage begins with
 /// the tokens, and `adds` whether it begins with projected rows that are not added yet.
 pub(crate) fn parts(embeds: bool, layers: usize, adds: bool) -> impl Iterator<Item = Part> {
     let embedding = embeds.then_some(Part::Embedding);

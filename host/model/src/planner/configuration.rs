@@ -6,7 +6,7 @@
 use serde_json::Value;
 use skep_kernels::DType;
 
-use super::description::{AttentionShape, Description, LayerShape, Place, Split, Weight};
+use super::description::{AttentionShape, Description, LayerShape, ModelPart, Split, Weight};
 use super::experts::{Moe, is_windowed};
 use super::family::Family;
 use super::quantization::{Module, Quantization};
@@ -73,7 +73,7 @@ impl Description {
         if let Some(vision) = vision {
             let tower = vision::tower(&Keys::of(vision, "vision_config.")?, reader.shape.hidden as u64)?;
             let weight = Weight::matrices(
-                Place::Vision,
+                ModelPart::Vision,
                 [tower.parameters, 1],
                 [1, 0],
                 reader.plain.0,
@@ -159,9 +159,9 @@ fn runnable(
 
 /// Returns the format of weights that are not quantized, and whether the configuration names it.
 fn plain(keys: &Keys<'_>, outer: &Keys<'_>) -> Result<(Storage, bool), ModelError> {
-    for place in [keys, outer] {
+    for model_part in [keys, outer] {
         for key in ["dtype", "torch_dtype"] {
-            let Some(name) = place.string(key)? else { continue };
+            let Some(name) = model_part.string(key)? else { continue };
             let bytes = match name.trim_start_matches("torch.") {
                 "bfloat16" | "float16" => 2,
                 "float32" => 4,
@@ -256,7 +256,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn text(&mut self) -> Result<(), ModelError> {
         let (hidden, vocabulary) = (self.shape.hidden as u64, self.shape.vocabulary as u64);
-        let table = Place::Table { is_tied: self.shape.tied };
+        let table = ModelPart::Table { is_tied: self.shape.tied };
         let split = Split::Parts(vocabulary);
         self.matrix(table, "model.embed_tokens", "Embedding", [vocabulary, hidden], split)?;
         for layer in 0..self.shape.layers {
@@ -267,52 +267,52 @@ impl Reader<'_> {
                 expert_width: 0,
             };
             self.layers.push(shape);
-            self.layer(Place::Layer(layer), layer)?;
+            self.layer(ModelPart::Layer(layer), layer)?;
         }
-        self.vector(Place::Exit, hidden, Split::Replicated);
+        self.vector(ModelPart::Exit, hidden, Split::Replicated);
         if !self.shape.tied {
-            self.matrix(Place::Exit, "lm_head", "Linear", [vocabulary, hidden], split)?;
+            self.matrix(ModelPart::Exit, "lm_head", "Linear", [vocabulary, hidden], split)?;
         }
         for draft in 0..self.keys.size("num_nextn_predict_layers")?.unwrap_or(0).min(8) {
             // The layer joins two rows into one and has a norm for each, besides the parts of an ordinary layer.
-            self.matrix(Place::Draft, "eh_proj", "Linear", [hidden, 2 * hidden], Split::Replicated)?;
-            self.vector(Place::Draft, 3 * hidden, Split::Replicated);
-            self.layer(Place::Draft, self.shape.layers + draft)?;
+            self.matrix(ModelPart::Draft, "eh_proj", "Linear", [hidden, 2 * hidden], Split::Replicated)?;
+            self.vector(ModelPart::Draft, 3 * hidden, Split::Replicated);
+            self.layer(ModelPart::Draft, self.shape.layers + draft)?;
         }
         Ok(())
     }
 
-    fn layer(&mut self, place: Place, layer: usize) -> Result<(), ModelError> {
+    fn layer(&mut self, model_part: ModelPart, layer: usize) -> Result<(), ModelError> {
         let hidden = self.shape.hidden as u64;
-        self.vector(place, self.family.layer_norms * hidden, Split::Replicated);
-        self.attention(place, layer)?;
-        self.feed_forward(place, layer)
+        self.vector(model_part, self.family.layer_norms * hidden, Split::Replicated);
+        self.attention(model_part, layer)?;
+        self.feed_forward(model_part, layer)
     }
 
-    fn attention(&mut self, place: Place, layer: usize) -> Result<(), ModelError> {
+    fn attention(&mut self, model_part: ModelPart, layer: usize) -> Result<(), ModelError> {
         let (hidden, heads) = (self.shape.hidden as u64, self.shape.heads as u64);
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
         let by_heads = Split::Parts(heads);
         match self.shape.attention {
             AttentionShape::Grouped { kv_heads, head_size } => {
                 let (query, kv) = (heads * head_size as u64, (kv_heads * head_size) as u64);
-                self.matrix(place, &name("q_proj"), "Linear", [query, hidden], by_heads)?;
+                self.matrix(model_part, &name("q_proj"), "Linear", [query, hidden], by_heads)?;
                 for part in ["k_proj", "v_proj"] {
-                    self.matrix(place, &name(part), "Linear", [kv, hidden], Split::KvHeads)?;
+                    self.matrix(model_part, &name(part), "Linear", [kv, hidden], Split::KvHeads)?;
                 }
-                self.matrix(place, &name("o_proj"), "Linear", [hidden, query], by_heads)?;
+                self.matrix(model_part, &name("o_proj"), "Linear", [hidden, query], by_heads)?;
                 if self.family.qkv_bias.are_present(&self.keys)? {
-                    self.vector(place, query, by_heads);
-                    self.vector(place, 2 * kv, Split::KvHeads);
+                    self.vector(model_part, query, by_heads);
+                    self.vector(model_part, 2 * kv, Split::KvHeads);
                 }
                 if self.family.output_bias.are_present(&self.keys)? {
-                    self.vector(place, hidden, Split::Replicated);
+                    self.vector(model_part, hidden, Split::Replicated);
                 }
                 if self.family.head_norms.are_present(&self.keys)? {
-                    self.vector(place, 2 * head_size as u64, Split::Replicated);
+                    self.vector(model_part, 2 * head_size as u64, Split::Replicated);
                 }
                 if self.family.parts.contains(&"attention sinks") {
-                    self.vector(place, heads, by_heads);
+                    self.vector(model_part, heads, by_heads);
                 }
             }
             AttentionShape::Latent { query_rank, latent, rotated, unrotated, value } => {
@@ -320,26 +320,26 @@ impl Reader<'_> {
                 let query = heads * (unrotated + rotated) as u64;
                 if query_rank > 0 {
                     let whole = Split::Replicated;
-                    self.matrix(place, &name("q_a_proj"), "Linear", [query_rank, hidden], whole)?;
-                    self.vector(place, query_rank, whole);
-                    self.matrix(place, &name("q_b_proj"), "Linear", [query, query_rank], by_heads)?;
+                    self.matrix(model_part, &name("q_a_proj"), "Linear", [query_rank, hidden], whole)?;
+                    self.vector(model_part, query_rank, whole);
+                    self.matrix(model_part, &name("q_b_proj"), "Linear", [query, query_rank], by_heads)?;
                 } else {
-                    self.matrix(place, &name("q_proj"), "Linear", [query, hidden], by_heads)?;
+                    self.matrix(model_part, &name("q_proj"), "Linear", [query, hidden], by_heads)?;
                 }
                 let rows = latent + rotated as u64;
                 let down = name("kv_a_proj_with_mqa");
-                self.matrix(place, &down, "Linear", [rows, hidden], Split::Replicated)?;
-                self.vector(place, latent, Split::Replicated);
+                self.matrix(model_part, &down, "Linear", [rows, hidden], Split::Replicated)?;
+                self.vector(model_part, latent, Split::Replicated);
                 let expanded = heads * (unrotated + value) as u64;
-                self.matrix(place, &name("kv_b_proj"), "Linear", [expanded, latent], by_heads)?;
+                self.matrix(model_part, &name("kv_b_proj"), "Linear", [expanded, latent], by_heads)?;
                 let attended = heads * value as u64;
-                self.matrix(place, &name("o_proj"), "Linear", [hidden, attended], by_heads)?;
+                self.matrix(model_part, &name("o_proj"), "Linear", [hidden, attended], by_heads)?;
             }
         }
         Ok(())
     }
 
-    fn feed_forward(&mut self, place: Place, layer: usize) -> Result<(), ModelError> {
+    fn feed_forward(&mut self, model_part: ModelPart, layer: usize) -> Result<(), ModelError> {
         let hidden = self.shape.hidden as u64;
         let moe = self.shape.moe.as_ref().filter(|moe| moe.is_in(layer)).cloned();
         let Some(moe) = moe else {
@@ -348,11 +348,11 @@ impl Reader<'_> {
                 None => self.shape.intermediate,
             };
             let block = self.shape.moe.as_ref().map_or("mlp", |moe| moe.block);
-            self.gated(place, &format!("model.layers.{layer}.{block}"), width as u64)?;
+            self.gated(model_part, &format!("model.layers.{layer}.{block}"), width as u64)?;
             if self.keys.boolean("mlp_bias")?.unwrap_or(false) {
-                self.vector(place, 2 * width as u64 + hidden, Split::Replicated);
+                self.vector(model_part, 2 * width as u64 + hidden, Split::Replicated);
             }
-            if let (Place::Layer(_), Some(shape)) = (place, self.layers.last_mut()) {
+            if let (ModelPart::Layer(_), Some(shape)) = (model_part, self.layers.last_mut()) {
                 shape.dense_width = width;
             }
             return Ok(());
@@ -360,9 +360,9 @@ impl Reader<'_> {
         let prefix = format!("model.layers.{layer}.{}", moe.block);
         let experts = moe.experts as u64;
         let router = format!("{prefix}.{}", moe.router);
-        self.matrix(place, &router, moe.router_class, [experts, hidden], Split::Replicated)?;
+        self.matrix(model_part, &router, moe.router_class, [experts, hidden], Split::Replicated)?;
         if moe.router_has_bias {
-            self.vector(place, experts, Split::Replicated);
+            self.vector(model_part, experts, Split::Replicated);
         }
         let width = moe.width as u64;
         let copies = [experts, moe.per_token as u64];
@@ -372,26 +372,32 @@ impl Reader<'_> {
             let module = Module { name: &name, prefix: self.prefix, class: "Linear", is_expert: true };
             let storage = self.storage(&module)?;
             let parts = width.div_ceil(storage.run().max(RUN));
-            self.weights.push(Weight::matrices(place, shape, copies, storage, Split::Experts { parts }));
+            self.weights.push(Weight::matrices(model_part, shape, copies, storage, Split::Experts { parts }));
         }
         if moe.experts_have_bias {
             let biases = Split::Experts { parts: 1 };
-            self.weights.push(Weight::matrices(place, [2 * width + hidden, 1], copies, self.plain.0, biases));
+            self.weights.push(Weight::matrices(
+                model_part,
+                [2 * width + hidden, 1],
+                copies,
+                self.plain.0,
+                biases,
+            ));
         }
         if moe.shared_width > 0 {
-            self.gated(place, &format!("{prefix}.{}", moe.shared), moe.shared_width as u64)?;
+            self.gated(model_part, &format!("{prefix}.{}", moe.shared), moe.shared_width as u64)?;
             if moe.shared_has_gate {
-                self.vector(place, hidden, Split::Replicated);
+                self.vector(model_part, hidden, Split::Replicated);
             }
         }
-        if let (Place::Layer(_), Some(shape)) = (place, self.layers.last_mut()) {
+        if let (ModelPart::Layer(_), Some(shape)) = (model_part, self.layers.last_mut()) {
             (shape.dense_width, shape.expert_width) = (moe.shared_width, moe.width);
         }
         Ok(())
     }
 
     /// Adds a gated block: gate, up and down.
-    fn gated(&mut self, place: Place, prefix: &str, width: u64) -> Result<(), ModelError> {
+    fn gated(&mut self, model_part: ModelPart, prefix: &str, width: u64) -> Result<(), ModelError> {
         let hidden = self.shape.hidden as u64;
         for (part, shape) in
             [("gate_proj", [width, hidden]), ("up_proj", [width, hidden]), ("down_proj", [hidden, width])]
@@ -400,27 +406,27 @@ impl Reader<'_> {
             let module = Module { name: &name, prefix: self.prefix, class: "Linear", is_expert: false };
             let storage = self.storage(&module)?;
             let split = Split::Parts(width.div_ceil(storage.run().max(RUN)));
-            self.weights.push(Weight::matrices(place, shape, [1, 1], storage, split));
+            self.weights.push(Weight::matrices(model_part, shape, [1, 1], storage, split));
         }
         Ok(())
     }
 
     fn matrix(
         &mut self,
-        place: Place,
+        model_part: ModelPart,
         name: &str,
         class: &'static str,
         shape: [u64; 2],
         split: Split,
     ) -> Result<(), ModelError> {
         let storage = self.storage(&Module { name, prefix: self.prefix, class, is_expert: false })?;
-        self.weights.push(Weight::matrices(place, shape, [1, 1], storage, split));
+        self.weights.push(Weight::matrices(model_part, shape, [1, 1], storage, split));
         Ok(())
     }
 
     /// Adds a norm or a bias, which no quantization changes.
-    fn vector(&mut self, place: Place, length: u64, split: Split) {
-        self.weights.push(Weight::matrices(place, [length, 1], [1, 1], self.plain.0, split));
+    fn vector(&mut self, model_part: ModelPart, length: u64, split: Split) {
+        self.weights.push(Weight::matrices(model_part, [length, 1], [1, 1], self.plain.0, split));
     }
 
     fn storage(&self, module: &Module<'_>) -> Result<Storage, ModelError> {

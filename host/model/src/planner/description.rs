@@ -56,7 +56,7 @@ pub(super) enum AttentionShape {
 
 /// The part of the model that a weight belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ModelPart {
     /// The vectors of the tokens. A tied table is also the output head.
     Table {
         is_tied: bool,
@@ -86,7 +86,7 @@ pub(super) enum Split {
 /// Equal weights of one module, such as the up projections of all experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Weight {
-    pub(super) place: Place,
+    pub(super) model_part: ModelPart,
     pub(super) rows: u64,
     pub(super) columns: u64,
     pub(super) copies: u64,
@@ -112,14 +112,14 @@ pub struct Totals {
 impl Weight {
     /// Returns `copies` matrices of `rows` × `columns` values in one format.
     pub(super) fn matrices(
-        place: Place,
+        model_part: ModelPart,
         [rows, columns]: [u64; 2],
         [copies, active]: [u64; 2],
         storage: Storage,
         split: Split,
     ) -> Self {
         let bytes = storage.bytes(rows, columns).saturating_mul(copies);
-        Weight { place, rows, columns, copies, active, bytes, split }
+        Weight { model_part, rows, columns, copies, active, bytes, split }
     }
 
     pub(super) fn parameters(&self) -> u64 {
@@ -164,7 +164,7 @@ impl Description {
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for weight in &self.weights {
-            if weight.place == Place::Draft {
+            if weight.model_part == ModelPart::Draft {
                 totals.draft_bytes = totals.draft_bytes.saturating_add(weight.bytes);
                 continue;
             }
@@ -224,10 +224,10 @@ impl Description {
 impl Weight {
     /// Returns whether every token reads the weight, or the active copies of it.
     fn is_read(&self) -> bool {
-        match self.place {
-            Place::Table { is_tied } => is_tied,
-            Place::Layer(_) | Place::Exit => true,
-            Place::Vision | Place::Draft => false,
+        match self.model_part {
+            ModelPart::Table { is_tied } => is_tied,
+            ModelPart::Layer(_) | ModelPart::Exit => true,
+            ModelPart::Vision | ModelPart::Draft => false,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::description::{AttentionShape, Description, LayerShape, Place, Split, Weight};
+use super::description::{AttentionShape, Description, LayerShape, ModelPart, Split, Weight};
 use super::devices::{DeviceKind, Devices};
 use crate::batch::PAGE_TOKENS;
 use crate::checkpoint::Checkpoint;
@@ -218,13 +218,13 @@ impl Description {
     fn weight_bytes_of_rank(&self, ranks: Ranks, stage: usize) -> u64 {
         let layers = self.stage_layers(ranks, stage);
         let is_last = stage + 1 == ranks.pipeline;
-        let held = self.weights.iter().filter(|weight| match weight.place {
+        let held = self.weights.iter().filter(|weight| match weight.model_part {
             // The last stage has a copy of a tied table.
-            Place::Table { is_tied } => stage == 0 || is_tied && is_last,
-            Place::Layer(layer) => layers.contains(&layer),
-            Place::Exit => is_last,
-            Place::Vision => stage == 0,
-            Place::Draft => false,
+            ModelPart::Table { is_tied } => stage == 0 || is_tied && is_last,
+            ModelPart::Layer(layer) => layers.contains(&layer),
+            ModelPart::Exit => is_last,
+            ModelPart::Vision => stage == 0,
+            ModelPart::Draft => false,
         });
         held.fold(0u64, |sum, weight| sum.saturating_add(self.part_of_rank(weight, ranks)))
     }

@@ -1,6 +1,6 @@
 //! Describes a model whose files are on this machine, by the exact sizes of its tensors.
 
-use super::description::{AttentionShape, Description, LayerShape, Place, Split, Weight};
+use super::description::{AttentionShape, Description, LayerShape, ModelPart, Split, Weight};
 use crate::checkpoint::Checkpoint;
 
 impl Description {
@@ -29,9 +29,9 @@ impl Description {
                 }
                 bytes => bytes,
             };
-            let place = place(tensor.name, config.tied_head);
+            let model_part = model_part(tensor.name, config.tied_head);
             weights.push(Weight {
-                place,
+                model_part,
                 rows,
                 columns,
                 copies: 1,
@@ -65,11 +65,11 @@ impl Description {
     }
 }
 
-fn place(name: &str, is_tied: bool) -> Place {
+fn model_part(name: &str, is_tied: bool) -> ModelPart {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
     match layer.and_then(|layer| layer.parse().ok()) {
-        Some(layer) => Place::Layer(layer),
-        None if name == "model.embed_tokens.weight" => Place::Table { is_tied },
-        None => Place::Exit,
+        Some(layer) => ModelPart::Layer(layer),
+        None if name == "model.embed_tokens.weight" => ModelPart::Table { is_tied },
+        None => ModelPart::Exit,
     }
 }

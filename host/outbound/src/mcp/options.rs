@@ -19,7 +19,7 @@ pub struct McpOptions {
 /// The answer to a form with which a server asks for what a person knows (elicitation).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum McpForms {
-    /// The server is told that nobody fills in forms.
+    /// The client declares to the server that nobody fills in forms.
     #[default]
     Refused,
     /// A form is accepted with its default values, and declined if it requires a value without one.

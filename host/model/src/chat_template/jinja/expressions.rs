@@ -399,7 +399,7 @@ fn loop_attribute(state: &Loop, name: &str) -> Value {
     let items: &List = &state.items;
     let (index, length) = (state.index.get(), items.items().len());
     let number = |value: usize| Value::Integer(value as i128);
-    let neighbour = |index: Option<usize>| index.and_then(|index| items.items().get(index).cloned());
+    let neighbor = |index: Option<usize>| index.and_then(|index| items.items().get(index).cloned());
     match name {
         "index" => number(index + 1),
         "index0" => number(index),
@@ -410,8 +410,8 @@ fn loop_attribute(state: &Loop, name: &str) -> Value {
         "length" => number(length),
         "depth" => number(state.depth + 1),
         "depth0" => number(state.depth),
-        "previtem" => neighbour(index.checked_sub(1)).unwrap_or(Value::Undefined),
-        "nextitem" => neighbour(Some(index + 1)).unwrap_or(Value::Undefined),
+        "previtem" => neighbor(index.checked_sub(1)).unwrap_or(Value::Undefined),
+        "nextitem" => neighbor(Some(index + 1)).unwrap_or(Value::Undefined),
         _ => Value::Undefined,
     }
 }

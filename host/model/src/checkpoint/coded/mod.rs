@@ -119,7 +119,9 @@ fn take(
     suffix: &str,
 ) -> Result<TensorLocation, ModelError> {
     let name = format!("{module}{suffix}");
-    tensors.remove(&name).ok_or_else(|| ModelError::tensor(name, "is missing beside the rest of its weight"))
+    tensors
+        .remove(&name)
+        .ok_or_else(|| ModelError::tensor(name, "is missing, but other parts of its weight are present"))
 }
 
 /// Returns the location of scales, which must have one of some shapes.

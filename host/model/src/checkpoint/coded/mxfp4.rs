@@ -1,7 +1,7 @@
 //! 4-bit floats with a power of two for every 32 of them, as gpt-oss stores the experts of a layer.
 //!
 //! Invariant: the values stay packed. A byte of a checkpoint holds two neighbors of a row, one of a block of GGUF two
-//! values that are 16 apart. Rows of gates and ups alternate, and are told apart here.
+//! values that are 16 apart. Rows of gates and ups alternate, and are separated here.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,10 @@ pub(super) fn join(stem: &str, tensors: &mut BTreeMap<String, TensorLocation>) -
     let name = format!("{stem}_blocks");
     let (Some(blocks), Some(scales)) = (tensors.remove(&name), tensors.remove(&format!("{stem}_scales")))
     else {
-        return Err(ModelError::tensor(format!("{stem}_scales"), "is missing beside the rest of its weight"));
+        return Err(ModelError::tensor(
+            format!("{stem}_scales"),
+            "is missing, but other parts of its weight are present",
+        ));
     };
     expect_type(&name, &blocks, "U8")?;
     expect_type(&format!("{stem}_scales"), &scales, "U8")?;
@@ -43,7 +46,7 @@ pub(super) fn join(stem: &str, tensors: &mut BTreeMap<String, TensorLocation>) -
         _ => return Err(ModelError::tensor(name, "is not one of gate_up_proj, down_proj")),
     };
     if !rows.is_multiple_of(parts.len()) {
-        return Err(ModelError::tensor(name, format!("{rows} rows are not gates and ups in turn")));
+        return Err(ModelError::tensor(name, format!("{rows} rows do not alternate between gates and ups")));
     }
     let (length, scale_length) = (rows * across * half, rows * across);
     for expert in 0..count {

@@ -200,7 +200,7 @@ impl CudaExecutor {
         match self.recordings_of(step) {
             Ok(recordings) => drop(self.recordings.made.insert(shape, recordings)),
             Err(error) => {
-                // Single launches may still work; if not, their error tells why.
+                // Single launches may still work; if not, their error says why.
                 tracing::warn!(%error, "cannot record a step; no more steps will be recorded");
                 self.recordings.max_shapes = self.recordings.made.len();
             }

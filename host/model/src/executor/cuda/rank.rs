@@ -294,7 +294,7 @@ impl<'a> Peers<'a> {
         Ok(rank.handed_on.record()?)
     }
 
-    /// Returns the parts of a step in order. `follows` tells whether the stage follows another.
+    /// Returns the parts of a step in order. `follows` says whether the stage follows another.
     pub(super) fn parts(self, follows: bool) -> impl Iterator<Item = Part> {
         let layout = &self.rank().weights.layout;
         parts(layout.entry.is_some(), layout.layers.len(), follows)

@@ -247,7 +247,7 @@ impl<'a> CudaModel<'a> {
             Some(asked) => Ok(asked.div_ceil(PAGE_TOKENS)),
             None if most == 0 => Err(option(
                 "device",
-                "its memory has no room for keys and values beside the weights".to_owned(),
+                "its memory has no space left for keys and values after the weights".to_owned(),
             )),
             // Page ids have 32 bits.
             None => Ok(most.min(u32::MAX as usize / PAGE_TOKENS)),
@@ -291,7 +291,7 @@ impl<'a> CudaModel<'a> {
         let kv = Arc::new(device.zeroed(kv_bytes)?);
         let config = self.checkpoint.config();
         let logits = match draws {
-            true => Some(Arc::new(device.uninitialised(sizes.logit_rows * config.vocabulary_size * 4)?)),
+            true => Some(Arc::new(device.uninitialized(sizes.logit_rows * config.vocabulary_size * 4)?)),
             false => None,
         };
         plan.weight_bytes += weights.layout.bytes as u64;

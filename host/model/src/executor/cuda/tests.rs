@@ -288,7 +288,7 @@ fn greedy_tokens_match_the_cpu() {
             let logits = cpu.logits(0).unwrap();
             let largest = logits.iter().fold(f32::MIN, |a, b| a.max(*b));
             let scale = logits.iter().fold(0f32, |a, b| a.max(b.abs()));
-            // The token may differ only if rounding cannot tell the two apart.
+            // The token may differ only if the two are equal after rounding.
             assert!(largest - logits[found as usize] < BOUND * scale, "{name} at {start}");
             next = vec![cpu.sample(&[row]).unwrap()[0].token];
         }

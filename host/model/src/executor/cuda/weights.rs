@@ -29,7 +29,7 @@ pub(super) struct DeviceWeights {
 
 impl DeviceWeights {
     pub(super) fn load(device: &Device, checkpoint: &Checkpoint, layout: Layout) -> Result<Self, ModelError> {
-        let buffer = device.uninitialised(layout.bytes)?;
+        let buffer = device.uninitialized(layout.bytes)?;
         let mut stages = Stages::new(device)?;
         let config = checkpoint.config();
         let frequencies = config.rope.inverse_frequencies(config.head_size);

@@ -110,7 +110,7 @@ impl Pattern {
         let (mut ends, mut next) = (Vec::new(), Vec::new());
         (from..bytes.len()).filter(|at| may_begin(bytes[*at])).find_map(|begin| {
             let end = self.ends_at(bytes, begin, &mut ends, &mut next)?;
-            Some(self.with_neighbours(bytes, begin..end))
+            Some(self.with_neighbors(bytes, begin..end))
         })
     }
 
@@ -143,7 +143,7 @@ impl Pattern {
     }
 
     /// Extends a match by the neighboring base64 characters that contain bits of the value.
-    fn with_neighbours(&self, bytes: &[u8], found: Range<usize>) -> Range<usize> {
+    fn with_neighbors(&self, bytes: &[u8], found: Range<usize>) -> Range<usize> {
         let Some(base64) = &self.base64 else { return found };
         let is_base64 = |at: usize| {
             bytes.get(at).is_some_and(|byte| byte.is_ascii_alphanumeric() || b"+/-_".contains(byte))

@@ -58,8 +58,9 @@ fn bits(value: &str) -> f64 {
     let mut counts = std::collections::HashMap::<char, u32>::new();
     let mut before = None;
     for character in characters.iter().copied() {
-        let goes_on = before.is_some_and(|before| u32::from(character).abs_diff(u32::from(before)) <= 1);
-        if !goes_on {
+        let continues_run =
+            before.is_some_and(|before| u32::from(character).abs_diff(u32::from(before)) <= 1);
+        if !continues_run {
             *counts.entry(character).or_default() += 1;
         }
         before = Some(character);
